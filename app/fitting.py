@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
-from runtime import Fit, available_backends, default_backend, estimate_fit
+from runtime import Fit, LoadOptions, available_backends, default_backend, estimate_fit
 
 
-def fits(config: Mapping[str, Any], weights: int, dtype: str, backends: tuple[str, ...], context: int | None) -> list[Fit]:
+def fits(
+    config: Mapping[str, Any],
+    weights: int,
+    dtype: str,
+    backends: tuple[str, ...],
+    context: int | None,
+    *,
+    options: Mapping[str, Any] | None = None,
+    prefer: str = "auto",
+) -> list[Fit]:
     """For every engine that is here and can run it, the one that would be chosen first.
 
     Args:
@@ -16,8 +26,13 @@ def fits(config: Mapping[str, Any], weights: int, dtype: str, backends: tuple[st
         weights: Bytes on disk.
         dtype: Of most of them; empty where only the config says.
         backends: That can run it.
-        context: Tokens; None for a usual number.
+        context: Tokens; None for those of the options, or a usual number.
+        options: It would be loaded with, by the names of `LoadOptions`; other names are passed over.
+        prefer: The engine that was asked for.
     """
+    names = {field.name for field in fields(LoadOptions)}
+    given = LoadOptions.from_mapping({name: value for name, value in (options or {}).items() if name in names})
     here = [name for name in backends if available_backends().get(name) is True]
-    here.sort(key=lambda name: name != default_backend())
-    return [estimate_fit(config, weights, dtype=dtype, backend=name, context=context) for name in here]
+    wanted = default_backend() if prefer == "auto" else prefer
+    here.sort(key=lambda name: name != wanted)
+    return [estimate_fit(config, weights, dtype=dtype, backend=name, context=context, options=given) for name in here]

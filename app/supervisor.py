@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from runtime import LoadProgress
 
 log = logging.getLogger(__name__)
-_OWN = ("blocks", "draft_model", "context_length", "adapters")  # options that suit one engine, or one model
+_OWN = ("blocks", "draft_model", "context_length", "adapters", "weights")  # options that suit one engine, or one model
 Starter = Callable[..., Awaitable[LanguageModel]]  # (source, backend, on_progress=..., **options)
 
 

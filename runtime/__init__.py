@@ -61,11 +61,11 @@ if TYPE_CHECKING:
     from runtime.hub.found import HubModel
     from runtime.hub.kept import Unfinished, discard_download, unfinished_downloads
     from runtime.hub.plan import DownloadPlan, DownloadProgress, HubFile, OnDownload
-    from runtime.hub.tokens import forget_token, is_token_kept, keep_token, token_in_environment
+    from runtime.hub.tokens import forget_token, hub_address, is_token_kept, keep_token, token_in_environment
     from runtime.info import AdapterInfo, CacheReport, EdgeReport, Metrics, ModelInfo, OnProgress, PromptProgress
     from runtime.language_model import LanguageModel, Message, PrefixMatch
     from runtime.loading.catalogue import CatalogueModel, CatalogueVariant, catalogue, fitting
-    from runtime.loading.fit import Fit, estimate_fit
+    from runtime.loading.fit import Fit, estimate_fit, weight_forms
     from runtime.loading.importer import import_model
     from runtime.loading.measured import measured_threads
     from runtime.loading.paths import models_dir
@@ -241,6 +241,7 @@ __all__ = [
     "fitting",
     "forget_token",
     "fresh_seed",
+    "hub_address",
     "import_adapter",
     "import_model",
     "is_adapter_folder",
@@ -266,6 +267,7 @@ __all__ = [
     "token_owner",
     "unfinished_downloads",
     "unregister_backend",
+    "weight_forms",
 ]
 
 _NAMES = {
@@ -309,6 +311,7 @@ _NAMES = {
     "runtime.hub.found": ("HubModel",),
     "runtime.hub.tokens": (
         "forget_token",
+        "hub_address",
         "is_token_kept",
         "keep_token",
         "token_in_environment",
@@ -353,6 +356,7 @@ _NAMES = {
     "runtime.loading.fit": (
         "Fit",
         "estimate_fit",
+        "weight_forms",
     ),
     "runtime.loading.importer": ("import_model",),
     "runtime.loading.measured": ("measured_threads",),

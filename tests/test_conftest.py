@@ -67,6 +67,7 @@ def run(folder: Path, tests: str, *options: str) -> subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mark", "passes"), [("@pytest.mark.timeout(60)", True), ("", False)])
 def test_the_process_ends_at_the_limit_unless_the_test_has_one_of_its_own(tmp_path: Path, mark: str, passes: bool) -> None:
     limits = ["-o", "faulthandler_timeout=0.5", "-o", "faulthandler_exit_on_timeout=true"]

@@ -122,6 +122,36 @@ def _falcon_h1() -> Any:
     )
 
 
+def _recurrent_gemma() -> Any:
+    from transformers import RecurrentGemmaConfig
+
+    sizes = {**_COMMON, "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
+    return RecurrentGemmaConfig(
+        **sizes,
+        num_key_value_heads=1,  # mlx-lm knows no other
+        head_dim=16,
+        lru_width=64,
+        attention_window_size=16,
+        block_types=["recurrent", "attention"] * 2,
+    )
+
+
+def _zaya() -> Any:
+    from transformers import ZayaConfig
+
+    sizes = {name: size for name, size in _SIZES.items() if name != "intermediate_size"}
+    kinds = ["hybrid", "hybrid_sliding", "hybrid"]
+    return ZayaConfig(
+        **sizes,
+        head_dim=16,
+        sliding_window=16,
+        layer_types=kinds,
+        moe_intermediate_size=64,
+        num_experts=2,
+        router_hidden_size=32,
+    )
+
+
 BUILDERS: dict[str, Callable[[], Any]] = {
     "llama": _llama,
     "llama_wide": lambda: _llama(vocab_size=VOCABULARY + 24),  # logits padded wider than the tokenizer
@@ -137,10 +167,14 @@ BUILDERS: dict[str, Callable[[], Any]] = {
     "lfm2": _lfm2,
     "falcon_h1": _falcon_h1,
 }
+BESIDE: dict[str, Callable[[], Any]] = {  # built the same way; not everything is tested with them
+    "recurrent_gemma": _recurrent_gemma,  # windows and recurrent layers in turns: right in mlx-lm
+    "zaya": _zaya,  # windows and a convolution in each layer: right in transformers
+}
 
 
 def tiny_folder(name: str) -> ModelFolder:
-    """The checked folder of the tiny model `name` (a key of `BUILDERS`), built if it is not there yet."""
+    """The checked folder of the tiny model `name` (a key of `BUILDERS` or `BESIDE`), built if it is not there yet."""
     return resolve(tiny_path(name))
 
 
@@ -182,7 +216,7 @@ def _build(name: str, path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
         folder = Path(temporary) / "model"
         torch.manual_seed(len(name) * 1000 + sum(name.encode()))
-        model = AutoModelForCausalLM.from_config(BUILDERS[name]()).float().eval()
+        model = AutoModelForCausalLM.from_config((BUILDERS | BESIDE)[name]()).float().eval()
         model.save_pretrained(folder)
         tiny_tokenizer().save(str(folder / "tokenizer.json"))
         (folder / "chat_template.jinja").write_text(TEMPLATE)

@@ -23,6 +23,7 @@ class Sizes:
     branches: int = 16  # W3
     transcript: int = 1500
     branch_tokens: int = 8
+    stem: int = 1500  # that eight rows of a recurrent model share
     rounds: int = 5  # of whatever is timed
     reopen_tokens: int = 3000  # W4
     reopen_embedded: bool = True  # on the embedded model, whatever is measured else
@@ -84,6 +85,7 @@ QUICK = Sizes(
     chat_tokens=320,
     branches=6,
     transcript=200,
+    stem=600,
     rounds=2,
     reopen_tokens=600,
     reopen_embedded=False,

@@ -15,6 +15,7 @@ from app.cli.bars import Bar
 from app.cli.common import console, print_table
 from app.cli.fit_rows import fit_facts, fit_rows
 from app.cli.model_rows import one_line
+from app.cli.values import load_options
 from app.fitting import fits
 from runtime import DownloadPlan, DownloadProgress, ShelvedAdapter, fetch_any, fetch_embedded, plan_download
 
@@ -26,13 +27,17 @@ EMBEDDED = "smollm2"
 @click.option("--dry-run", is_flag=True, help="Say what would be fetched, how large it is and whether it fits; fetch nothing.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: one JSON object.")
 @click.option("--context", type=click.IntRange(1), help="With --dry-run: tokens to reckon with. Example: --context 4096")
-def fetch_command(model: str, dry_run: bool, as_json: bool, context: int | None) -> None:
+@click.option(
+    "--load", "loads", multiple=True, help="With --dry-run: It would be loaded with this. Example: --load weights=int8"
+)
+def fetch_command(model: str, dry_run: bool, as_json: bool, context: int | None, loads: tuple[str, ...]) -> None:
     """Fetches a model or an adapter: ORG/NAME or ORG/NAME@REVISION from Hugging Face, or smollm2, the embedded model.
 
     Only safetensors, tokenizer and configuration are taken. Ctrl-C pauses: the same command goes on where it stopped.
     """
-    if (as_json or context is not None) and not dry_run:
-        raise click.UsageError("--json and --context are for --dry-run")
+    if (as_json or context is not None or loads) and not dry_run:
+        raise click.UsageError("--json, --context and --load are for --dry-run")
+    options = load_options("--load", loads)
     if model == EMBEDDED:
         if dry_run:
             raise click.UsageError("--dry-run is for models of a hub")
@@ -42,7 +47,7 @@ def fetch_command(model: str, dry_run: bool, as_json: bool, context: int | None)
     elif dry_run:
         with console.status(f"looking up {model}"):
             plan = plan_download(model)
-        found = [] if plan.kind == "adapter" else fits(plan.config, plan.weights, "", plan.backends, context)
+        found = [] if plan.kind == "adapter" else fits(plan.config, plan.weights, "", plan.backends, context, options=options)
         if as_json:
             click.echo(json.dumps(_facts(plan) | {"fit": fit_facts(found)}))
         else:
@@ -93,7 +98,8 @@ class FetchBar:
         speed = f"{rate_text(step.rate)}, {time_left(step.eta)}" if step.rate else note
         shown = f"{first} +{others}" if others > 0 else first
         self._progress.update(self._task, description=shown, completed=step.done, total=step.total or None, speed=speed)
-        line = note or (f"{step.file}: {step.file_total:,} bytes" if step.state == "fetch" and step.total else "")
+        taken = f"{step.file}: {step.file_total:,} bytes" if step.state == "fetch" and step.total else ""
+        line = f"{note}; waiting to ask again" if note else taken
         if line and line not in self._said and not console.is_terminal:
             self._said.add(line)
             click.echo(line, err=True)

@@ -16,7 +16,8 @@ def fit_rows(found: list[Fit]) -> dict[str, str]:
     for fit in found:
         rows[f"fit ({fit.backend})"] = f"{bar(fit)} about {_gb(fit.total)} of {_gb(fit.memory)}, {_gb(fit.free)} free now"
         parts = f"engine {_gb(fit.libraries)}, weights {_gb(fit.weights)}, work {_gb(fit.working)}"
-        rows[f"of it ({fit.backend})"] = f"{parts}, KV {_gb(fit.kv)} for {fit.context:,} tokens"
+        moment = f", {_gb(fit.loading)} more while it is loaded" if fit.loading else ""
+        rows[f"of it ({fit.backend})"] = f"{parts}, KV {_gb(fit.kv)} for {fit.context:,} tokens{moment}"
         if not fit.fits:
             way = (
                 f"a context of {fit.longest:,} tokens fits"

@@ -15,6 +15,7 @@ from app.cli.fit_rows import fit_facts, fit_rows
 from app.cli.logins import login_command, logout_command
 from app.cli.measured_rows import measured_facts, measured_rows
 from app.cli.model_rows import facts, facts_table, shelf_table
+from app.cli.values import load_options
 from app.fitting import fits
 from runtime import (
     ModelLoadError,
@@ -49,7 +50,7 @@ def list_command(as_json: bool) -> None:
     elif entries or adapters:
         print_table(shelf_table(entries, adapters))
     for note in unfinished_downloads():
-        again = f"elsewise models fetch {note.repository}@{note.revision}"
+        again = f"elsewise models fetch {note.source}"  # at the commit that was begun, wherever its branch is by now
         click.echo(f"{note.name}: {note.kept:,} of {note.total:,} bytes are here; go on with: {again}", err=True)
 
 
@@ -57,11 +58,14 @@ def list_command(as_json: bool) -> None:
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("--context", type=click.IntRange(1), help="Tokens to reckon with. Example: --context 4096")
-def info_command(name: str, as_json: bool, context: int | None) -> None:
+@click.option("--load", "loads", multiple=True, help="It would be loaded with this. Example: --load weights=int8")
+def info_command(name: str, as_json: bool, context: int | None, loads: tuple[str, ...]) -> None:
     """All that is known of a model: size, format, context, what can run it, fingerprint, last use, folder, whether it fits."""
     shelf = ModelShelf()
     entry = shelf.find(name)
-    found = fits(shelf.config(name), entry.weights, entry.dtype, entry.backends, context) if entry.complete else []
+    options = load_options("--load", loads)
+    config = shelf.config(name) if entry.complete else {}
+    found = fits(config, entry.weights, entry.dtype, entry.backends, context, options=options) if entry.complete else []
     if as_json:
         click.echo(json.dumps(facts(entry) | {"fit": fit_facts(found)} | measured_facts(entry)))
     else:
@@ -118,7 +122,8 @@ def convert_command(source: str, bits: str, name: str | None) -> None:
     """
     with Bar() as bar:
         folder = convert_model(source, 8 if bits == "8" else 4, name, bar.show)
-    click.echo(f"{folder.name}: ready in {folder.path}; it runs on mlx")
+    made = folder.path.name.replace("--", "/")
+    click.echo(f"{made}: ready in {folder.path}; use it with: elsewise ask --model {made} --backend mlx")
 
 
 @models.command("add")

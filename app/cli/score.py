@@ -17,7 +17,7 @@ from app.cli.against import words, write_csv, write_json, write_table
 from app.cli.common import comparing, load_model, print_table, read_text, reading, told_precision
 from app.cli.printing import probability, shown
 from app.cli.settings import Settings
-from app.cli.values import WEIGHTS, WEIGHTS_HELP, adapter_options, weights_of
+from app.cli.values import WEIGHTS, WEIGHTS_HELP, adapter_options, load_options, weights_of
 from runtime import LanguageModel, ModelComparison, TokenRun, compare_models
 
 
@@ -37,6 +37,9 @@ from runtime import LanguageModel, ModelComparison, TokenRun, compare_models
     multiple=True,
     help="Put a LoRA adapter on that one, with its scale (./pirate:0.8); alone: the same model with it.",
 )
+@click.option("--against-weights", type=click.Choice(WEIGHTS), help="How that one holds its weights; alone: the same model so.")
+@click.option("--load", "loads", multiple=True, help="Any option of loading by its name. Example: --load kv_dtype=q8")
+@click.option("--against-load", "against_loads", multiple=True, help="The same for that one; alone: the same model so.")
 @click.option("--kl", is_flag=True, help="With --against: KL(A || B) at every token, where the vocabularies are the same.")
 @click.pass_obj
 def score(
@@ -51,26 +54,31 @@ def score(
     against: str | None,
     against_backend: str | None,
     against_adapters: tuple[str, ...],
+    against_weights: str | None,
+    loads: tuple[str, ...],
+    against_loads: tuple[str, ...],
     kl: bool,
 ) -> None:
     """Log-probability, rank, entropy and top-k of every token of FILE ("-" for stdin)."""
     if as_json and as_csv:
         raise click.UsageError("choose one of --json and --csv")
-    beside = bool(against or against_backend or against_adapters)
+    beside = bool(against or against_backend or against_adapters or against_weights or against_loads)
     if kl and not beside:
         raise click.UsageError("--kl compares two models: give --against")
+    own = load_options("--load", loads) | weights_of(weights)
+    other = load_options("--against-load", against_loads) | weights_of(against_weights) | adapter_options(against_adapters)
     text = read_text(file)
     if not text:
         raise click.ClickException(f"{file}: empty; there is nothing to score")
     if beside:
         first = model or settings.model, backend or settings.backend
         second = against or first[0], against_backend or first[1]
-        found = _compare(text, first, second, weights_of(weights), adapter_options(against_adapters), kl=kl)
+        found = _compare(text, first, second, own, other, kl=kl)
         (write_json if as_json else write_csv if as_csv else write_table)(found)
         for line in words(found):
             click.echo(line, err=True)
         return
-    with load_model(model or settings.model, backend or settings.backend, **weights_of(weights)) as loaded:
+    with load_model(model or settings.model, backend or settings.backend, **own) as loaded:
         ids = loaded.tokenize(text)
         with reading() as on_progress:
             run = asyncio.run(loaded.score_run(ids, top_k=top_k, on_progress=on_progress))
@@ -90,12 +98,12 @@ def _compare(
     text: str,
     first: tuple[str, str],
     second: tuple[str, str],
-    weights: dict[str, Any],
-    adapters: dict[str, Any],
+    own: dict[str, Any],
+    other: dict[str, Any],
     *,
     kl: bool,
 ) -> ModelComparison:
-    with load_model(*first, **weights) as left, load_model(*second, **adapters) as right, comparing() as on_progress:
+    with load_model(*first, **own) as left, load_model(*second, **other) as right, comparing() as on_progress:
         return asyncio.run(compare_models(left, right, text, kl_start=0 if kl else None, on_progress=on_progress))
 
 

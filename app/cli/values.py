@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from app.cli.common import read_text
-from runtime import CHAT_FORMATS, Grammar, InvalidRequestError
+from runtime import CHAT_FORMATS, Grammar, InvalidRequestError, LoadOptions
 
 WEIGHTS: Final = ("float32", "float16", "bfloat16", "int8", "int4")
 WEIGHTS_HELP: Final = (
@@ -91,6 +91,32 @@ def offload_of(given: str | None) -> dict[str, Any]:
 def weights_of(given: str | None) -> dict[str, Any]:
     """The load option for weights in fewer bits, where they are asked for."""
     return {} if given in (None, "float32") else {"weights": given}
+
+
+def load_options(flag: str, given: tuple[str, ...]) -> dict[str, Any]:
+    """How a model is loaded, by the names of `LoadOptions`.
+
+    Args:
+        flag: What it was said with.
+        given: Each as NAME=VALUE: JSON, or else a text.
+
+    Raises:
+        click.UsageError: Not written so, or given twice.
+        InvalidRequestError: An unknown name, or a value out of range.
+    """
+    found: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not name:
+            raise click.UsageError(f"{flag} {text}: write NAME=VALUE, such as kv_dtype=q8")
+        if name in found:
+            raise click.UsageError(f"{flag} {name} is given twice")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    LoadOptions.from_mapping(found)
+    return found
 
 
 def named_options(given: tuple[str, ...], said: Collection[str]) -> dict[str, Any]:

@@ -11,11 +11,12 @@ from types import MappingProxyType
 from typing import Any
 
 from app.supervisor import Supervisor
+from app.workbench.load_choices import LoadChoices, options_of
 from app.workbench.refusals import stored
 from app.workbench.setup.presets import OWN, Presets
 from runtime import EngineDiedError, LoadOptions, RuntimeFault
 from storage import SessionStore, StoreError
-from ui import AppSettings, DataFacts, Refusal, SettingsView, translate
+from ui import AppSettings, DataFacts, LoadChoice, Refusal, SettingsView, translate
 
 log = logging.getLogger(__name__)
 SETTING = "settings"
@@ -55,6 +56,7 @@ class SettingsKeeper:
         self._store = store
         self._supervisor = supervisor
         self._presets = presets
+        self.own = LoadChoices(store)
         self._first_backend = supervisor.backend  # as it was asked for at the start
         self._blocks: Mapping[str, Any] | None = supervisor.options.get("blocks")
         self.values = AppSettings()
@@ -66,6 +68,7 @@ class SettingsKeeper:
         """Reads them, once; what cannot be taken falls back to its default, with a note."""
         if not self._loaded:
             await self._presets.load()
+            await self.own.load()
             try:
                 held = await self._store.setting(SETTING)
             except StoreError as fault:
@@ -73,7 +76,7 @@ class SettingsKeeper:
             self.values, notes = read_settings(held)
             self._notes += notes
             self._loaded = True
-            self._pass_on()
+            self.pass_on()
         return self.values
 
     def view(self, models: Sequence[str], backends: Sequence[str]) -> SettingsView:
@@ -114,7 +117,7 @@ class SettingsKeeper:
         values = replace(self.values, **changes)  # type: ignore[arg-type]  # fields by name, checked above
         await stored(self._store.set_setting(SETTING, asdict(values)))
         self.values, self._notes = values, []
-        self._pass_on()
+        self.pass_on()
 
     async def facts(self) -> DataFacts:
         """Where the data is, read on a thread."""
@@ -140,16 +143,26 @@ class SettingsKeeper:
         except RuntimeFault as fault:
             raise Refusal(str(fault)) from fault
 
-    def _pass_on(self) -> None:
+    def pass_on(self) -> None:
         """To the engine that is loaded next, and to sessions that chose no preset."""
+        self._presets.chosen = self.values.preset
+        options = self.options_for(self._supervisor.source)
+        backend = self.values.backend if self.values.backend != "auto" else self._first_backend
+        self._supervisor.prepare(backend=backend, options=options, now=("kv_cache_bytes",))
+
+    def options_for(self, source: str, choice: LoadChoice | None = None) -> dict[str, Any]:
+        """What a model is loaded with: what holds for all, and over it what holds for it alone.
+
+        Args:
+            source: The model.
+            choice: In place of what is remembered with it.
+        """
         values = self.values
-        self._presets.chosen = values.preset
         options = {name: getattr(values, name) for name in LOADED_WITH}
         options = {name: None if value in ("auto", "", PLAIN.get(name)) else value for name, value in options.items()}
         if self._blocks is not None:
             options["blocks"] = {**self._blocks, "budget": values.disk_bytes or self._blocks["budget"]}
-        backend = values.backend if values.backend != "auto" else self._first_backend
-        self._supervisor.prepare(backend=backend, options=options, now=("kv_cache_bytes",))
+        return options | options_of(self.own.of(source) if choice is None else choice)
 
 
 def read_settings(held: object) -> tuple[AppSettings, list[str]]:

@@ -92,6 +92,8 @@ class LoadingMembers(ABC):
 
     async def grow_context(self) -> None:
         """All the context that the model has."""
+        source = self.supervisor.source
+        await self._settings.own.keep(source, replace(self._settings.own.of(source), context=None))
         await self._settings.change("context_length", None)
         await self._change(options={"context_length": None})
 
@@ -109,7 +111,8 @@ class LoadingMembers(ABC):
 
     async def choose_model(self, source: str) -> None:
         """From the next request on."""
-        await self._change(source=source)
+        await self._settings.load()
+        await self._change(source=source, options=self._settings.options_for(source))
 
     def backends(self) -> Sequence[BackendChoice]:
         """The engines that are known, without the toys."""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from app.supervisor import Supervisor
+from app.workbench.app_settings import SettingsKeeper
 from app.workbench.downloads import Downloads
 from app.workbench.model_views import adapter_of, find_of, fit_of, model_of, offer_of, plan_of
+from app.workbench.refusals import refused
 from app.workbench.sessions import Sessions
 from app.workbench.setup.setups import Setups
 from app.workbench.stoppable import stoppable
-from runtime import RuntimeFault
 from ui import (
     EngineState,
     Event,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     OnStep = Callable[[Progress], None]
     OnDownload = Callable[[DownloadProgress], None]
 
-T = TypeVar("T")
 PLANS_KEPT = 8
 FOUND = 30  # models of a search at most
 PROPOSED = 3  # models to begin with
@@ -50,6 +50,7 @@ class ModelMembers(ABC):
     _sessions: Sessions
     _setups: Setups
     _downloads: Downloads
+    _settings: SettingsKeeper
     _plans: dict[str, DownloadPlan]
 
     @abstractmethod
@@ -60,63 +61,60 @@ class ModelMembers(ABC):
         """Models, then adapters."""
         await self._downloads.find()
         entries, adapters = await asyncio.to_thread(_on_the_shelf)
-        return [*(model_of(entry, self.supervisor.source) for entry in entries), *map(adapter_of, adapters)]
+        await self._settings.load()
+        own = self._settings.own.of
+        return [*(model_of(entry, self.supervisor.source, own(entry.name)) for entry in entries), *map(adapter_of, adapters)]
 
     async def verify_model(self, name: str, progress: OnTransfer) -> None:
         """Reads every file once."""
-        await _refused(stoppable(partial(_verify, name), lambda step: progress(step.done, step.total)))
+        await refused(stoppable(partial(_verify, name), lambda step: progress(step.done, step.total)))
 
     async def remove_model(self, name: str) -> int:
         """Deletes one that nobody has loaded."""
         if name == self.supervisor.source and self.supervisor.state not in (EngineState.NONE, EngineState.DIED):
-            raise Refusal(
-                translate("Workbench", "{0} is in use here; open another model first").format(name)
-            )  # it may be on its way: nobody holds it yet
-        freed = await _refused(asyncio.to_thread(_remove, name))
+            # it may be on its way: nobody holds it yet
+            raise Refusal(translate("Workbench", "{0} is in use here; open another model first").format(name))
+        freed = await refused(asyncio.to_thread(_remove, name))
+        await self._settings.own.forget(name)
         self._tell(ModelsChanged())
         return freed
 
     async def add_model_folder(self, path: Path) -> str:
         """A link on the shelf."""
-        name = await _refused(asyncio.to_thread(_add, path))
+        name = await refused(asyncio.to_thread(_add, path))
         self._tell(ModelsChanged())
         return name
 
     async def import_gguf(self, path: Path, progress: OnTransfer) -> str:
         """Converted onto the shelf."""
-        name = await _refused(stoppable(partial(_import, path), lambda step: progress(step.done, step.total)))
+        name = await refused(stoppable(partial(_import, path), lambda step: progress(step.done, step.total)))
         self._tell(ModelsChanged())
         return name
 
     async def plan_model(self, wanted: str) -> ModelPlan:
         """Asks the hub; nobody hears how far that is."""
-        plan, fit = await _refused(stoppable(partial(_plan, wanted), lambda _step: None))
+        plan = await refused(stoppable(partial(_plan, wanted), lambda _step: None))
+        fit = await asyncio.to_thread(_first_fit, plan, None, self._reckoned(plan.name), self.supervisor.backend)
         self._plans[plan.name] = plan
         for old in list(self._plans)[:-PLANS_KEPT]:
             del self._plans[old]
-        return plan_of(plan, fit)
-
-    async def fit_of_model(self, name: str) -> FitView | None:
-        """By the headers of its weights."""
-        options = self.supervisor.options
-        if options.get("offload", "none") != "none":
-            return None  # what does not fit stays on disk
-        fit = await _refused(asyncio.to_thread(_fit_here, name, options.get("context_length")))
-        return None if fit is None else fit_of(fit)
+        return plan_of(plan, fit, self._settings.own.of(plan.name).context)
 
     async def fit(self, plan: ModelPlan, context: int) -> FitView | None:
         """With so many tokens."""
         held = self._plans.get(plan.name)
-        found = None if held is None else await asyncio.to_thread(_first_fit, held, context)
+        if held is None:
+            return None
+        found = await asyncio.to_thread(_first_fit, held, context, self._reckoned(held.name), self.supervisor.backend)
         return None if found is None else fit_of(found)
 
     async def offers(self) -> Sequence[Offer]:
         """From the catalogue that comes with Elsewise."""
-        return await _refused(asyncio.to_thread(_offers))
+        return await refused(asyncio.to_thread(_offers))
 
     async def search_hub(self, words: str) -> Sequence[HubFind]:
         """One question to the hub."""
-        return await _refused(asyncio.to_thread(_search, words))
+        return await refused(asyncio.to_thread(_search, words))
 
     def download(self, wanted: str) -> None:
         """Begins or goes on."""
@@ -129,6 +127,10 @@ class ModelMembers(ABC):
     async def cancel_download(self, repository: str) -> int:
         """What has arrived is deleted."""
         return await self._downloads.cancel(repository)
+
+    def _reckoned(self, name: str) -> dict[str, Any]:
+        """What a model that is not here yet would be loaded with."""
+        return {option: value for option, value in self._settings.options_for(name).items() if value is not None}
 
     async def get_adapter(self, session_id: int, wanted: str) -> SessionSetup:
         """From the shelf, or from the hub."""
@@ -148,14 +150,6 @@ class ModelMembers(ABC):
         name, folder = here
         await self._setups.add_adapter(session, folder, name)
         return self._setups.view(session)
-
-
-async def _refused(work: Awaitable[T]) -> T:
-    """What the shelf or the hub says no to, as a refusal."""
-    try:
-        return await work
-    except RuntimeFault as fault:
-        raise Refusal(str(fault)) from fault
 
 
 # ---- on a thread; what they need of the runtime is loaded there, for the window opens without it --------------------------
@@ -193,11 +187,10 @@ def _import(path: Path, progress: OnStep) -> str:
     return import_model(path, None, progress).path.name.replace("--", "/")
 
 
-def _plan(wanted: str, progress: OnDownload) -> tuple[DownloadPlan, Fit | None]:
+def _plan(wanted: str, progress: OnDownload) -> DownloadPlan:
     from runtime import plan_download
 
-    plan = plan_download(wanted, progress)
-    return plan, _first_fit(plan, None)
+    return plan_download(wanted, progress)
 
 
 def _offers() -> list[Offer]:
@@ -215,21 +208,13 @@ def _search(words: str) -> list[HubFind]:
     return [find_of(model, here) for model in search_models(words, FOUND)]
 
 
-def _first_fit(plan: DownloadPlan, context: int | None) -> Fit | None:
+def _first_fit(plan: DownloadPlan, context: int | None, options: Mapping[str, Any], backend: str) -> Fit | None:
     """On the engine that would be chosen."""
     from app.fitting import fits
 
-    found = [] if plan.kind == "adapter" else fits(plan.config, plan.weights, "", plan.backends, context)
-    return found[0] if found else None
-
-
-def _fit_here(name: str, context: int | None) -> Fit | None:
-    from app.fitting import fits
-    from runtime import ModelShelf
-
-    shelf = ModelShelf()
-    entry = shelf.find(name)
-    found = fits(shelf.config(name), entry.weights, entry.dtype, entry.backends, context) if entry.complete else []
+    if plan.kind == "adapter":
+        return None
+    found = fits(plan.config, plan.weights, "", plan.backends, context, options=options, prefer=backend)
     return found[0] if found else None
 
 

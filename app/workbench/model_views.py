@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ui import FitView, HubFind, ModelPlan, Offer, ShelfModel
+from app.workbench.load_choices import words_of
+from ui import FitView, HubFind, LoadChoice, ModelPlan, Offer, ShelfModel
 
 if TYPE_CHECKING:
     from runtime import CatalogueModel, DownloadPlan, Fit, HubModel, ShelfEntry, ShelvedAdapter
 
 
-def model_of(entry: ShelfEntry, source: str) -> ShelfModel:
-    """A model of the shelf."""
+def model_of(entry: ShelfEntry, source: str, own: LoadChoice) -> ShelfModel:
+    """A model of the shelf; `source` is loaded, `own` is what it alone is loaded with."""
     form = f"{entry.quantisation}, {entry.format}" if entry.quantisation else entry.format
     return ShelfModel(
         name=entry.name,
@@ -26,6 +27,8 @@ def model_of(entry: ShelfEntry, source: str) -> ShelfModel:
         problem="" if entry.complete else entry.problem,
         loaded=entry.name == source,
         linked=entry.format == "link",
+        own_load=words_of(own),
+        convertible=entry.complete and entry.quantisation is None and "mlx" in entry.backends,
     )
 
 
@@ -55,11 +58,12 @@ def fit_of(fit: Fit) -> FitView:
         memory=fit.memory,
         free=fit.free,
         longest=fit.longest,
+        loading=fit.loading,
     )
 
 
-def plan_of(plan: DownloadPlan, fit: Fit | None) -> ModelPlan:
-    """What fetching a repository means."""
+def plan_of(plan: DownloadPlan, fit: Fit | None, own_context: int | None) -> ModelPlan:
+    """What fetching a repository means; `own_context` is what it alone is to be loaded with."""
     return ModelPlan(
         repository=plan.repository,
         commit=plan.commit,
@@ -75,6 +79,7 @@ def plan_of(plan: DownloadPlan, fit: Fit | None) -> ModelPlan:
         base=str(plan.config.get("base_model_name_or_path") or "") if plan.kind == "adapter" else "",
         context=plan.context,
         fit=None if fit is None else fit_of(fit),
+        own_context=own_context,
     )
 
 

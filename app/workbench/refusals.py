@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
-from runtime import GrammarError
+from runtime import GrammarError, RuntimeFault
 from storage import StoreError
 from ui import QT_TRANSLATE_NOOP, Refusal
 
@@ -25,4 +25,12 @@ async def stored(work: Coroutine[Any, Any, T]) -> T:
     try:
         return await work
     except StoreError as fault:
+        raise Refusal(str(fault)) from fault
+
+
+async def refused(work: Awaitable[T]) -> T:
+    """What the runtime answers; what it says no to as refusals."""
+    try:
+        return await work
+    except RuntimeFault as fault:
         raise Refusal(str(fault)) from fault

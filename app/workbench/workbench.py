@@ -25,6 +25,7 @@ from app.workbench.drawn import Drawn
 from app.workbench.fans import Fans
 from app.workbench.keeping import Keeper
 from app.workbench.loading import LoadingMembers
+from app.workbench.model_loads import LoadMembers
 from app.workbench.model_shelf import ModelMembers
 from app.workbench.pinning import BlockPins
 from app.workbench.pruning import prune
@@ -76,6 +77,7 @@ class AppWorkbench(
     DrawingMembers,
     CacheMembers,
     ModelMembers,
+    LoadMembers,
     SecondMembers,
 ):
     """Use cases over the session store and the engine process, for one window; all members belong to the window's loop.

@@ -3,20 +3,38 @@
 A recurrent layer carries a state from token to token, so a row must hold one chain and nothing else: no padding, no
 branch. Chains that start side by side are therefore cut where the shortest of them ends: what is common to all is one
 forward with a row for each, what is left goes on in fewer rows. No token is padding.
+
+An attention layer beside it looks into the pack: either all rows into its own buffers, each through its part of a mask
+(`Shared`), or each into a copy of its own path (`Bucket.path`).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from runtime.backends.sized import UNBOUNDED
 from runtime.backends.tree import ROOT, Bool, Int64
 
 SHORT_PAST = 256  # tokens; rows whose pasts differ by less than that always go together
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What rows see of the pack's own buffers, of which nothing is copied for them."""
+
+    mask: Bool  # (rows, width, slots)
+    depths: Int64  # (slots,)
+    blank: Int64  # those of the slots where no key was ever written: what a mask hides must be a number all the same
+
+    @property
+    def slots(self) -> int:
+        """How many slots, from the first on."""
+        return len(self.depths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +48,34 @@ class Bucket:
     path: Int64  # (rows, past) slots before the new ones; a row with fewer repeats its first one on the left
     missing: Int64 | None = None  # (rows,) how many of `past` are such repeats; None: all rows are equally long
     states: Sequence[Any] | None = None  # recurrent states to start from; None: from nothing
+    shared: Shared | None = None  # rows look into the pack itself, and `path` is empty
 
     @property
     def past(self) -> int:
-        """How many tokens stand before the new ones in the longest row."""
-        return int(self.path.shape[1])
+        """How many keys stand before the new ones in what a row is shown."""
+        width = self.tokens.shape[1]
+        return int(self.path.shape[1]) if self.shared is None else self.shared.slots - width
 
     @property
     def seen(self) -> Int64:
-        """``(rows, past + width)`` the slots that each row's last token sees, repeats included."""
+        """``(rows, past + width)`` the slots that are copied for each row, repeats included."""
         return np.concatenate([self.path, self.slots], axis=1)
+
+    @property
+    def masked(self) -> bool:
+        """Whether a library's own causal mask is not enough."""
+        return self.missing is not None or self.shared is not None
 
     @property
     def columns(self) -> Int64:
         """The columns in which some row is wanted, ascending."""
         return np.unique(self.want % self.tokens.shape[1])
+
+    def first(self, window: int | None) -> int:
+        """Of what is shared: the first slot that a layer needs; sliding ones begin where some row's window does."""
+        if self.shared is None or window is None:
+            return 0
+        return int(self.visible(window).any(axis=(0, 1)).argmax())
 
     def wanted(self, *, chosen: bool) -> Int64 | None:
         """Which of the flattened answers are wanted, ascending; None: all of them.
@@ -60,11 +91,16 @@ class Bucket:
         return wanted
 
     def visible(self, window: int | None) -> Bool:
-        """``(rows, width, past + width)``: who sees whom; only for rows of different length.
+        """``(rows, width, past + width)``: who sees whom; only for rows that are `masked`.
 
         Args:
             window: Positions that a sliding layer sees, the token itself included.
         """
+        if self.shared is not None:
+            if window is None:
+                return self.shared.mask
+            within: Bool = self.shared.mask & (self.positions[:, :, None] - self.shared.depths < window)
+            return within
         assert self.missing is not None
         width = self.tokens.shape[1]
         key = np.arange(self.past + width)
@@ -82,8 +118,8 @@ class Row:
 
     chain: Int64  # indices into the call
     parent: int  # the slot that it follows
-    past: int  # how many tokens precede its next one
-    path: Int64  # their slots; empty where no layer looks back
+    past: int  # how many tokens precede it that some layer looks back at
+    tip: int  # the slot that its next token follows
     state: Any = None  # the recurrent state there
 
     @property
@@ -143,14 +179,37 @@ def pieces(rows: Sequence[Row], *, stepwise: bool) -> Iterator[tuple[int, int, l
         yield start, stop, [row for row in rows if len(row.chain) >= stop]
 
 
-def aligned(rows: Sequence[Row]) -> tuple[Int64, Int64 | None]:
+def reach_of(windows: Iterable[int | None]) -> int:
+    """How many positions the layers with these windows look back; None is a full one."""
+    each = [UNBOUNDED if window is None else window for window in windows]
+    return max(each, default=UNBOUNDED)
+
+
+def worth_sharing(pasts: Int64, lengths: Int64, slots: int, *, vain: float, reach: int) -> bool:
+    """Whether attending to a whole pack costs less than copying each row's path out of it, once for each of its `pieces`.
+
+    Args:
+        pasts: How many tokens precede each row.
+        lengths: Of each row's chain.
+        slots: Of the pack, the new ones included.
+        vain: Slots that one token may attend to in vain before that costs as much as copying one slot.
+        reach: Positions that some layer looks back: no more of a path is copied.
+    """
+    if not len(pasts):
+        return False
+    times = np.unique(lengths, return_inverse=True)[1] + 1
+    copied = int((np.minimum(pasts, reach) * times).sum())
+    return int(lengths.sum()) * (slots - float(pasts.mean())) <= vain * copied
+
+
+def aligned(paths: Sequence[Int64]) -> tuple[Int64, Int64 | None]:
     """The paths of rows as `Bucket.path` and `Bucket.missing` have them.
 
     A row is filled with a slot of its own: what stands in others, if only a NaN, must not reach it even with weight 0.
     """
-    lengths = np.array([len(row.path) for row in rows])
+    lengths = np.array([len(path) for path in paths])
     longest = int(lengths.max())
     if (lengths == longest).all():
-        return np.stack([row.path for row in rows]), None
-    path = np.stack([np.pad(row.path, (longest - len(row.path), 0), mode="edge") for row in rows])
+        return np.stack(paths), None
+    path = np.stack([np.pad(path, (longest - len(path), 0), mode="edge") for path in paths])
     return path, longest - lengths

@@ -4,14 +4,47 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from runtime.backends.buckets import Bucket, Row, aligned, alike, levels, pieces
-from runtime.backends.sized import P, SizedBackend, State, shapes_of, state_size
+from runtime.backends.buckets import Bucket, Row, Shared, aligned, alike, levels, pieces, worth_sharing
+from runtime.backends.sized import UNBOUNDED, P, SizedBackend, State, shapes_of, state_size
 from runtime.backends.step import Float32, Step, joined, steps_of
-from runtime.backends.tree import ROOT, Int64, count_chains, segments
+from runtime.backends.tree import ROOT, Bool, Int64, SlotTree, count_chains, segments
 from runtime.errors import InvalidRequestError
+
+
+class Call:
+    """One call's way through the model, forward by forward.
+
+    Args:
+        step: All of its tokens.
+        logits: ``(len(step.want), vocab)``, where the answers are written.
+        shared: Whether rows with a past look into the pack's own buffers.
+    """
+
+    def __init__(self, step: Step, logits: Float32, *, shared: bool) -> None:
+        self.step, self.logits, self.shared = step, logits, shared
+        self.answer = np.full(len(step.tokens), -1)  # the row of `logits` of each token; -1: not wanted
+        self.answer[step.want] = np.arange(len(step.want))
+        self.written = np.zeros(len(step.tokens), np.bool_)  # tokens whose keys stand in the pack, or zeros in their place
+        self._visible: Bool | None = None
+
+    def looks_in(self, rows: Sequence[Row]) -> bool:
+        """Whether these rows, alike in that, look into the pack's own buffers."""
+        return self.shared and not rows[0].fresh
+
+    def view(self, tree: SlotTree, indices: Int64) -> Shared:
+        """What the tokens `indices` ``(rows, width)`` see there; whoever asks for it fills what is blank."""
+        base, last = int(self.step.slots[0]), int(indices.max())
+        if self._visible is None:
+            self._visible = tree.visible(base)
+        self.written[indices] = True
+        blank = np.flatnonzero(~self.written[:last])
+        self.written[blank] = True
+        slots = base + last + 1
+        return Shared(self._visible[indices, :slots], tree.depths[:slots], base + blank)
 
 
 class ChainedBackend(SizedBackend[P]):
@@ -22,6 +55,8 @@ class ChainedBackend(SizedBackend[P]):
         stepwise: Whether a kept recurrent state takes only one token at a time (a library's limit, found at load).
         buckets: Whether chains may share a forward as its rows; else each has one of its own.
         ragged: Whether rows of one forward may have pasts of different length.
+        shares: Whether they may look into the pack's own buffers, each through a mask, instead of copies of their paths.
+        vain, reach: See `runtime.backends.buckets.worth_sharing`.
         forwards: Calls of the model, since load; those that failed too.
         pushed: Tokens that it was called with, padding included.
     """
@@ -31,6 +66,9 @@ class ChainedBackend(SizedBackend[P]):
     stepwise: bool = False
     buckets: bool = True
     ragged: bool = True
+    shares: bool = False
+    reach: int = UNBOUNDED
+    vain: float = 2.0  # a copy is read and written beside the one reading that both ways have
     forwards: int = 0
     pushed: int = 0
 
@@ -60,9 +98,16 @@ class ChainedBackend(SizedBackend[P]):
         base, chains = pack.tree.size, count_chains(parents - pack.tree.size)
         if chains < 2:
             return 0
-        above = parents[(parents >= 0) & (parents < base)]
+        above, longest = parents[(parents >= 0) & (parents < base)], len(parents) - chains + 1
+        if self.shares:
+            undo = pack.tree.append(parents)
+            shared = self._looks_in(pack, segments(parents, base), parents)
+            pack.tree.rollback(undo)
+            if shared:
+                fresh = int((parents == ROOT).sum())
+                return fresh * self.row_bytes(longest) + (chains - fresh) * self.row_bytes(0)
         past = int(pack.tree.depths[above].max()) + 1 if len(above) else 0
-        return chains * self.row_bytes(past + len(parents) - chains + 1)
+        return chains * self.row_bytes(past + longest)
 
     def resumable(self, pack: P, slot: int) -> bool:
         """Whether a token may be appended under `slot`."""
@@ -73,21 +118,30 @@ class ChainedBackend(SizedBackend[P]):
         self.forwards += 1
         self.pushed += tokens
 
+    def _looks_in(self, pack: P, chains: Sequence[Int64], parents: Int64) -> bool:
+        """Whether the rows of a call, whose slots stand in the tree by now, look into the pack's own buffers."""
+        if not self.shares or not self.looks_back(pack):
+            return False
+        heads = np.array([(parents[chain[0]], len(chain)) for chain in chains])  # the slot that each follows, and its length
+        heads = heads[heads[:, 0] != ROOT]
+        pasts = pack.tree.depths[heads[:, 0]] + 1
+        return worth_sharing(pasts, heads[:, 1], pack.tree.size, vain=self.vain, reach=self.reach)
+
     def _chains(self, pack: P, step: Step, parents: Int64, base: int) -> Float32:
         """Chains side by side where they may be; states live on at each one's end, and where children may still come."""
         width = self.info.hidden_size if step.hidden else self.info.vocab_size
         logits = np.empty((len(step.want), width), np.float32)
-        answer = np.full(len(step.tokens), -1)  # the row of `logits` of each token; -1: not wanted
-        answer[step.want] = np.arange(len(step.want))
+        chains = segments(parents, base)
+        call = Call(step, logits, shared=self._looks_in(pack, chains, parents))
         extended: set[int] = set()
-        shared = self.buckets and step.stacks is None and not step.hidden  # under adapters each chain goes alone
-        for level in levels(segments(parents, base), parents, base):
+        together = self.buckets and step.stacks is None and not step.hidden  # under adapters each chain goes alone
+        for level in levels(chains, parents, base):
             rows = self._rows(pack, level, [int(parents[chain[0]]) for chain in level])
-            for group in alike(rows, ragged=self.ragged) if shared else ([row] for row in rows):
+            for group in self._groups(rows, shared=call.shared) if together else ([row] for row in rows):
                 for start, stop, reaching in pieces(group, stepwise=self.stepwise):
                     for part in self._uniform(step, group[0].chain, start, stop):
-                        for few in self._bounded(reaching):
-                            self._push_rows(pack, step, few, part, answer, logits)
+                        for few in self._bounded(call, reaching):
+                            self._push_rows(pack, call, few, part)
             if self.recurrent:
                 pack.states.update((int(step.slots[row.chain[-1]]), row.state) for row in rows)
                 self.state_bytes = self.state_bytes or state_size([rows[0].state])
@@ -102,11 +156,18 @@ class ChainedBackend(SizedBackend[P]):
         for parent in parents:
             if not self.resumable(pack, parent):
                 raise InvalidRequestError(f"slot {parent} holds no recurrent state: continue from a checkpoint before it")
-        paths = pack.tree.paths(parents) if self.looks_back(pack) else [np.empty(0, np.int64)] * len(parents)
+        depths, back = pack.tree.depths, self.looks_back(pack)
         return [
-            Row(chain, parent, len(path), path, pack.states.get(parent))
-            for chain, parent, path in zip(chains, parents, paths, strict=True)
+            Row(chain, parent, int(depths[parent]) + 1 if back and parent != ROOT else 0, parent, pack.states.get(parent))
+            for chain, parent in zip(chains, parents, strict=True)
         ]
+
+    def _groups(self, rows: Sequence[Row], *, shared: bool) -> Iterator[list[Row]]:
+        """Rows that may go side by side: where nothing is copied, however long their pasts are."""
+        apart = [row for row in rows if row.fresh or not shared]
+        yield from alike(apart, ragged=self.ragged)
+        if len(apart) < len(rows):
+            yield [row for row in rows if not row.fresh]
 
     def _uniform(self, step: Step, chain: Int64, start: int, stop: int) -> Iterator[slice]:
         """A part of a chain by the adapters of its tokens: some modules of recurrent layers see one token at a time."""
@@ -115,37 +176,60 @@ class ChainedBackend(SizedBackend[P]):
             width = 1 if self.stepwise and number else last - first
             yield from (slice(start + at, start + at + width) for at in range(first, last, width))
 
-    def _bounded(self, rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    def _bounded(self, call: Call, rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
         """Rows by rows, so that the copies of a forward stay within what was lent."""
-        longest = max(len(row.path) + len(row.chain) for row in rows)
-        at_once = max(self.lent // max(self.row_bytes(longest), 1), 1)
+        copied = 0 if call.looks_in(rows) else max(row.past + len(row.chain) for row in rows)
+        at_once = max(self.lent // max(self.row_bytes(copied), 1), 1)
         for start in range(0, len(rows), at_once):
             yield rows[start : start + at_once]
 
-    def _push_rows(self, pack: P, step: Step, rows: Sequence[Row], part: slice, answer: Int64, logits: Float32) -> None:
+    def _push_rows(self, pack: P, call: Call, rows: Sequence[Row], part: slice) -> None:
         """Pushes a part of some chains, writes its wanted rows, and moves each row on."""
         indices = np.stack([row.chain[part] for row in rows])  # (rows, width)
-        wanted = answer[indices].ravel()
+        wanted = call.answer[indices].ravel()
         want = np.flatnonzero(wanted >= 0)
+        got, states = self._computed(pack, call, rows, indices, want)
+        call.written[indices] = True
+        call.logits[wanted[want]] = got
+        for row, state, index in zip(rows, states, indices[:, -1], strict=True):
+            row.state, row.tip = state, int(call.step.slots[index])
+
+    def _computed(
+        self, pack: P, call: Call, rows: Sequence[Row], indices: Int64, want: Int64
+    ) -> tuple[Float32, Sequence[State | None]]:
+        """One forward of rows ``(rows, width)``: their wanted answers, and each one's state after it."""
+        step = call.step
         tokens, slots, positions = step.tokens[indices], step.slots[indices], step.positions[indices]
-        states: Sequence[State | None]
-        if len(rows) == 1:
-            in_place = not self.looks_back(pack) or (len(rows[0].path) == slots[0, 0] and _consecutive(slots[0]))
-            path = None if in_place else rows[0].path
-            stacks = None if step.stacks is None else step.stacks.part(indices[0])
-            alone = Step(
-                tokens[0], slots[0], positions[0], want, path=path, state=rows[0].state, hidden=step.hidden, stacks=stacks
-            )
-            got, state = self.push(pack, alone)
-            states = [state]
-        else:
-            kept = [row.state for row in rows] if rows[0].state is not None else None
-            got, states = self.push_rows(pack, Bucket(tokens, slots, positions, want, *aligned(rows), kept))
-        logits[wanted[want]] = got
-        for row, state, added in zip(rows, states, slots, strict=True):
-            row.state = state
-            if self.looks_back(pack):
-                row.path = np.concatenate([row.path, added])
+        if len(rows) == 1 and (alone := self._alone(pack, call, rows[0], indices[0])) is not None:
+            got, state = self.push(pack, replace(alone, want=want))
+            return got, [state]
+        kept = [row.state for row in rows] if rows[0].state is not None else None
+        if call.looks_in(rows):
+            shared = call.view(pack.tree, indices)
+            nothing = np.empty((len(rows), 0), np.int64)
+            got, states = self.push_rows(pack, Bucket(tokens, slots, positions, want, nothing, None, kept, shared))
+            if np.isfinite(got).all():
+                return got, states
+            # what one row holds that is no number reached the others with the weight 0: once more, over copies
+        paths = pack.tree.paths([row.tip for row in rows]) if self.looks_back(pack) else [slots[0, :0]] * len(rows)
+        return self.push_rows(pack, Bucket(tokens, slots, positions, want, *aligned(paths), kept))
+
+    def _alone(self, pack: P, call: Call, row: Row, indices: Int64) -> Step | None:
+        """A part of one chain as a forward of its own, nothing wanted yet; None where it has to be a row all the same."""
+        step = call.step
+        slots, positions = step.slots[indices], step.positions[indices]
+        stacks = None if step.stacks is None else step.stacks.part(indices)
+        none = indices[:0]
+        alone = Step(step.tokens[indices], slots, positions, none, state=row.state, hidden=step.hidden, stacks=stacks)
+        follows = _consecutive(slots)
+        if not self.looks_back(pack) or (follows and positions[0] == slots[0]):  # in place: whatever stands before is its path
+            return alone
+        if call.looks_in([row]):
+            if stacks is None:
+                return None
+            if follows and call.written[: indices[0]].all():
+                return replace(alone, mask=call.view(pack.tree, indices[None]).mask[0])
+        return replace(alone, path=pack.tree.path(row.tip))
 
 
 def _consecutive(slots: Int64) -> bool:

@@ -7,7 +7,8 @@ Three ways to push tokens, chosen per call:
   library as they are, no mask of ours, the library's normal use of a cache;
 - *tree*: everything else, in one forward, with a mask that lets each token see its ancestors and itself;
 - *chains*: recurrent models, and any model whose tree numbers failed the self-test: chains of new tokens as rows of
-  one forward (`runtime.backends.chains`), each over a gathered copy of its path.
+  one forward (`runtime.backends.chains`). Attention layers beside recurrent ones are shown the pack's own buffers, with a
+  mask as a tree has it, or a gathered copy of each row's path where that is cheaper or the first way failed the self-test.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ _TAILS = (5, 1, 3)  # tokens of the branches: ragged on purpose
 def self_test(backend: PackedBackend[Any]) -> tuple[str, ...]:
     """Pushes a small tree in every way and switches off the ways that disagree with plain single runs.
 
-    Sets `backend.tree`, `stepwise`, `buckets` and `ragged`. About 60 tokens, 120 more where branches are no tree.
+    Sets `backend.tree`, `stepwise`, `buckets`, `ragged` and `shares`. About 90 tokens, 120 more where branches are no tree, and
+    60 more where rows share a prefix.
 
     Returns:
         Warnings for `ModelInfo.warnings`, empty when all is well.
@@ -109,6 +111,7 @@ def _check_rows(backend: PackedBackend[Any], trunk: Int64, tails: list[Int64], t
     stems, more = (trunk, trunk, trunk[::-1]), trunk[:2]
     even = [np.concatenate([stem, tail]) for stem, tail in zip(stems, tails, strict=True)]
     plain = [backend.logits_uncached(text.tolist()) for text in (*even, *(np.append(text, more) for text in even))]
+    shares, backend.shares = backend.shares, False  # first each over a copy of its own, to which the others fall back
     gaps, failed = _row_gaps(backend, stems, tails, more, plain)
     if not gaps[0] <= tolerance:
         backend.buckets = False
@@ -116,6 +119,20 @@ def _check_rows(backend: PackedBackend[Any], trunk: Int64, tails: list[Int64], t
     if not gaps[1] <= tolerance:
         backend.ragged = False
         return [f"only rows of equal length share a forward: others {failed or f'came out {gaps[1]:.3g} nats apart'}"]
+    return _check_shared(backend, lambda: _row_gaps(backend, stems, tails, more, plain), tolerance) if shares else []
+
+
+def _check_shared(backend: PackedBackend[Any], push: Callable[[], tuple[list[float], str]], tolerance: float) -> list[str]:
+    """The same rows over the pack's own buffers, whether it is worth while or not."""
+    backend.shares, vain, backend.vain = True, backend.vain, float("inf")
+    try:
+        gaps, failed = push()
+    finally:
+        backend.vain = vain
+    if not max(gaps) <= tolerance:
+        backend.shares = False
+        found = failed or f"came out {max(gaps):.3g} nats apart"
+        return [f"each row has its prefix copied for its attention layers: over one prefix they {found}"]
     return []
 
 
@@ -146,16 +163,21 @@ def _row_gaps(
 
 
 def _alone(backend: PackedBackend[Any], trunk: Int64, tail: Int64) -> Float32:
-    """The last row of trunk + tail, pushed as one chain in two pieces."""
-    pack = backend.open_pack()
+    """The last row of trunk + tail, pushed as one chain in two pieces, between which somebody else's text is pushed.
+
+    A model that keeps a state in itself, not in its cache, goes on from the other's.
+    """
+    pack, other = backend.open_pack(), backend.open_pack()
     try:
         nothing = np.empty(0, np.int64)
         backend.forward(pack, trunk, chain_parents(0, len(trunk), ROOT), nothing)
+        backend.forward(other, trunk[::-1].copy(), chain_parents(0, len(trunk), ROOT), nothing)
         parents = chain_parents(len(trunk), len(tail), len(trunk) - 1)
         last: Float32 = backend.forward(pack, tail, parents, np.array([len(tail) - 1]))[1][0]
         return last
     finally:
         backend.close(pack)
+        backend.close(other)
 
 
 def _branching(backend: PackedBackend[Any], trunk: Int64, tails: list[Int64]) -> Float32:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from runtime.adapters.uses import Adapters
+from runtime.comparison.reading import read_again, unfinished
 from runtime.comparison.result import ComparedSide, ModelComparison, OnComparison
 from runtime.comparison.spans import Int64, common_borders, ends_of, kl_rows
 from runtime.errors import InvalidRequestError
@@ -16,6 +17,7 @@ from runtime.priority import Priority
 from runtime.records import NO_TOKEN, TokenRun
 from runtime.text.utf8 import clean_text
 
+TOLD = ("weights", "dtype", "kv_dtype", "attention", "device", "cache")  # options that change numbers
 ROWS = 16  # full vectors of either model at once: between two such batches others get their turn
 ROW_BYTES = 32 << 20  # and what they may take
 NOTHING = "there is nothing to compare: the text has no tokens"
@@ -38,7 +40,8 @@ async def compare_models(
     In the field's terms: the per-token log-likelihood ratio of two language models, and their KL divergence.
 
     Where the two vocabularies are the same, both read the same ids. Else `right` reads the bytes with its own tokenizer,
-    control tokens that both have (``<|im_start|>``) as such, and spans are what lies between borders that both have.
+    control tokens that both have (``<|im_start|>``) as such, bytes that are no UTF-8 as tokens of one byte each, and spans are
+    what lies between borders that both have.
 
     Args:
         left: The first model; ids are its own.
@@ -53,7 +56,7 @@ async def compare_models(
         on_progress: Hears how many tokens are done.
 
     Raises:
-        InvalidRequestError: There is nothing to compare, the text is not UTF-8, or a tokenizer reads it as other bytes.
+        InvalidRequestError: There is nothing to compare, or a tokenizer reads the text as other bytes, or cannot at all.
         RuntimeFault: Of `score_run`, of either model.
     """
     ids = await left.tokenize_async(text) if isinstance(text, str) else list(text)
@@ -63,7 +66,12 @@ async def compare_models(
     if isinstance(text, str):
         _check_same(b"".join(pieces), clean_text(text).encode(), left.info.name)
     same = left is right or _used(left) == _used(right)
-    others = ids if same else await _read_again(left, right, ids, pieces)
+    others = ids if same else await read_again(left, right, ids, pieces)
+    if not others:
+        raise InvalidRequestError(NOTHING)
+    if not same:
+        spelled, data = b"".join(right.decode_token(token) for token in others), b"".join(pieces)
+        _check_same(spelled, data[: len(spelled)] if unfinished(data[len(spelled) :]) else data, right.info.name)
     with_rows = same and kl_start is not None and left.info.vocab_size == right.info.vocab_size
     rows = max(len(ids) - max(kl_start or 0, 1), 0) if with_rows else 0
     tell = _Progress(len(ids) + len(others) + 2 * rows, on_progress)
@@ -90,63 +98,6 @@ async def compare_models(
     return ModelComparison(sides[0], sides[1], "tokens" if same else "bytes", kl)
 
 
-async def _read_again(left: LanguageModel, right: LanguageModel, ids: Sequence[int], pieces: Sequence[bytes]) -> list[int]:
-    """The ids of the same bytes in the second model's vocabulary; the beginning of a character at the end is left out."""
-    controls = await _controls(left, right, dict(zip(ids, pieces, strict=True)))
-    found: list[int] = []
-    held: list[bytes] = []
-    data = b"".join(pieces)
-    for token, piece in zip([*ids, None], [*pieces, b""], strict=True):
-        if token is not None and token not in controls:
-            held.append(piece)
-            continue
-        found += await _tokens(right, b"".join(held), last=token is None)
-        held.clear()
-        if token is not None:
-            found.append(controls[token])
-    if not found:
-        raise InvalidRequestError(NOTHING)
-    spelled = b"".join(right.decode_token(token) for token in found)
-    _check_same(spelled, data[: len(spelled)] if _unfinished(data[len(spelled) :]) else data, right.info.name)
-    return found
-
-
-async def _tokens(model: LanguageModel, data: bytes, *, last: bool) -> list[int]:
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as fault:
-        if not (last and _unfinished(data[fault.start :])):
-            raise InvalidRequestError(
-                f"the tokens' bytes are not UTF-8 (byte {fault.start:,}): another tokenizer cannot read them"
-            ) from fault
-        text = data[: fault.start].decode()
-    return await model.tokenize_async(text) if text else []
-
-
-async def _controls(left: LanguageModel, right: LanguageModel, pieces: dict[int, bytes]) -> dict[int, int]:
-    """Tokens of `left` that no text is cut into, and the tokens of `right` that spell them."""
-    alike = {token: data for token, data in pieces.items() if data.startswith(b"<") and data.endswith(b">")}
-    if not alike:
-        return {}
-    wanted = set(alike.values())
-    theirs = {data: token for token, data in enumerate(right.byte_vocab) if data in wanted}
-    found: dict[int, int] = {}
-    for token, data in alike.items():
-        text, other = data.decode(errors="replace"), theirs.get(data)
-        if other is not None and await left.tokenize_async(text) != [token]:
-            found[token] = other
-    return found
-
-
-def _unfinished(data: bytes) -> bool:
-    """Whether this is the beginning of one character, or nothing."""
-    try:
-        data.decode()
-    except UnicodeDecodeError as fault:
-        return fault.start == 0 and fault.reason == "unexpected end of data"
-    return not data
-
-
 def _check_same(spelled: bytes, data: bytes, name: str) -> None:
     if spelled == data:
         return
@@ -165,9 +116,16 @@ def _used(model: LanguageModel) -> list[bytes]:
 
 
 def _name(model: LanguageModel, other: LanguageModel) -> str:
-    """With the engine, where that is what tells it from the other."""
+    """With the engine, or with what it was loaded with, where that is what tells it from the other."""
     mine, theirs = model.info, other.info
-    return f"{mine.name} on {mine.backend}" if mine.name == theirs.name and mine.backend != theirs.backend else mine.name
+    alike = mine.name == theirs.name
+    if alike and mine.backend == theirs.backend:
+        told = [name for name in TOLD if mine.options.get(name) != theirs.options.get(name)]
+    else:
+        told = ["weights"] if mine.computed_with != mine.dtype else []  # which stand beside every number
+    engine = f" on {mine.backend}" if alike and mine.backend != theirs.backend else ""
+    options = ", ".join(f"{name}={mine.options[name]}" for name in told)
+    return f"{mine.name}{engine}{f' with {options}' if options else ''}"
 
 
 def _tops(model: LanguageModel, run: TokenRun) -> tuple[bytes, ...]:

@@ -127,7 +127,8 @@ def check_suitable(where: str, config: Mapping[str, Any]) -> None:
         raise DownloadError(str(fault), "unsuitable") from fault
     method, _ = quantised_with(config)
     if method not in (None, "mlx"):
-        needs = "which needs CUDA libraries" if method in _CUDA else "which nothing here reads"
+        cuda = "which needs CUDA libraries (vLLM, or transformers with an NVIDIA GPU, runs it)"
+        needs = cuda if method in _CUDA else "which nothing here reads"
         raise _refused(where, f"its weights are quantised with {method}, {needs}; choose the plain model, or one for MLX")
     found = describe(config)
     if not found.backends:

@@ -2,7 +2,8 @@
 
 The parts were measured with SmolLM2-135M in an engine of its own (peak resident memory on Linux): libraries and tokenizer,
 weights as the engine keeps them, keys and values twice (in the rows at work and in the cache that they are published to),
-and what one chunk of a prompt takes: its logits, its attention, and a buffer that grows.
+and what one chunk of a prompt takes: its logits, its attention, and a buffer that grows. Pages of a file that is only
+converted are not counted: the system takes them back.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ from typing import Any
 
 import psutil
 
-from runtime.loading.check import quantised_with
 from runtime.loading.describing import context_of
+from runtime.loading.kv_bytes import attends, kv_row_bytes, number_of, state_numbers, text_config
+from runtime.loading.perplexity import MOST_TOKENS, PLAIN
+from runtime.loading.weight_bytes import has_float16, held_bytes, stored_numbers
+from runtime.options import LoadOptions
 
 CONTEXT = 8192  # tokens that are reckoned with where nobody says how many
-CHUNK = 512  # tokens of a prompt in one forward at most, as LoadOptions.prefill_chunk_tokens has it
-_LIBRARIES = {"hf": 520_000_000, "mlx": 430_000_000}  # bytes: torch and transformers, or mlx and mlx-lm, with a tokenizer
+_LIBRARIES = {"hf": 530_000_000, "mlx": 430_000_000}  # bytes: torch and transformers, or mlx and mlx-lm, with a tokenizer
 _METAL_SHARE = 0.7  # of a Mac's memory that Metal recommends to hold at most, about; the machine itself says it exactly
-_WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-_NAMES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
-_CACHED_KINDS = ("full_attention", "sliding_attention", "chunked_attention")  # layers that keep keys and values
+_SCORES = 96  # bytes of what is remembered of a scored token
+_VECTORS = 16  # rows of the vocabulary's width that are kept
+_CHECKPOINT = 512  # tokens between two recurrent states that are kept, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +40,12 @@ class Fit:
         context: Tokens that it is reckoned for.
         libraries: Of the engine itself.
         weights: As the engine keeps them.
-        kv_per_token: Keys and values of one token, once.
-        kv: Of the whole context.
+        kv_per_token: Keys and values of one token as they rest in the cache, once.
+        kv: Keys, values and recurrent states of the whole context: at work, and at rest. A state is kept for each chunk of a
+            prompt; a slow machine makes chunks shorter, and keeps more of them, up to the budget of KV.
         working: Of one chunk of a prompt.
+        loading: What more than all that is needed for a moment while it is loaded: where weights are put into fewer bits,
+            those in float32 are there too.
         memory: What the machine has for it.
         free: Of that, what nobody uses at this moment.
         longest: The largest context that `memory` has room for, up to the model's own; 0 where the weights alone do not fit.
@@ -55,11 +61,12 @@ class Fit:
     memory: int
     free: int
     longest: int
+    loading: int = 0
 
     @property
     def total(self) -> int:
-        """Everything together."""
-        return self.libraries + self.weights + self.kv + self.working
+        """Everything together, at its highest."""
+        return self.libraries + self.weights + self.kv + self.working + self.loading
 
     @property
     def fits(self) -> bool:
@@ -74,7 +81,7 @@ def estimate_fit(
     dtype: str = "",
     backend: str = "hf",
     context: int | None = None,
-    chunk: int = CHUNK,
+    options: LoadOptions | None = None,
 ) -> Fit:
     """What a model will take on this machine, within 15 % of what was measured.
 
@@ -83,95 +90,87 @@ def estimate_fit(
         weights_bytes: Of its weights on disk.
         dtype: Of most of them, as safetensors spells it; what the config says where it is empty.
         backend: "hf" or "mlx".
-        context: Tokens to reckon with; the model's own, up to `CONTEXT`, by default.
-        chunk: ``prefill_chunk_tokens``.
+        context: Tokens to reckon with; those of the options, or the model's own up to `CONTEXT`, by default.
+        options: It will be loaded with. `weights`, `dtype`, `kv_dtype`, `cache`, `device` and `prefill_chunk_tokens` count.
     """
-    wide = not _on_gpu(backend)  # on a processor all is float32
-    stored = _WIDTHS.get(dtype) or _stored_width(config)
-    width = 4 if wide else stored
-    weights = _quantised(config, weights_bytes, wide=wide) if quantised_with(config)[0] else weights_bytes * width // stored
+    given = options or LoadOptions()
+    gpu = _on_gpu(backend, given.device)
+    packed = given.weights if backend == "hf" and not gpu and given.weights != "auto" else PLAIN
+    numbers, stored = stored_numbers(config, weights_bytes, dtype)
+    width = {"float16": 2, "bfloat16": 2, "float32": 4}.get(given.dtype, stored if gpu else 4)
+    weights = held_bytes(config, weights_bytes, numbers, width=width, packed=packed, wide=not gpu)
     most = context_of(config)
-    tokens = context or min(most or CONTEXT, CONTEXT)
-    per_token = kv_numbers(config) * width
+    tokens = context or given.context_length or min(most or CONTEXT, CONTEXT)
+
+    resting = kv_row_bytes(config, backend, given.kv_dtype, width)
+    chunk = given.prefill_chunk_tokens
+    state = state_numbers(config) * width
+    copies = 1 + given.cache  # at work, and in the cache
+    by_token = kv_row_bytes(config, backend, "auto", width) + (resting + _SCORES if given.cache else 0)
+    states = copies * (1 + -(-tokens // min(chunk, _CHECKPOINT))) * state
+    attention = _attention_bytes(config, chunk)
+    vocabulary = number_of(text_config(config), "vocab_size") * 4
+    logits = 2 * chunk * vocabulary + _VECTORS * vocabulary  # as they come, once more as log-probabilities; rows kept
+    running = weights + by_token * tokens + states + logits + attention * tokens
+    loading = 0 if packed == PLAIN else _packing_bytes(numbers, weights, vocabulary, mapped=stored == 4)
+
     memory = psutil.virtual_memory()
     limit = int(memory.total * _METAL_SHARE) if _apple() else int(memory.total)
-    fixed = _LIBRARIES.get(backend, _LIBRARIES["hf"]) + weights
-    by_token = 2 * per_token + _attention_bytes(config, chunk)
-    left = limit - fixed - _logits_bytes(config, chunk)
+    libraries = _LIBRARIES.get(backend, _LIBRARIES["hf"])
+    left = limit - libraries - weights - logits - copies * 2 * state
+    each = by_token + attention + copies * state / min(chunk, _CHECKPOINT)
+    longest = max(min(int(left / max(each, 1)), most or left), 0) if libraries + loading <= limit else 0
     return Fit(
         backend=backend,
         context=tokens,
-        libraries=_LIBRARIES.get(backend, _LIBRARIES["hf"]),
+        libraries=libraries,
         weights=weights,
-        kv_per_token=per_token,
-        kv=2 * per_token * tokens,
-        working=_logits_bytes(config, chunk) + _attention_bytes(config, chunk) * tokens,
+        kv_per_token=resting,
+        kv=by_token * tokens + states,
+        working=logits + attention * tokens,
         memory=limit,
         free=int(memory.available),
-        longest=max(min(left // max(by_token, 1), most or left), 0),
+        longest=longest,
+        loading=max(loading - running, 0),
     )
 
 
-def kv_numbers(config: Mapping[str, Any]) -> int:
-    """Keys and values of one token, in all layers that keep such."""
-    text = _text(config)
-    layers = _whole(text, "num_hidden_layers", "n_layer", "num_layers")
-    kinds = text.get("layer_types")
-    if isinstance(kinds, list) and kinds:
-        layers = sum(kind in _CACHED_KINDS for kind in kinds)
-    elif text.get("model_type") in ("mamba", "mamba2", "rwkv", "falcon_mamba"):
-        layers = 0
-    heads = _whole(text, "num_attention_heads", "n_head")
-    hidden = _whole(text, "hidden_size", "n_embd", "d_model")
-    if _whole(text, "kv_lora_rank"):  # a compressed cache, which transformers keeps unfolded
-        key = _whole(text, "qk_nope_head_dim") + _whole(text, "qk_rope_head_dim")
-        return layers * heads * (key + _whole(text, "v_head_dim"))
-    width = _whole(text, "head_dim") or (hidden // heads if heads else 0)
-    return layers * (_whole(text, "num_key_value_heads") or heads) * width * 2
+def weight_forms(backend: str, device: str = "auto") -> tuple[str, ...]:
+    """In which forms an engine can hold linear weights here, as `LoadOptions.weights` has them; none where it has no choice.
+
+    Args:
+        backend: "hf" or "mlx".
+        device: As `LoadOptions.device` has it.
+    """
+    if backend != "hf" or _on_gpu(backend, device) or device not in ("auto", "cpu"):
+        return ()
+    return (PLAIN, *(["float16"] if has_float16() else []), "bfloat16", "int8", "int4")
 
 
-def _logits_bytes(config: Mapping[str, Any], chunk: int) -> int:
-    """Of one chunk: as they come, and once more while they are made log-probabilities."""
-    return 2 * chunk * _whole(_text(config), "vocab_size") * 4
+def _packing_bytes(numbers: int, packed: int, vocabulary: int, *, mapped: bool) -> int:
+    """The most while float32 weights are put into fewer bits: both, or the weights and the logits of the fixed text.
+
+    Args:
+        numbers: Weights in all.
+        packed: Bytes of what becomes of them.
+        vocabulary: Bytes of a row of logits.
+        mapped: They are used as they stand in the file, which is let go at the end; others are freed one by one.
+    """
+    return 4 * numbers + max(packed if mapped else 0, MOST_TOKENS * vocabulary)
 
 
 def _attention_bytes(config: Mapping[str, Any], chunk: int) -> int:
     """Of one chunk against one token of context: every head's score of one layer, before and after its softmax."""
-    text = _text(config)
-    attends = kv_numbers(config) > 0
-    return 2 * chunk * _whole(text, "num_attention_heads", "n_head") * 4 if attends else 0
-
-
-def _quantised(config: Mapping[str, Any], weights_bytes: int, *, wide: bool) -> int:
-    """Packed weights stay as they are; on a processor their scales become float32."""
-    found = config.get("quantization")
-    bits, group = (found.get("bits"), found.get("group_size")) if isinstance(found, Mapping) else (None, None)
-    if not wide or not isinstance(bits, int) or not isinstance(group, int) or bits < 1 or group < 1:
-        return weights_bytes
-    scales = 2 * 16 / group  # bits of a scale and a bias, for each number
-    return int(weights_bytes * (bits + 2 * scales) / (bits + scales))
-
-
-def _stored_width(config: Mapping[str, Any]) -> int:
-    text = _text(config)
-    named = text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
-    return _NAMES.get(str(named), 2)
-
-
-def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    inner = config.get("text_config")
-    return inner if isinstance(inner, Mapping) else config
-
-
-def _whole(config: Mapping[str, Any], *names: str) -> int:
-    found = (config.get(name) for name in names)
-    return next((value for value in found if isinstance(value, int) and not isinstance(value, bool)), 0)
+    heads = number_of(text_config(config), "num_attention_heads", "n_head")
+    return 2 * chunk * heads * 4 if attends(config) else 0
 
 
 def _apple() -> bool:
     return sys.platform == "darwin" and platform.machine() == "arm64"
 
 
-def _on_gpu(backend: str) -> bool:
+def _on_gpu(backend: str, device: str = "auto") -> bool:
     """Whether the engine would compute on a GPU, where weights stay as they are stored."""
+    if device == "cpu":
+        return False
     return _apple() or (backend == "hf" and Path("/dev/nvidia0").exists())

@@ -151,7 +151,9 @@ class Blocks:
         self._backend.info = replace(self._backend.info, warnings=(*self._backend.info.warnings, text))
 
     def close(self) -> None:
-        """Ends the block thread; what it has been given is written as far as there is time."""
+        """Ends the block thread; what it has been given is written as far as there is time, what it has done is counted."""
+        while self._arrived:
+            self._arrived.popleft()()
         self._savings.fail_all()
         if self._thread is not None:
             self._thread.close(CLOSE_SECONDS)

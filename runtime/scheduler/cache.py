@@ -104,16 +104,17 @@ class Cache:
         """Puts what is known of a path into a workspace, up to the first row that must be pushed."""
         ids = job.ids[:first_wanted]
         tagged = self.tagged(job, job.ids)
-        workspace, trail = self.workspaces.place(tagged, alone=not self.enabled)
-        lease: Lease | None = None
+        lease = self.trie.lookup(job.spans(ids))
+        clock = self.trie.forgotten.clock
+        workspace: Workspace | None = None
         try:
-            lease = self.trie.lookup(job.spans(ids))
-            clock = self.trie.forgotten.clock
+            coming = ((other.workspace, other.tagged) for other in self._room.live if not other.done)
+            workspace, trail = self.workspaces.place(tagged, alone=not self.enabled, reach=lease.length, coming=coming)
             slot, depth = self._stand(workspace, trail, first_wanted, lease)
         except BaseException:  # no memory for it: nothing stays pinned
-            if lease is not None:
-                lease.release()
-            self.workspaces.leave(workspace, drop=not self.enabled)
+            lease.release()
+            if workspace is not None:
+                self.workspaces.leave(workspace, drop=not self.enabled)
             raise
         matched = max(lease.matched, depth)
         self._last = LastRequest(job, first_wanted, depth, matched, clock, self.enabled)
@@ -221,15 +222,20 @@ class Cache:
     def _stand(self, workspace: Workspace, trail: Sequence[int], limit: int, lease: Lease) -> tuple[int, int]:
         """The deepest place on a path, within `limit` tokens, that the workspace or the lease can give: its slot and depth.
 
-        What the lease holds is computed again where there is no room for it twice, in the trie and in the pack.
+        What the lease holds is computed again where there is no room for it twice, in the trie and in the pack. Keys that
+        stand there and lack only a recurrent state are not copied once more, but for the token that brings the state along.
         """
         slot, depth = workspace.standing(trail, limit) if self.enabled else (ROOT, 0)
-        if lease.length > depth:
-            try:
-                workspace.reserve(lease.length - depth, slot)
-            except NoRoomError:
-                lease.move(self.trie.root, 0)
-        return workspace.load(lease, slot, depth) if lease.length > depth else (slot, depth)
+        if lease.length <= depth:
+            return slot, depth
+        there = max(min(len(trail), lease.length - 1), depth) if self.enabled else depth
+        under = trail[there - 1] if there else ROOT
+        try:
+            workspace.reserve(lease.length - there, under)
+        except NoRoomError:
+            lease.move(self.trie.root, 0)
+            return slot, depth
+        return workspace.load(lease, under, there)
 
     def leave(self, prefill: Prefill) -> None:
         """The job is done: its lease and its place in the workspace are free."""

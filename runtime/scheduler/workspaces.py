@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from runtime.adapters.stacks import Tags
 from runtime.backends.base import Backend
 from runtime.info import ModelInfo
 from runtime.scheduler.memory import Memory
 from runtime.scheduler.slot_paths import Tagged
 from runtime.scheduler.workspace import Workspace
+from runtime.trie.node import common_prefix
 
 LEAST_CROWD = 1024  # slots
 
@@ -51,13 +54,24 @@ class Workspaces:
         """Those of packs that nobody uses."""
         return sum(w.nbytes for w in self.open if not w.users)
 
-    def place(self, ids: Tagged, *, alone: bool = False) -> tuple[Workspace, list[int]]:
+    def place(
+        self, ids: Tagged, *, alone: bool = False, reach: int = 0, coming: Iterable[tuple[Workspace, Tagged]] = ()
+    ) -> tuple[Workspace, list[int]]:
         """The workspace for a path of tagged tokens, and the slots of those that stand there; counts a user.
 
         `leave` takes it back.
+
+        Args:
+            ids: The path.
+            alone: In a pack of its own.
+            reach: Tokens of it after which one can go on from what the trie holds: so far it is enough that keys stand there.
+            coming: Where other paths are on their way into the model. Who begins with the same tokens goes there too.
         """
         self._clock += 1
-        chosen, trail = (None, []) if alone else self._fitting(ids)
+        chosen, trail = (None, []) if alone else self._fitting(ids, reach)
+        if chosen is None and not alone:
+            chosen = next((w for w, path in coming if not w.retired and 2 * common_prefix(path, ids) >= len(ids)), None)
+            trail = [] if chosen is None else chosen.trail(ids)
         if chosen is None:
             if len(self.open) >= self._limit:
                 self.drop_idle(keep=self._limit - 1)
@@ -96,14 +110,14 @@ class Workspaces:
     def _idle(self) -> list[Workspace]:
         return sorted((w for w in self.open if w.users == 0), key=lambda w: w.touched)
 
-    def _fitting(self, ids: Tagged) -> tuple[Workspace | None, list[int]]:
+    def _fitting(self, ids: Tagged, reach: int) -> tuple[Workspace | None, list[int]]:
         best: Workspace | None = None
         deepest, found = -1, list[int]()
         for workspace in self.open:
             if workspace.retired:
                 continue
             trail = workspace.trail(ids)
-            depth = workspace.standing(trail, len(trail))[1]
+            depth = max(workspace.standing(trail, len(trail))[1], min(len(trail), reach))
             fits = 2 * depth >= len(ids) or workspace.held - depth + len(ids) <= self.crowd
             if fits and depth > deepest:
                 best, deepest, found = workspace, depth, trail

@@ -52,6 +52,7 @@ def loading_engine() -> psutil.Process | None:
     return next((child for child in children if "runtime.host" in child.cmdline()), None)
 
 
+@pytest.mark.slow
 def test_an_engine_killed_while_it_loads_is_started_by_the_next_message(open_app: OpenApp, paced: str) -> None:
     async def scene(window: MainWindow, workbench: AppWorkbench) -> None:
         # given: a message waits for the engine

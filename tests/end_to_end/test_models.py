@@ -52,7 +52,17 @@ def test_a_model_is_got_opened_and_kept_while_it_is_loaded(open_app: OpenApp, hu
         row = page.models[name]
         before = workbench.supervisor.running
         QTest.mouseClick(row.open_button, LEFT)
+        await until(row.card.isVisible)
+        assert row.card.fit_words.text().startswith("fits with 4,096 tokens")
+        row.card.context.setCurrentIndex(row.card.context.findData(1024))
+        row.card.context.activated.emit(row.card.context.currentIndex())
+        await until(lambda: row.card.fit_words.text().startswith("fits with 1,024 tokens"))
+        QTest.mouseClick(row.card.open_button, LEFT)
         await until(lambda: workbench.supervisor.running not in (None, before))
+        running = workbench.supervisor.running
+        assert running is not None
+        assert running.info.context_length == 1024
+        await until(lambda: row.facts.text().endswith("opens with 1,024 tokens"))
         await until(row.in_use.isVisible)
         assert window.parts.top.model.text() == row.model.title
         # it is loaded: it stays, and does so where another process has it
@@ -65,5 +75,11 @@ def test_a_model_is_got_opened_and_kept_while_it_is_loaded(open_app: OpenApp, hu
         # and it is sound
         QTest.mouseClick(row.verify_button, LEFT)
         await until(lambda: row.state.text().startswith("sound"))
+        # and quantised for mlx, beside it
+        QTest.mouseClick(row.quantise_button, LEFT)
+        QTest.mouseClick(row.quantise.bits.buttons[1], LEFT)
+        QTest.mouseClick(row.quantise.do_button, LEFT)
+        await until(lambda: row.state.text() == "org/tiny-8bit is on the shelf")
+        await until(lambda: "org/tiny-8bit" in page.models)
 
     open_app(str(tiny_folder("llama").path), "hf", scene)

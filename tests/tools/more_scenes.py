@@ -82,12 +82,18 @@ async def first_run_narrow(window: MainWindow, workbench: AppWorkbench, folder: 
 
 
 async def models(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
-    """What is on the shelf, and what fits this machine."""
+    """What is on the shelf, what loading one of it takes, and what fits this machine."""
     await workbench.change_setting("scheme", "dark" if current_theme().palette.dark else "light")
     window.settings.open_models()
     for _attempt in range(100):
         await asyncio.sleep(0.1)
         if window.settings.models.models and window.settings.models.get.offers.rows:
+            break
+    row = next(iter(window.settings.models.models.values()))
+    row.open_button.click()
+    for _attempt in range(100):
+        await asyncio.sleep(0.1)
+        if row.card.isVisible():
             break
     await asyncio.sleep(0.3)
     keep(window.settings, folder / f"{name}.png")

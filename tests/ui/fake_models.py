@@ -11,17 +11,22 @@ from tests.ui.fake_setup import FakeSetups
 from ui import (
     AdapterChoice,
     AdapterLine,
+    Bits,
     Download,
     DownloadsChanged,
     DownloadState,
     FitView,
     HubFind,
+    LoadChoice,
+    LoadPlan,
     ModelPlan,
     ModelsChanged,
     Offer,
     Refusal,
     SessionSetup,
     ShelfModel,
+    TokenView,
+    WeightsForm,
 )
 from ui.port import OnTransfer
 
@@ -48,7 +53,7 @@ class FakeModels(FakeSetups):
         self.on_shelf = [
             ShelfModel(
                 "smollm2", "SmolLM2-135M-Instruct", "/models/smollm2", 638_000_000, "float32, from GGUF", 8192, ("hf", "mlx"),
-                fingerprint="f2f9db9051cdd5415756", loaded=True,
+                fingerprint="f2f9db9051cdd5415756", loaded=True, convertible=True,
             ),
             ShelfModel(
                 "org/qwen@abc", "org/qwen", "/models/org--qwen@abc", 335_000_000, "4 bit (mlx), download", 4096, ("mlx",)
@@ -68,6 +73,11 @@ class FakeModels(FakeSetups):
             HubFind("org/cuda", "7,000 M parameters · gptq", "its weights are quantised with gptq, which needs CUDA libraries"),
         ]
         self.shelf_fit: FitView | None = FIT
+        self.forms: tuple[WeightsForm, ...] = (
+            WeightsForm("float32"), WeightsForm("float16"), WeightsForm("int8", "27.93, float32 27.66 (+1.0 %)"),
+        )  # fmt: skip
+        self.own: dict[str, LoadChoice] = {}
+        self.kept_token = ""
         self.problem = ""  # what the next verification finds
         self.downloads: dict[str, Download] = {}
         self.left_hints: frozenset[str] = frozenset()
@@ -120,8 +130,43 @@ class FakeModels(FakeSetups):
             await self.asking.wait()
         return self.plan
 
-    async def fit_of_model(self, name: str) -> FitView | None:
-        return self.shelf_fit
+    async def load_plan(self, name: str, choice: LoadChoice | None = None) -> LoadPlan:
+        self._note("load_plan", name, choice)
+        chosen = self.own.get(name, LoadChoice()) if choice is None else choice
+        fit = self.shelf_fit
+        if fit is not None and chosen.context is not None:
+            fit = replace(fit, context=chosen.context, kv=fit.kv * chosen.context // fit.context)
+        return LoadPlan(chosen, fit, 8192, self.forms if fit is not None and fit.engine == "hf" else ())
+
+    async def open_model(self, name: str, choice: LoadChoice) -> None:
+        self._note("open_model", name, choice)
+        self.own[name] = choice
+
+    async def remember_context(self, name: str, context: int) -> None:
+        self._note("remember_context", name, context)
+        self.own[name] = LoadChoice(context)
+
+    async def quantise_model(self, name: str, bits: Bits, progress: OnTransfer) -> str:
+        self._note("quantise_model", name, bits)
+        for done in (25, 50):
+            await self._pass()
+            progress(done, 100)
+        if self.problem:
+            raise Refusal(self.problem)
+        return f"{name}-{bits}bit"
+
+    async def hub_token(self) -> TokenView:
+        return TokenView(bool(self.kept_token), "https://huggingface.co")
+
+    async def keep_hub_token(self, token: str) -> TokenView:
+        if self.problem:
+            raise Refusal(self.problem)
+        self.kept_token = token
+        return await self.hub_token()
+
+    async def forget_hub_token(self) -> TokenView:
+        self.kept_token = ""
+        return await self.hub_token()
 
     async def fit(self, plan: ModelPlan, context: int) -> FitView | None:
         self._note("fit", context)

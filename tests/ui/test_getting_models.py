@@ -59,11 +59,12 @@ def test_a_plan_is_shown_before_anything_is_fetched(in_window: Play, bench: Fake
         card.context.setFocus()
         QTest.keyClick(card.context, Qt.Key.Key_End)
         await until(lambda: bench.asked("fit") == [(40_960,)])
-        # models can be loaded with it
+        # it alone can be loaded with it
         await until(lambda: card.context.currentData() == 40_960)
-        QTest.mouseClick(card.setting_button, LEFT)
-        await until(lambda: bench.asked("change_setting") == [("context_length", 40_960)])
-        await until(lambda: card.setting_button.text() == "models are loaded with this")
+        QTest.mouseClick(card.own_button, LEFT)
+        await until(lambda: bench.asked("remember_context") == [(PLAN.name, 40_960)])
+        await until(lambda: card.own_button.text() == "it is loaded with this")
+        assert bench.asked("change_setting") == []
         # then
         assert bench.asked("download") == []
         QTest.mouseClick(card.download_button, LEFT)

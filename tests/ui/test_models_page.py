@@ -14,7 +14,6 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QFileDialog, QWidget
 
 from tests.ui.conftest import Scene, frames, until
-from tests.ui.fake_models import FIT
 from tests.ui.fakes import FakeWorkbench
 from ui import Download, DownloadState, MainWindow, ShelfModel
 from ui.models.page import ModelsPage
@@ -45,7 +44,7 @@ def test_the_shelf_says_what_each_model_is(in_window: Play, bench: FakeWorkbench
         page = await opened(window)
         row = page.models[SMOL]
         assert row.facts.text() == "smollm2 · float32, from GGUF · 8,192 tokens · runs on hf, mlx · f2f9db9051cd"
-        assert (row.size_label.text(), row.in_use.isVisible(), row.open_button.isEnabled()) == ("638 MB", True, False)
+        assert (row.size_label.text(), row.in_use.isVisible(), row.open_button.isEnabled()) == ("638 MB", True, True)
         broken = page.models[QWEN]
         assert broken.problem.text() == "model.safetensors is missing"
         assert not broken.open_button.isEnabled()
@@ -54,34 +53,6 @@ def test_the_shelf_says_what_each_model_is(in_window: Play, bench: FakeWorkbench
         assert not page.models["me/pirate@1"].open_button.isVisible()
         assert not page.empty.isVisible()
         assert bench.asked("plan_model") == []
-
-    in_window(scene)
-
-
-def test_a_model_is_opened(in_window: Play, bench: FakeWorkbench) -> None:
-    async def scene(window: MainWindow) -> None:
-        page = await opened(window)
-        QTest.mouseClick(page.models[QWEN].open_button, LEFT)
-        await until(lambda: bench.asked("choose_model") == [(QWEN,)])
-
-    in_window(scene)
-
-
-def test_one_that_does_not_fit_is_opened_only_when_it_is_said_again(in_window: Play, bench: FakeWorkbench) -> None:
-    bench.shelf_fit = replace(FIT, weights=32_000_000_000, longest=0)
-
-    async def scene(window: MainWindow) -> None:
-        row = (await opened(window)).models[QWEN]
-        QTest.mouseClick(row.open_button, LEFT)
-        await until(lambda: row.ask_open.words.startswith("does not fit with 8,192 tokens: about 33 GB of this machine's 8 GB"))
-        assert row.ask_open.keep_button.hasFocus()
-        QTest.keyClick(row.ask_open.keep_button, Qt.Key.Key_Space)
-        assert (row.ask_open.words, row.open_button.hasFocus()) == ("", True)
-        assert bench.asked("choose_model") == []
-        QTest.keyClick(row.open_button, Qt.Key.Key_Space)
-        await until(lambda: row.ask_open.words)
-        QTest.mouseClick(row.ask_open.do_button, LEFT)
-        await until(lambda: bench.asked("choose_model") == [(QWEN,)])
 
     in_window(scene)
 
@@ -202,7 +173,7 @@ def test_the_keyboard_goes_from_top_to_bottom(in_window: Play, bench: FakeWorkbe
             QTest.keyClick(window.settings, Qt.Key.Key_Tab)
         inside = [part for part in seen if part is not None and page.isAncestorOf(part)]
         heights = [part.mapTo(page, part.rect().center()).y() for part in inside]
-        assert len(inside) == 2 + 3 + 4 + 2 + 3 + 3  # download, models, folder and import, field and buttons, proposals
+        assert len(inside) == 2 + 5 + 4 + 2 + 3 + 1 + 3  # download, models, folder and import, field, token, proposals
         assert heights == sorted(heights)
         assert all(part.accessibleName() or getattr(part, "text", str)() for part in inside)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QObject, Signal
 
 from ui.desk.showing import Showing
+from ui.port import LoadChoice, Refusal
 
 
 class ModelsDesk(QObject):
@@ -17,6 +18,7 @@ class ModelsDesk(QObject):
     listed = Signal(object)  # Sequence[ModelChoice]
     menu_ready = Signal(object, object)  # Sequence[ModelChoice], Sequence[BackendChoice], on request
     none_here = Signal()  # in place of a menu without models
+    does_not_fit = Signal(str)  # the name of one that was chosen; nothing was done
 
     def __init__(self, showing: Showing) -> None:
         super().__init__(showing)
@@ -32,8 +34,8 @@ class ModelsDesk(QObject):
         self._tasks.latest("models", self._list(menu=True))
 
     def choose_model(self, source: str) -> None:
-        """Another model from the next request on."""
-        self._tasks.run(self.open(source))
+        """Another model from the next request on; one that does not fit waits for a second word."""
+        self._tasks.run(self._choose(source))
 
     def choose_backend(self, name: str) -> None:
         """Another engine from the next request on."""
@@ -47,7 +49,21 @@ class ModelsDesk(QObject):
         elif menu:
             self.none_here.emit()
 
-    async def open(self, source: str) -> None:
-        """The same; a refusal is the caller's."""
-        await self._workbench.choose_model(source)
+    async def fits(self, source: str) -> bool:
+        """Whether there is room for it, as far as anybody can tell."""
+        try:
+            plan = await self._workbench.load_plan(source)
+        except Refusal:  # choosing it says why
+            return True
+        return plan.fit is None or plan.fit.fits
+
+    async def _choose(self, source: str) -> None:
+        if await self.fits(source):
+            await self.open(source)
+        else:
+            self.does_not_fit.emit(source)
+
+    async def open(self, source: str, choice: LoadChoice | None = None) -> None:
+        """The same, with what is chosen for it alone; a refusal is the caller's."""
+        await (self._workbench.choose_model(source) if choice is None else self._workbench.open_model(source, choice))
         await self._list()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
 from ui.desk.models import ModelsDesk
 from ui.desk.showing import Showing
-from ui.port import Download, ModelPlan
+from ui.port import Bits, Download, LoadChoice, ModelPlan, TokenView
 
 
 class ShelfDesk(QObject):
@@ -33,7 +35,13 @@ class ShelfDesk(QObject):
     verify_stopped = Signal(str)
     importing = Signal(int, int)  # done, of so many
     import_ended = Signal(str)  # the name on the shelf; "" where it was stopped or refused
-    too_large = Signal(str, object)  # name, FitView: it does not fit, and was not opened
+    load_planned = Signal(str, object)  # name, LoadPlan
+    context_kept = Signal(str, int)  # name, tokens
+    quantising = Signal(str, int, int)  # name, done, of so many
+    quantised = Signal(str, str)  # name, what was made of it
+    quantise_ended = Signal(str, str)  # name, why nothing was made; "" where it was stopped
+    token = Signal(object)  # TokenView
+    token_refused = Signal(str)
     removed = Signal(str, int)  # name, bytes that are free again
     refused = Signal(str)
 
@@ -43,6 +51,7 @@ class ShelfDesk(QObject):
         self._workbench = showing.workbench
         self._models = models
         self._verifying: dict[str, asyncio.Task[None]] = {}
+        self._quantising: dict[str, asyncio.Task[None]] = {}
         self._importing: asyncio.Task[None] | None = None
         self.downloads: tuple[Download, ...] = ()
 
@@ -58,12 +67,26 @@ class ShelfDesk(QObject):
         self.downloads_changed.emit(downloads)
 
     def open(self, name: str) -> None:
-        """Another model from the next request on; a download that brought it is not told of any more."""
-        self._tasks.run(self._open(name), self.refused.emit)
+        """Another model from the next request on, if it fits; a download that brought it is not told of any more."""
+        self._tasks.run(self._open_fitting(name), self.refused.emit)
 
-    def open_if_it_fits(self, name: str) -> None:
-        """The same; one that does not fit is told of instead."""
-        self._tasks.latest("open", self._open_if_it_fits(name), self.refused.emit)
+    def plan_load(self, name: str, choice: LoadChoice | None = None) -> None:
+        """What loading it takes: so, or as it is remembered with it. An older question is let go."""
+        self._tasks.latest("plan load", self._plan_load(name, choice), self.refused.emit)
+
+    def open_with(self, name: str, choice: LoadChoice) -> None:
+        """As `open`, and so from now on."""
+        self._tasks.run(self._open(name, choice), self.refused.emit)
+
+    def remember_context(self, name: str, context: int) -> None:
+        """It alone is loaded with so many tokens from now on."""
+        self._tasks.run(self._remember(name, context), self.refused.emit)
+
+    def quantise(self, name: str, bits: int) -> None:
+        """Makes one for mlx of it."""
+        task = self._tasks.run(self._quantise(name, 8 if bits == 8 else 4), lambda words: self.quantise_ended.emit(name, words))
+        self._quantising[name] = task
+        task.add_done_callback(lambda task: self._quantise_over(name, task))
 
     def verify(self, name: str) -> None:
         """Reads all of it."""
@@ -75,6 +98,11 @@ class ShelfDesk(QObject):
         """Somebody has read enough."""
         if name in self._verifying:
             self._verifying[name].cancel()
+
+    def stop_quantising(self, name: str) -> None:
+        """Nothing of it stays."""
+        if name in self._quantising:
+            self._quantising[name].cancel()
 
     def remove(self, name: str) -> None:
         """For good."""
@@ -126,25 +154,58 @@ class ShelfDesk(QObject):
         """What has arrived is deleted."""
         self._tasks.run(self._cancel(repository), self.refused.emit)
 
+    # ---- its token ----------------------------------------------------------------------------------------------------
+
+    def ask_token(self) -> None:
+        """Whether there is one."""
+        self._tasks.latest("token", self._token(self._workbench.hub_token()), self.token_refused.emit)
+
+    def keep_token(self, token: str) -> None:
+        """In the system keychain."""
+        self._tasks.run(self._token(self._workbench.keep_hub_token(token)), self.token_refused.emit)
+
+    def forget_token(self) -> None:
+        """Out of it."""
+        self._tasks.run(self._token(self._workbench.forget_hub_token()), self.token_refused.emit)
+
+    async def _token(self, answer: Coroutine[Any, Any, TokenView]) -> None:
+        self.token.emit(await answer)
+
     # ---- how ----------------------------------------------------------------------------------------------------------
 
     async def _list(self) -> None:
         self.listed.emit(await self._workbench.model_shelf())
         self.offered.emit(await self._workbench.offers())
 
-    async def _open(self, name: str) -> None:
-        await self._models.open(name)
+    async def _open(self, name: str, choice: LoadChoice | None = None) -> None:
+        await self._models.open(name, choice)
         for view in self.downloads:
             if view.name == name:
                 await self._workbench.cancel_download(view.repository)
         await self._list()
 
-    async def _open_if_it_fits(self, name: str) -> None:
-        fit = await self._workbench.fit_of_model(name)
-        if fit is None or fit.fits:
+    async def _open_fitting(self, name: str) -> None:
+        if await self._models.fits(name):
             await self._open(name)
         else:
-            self.too_large.emit(name, fit)
+            await self._plan_load(name, None)
+
+    async def _plan_load(self, name: str, choice: LoadChoice | None) -> None:
+        self.load_planned.emit(name, await self._workbench.load_plan(name, choice))
+
+    async def _remember(self, name: str, context: int) -> None:
+        await self._workbench.remember_context(name, context)
+        self.context_kept.emit(name, context)
+
+    async def _quantise(self, name: str, bits: Bits) -> None:
+        self.quantising.emit(name, 0, 0)
+        made = await self._workbench.quantise_model(name, bits, lambda done, total: self.quantising.emit(name, done, total))
+        self.quantised.emit(name, made)
+
+    def _quantise_over(self, name: str, task: asyncio.Task[None]) -> None:
+        self._quantising.pop(name, None)
+        if task.cancelled():
+            self.quantise_ended.emit(name, "")
 
     async def _verify(self, name: str) -> None:
         await self._workbench.verify_model(name, lambda done, total: self.verifying.emit(name, done, total))

@@ -83,7 +83,7 @@ class FitBar(QWidget):
         painter.setBrush(QColor(palette.hairline))
         painter.drawRoundedRect(whole, 3, 3)
         left = 0.0
-        for colour, part in zip(colours(palette), (fit.weights, fit.kv, fit.working), strict=True):
+        for colour, part in zip(colours(palette), (fit.weights, fit.kv, fit.working, fit.loading), strict=True):
             width = part * scale
             painter.fillRect(QRectF(left, 0, width, whole.height()), QColor(colour))
             left += width
@@ -98,12 +98,13 @@ class FitLegend(QWidget):
 
     def __init__(self) -> None:
         super().__init__()
-        self._labels = [ElidedLabel("", "soft", interface_font(11.5)) for _ in range(3)]
+        self._labels = [ElidedLabel("", "soft", interface_font(11.5)) for _ in range(4)]
         line = QHBoxLayout(self)
         line.setContentsMargins(0, 0, 0, 0)
         line.setSpacing(5)
-        for place, label in enumerate(self._labels):
-            line.addWidget(_Swatch(place))
+        self._swatches = [_Swatch(place) for place in range(4)]
+        for swatch, label in zip(self._swatches, self._labels, strict=True):
+            line.addWidget(swatch)
             line.addWidget(label)
             line.addSpacing(9)
         line.addStretch(1)
@@ -113,6 +114,9 @@ class FitLegend(QWidget):
         self._labels[0].setText(self.tr("weights {0}").format(size(fit.weights)))
         self._labels[1].setText(self.tr("KV {0}").format(size(fit.kv)))
         self._labels[2].setText(self.tr("work {0}").format(size(fit.working)))
+        self._labels[3].setText(self.tr("while loading {0} more").format(size(fit.loading)))
+        for part in (self._swatches[3], self._labels[3]):
+            part.setVisible(bool(fit.loading))
 
 
 class _Swatch(QWidget):
@@ -138,6 +142,6 @@ class _Swatch(QWidget):
         painter.end()
 
 
-def colours(palette: Palette) -> tuple[str, str, str]:
-    """Of weights, KV and work."""
-    return palette.accent, palette.disk, palette.bar_rest
+def colours(palette: Palette) -> tuple[str, str, str, str]:
+    """Of weights, KV, work, and what is needed while loading."""
+    return palette.accent, palette.disk, palette.bar_rest, palette.faint

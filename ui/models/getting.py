@@ -11,6 +11,7 @@ from ui.desk.shelf import ShelfDesk
 from ui.models.finds import Finds
 from ui.models.offers import Offers
 from ui.models.plan_card import PlanCard
+from ui.models.token_row import TokenRow
 from ui.parts import button, row, words
 from ui.port import FitView, HubFind, ModelPlan, Offer
 from ui.theme.fonts import interface_font
@@ -25,7 +26,6 @@ class GetSection(QWidget):
     """
 
     seen_wanted = Signal(object)  # a widget that is to come into sight
-    setting_wanted = Signal(int)  # models are to be loaded with so many tokens
     changed = Signal()  # other rows stand here
 
     def __init__(self, desk: ShelfDesk) -> None:
@@ -40,6 +40,7 @@ class GetSection(QWidget):
         self.look_button, self.search_button = button(self.tr("Look up")), button(self.tr("Search the hub"))
         self.finds = Finds()
         self.looking = words("", "soft")
+        self.token = TokenRow()
         self.card = PlanCard()
         self.offers = Offers()
         hint = self.tr("From Hugging Face, by its name, or words to search for. The hub is asked when you press, never before.")
@@ -51,6 +52,7 @@ class GetSection(QWidget):
         column.addWidget(self.looking)
         column.addWidget(self.card)
         column.addWidget(self.finds)
+        column.addWidget(self.token)
         column.addSpacing(4)
         column.addWidget(Caption(self.tr("Chat models that are known to run")))
         column.addWidget(self.offers)
@@ -60,7 +62,8 @@ class GetSection(QWidget):
     @property
     def buttons(self) -> tuple[QWidget, ...]:
         """In the order of the keyboard."""
-        return self.field, self.look_button, self.search_button, *self.card.buttons, *self.finds.buttons, *self.offers.buttons
+        first = self.field, self.look_button, self.search_button, *self.card.buttons
+        return *first, *self.finds.buttons, *self.token.buttons, *self.offers.buttons
 
     def show_busy(self, repositories: Sequence[str]) -> None:
         """Of these a download stands already."""
@@ -150,6 +153,11 @@ class GetSection(QWidget):
         desk.fitted.connect(self._show_fit)
         desk.found.connect(self._show_found)
         desk.search_refused.connect(self._refuse)
+        desk.token.connect(self.token.show_token)
+        desk.token_refused.connect(self.token.show_refused)
+        self.token.asked.connect(desk.ask_token)
+        self.token.keep_wanted.connect(desk.keep_token)
+        self.token.forget_wanted.connect(desk.forget_token)
         self.look_button.clicked.connect(self._look_up)
         self.search_button.clicked.connect(self._search)
         self.finds.wanted.connect(self._look_at)
@@ -158,5 +166,6 @@ class GetSection(QWidget):
         self.card.download_wanted.connect(desk.download)
         self.card.open_wanted.connect(desk.open)
         self.card.context_wanted.connect(desk.fit)
-        self.card.setting_wanted.connect(self.setting_wanted)
+        self.card.own_wanted.connect(desk.remember_context)
+        desk.context_kept.connect(self.card.show_own)
         self.offers.wanted.connect(self._get)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtCore import QSize, Qt
 from PySide6.QtWidgets import QFileDialog, QScrollArea, QVBoxLayout, QWidget
 
 from ui.desk.shelf import ShelfDesk
@@ -16,7 +16,7 @@ from ui.models.getting import GetSection
 from ui.models.shelf_row import ShelfRow
 from ui.numbers import size
 from ui.parts import Page, button, row, words
-from ui.port import Download, ShelfModel
+from ui.port import Download, LoadPlan, ShelfModel
 from ui.widgets import Caption, Notice
 
 
@@ -27,14 +27,13 @@ class ModelsPage(Page):
         desk: The shelf.
     """
 
-    setting_wanted = Signal(int)  # models are to be loaded with so many tokens
-
     def __init__(self, desk: ShelfDesk) -> None:
         super().__init__()
         self._desk = desk
         self.notice = Notice()
         self._head_downloads = Caption(self.tr("Downloads"))
         self.downloads: dict[str, DownloadRow] = {}  # by repository
+        self._early: tuple[str, LoadPlan] | None = None  # of a model whose row is still to come
         self.models: dict[str, ShelfRow] = {}  # by name
         self.empty = words(self.tr("No model is here yet. Get one below, or add a folder that has one."))
         self.add_button = button(self.tr("Add folder…"))
@@ -71,6 +70,8 @@ class ModelsPage(Page):
                 self._model_rows.insertWidget(place, held)
             held.show_model(model)
         self.models = {model.name: self.models[model.name] for model in models}
+        if self._early is not None and self._early[0] in wanted:
+            self._show_load(*self._early)
         self.empty.setVisible(not models)
         self._chain()
 
@@ -92,10 +93,6 @@ class ModelsPage(Page):
         if new or gone:
             self._chain()
             self.get.show_busy(list(self.downloads))
-
-    def show_setting(self, context: int | None) -> None:
-        """So many tokens models are loaded with."""
-        self.get.card.show_setting(context)
 
     def _show_import(self, done: int, total: int) -> None:
         share = f" {100 * done // total} %" if total else ""
@@ -144,8 +141,10 @@ class ModelsPage(Page):
 
     def _model_row(self, model: ShelfModel) -> ShelfRow:
         made, desk = ShelfRow(model), self._desk
-        made.open_wanted.connect(desk.open_if_it_fits)
-        made.open_anyway_wanted.connect(desk.open)
+        made.plan_wanted.connect(desk.plan_load)
+        made.open_wanted.connect(desk.open_with)
+        made.quantise_wanted.connect(desk.quantise)
+        made.stop_quantise_wanted.connect(desk.stop_quantising)
         made.verify_wanted.connect(desk.verify)
         made.stop_wanted.connect(desk.stop_verifying)
         made.remove_wanted.connect(desk.remove)
@@ -166,18 +165,29 @@ class ModelsPage(Page):
         desk.downloads_changed.connect(self.show_downloads)
         desk.verifying.connect(lambda name, done, total: self._in_row(name, lambda each: each.show_progress(done, total)))
         desk.verified.connect(lambda name, problem: self._in_row(name, lambda each: each.show_verified(problem)))
-        desk.too_large.connect(lambda name, fit: self._in_row(name, lambda each: each.show_too_large(fit)))
+        desk.load_planned.connect(self._show_load)
+        desk.quantising.connect(lambda name, done, total: self._in_row(name, lambda each: each.show_quantising(done, total)))
+        desk.quantised.connect(lambda name, made: self._in_row(name, lambda each: each.show_quantised(made)))
+        desk.quantise_ended.connect(lambda name, why: self._in_row(name, lambda each: each.show_not_quantised(why)))
         desk.verify_stopped.connect(lambda name: self._in_row(name, ShelfRow.show_stopped))
         desk.importing.connect(self._show_import)
         desk.import_ended.connect(self._end_import)
         desk.removed.connect(self._say_removed)
         desk.refused.connect(self.notice.say)
         self.get.seen_wanted.connect(self._see)
-        self.get.setting_wanted.connect(self.setting_wanted)
         self.get.changed.connect(self._chain)
         self.add_button.clicked.connect(self._ask_folder)
         self.import_button.clicked.connect(self._ask_gguf)
         self.stop_import_button.clicked.connect(desk.stop_import)
+
+    def _show_load(self, name: str, plan: LoadPlan) -> None:
+        held = self.models.get(name)
+        self._early = (name, plan) if held is None else None
+        if held is not None:
+            fresh = held.card.isHidden()
+            held.show_load(plan)
+            if fresh:
+                self._see(held.card)
 
     def _in_row(self, name: str, show: Callable[[ShelfRow], None]) -> None:
         held = self.models.get(name)

@@ -7,15 +7,15 @@ from PySide6.QtGui import QFont
 from PySide6.QtWidgets import QFrame, QGridLayout, QPushButton, QVBoxLayout, QWidget
 
 from ui.models.bars import FitBar, FitLegend
+from ui.models.contexts import contexts
 from ui.models.wording import FINGERPRINT_SHOWN, fit_words
-from ui.numbers import count, size
+from ui.numbers import size
 from ui.parts import Combo, button, row, words
 from ui.port import FitView, ModelPlan
 from ui.theme.fonts import interface_font, mono_font
 from ui.transcript.visible import one_line
 from ui.widgets import ElidedLabel, Label
 
-LEAST_CONTEXT = 1024  # tokens
 MOST_FILES = 200  # that are listed
 
 
@@ -25,14 +25,14 @@ class PlanCard(QFrame):
     download_wanted = Signal(str)  # pinned to the commit
     open_wanted = Signal(str)  # name, of one that is here already
     context_wanted = Signal(object, int)  # ModelPlan, tokens to reckon with
-    setting_wanted = Signal(int)  # models are to be loaded with so many tokens
+    own_wanted = Signal(str, int)  # name: it alone is to be loaded with so many tokens
     dismissed = Signal()
 
     def __init__(self) -> None:
         super().__init__()
         self.setProperty("kind", "card")
         self.plan: ModelPlan | None = None
-        self._setting: int | None = None
+        self._own: int | None = None
         self.title = ElidedLabel("", "", interface_font(13.5, QFont.Weight.Medium))
         self.commit = Label("", "soft", mono_font(11.5))
         self.facts, self.kept = words("", "soft"), words("", "soft")
@@ -40,8 +40,8 @@ class PlanCard(QFrame):
         self.fit_words = words("", "")
         self.context = Combo(self.tr("Context to reckon with"))
         self.context.activated.connect(self._choose)
-        self.setting_button = button(self.tr("load models with this"), "link")
-        self.setting_button.clicked.connect(self._ask_setting)
+        self.own_button = button(self.tr("load it with this"), "link")
+        self.own_button.clicked.connect(self._ask_own)
         self.files_button = button("", "plain")
         self.files_button.setCheckable(True)
         self.files_button.toggled.connect(self._show_files)
@@ -60,11 +60,11 @@ class PlanCard(QFrame):
     @property
     def buttons(self) -> tuple[QWidget, ...]:
         """In the order of the keyboard."""
-        return self.context, self.setting_button, self.files_button, self.download_button, self.leave_button
+        return self.context, self.own_button, self.files_button, self.download_button, self.leave_button
 
     def show_plan(self, plan: ModelPlan) -> None:
         """Shows this one."""
-        self.plan = plan
+        self.plan, self._own = plan, plan.own_context
         self.title.setText(plan.repository)
         self.setAccessibleName(self.tr("Plan for {0}").format(one_line(plan.repository)))
         self.commit.setText(self.tr("commit {0}").format(plan.commit[:FINGERPRINT_SHOWN]))
@@ -87,31 +87,30 @@ class PlanCard(QFrame):
         self.fit_words.setVisible(fit is not None or plan.kind == "model")
         if fit is None:
             self.fit_words.setText(self.tr("no engine of this machine runs it: {0} would").format(", ".join(plan.engines)))
-            self.setting_button.hide()
+            self.own_button.hide()
         else:
             self.bar.show_fit(fit)
             self.legend.show_fit(fit)
             self.fit_words.setText(fit_words(fit))
             self.context.setCurrentIndex(max(self.context.findData(fit.context), 0))
-            self._show_setting(fit)
+            self._show_own(fit)
         fits = fit is None or fit.fits
         words = self.tr("Download {0}") if fits else self.tr("Download {0} anyway")
         left = max(plan.size - plan.kept, 0)
         self.download_button.setText(self.tr("Open") if plan.here else words.format(size(left)))
         self.download_button.setEnabled(not (plan.here and plan.kind == "adapter"))
 
-    def show_setting(self, context: int | None) -> None:
-        """So many tokens models are loaded with; None: as many as they were made for."""
-        self._setting = context
-        if self.plan is not None and self.plan.fit is not None:
-            self._show_setting(self.plan.fit)
+    def show_own(self, name: str, context: int) -> None:
+        """That is kept for a model."""
+        if self.plan is not None and self.plan.name == name and self.plan.fit is not None:
+            self._own = context
+            self._show_own(self.plan.fit)
 
-    def _show_setting(self, fit: FitView) -> None:
-        chosen = self.context.currentData()
-        holds = self._setting is not None and chosen == self._setting
-        self.setting_button.setEnabled(not holds)
-        self.setting_button.setText(self.tr("models are loaded with this") if holds else self.tr("load models with this"))
-        self.setting_button.setVisible(bool(fit.longest))
+    def _show_own(self, fit: FitView) -> None:
+        holds = self._own is not None and self.context.currentData() == self._own
+        self.own_button.setEnabled(not holds)
+        self.own_button.setText(self.tr("it is loaded with this") if holds else self.tr("load it with this"))
+        self.own_button.setVisible(bool(fit.longest))
 
     def _facts(self, plan: ModelPlan) -> str:
         adapter = self.tr("an adapter for {0}").format(plan.base) if plan.base else self.tr("an adapter")
@@ -129,18 +128,8 @@ class PlanCard(QFrame):
         self.context.clear()
         if plan.fit is None:
             return
-        longest, most = plan.fit.longest, plan.context or plan.fit.context
-        sizes = {plan.fit.context, most}
-        tokens = LEAST_CONTEXT
-        while tokens < most:
-            sizes.add(tokens)
-            tokens *= 2
-        whole = longest // LEAST_CONTEXT * LEAST_CONTEXT
-        if LEAST_CONTEXT <= whole < most:
-            sizes.add(whole)
-        for tokens in sorted(sizes):
-            name = self.tr("{0} tokens").format(count(tokens))
-            self.context.addItem(name if tokens <= longest else self.tr("{0}: too many").format(name), tokens)
+        for name, tokens in contexts(plan.fit, plan.context):
+            self.context.addItem(name, tokens)
 
     def _fill_files(self, plan: ModelPlan) -> None:
         for old in self._lines:
@@ -160,10 +149,10 @@ class PlanCard(QFrame):
         if self.plan is not None:
             self.context_wanted.emit(self.plan, self.context.itemData(place))
 
-    def _ask_setting(self) -> None:
+    def _ask_own(self) -> None:
         tokens = self.context.currentData()
-        if tokens:
-            self.setting_wanted.emit(tokens)
+        if tokens and self.plan is not None:
+            self.own_wanted.emit(self.plan.name, tokens)
 
     def _go(self) -> None:
         plan = self.plan
@@ -197,7 +186,7 @@ class PlanCard(QFrame):
         column.addWidget(self.bar)
         column.addWidget(self.legend)
         column.addWidget(self.fit_words)
-        column.addLayout(row(self._context_label, self.context, self.setting_button, 1, spacing=10))
+        column.addLayout(row(self._context_label, self.context, self.own_button, 1, spacing=10))
         column.addLayout(row(self.files_button, 1))
         column.addWidget(self._files)
         column.addLayout(row(self.download_button, self.leave_button, 1, spacing=14))

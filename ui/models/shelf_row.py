@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 
-from PySide6.QtCore import QUrl, Signal
+from PySide6.QtCore import Qt, QUrl, Signal
 from PySide6.QtGui import QDesktopServices, QFont
-from PySide6.QtWidgets import QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from ui.models.ask import AskBar
 from ui.models.bars import ThinBar
-from ui.models.wording import facts_of, fit_words
+from ui.models.load_card import LoadCard
+from ui.models.quantise_bar import QuantiseBar
+from ui.models.wording import facts_of
 from ui.numbers import size
 from ui.parts import button, row, words
-from ui.port import FitView, ShelfModel
+from ui.port import LoadPlan, ShelfModel
 from ui.theme.fonts import interface_font
 from ui.transcript.visible import one_line
 from ui.widgets import ElidedLabel, Hairline, Label
@@ -22,8 +24,10 @@ from ui.widgets import ElidedLabel, Hairline, Label
 class ShelfRow(QWidget):
     """Shows a `ShelfModel`."""
 
-    open_wanted = Signal(str)  # name, where it fits
-    open_anyway_wanted = Signal(str)
+    plan_wanted = Signal(str, object)  # name, LoadChoice or None: what would loading it take?
+    open_wanted = Signal(str, object)  # name, LoadChoice
+    quantise_wanted = Signal(str, int)  # name, bits
+    stop_quantise_wanted = Signal(str)
     verify_wanted = Signal(str)
     stop_wanted = Signal(str)  # of verifying
     remove_wanted = Signal(str)
@@ -38,26 +42,28 @@ class ShelfRow(QWidget):
         self.facts = words("", "soft")
         self.facts.setFont(interface_font(11.5))
         self.problem = words("", "warm")
-        self.open_button = button(self.tr("Open"), "link")
+        self.open_button = button(self.tr("Open…"), "link")
         self.verify_button = button(self.tr("Verify"), "plain")
-        self.reveal_button = button(self.tr("Show in file manager"), "plain")
+        self.quantise_button = button(self.tr("Quantise…"), "plain")
+        self.reveal_button = button(self.tr("Show folder"), "plain")
         self.remove_button = button(self.tr("Remove"), "plain")
-        self.bar, self.stop_button = ThinBar(self.tr("Verifying")), button(self.tr("Stop"), "plain")
+        self.bar, self.stop_button = ThinBar(self.tr("Progress")), button(self.tr("Stop"), "plain")
         self.state = words("", "soft")
         self.ask = AskBar(self.remove_button, self.tr("Keep"))
-        self.ask_open = AskBar(self.open_button, self.tr("Not now"))
-        self._verifying = False
+        self.card = LoadCard(self.open_button)
+        self.quantise = QuantiseBar(self.quantise_button)
+        self._quantising = False
         self._connect()
         self._lay_out()
         self.show_model(model)
 
     @property
-    def buttons(self) -> tuple[QPushButton, ...]:
+    def buttons(self) -> tuple[QWidget, ...]:
         """In the order of the keyboard."""
         ask = self.ask
         return (
-            self.open_button, self.verify_button, self.reveal_button, self.remove_button,
-            self.stop_button, ask.do_button, ask.keep_button, self.ask_open.do_button, self.ask_open.keep_button,
+            self.open_button, self.verify_button, self.quantise_button, self.reveal_button, self.remove_button,
+            self.stop_button, ask.do_button, ask.keep_button, *self.quantise.buttons, *self.card.buttons,
         )  # fmt: skip
 
     def show_model(self, model: ShelfModel) -> None:
@@ -72,10 +78,12 @@ class ShelfRow(QWidget):
         self.problem.setText(model.problem)
         self.problem.setVisible(bool(model.problem))
         self.open_button.setVisible(model.kind == "model")
-        self.open_button.setEnabled(not model.problem and not model.loaded)
+        self.open_button.setEnabled(not model.problem)
+        self.quantise_button.setVisible(model.convertible)
         for part, what in (
             (self.open_button, self.tr("Open {0}")),
             (self.verify_button, self.tr("Verify {0}")),
+            (self.quantise_button, self.tr("Quantise {0}")),
             (self.reveal_button, self.tr("Show {0} in the file manager")),
             (self.remove_button, self.tr("Remove {0}")),
         ):
@@ -85,29 +93,54 @@ class ShelfRow(QWidget):
         """Its files are being read."""
         self._say(self.tr("reading {0} of {1}…").format(size(done), size(total)) if total else self.tr("reading…"))
         self.bar.show_share(done, total)
-        self._verify(True)
+        self._work(True)
 
-    def show_too_large(self, fit: FitView) -> None:
-        """It was to be opened, and does not fit."""
+    def show_load(self, plan: LoadPlan) -> None:
+        """What loading it takes."""
         self.ask.leave()
-        self.ask_open.ask(fit_words(fit), self.tr("Open anyway"))
+        self.quantise.leave()
+        self.card.show_plan(plan)
+
+    def show_quantising(self, done: int, total: int) -> None:
+        """Another one is being made of it."""
+        self._quantising = True
+        share = f" {100 * done // total} %" if total else ""
+        self._say(self.tr("quantising…{0}").format(share))
+        self.bar.show_share(done, total)
+        self._work(True)
+
+    def show_quantised(self, made: str) -> None:
+        """It stands beside it."""
+        self._end_work()
+        self._say(self.tr("{0} is on the shelf").format(made))
+
+    def show_not_quantised(self, why: str) -> None:
+        """Why not; nothing where it was stopped."""
+        self._end_work()
+        self._say(why or self.tr("stopped: nothing was made"), "warm" if why else "soft")
 
     def show_verified(self, problem: str) -> None:
         """They were read: what differs, or that nothing does."""
-        self._verify(False)
+        self._end_work()
         self._say(problem or self.tr("sound: every file was read and is as it was"), "warm" if problem else "soft")
 
     def show_stopped(self) -> None:
         """Nobody knows whether they are sound."""
-        self._verify(False)
+        self._end_work()
         self._say(self.tr("stopped before everything was read"))
 
-    def _verify(self, verifying: bool) -> None:  # a state, not an option
-        self._verifying = verifying
-        self.bar.setVisible(verifying)
-        self.stop_button.setVisible(verifying)
-        self.verify_button.setEnabled(not verifying)
-        self.remove_button.setEnabled(not verifying)
+    def _end_work(self) -> None:
+        if self.stop_button.hasFocus():
+            (self.quantise_button if self._quantising else self.verify_button).setEnabled(True)
+            (self.quantise_button if self._quantising else self.verify_button).setFocus(Qt.FocusReason.OtherFocusReason)
+        self._quantising = False
+        self._work(False)
+
+    def _work(self, working: bool) -> None:  # a state, not an option
+        self.bar.setVisible(working)
+        self.stop_button.setVisible(working)
+        for part in (self.verify_button, self.quantise_button, self.remove_button):
+            part.setEnabled(not working)
 
     def _say(self, text: str, kind: str = "soft") -> None:
         if self.state.property("kind") != kind:
@@ -118,12 +151,15 @@ class ShelfRow(QWidget):
         self.state.setVisible(bool(text))
 
     def _connect(self) -> None:
-        self.open_button.clicked.connect(lambda: self.open_wanted.emit(self.model.name))
+        self.open_button.clicked.connect(lambda: self.plan_wanted.emit(self.model.name, None))
         self.verify_button.clicked.connect(self._ask_verify)
-        self.stop_button.clicked.connect(lambda: self.stop_wanted.emit(self.model.name))
+        self.quantise_button.clicked.connect(self._ask_quantise)
+        self.stop_button.clicked.connect(self._stop)
         self.reveal_button.clicked.connect(self._reveal)
         self.remove_button.clicked.connect(self._ask_remove)
-        self.ask_open.agreed.connect(lambda: self.open_anyway_wanted.emit(self.model.name))
+        self.card.wanted.connect(lambda choice: self.plan_wanted.emit(self.model.name, choice))
+        self.card.open_wanted.connect(lambda choice: self.open_wanted.emit(self.model.name, choice))
+        self.quantise.wanted.connect(self._start_quantising)
         self.ask.agreed.connect(lambda: self.remove_wanted.emit(self.model.name))
 
     def _ask_verify(self) -> None:
@@ -131,8 +167,22 @@ class ShelfRow(QWidget):
         self.stop_button.setFocus()
         self.verify_wanted.emit(self.model.name)
 
+    def _ask_quantise(self) -> None:
+        self.ask.leave()
+        self.card.leave()
+        self.quantise.ask()
+
+    def _start_quantising(self, bits: int) -> None:
+        self.show_quantising(0, 0)
+        self.stop_button.setFocus()
+        self.quantise_wanted.emit(self.model.name, bits)
+
+    def _stop(self) -> None:
+        (self.stop_quantise_wanted if self._quantising else self.stop_wanted).emit(self.model.name)
+
     def _ask_remove(self) -> None:
-        self.ask_open.leave()
+        self.card.leave()
+        self.quantise.leave()
         if self.model.linked:
             question = self.tr("take it off the shelf? its folder stays where it is, nothing is freed")
         else:
@@ -150,12 +200,13 @@ class ShelfRow(QWidget):
         column.addLayout(row(self.title, self.in_use, 1, self.size_label))
         column.addWidget(self.facts)
         column.addWidget(self.problem)
-        actions = row(self.open_button, self.verify_button, self.reveal_button, self.remove_button, 1, spacing=16)
-        column.addLayout(actions)
+        actions = (self.open_button, self.verify_button, self.quantise_button, self.reveal_button, self.remove_button)
+        column.addLayout(row(*actions, 1, spacing=16))
         column.addWidget(self.bar)
         column.addLayout(row(self.state, self.stop_button))
         column.addWidget(self.ask)
-        column.addWidget(self.ask_open)
+        column.addWidget(self.quantise)
+        column.addWidget(self.card)
         column.addSpacing(6)
         column.addWidget(Hairline())
         for part in (self.bar, self.stop_button, self.state):

@@ -46,6 +46,7 @@ def facts_of(model: ShelfModel, now: float) -> str:
         _tr("runs on {0}").format(", ".join(model.engines)) if model.engines else "",
         used_words(model.last_used, now),
         model.fingerprint[:FINGERPRINT_SHOWN],
+        _tr("opens with {0}").format(model.own_load) if model.own_load else "",
     )
     return " · ".join(part for part in parts if part)
 

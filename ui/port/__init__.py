@@ -25,6 +25,7 @@ from ui.port.events import (
     TurnChanged,
     WindowWanted,
 )
+from ui.port.loads import Bits, LoadChoice, LoadCommands, LoadPlan, TokenView, WeightsForm
 from ui.port.models import (
     Download,
     DownloadsChanged,
@@ -71,6 +72,7 @@ __all__ = [
     "BackendChoice",
     "Backup",
     "BeamRules",
+    "Bits",
     "BranchDiff",
     "BranchRow",
     "CacheCheck",
@@ -104,6 +106,9 @@ __all__ = [
     "Holds",
     "HubFind",
     "ImportResult",
+    "LoadChoice",
+    "LoadCommands",
+    "LoadPlan",
     "Made",
     "ModelChoice",
     "ModelCommands",
@@ -139,6 +144,7 @@ __all__ = [
     "StatusView",
     "TextFile",
     "Tier",
+    "TokenView",
     "TokensArrived",
     "ToolCard",
     "TransferCommands",
@@ -147,6 +153,7 @@ __all__ = [
     "TurnStats",
     "TurnStatus",
     "TurnView",
+    "WeightsForm",
     "WindowWanted",
     "Workbench",
     "translate",

@@ -32,6 +32,8 @@ class ShelfModel:
         loaded: It is the one in use here.
         linked: It stays in a folder elsewhere, which removing it leaves alone.
         kind: A model, or an adapter.
+        own_load: What it alone is loaded with, in a few words; "" where the settings hold.
+        convertible: It can be quantised for mlx.
     """
 
     name: str
@@ -47,6 +49,8 @@ class ShelfModel:
     loaded: bool = False
     linked: bool = False
     kind: Holds = "model"
+    own_load: str = ""
+    convertible: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,7 @@ class FitView:
         weights: As the engine keeps them.
         kv: Of the whole context.
         working: The engine itself, and one chunk of a prompt.
+        loading: What more is needed for a moment, while it is loaded.
         memory: What the machine has for it.
         free: Of that, what nobody uses now.
         longest: The largest context that there is room for; 0 where there is none for any.
@@ -72,11 +77,12 @@ class FitView:
     memory: int
     free: int
     longest: int
+    loading: int = 0
 
     @property
     def total(self) -> int:
-        """Everything together."""
-        return self.weights + self.kv + self.working
+        """Everything together, at its highest."""
+        return self.weights + self.kv + self.working + self.loading
 
     @property
     def fits(self) -> bool:
@@ -103,6 +109,7 @@ class ModelPlan:
         base: The model that an adapter says it was made for.
         context: Tokens that the model was made for, where it says so.
         fit: Into this machine; None for an adapter, and where no engine here runs it.
+        own_context: Tokens that it alone is to be loaded with; None: as all models.
     """
 
     repository: str
@@ -119,6 +126,7 @@ class ModelPlan:
     base: str = ""
     context: int | None = None
     fit: FitView | None = None
+    own_context: int | None = None
 
     @property
     def pinned(self) -> str:
@@ -250,9 +258,6 @@ class ModelCommands(Protocol):
 
     async def plan_model(self, wanted: str) -> ModelPlan:
         """Asks the hub what fetching ``ORG/NAME[@REVISION]`` means. May be cancelled."""
-
-    async def fit_of_model(self, name: str) -> FitView | None:
-        """Whether a model of the shelf fits, with the context that models are loaded with; None where nobody can tell."""
 
     async def fit(self, plan: ModelPlan, context: int) -> FitView | None:
         """Whether a model that was planned fits with so many tokens."""

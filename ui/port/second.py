@@ -27,6 +27,7 @@ class SecondChoice:
         detail: A few words more.
         adapters: That it is under; None: whatever it is loaded with.
         dtype: What it computes in; "" as set.
+        weights: How it holds its linear weights, as `LoadChoice.weights` has it; "" the engine's own form.
         same_engine: It needs no second engine: the one that runs answers under other adapters.
         problem: Why it cannot be had here; "" where it can.
     """
@@ -37,6 +38,7 @@ class SecondChoice:
     detail: str = ""
     adapters: tuple[AdapterChoice, ...] | None = None
     dtype: str = ""
+    weights: str = ""
     same_engine: bool = False
     problem: str = ""
 
@@ -52,6 +54,7 @@ class PathComparison:
         found: The numbers, by spans.
         spans: For each turn by its node: ``(n,)`` the span that each token of its run is in.
         read: Tokens of the path that were compared; what follows no model has read.
+        kl_from: The token of the path from which on the KL is known; 0: of all, where it is known at all.
     """
 
     session_id: int
@@ -60,6 +63,7 @@ class PathComparison:
     found: ModelComparison
     spans: Mapping[int, npt.NDArray[np.int64]]
     read: int
+    kl_from: int = 0
 
 
 class NoRoomRefusal(Refusal):

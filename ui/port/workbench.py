@@ -11,6 +11,7 @@ from ui.port.drafts import DraftCommands
 from ui.port.drawing import DrawingUses
 from ui.port.engine import EngineCommands
 from ui.port.events import Event
+from ui.port.loads import LoadCommands
 from ui.port.models import ModelCommands
 from ui.port.second import SecondCommands
 from ui.port.sessions import SessionCommands
@@ -31,6 +32,7 @@ class Workbench(
     SettingsCommands,
     TransferCommands,
     ModelCommands,
+    LoadCommands,
     SecondCommands,
     EngineCommands,
     Protocol,

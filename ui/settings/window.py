@@ -60,7 +60,6 @@ class SettingsWindow(QWidget):
         self.reload = Notice()
         self.reload.acted.connect(lambda: self._run(self._reload()))
         self.models = ModelsPage(desk.shelf)
-        self.models.setting_wanted.connect(lambda tokens: self._change("context_length", tokens))
         self.engine, self.memory, self.generation = self._engine(), self._memory(), self._generation()
         self.appearance = self._appearance()
         self.data = DataPage(workbench, self._run)
@@ -102,7 +101,6 @@ class SettingsWindow(QWidget):
         self.engine.show_choice("offload", choices.get("offload", ()), values.offload, lambda name: places.get(name, name))
         self.engine.show_number("context_length", values.context_length or 0)
         self.engine.show_number("threads", values.threads or 0)
-        self.models.show_setting(values.context_length)
         self.memory.show_number("kv_cache_bytes", round((values.kv_cache_bytes or 0) / MEGABYTE))
         self.memory.show_number("disk_bytes", round((values.disk_bytes or 0) / MEGABYTE))
         self.generation.show_choice(

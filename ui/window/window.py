@@ -175,6 +175,7 @@ class MainWindow(QMainWindow):
     def _wire_models(self) -> None:
         for wanted in (self.desk.models.none_here, self.parts.top.model.more_wanted, self.parts.first.more_wanted):
             wanted.connect(self._open_models)
+        self.desk.models.does_not_fit.connect(self._show_load)
         self.parts.status.downloads.clicked.connect(lambda _checked=False: self.settings.open_models())
         self.desk.shelf.downloads_changed.connect(self.parts.status.show_downloads)
         self.stage.mode_changed.connect(self.welcome.show_mode)
@@ -212,6 +213,11 @@ class MainWindow(QMainWindow):
 
     def _open_models(self) -> None:
         self.settings.open_models(get=True)
+
+    def _show_load(self, name: str) -> None:
+        """What loading a model takes, and the ways to load it."""
+        self.settings.open_models()
+        self.desk.shelf.plan_load(name)
 
     def _open_about(self) -> None:
         from ui.about import AboutBox

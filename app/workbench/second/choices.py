@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from app.workbench.making import stack_words
 from app.workbench.status import detail_of
-from ui import AdapterChoice, BackendChoice, SecondChoice
+from ui import AdapterChoice, BackendChoice, SecondChoice, WeightsForm
 
 if TYPE_CHECKING:
     from runtime import ShelfEntry
@@ -29,6 +29,9 @@ def second_choices(
     stack: Sequence[AdapterChoice],
     *,
     dtype: str,
+    weights: str = "",
+    forms: Sequence[WeightsForm] = (),
+    set_weights: Callable[[str], str] = lambda _name: "",
 ) -> list[SecondChoice]:
     """What there is, the nearest first.
 
@@ -38,13 +41,17 @@ def second_choices(
         entries: The shelf.
         stack: The adapters of the session, those that are switched off among them.
         dtype: What the model in use computes in; "" while none runs.
+        weights: The form that it holds its linear weights in.
+        forms: All that it could hold them in.
+        set_weights: The form that another model is loaded with, by its name; "" the engine's own.
     """
     now = next((choice.name for choice in backends if choice.chosen), "auto")
     name = next((entry.title for entry in entries if entry.name == source), source)
     return [
         *_other_adapters(source, now, name, stack),
         *_other_engines(source, now, name, stack, backends, dtype),
-        *(_other_model(entry, now, backends) for entry in entries if entry.name != source),
+        *_other_weights(source, now, name, stack, forms, weights),
+        *(_other_model(entry, now, backends, set_weights(entry.name)) for entry in entries if entry.name != source),
     ]
 
 
@@ -79,14 +86,34 @@ def _other_engines(
     return found
 
 
-def _other_model(entry: ShelfEntry, now: str, backends: Sequence[BackendChoice]) -> SecondChoice:
+def _other_weights(
+    source: str, now: str, name: str, stack: Sequence[AdapterChoice], forms: Sequence[WeightsForm], held: str
+) -> list[SecondChoice]:
+    on = tuple(choice for choice in stack if choice.on)
+    return [
+        SecondChoice(
+            source,
+            now,
+            f"{name} with {form.name} weights",
+            f"perplexity {form.cost}" if form.cost else "",
+            adapters=on,
+            weights=form.name,
+        )
+        for form in forms
+        if form.name != held
+    ]
+
+
+def _other_model(entry: ShelfEntry, now: str, backends: Sequence[BackendChoice], weights: str) -> SecondChoice:
     here = [choice.name for choice in backends if not choice.problem]
     runs = [name for name in here if name in entry.backends or not entry.backends]
     problem = entry.problem if not entry.complete else ""
     if not problem and not runs:
         problem = f"runs on {' or '.join(entry.backends)}, which is not here"
     backend = now if now in runs or not runs else runs[0]
-    return SecondChoice(entry.name, backend, entry.title, detail_of(entry), problem=problem)
+    held = weights if backend == "hf" and weights not in ("auto", "float32") else ""
+    label = f"{entry.title} with {held} weights" if held else entry.title
+    return SecondChoice(entry.name, backend, label, detail_of(entry), weights=held, problem=problem)
 
 
 def words(stack: Sequence[AdapterChoice]) -> str:

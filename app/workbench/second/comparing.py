@@ -71,7 +71,7 @@ class Comparing:
         spoken = spoken_name(left.model.info)
         name = f"{spoken} with {words(on)}" if on else spoken
         spans = {node: inside[start:stop] for node, (start, stop) in spans_of.items()}
-        return PathComparison(session.id, name, choice.label, found, spans, len(ids))
+        return PathComparison(session.id, name, choice.label, found, spans, len(ids), _kl_from(ids))
 
     async def _left(self, session: OpenSession, segments: Sequence[Segment], progress: OnCompared) -> Speaker:
         """The model in use under the session's adapters."""
@@ -111,7 +111,7 @@ class Comparing:
                 ids,
                 left_adapters=left.adapters,
                 right_adapters=stack,
-                kl_start=max(len(ids) - MOST_ROWS, 0),
+                kl_start=_kl_from(ids),
                 on_progress=lambda done, total: progress("comparing", done, total),
             )
         except EngineDiedError as fault:
@@ -133,6 +133,10 @@ class Comparing:
         finally:
             if choice.same_engine:
                 self._setups.free(choice.adapters or ())
+
+
+def _kl_from(ids: Sequence[int]) -> int:
+    return max(len(ids) - MOST_ROWS, 0)
 
 
 def read_segments(session: OpenSession) -> list[Segment]:

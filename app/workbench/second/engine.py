@@ -41,8 +41,7 @@ class SecondEngine:
         self._told = told
         if self._held is None or self._key != _key(choice):
             await self.close()
-            options = {"dtype": choice.dtype} if choice.dtype else {}
-            held = self._first.beside(choice.source, choice.backend, options)
+            held = self._first.beside(choice.source, choice.backend, _options(choice))
             held.subscribe(lambda: self._told(held.reason) if held.reason else None)
             self._held, self._key = held, _key(choice)
         return await self._held.model()
@@ -69,8 +68,14 @@ async def room_for(choice: SecondChoice, tokens: int) -> Fit | None:
     return await asyncio.to_thread(_room_for, choice, tokens)
 
 
+def _options(choice: SecondChoice) -> dict[str, str]:
+    """`LoadOptions` that the choice names."""
+    found = {"dtype": choice.dtype, "weights": choice.weights}
+    return {name: value for name, value in found.items() if value}
+
+
 def _room_for(choice: SecondChoice, tokens: int) -> Fit | None:
-    from runtime import ModelShelf, default_backend, estimate_fit  # the window opens without them
+    from runtime import LoadOptions, ModelShelf, default_backend, estimate_fit  # the window opens without them
 
     shelf = ModelShelf()
     try:
@@ -78,8 +83,11 @@ def _room_for(choice: SecondChoice, tokens: int) -> Fit | None:
     except RuntimeFault:  # it is a folder beside the shelf, or gone: loading says so
         return None
     backend = default_backend() if choice.backend == "auto" else choice.backend
-    return estimate_fit(config, entry.weights, dtype=entry.dtype, backend=backend, context=tokens) if entry.weights else None
+    if not entry.weights:
+        return None
+    options = LoadOptions.from_mapping(_options(choice))
+    return estimate_fit(config, entry.weights, dtype=entry.dtype, backend=backend, context=tokens, options=options)
 
 
 def _key(choice: SecondChoice) -> tuple[str, ...]:
-    return choice.source, choice.backend, choice.dtype
+    return choice.source, choice.backend, choice.dtype, choice.weights

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from app.supervisor import Supervisor
+from app.workbench.app_settings import SettingsKeeper
 from app.workbench.second.engine import SecondEngine
 from app.workbench.sessions import Sessions
 from app.workbench.setup.setups import Setups, values_of
-from ui import BackendChoice, OnCompared, PathComparison, SecondChoice
+from ui import BackendChoice, OnCompared, PathComparison, SecondChoice, WeightsForm
 
 if TYPE_CHECKING:
-    from runtime import ShelfEntry
+    from runtime import ModelInfo, ShelfEntry
 
 
 class SecondMembers(ABC):
@@ -25,6 +26,7 @@ class SecondMembers(ABC):
     _setups: Setups
     _second: SecondEngine
     _comparing: asyncio.Lock
+    _settings: SettingsKeeper
 
     @abstractmethod
     def backends(self) -> Sequence[BackendChoice]:
@@ -36,9 +38,22 @@ class SecondMembers(ABC):
 
         entries = await asyncio.to_thread(_on_the_shelf)
         session = self._sessions.opened(session_id)
-        model = self.supervisor.running
-        dtype = "" if model is None else model.info.dtype
-        return second_choices(self.supervisor.source, self.backends(), entries, values_of(session).adapters, dtype=dtype)
+        info = None if self.supervisor.running is None else self.supervisor.running.info
+        digest = next((entry.fingerprint for entry in entries if entry.name == self.supervisor.source), None) or ""
+        return second_choices(
+            self.supervisor.source,
+            self.backends(),
+            entries,
+            values_of(session).adapters,
+            dtype="" if info is None else info.dtype,
+            weights=_held(info),
+            forms=[] if info is None else await asyncio.to_thread(_forms, info, digest),
+            set_weights=self._set_weights,
+        )
+
+    def _set_weights(self, name: str) -> str:
+        own = self._settings.own.of(name).weights
+        return own if own != "auto" else self._settings.values.weights
 
     async def compare_with(
         self, session_id: int, choice: SecondChoice, progress: OnCompared, *, anyway: bool = False
@@ -64,6 +79,22 @@ class SecondMembers(ABC):
         self._second.keeps = keep
         if not keep and not self._comparing.locked():
             await self._second.close()
+
+
+def _held(info: ModelInfo | None) -> str:
+    """The form of a model's linear weights."""
+    form = "auto" if info is None else str(info.options.get("weights", "auto"))
+    return "float32" if form == "auto" else form
+
+
+def _forms(info: ModelInfo, digest: str) -> list[WeightsForm]:
+    """That an engine could hold a model's weights in, with what is known of their cost."""
+    from runtime import measured_perplexities, weight_forms
+
+    if info.dtype.rpartition(".")[2] != "float32":
+        return []
+    costs = {each.weights: str(each) for each in measured_perplexities(digest)}
+    return [WeightsForm(form, costs.get(form, "")) for form in weight_forms(info.backend, info.device)]
 
 
 def _on_the_shelf() -> list[ShelfEntry]:

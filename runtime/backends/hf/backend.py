@@ -16,12 +16,13 @@ import torch
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts
-from runtime.backends.buckets import Bucket
+from runtime.backends.buckets import Bucket, reach_of
 from runtime.backends.hf import payload as payloads
 from runtime.backends.hf.adapters import TorchAdapters
+from runtime.backends.hf.attention import OWN, attention_of
 from runtime.backends.hf.cache import Shape, SlotLayer, Tensors, TorchPack, make_layers
 from runtime.backends.hf.codec import codec_of
-from runtime.backends.hf.loading import LoadedModel, attention_of, load_model
+from runtime.backends.hf.loading import LoadedModel, load_model
 from runtime.backends.hf.payload import TorchPayload
 from runtime.backends.hf.replay import Replay
 from runtime.backends.hf.threads import CHOICE
@@ -35,6 +36,8 @@ from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import ModelInfo
 from runtime.loading.folder import ModelFolder
 from runtime.options import LoadOptions
+
+FULL, SLIDING = ("full_attention", "hybrid"), ("sliding_attention", "hybrid_sliding")  # what transformers calls layers
 
 
 def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> HfBackend:
@@ -56,6 +59,8 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> HfBacke
 class HfBackend(PackedBackend[TorchPack]):
     """A torch model and its packs. Owner thread only."""
 
+    vain = 8.0  # rows that share keys are one product with them, which reads them once: measured on a CPU, 1 to 8 rows
+
     def __init__(self, loaded: LoadedModel, options: LoadOptions) -> None:
         self._loaded = loaded
         self._model = loaded.model
@@ -74,7 +79,9 @@ class HfBackend(PackedBackend[TorchPack]):
         layers = make_layers(loaded.config)
         self.recurrent = any(hasattr(layer, "recurrent_states") for layer in layers)
         self._windows = {layer.window for layer in layers if isinstance(layer, SlotLayer)}
+        self.reach = reach_of(self._windows)
         self.tree = not self.recurrent and "position_ids" in self._takes
+        self.shares = self.recurrent and attention_of(self._model) == OWN
         ours = loaded.folder and loaded.offload is None and self._device.type == "cpu"  # nobody else's hooks, one fast device
         self._replay = Replay(self._model, self._takes) if ours and not self.recurrent else None
         self.info = self._describe(options, warnings=())
@@ -288,8 +295,8 @@ class HfBackend(PackedBackend[TorchPack]):
             arguments["position_ids"] = torch.from_numpy(bucket.positions).to(self._device)
         if "logits_to_keep" in self._takes:
             arguments["logits_to_keep"] = self._kept(bucket.columns, bucket.tokens.shape[1])
-        if bucket.missing is not None:
-            arguments["attention_mask"] = self._masks({w: bucket.visible(w) for w in self._windows})
+        if bucket.masked:
+            arguments["attention_mask"] = self._masks({w: bucket.visible(w)[..., bucket.first(w) :] for w in self._windows})
         return arguments
 
     def _kept(self, want: Int64, n: int) -> int | torch.Tensor:
@@ -307,7 +314,7 @@ class HfBackend(PackedBackend[TorchPack]):
         tensors = {w: self._mask(mask) for w, mask in by_window.items()}
         if len(tensors) == 1:
             return next(iter(tensors.values()))
-        return {"full_attention" if w is None else "sliding_attention": mask for w, mask in tensors.items()}
+        return {kind: mask for w, mask in tensors.items() for kind in (SLIDING if w else FULL)}
 
     def _mask(self, mask: Bool) -> torch.Tensor:
         rows = mask if mask.ndim == 3 else mask[None]

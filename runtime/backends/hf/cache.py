@@ -47,24 +47,28 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
         super().__init__()
         self.window = window
         self.is_sliding = window is not None
-        self.start = self.end = 0  # the places from the first to after the last new token
+        self.start = self.end = 0  # the places from the first new token (or the first that rows share) to after the last
         self.past = 0  # tokens the model sees before the new ones
         self.tree = False
         self.path: torch.Tensor | None = None  # slots to gather before the new ones
         self.slots: torch.Tensor | slice | None = None  # places of the new ones, when not side by side
         self.seen: torch.Tensor | None = None  # of chains side by side: the slots that each row sees, the new ones last
+        self.blank: torch.Tensor | slice | None = None  # of those that share the buffers: places to be filled with zeros
 
     def begin(self, step: Step, path: torch.Tensor | None, slots: torch.Tensor | None) -> None:
         """Says where the next `update` writes and what it answers with."""
         self.start, self.end = int(step.slots[0]), int(step.slots[-1]) + 1
         self.past, self.tree = step.past, step.mask is not None
-        self.path, self.slots, self.seen = path, slots, None
+        self.path, self.slots, self.seen, self.blank = path, slots, None, None
 
-    def begin_rows(self, bucket: Bucket, seen: torch.Tensor, slots: torch.Tensor | slice) -> None:
-        """The same for chains side by side."""
+    def begin_rows(
+        self, bucket: Bucket, seen: torch.Tensor | None, slots: torch.Tensor | slice, blank: torch.Tensor | slice | None
+    ) -> None:
+        """The same for chains side by side; those that share the buffers have nothing gathered, but places to be filled."""
         self.end = int(bucket.slots.max()) + 1
-        self.past, self.tree = bucket.past, bucket.missing is not None
-        self.path, self.slots, self.seen = None, slots, seen
+        self.past, self.tree = bucket.past, bucket.masked
+        self.path, self.slots, self.seen, self.blank = None, slots, seen, blank
+        self.start = bucket.first(self.window)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -90,7 +94,10 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
         *args: Any,  # noqa: ARG002  # what other cache classes want to know
         **kwargs: Any,  # noqa: ARG002
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes the new keys and values ``(rows, kv_heads, n, head_dim)``; answers with all that the model may see."""
+        """Writes the new keys and values ``(rows, kv_heads, n, head_dim)``; answers with all that the model may see.
+
+        Rows that share the buffers are all answered with the same: ``(1, kv_heads, slots, head_dim)``.
+        """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         end = self.end
@@ -100,6 +107,11 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
             return _exchanged(self.keys, key_states, self.slots, seen), _exchanged(self.values, value_states, self.slots, seen)
         if self.path is not None:
             return self._gathered(self.path, key_states, value_states)
+        if self.blank is not None:
+            for buffer, new in ((self.keys, key_states), (self.values, value_states)):
+                buffer[0, :, self.blank] = 0
+                buffer[0, :, self.slots] = _side_by_side(new)
+            return self.keys[:, :, self.start : end], self.values[:, :, self.start : end]
         self.keys[:, :, self.start : end] = key_states
         self.values[:, :, self.start : end] = value_states
         return self.seen_by_new()
@@ -231,10 +243,11 @@ class TorchPack(WorkingPack):
     def begin_rows(self, bucket: Bucket, device: torch.device) -> None:
         """Prepares every layer for one forward of chains side by side."""
         if self.attention:
-            seen = torch.from_numpy(bucket.seen).to(device)
-            slots = to_index(bucket.slots.ravel(), device)
+            slots, shared = to_index(bucket.slots.ravel(), device), bucket.shared
+            seen = torch.from_numpy(bucket.seen).to(device) if shared is None else None
+            blank = None if shared is None else to_index(shared.blank, device)
             for layer in self.attention:
-                layer.begin_rows(bucket, seen, slots)
+                layer.begin_rows(bucket, seen, slots, blank)
 
     def put_states(self, states: Sequence[Tensors | None]) -> None:
         """Sets every recurrent layer to copies of kept states, a row for each, or to nothing."""
@@ -309,9 +322,14 @@ def _rows_of(tensor: torch.Tensor | None, rows: int) -> Sequence[torch.Tensor | 
 def _exchanged(buffer: torch.Tensor, new: torch.Tensor, slots: torch.Tensor | slice | None, seen: torch.Tensor) -> torch.Tensor:
     """Writes ``(rows, heads, width, dim)`` into a buffer; what each row sees of it then ``(rows, heads, seen, dim)``."""
     _, heads, _, dim = new.shape
-    buffer[0, :, slots] = new.transpose(0, 1).reshape(heads, -1, dim)
+    buffer[0, :, slots] = _side_by_side(new)
     gathered = buffer.index_select(2, seen.flatten()).view(heads, *seen.shape, dim)
     return gathered.transpose(0, 1)
+
+
+def _side_by_side(new: torch.Tensor) -> torch.Tensor:
+    """Rows ``(rows, heads, width, dim)`` as slots ``(heads, rows * width, dim)``."""
+    return new.transpose(0, 1).flatten(1, 2)
 
 
 def _room(like: torch.Tensor, capacity: int) -> torch.Tensor:
@@ -326,6 +344,8 @@ def _resized(buffer: torch.Tensor, capacity: int) -> torch.Tensor:
 
 def to_index(slots: Int64, device: torch.device) -> slice | torch.Tensor:
     """Side-by-side slots as a slice, others as a tensor of indices."""
-    if len(slots) and int(slots[-1]) - int(slots[0]) == len(slots) - 1 and (np.diff(slots) == 1).all():
+    if not len(slots):
+        return slice(0, 0)
+    if int(slots[-1]) - int(slots[0]) == len(slots) - 1 and (np.diff(slots) == 1).all():
         return slice(int(slots[0]), int(slots[-1]) + 1)
     return torch.from_numpy(slots).to(device)

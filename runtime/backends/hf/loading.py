@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, GenerationConfig
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging
 
 from runtime.backends import facts
+from runtime.backends.hf.attention import attention_of, use_own_attention
 from runtime.backends.hf.offload import Offload, check_not_offloaded, offloading
 from runtime.backends.hf.perplexity import pack_and_measure
 from runtime.backends.hf.threads import CHOICE
@@ -25,8 +24,6 @@ from runtime.loading.folder import ModelFolder
 from runtime.loading.perplexity import PLAIN, Perplexities
 from runtime.loading.telling import listener, told
 from runtime.options import LoadOptions
-
-GROUPED = "elsewise_grouped_sdpa"  # the name our attention function is registered under
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +82,7 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
             model = model.to(device)
         else:
             offload.measure(model)
-        use_grouped_attention(model, device)
+        use_own_attention(model, device)
         parameters = offload.parameters if offload else sum(p.numel() for p in model.parameters())
         packed = options.weights not in ("auto", PLAIN)
         perplexities = pack_and_measure(model, source, options.weights) if packed else None
@@ -150,52 +147,9 @@ def pick_device(wanted: str) -> torch.device:
     return device
 
 
-def use_grouped_attention(model: Any, device: torch.device) -> bool:
-    """Lets a CPU model with fewer key heads than query heads share each key head instead of copying it per query head.
-
-    transformers repeats keys and values whenever a mask is given, which copies the whole context at each decoded token
-    of a tree. Measured on 8 rows over 3,000 slots, 9 heads over 3: 3.8 ms as it is, 1.4 ms shared, equal bit for bit.
-    """
-    config = model.config.get_text_config(decoder=True)
-    grouped = getattr(config, "num_key_value_heads", None) not in (None, getattr(config, "num_attention_heads", None))
-    if not grouped or device.type != "cpu" or attention_of(model) != "sdpa":
-        return False
-    AttentionInterface.register(GROUPED, _grouped_sdpa)
-    AttentionMaskInterface.register(GROUPED, sdpa_mask)
-    try:
-        model.set_attn_implementation(GROUPED)
-    except ValueError:  # an architecture with attention code of its own
-        return False
-    return True
-
-
-def attention_of(model: Any) -> str:
-    """The attention implementation in use."""
-    return str(getattr(model.config, "_attn_implementation", "eager"))  # no public name tells it
-
-
-def _grouped_sdpa(
-    module: torch.nn.Module,
-    query: torch.Tensor,  # (1, heads, n, head_dim)
-    key: torch.Tensor,  # (1, kv_heads, total, head_dim)
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """The library's scaled dot-product attention, but grouped heads stay grouped where there is a mask."""
-    plain = attention_mask is None or query.shape[1] == key.shape[1]
-    if plain or kwargs.get("softcap") is not None or kwargs.get("position_bias") is not None:
-        attended: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-        return attended
-    out = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, scale=kwargs.get("scaling"), enable_gqa=True
-    )
-    return out.transpose(1, 2).contiguous(), None  # (1, n, heads, head_dim)
-
-
 def _adopted(model: Any, tokenizer: Any) -> LoadedModel:
     before = attention_of(model)
-    switched = use_grouped_attention(model.eval(), model.device)
+    switched = use_own_attention(model.eval(), model.device)
     config = model.config.get_text_config(decoder=True)
     return LoadedModel(
         model=model,

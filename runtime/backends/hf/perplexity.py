@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from torch.nn.functional import cross_entropy
 
 from runtime.backends.hf.weights import pack_weights
 from runtime.errors import RuntimeFault
@@ -19,6 +20,8 @@ from runtime.loading.perplexity import (
     kept_perplexities,
 )
 from runtime.text.tokenizer import Tokenizer
+
+_ROWS = 32  # of logits that are copied at once
 
 
 def pack_and_measure(model: Any, source: ModelFolder, weights: str) -> Perplexities | None:
@@ -51,9 +54,10 @@ def perplexity(model: Any, ids: list[int]) -> float:
     """The exponential of the mean surprise of every token but the first, in one plain forward."""
     tokens = torch.tensor([ids])
     with torch.inference_mode():
-        logits = model(input_ids=tokens, use_cache=False).logits[0, :-1].float()  # (n - 1, vocab)
-        surprise = torch.nn.functional.cross_entropy(logits, tokens[0, 1:])
-    return math.exp(min(float(surprise), 700.0))  # above that a float ends
+        logits = model(input_ids=tokens, use_cache=False).logits[0, :-1]  # (n - 1, vocab)
+        parts = zip(logits.split(_ROWS), tokens[0, 1:].split(_ROWS), strict=True)
+        surprise = sum(float(cross_entropy(rows.float(), wanted, reduction="sum")) for rows, wanted in parts)
+    return math.exp(min(surprise / (len(ids) - 1), 700.0))  # above that a float ends
 
 
 def _ids(source: ModelFolder, vocabulary: int) -> list[int]:

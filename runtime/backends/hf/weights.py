@@ -15,7 +15,9 @@ import torch
 from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
+from runtime.backends.sized import RETURN_BYTES
 from runtime.errors import UnsupportedFeatureError
+from runtime.memory import return_memory
 from runtime.options import LoadOptions
 
 GROUP = 32  # weights of a row that share a step and a middle in int4
@@ -179,21 +181,29 @@ def has_float16() -> bool:
 def pack_weights(model: Any, weights: str) -> None:
     """Replaces the linear modules of a float32 model on the CPU, one after the other.
 
-    Those that a forward never calls stay: state-space code reads some weights without calling their module.
+    Those that a forward never calls stay: state-space code reads some weights without calling their module. What the weights
+    were read from is let go, and what packing took on the way goes back to the system.
 
     Args:
         model: Of transformers.
         weights: "float16", "bfloat16", "int8" or "int4".
     """
-    head = model.get_output_embeddings()
+    head, freed = model.get_output_embeddings(), 0
     for path, module in _called(model).items():
         matrix = module.weight.detach().T if isinstance(module, Conv1D) else module.weight.detach()
         kind = _kind(weights, matrix, head=module is head)
         if kind is None:
             continue
-        packed = kind(matrix.contiguous(), None if module.bias is None else module.bias.detach())
+        packed = kind(matrix.contiguous(), None if module.bias is None else module.bias.detach().clone())
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, packed.eval())
+        freed += matrix.nbytes
+        if freed >= RETURN_BYTES:
+            return_memory()
+            freed = 0
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()  # else it keeps the whole file mapped that it came out of
+    return_memory()
 
 
 def weight_bytes(model: Any) -> int:

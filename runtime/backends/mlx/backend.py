@@ -15,14 +15,15 @@ from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts
 from runtime.backends.base import Cost
-from runtime.backends.buckets import Bucket
+from runtime.backends.buckets import Bucket, reach_of
 from runtime.backends.mlx import payload as payloads
 from runtime.backends.mlx.adapters import MlxAdapters
 from runtime.backends.mlx.blank import Blank
-from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, Window, make_caches
+from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, make_caches
 from runtime.backends.mlx.codec import codec_of
 from runtime.backends.mlx.corrections import PROVEN, SelectRows, hidden_window
 from runtime.backends.mlx.loading import LoadedModel, check_fits, flat_parameters, load_model
+from runtime.backends.mlx.masks import Window
 from runtime.backends.mlx.parts import parts_of
 from runtime.backends.mlx.payload import MlxPayload
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
@@ -76,6 +77,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         probe = self.open_pack()
         self.recurrent = bool(probe.recurrent)
         self.tree = not self.recurrent
+        self.shares = self.recurrent
         self._vocabulary = int(self._model(mx.zeros((1, 1), mx.int32)).shape[-1])
         self.info = self._describe(options, warnings=())
         warnings = self_test(self) + kv_warning(self, self._kv)
@@ -330,6 +332,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         self._shapes = tuple(cache.shape for cache in pack.attention if cache.shape is not None)
         self._work_dtype = next((cache.keys.dtype for cache in pack.attention if cache.keys is not None), self._work_dtype)
         self.learn_sizes(self._shapes, self._work_dtype.size)
+        self.reach = reach_of(cache.window for cache in pack.attention)
         kinds = {"full" if cache.window is None else "sliding" for cache in pack.attention}
         self._kinds = tuple(sorted(kinds | ({"recurrent"} if self.recurrent else set())))
 

@@ -18,6 +18,7 @@ from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
 from runtime.backends.buckets import Bucket
+from runtime.backends.mlx.masks import RowMasks, TreeMasks
 from runtime.backends.packed import Step, WorkingPack
 from runtime.backends.sized import UNBOUNDED
 from runtime.backends.tree import Int64
@@ -48,18 +49,30 @@ class SlotCache:
         self._path: mx.array | None = None
         self._slots: mx.array | slice | None = None
         self._seen: mx.array | None = None
+        self._blank: mx.array | slice | None = None
         self._masks: TreeMasks | RowMasks | None = None
 
     def begin(self, step: Step, rows: bool, path: mx.array | None, slots: mx.array | None, masks: TreeMasks | None) -> None:
         """Says where the next keys go, at which positions, and what they see; `rows`: each token is a batch row."""
         self._start, self._end, self._past = int(step.slots[0]), int(step.slots[-1]) + 1, step.past
-        self._path, self._slots, self._masks, self._seen = path, slots, masks, None
+        self._path, self._slots, self._masks, self._seen, self._blank = path, slots, masks, None, None
         self.offset = mx.array(step.positions.astype(np.int32)) if rows else int(step.positions[0])
 
-    def begin_rows(self, bucket: Bucket, seen: mx.array, slots: mx.array | slice, masks: RowMasks | None) -> None:
-        """The same for chains side by side, each of which sees slots of its own."""
+    def begin_rows(
+        self,
+        bucket: Bucket,
+        seen: mx.array | None,
+        slots: mx.array | slice,
+        blank: mx.array | slice | None,
+        masks: RowMasks | None,
+    ) -> None:
+        """The same for chains side by side, each of which sees slots of its own.
+
+        Those that share the buffers have nothing gathered (`seen`), but places to be filled with zeros (`blank`).
+        """
         self._end, self._past = int(bucket.slots.max()) + 1, bucket.past
-        self._path, self._slots, self._masks, self._seen = None, slots, masks, seen
+        self._path, self._slots, self._masks, self._seen, self._blank = None, slots, masks, seen, blank
+        self._start = bucket.first(self.window)
         firsts = bucket.positions[:, 0]
         self.offset = int(firsts[0]) if masks is None else mx.array(firsts.astype(np.int32))
 
@@ -68,6 +81,8 @@ class SlotCache:
         rows = keys.shape[0]
         if self._seen is not None:
             return self._exchanged(self._seen, keys, values)
+        if self._blank is not None:
+            return self._entered(self._blank, keys, values)
         if rows > 1:
             keys, values = keys.transpose(2, 1, 0, 3), values.transpose(2, 1, 0, 3)  # (1, kv_heads, rows, head_dim)
         self.reserve(self._end, keys, values)
@@ -90,7 +105,7 @@ class SlotCache:
         """What mlx-lm's attention takes: a bool array, "causal", or None where one token sees everything."""
         window = self.window or window_size
         if self._masks is not None:
-            return self._masks.of(window)
+            return self._masks.of(window)[..., self._first_seen() :]
         self.window = window  # a sliding layer is known for one from its first call on
         first = self._first_seen()
         if window is not None and N > 1 and self._past - first + N > window:
@@ -156,69 +171,23 @@ class SlotCache:
             answers.append(gathered.swapaxes(0, 1))
         return answers[0], answers[1]
 
+    def _entered(self, blank: mx.array | slice, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Writes ``(rows, heads, width, dim)``; answers each row with all that stands in the buffers, no copy."""
+        self.reserve(self._end, keys, values)
+        answers = []
+        for buffer, new in ((self.keys, keys), (self.values, values)):
+            assert buffer is not None
+            rows, heads, _, dim = new.shape
+            buffer[0, :, blank] = 0
+            buffer[0, :, self._slots] = new.swapaxes(0, 1).reshape(heads, -1, dim)
+            answers.append(_over_rows(buffer[..., self._start : self._end, :], rows))
+        return answers[0], answers[1]
+
     def _first_seen(self) -> int:
         """Sliding layers of chains need only the window before the first new token."""
+        if self._blank is not None:
+            return self._start
         return 0 if self.window is None or self._masks is not None else max(self._past - self.window + 1, 0)
-
-
-class Window:
-    """In place of a cache, for one plain forward of whole texts: keeps nothing, and says how far a token sees.
-
-    Args:
-        size: Positions a token sees, itself included.
-    """
-
-    offset = 0
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """What came is all there is."""
-        return keys, values
-
-    def make_mask(self, N: int, **_: Any) -> Any:  # noqa: N803  # mlx-lm's own name
-        """Causal within the window."""
-        return create_causal_mask(N, 0, window_size=self._size)
-
-
-class TreeMasks:
-    """Bool masks of one tree call, one per window, made when a layer first asks.
-
-    Args:
-        visible: ``(n, slots)`` who sees whom.
-        depths: ``(slots,)``.
-        rows: Whether each token is a batch row (else all are one row).
-    """
-
-    def __init__(self, visible: Any, depths: Int64, *, rows: bool) -> None:
-        self._visible, self._depths, self._rows = visible, depths, rows
-        self._made: dict[int | None, mx.array] = {}
-
-    def of(self, window: int | None) -> mx.array:
-        """``(rows, 1, 1, slots)``, or ``(1, 1, n, slots)`` for one row."""
-        if window not in self._made:
-            mask = self._visible
-            if window is not None:
-                new = self._depths[len(self._depths) - len(mask) :]
-                mask = mask & (new[:, None] - self._depths < window)
-            axes = (1, 2) if self._rows else (0, 1)
-            self._made[window] = mx.array(np.expand_dims(mask, axes))
-        return self._made[window]
-
-
-class RowMasks:
-    """Bool masks of chains side by side, one per window, made when a layer first asks."""
-
-    def __init__(self, bucket: Bucket) -> None:
-        self._bucket = bucket
-        self._made: dict[int | None, mx.array] = {}
-
-    def of(self, window: int | None) -> mx.array:
-        """``(rows, 1, width, past + width)``."""
-        if window not in self._made:
-            self._made[window] = mx.array(self._bucket.visible(window)[:, None])
-        return self._made[window]
 
 
 class MlxPack(WorkingPack):
@@ -278,12 +247,11 @@ class MlxPack(WorkingPack):
     def begin_rows(self, bucket: Bucket) -> None:
         """Prepares every layer for one forward of chains side by side."""
         if self.attention:
-            seen, flat = mx.array(bucket.seen.astype(np.int32)), bucket.slots.ravel()
-            together = (np.diff(flat) == 1).all()
-            slots = slice(int(flat[0]), int(flat[-1]) + 1) if together else mx.array(flat.astype(np.int32))
-            masks = None if bucket.missing is None else RowMasks(bucket)
+            shared, masks = bucket.shared, RowMasks(bucket) if bucket.masked else None
+            seen = mx.array(bucket.seen.astype(np.int32)) if shared is None else None
+            slots, blank = _to_index(bucket.slots.ravel()), None if shared is None else _to_index(shared.blank)
             for cache in self.attention:
-                cache.begin_rows(bucket, seen, slots, masks)
+                cache.begin_rows(bucket, seen, slots, blank, masks)
 
     def put_states(self, states: Sequence[Arrays | None]) -> None:
         """Sets every recurrent layer to kept states, a row for each, or to nothing."""
@@ -353,6 +321,13 @@ def _flat(caches: Sequence[Any]) -> Iterator[Any]:
             yield from _flat(cache.caches)
         else:
             yield cache
+
+
+def _to_index(slots: Int64) -> slice | mx.array:
+    """Side-by-side slots as a slice, others as an array of indices."""
+    if not len(slots):
+        return slice(0, 0)
+    return slice(int(slots[0]), int(slots[-1]) + 1) if (np.diff(slots) == 1).all() else mx.array(slots.astype(np.int32))
 
 
 def _over_rows(array: mx.array, rows: int) -> mx.array:

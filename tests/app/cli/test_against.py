@@ -46,6 +46,40 @@ def test_two_models_side_by_side(elsewise: Elsewise, text: str) -> None:
     assert done.err.count("a byte") == 2
 
 
+def test_each_model_has_weights_and_options_of_its_own(elsewise: Elsewise, text: str) -> None:
+    tiny = str(tiny_path("llama"))
+
+    def rows(*given: str) -> tuple[list[dict[str, float]], str]:
+        done = elsewise("score", text, "--model", tiny, "--backend", "hf", "--load", "device=cpu", "--json", *given)
+        return [json.loads(line) for line in done.out.splitlines()][1:-1], done.err
+
+    one, err = rows("--against-weights", "int8", "--against-load", "device=cpu")
+    other, _ = rows("--weights", "int8", "--against-weights", "bfloat16", "--against-load", "device=cpu")
+    plain, _ = rows("--against-load", "kv_dtype=q8", "--against-load", "device=cpu")
+    assert [row["against_logprob"] for row in one] == pytest.approx([row["logprob"] for row in other], abs=1e-5)
+    assert [row["logprob"] for row in one] == pytest.approx([row["logprob"] for row in plain], abs=1e-5)
+    for found in (one, other):
+        assert max(abs(row["difference"]) for row in found) > 1e-3
+    assert "weights=int8" in err
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (["--against-load", "kv_dtype"], "write NAME=VALUE"),
+        (["--load", "kv_dtype=q8", "--load", "kv_dtype=q4"], "is given twice"),
+        (["--against-load", "kv_dtpye=q8"], "kv_dtype"),
+        (["--against-load", "kv_dtype=q5"], "q5"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_before_anything_is_loaded(
+    elsewise: Elsewise, text: str, given: list[str], why: str
+) -> None:
+    done = elsewise("score", text, "--model", "nowhere", *given)
+    assert done.code != 0
+    assert why in done.err
+
+
 def test_the_same_model_with_an_adapter(elsewise: Elsewise, text: str, tmp_path: Path) -> None:
     folder = toy_adapter(tmp_path / "A", 1)
     done = elsewise("score", text, "--backend", "fake", "--against-adapter", f"{folder}:0.5", "--kl", "--csv")

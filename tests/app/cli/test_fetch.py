@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.fetching import rate_text, time_left
-from runtime import ModelShelf, list_shelf_adapters, unfinished_downloads
+from app.cli.fetching import FetchBar, rate_text, time_left
+from runtime import DownloadProgress, ModelShelf, list_shelf_adapters, unfinished_downloads
 from tests.app.cli.conftest import Elsewise
 from tests.runtime.adapters.toys import toy_adapter
 from tests.runtime.hub.local_hub import Files, LocalHub, for_file, held, running, status
@@ -62,7 +62,7 @@ def test_fetch_says_what_it_takes_and_the_model_answers(elsewise: Elsewise, hub:
 
 def test_a_download_that_stopped_is_listed_and_can_be_removed(elsewise: Elsewise, hub: LocalHub, tiny: Files) -> None:
     # given
-    hub.add("org/tiny", tiny)
+    commit = hub.add("org/tiny", tiny)
     hub.before = [for_file("model.safetensors", status(404))]
     failed = elsewise("models", "fetch", "org/tiny")
     assert (failed.code, failed.out) == (1, "")
@@ -70,11 +70,22 @@ def test_a_download_that_stopped_is_listed_and_can_be_removed(elsewise: Elsewise
     # then it is no model, and the list says how to go on
     listed = elsewise("models", "list")
     assert listed.out == ""
-    assert "go on with: elsewise models fetch org/tiny@main" in listed.err
+    hub.add("org/tiny", tiny | {"config.json": tiny["config.json"] + b"\n"})  # its branch moves on
+    assert f"go on with: elsewise models fetch org/tiny@{commit}\n" in listed.err
+    hub.before = [for_file("model.safetensors", status(404))]
+    assert elsewise("models", "fetch", f"org/tiny@{commit}").code == 1
+    assert f"org/tiny@{commit}\n" in elsewise("models", "list").err
     removed = elsewise("models", "remove", "org/tiny", "--yes")
     assert removed.code == 0
     assert "bytes are free again" in removed.out
     assert "go on with" not in elsewise("models", "list").err
+
+
+def test_why_it_waits_is_not_the_end_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with FetchBar() as bar:
+        for _ in range(2):
+            bar.show(DownloadProgress(state="wait", note="the hub cannot be reached"))
+    assert capsys.readouterr().err == "the hub cannot be reached; waiting to ask again\n"
 
 
 def test_what_is_no_repository_is_said_in_one_line(elsewise: Elsewise) -> None:

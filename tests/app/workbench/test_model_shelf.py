@@ -41,7 +41,7 @@ def test_a_model_is_listed_verified_and_removed(play: Play, shelf: Path, tiny: P
         (model,) = await s.workbench.model_shelf()
         assert (model.name, model.form, model.context, model.engines) == ("org/tiny", "folder", 4096, ("hf", "mlx"))
         assert model.size == sum(file.stat().st_size for file in (shelf / "org--tiny").iterdir())
-        fit = await s.workbench.fit_of_model("org/tiny")
+        fit = (await s.workbench.load_plan("org/tiny")).fit
         assert fit is not None
         assert (fit.fits, fit.context, fit.weights) == (True, 4096, weights_of([weights], {}).bytes)  # float32 on a processor
         # verified: what is read is remembered, and compared

@@ -17,7 +17,8 @@ from tests.app.workbench.scene import OPTIONS, Scene, answered
 from tests.app.workbench.second_scene import SAME, TINY, Engines, Told, compared, everything
 from tests.runtime.adapters.toys import toy_adapter
 from tests.tiny_models import tiny_path
-from ui import AdapterChoice, Refusal, SecondChoice
+from ui import AdapterChoice, SecondChoice
+from ui.second.words import summary
 
 
 def test_the_same_model_on_another_engine_says_the_same(play: Play, path: Path) -> None:
@@ -61,17 +62,54 @@ def test_another_tokenizer_is_aligned_by_bytes(play: Play, path: Path) -> None:
     play(scene, engine=engine, options=replace(OPTIONS, sampling=ascii_only))
 
 
-def test_an_answer_that_is_no_text_cannot_be_read_by_another_tokenizer(play: Play) -> None:
+def test_an_answer_that_is_no_text_is_read_byte_by_byte_by_another_tokenizer(play: Play) -> None:
     engine = Engines(tiny=tiny_path("llama"))
 
     async def scene(s: Scene) -> None:
-        session_id, _ = await answered(s)
-        with pytest.raises(Refusal, match="Tiny llama cannot be compared with: the tokens' bytes are not UTF-8"):
-            await compared(s, session_id, TINY)
+        session_id, answer = await answered(s)
+        found = await compared(s, session_id, TINY)
+        data = b"".join(answer.run.token_bytes)
+        with pytest.raises(UnicodeDecodeError):
+            data.decode()
+        assert b"".join(found.found.right.run.token_bytes).count(data) == 1
+        assert found.found.scored[found.spans[answer.node_id]].all()
         assert engine.open == []
 
     no_text = SamplingOptions(banned_tokens=tuple(i for i in range(256) if not 0x80 <= i < 0xC0))
     play(scene, engine=engine, options=replace(OPTIONS, sampling=no_text))
+
+
+@pytest.mark.slow
+def test_the_same_model_with_other_weights(play: Play) -> None:
+    engine = Engines(x=tiny_path("llama"))
+
+    async def scene(s: Scene) -> None:
+        session_id, _ = await answered(s)
+        choices = [each for each in await s.workbench.second_choices(session_id) if each.weights]
+        assert {"bfloat16", "int8", "int4"} <= {each.weights for each in choices}
+        assert "float32" not in {each.weights for each in choices}  # so it runs
+        chosen = next(each for each in choices if each.weights == "int8")
+        assert chosen.label.endswith("with int8 weights")
+        await compared(s, session_id, chosen)
+        assert engine.started[-1][2]["weights"] == "int8"
+        await compared(s, session_id, SecondChoice("x", "hf", "plain"))
+        assert "weights" not in engine.started[-1][2]
+
+    play(scene, engine=engine)
+
+
+def test_where_the_kl_begins_is_told(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.workbench.second.comparing.MOST_ROWS", 5)
+
+    async def scene(s: Scene) -> None:
+        session_id, _ = await answered(s)
+        found = await compared(s, session_id, SAME)
+        assert found.kl_from == found.read - 5
+        assert found.found.kl is not None
+        assert np.isnan(found.found.kl).tolist() == [i < found.kl_from for i in range(found.read)]
+        assert summary(found)[1].endswith("; KL is known of the last 5 tokens")
+
+    play(scene, engine=Engines())
 
 
 def test_other_adapters_need_no_second_engine(play: Play, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import OPTIONS, Scene, answered, until
 from tests.app.workbench.second_scene import SAME, Engines, Told, compared
 from tests.tiny_models import tiny_path
-from ui import AdapterChoice, BackendChoice, NoRoomRefusal, Refusal, SecondChoice
+from ui import AdapterChoice, BackendChoice, LoadChoice, NoRoomRefusal, Refusal, SecondChoice, WeightsForm
 
 
 def test_one_that_cannot_be_loaded_is_told_and_nothing_is_left(play: Play) -> None:
@@ -198,6 +198,10 @@ def test_what_there_is_to_choose_from(play: Play, monkeypatch: pytest.MonkeyPatc
         tiny = next(choice for choice in choices if choice.source == "local/tiny")
         assert (tiny.problem, tiny.adapters, tiny.same_engine) == ("", None, False)
         assert tiny.backend in ("hf", "mlx")
+        # one that was given weights of its own is compared with them, and says so
+        await s.workbench._settings.own.keep("local/tiny", LoadChoice(None, "int8"))
+        tiny = next(each for each in await s.workbench.second_choices(session_id) if each.source == "local/tiny")
+        assert (tiny.weights, tiny.label.endswith("with int8 weights")) == ("int8", True)
 
     play(scene, engine=Engines())
 
@@ -205,6 +209,11 @@ def test_what_there_is_to_choose_from(play: Play, monkeypatch: pytest.MonkeyPatc
 def test_what_the_model_may_compute_in_instead() -> None:
     backends = [BackendChoice("hf", "", True), BackendChoice("mlx", "mlx is not here", False)]
     stack = [AdapterChoice("/a", "A"), AdapterChoice("/b", "B", 0.5, on=False)]
+    forms = [WeightsForm("float32"), WeightsForm("int8", "20.2, float32 20 (+1.0 %)")]
+    held = second_choices("m", backends, [], stack, dtype="float32", weights="int8", forms=forms)
+    assert [(each.weights, each.label) for each in held if each.weights] == [("float32", "m with float32 weights")]
+    plain = second_choices("m", backends, [], stack, dtype="float32", weights="float32", forms=forms)
+    assert [each.detail for each in plain if each.weights] == ["perplexity 20.2, float32 20 (+1.0 %)"]
     choices = second_choices("m", backends, [], stack, dtype="float32")
     assert [(choice.label, choice.adapters, choice.problem) for choice in choices] == [
         ("m with no adapters", (), ""),

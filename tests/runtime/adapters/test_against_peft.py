@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,6 +61,37 @@ def test_a_swap_recomputes_nothing_of_either_prefix(case: tuple[LocalModel, Peft
             got = model.next_token_logprobs_sync(ids, adapters=stack)
             assert model.metrics().tokens_computed - before == 1
             np.testing.assert_allclose(got, peft.logprobs(ids, *stack)[-1], atol=TOLERANCE, rtol=0)
+
+
+def test_rows_under_an_adapter_copy_nothing_of_their_prefix(
+    case: tuple[LocalModel, Peft, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a prefix under an adapter, and rows after it, which under adapters go one by one where there is recurrent state
+    model, peft, _ = case
+    prefix, chosen = random_ids(7, 60).tolist(), (("A", 1.0),)
+    model.clear_cache()  # of much else in one pack a copy would be cheaper
+    model.next_token_logprobs_sync(prefix, adapters=chosen)
+    backend: Any = model._engine.backend
+    copied: list[int] = []
+    push = backend.push
+
+    def pushed(pack: Any, step: Any) -> Any:
+        copied.append(0 if step.path is None else step.path.size)
+        return push(pack, step)
+
+    monkeypatch.setattr(backend, "push", pushed)
+    rows = [[*prefix, token] for token in range(3)]
+
+    async def ask() -> list[Any]:
+        return await asyncio.gather(*(model.next_token_logprobs(row, adapters=chosen) for row in rows))
+
+    # when they come, and come again with one more token
+    for _ in range(2):
+        for row, got in zip(rows, asyncio.run(ask()), strict=True):
+            np.testing.assert_allclose(got, peft.logprobs(row, *chosen)[-1], atol=TOLERANCE, rtol=0)
+            row.append(int(got.argmax()))
+    # then each is right
+    assert sum(copied) == 0
 
 
 def test_the_base_is_the_same_to_the_bit_while_adapters_are_there_and_after(case: tuple[LocalModel, Peft, float]) -> None:

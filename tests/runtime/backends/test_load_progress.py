@@ -69,6 +69,7 @@ def test_who_hears_it_may_give_up(backend: str) -> None:
     load(tiny_path("llama"), backend).close()  # and nothing has stayed in the way
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 def test_an_engine_process_says_it_too(backend: str) -> None:
     async def scenario() -> None:

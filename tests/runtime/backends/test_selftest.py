@@ -63,6 +63,32 @@ class NoBatches(FakeBackend):
         raise ValueError("a batch of one, please")
 
 
+class KeepsItInside(FakeBackend):
+    """A recurrent state that stays in the model from call to call, whoever's pack it is."""
+
+    inside: Any = None
+
+    def push(self, pack: FakePack, step: Step) -> Any:
+        if step.state is not None:
+            step = replace(step, state=self.inside)
+        logits, self.inside = super().push(pack, step)
+        return logits, self.inside
+
+
+class NoSharing(FakeBackend):
+    """Rows that share a prefix, in a library that will not have it or, where `told` is not set, gets it wrong."""
+
+    shares, told = True, True
+
+    def push_rows(self, pack: FakePack, bucket: Bucket) -> Any:
+        if bucket.shared is None:
+            return super().push_rows(pack, bucket)
+        if self.told:
+            raise ValueError("keys and queries differ in their rows")
+        logits, states = super().push_rows(pack, bucket)
+        return np.roll(logits, 1, axis=0), states
+
+
 def test_a_sound_backend_passes_without_a_word() -> None:
     backend = FakeBackend(LoadOptions(), Behaviour())
     assert self_test(backend) == ()
@@ -122,6 +148,29 @@ def test_a_library_without_batches_gets_none() -> None:
     check_rows_of(backend)
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_rows_that_cannot_share_a_prefix_have_it_copied(told: bool) -> None:
+    backend = NoSharing(LoadOptions(), Behaviour(recurrent=True))
+    backend.told = told
+    (warning,) = self_test(backend)
+    assert (backend.shares, backend.buckets, backend.ragged) == (False, True, True)
+    assert "prefix copied" in warning
+    assert ("keys and queries differ" if told else "nats apart") in warning
+    assert backend.vain == FakeBackend.vain
+    check_rows_of(backend)
+
+
+def test_a_model_that_keeps_its_state_to_itself_is_refused() -> None:
+    backend = KeepsItInside(LoadOptions(), Behaviour(recurrent=True))
+    with pytest.raises(ModelLoadError, match="nats apart with and without a cache"):
+        self_test(backend)
+
+
+def test_so_is_the_one_that_transformers_has() -> None:
+    with pytest.raises(ModelLoadError, match="this architecture is not supported"):
+        Loaded("hf", "recurrent_gemma")
+
+
 def check_rows_of(backend: FakeBackend) -> None:
     """Two rows of different age, pushed in one call, are right."""
     pack = backend.open_pack()
@@ -153,7 +202,7 @@ def test_a_model_without_tree_mode_gives_the_same_numbers(backend: str, name: st
     loaded.check(more, [*stem[:11], *right, *stem[:3]], slice(15, None))
 
 
-@pytest.mark.parametrize(("backend", "broken"), [("hf", "hf.backend.HfBackend._mask"), ("mlx", "mlx.cache.TreeMasks.of")])
+@pytest.mark.parametrize(("backend", "broken"), [("hf", "hf.backend.HfBackend._mask"), ("mlx", "mlx.masks.TreeMasks.of")])
 def test_a_library_that_breaks_masks_is_noticed_at_load(backend: str, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib
 

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from runtime import (
     InvalidRequestError,
@@ -96,6 +97,16 @@ def test_a_shape_that_no_kernel_takes_is_held_in_sixteen_bits() -> None:
     assert not Int4Linear.takes(narrow)
     assert packing._kind("int8", odd, head=False) is Float16Linear
     assert packing._kind("int4", narrow, head=True) is Float16Linear
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])  # the head has weights of its own, and those of the embeddings
+def test_nothing_stays_in_the_file_that_weights_were_mapped_from(name: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_path(name), dtype=torch.float32).eval()
+    mapped = {tensor.data_ptr() for tensor in model.parameters()}
+    before = model.get_input_embeddings().weight.clone()
+    packing.pack_weights(model, "int8")
+    assert not mapped & {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()) if tensor.numel()}
+    assert torch.equal(model.get_input_embeddings().weight, before)
 
 
 def test_without_fbgemm_the_head_stays_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,10 +204,44 @@ def test_control_tokens_that_both_have_stay_what_they_are(other: LanguageModel, 
     assert ids.count(control) == 2
 
 
-def test_bytes_that_are_no_text_cannot_be_read_again(toy: LanguageModel, llama: LanguageModel) -> None:
-    with pytest.raises(InvalidRequestError, match="not UTF-8"):
-        compared(toy, llama, [65, 0xFF, 66])
+def test_bytes_that_are_no_text_are_read_one_by_one(toy: LanguageModel, llama: LanguageModel) -> None:
+    data = b"rain \xff\xfe caf\xc3 au \xf0\x9f lait \xe6"  # the last one may yet be finished
+    found = compared(toy, llama, list(data))
+    whole = b"".join(b"".join(two) for _, two in spans(found))
+    assert whole == data[:-1]
+    ids = found.right.run.ids.tolist()
+    single = [llama.byte_vocab.index(bytes([byte])) for byte in (0xFF, 0xFE)]
+    text = llama.tokenize("rain ")
+    assert ids[: len(text) + 2] == [*text, *single]
+    rows = np.stack([llama.next_token_logprobs_uncached(ids[:i]) for i in range(1, len(ids))])
+    assert np.nansum(found.right.logprob) == pytest.approx(float(np.nansum(log_likelihood(rows, ids))), abs=1e-3)
     assert compared(toy, toy, [65, 0xFF, 66]).aligned_by == "tokens"
+
+
+def test_a_byte_that_the_other_vocabulary_lacks_is_named(toy: LanguageModel, llama: LanguageModel) -> None:
+    class Lacking:
+        @property
+        def byte_vocab(self) -> list[bytes]:
+            return [data for data in llama.byte_vocab if data != b"\xff"]
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(llama, name)
+
+    with pytest.raises(InvalidRequestError, match="no token for byte 0xff"):
+        compared(toy, Lacking(), [65, 0xFF, 66])
+
+
+def test_the_same_model_with_other_options_is_told_apart(llama: LanguageModel, toy: LanguageModel) -> None:
+    with load(tiny_path("llama"), backend="hf", device="cpu", weights="int8", kv_dtype="q8") as right:
+        found = compared(llama, right, TEXT, kl_start=0)
+        beside = compared(right, toy, TEXT)
+    assert found.right.name == "tiny-llama with weights=int8, kv_dtype=q8"
+    assert found.left.name.startswith("tiny-llama with weights=")
+    assert found.aligned_by == "tokens"
+    assert [side.name for side in beside.sides] == ["tiny-llama with weights=int8", toy.info.name]
+    assert 0 < np.nanmax(np.abs(found.difference)) < 1.0
+    assert found.kl is not None
+    assert np.nanmax(found.kl) > 0
 
 
 def test_a_tokenizer_that_reads_other_bytes_is_named(llama: LanguageModel) -> None:

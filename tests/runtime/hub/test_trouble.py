@@ -73,7 +73,23 @@ def test_a_listing_that_makes_no_sense_is_refused(sibling: dict[str, Any], hub: 
 
 def test_a_repository_and_a_revision_that_are_not_there(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
-    assert failed(fetch, "org/other").reason == failed(fetch, "org/tiny@v9").reason == "missing"
+    repository, revision = failed(fetch, "org/other"), failed(fetch, "org/tiny@v9")
+    assert repository.reason == revision.reason == "missing"
+    # and each says what can be done
+    assert "org/other: no such repository, or a private one: log in with 'elsewise models login'" in str(repository)
+    assert "org/tiny has no revision 'v9'; give a branch, a tag or a commit that it has" in str(revision)
+
+
+def test_a_commit_that_went_away_since_it_was_begun_is_said_so(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+    commit = hub.add("org/tiny", tiny)
+    hub.before = [for_file(WEIGHTS, status(404))]
+    failed(fetch)
+    (note,) = unfinished_downloads()
+    assert note.source == f"org/tiny@{commit}"
+    hub.before = [lambda request: request.json(404, {"error": "gone"}, X_Error_Code="RevisionNotFound")]
+    fault = failed(fetch, note.source)
+    assert (fault.reason, f"org/tiny has no revision {commit!r}; give a branch" in str(fault)) == ("missing", True)
+    assert unfinished_downloads() == [note]  # what came is kept: another commit may share it
 
 
 @pytest.mark.parametrize(("code", "reason"), [(401, "denied"), (403, "denied"), (404, "missing"), (400, "server")])

@@ -48,7 +48,10 @@ def test_a_repository_without_a_model_is_refused(
     [
         ({"auto_map": {"AutoModel": "modeling_tiny.Tiny"}, "model_type": "tiny_own"}, r"code of its own \(auto_map.*never run"),
         ({"model_file": "modeling_tiny.py", "model_type": "tiny_own"}, r"code of its own \(model_file"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised with gptq, which needs CUDA libraries"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            r"with gptq, which needs CUDA libraries \(vLLM, or transformers",
+        ),
         ({"quantization_config": {"quant_method": "awq"}}, "quantised with awq, which needs CUDA"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantised with bitsandbytes, which needs CUDA"),
         ({"quantization_config": {"quant_method": "fp9"}}, "quantised with fp9, which nothing here reads"),

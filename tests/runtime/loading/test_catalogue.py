@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.resources
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,12 @@ import pytest
 from runtime.errors import ModelLoadError
 from runtime.hub.choosing import check_suitable
 from runtime.hub.plan import HubId
+from runtime.loading import catalogue as module
 from runtime.loading.catalogue import CatalogueModel, catalogue, fitting
+from runtime.loading.kv_bytes import kv_numbers
 
 GB = 10**9
+LIST = Path(str(importlib.resources.files("resources"))) / "catalogue" / "models.json"
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +35,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, int]:
     """A machine without a GPU, of so many bytes."""
     size = {"total": 16 * GB}
     plain = psutil.virtual_memory()
-    monkeypatch.setattr("runtime.loading.fit._on_gpu", lambda backend: False)
+    monkeypatch.setattr("runtime.loading.fit._on_gpu", lambda backend, device: False)
     monkeypatch.setattr("runtime.loading.fit._apple", lambda: False)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: plain._replace(total=size["total"], available=size["total"] // 2))
     return size
@@ -70,6 +75,36 @@ def test_every_variant_is_one_that_the_loaders_take(model: CatalogueModel) -> No
         assert variant.backends == (("mlx",) if variant.bits else ("hf", "mlx"))
     assert model.variant("hf") is model.variants[0]
     assert model.variant("mlx") is model.variants[-1]
+
+
+@pytest.mark.parametrize("entry", json.loads(LIST.read_bytes())["models"], ids=lambda entry: entry["name"])
+def test_every_field_of_the_list_is_what_it_claims_to_be(entry: dict[str, Any]) -> None:
+    assert entry.keys() == {"name", "parameters", "licence", "good_for", "config", "variants"}
+    config = entry["config"]
+    for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size"):
+        assert isinstance(config[name], int)
+        assert config[name] > 0
+    assert isinstance(config["tie_word_embeddings"], bool)
+    assert config["torch_dtype"] == "bfloat16"
+    assert kv_numbers(config) > 0
+    plain, *packed = entry["variants"]
+    assert plain.keys() == {"source", "bytes", "gated"}
+    assert all(variant.keys() == {"source", "bytes", "gated", "bits"} for variant in packed)
+    for variant in entry["variants"]:
+        assert isinstance(variant["gated"], bool)
+        assert variant["source"].count("/") == 1
+        assert "@" not in variant["source"]  # the fetch pins the commit
+    assert all(
+        variant["source"].startswith(("mlx-community/", "HuggingFaceTB/")) and not variant["gated"] for variant in packed
+    )
+
+
+def test_the_seal_is_that_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    sealed = module._SHA256
+    assert sealed == hashlib.sha256(LIST.read_bytes()).hexdigest()
+    monkeypatch.setattr(module, "_SHA256", sealed[::-1])
+    with pytest.raises(ModelLoadError, match="catalogue of models was changed"):
+        catalogue()
 
 
 def test_it_is_a_dozen_from_the_smallest_to_8b() -> None:

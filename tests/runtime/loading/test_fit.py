@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+from safetensors.numpy import load_file, save_file
 
-from runtime.loading.fit import CONTEXT, estimate_fit, kv_numbers
+from runtime.loading.fit import CONTEXT, estimate_fit
+from runtime.loading.kv_bytes import kv_numbers, state_numbers
 from runtime.loading.shelf import ModelShelf
 from runtime.model.load import load
+from runtime.options import GenerationOptions, KvDtype, LoadOptions
+from runtime.scheduler.prompts import MIN_CHUNK  # which no busy machine makes shorter
 from tests.tiny_models import BUILDERS, tiny_folder, tiny_path
 
 MLX_TOO = ("llama", "qwen3", "gemma3", "lfm2")
@@ -29,12 +37,13 @@ SMOLLM2: Mapping[str, Any] = {
     "dtype": "bfloat16",
 }
 CHUNK = 64
+KV_DTYPES: tuple[KvDtype, ...] = ("auto", "f16", "q8", "q4")
 # What a process of its own has held at most since its start, once a prompt was scored and gone on with.
-MEASURE = f"""
-import asyncio, resource, sys
+MEASURE = """
+import asyncio, json, resource, sys
 from runtime import GenerationOptions, load
-with load("smollm2", sys.argv[1], device="cpu", prefill_chunk_tokens={CHUNK}) as model:
-    ids = (model.tokenize("The quick brown fox jumps over the lazy dog. ") * 400)[:int(sys.argv[2])]
+with load(sys.argv[1], sys.argv[2], device="cpu", **json.loads(sys.argv[4])) as model:
+    ids = (model.tokenize("The quick brown fox jumps over the lazy dog. ") * 400)[:int(sys.argv[3])]
     asyncio.run(model.score(ids))
     list(model.generate_sync(ids, GenerationOptions(max_tokens=2)))
     if sys.platform == "darwin":
@@ -58,13 +67,14 @@ def test_keys_and_values_are_what_the_engine_says(name: str) -> None:
 @pytest.fixture
 def processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a GPU."""
-    monkeypatch.setattr("runtime.loading.fit._on_gpu", lambda backend: False)
+    monkeypatch.setattr("runtime.loading.fit._on_gpu", lambda backend, device: False)
+    monkeypatch.setattr("runtime.loading.weight_bytes.has_float16", lambda: True)
 
 
 def test_weights_become_float32_on_a_processor(processor: None) -> None:
     fit = estimate_fit(SMOLLM2, 269_000_000, context=1000)
     assert fit.weights == 2 * 269_000_000
-    assert (fit.kv_per_token, fit.kv) == (46_080, 2 * 46_080_000)
+    assert (fit.kv_per_token, fit.kv) == (46_080, 2 * 46_080_000 + 96_000)
     assert fit.total == fit.libraries + fit.weights + fit.kv + fit.working
     assert estimate_fit(SMOLLM2, 538_000_000, dtype="F32").weights == 538_000_000
 
@@ -76,9 +86,9 @@ def test_quantised_weights_stay_as_they_are_but_for_their_scales(processor: None
 
 
 def test_a_gpu_keeps_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.loading.fit._on_gpu", lambda backend: True)
-    fit = estimate_fit(SMOLLM2, 269_000_000)
-    assert (fit.weights, fit.kv_per_token) == (269_000_000, 23_040)
+    monkeypatch.setattr("runtime.loading.fit._on_gpu", lambda backend, device: True)
+    fit = estimate_fit(SMOLLM2, 269_000_000, options=LoadOptions(weights="int8"))  # which is for a processor
+    assert (fit.weights, fit.kv_per_token, fit.loading) == (269_000_000, 23_040, 0)
 
 
 def test_a_context_that_fits_is_found(processor: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,14 +117,134 @@ def test_a_config_that_says_nothing_gives_an_estimate_all_the_same(config: Mappi
     assert estimate_fit(config, 1000).total > 0
 
 
+def test_weights_in_fewer_bits_stand_beside_those_in_float32_while_they_are_made(processor: None) -> None:
+    tied = {**SMOLLM2, "intermediate_size": 1536, "tie_word_embeddings": True}
+    whole, embedding = 538_060_032, 49152 * 576
+    plain = estimate_fit(tied, whole, dtype="F32", context=100)
+    held = {}
+    for weights in ("float16", "bfloat16", "int8", "int4"):
+        fit = estimate_fit(tied, whole, dtype="F32", context=100, options=LoadOptions(weights=weights))
+        assert fit.total >= fit.libraries + whole + fit.weights
+        assert fit.total < plain.total + fit.weights
+        held[weights] = fit.weights
+    head = 2 * embedding * 1024 / 576
+    linear = whole // 4 - embedding
+    assert held["int8"] == int(4 * embedding + head + linear)
+    assert held["int4"] == int(4 * embedding + head + linear * 0.625)
+    assert held["int4"] < held["int8"] < held["bfloat16"] < held["float16"]
+    untied = estimate_fit({**tied, "tie_word_embeddings": False}, whole, dtype="F32", options=LoadOptions(weights="int8"))
+    assert untied.weights == held["int8"] - embedding  # the head is not counted among those in int8
+
+
+def test_what_cannot_be_loaded_has_no_context_that_fits(processor: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = psutil.virtual_memory()._replace(total=8_000_000_000, available=8_000_000_000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    packed = estimate_fit(SMOLLM2, 4_000_000_000, options=LoadOptions(weights="int4"))  # 8 GB in float32 for a moment
+    assert packed.weights < 4_000_000_000
+    assert (packed.fits, packed.longest) == (False, 0)
+
+
+def test_options_are_reckoned_with(processor: None) -> None:
+    plain = estimate_fit(SMOLLM2, 269_000_000, context=1000)
+    half = estimate_fit(SMOLLM2, 269_000_000, context=1000, options=LoadOptions(dtype="bfloat16"))
+    assert (half.weights, half.kv_per_token) == (269_000_000, 23_040)
+    uncached = estimate_fit(SMOLLM2, 269_000_000, context=1000, options=LoadOptions(cache=False))
+    assert uncached.kv == 46_080_000
+    short = estimate_fit(SMOLLM2, 269_000_000, context=1000, options=LoadOptions(prefill_chunk_tokens=64))
+    assert short.working < plain.working / 4
+    assert estimate_fit(SMOLLM2, 10**8, options=LoadOptions(context_length=300)).context == 300
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "tokens", "kv_dtypes"),
+    [
+        ("lfm2", "mlx", 600, ("q8",)),
+        *(
+            pytest.param(name, backend, 2000, KV_DTYPES, marks=pytest.mark.slow)
+            for name in ("llama", "gemma3", "lfm2", "falcon_h1", "mamba")  # sliding windows, convolutions, state spaces
+            for backend in ("hf", "mlx")
+        ),
+    ],
+)
+def test_kv_and_state_are_within_15_percent_of_what_the_engine_counts(
+    name: str, backend: str, tokens: int, kv_dtypes: tuple[KvDtype, ...]
+) -> None:
+    for kv_dtype in kv_dtypes:
+        options: dict[str, Any] = {"device": "cpu", "kv_dtype": kv_dtype, "prefill_chunk_tokens": MIN_CHUNK}
+        fit = estimate_fit(
+            tiny_folder(name).config, 10**6, backend=backend, context=tokens, options=LoadOptions.from_mapping(options)
+        )
+        with load(tiny_path(name), backend, **options) as model:
+            ids = (model.tokenize("The quick brown fox jumps over the lazy dog. ") * 400)[:tokens]
+            asyncio.run(model.score(ids))
+            list(model.generate_sync(ids, GenerationOptions(max_tokens=2, ignore_eos=True)))
+            counted, per_token = model.metrics().kv_peak_bytes, model.info.kv_bytes_per_token
+        assert fit.kv_per_token == per_token, kv_dtype
+        assert abs(fit.kv + 16 * 4000 - counted) <= 0.15 * counted, kv_dtype  # and rows of the vocabulary's width
+
+
+def test_recurrent_state_follows_the_shapes_of_each_family() -> None:
+    gated = {
+        "model_type": "qwen3_next", "num_hidden_layers": 4, "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+        "linear_num_value_heads": 4, "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
+        "linear_conv_kernel_dim": 4,
+    }  # fmt: skip
+    assert state_numbers(gated) == 3 * (64 * 8 + (2 * 16 + 64) * 4)
+    second = {"model_type": "mamba2", "num_hidden_layers": 2, "num_heads": 4, "head_dim": 8, "state_size": 16, "conv_kernel": 4,
+              "n_groups": 1}  # fmt: skip
+    assert state_numbers(second) == 2 * (32 * 16 + (32 + 32) * 4)
+    assert state_numbers(SMOLLM2) == 0
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2 as it is published: weights in 16 bits."""
+    source, target = ModelShelf().folder("smollm2"), tmp_path_factory.mktemp("half")
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        shutil.copy(source / name, target)
+    tensors = load_file(source / "model.safetensors")
+    save_file({name: tensor.astype(np.float16) for name, tensor in tensors.items()}, target / "model.safetensors")
+    return target
+
+
+MEASURED: list[tuple[str, int, dict[str, str]]] = [
+    ("hf", 100, {}),
+    ("hf", 1500, {}),
+    ("mlx", 100, {}),
+    *(("hf", 100, {"weights": weights}) for weights in ("float16", "bfloat16", "int8", "int4")),
+    ("hf", 1500, {"weights": "int8"}),
+    ("hf", 1500, {"kv_dtype": "q8"}),
+    ("hf", 1500, {"kv_dtype": "q4"}),
+    ("mlx", 600, {"kv_dtype": "q8"}),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "tokens"), [("hf", 100), ("hf", 1500), ("mlx", 100)])
-def test_the_estimate_is_within_15_percent_of_what_is_measured(backend: str, tokens: int, tell: Callable[[str], None]) -> None:
-    done = subprocess.run([sys.executable, "-c", MEASURE, backend, str(tokens)], capture_output=True, text=True, check=True)
-    measured = int(done.stdout)
+@pytest.mark.parametrize(("backend", "tokens", "given"), MEASURED)
+def test_the_estimate_is_within_15_percent_of_what_is_measured(
+    backend: str, tokens: int, given: Mapping[str, str], tell: Callable[[str], None]
+) -> None:
     entry = ModelShelf().find("smollm2")
-    config = json.loads((entry.path / "config.json").read_text())
-    stored = sum(file.stat().st_size for file in entry.path.glob("*.safetensors"))
-    fit = estimate_fit(config, stored, dtype=entry.dtype, backend=backend, context=tokens, chunk=CHUNK)
-    tell(f"{backend}, {tokens:,} tokens: {fit.total / 1e6:,.0f} MB estimated, {measured / 1e6:,.0f} MB measured")
+    _measured_alike(entry.path, entry.dtype, backend, tokens, given, tell)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", [{}, {"weights": "int8"}, {"dtype": "bfloat16"}])
+def test_that_holds_for_weights_stored_in_16_bits_too(
+    half: Path, given: Mapping[str, str], tell: Callable[[str], None]
+) -> None:
+    _measured_alike(half, "F16", "hf", 100, given, tell)
+
+
+def _measured_alike(
+    folder: Path, dtype: str, backend: str, tokens: int, given: Mapping[str, str], tell: Callable[[str], None]
+) -> None:
+    options = {**given, "prefill_chunk_tokens": CHUNK}
+    command = [sys.executable, "-c", MEASURE, str(folder), backend, str(tokens), json.dumps(options)]
+    measured = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    config = json.loads((folder / "config.json").read_text())
+    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    reckoned = LoadOptions.from_mapping({"device": "cpu", **options})
+    fit = estimate_fit(config, stored, dtype=dtype, backend=backend, context=tokens, options=reckoned)
+    tell(f"{backend}, {tokens:,} tokens, {given}: {fit.total / 1e6:,.0f} MB estimated, {measured / 1e6:,.0f} MB measured")
     assert abs(fit.total - measured) <= 0.15 * measured

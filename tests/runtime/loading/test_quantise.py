@@ -45,7 +45,8 @@ def left(shelf: Path) -> list[str]:
     return [path.name for path in shelf.iterdir() if path.name not in (".lock", ".digests", ".used", ".measured")]
 
 
-@pytest.mark.parametrize(("name", "bits"), [("llama", 4), *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "bits"), [("llama", 4), *OTHERS])
 def test_a_converted_model_is_listed_and_answers_as_the_plain_one_within_what_is_printed(
     name: str, bits: Any, shelf: Path, tell: Callable[[str], None]
 ) -> None:

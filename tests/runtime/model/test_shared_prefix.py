@@ -16,6 +16,7 @@ from tests.tiny_models import tiny_path
 
 PREFIX = [int(i) for i in random_ids(31, 1500)]
 NEW = 5  # tokens of a branch
+KINDS = ("llama", "gemma3", "lfm2", "falcon_h1")  # the last two with recurrent layers, whose chains are rows of a forward
 
 
 class Held:
@@ -25,7 +26,8 @@ class Held:
         self._backend = cast("Any", model._engine.backend)
         self._packs: list[Any] = []
         self.most = 0
-        self.rows = 0  # chains that were copied side by side into one forward
+        self.rows = 0  # chains whose paths were copied side by side into one forward
+        self.shared = 0  # those that went side by side over one K/V
         opened, forward, rows = self._backend.open_pack, self._backend.forward, self._backend.push_rows
 
         def open_pack() -> Any:
@@ -41,7 +43,11 @@ class Held:
             return call
 
         def counted(pack: Any, bucket: Any) -> Any:
-            self.rows += len(bucket.slots)
+            if bucket.shared is None:
+                self.rows += len(bucket.slots)
+            else:
+                self.shared += len(bucket.slots)
+                assert bucket.path.size == 0
             return rows(pack, bucket)
 
         self._backend.open_pack = open_pack
@@ -54,7 +60,7 @@ class Held:
         self.most = max(self.most, sum(self._backend.pack_bytes(pack) for pack in self._packs))
 
 
-@pytest.fixture(params=[(backend, kind) for backend in ("hf", "mlx") for kind in ("llama", "gemma3")], ids="-".join)
+@pytest.fixture(params=[(backend, kind) for backend in ("hf", "mlx") for kind in KINDS], ids="-".join)
 def model(request: pytest.FixtureRequest) -> Iterator[LocalModel]:
     backend, kind = request.param
     with load(tiny_path(kind), backend=backend, threads=1) as made:
@@ -87,9 +93,11 @@ def test_eight_branches_hold_the_prefix_once(model: LocalModel) -> None:
     held.most = 0
     branches = said(model, 8)
     assert len(set(branches)) > 4
-    # then what they hold more is what they said, far less than the prefix once more
+    # then what they hold more is what they said, and where each of them is: far less than the prefix once more
     own = len({branch[:m] for branch in branches for m in range(1, NEW + 1)})
-    assert held.most - alone <= 2 * own * slot < prefix / 4
-    assert settled(model)[0].kv_peak_bytes - alone_in_all <= 2 * own * (slot + per_token) < prefix / 4
-    # nor was it copied for the length of a forward, as it is where branches are rows of a batch
+    states = 2 * 8 * model._engine.backend.state_bytes  # of where each stands, and of what is published
+    assert held.most - alone <= 2 * own * slot + states < prefix / 4
+    assert settled(model)[0].kv_peak_bytes - alone_in_all <= 2 * own * (slot + per_token) + states < prefix / 4
+    # nor was it copied for the length of a forward, also where branches are rows of a batch
     assert held.rows == 0
+    assert (held.shared > 0) == ("recurrent" in model.info.attention_kinds)

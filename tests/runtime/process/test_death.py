@@ -125,6 +125,7 @@ def test_a_step_that_hangs_is_ended_though_it_beats() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_long_work_in_short_steps_is_left_alone() -> None:
     async def scenario() -> None:
         async with await spawn_fake(limits=replace(QUICK, silence_seconds=30)) as client:
@@ -146,6 +147,7 @@ def test_an_engine_without_a_sign_of_life_is_ended(phase: str) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_load_that_hangs_is_ended() -> None:
     limits = EngineLimits(loading_seconds=3.0, beat_seconds=0.05)
     assert "loading took more than 3 s" in asyncio.run(_fails(spawn_fake("hang", limits=limits)))

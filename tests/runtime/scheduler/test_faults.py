@@ -136,7 +136,7 @@ def test_cancelled_requests_in_a_failing_batch(streams: int) -> None:
             gate.shut()
             prompts = [[*some_ids(i, 4), GUILTY] if i in (0, 5) else some_ids(i, 4) for i in range(8)]
             tasks = [asyncio.create_task(model.next_token_logprobs(p)) for p in prompts]
-            others = [asyncio.create_task(model.sample(p[:4], 5, [])) for p in prompts[:streams]]
+            others = [asyncio.create_task(model.sample(p[:4], 5, [], seed=1)) for p in prompts[:streams]]
             await asyncio.to_thread(gate.reached.wait)
             for task in (*tasks[:6], *others[:6]):  # all of one half, and more
                 task.cancel()

@@ -231,6 +231,7 @@ def test_what_cannot_speculate_is_refused_before_anything_is_computed() -> None:
         load(tiny_path("llama"), backend="hf", draft_model=str(tiny_path("mamba")))
 
 
+@pytest.mark.slow
 def test_guesses_cross_the_pipe() -> None:
     async def main() -> tuple[list[TokenRecord], list[TokenRecord], float | None]:
         async with await spawn(tiny_path("llama"), backend="hf", draft_model=str(tiny_path("llama"))) as model:

@@ -1,0 +1,72 @@
+"""Who sees whom, as mlx-lm's attention takes it: bool masks of one call, made when a layer first asks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.base import create_causal_mask
+
+from runtime.backends.buckets import Bucket
+from runtime.backends.tree import Int64
+
+
+class Window:
+    """In place of a cache, for one plain forward of whole texts: keeps nothing, and says how far a token sees.
+
+    Args:
+        size: Positions a token sees, itself included.
+    """
+
+    offset = 0
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """What came is all there is."""
+        return keys, values
+
+    def make_mask(self, N: int, **_: Any) -> Any:  # noqa: N803  # mlx-lm's own name
+        """Causal within the window."""
+        return create_causal_mask(N, 0, window_size=self._size)
+
+
+class TreeMasks:
+    """Bool masks of one tree call, one per window, made when a layer first asks.
+
+    Args:
+        visible: ``(n, slots)`` who sees whom.
+        depths: ``(slots,)``.
+        rows: Whether each token is a batch row (else all are one row).
+    """
+
+    def __init__(self, visible: Any, depths: Int64, *, rows: bool) -> None:
+        self._visible, self._depths, self._rows = visible, depths, rows
+        self._made: dict[int | None, mx.array] = {}
+
+    def of(self, window: int | None) -> mx.array:
+        """``(rows, 1, 1, slots)``, or ``(1, 1, n, slots)`` for one row."""
+        if window not in self._made:
+            mask = self._visible
+            if window is not None:
+                new = self._depths[len(self._depths) - len(mask) :]
+                mask = mask & (new[:, None] - self._depths < window)
+            axes = (1, 2) if self._rows else (0, 1)
+            self._made[window] = mx.array(np.expand_dims(mask, axes))
+        return self._made[window]
+
+
+class RowMasks:
+    """Bool masks of chains side by side, one per window, made when a layer first asks."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self._made: dict[int | None, mx.array] = {}
+
+    def of(self, window: int | None) -> mx.array:
+        """``(rows, 1, width, past + width)``."""
+        if window not in self._made:
+            self._made[window] = mx.array(self._bucket.visible(window)[:, None])
+        return self._made[window]

@@ -1,0 +1,103 @@
+"""The bytes of one model's tokens, read again with another model's tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from runtime.errors import InvalidRequestError
+from runtime.language_model import LanguageModel
+
+
+async def read_again(left: LanguageModel, right: LanguageModel, ids: Sequence[int], pieces: Sequence[bytes]) -> list[int]:
+    """The ids of the same bytes in the second model's vocabulary.
+
+    Text is cut as its own tokenizer cuts it. Bytes between texts that are no UTF-8 (a model may say such) are its tokens of one
+    byte each; the beginning of a character at the very end is left out.
+
+    Args:
+        left: Whose tokens they are.
+        right: Who reads them.
+        ids: The tokens.
+        pieces: Their bytes.
+
+    Raises:
+        InvalidRequestError: The second vocabulary has no token for a byte.
+    """
+    controls = await _controls(left, right, dict(zip(ids, pieces, strict=True)))
+    found: list[int] = []
+    held: list[bytes] = []
+    for token, piece in zip([*ids, None], [*pieces, b""], strict=True):
+        if token is not None and token not in controls:
+            held.append(piece)
+            continue
+        found += await _tokens(right, b"".join(held), last=token is None)
+        held.clear()
+        if token is not None:
+            found.append(controls[token])
+    return found
+
+
+def unfinished(data: bytes) -> bool:
+    """Whether this is the beginning of one character, or nothing."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as fault:
+        return fault.start == 0 and fault.reason == "unexpected end of data"
+    return not data
+
+
+async def _tokens(model: LanguageModel, data: bytes, *, last: bool) -> list[int]:
+    found: list[int] = []
+    for text, others in _stretches(data, last=last):
+        if text:
+            found += await model.tokenize_async(text)
+        if others:
+            found += _single(model, others)
+    return found
+
+
+def _stretches(data: bytes, *, last: bool) -> Iterator[tuple[str, bytes]]:
+    """A text and the bytes behind it that are none, as often as there are such; what a later byte could finish is left out."""
+    while data:
+        try:
+            yield data.decode(), b""
+            return
+        except UnicodeDecodeError as fault:
+            text, rest = data[: fault.start].decode(), data[fault.start :]
+            if last and unfinished(rest):
+                yield text, b""
+                return
+            broken = fault.end - fault.start
+            yield text, rest[:broken]
+            data = rest[broken:]
+
+
+def _single(model: LanguageModel, data: bytes) -> list[int]:
+    """The tokens of one byte each that spell `data`."""
+    wanted = {data[i : i + 1] for i in range(len(data))}
+    known: dict[bytes, int] = {}
+    for token, spelled in enumerate(model.byte_vocab):
+        if spelled in wanted:
+            known.setdefault(spelled, token)
+    missing = sorted(wanted - known.keys())
+    if missing:
+        raise InvalidRequestError(
+            f"the tokens' bytes are not UTF-8, and {model.info.name}, which is to read them, has no token for byte "
+            f"{missing[0][0]:#04x}"
+        )
+    return [known[data[i : i + 1]] for i in range(len(data))]
+
+
+async def _controls(left: LanguageModel, right: LanguageModel, pieces: dict[int, bytes]) -> dict[int, int]:
+    """Tokens of `left` that no text is cut into, and the tokens of `right` that spell them."""
+    alike = {token: data for token, data in pieces.items() if data.startswith(b"<") and data.endswith(b">")}
+    if not alike:
+        return {}
+    wanted = set(alike.values())
+    theirs = {data: token for token, data in enumerate(right.byte_vocab) if data in wanted}
+    found: dict[int, int] = {}
+    for token, data in alike.items():
+        text, other = data.decode(errors="replace"), theirs.get(data)
+        if other is not None and await left.tokenize_async(text) != [token]:
+            found[token] = other
+    return found

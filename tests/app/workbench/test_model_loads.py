@@ -1,0 +1,204 @@
+"""What single models are loaded with, remembered with each; quantising; the hub's token."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import keyring
+import pytest
+
+from runtime import ModelShelf
+from runtime.loading.perplexity import keep_perplexities
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import Engine, Scene, until
+from tests.runtime.hub.conftest import Keychain
+from tests.tiny_models import tiny_path
+from ui import EngineState, LoadChoice, ModelsChanged, Refusal, WeightsForm
+
+FORMS = ("float32", "float16", "bfloat16", "int8", "int4")
+
+
+async def ready(s: Scene) -> None:
+    await until(lambda: s.workbench.status.engine is EngineState.READY)
+
+
+@pytest.fixture(autouse=True)
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    monkeypatch.setenv("ELSEWISE_MODELS", str(folder))
+    monkeypatch.setattr("runtime.loading.fit._on_gpu", lambda backend, device: False)
+    monkeypatch.setattr("runtime.loading.fit.has_float16", lambda: True)
+    for name in ("one", "two"):
+        shutil.copytree(tiny_path("llama"), folder / f"org--{name}")
+    return folder
+
+
+def test_a_plan_says_what_a_choice_takes_and_costs(play: Play) -> None:
+    ModelShelf().verify("org/one")
+    digest = ModelShelf().find("org/one").fingerprint
+    assert digest is not None
+    keep_perplexities(digest, {"float32": 20.0, "int8": 20.2})
+
+    async def scene(s: Scene) -> None:
+        plan = await s.workbench.load_plan("org/one")
+        assert plan.choice == LoadChoice()
+        assert plan.fit is not None
+        assert (plan.fit.engine, plan.fit.context, plan.most) == ("hf", 4096, 4096)
+        assert [form.name for form in plan.forms] == list(FORMS)
+        assert plan.forms[3] == WeightsForm("int8", "20.2, float32 20 (+1.0 %)")
+        assert plan.forms[1].cost == ""
+        short = await s.workbench.load_plan("org/one", LoadChoice(1024, "int8"))
+        assert short.fit is not None
+        assert (short.fit.context, short.fit.fits) == (1024, True)
+        assert short.fit.weights != plan.fit.weights
+        assert short.fit.kv == plan.fit.kv // 4
+        # what holds for all models is reckoned with too, and what is read from disk cannot be told
+        await s.workbench.change_setting("context_length", 512)
+        plan = await s.workbench.load_plan("org/one")
+        assert plan.fit is not None
+        assert (plan.fit.context, plan.set_context) == (512, 512)
+        await s.workbench.change_setting("offload", "disk")
+        assert (await s.workbench.load_plan("org/one")).fit is None
+        with pytest.raises(Refusal, match="not on the shelf"):
+            await s.workbench.load_plan("org/none")
+
+    play(scene)
+
+
+def test_what_is_chosen_for_a_model_is_loaded_and_remembered_with_it(play: Play) -> None:
+    engine = Engine()
+
+    async def first(s: Scene) -> None:
+        await s.workbench.change_setting("context_length", 2048)
+        await s.workbench.open_model("org/one", LoadChoice(1024, "int8"))
+        await ready(s)
+        assert (s.workbench.supervisor.options["context_length"], s.workbench.supervisor.options["weights"]) == (1024, "int8")
+        found = {model.name: model.own_load for model in await s.workbench.model_shelf()}
+        assert found == {"org/one": "1,024 tokens, int8 weights", "org/two": ""}
+        # another model has what holds for all
+        await s.workbench.choose_model("org/two")
+        await ready(s)
+        assert s.workbench.supervisor.options["context_length"] == 2048
+        assert "weights" not in s.workbench.supervisor.options
+        # and the first its own again, whichever way it is opened
+        await s.workbench.choose_model("org/one")
+        await ready(s)
+        assert s.workbench.supervisor.options["weights"] == "int8"
+        # a change for all does not reach it
+        await s.workbench.change_setting("context_length", 4096)
+        assert s.workbench.supervisor.options["context_length"] == 1024
+        with pytest.raises(Refusal, match="int9"):
+            await s.workbench.open_model("org/one", LoadChoice(None, "int9"))
+
+    async def second(s: Scene) -> None:
+        await s.workbench.load_settings()
+        assert (await s.workbench.load_plan("org/one")).choice == LoadChoice(1024, "int8")
+        await s.workbench.choose_model("org/one")
+        await ready(s)
+        assert s.workbench.supervisor.options["context_length"] == 1024
+        await s.workbench.grow_context()
+        await ready(s)
+        assert "context_length" not in s.workbench.supervisor.options
+        assert (await s.workbench.load_plan("org/one")).choice == LoadChoice(None, "int8")
+        # gone with the model
+        await s.workbench.choose_model("org/two")
+        await ready(s)
+        await s.workbench.remove_model("org/one")
+        assert (await s.workbench._store.setting("models")) == {}
+
+    play(first, engine=engine)
+    play(second, engine=Engine())
+
+
+def test_a_context_is_remembered_for_a_model_that_is_not_here_yet(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        await s.workbench.remember_context("org/new@0123", 512)
+        assert ModelsChanged() in s.events
+        await s.workbench.open_model("org/one", LoadChoice(None, "int8"))
+        await ready(s)
+        await s.workbench.remember_context("org/one", 256)
+        assert (await s.workbench.load_plan("org/one")).choice == LoadChoice(256, "int8")
+        assert s.workbench.supervisor.options["context_length"] == 256
+        assert (await s.workbench.settings()).needs_reload
+        assert (await s.workbench._store.setting("models"))["org/new@0123"] == {"context_length": 512}
+        with pytest.raises(Refusal, match="context_length"):
+            await s.workbench.remember_context("org/one", 0)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("held", [7, {"org/one": 3}, {"org/one": {"context_length": -1}}, {"org/one": {"weights": ["int8"]}}])
+def test_what_was_stored_and_cannot_be_taken_is_left_out(play: Play, held: object) -> None:
+    async def scene(s: Scene) -> None:
+        await s.workbench._store.set_setting("models", held)
+        assert (await s.workbench.load_plan("org/one")).choice == LoadChoice()
+
+    play(scene)
+
+
+@pytest.mark.slow
+def test_a_model_is_quantised_beside_itself(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        assert [model.convertible for model in await s.workbench.model_shelf()] == [True, True]
+        steps: list[tuple[int, int]] = []
+        made = await s.workbench.quantise_model("org/one", 8, lambda done, total: steps.append((done, total)))
+        assert made == "org/one-8bit"
+        assert ModelsChanged() in s.events
+        found = {model.name: model for model in await s.workbench.model_shelf()}
+        assert (found[made].form, found[made].convertible) == ("8 bit (mlx), folder", False)
+        assert steps
+        with pytest.raises(Refusal, match="quantised already"):
+            await s.workbench.quantise_model(made, 4, lambda _done, _total: None)
+
+    play(scene)
+
+
+@pytest.mark.slow
+def test_quantising_can_be_stopped_and_leaves_nothing(play: Play, shelf: Path) -> None:
+    async def scene(s: Scene) -> None:
+        begun = asyncio.Event()
+        task = asyncio.create_task(s.workbench.quantise_model("org/one", 4, lambda _done, _total: begun.set()))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert [model.name for model in await s.workbench.model_shelf()] == ["org/one", "org/two"]
+        assert list(await asyncio.to_thread(lambda: [*shelf.glob(".*import*"), *shelf.glob("*4bit*")])) == []
+
+    play(scene)
+
+
+@pytest.fixture
+def keychain(monkeypatch: pytest.MonkeyPatch) -> Iterator[Keychain]:
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    before, own = keyring.get_keyring(), Keychain()
+    keyring.set_keyring(own)
+    yield own
+    keyring.set_keyring(before)
+
+
+def test_a_token_is_kept_told_of_and_deleted(play: Play, keychain: Keychain, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(s: Scene) -> None:
+        assert not (await s.workbench.hub_token()).kept
+        view = await s.workbench.keep_hub_token("hf_secret")
+        assert (view.kept, view.variable) == (True, "")
+        assert "hf_secret" not in repr(view)
+        assert list(keychain.kept.values()) == ["hf_secret"]
+        assert not (await s.workbench.forget_hub_token()).kept
+        assert keychain.kept == {}
+        with pytest.raises(Refusal, match="this is no token") as refused:
+            await s.workbench.keep_hub_token("two words")
+        assert "two words" not in str(refused.value)
+        keychain.fault = RuntimeError("locked: hf_other")
+        with pytest.raises(Refusal, match="refuses") as refused:
+            await s.workbench.keep_hub_token("hf_other")
+        assert "hf_other" not in str(refused.value)
+        monkeypatch.setenv("HF_TOKEN", "hf_environment")
+        assert (await s.workbench.hub_token()).variable == "HF_TOKEN"
+
+    play(scene)

@@ -1,0 +1,309 @@
+"""Rows of a model with attention beside recurrent layers look into one K/V: who sees what, and what is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from runtime.backends.base import ROOT
+from runtime.backends.buckets import Bucket, Shared, worth_sharing
+from runtime.backends.hf.cache import SlotLayer
+from runtime.backends.sized import UNBOUNDED
+from runtime.backends.tree import Int64, SlotTree
+from tests.runtime.backends.reference import Float32, Loaded, append, chain, log_softmax
+
+FULL = [(backend, name) for backend in ("hf", "mlx") for name in ("lfm2", "falcon_h1")]
+CASES = [*FULL, ("hf", "zaya"), pytest.param(("mlx", "recurrent_gemma"), marks=pytest.mark.slow)]  # with sliding windows
+WAYS = [("shared", 0), ("shared", 1), ("copied", 1), ("weighed", 2)]
+
+
+class OwnNumbers(Loaded):
+    """Compared with the library's own plain forward: without any cache mlx-lm's recurrent_gemma is 2e-4 off transformers'."""
+
+    def expected(self, ids: Sequence[int]) -> Float32:
+        backend: Any = self.backend
+        backend._select.rows = None
+        return log_softmax(np.array(backend._model(mx.array([ids]))[0]))
+
+
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def loaded(request: pytest.FixtureRequest) -> Iterator[Loaded]:
+    one = (OwnNumbers if "recurrent_gemma" in request.param else Loaded)(*request.param)
+    yield one
+    one.backend.unload()
+
+
+@pytest.fixture(autouse=True)
+def unchanged(loaded: Loaded) -> Iterator[None]:
+    backend: Any = loaded.backend
+    vain = backend.vain
+    yield
+    backend.shares, backend.vain = True, vain
+
+
+def go(loaded: Loaded, way: str) -> None:
+    """Always into the pack, never, or where it is worth while."""
+    backend: Any = loaded.backend
+    backend.shares = way != "copied"
+    backend.vain = float("inf") if way == "shared" else type(backend).vain
+
+
+def watched(backend: Any, monkeypatch: pytest.MonkeyPatch) -> list[Bucket]:
+    """The buckets that are pushed from now on."""
+    seen: list[Bucket] = []
+    push = backend.push_rows
+
+    def push_rows(pack: Any, bucket: Bucket) -> Any:
+        seen.append(bucket)
+        return push(pack, bucket)
+
+    monkeypatch.setattr(backend, "push_rows", push_rows)
+    return seen
+
+
+def spoil_unused(backend: Any, pack: Any) -> None:
+    """NaN wherever no key was ever written: what memory holds that nobody has cleaned."""
+    size = backend.size(pack)
+    backend.resize(pack, size + 64)
+    with torch.inference_mode():
+        for layer in pack.attention:
+            layer.keys[:, :, size:] = float("nan")
+            layer.values[:, :, size:] = float("nan")
+
+
+def test_it_is_switched_on(loaded: Loaded) -> None:
+    backend: Any = loaded.backend
+    assert (backend.shares, backend.buckets, backend.ragged, backend.stepwise) == (True, True, True, False)
+    assert not [warning for warning in backend.info.warnings if "not compared" not in warning]
+
+
+@pytest.mark.parametrize(("way", "seed"), WAYS)
+def test_rows_that_join_leave_and_branch_are_what_they_are_alone(loaded: Loaded, way: str, seed: int) -> None:
+    # given a stem in a pack whose unused places hold anything
+    go(loaded, way)
+    backend, rng = loaded.backend, np.random.default_rng(seed)
+    pack, stem = backend.open_pack(), loaded.ids(seed, 24).tolist()
+    slots, _ = append(backend, pack, stem)
+    backend.take(pack, slots)  # its state stays, for those who branch there
+    live: list[tuple[int, list[int]]] = [(int(slots[-1]), stem)] * 2
+    for _ in range(7):
+        # when rows go on with tails of any length, some from one place, some twice, some begin anew, in any order
+        if rng.random() < 0.3:
+            live.append((ROOT, []))
+        if rng.random() < 0.4:
+            live.append((int(slots[-1]), stem))
+        if len(live) > 3 and rng.random() < 0.5:
+            live.pop(int(rng.integers(len(live))))
+        tails = [loaded.ids(int(rng.integers(999)), int(n)) for n in rng.choice([1, 1, 1, 2, 5], len(live))]
+        spoil_unused(backend, pack)
+        base, parents, ends = backend.size(pack), np.empty(0, np.int64), []
+        order = interleaved(rng, [len(tail) for tail in tails])
+        tips = [tip for tip, _ in live]
+        places: list[int] = []
+        for row in order:
+            parents = np.append(parents, tips[row])
+            tips[row] = base + len(places)
+            places.append(row)
+        taken = [iter(tail.tolist()) for tail in tails]
+        tokens = np.array([next(taken[row]) for row in order])
+        ends = [tip - base for tip in tips]
+        want = np.array(sorted(ends))
+        new, logits = backend.forward(pack, tokens, parents, want)
+        # then each answers as its own text does alone
+        live = [(int(new[end]), [*text, *tail.tolist()]) for end, (_, text), tail in zip(ends, live, tails, strict=True)]
+        for end, (_, text) in zip(ends, live, strict=True):
+            loaded.check(log_softmax(logits[np.searchsorted(want, end)][None]), text, [-1])
+    backend.close(pack)
+
+
+def interleaved(rng: np.random.Generator, lengths: list[int]) -> list[int]:
+    """Whose token comes when: one after the other, or in turns."""
+    rows = [row for row, length in enumerate(lengths) for _ in range(length)]
+    return rows if rng.random() < 0.5 else [int(row) for row in rng.permutation(rows)]
+
+
+def test_a_tree_of_chains_within_a_call(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a stem, and a call whose first chain has children that are numbered before a second one begins
+    go(loaded, "shared")
+    backend, pack, stem = loaded.backend, loaded.backend.open_pack(), loaded.ids(1, 20)
+    slots, _ = append(backend, pack, stem)
+    spoil_unused(backend, pack)
+    tip, tokens = int(slots[-1]), loaded.ids(2, 8)
+    parents = np.array([tip, 20, 21, 21, 23, tip, 25, 26])
+    seen = watched(backend, monkeypatch)
+    _, logits = backend.forward(pack, tokens, parents, np.arange(8))
+    for i, path in enumerate(([0], [0, 1], [0, 1, 2], [0, 1, 3], [0, 1, 3, 4], [5], [5, 6], [5, 6, 7])):
+        loaded.check(log_softmax(logits[i : i + 1]), [*stem, *tokens[path]], [-1])
+    # and nothing that was no number had to be got round
+    assert [bucket.tokens.shape for bucket in seen] == [(2, 2), (1, 1), (2, 1), (1, 1)]
+    assert all(bucket.shared is not None for bucket in seen)
+
+
+def test_the_last_of_several_rows_copies_nothing_either(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given branches of one stem, all but one of which have ended
+    backend: Any = loaded.backend
+    pack, stem = backend.open_pack(), loaded.ids(1, 60).tolist()
+    slots, _ = append(backend, pack, stem)
+    tips, _ = backend.forward(pack, np.arange(3), np.full(3, slots[-1]), np.empty(0, np.int64))
+    seen = watched(backend, monkeypatch)
+    # when it goes on, token by token and by several at once
+    tip, text = int(tips[0]), [*stem, 0]
+    for tail in ([7], [8], [9, 10, 11], [12]):
+        new, got = append(backend, pack, tail, tip)
+        tip, text = int(new[-1]), [*text, *tail]
+        loaded.check(got, text, slice(-len(tail), None))
+    assert [bucket.path.size for bucket in seen] == [0] * 4
+    assert all(bucket.shared is not None for bucket in seen)
+
+
+def test_tails_of_different_length_cost_a_forward_each_and_no_padding(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given 12 queries over 300 tokens, with tails of 1 to 4
+    backend: Any = loaded.backend
+    lengths = [1, 2, 3, 4] * 3
+    copied: dict[str, list[int]] = {}
+    for way in ("copied", "shared"):
+        go(loaded, way)
+        pack = backend.open_pack()
+        slots, _ = append(backend, pack, loaded.ids(1, 300))
+        starts = 300 + np.cumsum([0, *lengths[:-1]])
+        parents = np.concatenate([chain(int(s), n, int(slots[-1])) for s, n in zip(starts, lengths, strict=True)])
+        with monkeypatch.context() as patched:
+            seen = watched(backend, patched)
+            forwards, pushed = backend.forwards, backend.pushed
+            backend.forward(pack, loaded.ids(2, 30), parents, np.cumsum(lengths) - 1)
+        assert (backend.forwards - forwards, backend.pushed - pushed) == (4, 30)
+        copied[way] = [bucket.path.size for bucket in seen]
+    assert copied == {"copied": [12 * 300, 9 * 301, 6 * 302, 3 * 303], "shared": [0] * 4}
+
+
+def test_memory_is_borrowed_for_what_is_copied(loaded: Loaded) -> None:
+    backend: Any = loaded.backend
+    pack = backend.open_pack()
+    slots, _ = append(backend, pack, loaded.ids(1, 100))
+    state = backend.row_bytes(0)
+    assert state == backend.state_bytes
+    assert backend.copy_cost(pack, np.full(8, slots[-1])) == 8 * state
+    assert backend.copy_cost(pack, np.array([slots[-1], slots[-1], ROOT])) == 2 * state + backend.row_bytes(1)
+    go(loaded, "copied")
+    assert backend.copy_cost(pack, np.full(8, slots[-1])) == 8 * backend.row_bytes(101)
+
+
+def test_states_alone_bound_rows_that_copy_nothing(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend: Any = loaded.backend
+    pack, stem = backend.open_pack(), loaded.ids(1, 100)
+    slots, _ = append(backend, pack, stem)
+    spoil_unused(backend, pack)
+    with monkeypatch.context() as patched:
+        patched.setattr(backend, "lent", 3 * backend.row_bytes(0))
+        forwards = backend.forwards
+        _, logits = backend.forward(pack, np.arange(8), np.full(8, slots[-1]), np.arange(8))
+        assert backend.forwards - forwards == 3
+    for token, row in enumerate(log_softmax(logits)):
+        loaded.check(row[None], [*stem, token], [-1])
+
+
+# ---- what a decoded token copies ----------------------------------------------------------------------------------------
+
+
+class Made(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed by mypy
+    """The largest memory that torch's operations give out while it is on, in numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        held = {a.untyped_storage().data_ptr() for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)}
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in held:
+                self.most = max(self.most, tensor.untyped_storage().nbytes() // tensor.element_size())
+        return out
+
+
+def most_made(backend: Any, pack: Any, tips: Int64) -> int:
+    """The largest array, in numbers, or the most memory beyond what is held, in bytes, of one token for each row."""
+    if backend.info.backend == "hf":
+        with Made() as made:
+            backend.forward(pack, np.arange(len(tips)), tips, np.empty(0, np.int64))
+        return int(made.most)
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    backend.forward(pack, np.arange(len(tips)), tips, np.empty(0, np.int64))
+    return int(mx.get_peak_memory()) - before
+
+
+@pytest.mark.parametrize("loaded", FULL, ids="-".join, indirect=True, scope="module")
+def test_a_decoded_token_copies_no_context(loaded: Loaded) -> None:
+    # given eight rows over a prefix, short and long, and buffers with room
+    backend: Any = loaded.backend
+    made: dict[str, list[int]] = {"shared": [], "copied": []}
+    for way, found in made.items():
+        for length in (200, 800):
+            go(loaded, way)
+            pack = backend.open_pack()
+            slots, _ = append(backend, pack, loaded.ids(1, length))
+            backend.resize(pack, length + 64)
+            tips, _ = backend.forward(pack, np.arange(8), np.full(8, slots[-1]), np.empty(0, np.int64))
+            # when each gets one more token
+            found.append(most_made(backend, pack, tips))
+            backend.close(pack)
+    # then what is made on the way grows with the scores of 4 heads and a mask at most; where paths are copied, with the keys
+    grown, of_copies = (many - few for few, many in made.values())
+    on_hf = backend.info.backend == "hf"
+    assert grown <= 8 * 600 * (1 if on_hf else 2 * 4 * 4 + 1)  # scores, before and after their softmax
+    assert of_copies >= 8 * 600 * backend.widest_bytes // (4 if on_hf else 1)
+
+
+# ---- the parts ----------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_weighed_what_costs_more() -> None:
+    # given eight rows over one prefix
+    pasts, ones = np.full(8, 1500), np.ones(8, np.int64)
+    assert worth_sharing(pasts, ones, 1508, vain=2.0, reach=UNBOUNDED)
+    # then in time so many slots are in vain that copies are cheaper
+    assert worth_sharing(pasts, ones, 4500, vain=2.0, reach=UNBOUNDED)
+    assert not worth_sharing(pasts, ones, 4501, vain=2.0, reach=UNBOUNDED)
+    # sooner for long tails, unless they are of different length, so that there would be copies for each
+    assert not worth_sharing(pasts, np.full(8, 10), 2000, vain=2.0, reach=UNBOUNDED)
+    assert worth_sharing(pasts, np.arange(6, 14), 2000, vain=2.0, reach=UNBOUNDED)
+    # nor is it where all layers slide: what they copy is no longer than their window
+    assert not worth_sharing(pasts, ones, 3000, vain=2.0, reach=512)
+    # and nothing is copied of no past
+    assert not worth_sharing(np.empty(0, np.int64), np.empty(0, np.int64), 8, vain=2.0, reach=UNBOUNDED)
+
+
+def test_a_window_reaches_back_by_positions_and_not_by_slots() -> None:
+    # given two branches of a stem of three, whose slots alternate
+    tree = SlotTree()
+    tree.append(np.array([ROOT, 0, 1, 2, 2, 3, 4]))
+    shared = Shared(tree.visible(5)[:, None], tree.depths, np.empty(0, np.int64))
+    slots, nothing = np.array([[5], [6]]), np.empty((2, 0), np.int64)
+    bucket = Bucket(slots, slots, np.array([[4], [4]]), np.arange(2), nothing, shared=shared)
+    assert (bucket.masked, bucket.past) == (True, 6)
+    assert bucket.visible(None).astype(int).tolist() == [[[1, 1, 1, 1, 0, 1, 0]], [[1, 1, 1, 0, 1, 0, 1]]]
+    assert bucket.visible(3).astype(int).tolist() == [[[0, 0, 1, 1, 0, 1, 0]], [[0, 0, 1, 0, 1, 0, 1]]]
+    assert (bucket.first(None), bucket.first(3), bucket.first(9)) == (0, 2, 0)
+
+
+def test_what_a_layer_answers_with_is_the_buffer_itself() -> None:
+    layer, new = SlotLayer(), torch.ones(2, 3, 1, 4)
+    layer.lazy_initialization(torch.empty(1, 3, 0, 4), torch.empty(1, 3, 0, 4))
+    layer.resize(9)
+    slots, nothing = np.array([[5], [7]]), np.empty((2, 0), np.int64)
+    shared = Shared(np.ones((2, 1, 8), np.bool_), np.arange(8), np.array([6]))
+    bucket = Bucket(slots, slots, slots, np.arange(2), nothing, shared=shared)
+    layer.begin_rows(bucket, None, torch.tensor([5, 7]), slice(6, 7))
+    keys, values = layer.update(new, new)
+    assert keys.shape == values.shape == (1, 3, 8, 4)
+    assert keys.untyped_storage().data_ptr() == layer.keys.untyped_storage().data_ptr()
+    assert keys[0, 0, 5:, 0].tolist() == [1, 0, 1]

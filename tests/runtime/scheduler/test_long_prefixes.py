@@ -1,0 +1,159 @@
+"""Prompts longer than what strangers may share a pack with, that begin alike: their beginning is computed and held once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from runtime import GenerationOptions, PromptProgress, SamplingOptions
+from runtime.backends.fake import Behaviour
+from runtime.model import LocalModel
+from runtime.scheduler.workspaces import LEAST_CROWD
+from tests.fakes import KINDS, Gate, assert_right, fake_model, settled, some_ids
+
+STEM = some_ids(1, LEAST_CROWD + 40)
+N = 8
+TOKENS = 4
+GREEDY = GenerationOptions(max_tokens=TOKENS, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
+
+
+@pytest.fixture(params=KINDS[:2])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def model(kind: str) -> Iterator[LocalModel]:
+    with fake_model(Behaviour(recurrent=kind == "recurrent"), prefill_chunk_tokens=256) as made:
+        yield made
+
+
+def held(model: LocalModel) -> list[int]:
+    """Slots in each of the packs."""
+    return model._engine.call(lambda: [w.held for w in model._engine.scheduler.cache.workspaces.open]).result()
+
+
+async def spoken(model: LocalModel, ids: list[int]) -> list[int]:
+    return [record.token_id async for record in model.generate(ids, GREEDY)]
+
+
+def test_they_are_asked_for_at_once_and_nothing_is_there_yet(model: LocalModel, kind: str) -> None:
+    async def main() -> None:
+        said, rows = await asyncio.gather(
+            asyncio.gather(*(spoken(model, [*STEM, token]) for token in range(N))),
+            asyncio.gather(*(model.next_token_logprobs([*STEM, token]) for token in range(N, 2 * N))),
+        )
+        for token, row in enumerate(rows, N):
+            assert_right(row, [*STEM, token], kind)
+        assert len({tuple(ids) for ids in said}) > 1
+        with fake_model(Behaviour(recurrent=kind == "recurrent")) as other:
+            assert await spoken(other, [*STEM, 3]) == said[3]
+
+    asyncio.run(main())
+    pushed = len(STEM) + 2 * N + N * (TOKENS - 1)
+    assert settled(model)[0].tokens_computed == pushed
+    assert held(model) == [pushed]
+
+
+def test_one_comes_while_another_is_on_its_way(model: LocalModel, kind: str) -> None:
+    # given one that is in its second chunk
+    gate, arrived = Gate(), threading.Event()
+    forwards = 0
+
+    def second(tokens: object) -> None:
+        nonlocal forwards
+        forwards += 1
+        if forwards == 2:
+            gate.shut()
+            arrived.set()
+        gate(tokens)
+
+    behaviour = Behaviour(recurrent=kind == "recurrent", before_forward=second)
+    model._engine.call(lambda: setattr(model._engine.backend, "behaviour", behaviour)).result()
+
+    async def main() -> None:
+        first = asyncio.ensure_future(spoken(model, [*STEM, 5]))
+        assert await asyncio.to_thread(arrived.wait, 30)
+        # when another comes
+        late = asyncio.ensure_future(model.next_token_logprobs([*STEM, 7]))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        gate.open()
+        assert_right(await late, [*STEM, 7], kind)
+        await first
+
+    # then both share a pack, and all that they have in common
+    asyncio.run(main())
+    assert settled(model)[0].tokens_computed == len(STEM) + 2 + TOKENS - 1
+    assert len(held(model)) == 1
+
+
+def test_the_first_one_leaves_half_way_and_the_others_go_on(model: LocalModel, kind: str) -> None:
+    async def main() -> None:
+        first = asyncio.ensure_future(_cancelled_half_way(model))
+        rows = await asyncio.gather(*(model.next_token_logprobs([*STEM, token]) for token in range(N)))
+        await first
+        for token, row in enumerate(rows):
+            assert_right(row, [*STEM, token], kind)
+
+    asyncio.run(main())
+    own = settled(model)[0].tokens_computed - len(STEM)
+    assert N <= own <= N + TOKENS  # it may have been heard when it was nearly through
+
+
+async def _cancelled_half_way(model: LocalModel) -> None:
+    task: asyncio.Task[None]
+
+    def heard(progress: PromptProgress) -> None:
+        if progress.done >= len(STEM) // 2:
+            task.cancel()
+
+    async def ask() -> None:
+        async for _ in model.generate([*STEM, 200], GREEDY, on_progress=heard):
+            pass
+
+    task = asyncio.ensure_future(ask())
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def test_they_come_back_out_of_the_trie_into_one_pack(model: LocalModel, kind: str) -> None:
+    # given paths that the trie holds, and no pack any more
+    paths = [[*STEM, token] for token in range(N)]
+
+    async def main() -> None:
+        await asyncio.gather(*(spoken(model, path) for path in paths))
+        model._engine.call(model._engine.scheduler.cache.workspaces.drop_idle).result()
+        assert held(model) == []
+        computed = settled(model)[0].tokens_computed
+        # when something is asked after each of them
+        rows = await asyncio.gather(*(model.next_token_logprobs([*path, 9]) for path in paths))
+        for path, row in zip(paths, rows, strict=True):
+            assert_right(row, [*path, 9], kind)
+        assert settled(model)[0].tokens_computed == computed + N
+
+    asyncio.run(main())
+    # then their stem was copied once: there is one pack, and in it no more than the paths
+    (slots,) = held(model)
+    assert slots == len(STEM) + 2 * N
+
+
+def test_a_state_that_is_gone_is_brought_back_without_the_path(model: LocalModel, kind: str) -> None:
+    # given a path whose keys stand in a pack, and its state in the trie alone
+    path = [*STEM, 1]
+
+    async def main() -> None:
+        await spoken(model, path)
+        before = sum(held(model))
+        (workspace,) = model._engine.scheduler.cache.workspaces.open
+        model._engine.call(workspace.pack.states.clear).result()
+        # when the path is gone on from again
+        assert_right(await model.next_token_logprobs([*path, 250]), [*path, 250], kind)
+        # then no more is copied than the token that brings the state along
+        assert sum(held(model)) - before == (2 if kind == "recurrent" else 1)
+
+    asyncio.run(main())

@@ -1,0 +1,151 @@
+"""What loading a model takes, before it is loaded: a bar, and what can be chosen for this model alone."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QFont, QKeyEvent
+from PySide6.QtWidgets import QFrame, QGridLayout, QPushButton, QVBoxLayout, QWidget
+
+from ui.models.bars import FitBar, FitLegend
+from ui.models.contexts import context_words, contexts
+from ui.models.wording import fit_words
+from ui.parts import LINE_PX, Combo, button, row, words
+from ui.port import FitView, LoadChoice, LoadPlan
+from ui.theme.fonts import interface_font
+from ui.widgets import Label
+
+
+class LoadCard(QFrame):
+    """Shows a `LoadPlan`; hidden until there is one. The keyboard goes back to `home`."""
+
+    wanted = Signal(object)  # LoadChoice: what would it take?
+    open_wanted = Signal(object)  # LoadChoice
+
+    def __init__(self, home: QWidget) -> None:
+        super().__init__()
+        self.setProperty("kind", "card")
+        self.setAccessibleName(self.tr("How it is loaded"))
+        self._home = home
+        self.plan: LoadPlan | None = None
+        self.bar, self.legend = FitBar(), FitLegend()
+        self.fit_words, self.cost = words("", ""), words("", "soft")
+        self.context, self.weights = Combo(self.tr("Context of this model")), Combo(self.tr("Weights of this model in"))
+        for combo in (self.context, self.weights):
+            combo.activated.connect(self._choose)
+        self.open_button = QPushButton(self.tr("Open"))
+        self.open_button.setObjectName("send")
+        self.open_button.setFont(interface_font(LINE_PX, QFont.Weight.DemiBold))
+        self.open_button.clicked.connect(self._open)
+        self.leave_button = button(self.tr("Not now"), "plain")
+        self.leave_button.clicked.connect(self.leave)
+        self._lay_out()
+        self.hide()
+
+    @property
+    def buttons(self) -> tuple[QWidget, ...]:
+        """In the order of the keyboard."""
+        return self.context, self.weights, self.open_button, self.leave_button
+
+    def show_plan(self, plan: LoadPlan) -> None:
+        """Shows this one; the keyboard is on the way that goes on, or where it was here."""
+        fresh, self.plan = self.isHidden(), plan
+        fit = plan.fit
+        for part in (self.bar, self.legend, self.context, self._context_label):
+            part.setVisible(fit is not None)
+        for part in (self.weights, self._weights_label):
+            part.setVisible(bool(plan.forms))
+        if fit is None:
+            self.fit_words.setText(
+                self.tr("what it takes cannot be told: no engine here runs it, or weights are read from disk")
+            )
+        else:
+            self.bar.show_fit(fit)
+            self.legend.show_fit(fit)
+            self.fit_words.setText(fit_words(fit))
+            self._show_contexts(plan, fit)
+        self._show_forms(plan)
+        self.open_button.setText(self.tr("Open") if fit is None or fit.fits else self.tr("Open anyway"))
+        self.show()
+        if fresh:
+            fits = fit is None or fit.fits
+            (self.open_button if fits else self.leave_button).setFocus(Qt.FocusReason.OtherFocusReason)
+
+    def leave(self) -> None:
+        """Nothing is done."""
+        inside = any(part.hasFocus() for part in self.buttons)
+        self.hide()
+        if inside:
+            self._home.setFocus(Qt.FocusReason.OtherFocusReason)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Escape:
+            self.leave()
+        else:
+            super().keyPressEvent(event)
+
+    def _show_contexts(self, plan: LoadPlan, fit: FitView) -> None:
+        self.context.clear()
+        own = plan.set_context or plan.most
+        as_set = (
+            self.tr("as for all models: {0}").format(context_words(own, fit.longest)) if own else self.tr("as for all models")
+        )
+        self.context.addItem(as_set, None)
+        for name, tokens in contexts(fit, plan.most):
+            self.context.addItem(name, tokens)
+        self.context.setCurrentIndex(max(self.context.findData(plan.choice.context), 0))
+
+    def _show_forms(self, plan: LoadPlan) -> None:
+        self.weights.clear()
+        if not plan.forms:
+            self.cost.hide()
+            return
+        plain = plan.forms[0].name
+        held = plain if plan.set_weights == "auto" else plan.set_weights
+        self.weights.addItem(self.tr("as for all models: {0}").format(held), "auto")
+        for form in plan.forms:
+            self.weights.addItem(form.name, form.name)
+        self.weights.setCurrentIndex(max(self.weights.findData(plan.choice.weights), 0))
+        chosen = held if plan.choice.weights == "auto" else plan.choice.weights
+        cost = next((form.cost for form in plan.forms if form.name == chosen), "")
+        if chosen == plain:
+            self.cost.setText(self.tr("the model's own numbers; fewer bits are faster, and give other ones"))
+        elif cost:
+            self.cost.setText(self.tr("perplexity of a fixed text: {0}").format(cost))
+        else:
+            self.cost.setText(self.tr("other numbers than in {0}; by how much is measured when it is loaded").format(plain))
+        self.cost.show()
+
+    def _choice(self) -> LoadChoice:
+        return LoadChoice(self.context.currentData(), self.weights.currentData() or "auto")
+
+    def _choose(self) -> None:
+        self.wanted.emit(self._choice())
+
+    def _open(self) -> None:
+        assert self.plan is not None
+        choice = self._choice() if self.plan.fit is not None else self.plan.choice
+        self.leave()
+        self.open_wanted.emit(choice)
+
+    def _lay_out(self) -> None:
+        self._context_label = Label(self.tr("Context"), "soft", interface_font(LINE_PX))
+        self._context_label.setBuddy(self.context)
+        self._weights_label = Label(self.tr("Weights in"), "soft", interface_font(LINE_PX))
+        self._weights_label.setBuddy(self.weights)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(14, 12, 14, 12)
+        column.setSpacing(7)
+        column.addWidget(self.bar)
+        column.addWidget(self.legend)
+        column.addWidget(self.fit_words)
+        choices = QGridLayout()
+        choices.setHorizontalSpacing(10)
+        choices.setVerticalSpacing(7)
+        choices.setColumnStretch(2, 1)
+        rows = ((self._context_label, self.context), (self._weights_label, self.weights))
+        for line, (label, combo) in enumerate(rows):
+            choices.addWidget(label, line, 0)
+            choices.addWidget(combo, line, 1)
+        column.addLayout(choices)
+        column.addWidget(self.cost)
+        column.addLayout(row(self.open_button, self.leave_button, 1, spacing=14))

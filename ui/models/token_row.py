@@ -1,0 +1,101 @@
+"""The token of private and gated models: put into the system keychain, never shown again, deleted."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QLineEdit, QVBoxLayout, QWidget
+
+from ui.parts import button, row, words
+from ui.port import TokenView
+from ui.theme.fonts import interface_font
+
+
+class TokenRow(QWidget):
+    """A line that opens; shows a `TokenView`."""
+
+    asked = Signal()  # is there one?
+    keep_wanted = Signal(str)
+    forget_wanted = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open_button = button(self.tr("Private or gated models…"), "plain")
+        self.open_button.setCheckable(True)
+        self.open_button.toggled.connect(self._open)
+        self.state = words("", "soft")
+        self.field = QLineEdit()
+        self.field.setProperty("kind", "field")
+        self.field.setFont(interface_font(13))
+        self.field.setEchoMode(QLineEdit.EchoMode.Password)
+        self.field.setMaxLength(1000)
+        self.field.setPlaceholderText(self.tr("token (hf_…)"))
+        self.field.setAccessibleName(self.tr("Token of the hub"))
+        self.field.returnPressed.connect(self._keep)
+        self.keep_button, self.forget_button = button(self.tr("Keep")), button(self.tr("Delete the token"), "plain")
+        self.keep_button.clicked.connect(self._keep)
+        self.forget_button.clicked.connect(self._forget)
+        self._parts = QWidget()
+        inner = QVBoxLayout(self._parts)
+        inner.setContentsMargins(0, 0, 0, 0)
+        inner.setSpacing(7)
+        inner.addWidget(self.state)
+        inner.addLayout(row(self.field, self.keep_button))
+        inner.addLayout(row(self.forget_button, 1))
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(7)
+        column.addLayout(row(self.open_button, 1))
+        column.addWidget(self._parts)
+        self._parts.hide()
+
+    @property
+    def buttons(self) -> tuple[QWidget, ...]:
+        """In the order of the keyboard."""
+        return self.open_button, self.field, self.keep_button, self.forget_button
+
+    def show_token(self, view: TokenView) -> None:
+        """Whether there is one; what was typed is gone."""
+        self.field.clear()
+        self._wait(False)
+        self.forget_button.setVisible(view.kept)
+        if view.variable:
+            said = self.tr("{0} is set in the environment, and is used for {1}.").format(view.variable, view.hub)
+        elif view.kept:
+            said = self.tr("A token for {0} is in the system keychain. It is sent to that hub alone.").format(view.hub)
+        else:
+            said = self.tr(
+                "A token for {0} that may read. It goes into the system keychain, and is sent to that hub alone."
+            ).format(view.hub)
+        self.state.setText(said)
+        self.keep_button.setText(self.tr("Replace") if view.kept else self.tr("Keep"))
+
+    def show_refused(self, why: str) -> None:
+        """It was not kept, or not deleted."""
+        self.field.clear()
+        self._wait(False)
+        self.state.setText(why)
+
+    def _open(self, opened: bool) -> None:  # the signal's
+        self._parts.setVisible(opened)
+        if opened:
+            self.forget_button.hide()
+            self.state.setText(self.tr("asking the keychain…"))
+            self.field.setFocus(Qt.FocusReason.OtherFocusReason)
+            self.asked.emit()
+        else:
+            self.field.clear()
+
+    def _keep(self) -> None:
+        if self.field.text().strip() and self.keep_button.isEnabled():
+            self._wait(True)
+            self.keep_wanted.emit(self.field.text())
+            self.field.clear()
+
+    def _forget(self) -> None:
+        self._wait(True)
+        self.forget_wanted.emit()
+        self.field.setFocus(Qt.FocusReason.OtherFocusReason)
+
+    def _wait(self, waiting: bool) -> None:  # a state, not an option
+        self.keep_button.setEnabled(not waiting)
+        self.forget_button.setEnabled(not waiting)
