@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 
+from app.bench.child import found_by
 from app.bench.clock import Told
 from app.bench.findings import Case, Findings, Limit, Verdict
 from app.bench.gaps import gaps_of
@@ -14,7 +12,6 @@ from app.bench.sizes import Sizes
 
 ROW = "window"
 P99_MS, MAX_MS = 16.0, 50.0
-PATIENCE_SECONDS = 570.0
 IDLE = "idle"
 LIMIT = "the same of a window that has nothing to do"
 
@@ -29,15 +26,7 @@ def window(case: Case, sizes: Sizes, tell: Told) -> Findings:
 def measure(case: Case, sizes: Sizes) -> dict[str, list[float]]:
     """Milliseconds between ticks by what happened meanwhile; empty, with a line on stderr, where no window opens."""
     asked = (case.folder, case.backend, sizes.window_turns, sizes.window_prompt, sizes.window_seconds)
-    command = [sys.executable, "-m", "app.bench.window", *map(str, asked)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-        print(f"the window's event loop was not watched: {said[-1] if said else error}", file=sys.stderr)
-        return {}
-    found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return found_by("app.bench.window", *asked, what="the event loop of the whole window was")
 
 
 def verdicts(case: Case, found: Mapping[str, Sequence[float]], sizes: Sizes) -> tuple[Verdict, ...]:
