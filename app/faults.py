@@ -23,7 +23,8 @@ def not_loaded(error: BaseException) -> str:
     if isinstance(error, BackendUnavailableError):
         return translate("Workbench", "{0}; or {1}").format(error, _another_engine())
     if isinstance(error, ModelMissingError):  # its message names commands; the window has an action beside this
-        return translate("Workbench", "{0} is not on this computer").format(Path(error.source).name or error.source)
+        name = Path(error.source).name or translate("Workbench", "the model")
+        return translate("Workbench", "{0} is not on this computer").format(name)
     return str(error)
 
 

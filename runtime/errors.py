@@ -86,10 +86,10 @@ class ModelMissingError(ModelLoadError):
 
     Args:
         message: For the user of a command line: which command brings it here.
-        source: As it was named.
+        source: As it was named; "" where nobody said.
     """
 
-    def __init__(self, message: str, source: str) -> None:
+    def __init__(self, message: str, source: str = "") -> None:
         self.source = source
         super().__init__(message)
 

@@ -56,7 +56,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one workload cost with one subject, in seconds of its own: medians over its laps.
+    """What one workload cost with one subject: the most tokens, and medians of seconds of its own, over its laps.
 
     wall: from each request to its answer. cpu: of the whole process from the first request to the last answer, but for
     what the workload itself computed between two of them.
@@ -103,13 +103,13 @@ def medians(laps: Sequence[Result]) -> Result:
     """One result for several of the same workload and subject.
 
     Raises:
-        ValueError: Their counts or answers differ.
+        ValueError: Their requests or answers differ.
     """
     first = laps[0]
-    if len({(lap.tokens, lap.ideal, lap.outcome) for lap in laps}) > 1:
+    if len({(lap.ideal, lap.outcome) for lap in laps}) > 1:
         raise ValueError(f"{first.subject} did something else each time it played {first.workload}: {laps}")
     cpu, wall = median(lap.cpu_seconds for lap in laps), median(lap.wall_seconds for lap in laps)
-    return replace(first, cpu_seconds=cpu, wall_seconds=wall, laps=len(laps))
+    return replace(first, tokens=max(lap.tokens for lap in laps), cpu_seconds=cpu, wall_seconds=wall, laps=len(laps))
 
 
 class _Meter:

@@ -96,18 +96,27 @@ def remove_command(name: str, yes: bool) -> None:
 @models.command("import")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--name", help="What to call it on the shelf. Example: --name org/name")
-def import_command(path: Path, name: str | None) -> None:
+@click.option(
+    "--keep-quantised/--float32",
+    "keep_quantised",
+    default=None,
+    help="Of a GGUF: weights as they are packed, for mlx alone (the default on Apple silicon), or float32, for both engines.",
+)
+def import_command(path: Path, name: str | None, keep_quantised: bool | None) -> None:
     """Takes a GGUF file, a model folder or an adapter folder onto the shelf.
 
     Of an adapter (peft's layout or mlx-lm's) its configuration and its safetensors are taken; ask --adapter NAME uses it.
     """
     with Bar() as bar:
         if is_adapter_folder(path):
+            if keep_quantised is not None:
+                raise click.UsageError("--keep-quantised and --float32 are for GGUF files; an adapter is taken as it is")
             adapter = import_adapter(path, name, bar.show)
             done = f"{adapter.name}: ready in {adapter.path}; use it with: elsewise ask --adapter {adapter.name}"
         else:
-            folder = import_model(path, name, bar.show)
-            done = f"{folder.name}: ready in {folder.path}"
+            folder = import_model(path, name, bar.show, keep_quantised=keep_quantised)
+            mlx = f" ({folder.quantisation}); it runs on mlx" if folder.quantisation else ""
+            done = f"{folder.name}: ready in {folder.path}{mlx}"
     click.echo(done)
 
 

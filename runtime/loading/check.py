@@ -68,7 +68,7 @@ def open_folder(path: Path, *, name: str | None = None, backend: str = "hf") -> 
         tokenizer_config=tokenizer_config,
         generation_config=read_json(path / "generation_config.json") or {},
         chat_template=chat_template_of(path, tokenizer_config),
-        quantisation=_quantisation(raw, path, backend),
+        quantisation=_quantisation(raw, path, backend, manifest),
     )
 
 
@@ -158,17 +158,30 @@ def quantised_with(config: Mapping[str, Any]) -> tuple[str | None, str]:
     """The method that weights were quantised with ("mlx", or a foreign one's name; None for plain ones), and its bits."""
     mlx, other = config.get("quantization"), config.get("quantization_config")
     if isinstance(mlx, Mapping) and "group_size" in mlx:
-        return "mlx", str(mlx.get("bits", "?"))
+        return "mlx", " and ".join(str(bits) for bits in mlx_bits(mlx)) or "?"
     if isinstance(other, Mapping) and other.get("quant_method"):
         return str(other["quant_method"])[:40], ""
     return None, ""
 
 
-def _quantisation(config: Mapping[str, Any], path: Path, backend: str) -> str | None:
+def mlx_bits(quantization: Mapping[str, Any]) -> list[int]:
+    """Bits of a weight, of all layers together, the fewest first.
+
+    Args:
+        quantization: As mlx_lm writes it: what most layers have, and by name what single ones have instead (False: nothing).
+    """
+    layers = [quantization, *(value for value in quantization.values() if isinstance(value, Mapping))]
+    return sorted({layer["bits"] for layer in layers if isinstance(layer.get("bits"), int)})
+
+
+def _quantisation(config: Mapping[str, Any], path: Path, backend: str, manifest: Manifest | None) -> str | None:
     method, bits = quantised_with(config)
     if method == "mlx":
         if backend == "hf":
-            raise ModelLoadError(f"{path}: weights quantised for MLX; load it with backend='mlx' or choose the plain model")
+            plain = "choose the plain model"
+            if manifest is not None and manifest.kind == "gguf":
+                plain = f"import {manifest.source} again: elsewise models import FILE --float32"
+            raise ModelLoadError(f"{path}: weights quantised for MLX; load it with backend='mlx' or {plain}")
         return f"{bits} bit (mlx)"
     if method is not None:
         raise ModelLoadError(f"{path}: weights quantised with {method}, which needs CUDA libraries; choose the plain model")

@@ -1,42 +1,39 @@
-"""GGUF to a model folder, run as a child process: ``python -m runtime.loading.convert FILE FOLDER``.
+"""GGUF to a model folder, run as a child process: ``python -m runtime.loading.convert FILE FOLDER [--keep-quantised]``.
 
-Weights are dequantised to float32 one tensor at a time. On standard output: one JSON object a line, ``{"done", "total"}``
-while it works, ``{"parameters"}`` at the end, ``{"error"}`` where it cannot. Ends when its standard input closes, so it
-never outlives the process that asked for it.
+Weights are dequantised to float32, or brought into MLX's form of quantised ones, one tensor at a time. On standard output: one
+JSON object a line, ``{"done", "total"}`` while it works, ``{"parameters"}`` at the end, ``{"error"}`` where it cannot. Ends
+when its standard input closes, so it never outlives the process that asked for it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-import numpy as np
-
-from runtime.errors import ModelLoadError, RuntimeFault
+from runtime.errors import RuntimeFault
 from runtime.loading.child_side import end_with_parent, say
 from runtime.loading.gguf import vocabulary
 from runtime.loading.gguf.convertible import Checked, check
-from runtime.loading.gguf.decoder import Tensor, unpermuted
-from runtime.loading.gguf.dequantise import Floats, dequantise
 from runtime.loading.gguf.layout import GgufHeader
+from runtime.loading.gguf.writing import quantization_of, sync, write_weights
 
 _BASE_MEMORY = 4 << 30  # bytes of address space: interpreter, numpy, tokenizer, and room
 
 
-def convert(checked: Checked, target: Path, report: Callable[[int, int], None]) -> int:
+def convert(checked: Checked, target: Path, report: Callable[[int, int], None], *, quantised: bool = False) -> int:
     """Writes the model folder's files into `target`, durably.
 
     Args:
         checked: From `check`.
         target: An empty folder.
         report: Called with the bytes of weights written, and in all.
+        quantised: Whether what MLX can keep as it is packed stays so (`runtime.loading.gguf.affine`); all else is float32.
 
     Returns:
         The number of parameters.
@@ -49,45 +46,15 @@ def convert(checked: Checked, target: Path, report: Callable[[int, int], None]) 
     _write_text(target / "tokenizer.json", tokenizer.to_str())
     _write_json(target / "tokenizer_config.json", vocabulary.tokenizer_config(header))
     _write_json(target / "generation_config.json", vocabulary.generation_config(header))
-    _write_json(target / "config.json", {**checked.shape.config(), **vocabulary.generation_config(header)})
+    config = {**checked.shape.config(), **vocabulary.generation_config(header)}
+    if quantised:
+        config["quantization"] = quantization_of(header, checked.tensors)
+    _write_json(target / "config.json", config)
     template = vocabulary.chat_template(header)
     if template is not None:
         _write_text(target / "chat_template.jinja", template)
-    _write_weights(target / "model.safetensors", header, checked.tensors, report)
-    return checked.float32_bytes // 4
-
-
-def _write_weights(path: Path, header: GgufHeader, tensors: list[Tensor], report: Callable[[int, int], None]) -> None:
-    """A safetensors file, tensor by tensor: the library's own writer wants all of them in memory at once."""
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    total = 0
-    for tensor in tensors:
-        size = math.prod(tensor.shape) * 4
-        entries[tensor.target] = {"dtype": "F32", "shape": tensor.shape, "data_offsets": [total, total + size]}
-        total += size
-    head = json.dumps(entries).encode()
-    head += b" " * (-len(head) % 8)
-    with path.open("wb") as stream:
-        stream.write(len(head).to_bytes(8, "little") + head)
-        done = 0
-        for tensor in tensors:
-            report(done, total)
-            values = _values(header, tensor)
-            np.ascontiguousarray(values).tofile(stream)
-            done += values.nbytes
-        _sync(stream)
-    report(total, total)
-
-
-def _values(header: GgufHeader, tensor: Tensor) -> Floats:
-    info = header.tensors[tensor.source]
-    data = np.memmap(header.path, np.uint8, "r", info.offset, (info.nbytes,))
-    values = dequantise(info, np.asarray(data))
-    if not np.isfinite(values).all():
-        raise ModelLoadError(f"{header.path}: the tensor {tensor.source} holds NaN or infinity: damaged; fetch the file again")
-    if tensor.excess:
-        values -= np.float32(tensor.excess)
-    return unpermuted(values, tensor.permuted_heads) if tensor.permuted_heads else values
+    write_weights(target / "model.safetensors", header, checked.tensors, report, quantised=quantised)
+    return checked.parameters
 
 
 def _limit_memory(header: GgufHeader) -> None:
@@ -105,12 +72,7 @@ def _write_json(path: Path, value: Any) -> None:
 def _write_text(path: Path, text: str) -> None:
     with path.open("wb") as stream:
         stream.write(text.encode())
-        _sync(stream)
-
-
-def _sync(stream: BinaryIO) -> None:
-    stream.flush()
-    os.fsync(stream.fileno())
+        sync(stream)
 
 
 def main() -> int:
@@ -118,13 +80,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Convert a GGUF file into a model folder.")
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
+    parser.add_argument("--keep-quantised", action="store_true")
     arguments = parser.parse_args()
     end_with_parent()
     os.umask(0o077)
     try:
         checked = check(arguments.source)
         _limit_memory(checked.header)
-        parameters = convert(checked, arguments.target, lambda done, total: say(done=done, total=total))
+        parameters = convert(
+            checked,
+            arguments.target,
+            lambda done, total: say(done=done, total=total),
+            quantised=arguments.keep_quantised,
+        )
     except RuntimeFault as fault:
         say(error=str(fault))
         return 1

@@ -16,8 +16,6 @@ from runtime.errors import ModelLoadError
 from runtime.loading.architectures import libraries_knowing
 from runtime.loading.check import quantised_with
 
-_WORD_BITS = 32  # mlx packs quantised weights into words of so many
-
 
 @dataclass(frozen=True, slots=True)
 class Weights:
@@ -72,8 +70,8 @@ def weights_of(files: Iterable[Path], config: Mapping[str, Any]) -> Weights:
     Raises:
         ModelLoadError: A file is damaged.
     """
-    method, bits = quantised_with(config)
-    packed = _WORD_BITS // int(bits) if method == "mlx" and str(bits).isdigit() and int(bits) else 1
+    found = config.get("quantization") if quantised_with(config)[0] == "mlx" else None
+    packed = found if isinstance(found, Mapping) else None
     parameters, sizes = 0, Counter[str]()
     for path in files:
         try:
@@ -82,13 +80,23 @@ def weights_of(files: Iterable[Path], config: Mapping[str, Any]) -> Weights:
                     part = file.get_slice(name)
                     dtype, count = str(part.get_dtype()), math.prod(part.get_shape())
                     sizes[dtype] += count * _width(dtype)
-                    if packed > 1 and name.endswith((".scales", ".biases")):
-                        continue
-                    parameters += count * (packed if dtype == "U32" else 1)
+                    if packed is None:
+                        parameters += count
+                    elif name.endswith(".scales"):  # one for each group of packed numbers, however many bits those have
+                        parameters += count * _group(packed, name.removesuffix(".scales"))
+                    elif dtype != "U32" and not name.endswith(".biases"):
+                        parameters += count
         except (SafetensorError, OSError, ValueError) as fault:
             raise ModelLoadError(f"{path}: damaged safetensors file ({fault}); fetch it again") from fault
     most = max(sizes, key=sizes.__getitem__, default="")
     return Weights(parameters, sum(sizes.values()), most)
+
+
+def _group(quantization: Mapping[str, Any], layer: str) -> int:
+    """How many numbers of a layer share a scale."""
+    own = quantization.get(layer)
+    size = (own if isinstance(own, Mapping) and "group_size" in own else quantization).get("group_size")
+    return size if isinstance(size, int) and size > 0 else 1
 
 
 def _width(dtype: str) -> int:

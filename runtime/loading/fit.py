@@ -98,7 +98,7 @@ def estimate_fit(
     packed = given.weights if backend == "hf" and not gpu and given.weights != "auto" else PLAIN
     numbers, stored = stored_numbers(config, weights_bytes, dtype)
     width = {"float16": 2, "bfloat16": 2, "float32": 4}.get(given.dtype, stored if gpu else 4)
-    weights = held_bytes(config, weights_bytes, numbers, width=width, packed=packed, wide=not gpu)
+    weights = held_bytes(config, weights_bytes, numbers, stored=stored, width=width, packed=packed)
     most = context_of(config)
     tokens = context or given.context_length or min(most or CONTEXT, CONTEXT)
 

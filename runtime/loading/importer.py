@@ -7,12 +7,14 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+from runtime.backends.registry import default_backend
 from runtime.errors import ModelLoadError
 from runtime.loading.check import INDEX, SETTINGS_FILES, TEXT_FILES, chat_template_of, open_folder, read_json, weight_files
 from runtime.loading.children import Child
 from runtime.loading.digests import digest_of_all, known_sha256, template_digest
 from runtime.loading.folder import ModelFolder
-from runtime.loading.gguf.convertible import check
+from runtime.loading.gguf.affine import KEPT
+from runtime.loading.gguf.convertible import Checked, check
 from runtime.loading.manifest import FORMAT, Manifest, notes_of, read_manifest, write_manifest
 from runtime.loading.paths import create_private
 from runtime.loading.placing import copy_files, place_on_shelf, shelf_folders
@@ -23,28 +25,43 @@ SOURCE = "source.gguf"  # the file a model was made from, where it is kept
 
 
 def import_model(
-    path: str | Path, name: str | None = None, progress: OnProgress = ignore, *, title: str | None = None, keep: bool = False
+    path: str | Path,
+    name: str | None = None,
+    progress: OnProgress = ignore,
+    *,
+    title: str | None = None,
+    keep: bool = False,
+    keep_quantised: bool | None = None,
 ) -> ModelFolder:
-    """Puts a GGUF file (converted to float32) or a model folder (copied) on the shelf. Blocks; seconds to minutes.
+    """Puts a GGUF file (converted) or a model folder (copied) on the shelf. Blocks; seconds to minutes.
 
     Args:
         path: The file or folder; it is only read.
-        name: What it is found by later: ``name`` or ``org/name@revision``; made from the file's name by default.
+        name: What it is found by later: ``name`` or ``org/name@revision``; made from the file's name by default, with "-mlx"
+            where its weights stay quantised.
         progress: Called at least once a second while work is done; raising in it cancels the import.
         title: What users see; the name of the file or folder by default.
         keep: Also keeps a copy of the GGUF file, as ``source.gguf``.
+        keep_quantised: Of a GGUF: whether weights stay quantised where MLX can keep them without rounding, for mlx alone, or
+            all become float32, for both engines. None: as mlx is what runs models here by default (on Apple silicon) or not.
 
     Returns:
         The model, checked. One that is there already, from the same content and under that name, is not made again.
 
     Raises:
-        ModelLoadError: The source is damaged or not supported, the name is taken, or the disk is full.
+        ModelLoadError: The source is damaged or not supported, the name is taken, or the disk is full; or weights are to stay
+            quantised that are not, or not in a form that MLX has.
     """
     source = Path(path).expanduser().absolute()
+    quantised = False
     if source.is_file():
-        needed = check(source).float32_bytes
-        kind, sha256 = "gguf", known_sha256(source)
+        checked = check(source)
+        quantised = _stays_quantised(checked, keep_quantised)
+        needed = checked.written_bytes(quantised=quantised)
+        kind, sha256 = "gguf", form_digest(known_sha256(source), quantised=quantised)
     elif source.is_dir():
+        if keep_quantised is not None:
+            raise ModelLoadError(f"{source}: a folder is taken as it is; to quantise one: elsewise models convert {source}")
         open_folder(source, backend="mlx")
         needed = sum(file.stat().st_size for file in _wanted(source))
         kind, sha256 = "folder", digest_of_all({file.name: known_sha256(file) for file in _wanted(source)})
@@ -52,7 +69,9 @@ def import_model(
         raise ModelLoadError(f"{source}: no such file or folder")
 
     def make(hidden: Path, model_id: str) -> None:
-        parameters = _convert(source, hidden, progress) if kind == "gguf" else _copy(source, hidden, progress)
+        parameters = (
+            _convert(source, hidden, progress, quantised=quantised) if kind == "gguf" else _copy(source, hidden, progress)
+        )
         if keep and kind == "gguf":
             with source.open("rb") as there, create_private(hidden / SOURCE) as here:
                 shutil.copyfileobj(there, here, 8 << 20)
@@ -70,11 +89,32 @@ def import_model(
         )
         write_manifest(hidden, manifest)
 
-    return place_on_shelf(source, name, sha256, needed, make=make, opened=partial(open_folder, backend="mlx"))
+    opened = partial(open_folder, backend="mlx")
+    return place_on_shelf(source, name, sha256, needed, make=make, opened=opened, suffix="-mlx" if quantised else "")
+
+
+def _stays_quantised(checked: Checked, wanted: bool | None) -> bool:
+    """Which form a file's weights get.
+
+    Raises:
+        ModelLoadError: They are to stay quantised, and none can.
+    """
+    if wanted is None:
+        return default_backend() == "mlx" and checked.keepable
+    if wanted and not checked.keepable:
+        raise ModelLoadError(
+            f"{checked.header.path}: no matrix of it is packed as MLX can keep it ({', '.join(KEPT)}); import it with --float32"
+        )
+    return wanted
+
+
+def form_digest(sha256: str, *, quantised: bool) -> str:
+    """What an import of a GGUF file is told by: the file's SHA-256, or over that and the form of the weights."""
+    return digest_of_all({"gguf": sha256, "weights": "quantised"}) if quantised else sha256
 
 
 def find_imported(sha256: str) -> Path | None:
-    """The folder on the shelf that was made from a file with this SHA-256; None where there is none."""
+    """The folder on the shelf that was made from a file, by its `form_digest`; None where there is none."""
     for folder in shelf_folders():
         with contextlib.suppress(ModelLoadError):  # a damaged neighbour is not what was asked for
             manifest = read_manifest(folder)
@@ -94,10 +134,11 @@ def _copy(source: Path, target: Path, progress: OnProgress) -> int:
     return 0
 
 
-def _convert(source: Path, target: Path, progress: OnProgress) -> int:
+def _convert(source: Path, target: Path, progress: OnProgress, *, quantised: bool) -> int:
     """Runs the converter; kills it when the caller cancels, when it hangs, and when anything else goes wrong."""
     limit = 120 + source.stat().st_size / _SLOWEST
-    with Child("runtime.loading.convert", str(source), str(target), cwd=target) as child:
+    options = ("--keep-quantised",) if quantised else ()
+    with Child("runtime.loading.convert", str(source), str(target), *options, cwd=target) as child:
         answer = child.follow("convert", limit, progress)
         if "parameters" in answer:
             return int(answer["parameters"])

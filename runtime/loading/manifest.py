@@ -38,7 +38,7 @@ class Manifest(msgspec.Struct, frozen=True):
     id: str  # what `resolve` finds it by
     title: str  # what users see
     source: str  # the file or folder it was made from, by its own name
-    source_sha256: str  # of the GGUF; of a folder, over its files
+    source_sha256: str  # of the GGUF (of one that stays quantised, over that and the form); of a folder, over its files
     kind: Literal["gguf", "folder", "adapter"]
     parameters: int
     files: dict[str, FileNote]

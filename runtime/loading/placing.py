@@ -38,6 +38,7 @@ def place_on_shelf(
     *,
     make: Callable[[Path, str], None],
     opened: Callable[[Path], T],
+    suffix: str = "",
 ) -> T:
     """Makes a folder of the shelf, whole or not at all. One that is there already, of the same content, is not made again.
 
@@ -48,12 +49,13 @@ def place_on_shelf(
         needed: Bytes that it takes.
         make: Writes all files, ``elsewise.json`` among them, into a folder, for an id.
         opened: Checks a folder and reads it.
+        suffix: Of a name that is made.
 
     Raises:
         ModelLoadError: The name is taken or cannot be one, the disk is full, or another import does not end.
     """
     with _only_one_import(made_models_dir()) as shelf:
-        model_id, present = _find_place(name, source, sha256, opened)
+        model_id, present = _find_place(name, source, sha256, opened, suffix)
         if present is not None:
             return present
         free = shutil.disk_usage(shelf).free
@@ -172,9 +174,9 @@ def _only_one_import(shelf: Path) -> Iterator[Path]:
         raise ModelLoadError(f"{shelf}: {fault.strerror}; free some space or set ELSEWISE_MODELS") from fault
 
 
-def _find_place(name: str | None, source: Path, sha256: str, opened: Callable[[Path], T]) -> tuple[str, T | None]:
+def _find_place(name: str | None, source: Path, sha256: str, opened: Callable[[Path], T], suffix: str) -> tuple[str, T | None]:
     """The id to import under, and what is there already and sound."""
-    model_id = name or id_from(source)
+    model_id = name or f"{id_from(source)}{suffix}"
     holder = _holder(model_id, source)
     if holder is not None and (isinstance(holder, Path) or holder.source_sha256 != sha256):
         if name is not None:

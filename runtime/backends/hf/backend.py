@@ -83,7 +83,7 @@ class HfBackend(PackedBackend[TorchPack]):
         self.tree = not self.recurrent and "position_ids" in self._takes
         self.shares = self.recurrent and attention_of(self._model) == OWN
         ours = loaded.folder and loaded.offload is None and self._device.type == "cpu"  # nobody else's hooks, one fast device
-        self._replay = Replay(self._model, self._takes) if ours and not self.recurrent else None
+        self._replay = Replay(self._model, self._takes, self.count) if ours and not self.recurrent else None
         self.info = self._describe(options, warnings=())
         warnings = self_test(self) + kv_warning(self, self._kv) + self._weights_warning()
         if loaded.offload is not None:

@@ -8,10 +8,13 @@ What makes that safe for any architecture:
   to call, which frequencies to use) fails there, and is not recorded;
 - the recording is told no lengths: it is given what each layer's attention sees, and a mask where there is one;
 - before it is relied on, both ways compute the same tokens: the first ones, again for every other number of rows, and again
-  whenever a path is twice as long as any before. Logits, keys and values have to be equal to the bit. What is computed to
-  compare is a check of the model, as the self-test at load is, and not counted among the tokens of requests.
+  whenever a path is twice as long as any before. Logits, keys and values have to be equal to the bit.
 
-A recording holds no weights of its own, but some 2 MB of operations for each layer.
+What is computed to record and to compare is counted as what else goes through the model, and is little beside it: where it
+would be more, the model itself is called.
+
+A recording, of which there are up to three kinds, holds no weights of its own, but some 2 MB of operations for each layer.
+Of SmolLM2 each takes 1.1 s to make, once, in which torch keeps the interpreter to itself for up to 0.2 s.
 """
 
 from __future__ import annotations
@@ -32,7 +35,10 @@ log = logging.getLogger(__name__)
 
 AFTER = 64  # forwards of a kind: a recording takes as long as what it saves in some hundred of them
 _MORE = 2  # tokens before the new ones that a recording is made with
-COMPARED = 4  # forwards that are computed both ways before a recording is relied on
+_WIDTH = 2  # tokens of a tree that a recording is made with
+COMPARED = 4  # tokens that are computed both ways before a recording is relied on
+SHARE = 1 / 50  # of a kind's tokens that may be computed beside them
+_AT_ONCE = 8  # tokens that may be beyond that, so that a stream alone need not wait
 
 Masks: TypeAlias = torch.Tensor | dict[str, torch.Tensor] | None
 Forward: TypeAlias = Callable[..., torch.Tensor]
@@ -44,10 +50,12 @@ class Replay:
     Args:
         model: Of transformers, with a cache of attention layers alone; nobody else changes its modules.
         takes: The names of its forward's arguments.
+        count: Told how many tokens are about to be computed beside those that were asked for.
     """
 
-    def __init__(self, model: Any, takes: frozenset[str]) -> None:
+    def __init__(self, model: Any, takes: frozenset[str], count: Callable[[int], None]) -> None:
         self._model = model
+        self._count = count
         self._suits = {"past_key_values", "position_ids"} <= takes
         self._more = {"logits_to_keep": 0} if "logits_to_keep" in takes else {}
         self.kinds: dict[tuple[bool, bool], Recording] = {}  # masked, one token alone
@@ -63,12 +71,12 @@ class Replay:
             masks: What the model is given as its attention mask.
             forward: The same by the model itself.
         """
-        if not self._suits or not pack.attention or not pack.attention[-1].is_initialized:
+        if not self._suits or not pack.attention or not all(layer.is_initialized for layer in pack.attention):
             return forward()
         kind = step.mask is not None, len(step.tokens) == 1
         recording = self.kinds.get(kind)
         if recording is None:
-            recording = self.kinds[kind] = Recording(self._model, self._more)
+            recording = self.kinds[kind] = Recording(self._model, self._more, self._count)
         return recording.logits(pack, step, masks, forward)
 
 
@@ -78,13 +86,16 @@ class Recording:
     Args:
         model: Of transformers.
         more: Further arguments of its forward.
+        count: See `Replay`.
     """
 
-    def __init__(self, model: Any, more: dict[str, Any]) -> None:
-        self._model, self._more = model, more
+    def __init__(self, model: Any, more: dict[str, Any], count: Callable[[int], None]) -> None:
+        self._model, self._more, self._count = model, more, count
         self._forward: Forward | None = None
         self._left = AFTER  # forwards until it is made; -1: never, or it was
-        self._agreed = 0  # comparisons
+        self._seen = 0  # tokens that were asked for
+        self._beside = 0  # tokens that were computed to record and to compare
+        self._agreed = 0  # of them, those that were the same both ways
         self._rows: set[int] = set()  # numbers of tokens with which it agreed
         self._other_rows: set[int] = set()  # and with which it did not: a kernel may be chosen by them
         self._known = 0  # tokens: shorter pasts were compared
@@ -99,6 +110,8 @@ class Recording:
         self, pack: TorchPack, step: Step, masks: Callable[[], Masks], forward: Callable[[], torch.Tensor]
     ) -> torch.Tensor:
         """See `Replay.logits`."""
+        n = len(step.tokens)
+        self._seen += n
         if self._forward is None:
             logits = forward()
             self._left -= self._left > 0
@@ -107,28 +120,34 @@ class Recording:
                 self._forward = self._made(_arguments(pack, step, masks()), masks())
             return logits
         beyond = self._ceiling is not None and step.past >= self._ceiling
-        if beyond or len(step.tokens) in self._other_rows:
+        if beyond or n in self._other_rows:
             return forward()
-        arguments = _arguments(pack, step, masks())
-        if self._agreed >= COMPARED and step.past < self._known and len(step.tokens) in self._rows:
-            return _run(self._forward, arguments)
+        if self._agreed >= COMPARED and step.past < self._known and n in self._rows:
+            return _run(self._forward, _arguments(pack, step, masks()))
+        if self._beside + n > _AT_ONCE + SHARE * self._seen:
+            return forward()  # compared later
+        self._more_computed(n)
         try:
-            got = _run(self._forward, arguments)
+            got = _run(self._forward, _arguments(pack, step, masks()))
         except Exception as error:  # noqa: BLE001  # it is not relied on yet: the model itself says what is wrong
             log.info("a recording failed: %s", error)
             got = None
         return self._compare(pack, step, got, forward)
+
+    def _more_computed(self, tokens: int) -> None:
+        self._beside += tokens
+        self._count(tokens)
 
     def _made(self, arguments: tuple[torch.Tensor, ...], masks: Masks) -> Forward | None:
         """The recording, made with copies of the ends of some step's arguments; None where there can be none."""
         names: tuple[str, ...] = tuple(masks) if isinstance(masks, dict) else ()
         model = _Tensors(self._model, self._more, masked=masks is not None, kinds=names).eval()
         ids, positions, *others = arguments
-        end = len(others) - model.masks
-        short = [buffer[:, :, -ids.numel() - _MORE :] for buffer in others[:end]] + [
-            m[..., -ids.numel() - _MORE :] for m in others[end:]
-        ]
-        copies = ids, positions, *(each.clone() for each in short)
+        end, width = len(others) - model.masks, min(ids.numel(), _WIDTH)
+        self._more_computed(width)
+        short = [buffer[:, :, -width - _MORE * (i % 4 > 1) :] for i, buffer in enumerate(others[:end])]  # new, new, seen, seen
+        short += [mask[..., -width:, -width - _MORE :] for mask in others[end:]]
+        copies = ids[:, -width:], positions[:, -width:], *(each.clone() for each in short)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that lengths are fixed; that torch.compile is newer, which wants a compiler
             try:
@@ -148,8 +167,10 @@ class Recording:
         places = [place for layer in pack.attention for place in layer.new()]
         written = [place.clone() for place in places]
         logits = forward()
+        if not bool(torch.isfinite(logits).all()):
+            return logits  # NaN equals nothing: it says nothing of the recording
         if got is not None and torch.equal(got, logits) and all(map(torch.equal, written, places)):
-            self._agreed += 1
+            self._agreed += len(step.tokens)
             self._rows.add(len(step.tokens))
             self._known = max(self._known, 2 * step.past)
         elif self._agreed < COMPARED:
@@ -171,7 +192,7 @@ def _arguments(pack: TorchPack, step: Step, masks: Masks) -> tuple[torch.Tensor,
     """Of a recording: ids, positions, of each layer the new places and what is seen, masks."""
     buffers = [buffer for layer in pack.attention for buffer in (*layer.new(), *layer.seen_by_new())]
     some = () if masks is None else masks.values() if isinstance(masks, dict) else (masks,)
-    return torch.from_numpy(step.tokens)[None], torch.from_numpy(step.positions)[None], *buffers, *some
+    return torch.from_numpy(step.tokens).unsqueeze(0), torch.from_numpy(step.positions).unsqueeze(0), *buffers, *some
 
 
 class _Tensors(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by mypy

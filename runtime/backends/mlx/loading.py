@@ -18,6 +18,7 @@ from runtime.backends import facts
 from runtime.backends.mlx.corrections import class_lookup, completed, correct
 from runtime.backends.mlx.memory import DeviceLimits, free_beside
 from runtime.errors import ModelLoadError, UnsupportedFeatureError
+from runtime.loading.check import mlx_bits
 from runtime.loading.folder import ModelFolder
 from runtime.loading.telling import told
 from runtime.options import LoadOptions
@@ -143,9 +144,9 @@ def flat_parameters(model: Any) -> list[tuple[str, mx.array]]:
 
 
 def _quantisation(config: Mapping[str, Any]) -> str | None:
-    """As mlx-lm's own config says it: "4 bits, groups of 64"."""
+    """As mlx-lm's own config says it: "4 bits, groups of 64"; "4 and 8 bits" where layers differ."""
     found = config.get("quantization")
-    return None if not found else f"{found['bits']} bits, groups of {found['group_size']}"
+    return f"{' and '.join(map(str, mlx_bits(found)))} bits, groups of {found['group_size']}" if found else None
 
 
 def _adopted(model: Any, tokenizer: Any, options: LoadOptions) -> LoadedModel:

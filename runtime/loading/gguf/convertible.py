@@ -12,6 +12,7 @@ from runtime.loading.gguf.dequantise import UNPACKERS
 from runtime.loading.gguf.families import FAMILIES, WORKS
 from runtime.loading.gguf.header import read_header
 from runtime.loading.gguf.layout import GgufHeader
+from runtime.loading.gguf.writing import kept_bits, parts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +24,18 @@ class Checked:
     tensors: list[Tensor]
 
     @property
-    def float32_bytes(self) -> int:
+    def parameters(self) -> int:
+        """Numbers in all."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors)
+
+    @property
+    def keepable(self) -> bool:
+        """Whether MLX can keep any of its tensors as it is packed."""
+        return any(kept_bits(self.header, tensor) for tensor in self.tensors)
+
+    def written_bytes(self, *, quantised: bool) -> int:
         """Size of the weights once converted."""
-        return sum(math.prod(tensor.shape) for tensor in self.tensors) * 4
+        return sum(part.nbytes for tensor in self.tensors for part in parts_of(self.header, tensor, quantised=quantised))
 
 
 def check(path: Path) -> Checked:

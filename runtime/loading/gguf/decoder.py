@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,8 @@ from runtime.loading.gguf.families import FAMILIES, Family, family_of
 from runtime.loading.gguf.layout import GgufHeader
 from runtime.loading.gguf.numbers import fault, positive, whole
 from runtime.loading.gguf.rope import FACTORS, MAX_CONTEXT, rope_parameters
+
+Number = TypeVar("Number", bound=np.generic)
 
 MAX_LAYERS, MAX_WIDTH = 1024, 1 << 18
 
@@ -221,8 +223,11 @@ def check_tensors(header: GgufHeader, shape: DecoderShape) -> list[Tensor]:
     return wanted
 
 
-def unpermuted(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
-    """Undoes llama.cpp's row order: rotary pairs that lie side by side go back to the two halves of each head."""
+def unpermuted(weight: npt.NDArray[Number], heads: int) -> npt.NDArray[Number]:
+    """Undoes llama.cpp's row order: rotary pairs that lie side by side go back to the two halves of each head.
+
+    Rows stay whole, so that a quantised matrix is put right by its words, its scales and its biases each for themselves.
+    """
     rows, columns = weight.shape
     pairs = weight.reshape(heads, rows // heads // 2, 2, columns)
     return pairs.swapaxes(1, 2).reshape(rows, columns)

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import numpy.typing as npt
 
 from runtime.errors import ModelLoadError
+from runtime.loading.gguf.blocks import VALUES_AT_ONCE, Bytes, Floats, fifth_bits, half, nibbles, six_bit_pairs
 from runtime.loading.gguf.layout import TensorInfo
-
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
-
-_VALUES_AT_ONCE = 1 << 20  # keeps what is in between small, and in the processor's cache
 
 
 def dequantise(info: TensorInfo, data: Bytes) -> Floats:
@@ -33,7 +28,7 @@ def dequantise(info: TensorInfo, data: Bytes) -> Floats:
         )
     rows = data.reshape(-1, info.format.size)  # (blocks, bytes of a block)
     values = np.empty((len(rows), info.format.block), np.float32)
-    step = _VALUES_AT_ONCE // info.format.block
+    step = VALUES_AT_ONCE // info.format.block
     for first in range(0, len(rows), step):
         values[first : first + step] = unpack(rows[first : first + step])
     return values.reshape(info.shape)
@@ -52,35 +47,35 @@ def _bf16(rows: Bytes) -> Floats:
 
 
 def _q4_0(rows: Bytes) -> Floats:
-    scale, packed = _half(rows, 0), rows[:, 2:]  # (blocks, 16)
-    return scale * (_nibbles(packed).astype(np.float32) - 8)
+    scale, packed = half(rows, 0), rows[:, 2:]  # (blocks, 16)
+    return scale * (nibbles(packed).astype(np.float32) - 8)
 
 
 def _q4_1(rows: Bytes) -> Floats:
-    scale, low, packed = _half(rows, 0), _half(rows, 2), rows[:, 4:]
-    return scale * _nibbles(packed).astype(np.float32) + low
+    scale, low, packed = half(rows, 0), half(rows, 2), rows[:, 4:]
+    return scale * nibbles(packed).astype(np.float32) + low
 
 
 def _q5_0(rows: Bytes) -> Floats:
-    scale, packed = _half(rows, 0), rows[:, 6:]
-    return scale * ((_nibbles(packed) | _fifth_bits(rows[:, 2:6])).astype(np.float32) - 16)
+    scale, packed = half(rows, 0), rows[:, 6:]
+    return scale * ((nibbles(packed) | fifth_bits(rows[:, 2:6])).astype(np.float32) - 16)
 
 
 def _q5_1(rows: Bytes) -> Floats:
-    scale, low, packed = _half(rows, 0), _half(rows, 2), rows[:, 8:]
-    return scale * (_nibbles(packed) | _fifth_bits(rows[:, 4:8])).astype(np.float32) + low
+    scale, low, packed = half(rows, 0), half(rows, 2), rows[:, 8:]
+    return scale * (nibbles(packed) | fifth_bits(rows[:, 4:8])).astype(np.float32) + low
 
 
 def _q8_0(rows: Bytes) -> Floats:
-    return _half(rows, 0) * rows[:, 2:].view(np.int8).astype(np.float32)
+    return half(rows, 0) * rows[:, 2:].view(np.int8).astype(np.float32)
 
 
 def _q4_k(rows: Bytes) -> Floats:
     """Super-blocks of 8 x 32 values: a 6-bit scale and a 6-bit minimum for each 32."""
     n = len(rows)
-    scales, lows = _six_bit_pairs(rows[:, 4:16])  # (n, 8) each
-    scale = _half(rows, 0) * scales
-    low = _half(rows, 2) * lows
+    scales, lows = six_bit_pairs(rows[:, 4:16])  # (n, 8) each
+    scale = half(rows, 0) * scales
+    low = half(rows, 2) * lows
     packed = rows[:, 16:].reshape(n, 4, 1, 32)  # each 32 bytes hold two runs of 32: low nibbles, then high ones
     values = (packed >> np.array([0, 4], np.uint8).reshape(1, 1, 2, 1)) & 15  # (n, 4, 2, 32)
     return (scale[:, :, None] * values.reshape(n, 8, 32).astype(np.float32) - low[:, :, None]).reshape(n, 256)
@@ -94,31 +89,8 @@ def _q6_k(rows: Bytes) -> Floats:
     pairs = rows[:, 128:192].reshape(n, 2, 1, 32)  # ... and bit pairs of 32 bytes
     high = ((pairs >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)) & 3).reshape(n, 256)
     values = (low | (high << 4)).astype(np.float32) - 32
-    scale = rows[:, 192:208].view(np.int8).astype(np.float32) * _half(rows, 208)  # (n, 16)
+    scale = rows[:, 192:208].view(np.int8).astype(np.float32) * half(rows, 208)  # (n, 16)
     return (values.reshape(n, 16, 16) * scale[:, :, None]).reshape(n, 256)
-
-
-def _half(rows: Bytes, at: int) -> Floats:
-    """A float16 of every block, ``(blocks, 1)``."""
-    return np.ascontiguousarray(rows[:, at : at + 2]).view("<f2").astype(np.float32)
-
-
-def _nibbles(packed: Bytes) -> Bytes:
-    """Low halves of all bytes, then the high halves: ``(blocks, 16)`` to ``(blocks, 32)``."""
-    return np.concatenate([packed & 15, packed >> 4], axis=1)
-
-
-def _fifth_bits(packed: Bytes) -> Bytes:
-    """Bit 4 of 32 values, from a little-endian 32-bit word."""
-    return np.unpackbits(np.ascontiguousarray(packed), axis=1, bitorder="little") * np.uint8(16)
-
-
-def _six_bit_pairs(packed: Bytes) -> tuple[Floats, Floats]:
-    """Eight scales and eight minima of six bits from twelve bytes, as ggml's `get_scale_min_k4` reads them."""
-    first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
-    scales = np.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], axis=1)
-    lows = np.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=1)
-    return scales.astype(np.float32), lows.astype(np.float32)
 
 
 UNPACKERS: Mapping[str, Callable[[Bytes], Floats]] = {

@@ -12,6 +12,7 @@ import pytest
 
 from runtime import ModelShelf, import_model, load
 from tests.app.cli.conftest import Elsewise
+from tests.runtime.loading.packed import packed
 from tests.tiny_models import tiny_path
 
 
@@ -72,6 +73,35 @@ def test_info_says_whether_it_fits(elsewise: Elsewise, tiny: Path, monkeypatch: 
     out = elsewise("models", "info", "org/tiny").out
     assert re.search(r"^too large \(hf\) +a context of [\d,]+ tokens fits *$", out, re.MULTILINE)
     assert re.search(r"KV \d+\.\d\d GB for 4,096 tokens", out)
+
+
+def test_a_gguf_stays_quantised_for_mlx_where_it_is_asked_for(elsewise: Elsewise, tmp_path: Path) -> None:
+    # given
+    packed(tiny_path("llama"), lambda name: "Q4_0").write(tmp_path / "one.gguf")
+    # when
+    done = elsewise("models", "import", str(tmp_path / "one.gguf"), "--keep-quantised")
+    # then
+    assert done.code == 0
+    assert done.out.endswith("/one-mlx (4 bit (mlx)); it runs on mlx\n")
+    [listed] = elsewise("models", "list").out.splitlines()[1:]
+    assert re.search(r"4 bit \(mlx\), from GGUF +4,096 +mlx +ready", listed)
+    refused = elsewise("ask", "Hi", "--model", "one-mlx", "--backend", "hf")
+    assert (refused.code, refused.out) == (1, "")
+    assert "import one.gguf again: elsewise models import FILE --float32" in refused.err
+    # and what that says works
+    assert elsewise("models", "import", str(tmp_path / "one.gguf"), "--float32").code == 0
+    assert elsewise("ask", "Hi", "--raw", "--max-tokens", "1", "--model", "one", "--backend", "hf").code == 0
+
+
+def test_the_form_of_weights_is_a_matter_of_gguf_files(elsewise: Elsewise, tmp_path: Path) -> None:
+    done = elsewise("models", "import", str(tiny_path("llama")), "--keep-quantised")
+    assert (done.code, done.out) == (1, "")
+    assert "a folder is taken as it is; to quantise one: elsewise models convert" in done.err
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    done = elsewise("models", "import", str(tmp_path), "--float32")
+    assert (done.code, done.out) == (2, "")
+    assert "an adapter is taken as it is" in done.err
 
 
 def test_a_folder_is_added_by_a_name(elsewise: Elsewise) -> None:

@@ -16,7 +16,7 @@ from runtime.adapters.stacks import TokenStacks
 from runtime.backends.base import ROOT
 from runtime.backends.hf import replay
 from runtime.backends.hf.backend import HfBackend, load
-from runtime.backends.hf.cache import TorchPack
+from runtime.backends.hf.cache import SlotLayer, TorchPack
 from runtime.backends.hf.weights import has_float16
 from runtime.backends.packed import Step
 from runtime.options import LoadOptions
@@ -31,6 +31,7 @@ SLOWLY = [("qwen3", "auto"), ("mistral", "auto"), ("llama", "eager"), ("gemma3",
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "AFTER", 2)
+    monkeypatch.setattr(replay, "SHARE", 1.0)
 
 
 @pytest.fixture
@@ -183,6 +184,90 @@ def test_another_number_of_rows_is_compared_first(backend: HfBackend, monkeypatc
     got, known = (branched(each, pack, 3, 5, 4) for each, pack in zip((backend, plain), packs, strict=True))
     assert np.array_equal(got, known)
     assert in_force(backend) == {TREE}  # for two
+
+
+def test_what_is_computed_to_compare_is_counted(backend: HfBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a watch over what goes through the model, and through what was recorded of it
+    computed: list[int] = []
+    own, run, real = backend._logits, replay._run, torch.jit.trace
+
+    def by_model(pack: TorchPack, step: Step) -> torch.Tensor:
+        computed.append(len(step.tokens))
+        return own(pack, step)
+
+    def by_recording(recorded: replay.Forward, arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        computed.append(arguments[0].numel())
+        return run(recorded, arguments)
+
+    def trace(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], **options: Any) -> Any:
+        computed.append(inputs[0].numel())
+        return real(model, inputs, **options)
+
+    monkeypatch.setattr(backend, "_logits", by_model)
+    monkeypatch.setattr(replay, "_run", by_recording)
+    monkeypatch.setattr(torch.jit, "trace", trace)
+    pack = backend.open_pack()
+    append(backend, pack, random_ids(1, 5))
+    computed.clear()
+    forwards, pushed = backend.forwards, backend.pushed
+    # when a stream is decoded, and then three
+    decoded(backend, pack, 2, 20)
+    branched(backend, pack, 3, 10, 3)
+    assert in_force(backend) == {ALONE, TREE}
+    # then all of it was counted, and not only what was asked for
+    assert (backend.forwards - forwards, backend.pushed - pushed) == (len(computed), sum(computed))
+    assert sum(computed) > 20 + 10 * 3
+
+
+def test_little_is_computed_to_compare(backend: HfBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given the share of it that a user pays for
+    monkeypatch.setattr(replay, "SHARE", 0.1)
+    pack = backend.open_pack()
+    append(backend, pack, random_ids(1, 5))
+    pushed = backend.pushed
+    # when branches are decoded, of ever other numbers, each of which would have to be compared
+    for rows in range(12, 2, -1):
+        branched(backend, pack, rows, 5, rows)
+    # then no more than the share is, but some of it
+    asked = 5 * sum(range(3, 13))
+    assert 0 < backend.pushed - pushed - asked <= replay._AT_ONCE + asked / 10
+
+
+def test_a_token_without_numbers_says_nothing_of_a_recording(monkeypatch: pytest.MonkeyPatch, backend: HfBackend) -> None:
+    # given a recording that is relied on, and a token whose logits are no numbers where it would be compared again
+    with torch.no_grad():
+        backend._model.model.embed_tokens.weight[999] = float("nan")
+    pack, ids = backend.open_pack(), np.arange(3, 60)
+    append(backend, pack, ids[:5])
+    for size in range(5, 12):
+        append(backend, pack, ids[size : size + 1], size - 1)
+    assert in_force(backend) == {ALONE}
+    append(backend, pack, ids[12:50], 11)
+    with np.errstate(invalid="ignore"):
+        _, logits = backend.forward(pack, np.array([999]), np.array([49]), np.array([0]))
+    assert not np.isfinite(logits).any()
+    backend.truncate(pack, 50)
+    # when it is gone, and others come to that place
+    own: list[Step] = []
+    model = backend._logits
+
+    def watched(pack: TorchPack, step: Step) -> torch.Tensor:
+        own.append(step)
+        return model(pack, step)
+
+    monkeypatch.setattr(backend, "_logits", watched)
+    for size in range(50, 55):
+        append(backend, pack, ids[size : size + 1], size - 1)
+    # then the first is compared, and the recording is relied on from there
+    assert [step.past for step in own] == [50]
+
+
+def test_a_layer_that_has_computed_nothing_yet_is_left_to_the_model(backend: HfBackend) -> None:
+    # given a pack one of whose layers has no buffers
+    pack = backend.open_pack()
+    append(backend, pack, random_ids(1, 5))
+    pack.attention.insert(0, SlotLayer())
+    assert np.isfinite(decoded(backend, pack, 2, 5)).all()
 
 
 @pytest.mark.parametrize(

@@ -46,11 +46,15 @@ def permuted(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.floa
 
 
 def as_gguf(folder: Path, path: Path, *, pre: str = "gpt-2", vocabulary: tuple[Pair, ...] | None = None) -> Path:
-    """Writes the file of a model folder.
+    """Writes the file of a model folder; as `gguf_of`."""
+    return gguf_of(folder, pre=pre, vocabulary=vocabulary).write(path)
+
+
+def gguf_of(folder: Path, *, pre: str = "gpt-2", vocabulary: tuple[Pair, ...] | None = None) -> Gguf:
+    """The file of a model folder.
 
     Args:
         folder: config.json, model.safetensors, and a tokenizer.json of byte-level BPE where no vocabulary is given.
-        path: Where.
         pre: What the file says of how text is cut.
         vocabulary: In place of the folder's own.
     """
@@ -75,7 +79,7 @@ def as_gguf(folder: Path, path: Path, *, pre: str = "gpt-2", vocabulary: tuple[P
     if rope.get("rope_type") == "llama3":
         tensors.append(stored("rope_freqs.weight", llama3_divisors(rope, head_size(config))))
     pairs = (*_sizes(family, config), *_features(family, config), *(vocabulary or _vocabulary(folder, pre)))
-    return Gguf(pairs, tuple(tensors)).write(path)
+    return Gguf(pairs, tuple(tensors))
 
 
 def head_size(config: dict[str, Any]) -> int:

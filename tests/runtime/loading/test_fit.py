@@ -79,6 +79,13 @@ def test_weights_become_float32_on_a_processor(processor: None) -> None:
     assert estimate_fit(SMOLLM2, 538_000_000, dtype="F32").weights == 538_000_000
 
 
+def test_scales_that_are_stored_in_float32_do_not_grow(processor: None) -> None:
+    config = {**SMOLLM2, "quantization": {"bits": 4, "group_size": 64}, "dtype": "float32"}
+    assert estimate_fit(config, 10_000_000, backend="mlx").weights == 10_000_000
+    halves = LoadOptions(dtype="float16")
+    assert estimate_fit(config, 10_000_000, backend="mlx", options=halves).weights == 9_000_000
+
+
 def test_quantised_weights_stay_as_they_are_but_for_their_scales(processor: None) -> None:
     config = {**SMOLLM2, "quantization": {"bits": 4, "group_size": 64}}
     fit = estimate_fit(config, 9_000_000, backend="mlx")  # 4 bits a number and 32 for 64 of them: 4.5

@@ -91,6 +91,20 @@ def test_packed_weights_are_counted_one_by_one(shelf: Path) -> None:
     assert (found.parameters, found.dtype) == (8 * 64 + 64, "U32")
 
 
+def test_layers_of_different_bits_are_counted_each_as_they_are(shelf: Path) -> None:
+    # given 8 rows of 64 numbers: of 4 bits with a scale for 32, of 5 bits with one for 64, and not packed
+    layers: dict[str, Any] = {"b": {"group_size": 64, "bits": 5}, "c": False}
+    folder = by_hand("packed", quantization={"group_size": 32, "bits": 4, **layers})
+    packed: dict[str, Any] = {"a.weight": np.zeros((8, 8), np.uint32), "a.scales": np.zeros((8, 2), np.float16)}
+    packed |= {"b.weight": np.zeros((8, 10), np.uint32), "b.scales": np.zeros((8, 1), np.float16)}
+    packed |= {f"{layer}.biases": packed[f"{layer}.scales"] for layer in "ab"}
+    packed["c.weight"] = np.zeros((8, 64), np.float32)
+    save_file(packed, folder / "model.safetensors")
+    # then
+    found = ModelShelf().find("packed")
+    assert (found.parameters, found.quantisation) == (3 * 8 * 64, "4 and 5 bit (mlx)")
+
+
 def test_last_used_is_noted_when_a_model_is_loaded(tiny: Path) -> None:
     shelf, before = ModelShelf(), time.time() - 1
     assert shelf.find("org/tiny").last_used is None

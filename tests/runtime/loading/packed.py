@@ -1,0 +1,41 @@
+"""GGUF files whose matrices are packed in ggml's blocks: random bits with scales that make honest weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from runtime.loading.gguf.layout import CHAT_FORMATS
+from tests.runtime.loading.as_gguf import gguf_of
+from tests.runtime.loading.gguf_files import GgufFile, Stored
+from tests.runtime.loading.test_dequantise import HALVES, KINDS, random_blocks
+
+SPREAD = 0.2  # of the weights
+_SPANS = {"Q4_0": 4.7, "Q4_1": 5.5, "Q5_0": 9.3, "Q5_1": 9.3, "Q8_0": 74.0, "Q4_K": 350.0, "Q6_K": 1400.0}  # of the numbers
+
+Choice = Callable[[str], str]  # a tensor's name in GGUF to its format, "F32" for what stays
+
+
+def packed(folder: Path, choice: Choice) -> GgufFile:
+    """The file of a model folder, its matrices of other, random values in the formats chosen."""
+    file = gguf_of(folder)
+    return dataclasses.replace(file, tensors=tuple(_packed(tensor, choice) for tensor in file.tensors))
+
+
+def _packed(tensor: Stored, choice: Choice) -> Stored:
+    name = choice(tensor.name) if len(tensor.shape) == 2 else "F32"
+    return tensor if name == "F32" else in_blocks(tensor, name)
+
+
+def in_blocks(tensor: Stored, name: str) -> Stored:
+    """A matrix of the same shape in random blocks of a format."""
+    kind = KINDS[name]
+    blocks = random_blocks(name, int(np.prod(tensor.shape)) // CHAT_FORMATS[kind].block, zlib.crc32(tensor.name.encode()))
+    for at in HALVES[name]:
+        drawn = blocks[:, at : at + 2].copy().view("<f2").astype(np.float32)
+        blocks[:, at : at + 2] = (drawn * 10 * SPREAD / _SPANS[name]).astype("<f2").view(np.uint8)
+    return dataclasses.replace(tensor, kind=kind, data=blocks.tobytes())

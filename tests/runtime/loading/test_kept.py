@@ -1,0 +1,297 @@
+"""GGUF files whose weights stay quantised for mlx: the same weights by value, the same answers, a fraction of the bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from safetensors.numpy import load_file
+
+from runtime.errors import ModelLoadError
+from runtime.loading.check import open_folder
+from runtime.loading.convert import convert
+from runtime.loading.fit import estimate_fit
+from runtime.loading.folder import ModelFolder
+from runtime.loading.gguf.convertible import check
+from runtime.loading.importer import SOURCE, import_model
+from runtime.loading.paths import models_dir
+from runtime.loading.shelf import ModelShelf, list_models
+from runtime.loading.source import resolve
+from runtime.model.load import load
+from tests.runtime.loading.gguf_files import GgufFile, stored
+from tests.runtime.loading.packed import Choice, in_blocks, packed
+from tests.tiny_models import tiny_path
+
+Both = Callable[..., tuple[ModelFolder, ModelFolder]]
+IDS = list(range(3, 60))
+CLOSE = 1e-4  # nats: what two engines differ by over the same float32 weights
+FAMILIES = ("llama", "qwen3", "gemma3", "gemma3_80", "qwen2", "mistral", "phi3", "gemma2")
+FAST = ("llama", "qwen3", "gemma3")
+
+
+def mixed(name: str) -> str:
+    """As llama.cpp packs a small model: the embedding in more bits than the rest; one matrix not at all."""
+    if name == "token_embd.weight":
+        return "Q8_0"
+    return {"blk.1.ffn_down.weight": "F32", "blk.0.attn_v.weight": "Q5_1", "blk.1.attn_k.weight": "Q4_1"}.get(name, "Q4_0")
+
+
+def suitable(file: GgufFile) -> GgufFile:
+    """Rows of 80 are no multiple of 32: ggml leaves such matrices as they are."""
+
+    def fitting(tensor: Any) -> Any:
+        if len(tensor.shape) == 1 or tensor.shape[1] % 32 == 0:
+            return tensor
+        values = np.random.default_rng(5).normal(0, 0.2, tensor.shape).astype(np.float32)
+        return stored(tensor.name, values)
+
+    return dataclasses.replace(file, tensors=tuple(fitting(tensor) for tensor in file.tensors))
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Both:
+    """A tiny model's GGUF, converted to float32 and kept quantised."""
+
+    def make(name: str, choice: Choice = mixed) -> tuple[ModelFolder, ModelFolder]:
+        return converted(suitable(packed(tiny_path(name), choice)), tmp_path / name)
+
+    return make
+
+
+def converted(file: GgufFile, place: Path) -> tuple[ModelFolder, ModelFolder]:
+    """A file in both forms, in folders of their own."""
+    checked = check(file.write(place.with_suffix(".gguf")))
+    folders = []
+    for quantised, form in ((False, "plain"), (True, "kept")):
+        target = place.with_name(f"{place.name}-{form}")
+        target.mkdir()
+        convert(checked, target, lambda done, total: None, quantised=quantised)
+        folders.append(open_folder(target, backend="mlx"))
+    return folders[0], folders[1]
+
+
+def unpacked(folder: ModelFolder) -> dict[str, npt.NDArray[np.float32]]:
+    """Weights by name, as MLX reads quantised ones by what config.json says of their layers."""
+    import mlx.core as mx
+
+    arrays = load_file(folder.path / "model.safetensors")
+    said = folder.config["quantization"]
+    found = {}
+    for name, array in arrays.items():
+        layer = name.removesuffix(".weight")
+        if array.dtype == np.uint32:
+            own = said.get(layer, said)
+            scales, biases = (mx.array(arrays[f"{layer}.{part}"]) for part in ("scales", "biases"))
+            found[name] = np.array(mx.dequantize(mx.array(array), scales, biases, own["group_size"], own["bits"]))
+        elif not name.endswith((".scales", ".biases")):
+            found[name] = array
+    return found
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_weights_are_the_same_by_value(name: str, both: Both) -> None:
+    plain, kept = both(name)
+    theirs, ours = load_file(plain.path / "model.safetensors"), unpacked(kept)
+    assert theirs.keys() == ours.keys()
+    for key, value in theirs.items():
+        np.testing.assert_array_equal(ours[key], value, err_msg=key)
+
+
+@pytest.mark.parametrize("name", [each if each in FAST else pytest.param(each, marks=pytest.mark.slow) for each in FAMILIES])
+def test_the_quantised_model_answers_as_the_float32_one(name: str, both: Both, tell: Callable[[str], None]) -> None:
+    plain, kept = both(name)
+    rows, infos = [], []
+    for folder in (plain, kept):
+        with load(folder.path, "mlx", device="cpu") as model:
+            rows.append(np.array([model.next_token_logprobs_sync(IDS[:n]) for n in (1, 20, len(IDS))]))
+            infos.append(model.info)
+    assert rows[0].std() > 1  # else nothing would show
+    tell(f"{name}: {np.abs(rows[0] - rows[1]).max():.1e}")
+    np.testing.assert_allclose(rows[1], rows[0], rtol=0, atol=CLOSE)
+    # and neither's text, numbers or KV are taken for the other's
+    assert infos[0].kv_fingerprint != infos[1].kv_fingerprint
+    assert infos[0].model_fingerprint != infos[1].model_fingerprint
+    assert infos[0].quantisation is None
+    assert infos[1].quantisation == f"{str(kept.quantisation).removesuffix(' bit (mlx)')} bits, groups of 32"
+
+
+@pytest.mark.parametrize(
+    ("form", "bits"),
+    [("Q4_0", 6), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("Q5_0", 7), ("Q8_0", 10)))],
+)
+def test_size_and_memory_are_what_they_are_said_to_be(
+    form: str, bits: int, shelf: Path, both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given
+    import mlx.core as mx
+
+    plain, kept = both("qwen3", lambda name: form)
+    for name, folder in (("plain", plain), ("kept", kept)):
+        ModelShelf().add(folder.path, name)
+    # when
+    shapes = [array.shape for array in load_file(plain.path / "model.safetensors").values()]
+    matrices = sum(int(np.prod(shape)) for shape in shapes if len(shape) == 2)
+    norms = sum(shape[0] for shape in shapes if len(shape) == 1)
+    entry = ModelShelf().find("kept")
+    # then: a number's own bits, and a scale and a bias of 32 bits each for 32 of them
+    assert entry.weights == matrices * bits // 8 + norms * 4
+    assert entry.weights < (kept.path / "model.safetensors").stat().st_size < entry.weights + 20_000  # names and shapes
+    assert entry.parameters == ModelShelf().find("plain").parameters
+    # and an engine holds just these bytes, on a processor as on a GPU
+    arrays = mx.load(str(kept.path / "model.safetensors"))
+    assert isinstance(arrays, dict)
+    held = sum(array.nbytes for array in arrays.values())
+    assert {array.dtype for array in arrays.values()} == {mx.uint32, mx.float32}
+    for gpu in (False, True):  # float32 all through: nothing grows, and nothing of the file's is rounded
+        monkeypatch.setattr("runtime.loading.fit._on_gpu", lambda *_, gpu=gpu: gpu)
+        fit = estimate_fit(ModelShelf().config("kept"), entry.weights, dtype=entry.dtype, backend="mlx", context=100)
+        assert fit.weights == entry.weights == held
+        assert fit.kv_per_token == 3 * 2 * 2 * 16 * 4
+
+
+def test_the_shelf_says_what_it_is(shelf: Path, tmp_path: Path) -> None:
+    file = packed(tiny_path("llama"), mixed).write(tmp_path / "llama.gguf")
+    plain, kept = (import_model(file, keep_quantised=quantised) for quantised in (False, True))
+    one, other = list_models()
+    assert (one.name, one.format, one.quantisation, one.backends) == ("llama", "float32, from GGUF", None, ("hf", "mlx"))
+    assert (other.name, other.format, other.backends) == ("llama-mlx", "from GGUF", ("mlx",))
+    assert kept.quantisation == other.quantisation == "4 and 5 and 8 bit (mlx)"
+    assert one.parameters == other.parameters
+    assert one.fingerprint != other.fingerprint
+    assert kept.text_digest == plain.text_digest
+    with pytest.raises(ModelLoadError, match=r"backend='mlx' or import llama\.gguf again: .* import FILE --float32"):
+        resolve("llama-mlx", backend="hf")
+
+
+def test_layers_that_differ_are_named(both: Both) -> None:
+    _, kept = both("llama")
+    config = json.loads((kept.path / "config.json").read_text())
+    assert config["quantization"] == {
+        "group_size": 32,
+        "bits": 4,
+        "model.embed_tokens": {"group_size": 32, "bits": 8},
+        "model.layers.0.self_attn.v_proj": {"group_size": 32, "bits": 5},
+        "model.layers.1.mlp.down_proj": False,
+    }
+
+
+def test_the_machine_and_the_engine_decide_the_form(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a file that nobody imported
+    file = packed(tiny_path("llama"), mixed).write(tmp_path / "one.gguf")
+    # when it is loaded on a machine where mlx runs models by default, then hf's float32 stands beside it
+    for module in ("importer", "source"):
+        monkeypatch.setattr(f"runtime.loading.{module}.default_backend", lambda: "mlx")
+    assert resolve(file, backend="mlx").quantisation
+    assert resolve(file, backend="hf").quantisation is None
+    assert [entry.name for entry in list_models()] == ["one", "one-mlx"]
+    # and the better one is found from then on
+    assert resolve(file, backend="mlx").path.name == "one-mlx"
+    assert resolve(file, backend="hf").path.name == "one"
+    assert import_model(file).path.name == "one-mlx"
+    # elsewhere it is float32 for both
+    for module in ("importer", "source"):
+        monkeypatch.setattr(f"runtime.loading.{module}.default_backend", lambda: "hf")
+    assert resolve(file, backend="mlx").path.name == import_model(file).path.name == "one"
+    assert len(list_models()) == 2
+    ModelShelf().remove("one")
+    assert resolve(file, backend="mlx").path.name == "one-mlx"  # it is here, and runs
+
+
+def test_a_file_that_nothing_of_can_be_kept_of(
+    shelf: Path, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModelLoadError, match=r"no matrix .* \(Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K\); import it with --float32"):
+        import_model(gguf, keep_quantised=True)
+    assert list_models() == []
+    monkeypatch.setattr("runtime.loading.importer.default_backend", lambda: "mlx")
+    assert import_model(gguf).quantisation is None
+    with pytest.raises(ModelLoadError, match="a folder is taken as it is"):
+        import_model(tiny_path("llama"), keep_quantised=True)
+
+
+def test_damaged_scales_are_refused(shelf: Path, tmp_path: Path) -> None:
+    file = packed(tiny_path("llama"), mixed)
+    tensor = next(each for each in file.tensors if each.name == "blk.0.attn_q.weight")
+    bad = np.frombuffer(tensor.data, np.uint8).copy()
+    bad[:2] = np.array([np.inf], "<f2").view(np.uint8)
+    path = file.with_tensor(tensor.name, data=bad.tobytes()).write(tmp_path / "bad.gguf")
+    with pytest.raises(ModelLoadError, match=r"blk\.0\.attn_q\.weight holds NaN or infinity"):
+        import_model(path, keep_quantised=True)
+    assert list_models() == []
+
+
+def test_rows_that_are_no_multiple_of_32_are_refused_before_anything_is_read(shelf: Path, tmp_path: Path) -> None:
+    file = packed(tiny_path("gemma3_80"), lambda name: "F32")
+    tensor = next(each for each in file.tensors if each.name == "blk.0.attn_q.weight")
+    assert tensor.shape[1] == 80
+    path = file.with_tensor(tensor.name, kind=2).write(tmp_path / "bad.gguf")
+    with pytest.raises(ModelLoadError, match=r"blk\.0\.attn_q\.weight"):
+        import_model(path, keep_quantised=True)
+
+
+def test_k_quants_are_kept_as_far_as_mlx_has_their_form(tmp_path: Path) -> None:
+    """As Q4_K_M files are: half of some matrices in Q6_K, whose scales are for 16 numbers each."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    # given rows as wide as a block of theirs
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(**sizes, vocab_size=1000, tie_word_embeddings=False)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "original")
+    (tmp_path / "original" / "tokenizer.json").write_bytes((tiny_path("llama") / "tokenizer.json").read_bytes())
+    better = ("output.weight", "blk.0.ffn_down.weight", "blk.0.attn_v.weight")
+    file = packed(tmp_path / "original", lambda name: "Q6_K" if name in better else "Q4_K")
+    folders = converted(file, tmp_path / "k")
+    # then these are float32, the others as they are packed, and all the same by value
+    plain, kept = folders
+    layers = ("lm_head", "model.layers.0.mlp.down_proj", "model.layers.0.self_attn.v_proj")
+    assert kept.config["quantization"] == {"group_size": 32, "bits": 4, **dict.fromkeys(layers, False)}
+    theirs, ours = load_file(plain.path / "model.safetensors"), unpacked(kept)
+    assert theirs.keys() == ours.keys()
+    for key, value in theirs.items():
+        np.testing.assert_array_equal(ours[key], value, err_msg=key)
+    rows = []
+    for folder in folders:
+        with load(folder.path, "mlx", device="cpu") as model:
+            rows.append(model.next_token_logprobs_sync(IDS))
+    np.testing.assert_allclose(rows[1], rows[0], rtol=0, atol=CLOSE)
+
+
+@pytest.mark.slow
+def test_the_embedded_models_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tell: Callable[[str], None]) -> None:
+    # given
+    source = models_dir() / "smollm2" / SOURCE
+    monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path))
+    # when
+    rows, sizes = [], []
+    for folder in (import_model(source, keep_quantised=False), import_model(source, keep_quantised=True)):
+        sizes.append(sum(file.stat().st_size for file in folder.weights))
+        with load(folder.path, "mlx", device="cpu") as model:
+            ids = model.tokenize("The quick brown fox jumps over the lazy dog. The capital of France is")
+            rows.append(np.array([model.next_token_logprobs_sync(ids[:n]) for n in (1, 5, len(ids))]))
+    # then
+    tell(f"smollm2: {np.abs(rows[0] - rows[1]).max():.1e}, {sizes[1] / 1e6:,.0f} of {sizes[0] / 1e6:,.0f} MB")
+    np.testing.assert_allclose(rows[1], rows[0], rtol=0, atol=1e-3)
+    assert sizes[1] < sizes[0] / 4.5  # its embedding, a fifth of it, has 8 bits
+
+
+def test_a_fused_matrix_has_one_form(both: Both) -> None:
+    """Phi-3's q, k and v are one tensor, of one format; its halves cannot differ, and it is one layer for mlx."""
+    _, kept = both("phi3", lambda name: "Q5_0" if "qkv" in name else "Q4_0")
+    said = kept.config["quantization"]
+    assert said["bits"] == 4
+    assert said["model.layers.0.self_attn.qkv_proj"] == {"group_size": 32, "bits": 5}
+
+
+def test_norms_in_blocks_become_float32(tmp_path: Path) -> None:
+    file = packed(tiny_path("gemma3"), mixed)
+    norm = next(each for each in file.tensors if each.name == "output_norm.weight")
+    folders = converted(file.with_tensor(norm.name, kind=8, data=in_blocks(norm, "Q8_0").data), tmp_path / "norm")
+    rows = [load_file(folder.path / "model.safetensors")["model.norm.weight"] for folder in folders]
+    np.testing.assert_array_equal(rows[1], rows[0])
+    assert rows[1].dtype == np.float32
