@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
-from runtime import BackendUnavailableError, ContextOverflowError, EngineDiedError, UnknownBackendError
+from runtime import BackendUnavailableError, ContextOverflowError, EngineDiedError, ModelMissingError, UnknownBackendError
+from ui import QT_TRANSLATE_NOOP, translate
 
-STOPPED = "engine stopped; your text is kept. Send again to restart it"
+STOPPED = QT_TRANSLATE_NOOP("Workbench", "engine stopped; your text is kept. Send again to restart it")
 LONGEST_REASON = 60  # characters
 
 
@@ -14,21 +16,30 @@ def not_loaded(error: BaseException) -> str:
     """Why no engine came: what happened, at most one reason, what to do."""
     if isinstance(error, EngineDiedError):
         reason = _first_reason(str(error))
-        return STOPPED.replace("stopped", f"stopped while loading ({reason})" if reason else "stopped while loading", 1)
+        words = translate("Workbench", "engine stopped while loading{0}; your text is kept. Send again to restart it")
+        return words.format(f" ({reason})" if reason else "")
     if isinstance(error, UnknownBackendError):
         return f"{str(error).partition(': ')[0]}; {_another_engine()}"
     if isinstance(error, BackendUnavailableError):
-        return f"{error}; or {_another_engine()}"
+        return translate("Workbench", "{0}; or {1}").format(error, _another_engine())
+    if isinstance(error, ModelMissingError):  # its message names commands; the window has an action beside this
+        name = Path(error.source).name or translate("Workbench", "the model")
+        return translate("Workbench", "{0} is not on this computer").format(name)
     return str(error)
 
 
 def too_long(error: ContextOverflowError, own: int) -> str:
     """A prompt that does not fit; `own` of its tokens are the last message's, the others stand before it."""
     tokens = error.resident + error.additional
-    numbers = f"{tokens:,} tokens do not fit into the context of {error.limit:,} ({tokens - error.limit:,} too many)"
+    words = translate("Workbench", "{0:,} tokens do not fit into the context of {1:,} ({2:,} too many)")
+    numbers = words.format(tokens, error.limit, tokens - error.limit)
     if tokens - own >= error.limit:
-        return f"{numbers}: the conversation before your message fills it. Go back to an earlier turn, or start a new session"
-    return f"{numbers}. Edit your message to shorten it, or write another one: it goes into its place"
+        return translate(
+            "Workbench",
+            "{0}: the conversation before your message fills it. Go back to an earlier turn, or start a new session",
+        ).format(numbers)
+    words = translate("Workbench", "{0}. Edit your message to shorten it, or write another one: it goes into its place")
+    return words.format(numbers)
 
 
 def _first_reason(words: str) -> str:
@@ -42,5 +53,6 @@ def _another_engine() -> str:
 
     names = [name for name, state in sorted(available_backends().items()) if state is True and not brings_text(name)]
     if not names:
-        return "no engine can run here: see `elsewise doctor`"
-    return f"choose another engine in the model menu ({', '.join(names)}), then regenerate"
+        return translate("Workbench", "no engine can run here: see `elsewise doctor`")
+    words = translate("Workbench", "choose another engine in the model menu ({0}), then regenerate")
+    return words.format(", ".join(names))

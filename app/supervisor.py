@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.faults import STOPPED, not_loaded
 from runtime import EngineDiedError, LanguageModel
-from ui import EngineState
+from ui import EngineState, translate
 
 if TYPE_CHECKING:
     from runtime import LoadProgress
@@ -129,7 +129,7 @@ class Supervisor:
         if model is not self._model:  # somebody else said so first, and another one may run by now
             return
         self._model = None
-        self._tell(EngineState.DIED, STOPPED)
+        self._tell(EngineState.DIED, translate("Workbench", STOPPED))
         await model.close_async()
 
     @property

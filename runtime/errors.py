@@ -7,6 +7,7 @@
     ├── BackendUnavailableError (ImportError)   known, but its libraries are not installed
     ├── GrammarError, AdapterError, ToolCallError
     ├── ModelLoadError                          the model is missing, incomplete or not supported
+    │   ├── ModelMissingError                   it is not on this machine
     │   └── DownloadError                       it could not be fetched; says why, and what was kept
     ├── KeychainError                           a token cannot be kept: no keychain, or it refuses
     ├── ManifestMismatchError                   the session belongs to another model or setting
@@ -78,6 +79,22 @@ class ToolCallError(RuntimeFault):
 
 class ModelLoadError(RuntimeFault):
     """The model is missing, incomplete, damaged or not supported."""
+
+
+class ModelMissingError(ModelLoadError):
+    """What was named is not on this machine.
+
+    Args:
+        message: For the user of a command line: which command brings it here.
+        source: As it was named; "" where nobody said.
+    """
+
+    def __init__(self, message: str, source: str = "") -> None:
+        self.source = source
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type[ModelMissingError], tuple[str, str]]:
+        return type(self), (str(self), self.source)
 
 
 class DownloadError(ModelLoadError):

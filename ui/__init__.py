@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ui.port import (
+    QT_TRANSLATE_NOOP,
     AdapterChoice,
     AdapterLine,
     AnswerFormat,
@@ -92,6 +93,8 @@ from ui.port import (
     WeightsForm,
     WindowWanted,
     Workbench,
+    translate,
+    translate_with,
 )
 
 if TYPE_CHECKING:
@@ -109,6 +112,7 @@ __all__ = [
     "HIGH_DARK",
     "HIGH_LIGHT",
     "LIGHT",
+    "QT_TRANSLATE_NOOP",
     "AdapterChoice",
     "AdapterLine",
     "AnswerFormat",
@@ -207,6 +211,8 @@ __all__ = [
     "WindowWanted",
     "Workbench",
     "apply_theme",
+    "translate",
+    "translate_with",
 ]
 
 _NAMES = {

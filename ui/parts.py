@@ -48,6 +48,14 @@ def button(text: str, kind: str = "quiet") -> QPushButton:
     return made
 
 
+def restyle(made: QPushButton, kind: str) -> None:
+    """Another look for a button that stands already."""
+    if made.property("kind") != kind:
+        made.setProperty("kind", kind)
+        made.style().unpolish(made)
+        made.style().polish(made)
+
+
 def tab(text: str) -> QPushButton:
     """The tab of a page; checked while the page is shown."""
     made = button(text, "tab")

@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QHBoxLayout, QWidget
 from ui.legend import Legend
 from ui.models.status_link import DownloadsLink
 from ui.numbers import rate, size
+from ui.parts import button
 from ui.port import Download, EngineState, StatusView, Tier
 from ui.theme.fonts import interface_font, scaled, text_scale
 from ui.theme.scheme import current_theme
@@ -35,6 +36,9 @@ class StatusBar(QWidget):
         font = interface_font(11.5)
         self._dot = EngineDot()
         self.engine = ElidedLabel("", "soft", font)
+        self.choose = button(self.tr("Choose a model"), "link")
+        self.choose.setFont(font)
+        self.choose.hide()
         self.facts = [Label("", "soft", font) for _ in range(6)]
         self.legend = Legend()
         row = QHBoxLayout(self)
@@ -43,6 +47,7 @@ class StatusBar(QWidget):
         row.addWidget(self._dot)
         row.addSpacing(6)
         row.addWidget(self.engine)
+        row.addWidget(self.choose)
         for fact in self.facts:
             fact.setIndent(GAP)
             row.addWidget(fact)
@@ -58,6 +63,9 @@ class StatusBar(QWidget):
         """Shows these numbers."""
         self._dot.show_state(status.engine)
         self.engine.setText(status.reason or self._word(status.engine))
+        lacks = status.engine is EngineState.NONE and bool(status.reason)
+        self.choose.setVisible(lacks)
+        self.engine.setContentsMargins(0, 0, GAP if lacks else 0, 0)
         self.engine.setAccessibleName(self.tr("Engine: {0}").format(self.engine.text()))
         for label, words in zip(self.facts, self._words(status), strict=True):
             label.setText(words)
@@ -82,7 +90,7 @@ class StatusBar(QWidget):
     def _fit(self) -> None:
         """Facts that find no room are left out, from the right; the engine's state never is."""
         room = self.width() - 2 * MARGIN - self._dot.width() - self.engine.sizeHint().width() - 6
-        for part in (self.legend, self.downloads):
+        for part in (self.choose, self.legend, self.downloads):
             room -= 0 if part.isHidden() else part.sizeHint().width() + GAP
         for label in self.facts:
             room -= label.sizeHint().width() if label.text() else 0

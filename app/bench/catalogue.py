@@ -25,6 +25,7 @@ from app.bench.parts.speculative import speculative
 from app.bench.parts.swap import swap
 from app.bench.parts.trie import trie
 from app.bench.parts.view import view
+from app.bench.parts.window import window
 from app.bench.sizes import Sizes
 from app.bench.start import start
 
@@ -59,7 +60,15 @@ class Part:
 
 
 COUNTS = ("W1", "W2", "W3")  # quick ones are run on every model too
-ONE_BACKEND = ("cpu", "rows", "many", "swap", "grammar", "speculative")  # quick ones are run on the first backend alone
+ONE_BACKEND = (
+    "cpu",
+    "rows",
+    "many",
+    "swap",
+    "grammar",
+    "speculative",
+    "window",
+)  # quick ones are run on the first backend alone
 PARTS = (
     Part("W1", "particles: counts and cpu", On.ALL, particles),
     Part("W2", "chat: counts", On.ALL, chat),
@@ -80,6 +89,7 @@ PARTS = (
     Part("trie", "the token trie alone", On.ONCE, trie),
     Part("shelf", "saved sessions: open, list, search; KV blocks", On.ONCE, shelf),
     Part("view", "the window's transcript and list", On.ONCE, view),
+    Part("window", "the whole window's event loop: a session opens, a prompt prefills", On.BACKENDS, window),
     Part("start", "from the process to the window", On.ONCE, start),
 )
 LATER: dict[str, str] = {}  # rows that are not measured yet, and why

@@ -56,6 +56,9 @@ class Sizes:
     shelf_blocks: int = 46  # 138 MB
     view_tokens: int = 100_000  # the window's transcript
     view_sessions: int = 10_000  # and its list
+    window_turns: int = 5000  # of the session that the whole window opens and exports
+    window_prompt: int = 2800  # tokens
+    window_seconds: float = 5.0  # of an idle window, and of streaming
     starts: int = 5  # of the app, that count
 
     def workloads(self, vocabulary: int) -> tuple[Workload, ...]:
@@ -108,6 +111,9 @@ QUICK = Sizes(
     shelf_blocks=6,
     view_tokens=6_000,
     view_sessions=3_000,
+    window_turns=500,
+    window_prompt=600,
+    window_seconds=1.0,
     starts=1,
 )
 LARGE_MODEL = Sizes(  # SmolLM2: a token takes twenty times as long

@@ -9,7 +9,7 @@ import click
 # As app.bench.catalogue has them, without its imports.
 PARTS = (
     *("W1", "W2", "W3", "W4", "W5", "cpu", "rows", "overhead", "W6", "W7", "many", "W8"),
-    *("swap", "sampler", "grammar", "speculative", "trie", "shelf", "view", "start"),
+    *("swap", "sampler", "grammar", "speculative", "trie", "shelf", "view", "window", "start"),
 )
 INTERRUPTED = 130  # as shells say it of ctrl-C
 MODELS = ("tiny", "llama", "qwen3", "smollm2")

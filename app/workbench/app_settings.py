@@ -16,7 +16,7 @@ from app.workbench.refusals import stored
 from app.workbench.setup.presets import OWN, Presets
 from runtime import EngineDiedError, LoadOptions, RuntimeFault
 from storage import SessionStore, StoreError
-from ui import AppSettings, DataFacts, LoadChoice, Refusal, SettingsView
+from ui import AppSettings, DataFacts, LoadChoice, Refusal, SettingsView, translate
 
 log = logging.getLogger(__name__)
 SETTING = "settings"
@@ -103,7 +103,7 @@ class SettingsKeeper:
         """Checks one field, saves it, and lets it hold now where it can."""
         await self.load()
         if name not in {f.name for f in fields(AppSettings)}:
-            raise Refusal(f"there is no setting {name!r:.40}")
+            raise Refusal(translate("Workbench", "there is no setting {0!r:.40}").format(name))
         problem = problem_of(name, value)
         if problem:
             raise Refusal(problem)
@@ -192,13 +192,21 @@ def _read_template(path: Path) -> None:
     try:
         data = path.read_bytes() if path.stat().st_size <= MOST_TEMPLATE else None
     except OSError as fault:
-        raise Refusal(f"{path.name} cannot be read: {fault.strerror or fault}") from fault
+        raise Refusal(translate("Workbench", "{0} cannot be read: {1}").format(path.name, fault.strerror or fault)) from fault
     if data is None:
-        raise Refusal(f"{path.name} is larger than {MOST_TEMPLATE:,} bytes; a chat template is a short text")
+        raise Refusal(
+            translate("Workbench", "{0} is larger than {1:,} bytes; a chat template is a short text").format(
+                path.name, MOST_TEMPLATE
+            )
+        )
     try:
         data.decode()
     except UnicodeDecodeError as fault:
-        raise Refusal(f"{path.name} is no UTF-8 text: byte {fault.start:,} is {data[fault.start]:#04x}") from None
+        raise Refusal(
+            translate("Workbench", "{0} is no UTF-8 text: byte {1:,} is {2:#04x}").format(
+                path.name, fault.start, data[fault.start]
+            )
+        ) from None
 
 
 def problem_of(name: str, value: object) -> str:

@@ -17,10 +17,12 @@ from app.workbench.setup.adapters import in_words
 from app.workbench.speaker import Speaker
 from app.workbench.vocabulary import Vocabulary
 from runtime import AdapterInfo, CacheReport, EdgeReport, EngineDiedError, LanguageModel, RuntimeFault
-from ui import CacheCheck, CacheView, EdgeView, Refusal
+from ui import QT_TRANSLATE_NOOP, CacheCheck, CacheView, EdgeView, Refusal, translate
 
 T = TypeVar("T")
-NO_MODEL: Final = "no model runs, so nothing is cached; send a message, or choose a model, and it starts"
+NO_MODEL: Final = QT_TRANSLATE_NOOP(
+    "Workbench", "no model runs, so nothing is cached; send a message, or choose a model, and it starts"
+)
 SHOWN_EDGES: Final = 5
 TAIL_TOKENS: Final = 6
 MOST_CHECKED: Final = 2048  # tokens; without the cache they are one forward, which nobody else can interrupt
@@ -98,7 +100,7 @@ class Caching:
         pinned = await self._asked(model, model.pin_async(ids, pin, adapters=speaker.adapters))
         if not pinned.tokens:
             await self._asked(model, model.unpin_async(pinned.pin))
-            raise Refusal("nothing of this path is in memory yet; send a message, and pin it then")
+            raise Refusal(translate("Workbench", "nothing of this path is in memory yet; send a message, and pin it then"))
         self._kept[session_id] = _Kept(model, pinned.pin, pinned.tokens)
 
     async def check(self, session_id: int) -> CacheCheck:
@@ -124,7 +126,7 @@ class Caching:
     def _running(self) -> LanguageModel:
         model = self._supervisor.running
         if model is None:
-            raise Refusal(NO_MODEL)
+            raise Refusal(translate("Workbench", NO_MODEL))
         return model
 
     async def _path(self, session_id: int, model: LanguageModel) -> tuple[list[int], Speaker]:
@@ -133,7 +135,7 @@ class Caching:
         path = session.tree.path(session.tip)
         ids = session.path_ids(path)
         if not ids:
-            raise Refusal("this session has no tokens yet; send a message first")
+            raise Refusal(translate("Workbench", "this session has no tokens yet; send a message first"))
         try:
             check_tokens(model, session, path)
             return ids, await self._speaker(session, model)

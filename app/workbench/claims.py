@@ -11,7 +11,7 @@ from app.workbench.refusals import BUSY
 from app.workbench.session import OpenSession
 from runtime import GenerationOptions
 from storage import SessionStore, StoreError
-from ui import Refusal
+from ui import Refusal, translate
 
 
 class Claims:
@@ -54,7 +54,7 @@ class Claims:
     def check_idle(self, session_id: int) -> None:
         """Refuses where an answer is in work."""
         if session_id in self.running:
-            raise Refusal(BUSY)
+            raise Refusal(translate("Workbench", BUSY))
 
     def options_of(self, node_id: int) -> GenerationOptions | None:
         """How the answer is drawn that is being written into a node; None where none is."""
@@ -85,7 +85,11 @@ class Claims:
         try:
             await ending.save(self._store)
         except StoreError as fault:
-            raise Refusal(f"{fault}. The answer on the screen is not saved yet; make room, then try again") from fault
+            raise Refusal(
+                translate("Workbench", "{0}. The answer on the screen is not saved yet; make room, then try again").format(
+                    fault
+                )
+            ) from fault
         session.unsaved = None
         session.states.pop(ending.node_id, None)
         session.notes.pop(ending.node_id, None)

@@ -17,7 +17,7 @@ from app.workbench.refusals import GONE
 from app.workbench.session import OpenSession
 from runtime import Finish, Origin, TokenRun, texts_of
 from storage import SessionStore
-from ui import BranchDiff, DiffPart, DiffSide, Refusal
+from ui import BranchDiff, DiffPart, DiffSide, Refusal, translate
 
 _WORD = re.compile(r"\s*\S+|\s+")
 
@@ -61,7 +61,7 @@ async def compare(store: SessionStore, session: OpenSession, left: int, right: i
     """
     tree = session.tree
     if left not in tree.nodes or right not in tree.nodes:
-        raise Refusal(GONE)
+        raise Refusal(translate("Workbench", GONE))
     shown = [segment.node.id for segment in tree.path(session.tip)]
     tips = [tree.leaf(node, shown) for node in (left, right)]
     missing = session.unread(segment for tip in tips for segment in tree.path(tip))

@@ -21,7 +21,7 @@ from app.workbench.setup.adapters import stack_of_session
 from app.workbench.setup.beginning import LEFT_OUT, Beginning, file_block, left_out
 from app.workbench.tree import Turn
 from runtime import EngineDiedError, LanguageModel, Origin, Priority, RuntimeFault, clean_text
-from ui import Composition, ContextPart, PartKind, Refusal, TextFile
+from ui import Composition, ContextPart, PartKind, Refusal, TextFile, translate
 
 MOST_FILE_BYTES = 1 << 20
 MOST_SCORED = 1024  # tokens computed to score what is typed: more is not worth the wait
@@ -115,7 +115,7 @@ class Composing:
         session, model = self._sessions.opened(session_id), self._supervisor.running
         self._answers.check_idle(session_id)
         if model is None:
-            raise Refusal("no engine runs that could count tokens; send the message to start it")
+            raise Refusal(translate("Workbench", "no engine runs that could count tokens; send the message to start it"))
         try:
             tokens = len(await model.tokenize_async(clean_text(text)))
         except RuntimeFault as fault:
@@ -129,7 +129,11 @@ class Composing:
         room = model.info.context_length * (1 - SHARE_LEFT) - tokens - (session.turn_length(system) if system else 0)
         kept = _latest(session, said, room)
         if len(kept) == len(said):
-            raise Refusal("the conversation is not what fills the context; shorten the message, or leave out a file")
+            raise Refusal(
+                translate(
+                    "Workbench", "the conversation is not what fills the context; shorten the message, or leave out a file"
+                )
+            )
         session.check_sound((segment for turn in kept for segment in turn.segments), after=len(turns) - len(kept))
         target = await self._copies.target(session)
         session = target.session
@@ -191,6 +195,7 @@ class Composing:
         parent, at = session.place(replaces)
         if at is not None:
             return None
+        session.check_read(parent)
         held = session.path_ids(session.tree.path(parent))
         text = clean_text(text)
         if not text.strip():
@@ -225,19 +230,25 @@ def _read_text(path: Path) -> TextFile:
     try:
         size = path.stat().st_size
         if size > MOST_FILE_BYTES:
-            raise Refusal(f"{path.name} has {size:,} bytes; at most {MOST_FILE_BYTES:,} are read. Attach a part of it")
+            raise Refusal(
+                translate("Workbench", "{0} has {1:,} bytes; at most {2:,} are read. Attach a part of it").format(
+                    path.name, size, MOST_FILE_BYTES
+                )
+            )
         data = path.read_bytes()
     except OSError as fault:
-        raise Refusal(f"{path.name} cannot be read: {fault.strerror or fault}") from fault
+        raise Refusal(translate("Workbench", "{0} cannot be read: {1}").format(path.name, fault.strerror or fault)) from fault
     zero = data.find(0)
     if zero >= 0:
-        raise Refusal(f"{path.name} is no text: byte {zero:,} of {len(data):,} is 0")
+        raise Refusal(translate("Workbench", "{0} is no text: byte {1:,} of {2:,} is 0").format(path.name, zero, len(data)))
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as fault:
         raise Refusal(
-            f"{path.name} is no UTF-8 text: byte {fault.start:,} of {len(data):,} is {data[fault.start]:#04x}"
+            translate("Workbench", "{0} is no UTF-8 text: byte {1:,} of {2:,} is {3:#04x}").format(
+                path.name, fault.start, len(data), data[fault.start]
+            )
         ) from None
     if not text.strip():
-        raise Refusal(f"{path.name} is empty ({len(data):,} bytes)")
+        raise Refusal(translate("Workbench", "{0} is empty ({1:,} bytes)").format(path.name, len(data)))
     return TextFile(path.name, clean_text(text))

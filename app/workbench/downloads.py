@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from app.workbench.stoppable import stoppable
 from runtime import DownloadError, RuntimeFault
-from ui import Download, DownloadsChanged, DownloadState, Event, ModelsChanged, Refusal
+from ui import Download, DownloadsChanged, DownloadState, Event, ModelsChanged, Refusal, translate
 
 if TYPE_CHECKING:
     from runtime import DownloadProgress, Unfinished
@@ -71,7 +71,7 @@ class Downloads:
         if running is not None:
             return running
         if self._closing:
-            raise Refusal("the window is being closed")
+            raise Refusal(translate("Workbench", "the window is being closed"))
         wanted = self._wanted.get(repository, wanted) if wanted == repository else wanted
         self._wanted[repository] = wanted.strip()
         before = self._views.get(repository, Download(repository))

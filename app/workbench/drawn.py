@@ -21,9 +21,9 @@ from app.workbench.speaker import Speaker
 from app.workbench.vocabulary import Vocabulary
 from runtime import EngineDiedError, GenerationOptions, LanguageModel, RuntimeFault, SamplingOptions
 from storage import NodeRow, SessionStore
-from ui import Drawing, Refusal
+from ui import QT_TRANSLATE_NOOP, Drawing, Refusal, translate
 
-NO_MODEL = "no model runs; send a message, or choose a model, and it starts"
+NO_MODEL = QT_TRANSLATE_NOOP("Workbench", "no model runs; send a message, or choose a model, and it starts")
 _SETTINGS = {field.name for field in fields(SamplingOptions)}
 
 
@@ -95,13 +95,13 @@ class Drawn:
         session = self._sessions.opened(session_id)
         place = session.locate(node_id, index)
         if place is None:
-            raise Refusal(GONE)
+            raise Refusal(translate("Workbench", GONE))
         ids = ids_before(session, *place)
         if not ids:
-            raise Refusal("nothing stands before the first token: no model was asked for it")
+            raise Refusal(translate("Workbench", "nothing stands before the first token: no model was asked for it"))
         model = self._supervisor.running
         if model is None:
-            raise Refusal(NO_MODEL)
+            raise Refusal(translate("Workbench", NO_MODEL))
         return await self._asked(model, session, place[0], ids)
 
     async def preview(self, session_id: int, node_id: int, index: int, token_id: int, most: int) -> Sequence[bytes]:
@@ -113,7 +113,7 @@ class Drawn:
         session = self._sessions.opened(session_id)
         place = session.locate(node_id, index)
         if place is None:
-            raise Refusal(GONE)
+            raise Refusal(translate("Workbench", GONE))
         model = await self._model()
         ids = [*ids_before(session, *place), token_id]
         words: list[bytes] = []

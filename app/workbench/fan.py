@@ -16,7 +16,7 @@ from app.workbench.tree import Segment
 from app.workbench.turn_notes import NOTES
 from runtime import Finish, TokenRun
 from storage import NewNode, SessionStore, StoreError
-from ui import BeamRules, Column, ColumnKind, Columns
+from ui import BeamRules, Column, ColumnKind, Columns, translate
 
 BEFORE_WORDS = 4
 CUT_OFF = "cut off when the engine stopped"
@@ -81,7 +81,7 @@ class Fan:
 
     def _column(self, place: int, strand: Answer) -> Column:
         running = self.running and strand.node_id not in self.ended
-        note = "" if running or strand.finish == "length" else strand.message or NOTES.get(strand.finish, "")
+        note = "" if running or strand.finish == "length" else strand.message or _ended(strand.finish)
         return Column(
             strand.node_id,
             self.session.runs.get(strand.node_id, EMPTY),
@@ -145,3 +145,9 @@ class Endings:
         self.left = failed
         if fault is not None:
             raise fault
+
+
+def _ended(finish: str) -> str:
+    """How a strand ended, in words; "" where nothing is to be said of it."""
+    note = NOTES.get(finish, "")
+    return translate("Workbench", note) if note else ""

@@ -39,7 +39,18 @@ from runtime import (
     PromptProgress,
 )
 from storage import SessionStore, StoreError
-from ui import BeamRules, Column, ColumnKind, ColumnsChanged, ColumnTokens, Event, Refusal, SessionChanged, SessionsChanged
+from ui import (
+    BeamRules,
+    Column,
+    ColumnKind,
+    ColumnsChanged,
+    ColumnTokens,
+    Event,
+    Refusal,
+    SessionChanged,
+    SessionsChanged,
+    translate,
+)
 
 log = logging.getLogger(__name__)
 MOST_COLUMNS = 16
@@ -99,7 +110,7 @@ class Fans:
             Refusal: It cannot go on from there, or nothing came of it; nothing was changed.
         """
         if not 2 <= wanted <= MOST_COLUMNS:
-            raise Refusal(f"{wanted} continuations: ask for 2 to {MOST_COLUMNS}")
+            raise Refusal(translate("Workbench", "{0} continuations: ask for 2 to {1}").format(wanted, MOST_COLUMNS))
         session = self._sessions.opened(session_id)
         self._answers.check_idle(session_id)
         new = point(session, node_id, index)
@@ -159,7 +170,9 @@ class Fans:
         most = min(options.max_tokens or DRAWN_TOKENS, DRAWN_TOKENS)
         options = replace(options, max_tokens=most, speculative=None)  # several are one forward a step already
         if options.sampling.temperature == 0.0:
-            raise Refusal("the temperature is 0: all would say the same. Ask for beams, or give it some warmth")
+            raise Refusal(
+                translate("Workbench", "the temperature is 0: all would say the same. Ask for beams, or give it some warmth")
+            )
         if options.grammar is not None:
             options = replace(options, grammar_prefix=said(fan))
         first = max(options.branch, await self._sessions.next_branch(fan.session, options.seed))

@@ -23,7 +23,7 @@ from app.workbench.vocabulary import Vocabulary
 from app.workbench.windows import Windows
 from runtime import EngineDiedError, RuntimeFault
 from storage import SessionStore, StoreError
-from ui import AppSettings, BackendChoice, Backup, Event, ModelChoice, Refusal, SessionChanged, SettingsView
+from ui import AppSettings, BackendChoice, Backup, Event, ModelChoice, Refusal, SessionChanged, SettingsView, translate
 
 if TYPE_CHECKING:
     from runtime import ShelfEntry
@@ -124,7 +124,7 @@ class LoadingMembers(ABC):
 
     async def _change(self, **changes: Any) -> None:
         if self._answers.running:
-            raise Refusal(BUSY)
+            raise Refusal(translate("Workbench", BUSY))
         await self.supervisor.change(**changes)
         self._sessions.hope()
         self.warm_up()

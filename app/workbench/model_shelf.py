@@ -29,6 +29,7 @@ from ui import (
     Refusal,
     SessionSetup,
     ShelfModel,
+    translate,
 )
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ class ModelMembers(ABC):
     async def remove_model(self, name: str) -> int:
         """Deletes one that nobody has loaded."""
         if name == self.supervisor.source and self.supervisor.state not in (EngineState.NONE, EngineState.DIED):
-            raise Refusal(f"{name} is in use here; open another model first")  # it may be on its way: nobody holds it yet
+            # it may be on its way: nobody holds it yet
+            raise Refusal(translate("Workbench", "{0} is in use here; open another model first").format(name))
         freed = await refused(asyncio.to_thread(_remove, name))
         await self._settings.own.forget(name)
         self._tell(ModelsChanged())
@@ -140,10 +142,10 @@ class ModelMembers(ABC):
                 fetched = await asyncio.shield(task)
             except asyncio.CancelledError:
                 if task.cancelled():
-                    raise Refusal("the download was stopped; what has arrived is kept") from None
+                    raise Refusal(translate("Workbench", "the download was stopped; what has arrived is kept")) from None
                 raise
             if not fetched.is_adapter:
-                raise Refusal(f"{fetched.name} is a model, no adapter; it is on the shelf")
+                raise Refusal(translate("Workbench", "{0} is a model, no adapter; it is on the shelf").format(fetched.name))
             here = fetched.name, fetched.folder
         name, folder = here
         await self._setups.add_adapter(session, folder, name)
@@ -181,7 +183,7 @@ def _import(path: Path, progress: OnStep) -> str:
     from runtime import import_model
 
     if path.suffix.lower() != ".gguf":
-        raise Refusal(f"{path.name} is no GGUF file; a model folder is added with Add folder…")
+        raise Refusal(translate("Workbench", "{0} is no GGUF file; a model folder is added with Add folder…").format(path.name))
     return import_model(path, None, progress).path.name.replace("--", "/")
 
 

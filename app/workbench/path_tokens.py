@@ -12,7 +12,9 @@ from app.workbench.setup.beginning import Beginning
 from app.workbench.tree import Segment, Step, Tree, Turn
 from runtime import Finish, Origin, TokenRun, texts_of
 from storage import NodeColumns, NodeRow, StoredChunk
-from ui import Refusal, TurnStatus
+from ui import QT_TRANSLATE_NOOP, Refusal, TurnStatus, translate
+
+UNREAD = QT_TRANSLATE_NOOP("Workbench", "the beginning of this session is still being read; try again in a moment")
 
 
 class PathTokens:
@@ -92,9 +94,19 @@ class PathTokens:
         ids: list[int] = []
         for segment in segments:
             if segment.node.id not in self.runs and segment.node.token_count and segment.node.id not in self.states:
-                raise Refusal("the beginning of this session is still being read; try again in a moment")
+                raise Refusal(translate("Workbench", UNREAD))
             ids.extend(self.runs.get(segment.node.id, EMPTY).ids.tolist()[: segment.stop])
         return ids
+
+    def check_read(self, tip: int | None) -> None:
+        """Refuses a path of which tokens were not read yet, as `path_ids` does, before anything is made of it.
+
+        Raises:
+            Refusal: See there.
+        """
+        for step in self.tree.steps(tip):
+            if step.node_id not in self.runs and step.tokens and step.node_id not in self.states:
+                raise Refusal(translate("Workbench", UNREAD))
 
     def check_sound(self, segments: Iterable[Segment], *, after: int = 0) -> None:
         """Refuses a path on which tokens are damaged or lost: the model would go on from what was never said.
@@ -113,7 +125,11 @@ class PathTokens:
                 way = (
                     "edit that message" if segment.node.role == "user" else "make that answer again, or choose another version"
                 )
-                raise Refusal(f"turn {turn} is damaged: its text stands there, but no model goes on from it; {way}")
+                raise Refusal(
+                    translate(
+                        "Workbench", "turn {0} is damaged: its text stands there, but no model goes on from it; {1}"
+                    ).format(turn, way)
+                )
 
     def messages(self, turns: Sequence[Turn]) -> list[dict[str, str]]:
         """Role and content of turns, as templates take them; a system prompt that the template brought is left out."""

@@ -11,7 +11,7 @@ from app.workbench.refusals import GONE
 from app.workbench.session import OpenSession
 from runtime import Finish, Origin
 from storage import NewNode
-from ui import Refusal
+from ui import Refusal, translate
 
 
 def point(session: OpenSession, node_id: int, index: int | None) -> NewNode:
@@ -24,12 +24,16 @@ def point(session: OpenSession, node_id: int, index: int | None) -> NewNode:
         return beside(session, node_id, index)
     node = session.tree.nodes.get(node_id)
     if node is None:
-        raise Refusal(GONE)
+        raise Refusal(translate("Workbench", GONE))
     run = session.runs.get(node_id, EMPTY)
     if node.role != "assistant" or not began(run):
-        raise Refusal("there is no answer to go on from; click a token of one, and go on from there")
+        raise Refusal(translate("Workbench", "there is no answer to go on from; click a token of one, and go on from there"))
     if int(run.finish[-1]) == Finish.EOS:
-        raise Refusal("the answer is complete; the model ended it itself. Click one of its tokens to go on from there")
+        raise Refusal(
+            translate(
+                "Workbench", "the answer is complete; the model ended it itself. Click one of its tokens to go on from there"
+            )
+        )
     return NewNode(session.id, node_id, "assistant", turn_start=False, status="open")
 
 
@@ -41,13 +45,13 @@ def beside(session: OpenSession, node_id: int, index: int) -> NewNode:
     """
     place = session.locate(node_id, index)
     if place is None:
-        raise Refusal(GONE)
+        raise Refusal(translate("Workbench", GONE))
     node, offset = place
     run = session.runs.get(node.id, EMPTY)
     if node.role != "assistant":
-        raise Refusal("this is your own text; edit the message to change it")
+        raise Refusal(translate("Workbench", "this is your own text; edit the message to change it"))
     if offset >= len(run) or int(run.origin[offset]) == Origin.TEMPLATE:
-        raise Refusal("this token belongs to the template, not to the answer")
+        raise Refusal(translate("Workbench", "this token belongs to the template, not to the answer"))
     byte = len(content_of(run[:offset]).encode())
     new = NewNode(session.id, node.id, "assistant", at_token=offset, at_byte=byte, turn_start=False, status="open")
     if offset == 0 and not node.turn_start:  # beside the run, not inside it

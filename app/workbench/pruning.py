@@ -9,7 +9,7 @@ from app.workbench.session import OpenSession
 from app.workbench.setup.setups import Setups
 from app.workbench.setup.values import Branch
 from app.workbench.tree import Tree, is_hidden
-from ui import Refusal
+from ui import Refusal, translate
 
 Move = Callable[[OpenSession, int], Awaitable[None]]
 
@@ -22,14 +22,14 @@ async def prune(setups: Setups, session: OpenSession, branch: Branch, move: Move
     """
     node_id, start = branch
     if node_id not in session.tree.nodes or start < 0:
-        raise Refusal(GONE)
+        raise Refusal(translate("Workbench", GONE))
     held = frozenset(session.pruned)
     wanted = held | {branch} if pruned else held - {branch}
     tip = session.tip
     if pruned and tip is not None and is_hidden(session.tree, wanted, tip):
         tip = latest_in_sight(session.tree, wanted)
         if tip is None:
-            raise Refusal("this is the only branch: there would be nothing left to show")
+            raise Refusal(translate("Workbench", "this is the only branch: there would be nothing left to show"))
     await setups.set_pruned(session, wanted)
     if tip is not None and tip != session.tip:
         await move(session, tip)

@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 from runtime import GrammarError, RuntimeFault
 from storage import StoreError
-from ui import Refusal
+from ui import QT_TRANSLATE_NOOP, Refusal
 
 T = TypeVar("T")
 
-BUSY = "an answer is being written here; stop it first (Ctrl-.)"
-GONE = "that turn is not part of this session any more"
+BUSY = QT_TRANSLATE_NOOP("Workbench", "an answer is being written here; stop it first (Ctrl-.)")
+GONE = QT_TRANSLATE_NOOP("Workbench", "that turn is not part of this session any more")
 
 
 def form_refused(fault: GrammarError) -> str:

@@ -20,7 +20,7 @@ from app.workbench.tokenise import Tokeniser
 from app.workbench.tree import Turn
 from runtime import EngineDiedError, InvalidRequestError, RuntimeFault, clean_text
 from storage import NewNode, NodeRow, StoreError
-from ui import Event, Refusal, SessionChanged, SessionsChanged
+from ui import Event, Refusal, SessionChanged, SessionsChanged, translate
 
 EDITED: Final = "edited"  # why an answer ends that somebody wrote
 
@@ -61,11 +61,11 @@ class Retelling:
         session = self._sessions.opened(session_id)
         node = session.tree.nodes.get(node_id)
         if node is None:
-            raise Refusal(GONE)
+            raise Refusal(translate("Workbench", GONE))
         opening = session.tree.opening(node)
         text = clean_text(text).replace("\0", "\ufffd")  # as the store keeps it
         if not text.strip():
-            raise Refusal("write what the answer should say; to get another one, regenerate it")
+            raise Refusal(translate("Workbench", "write what the answer should say; to get another one, regenerate it"))
         target = await self._copies.target(session)
         new = NewNode(
             session.id, opening.parent_id, "assistant", text=text, at_token=opening.at_token, status="partial",
@@ -89,7 +89,7 @@ class Retelling:
         """
         session = self._sessions.opened(session_id)
         if node_id not in session.tree.nodes:
-            raise Refusal(GONE)
+            raise Refusal(translate("Workbench", GONE))
         self._answers.check_idle(session_id)
         target = await self._copies.target(session, any_model=True)
         session, at = target.session, target.of(node_id)
@@ -97,7 +97,7 @@ class Retelling:
         root = turns[0].tip if turns and turns[0].role == "system" else None
         said = [turn for turn in (turns[1:] if root is not None else turns) if session.content(turn).strip()]
         if not said:
-            raise Refusal("nothing was said here yet")
+            raise Refusal(translate("Workbench", "nothing was said here yet"))
         with self._answers.claim(session):
             await self._answers.settle(session)
             await begin_with(self._sessions, session, root, said, {AS_TEXT: len(said)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -108,10 +108,12 @@ class OpenSession(PathTokens):
     def length_before(self, replaces: int | None = None) -> int:
         """Tokens before the next user turn, wherever it hangs (see `place`)."""
         parent, at = self.place(replaces)
-        path = self.tree.path(parent)
-        if path and at is not None:
-            path[-1] = replace(path[-1], stop=at)
-        return sum(self.segment_length(segment) for segment in path)
+        length, last = 0, None
+        for last in self.tree.steps(parent):
+            length += self.step_length(last)
+        return (
+            length if last is None or at is None else length - self.step_length(last) + self.step_length(last._replace(stop=at))
+        )
 
     def failed_to_begin(self, node_id: int) -> bool:
         """Whether a node is an answer that ended before it said anything, and that nothing goes on from."""
@@ -164,7 +166,8 @@ class OpenSession(PathTokens):
     def view(self) -> SessionView:
         """The path and the outline."""
         rows = outline(self.tree, self.tip, self.pruned)
-        turns = self.turn_views()
+        lengths = self.turn_lengths()
+        turns = self.turn_views(lengths)
         return SessionView(
             session_id=self.id,
             title=self.title,
@@ -172,16 +175,16 @@ class OpenSession(PathTokens):
             branches=rows,
             branch_name=branch_name(rows),
             is_sample=self.is_sample,
-            context_used=self.path_length(),
+            context_used=sum(lengths),
             earlier=self.earlier,
         )
 
-    def turn_views(self) -> tuple[TurnView, ...]:
-        """The turns of the path that are shown."""
+    def turn_views(self, lengths: Sequence[int] | None = None) -> tuple[TurnView, ...]:
+        """The turns of the path that are shown; `lengths` as `turn_lengths` gives them, where they are known."""
         views: list[TurnView] = []
         earlier = self.earlier
         shown = self.tree.turns(self.tip, earlier)
-        start = sum(self.turn_lengths()[:earlier])
+        start = sum((self.turn_lengths() if lengths is None else lengths)[:earlier])
         for place, turn in enumerate(shown, 1):
             view = self.turn_view(turn, start)
             if place < len(shown) and shown[place].role == "tool":

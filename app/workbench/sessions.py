@@ -16,7 +16,7 @@ from app.workbench.setup.setups import Setups
 from app.workbench.windows import Window, Windows
 from runtime import EngineDiedError, RuntimeFault, clean_text
 from storage import NewChunk, NewNode, NodeRow, SessionStore, StoreError
-from ui import Refusal, SessionChanged, SessionsChanged, SessionSummary
+from ui import Refusal, SessionChanged, SessionsChanged, SessionSummary, translate
 
 log = logging.getLogger(__name__)
 TIERS_SECONDS = 1.0  # that a session waits to hear what of it is in memory and on the disk
@@ -57,7 +57,7 @@ class Sessions:
         """
         session = self._open.get(session_id)
         if session is None:
-            raise Refusal("that session is not open")
+            raise Refusal(translate("Workbench", "that session is not open"))
         return session
 
     async def show(self, session_id: int, window: Window | None = None) -> OpenSession:
@@ -128,7 +128,7 @@ class Sessions:
     async def move(self, session: OpenSession, node_id: int) -> None:
         """Shows the path through a node, down to the leaf that was last shown under it."""
         if node_id not in session.tree.nodes:
-            raise Refusal(GONE)
+            raise Refusal(translate("Workbench", GONE))
         before = session.tip
         shown = [segment.node.id for segment in session.tree.path(before)]
         session.tip = session.tree.leaf(node_id, shown)
@@ -272,7 +272,7 @@ class Sessions:
         """Another title."""
         title = clean_text(title).strip()
         if not title:
-            raise Refusal("a title needs at least one character")
+            raise Refusal(translate("Workbench", "a title needs at least one character"))
         await stored(self._store.rename_session(session_id, title))
         session = self._open.get(session_id)
         if session is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from app.workbench.links import NONE, Links
 from storage import NodeColumns, NodeRow
@@ -35,9 +36,8 @@ class Turn:
         return self.segments[0].node.role
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What a path says of a node without reading it."""
+class Step(NamedTuple):
+    """What a path says of a node without reading it; a tuple, for a long path is walked again and again."""
 
     node_id: int
     stop: int | None  # see `Segment`
@@ -91,6 +91,7 @@ class Tree:
         self._held: dict[int, NodeRow] = {}
         self.nodes = Nodes(self._links, self._held)
         self._turns: tuple[int | None, int, list[Turn]] | None = None  # that were asked for last, until a node changes
+        self._path: tuple[int | None, array[int]] | None = None  # places, likewise
         for node in rows:
             self.put(node)
 
@@ -100,7 +101,7 @@ class Tree:
         A parent is always older than its child: a damaged row that says otherwise stands as a root, so that no path is
         a circle.
         """
-        self._turns = None
+        self._turns = self._path = None
         place = self._links.put(node)
         if node.whole:
             up = self._links.up(place)
@@ -108,7 +109,7 @@ class Tree:
 
     def remove(self, node_id: int) -> None:
         """Takes out a node that nothing leaves."""
-        self._turns = None
+        self._turns = self._path = None
         self._links.remove(self._links.place(node_id))
         self._held.pop(node_id, None)
 
@@ -176,7 +177,9 @@ class Tree:
         return [Turn(tuple(segments)) for segments in turns]
 
     def _places(self, tip: int | None) -> array[int]:
-        return self._links.path(NONE if tip is None else self._links.place(tip))
+        if self._path is None or self._path[0] != tip:
+            self._path = (tip, self._links.path(NONE if tip is None else self._links.place(tip)))
+        return self._path[1]
 
     def _segments(self, places: Sequence[int]) -> list[Segment]:
         stops = [*(self._links.at_token(place) for place in places[1:]), None]

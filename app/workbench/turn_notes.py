@@ -10,19 +10,21 @@ from app.workbench.making import CHANGED, repeat_note
 from app.workbench.setup.beginning import as_text, left_out
 from app.workbench.tree import Tree
 from storage import NodeRow
-from ui import TurnStats
+from ui import QT_TRANSLATE_NOOP, TurnStats, translate
 
 NOTES = {
-    "cancelled": "stopped",
-    "length": "reached the length limit",
-    "context": "the context is full",
+    "cancelled": QT_TRANSLATE_NOOP("Workbench", "stopped"),
+    "length": QT_TRANSLATE_NOOP("Workbench", "reached the length limit"),
+    "context": QT_TRANSLATE_NOOP("Workbench", "the context is full"),
     "engine_died": STOPPED,
-    "app_ended": "cut off when Elsewise ended",
-    "error": "failed",
-    "edited": "edited",
+    "app_ended": QT_TRANSLATE_NOOP("Workbench", "cut off when Elsewise ended"),
+    "error": QT_TRANSLATE_NOOP("Workbench", "failed"),
+    "edited": QT_TRANSLATE_NOOP("Workbench", "edited"),
 }
-CUT = "a stop text cut it before it had the form asked for"
-DAMAGED = "some of this turn's stored rows are damaged; what could be read is shown, and no model goes on from it"
+CUT = QT_TRANSLATE_NOOP("Workbench", "a stop text cut it before it had the form asked for")
+DAMAGED = QT_TRANSLATE_NOOP(
+    "Workbench", "some of this turn's stored rows are damaged; what could be read is shown, and no model goes on from it"
+)
 
 
 def note_of(tree: Tree, node: NodeRow, *, damaged: bool) -> str:
@@ -34,7 +36,7 @@ def note_of(tree: Tree, node: NodeRow, *, damaged: bool) -> str:
         damaged: Not everything of it could be read.
     """
     if damaged:
-        return DAMAGED
+        return translate("Workbench", DAMAGED)
     if node.role != "assistant":
         return _not_seen(tree, node)
     message = node.stats.get("message")
@@ -42,6 +44,7 @@ def note_of(tree: Tree, node: NodeRow, *, damaged: bool) -> str:
         return message
     cut = (node.status, node.finish_reason) == ("partial", "stop")
     ended = CUT if cut else NOTES.get(node.finish_reason or "", "")
+    ended = translate("Workbench", ended) if ended else ""
     return " · ".join(note for note in (repeat_note(node.stats), changed_note(node.stats), ended) if note)
 
 

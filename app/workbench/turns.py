@@ -24,7 +24,7 @@ from app.workbench.tokenise import Tokeniser
 from app.workbench.vocabulary import Vocabulary
 from runtime import Finish, InvalidRequestError, RuntimeFault, TokenRun, clean_text, fresh_seed
 from storage import NewNode, NodeRow, StoreError
-from ui import Event, Refusal, SessionChanged, SessionsChanged
+from ui import Event, Refusal, SessionChanged, SessionsChanged, translate
 
 TITLE_LENGTH = 60
 
@@ -65,9 +65,9 @@ class Turns:
         session = self._sessions.opened(session_id)
         text = clean_text(text).replace("\0", "\ufffd")  # as the store keeps it
         if not text.strip():
-            raise Refusal("write a message first")
+            raise Refusal(translate("Workbench", "write a message first"))
         if replaces is not None and session.tree.opening(self._node(session, replaces)).role != "user":
-            raise Refusal("this turn cannot be edited")
+            raise Refusal(translate("Workbench", "this turn cannot be edited"))
         target = await self._copies.target(session)
         session, replaces = target.session, target.of(replaces)
         with self._answers.claim(session) as answer:
@@ -89,13 +89,17 @@ class Turns:
         session = self._sessions.opened(session_id)
         results = [clean_text(text).replace("\0", "\ufffd") for text in results]
         if not results or not all(text.strip() for text in results):
-            raise Refusal("write the result first; a call that failed has one too, such as an error")
+            raise Refusal(translate("Workbench", "write the result first; a call that failed has one too, such as an error"))
         node = self._node(session, node_id)
         calls = next((turn.calls for turn in session.turn_views() if turn.node_id == node_id), ())
         if node.role != "assistant" or not calls:
-            raise Refusal("nothing is called there, or it was answered already")
+            raise Refusal(translate("Workbench", "nothing is called there, or it was answered already"))
         if len(results) != len(calls):
-            raise Refusal(f"{len(calls)} calls stand there and {len(results)} results were given; each call has one of its own")
+            raise Refusal(
+                translate("Workbench", "{0} calls stand there and {1} results were given; each call has one of its own").format(
+                    len(calls), len(results)
+                )
+            )
         target = await self._copies.target(session)
         session, parent = target.session, target.of(node_id)
         with self._answers.claim(session) as answer:
@@ -158,7 +162,7 @@ class Turns:
         session = self._sessions.opened(session_id)
         opening = session.tree.opening(self._node(session, node_id))
         if opening.role != "assistant":
-            raise Refusal("only the model's turns can be regenerated; edit your own")
+            raise Refusal(translate("Workbench", "only the model's turns can be regenerated; edit your own"))
         run = session.runs.get(opening.id, EMPTY)
         header = run[: leading_template(run)]
         target = await self._copies.target(session)
@@ -179,7 +183,7 @@ class Turns:
         session = self._sessions.opened(session_id)
         node = self._node(session, node_id)
         if node.role != "assistant":
-            raise Refusal("only the model's turns can be regenerated; edit your own")
+            raise Refusal(translate("Workbench", "only the model's turns can be regenerated; edit your own"))
         self._answers.check_idle(session_id)
         session.check_sound(session.tree.path(node_id))
         if why := refusal(node):
@@ -212,9 +216,9 @@ class Turns:
         if node.role == "assistant" and not len(run) and node.text:  # text that no model has seen
             run = await self._cut(session, node)
         if node.role != "assistant" or not began(run):
-            raise Refusal("there is nothing to go on from; regenerate the answer instead")
+            raise Refusal(translate("Workbench", "there is nothing to go on from; regenerate the answer instead"))
         if int(run.finish[-1]) == Finish.EOS:
-            raise Refusal("the answer is complete; the model ended it itself")
+            raise Refusal(translate("Workbench", "the answer is complete; the model ended it itself"))
         new = NewNode(session.id, node_id, "assistant", turn_start=False, status="open")
         target = await self._copies.target(session)
         with self._answers.claim(target.session) as answer:
@@ -259,7 +263,9 @@ class Turns:
                 raise Refusal(answer.refused)
         except StoreError as fault:
             raise Refusal(
-                f"{fault}. What the model wrote stays on the screen, and is saved before your next message is"
+                translate(
+                    "Workbench", "{0}. What the model wrote stays on the screen, and is saved before your next message is"
+                ).format(fault)
             ) from fault
         finally:
             await self._sessions.refresh(session)
@@ -270,7 +276,7 @@ class Turns:
     def _node(self, session: OpenSession, node_id: int) -> NodeRow:
         node = session.tree.nodes.get(node_id)
         if node is None:
-            raise Refusal(GONE)
+            raise Refusal(translate("Workbench", GONE))
         return node
 
 

@@ -194,6 +194,7 @@ class AppWorkbench(
             session = await self._sessions.show(session_id, self.window)
         self._bring_adapters(session)
         self._refresh_status()
+        await asyncio.sleep(0)  # a long path is walked for the status and for the view: the window has its turn in between
         return session.view()
 
     async def new_session(self) -> SessionView:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from runtime.backends.registry import default_backend
-from runtime.errors import ModelLoadError
+from runtime.errors import ModelLoadError, ModelMissingError
 from runtime.loading.check import PICKLES, open_folder
 from runtime.loading.digests import known_sha256
 from runtime.loading.folder import ModelFolder
@@ -30,7 +30,8 @@ def resolve(source: str | Path, *, backend: str = "hf") -> ModelFolder:
         backend: "hf" or "mlx"; quantised weights that it cannot read are refused.
 
     Raises:
-        ModelLoadError: Not here (names the command that fetches it), damaged, or not supported.
+        ModelMissingError: Not here; it names the command that fetches it.
+        ModelLoadError: Damaged, or not supported.
     """
     if not str(source).strip() or source == Path():
         raise ModelLoadError("no model was named; give a folder, a GGUF file, or a name that elsewise models list shows")
@@ -43,7 +44,7 @@ def resolve(source: str | Path, *, backend: str = "hf") -> ModelFolder:
         return open_folder(path.absolute(), backend=backend)
     if path.is_file():
         return _from_file(path.absolute(), backend)
-    raise ModelLoadError(_not_here(source, path))
+    raise ModelMissingError(_not_here(source, path), str(source))
 
 
 def _from_file(path: Path, backend: str) -> ModelFolder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.faults import STOPPED, not_loaded, too_long
-from runtime import ContextOverflowError, EngineDiedError, ModelLoadError
+from runtime import ContextOverflowError, EngineDiedError, ModelLoadError, ModelMissingError
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,12 @@ def test_an_engine_that_ended_while_loading_has_one_reason_at_most(told: str, re
 
 def test_other_faults_say_it_themselves() -> None:
     assert not_loaded(ModelLoadError("no model here; fetch it")) == "no model here; fetch it"
+
+
+@pytest.mark.parametrize(("source", "name"), [("smollm2", "smollm2"), ("/models/of/mine.gguf", "mine.gguf")])
+def test_a_model_that_is_not_here_is_said_without_commands(source: str, name: str) -> None:
+    missing = ModelMissingError("fetch it with: elsewise models get smollm2", source)
+    assert not_loaded(missing) == f"{name} is not on this computer"
 
 
 @pytest.mark.parametrize(

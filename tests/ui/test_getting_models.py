@@ -183,7 +183,8 @@ def test_proposals_have_one_button_each(in_window: Play, bench: FakeWorkbench) -
         small, best, large = page.get.offers.rows
         assert (small.state.text(), best.state.text()) == ("", "suits this machine")
         assert small.facts.text() == "135 M parameters · 269 MB · Apache-2.0 · fits with 8,192 tokens"
-        assert "does not fit: about 33 GB of 8 GB · its owners ask for consent first" in large.facts.text()
+        assert "does not fit: needs about 33 GB, there are 8 GB · its owners ask for consent first" in large.facts.text()
+        assert [each.get_button.property("kind") for each in (small, best, large)] == ["quiet", "quiet", "plain"]
         QTest.mouseClick(best.get_button, LEFT)
         await until(lambda: best.get_button.text() == "fetching")
         assert bench.asked("download") == [("org/qwen3",)]

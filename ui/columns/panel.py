@@ -1,8 +1,11 @@
-"""The columns under the transcript: as many as were asked for, side by side; they scroll sideways where there is no room."""
+"""The columns under the transcript: as many as were asked for, side by side; they scroll sideways where there is no room.
+
+The panel is as high as its longest text, up to its share of the window: what short texts leave free is the transcript's.
+"""
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QFont, QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QFrame, QHBoxLayout, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
@@ -51,20 +54,26 @@ class ColumnsPanel(QWidget):
         self.area.setWidgetResizable(True)
         self.area.setFrameShape(QFrame.Shape.NoFrame)
         self.area.setFocusPolicy(Qt.FocusPolicy.NoFocus)
-        head = QHBoxLayout()
+        self._inside.installEventFilter(self)
+        self._head = head = QHBoxLayout()
         head.setContentsMargins(16, 8, 12, 6)
         head.setSpacing(12)
         head.addWidget(self.title)
         head.addWidget(self.note, 1)
         head.addWidget(self.stop_button)
         head.addWidget(self.close_button)
-        column = QVBoxLayout(self)
+        self._column = column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 4)
         column.setSpacing(0)
         column.addWidget(Hairline())
         column.addLayout(head)
         column.addWidget(self.area, 1)
         self.hide()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if watched is self._inside and event.type() == QEvent.Type.LayoutRequest:  # more text, or other columns
+            self._fit()
+        return super().eventFilter(watched, event)
 
     def show_columns(self, view: Columns | None) -> None:
         """Shows these; None: nothing any more."""
@@ -112,6 +121,17 @@ class ColumnsPanel(QWidget):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._turn()
+        self._fit()
+
+    def _fit(self) -> None:
+        """No higher than what stands in it."""
+        seen = self.area.viewport().width()
+        least = self._row.minimumSize()
+        wide = max(seen, least.width())
+        inside = max(self._row.heightForWidth(wide), least.height())
+        bar = self.area.horizontalScrollBar().sizeHint().height() if wide > seen else 0
+        around = self._head.sizeHint().height() + 1 + self._column.contentsMargins().bottom()
+        self.setMaximumHeight(max(LEAST_HEIGHT, around + inside + bar))
 
     def _keep_cards(self, count: int) -> None:
         for card in self.cards[count:]:

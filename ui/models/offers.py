@@ -9,7 +9,7 @@ from PySide6.QtGui import QFont
 from PySide6.QtWidgets import QPushButton, QVBoxLayout, QWidget
 
 from ui.numbers import count, size
-from ui.parts import button, row, words
+from ui.parts import button, restyle, row, words
 from ui.port import Offer
 from ui.theme.fonts import interface_font
 from ui.widgets import ElidedLabel, Label
@@ -85,6 +85,8 @@ class OfferRow(QWidget):
         words = self.tr("here") if offer.here else self.tr("fetching") if busy else self.tr("Get")
         self.get_button.setText(words)
         self.get_button.setEnabled(not offer.here and not busy)
+        suits = offer.here or offer.fit.fits or bool(offer.fit.longest)
+        restyle(self.get_button, "quiet" if suits else "plain")
         self.get_button.setAccessibleName(self.tr("Get {0}, {1}").format(offer.name, size(offer.size)))
 
     def _facts(self, offer: Offer) -> str:
@@ -94,7 +96,7 @@ class OfferRow(QWidget):
         elif fit.longest:
             fits = self.tr("fits with {0} tokens at most").format(count(fit.longest))
         else:
-            fits = self.tr("does not fit: about {0} of {1}").format(size(fit.total), size(fit.memory))
+            fits = self.tr("does not fit: needs about {0}, there are {1}").format(size(fit.total), size(fit.memory))
         consent = self.tr("its owners ask for consent first") if offer.gated else ""
         parameters = self.tr("{0} parameters").format(parameter_words(offer.parameters))
         return " · ".join(part for part in (parameters, size(offer.size), offer.licence, fits, consent) if part)

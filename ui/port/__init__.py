@@ -41,6 +41,7 @@ from ui.port.models import (
 )
 from ui.port.refusals import Refusal, ShownElsewhere
 from ui.port.second import NoRoomRefusal, OnCompared, PathComparison, SecondChoice, SecondCommands
+from ui.port.sentences import QT_TRANSLATE_NOOP, translate, translate_with
 from ui.port.sessions import BranchRow, SessionCommands, SessionSummary, SessionView
 from ui.port.settings import AppSettings, Backup, DataFacts, SettingsCommands, SettingsView
 from ui.port.setup import (
@@ -62,6 +63,7 @@ from ui.port.turns import Tier, TurnStats, TurnStatus, TurnView
 from ui.port.workbench import Workbench
 
 __all__ = [
+    "QT_TRANSLATE_NOOP",
     "AdapterChoice",
     "AdapterLine",
     "AnswerCommands",
@@ -154,4 +156,6 @@ __all__ = [
     "WeightsForm",
     "WindowWanted",
     "Workbench",
+    "translate",
+    "translate_with",
 ]

@@ -82,6 +82,8 @@ class Tokens:
 
     def lay_over(self, over: Over | None) -> None:
         """Colours by numbers that are no part of the tokens, as long as these hold; None: by its own again."""
+        if over is None and self._over is None:
+            return
         self._over = over
         self._mark_again()
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QByteArray, Signal
+from PySide6.QtCore import QByteArray, QCoreApplication, Signal
 from PySide6.QtGui import QCloseEvent
 from PySide6.QtWidgets import QApplication, QMainWindow, QMenu
 
 from ui.actions import Actions, connect
 from ui.desk import Desk
 from ui.frame import Frame
-from ui.port import AppSettings, Workbench
+from ui.port import AppSettings, Workbench, translate_with
 from ui.setup.desk import SetupDesk
 from ui.setup.pages import SAMPLING
 from ui.stage import Stage
@@ -78,6 +78,7 @@ class MainWindow(QMainWindow):
         beside: MainWindow | None = None,
     ) -> None:
         super().__init__()
+        translate_with(QCoreApplication.translate)
         state = state or WindowState()
         self._keep_state = keep_state
         self._ending: asyncio.Task[None] | None = None

@@ -68,8 +68,8 @@ def shelf(case: Case, sizes: Sizes, tell: Told) -> Findings:
     with tempfile.TemporaryDirectory() as name:
         tell(f"{ROW}: saving sessions")
         short, long, many = (Path(name) / each / "sessions.sqlite3" for each in ("short", "long", "many"))
-        asyncio.run(_save_long(short, SHOWN))
-        asyncio.run(_save_long(long, sizes.shelf_turns))
+        asyncio.run(save_long(short, SHOWN))
+        asyncio.run(save_long(long, sizes.shelf_turns))
         asyncio.run(_save_many(many, sizes.shelf_sessions, sizes.shelf_searched))
         tell(ROW)
         opened, share = asyncio.run(_opened(long, sizes))
@@ -189,7 +189,8 @@ async def _cpu_ms(work: Callable[[], Awaitable[object]], rounds: int) -> float:
     return median(laps) * 1000
 
 
-async def _save_long(path: Path, turns: int) -> None:
+async def save_long(path: Path, turns: int) -> None:
+    """One session of so many turns, saved in a new file; every second one is an answer with its numbers."""
     store = SessionStore.open(path)
     session, parent = await store.create_session("long"), None
     for turn in range(turns):

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from statistics import fmean
 
 import numpy as np
 
+from app.bench.child import found_by
 from app.bench.clock import Told
 from app.bench.findings import Case, Findings, Verdict
 from app.bench.sizes import Sizes
 
 ROW = "view"
-PATIENCE_SECONDS = 570.0
 
 
 def view(case: Case, sizes: Sizes, tell: Told) -> Findings:
@@ -27,14 +24,7 @@ def view(case: Case, sizes: Sizes, tell: Told) -> Findings:
 
 def measure(tokens: int, sessions: int) -> dict[str, list[float]]:
     """Frames by name in milliseconds; empty, with a line on stderr, where the widgets cannot be shown."""
-    command = [sys.executable, "-m", "app.bench.view", str(tokens), str(sessions)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-        print(f"the window's speed was not measured: {said[-1] if said else error}", file=sys.stderr)
-        return {}
-    raw = json.loads(done.stdout.splitlines()[-1])
+    raw = found_by("app.bench.view", tokens, sessions, what="the window's speed was")
     return {name: frames if isinstance(frames, list) else [float(frames)] for name, frames in raw.items()}
 
 

@@ -18,14 +18,14 @@ from app.workbench.session import OpenSession
 from app.workbench.setup.setups import Setups, values_of
 from app.workbench.tree import Segment
 from runtime import EngineDiedError, InvalidRequestError, RuntimeFault
-from ui import NoRoomRefusal, OnCompared, PathComparison, Refusal, SecondChoice
+from ui import QT_TRANSLATE_NOOP, NoRoomRefusal, OnCompared, PathComparison, Refusal, SecondChoice, translate
 
 if TYPE_CHECKING:
     from app.workbench.speaker import Speaker
     from runtime import Fit, LanguageModel, ModelComparison
 
 MOST_ROWS = 512  # tokens at the end of a path whose full vectors are compared too: two queries for each
-UNREAD = "no model has read this path yet: send a message, then there is something to compare"
+UNREAD = QT_TRANSLATE_NOOP("Workbench", "no model has read this path yet: send a message, then there is something to compare")
 
 
 class Comparing:
@@ -56,7 +56,7 @@ class Comparing:
         segments = read_segments(session)
         ids = session.path_ids(segments)
         if not ids:
-            raise Refusal(UNREAD)
+            raise Refusal(translate("Workbench", UNREAD))
         spans_of = places(session, segments)
         if not (anyway or choice.same_engine or self._second.runs(choice)):
             check_room(choice, await room_for(choice, len(ids)))
@@ -97,7 +97,7 @@ class Comparing:
         try:
             return await self._second.model(choice, lambda words: progress(words, 0, 0))
         except (RuntimeFault, OSError) as fault:
-            raise Refusal(f"{choice.label} could not be loaded: {fault}") from fault
+            raise Refusal(translate("Workbench", "{0} could not be loaded: {1}").format(choice.label, fault)) from fault
 
     async def _found(self, left: Speaker, ids: list[int], choice: SecondChoice, progress: OnCompared) -> ModelComparison:
         from runtime import compare_models  # the window opens without it
@@ -117,11 +117,17 @@ class Comparing:
         except EngineDiedError as fault:
             if choice.same_engine or ended(left.model):
                 await self._supervisor.died(left.model)
-                raise Refusal(f"the engine of {left.model.info.name} stopped; compare again to restart it") from fault
+                raise Refusal(
+                    translate("Workbench", "the engine of {0} stopped; compare again to restart it").format(
+                        left.model.info.name
+                    )
+                ) from fault
             await self._second.died(right)
-            raise Refusal(f"the engine of {choice.label} stopped; compare again to restart it") from fault
+            raise Refusal(
+                translate("Workbench", "the engine of {0} stopped; compare again to restart it").format(choice.label)
+            ) from fault
         except InvalidRequestError as fault:
-            raise Refusal(f"{choice.label} cannot be compared with: {fault}") from fault
+            raise Refusal(translate("Workbench", "{0} cannot be compared with: {1}").format(choice.label, fault)) from fault
         except RuntimeFault as fault:
             raise Refusal(str(fault)) from fault
         finally:
@@ -166,7 +172,11 @@ def check_room(choice: SecondChoice, fit: Fit | None) -> None:
     """
     if fit is None or fit.total <= fit.free:
         return
-    raise NoRoomRefusal(f"{choice.label} would take about {_gb(fit.total)} beside the model in use; {_gb(fit.free)} are free")
+    raise NoRoomRefusal(
+        translate("Workbench", "{0} would take about {1} beside the model in use; {2} are free").format(
+            choice.label, _gb(fit.total), _gb(fit.free)
+        )
+    )
 
 
 def _gb(size: int) -> str:

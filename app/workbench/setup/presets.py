@@ -10,7 +10,7 @@ from app.workbench.refusals import stored
 from app.workbench.setup.values import read_options
 from runtime import GenerationOptions, RuntimeFault, clean_text
 from storage import SessionStore, StoreError
-from ui import Refusal
+from ui import Refusal, translate
 
 SETTING = "presets"
 OWN, MODELS_OWN, GREEDY = "Elsewise's own", "model's own", "greedy"
@@ -72,22 +72,24 @@ class Presets:
     def check(self, name: str) -> None:
         """Refuses a name that nobody has."""
         if name and name not in self.names:
-            raise Refusal(f"there is no preset {name!r:.80} any more")
+            raise Refusal(translate("Workbench", "there is no preset {0!r:.80} any more").format(name))
 
     async def save(self, name: str, options: Mapping[str, Any]) -> str:
         """Saves options under a name; returns it as it is kept."""
         name = " ".join(clean_text(name).split())
         if not name or len(name) > LONGEST_NAME:
-            raise Refusal(f"a preset's name has 1 to {LONGEST_NAME} characters, not {len(name)}")
+            raise Refusal(
+                translate("Workbench", "a preset's name has 1 to {0} characters, not {1}").format(LONGEST_NAME, len(name))
+            )
         if name in (OWN, *BUILT_IN):
-            raise Refusal(f"{name!r} comes with Elsewise; choose another name")
+            raise Refusal(translate("Workbench", "{0!r} comes with Elsewise; choose another name").format(name))
         await self._write({**(self._saved or {}), name: without_idle(options)})
         return name
 
     async def delete(self, name: str) -> None:
         """Forgets one that was saved."""
         if name in ("", OWN, *BUILT_IN):
-            raise Refusal("that one comes with Elsewise; only saved presets can be deleted")
+            raise Refusal(translate("Workbench", "that one comes with Elsewise; only saved presets can be deleted"))
         self.check(name)
         await self._write({held: options for held, options in (self._saved or {}).items() if held != name})
 

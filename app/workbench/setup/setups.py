@@ -30,7 +30,7 @@ from runtime import (
     resolve_options,
 )
 from storage import SessionStore, StoreError
-from ui import AdapterChoice, AnswerFormat, FormatKind, Guess, ModelFacts, OptionView, Refusal, SessionSetup
+from ui import AdapterChoice, AnswerFormat, FormatKind, Guess, ModelFacts, OptionView, Refusal, SessionSetup, translate
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class Setups:
         """Sets one option, or (None) leaves it to the others."""
         values = values_of(session)
         if name not in OPTIONS:
-            raise Refusal(f"there is no option {name!r:.40}")
+            raise Refusal(translate("Workbench", "there is no option {0!r:.40}").format(name))
         options = {held: said for held, said in values.options.items() if held != name}
         if value is not None:
             options[name] = value
@@ -223,9 +223,9 @@ class Setups:
         values = values_of(session)
         path = str(Path(folder).expanduser().absolute())  # noqa: ASYNC240  # looks at no file
         if any(choice.folder == path for choice in values.adapters):
-            raise Refusal(f"{name or Path(path).name} is on the stack already")
+            raise Refusal(translate("Workbench", "{0} is on the stack already").format(name or Path(path).name))
         if len(values.adapters) >= MOST_ADAPTERS:
-            raise Refusal(f"a stack has at most {MOST_ADAPTERS} adapters")
+            raise Refusal(translate("Workbench", "a stack has at most {0} adapters").format(MOST_ADAPTERS))
         choice = AdapterChoice(path, name or Path(path).name)
         await self.require(await self._model(), [choice])
         values = values_of(session)  # loading took its time
@@ -236,7 +236,7 @@ class Setups:
         values = values_of(session)
         folders = {choice.folder for choice in stack}
         if len(folders) != len(stack) or not folders <= {choice.folder for choice in values.adapters}:
-            raise Refusal("the stack has changed meanwhile; open it again")
+            raise Refusal(translate("Workbench", "the stack has changed meanwhile; open it again"))
         model = self._supervisor.running
         switched = {choice.folder for choice in values.adapters if not choice.on}
         if model is not None:

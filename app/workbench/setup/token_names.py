@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from app.workbench.vocabulary import TokenBytes
-from ui import Refusal
+from ui import Refusal, translate
 
 QUOTED = 60  # characters of a text that a refusal quotes
 
@@ -40,13 +40,26 @@ def _keyed(key: str, vocabulary: TokenBytes) -> Sequence[object]:
 def _ids(text: str, vocabulary: TokenBytes) -> Sequence[int]:
     """The tokens that say just that; there may be several of the same bytes."""
     if not vocabulary.is_known:
-        raise Refusal("no model was used here yet, so tokens are named by token ids alone; load a model, then write it again")
+        raise Refusal(
+            translate(
+                "Workbench",
+                "no model was used here yet, so tokens are named by token ids alone; load a model, then write it again",
+            )
+        )
     found = vocabulary.saying(text)
     if found:
         return found
     quoted = json.dumps(text[:QUOTED], ensure_ascii=False)
     start = vocabulary.longest_start(text)
     if not start:
-        raise Refusal(f"no token of the model says {quoted}; click a token and take its text from the inspector")
+        raise Refusal(
+            translate("Workbench", "no token of the model says {0}; click a token and take its text from the inspector").format(
+                quoted
+            )
+        )
     begins = json.dumps(start.decode(errors="replace"), ensure_ascii=False)
-    raise Refusal(f"{quoted} is more than one token: it begins with {begins}. Name tokens one by one; spaces in front count")
+    raise Refusal(
+        translate(
+            "Workbench", "{0} is more than one token: it begins with {1}. Name tokens one by one; spaces in front count"
+        ).format(quoted, begins)
+    )

@@ -115,9 +115,9 @@ def test_quick_runs_count_everywhere_and_time_once_per_backend(cases: list[Case]
         "view": 0,
         "start": 0,
     }
-    once = dict.fromkeys(("cpu", "rows", "many", "swap", "grammar", "speculative"), 1)
+    once = dict.fromkeys(("cpu", "rows", "many", "swap", "grammar", "speculative", "window"), 1)
     assert meant(quick=True) == {**everywhere, **once, "W5": 2, "overhead": 2, "W6": 2, "W7": 2}
-    both = dict.fromkeys(("cpu", "rows", "swap", "grammar", "speculative"), 2)
+    both = dict.fromkeys(("cpu", "rows", "swap", "grammar", "speculative", "window"), 2)
     assert meant(quick=False) == {**everywhere, **both, "W5": 4, "overhead": 4, "W6": 4, "W7": 4, "many": 4}
     large = Case("hf", "smollm2", Path(), 10)
     left = {part.name for part in PARTS if part.meant_for(large, [large], quick=False)}

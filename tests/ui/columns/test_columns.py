@@ -264,3 +264,28 @@ def test_a_joint_probability_in_a_few_figures(p: float, words: str) -> None:
 
 def test_a_joint_probability_beyond_floats() -> None:
     assert joint(-2302.6) == "9e−1,001"
+
+
+def test_short_columns_leave_the_room_to_the_transcript(in_window: Play, idle: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        # given two short continuations
+        panel, view = window.parts.columns, window.parts.transcript
+        await pinned(window, idle)
+        QTest.mouseClick(window.parts.inspector.token.draws.buttons[2], Qt.MouseButton.LeftButton)
+        await until(lambda: len(panel.cards) == 2 and not window.desk.running)
+        await frames()
+        # then the strip ends where the longest of them does, and nothing of it is cut
+        ends = [card.keep.mapTo(panel, QPoint(0, card.keep.height())).y() for card in panel.cards]
+        assert panel.height() - max(ends) < 60
+        assert panel.area.verticalScrollBar().maximum() == 0
+        assert view.height() > panel.height()
+        # when one of them is long
+        shown = panel.cards[0].column
+        short = panel.height()
+        panel.append(shown.node_id, shown.run[:0].concat([shown.run] * 60), -1.0)
+        await frames()
+        # then the strip has grown up to its share of the window, and scrolls
+        assert short < panel.height() < 2 * view.height()
+        assert panel.area.verticalScrollBar().maximum() > 0
+
+    in_window(scene)

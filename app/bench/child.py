@@ -1,0 +1,29 @@
+"""A process of its own that measures, and says what it found as one line of JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+PATIENCE_SECONDS = 570.0
+
+
+def found_by(module: str, *given: object, what: str) -> dict[str, Any]:
+    """What `python -m module given...` found; empty, with a line on stderr, where it could not.
+
+    Args:
+        module: What is run.
+        given: Its arguments.
+        what: What is not there without it, for that line.
+    """
+    command = [sys.executable, "-m", module, *map(str, given)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        print(f"{what} not measured: {said[-1] if said else error}", file=sys.stderr)
+        return {}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found

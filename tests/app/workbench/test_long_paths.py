@@ -1,0 +1,58 @@
+"""What a long path costs the event loop: nothing is made of the turns that were not read."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.workbench.path_tokens import UNREAD
+from app.workbench.session import AT_ONCE, OpenSession
+from storage import NodeColumns, NodeRow, SessionRow, SessionShape
+from tests.app.workbench.trees import node
+from ui import Refusal
+
+TURNS, TOKENS = 1000, 7
+
+
+@pytest.fixture
+def session() -> OpenSession:
+    """A long session of which its end alone was read."""
+    shape = NodeColumns(1)
+    for number in range(1, TURNS + 1):
+        role = "assistant" if number % 2 == 0 else "user"
+        shape.append(node(number, number - 1 or None, role, "said", token_count=TOKENS))
+    row = SessionRow(1, "long", 0.0, 0.0, pinned=False, is_sample=False, current_node=TURNS, branches=1)
+    session = OpenSession(SessionShape(row, shape))
+    session.tree.put(node(TURNS, TURNS - 1, "assistant", "said", token_count=TOKENS))
+    return session
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Places of the nodes that something was made of."""
+    places: list[int] = []
+    stub = NodeColumns.stub
+
+    def counted(columns: NodeColumns, place: int) -> NodeRow:
+        places.append(place)
+        return stub(columns, place)
+
+    monkeypatch.setattr(NodeColumns, "stub", counted)
+    return places
+
+
+def test_the_length_before_a_draft_is_counted_without_the_nodes(session: OpenSession, made: list[int]) -> None:
+    assert session.length_before() == TURNS * TOKENS
+    assert session.length_before(replaces=TURNS - 1) == (TURNS - 2) * TOKENS
+    assert len(made) < 10
+
+
+def test_a_path_that_was_not_read_is_refused_before_anything_is_made_of_it(session: OpenSession, made: list[int]) -> None:
+    with pytest.raises(Refusal, match=UNREAD):
+        session.check_read(TURNS)
+    assert made == []
+
+
+def test_a_view_is_made_of_the_turns_that_are_shown(session: OpenSession, made: list[int]) -> None:
+    assert len(session.tree.turns(session.tip, session.earlier)) == AT_ONCE
+    assert len(made) == AT_ONCE - 1
+    assert sum(session.turn_lengths()) == session.path_length() == TURNS * TOKENS

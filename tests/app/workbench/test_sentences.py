@@ -1,0 +1,56 @@
+"""Sentences of the use cases go through the window's translators, though the use cases know no Qt."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import app.workbench
+from app.faults import not_loaded
+from app.workbench.path_tokens import PathTokens
+from app.workbench.turn_notes import DAMAGED, note_of
+from runtime import ModelMissingError
+from tests.app.workbench.trees import chat, node
+from ui import Refusal, translate, translate_with
+
+MARK = "«"
+
+
+@pytest.fixture
+def marks() -> Iterator[None]:
+    translate_with(lambda context, text: f"{MARK}{context}: {text}")
+    yield
+    translate_with(lambda _, text: text)
+
+
+@pytest.mark.usefixtures("marks")
+def test_refusals_reasons_and_notes_are_translated_before_they_are_filled_in() -> None:
+    tree = chat(node(4, 3, "user"))
+    with pytest.raises(Refusal, match=f"^{MARK}Workbench: the beginning of this session"):
+        PathTokens([node(1, None, "user")]).check_read(1)
+    assert not_loaded(ModelMissingError("", "{0}")) == f"{MARK}Workbench: {{0}} is not on this computer"
+    assert note_of(tree, tree.nodes[3], damaged=True) == f"{MARK}Workbench: {DAMAGED}"
+
+
+def test_without_a_window_they_are_as_they_were_written() -> None:
+    assert translate("Workbench", "a {0} sentence") == "a {0} sentence"
+
+
+def test_no_refusal_is_written_past_the_translators() -> None:
+    """What an error of the library or the store says is passed on as it is; every sentence of our own is translated."""
+    past = [
+        f"{file.name}:{call.lineno}"
+        for file in sorted(Path(app.workbench.__file__).parent.rglob("*.py"))
+        for call in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id.endswith("Refusal")
+        for given in call.args
+        if isinstance(given, ast.Constant) or (isinstance(given, ast.JoinedStr) and _has_words(given))
+    ]
+    assert past == []
+
+
+def _has_words(text: ast.JoinedStr) -> bool:
+    return any(isinstance(part, ast.Constant) and any(map(str.isalpha, str(part.value))) for part in text.values)
