@@ -79,6 +79,7 @@ def test_speeds_have_their_figures_beside_their_bars(timed: Findings) -> None:
         "W5 one stream": [(0.95, True), (1.0, True), (1.15, True)],
         "W5 eight streams": [(0.9, True)] * 2,
         "W5 eight streams, recurrent": [(2.5, True)],
+        "W3 eight branches, recurrent": [(1.3, True)],
         "W1 particles, recurrent": [(1.5, True)],
         "overhead": [(0.1, False)] * 2 + [(0.3, False)] * 2,
         "W6 score": [(1.0, False)] * 2 + [(1.2, False)] * 2,
