@@ -28,7 +28,6 @@ from app.workbench.loading import LoadingMembers
 from app.workbench.model_loads import LoadMembers
 from app.workbench.model_shelf import ModelMembers
 from app.workbench.pinning import BlockPins
-from app.workbench.pruning import prune
 from app.workbench.reopening import Reopening
 from app.workbench.retelling import Retelling
 from app.workbench.saying import SayingMembers
@@ -38,6 +37,7 @@ from app.workbench.sessions import Sessions
 from app.workbench.setup.members import SetupMembers
 from app.workbench.setup.setups import Setups
 from app.workbench.shelf import ShelfMembers
+from app.workbench.showing import SessionMembers
 from app.workbench.status import status_of
 from app.workbench.tokenise import Tokeniser
 from app.workbench.transfers import TransferMembers
@@ -48,11 +48,6 @@ from runtime import GenerationOptions, SamplingOptions
 from storage import SessionStore, StoreDamagedError, StoreError
 from ui import (
     Event,
-    SessionChanged,
-    SessionSummary,
-    SessionTrashed,
-    SessionView,
-    ShownElsewhere,
     StatusChanged,
     StatusView,
     WindowWanted,
@@ -79,6 +74,7 @@ class AppWorkbench(
     ModelMembers,
     LoadMembers,
     SecondMembers,
+    SessionMembers,
 ):
     """Use cases over the session store and the engine process, for one window; all members belong to the window's loop.
 
@@ -178,80 +174,6 @@ class AppWorkbench(
             self._keeper.keep(answer)
         if self._reopens:
             self._reopening.after(answers, tell_all)
-
-    # ---- sessions -----------------------------------------------------------------------------------------------------
-
-    async def sessions(self, query: str = "") -> Sequence[SessionSummary]:
-        """Pinned first, then the latest."""
-        return await self._sessions.summaries(query, self.window)
-
-    async def open_session(self, session_id: int) -> SessionView:
-        """Reads a session; no model is needed. One that another window shows is shown there."""
-        if self.bring_forward(session_id):
-            raise ShownElsewhere("that session is open in another window")
-        with self.window.opening(session_id):
-            await self.vocabulary.load()
-            session = await self._sessions.show(session_id, self.window)
-        self._bring_adapters(session)
-        self._refresh_status()
-        await asyncio.sleep(0)  # a long path is walked for the status and for the view: the window has its turn in between
-        return session.view()
-
-    async def new_session(self) -> SessionView:
-        """An empty one."""
-        session = await self._sessions.create(self.window)
-        await self.vocabulary.load()
-        self._refresh_status()
-        return session.view()
-
-    async def rename_session(self, session_id: int, title: str) -> None:
-        """Another title."""
-        await self._sessions.rename(session_id, title)
-
-    async def pin_session(self, session_id: int, pinned: bool) -> None:  # a state, not an option
-        """To the top of the list, or back to its day."""
-        await self._sessions.pin(session_id, pinned)
-        self._pins.changed()
-
-    async def trash_session(self, session_id: int) -> bool:
-        """Into the trash; an answer that is being written there is stopped and kept: whether there was one."""
-        stopped = session_id in self._answers.running
-        self.stop(session_id)
-        await self._sessions.trash(session_id)
-        other = self._windows.holder(session_id, but=self.window)
-        if other is not None:
-            other.tell(SessionTrashed(session_id))
-        self._pins.changed()
-        return stopped
-
-    async def restore_session(self, session_id: int) -> None:
-        """Back out of the trash."""
-        await self._sessions.restore(session_id)
-        self._pins.changed()
-
-    async def show_earlier(self, session_id: int) -> SessionView:
-        """Some more of the beginning of a long path."""
-        session = self._sessions.opened(session_id)
-        await self._sessions.show_earlier(session)
-        return session.view()
-
-    async def select(self, session_id: int, node_id: int) -> SessionView:
-        """Shows the path through a node."""
-        session = self._sessions.opened(session_id)
-        self._answers.check_idle(session_id)
-        await self._sessions.move(session, node_id)
-        view = session.view()
-        self._tell(SessionChanged(view))
-        self._refresh_status()
-        return view
-
-    async def prune(self, session_id: int, node_id: int, start: int, pruned: bool) -> None:  # a state, not an option
-        """Hides a branch in the outline and among the variants, or shows it again."""
-        session = self._sessions.opened(session_id)
-        self._answers.check_idle(session_id)
-        await prune(self._setups, session, (node_id, start), self._sessions.move, pruned=pruned)
-        self._tell(SessionChanged(session.view()))
-        self._refresh_status()
 
     # ---- the end ------------------------------------------------------------------------------------------------------
 

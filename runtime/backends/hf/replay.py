@@ -186,7 +186,7 @@ def traced(model: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> Forwa
 
     `torch.jit.trace` itself enters what it makes into a table of the process, for good: the weights would outlive the model.
     """
-    graph, _ = torch._C._create_graph_by_tracing(model, arguments, lambda _: "", True, False)  # noqa: SLF001, FBT003
+    graph, _ = torch._C._create_graph_by_tracing(model, arguments, lambda _: "", True, False)  # noqa: SLF001
     made: Forward = torch._C._create_function_from_graph("forward", graph)  # noqa: SLF001
     return made
 
