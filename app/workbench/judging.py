@@ -47,6 +47,8 @@ def judge(answer: Answer) -> None:
         answer.foreign = True
     elif isinstance(error, UnknownBackendError | BackendUnavailableError):
         answer.message, answer.hopeless = not_loaded(error), True
+    elif isinstance(error, ModelLoadError):
+        answer.message = not_loaded(error)
     elif isinstance(error, ContextOverflowError):
         answer.message = too_long(error, last_message(answer))
         answer.overflow = answer.hopeless = True

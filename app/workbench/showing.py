@@ -14,7 +14,7 @@ from app.workbench.sessions import Sessions
 from app.workbench.setup.setups import Setups
 from app.workbench.vocabulary import Vocabulary
 from app.workbench.windows import Window, Windows
-from ui import Event, SessionChanged, SessionSummary, SessionTrashed, SessionView, ShownElsewhere
+from ui import Event, SessionChanged, SessionSummary, SessionTrashed, SessionView, ShownElsewhere, translate
 
 
 class SessionMembers(ABC):
@@ -55,7 +55,7 @@ class SessionMembers(ABC):
     async def open_session(self, session_id: int) -> SessionView:
         """Reads a session; no model is needed. One that another window shows is shown there."""
         if self.bring_forward(session_id):
-            raise ShownElsewhere("that session is open in another window")
+            raise ShownElsewhere(translate("Workbench", "that session is open in another window"))
         with self.window.opening(session_id):
             await self.vocabulary.load()
             session = await self._sessions.show(session_id, self.window)

@@ -12,6 +12,7 @@ from runtime import (
     LoadProgress,
     MemoryBudgetError,
     ModelLoadError,
+    ModelMissingError,
     RuntimeFault,
     UnknownBackendError,
 )
@@ -31,6 +32,11 @@ OBITUARY = (
         (
             ModelLoadError("no model 'x' here; fetch it with: elsewise models get x"),
             "no model 'x' here; fetch it with: elsewise models get x",
+            EngineState.NONE,
+        ),
+        (
+            ModelMissingError("x is not in /models; fetch it with: elsewise models fetch org/x", "org/x"),
+            "x is not on this computer",
             EngineState.NONE,
         ),
         (
