@@ -24,7 +24,7 @@ from runtime.loading.weight_bytes import has_float16, held_bytes, stored_numbers
 from runtime.options import LoadOptions
 
 CONTEXT = 8192  # tokens that are reckoned with where nobody says how many
-_LIBRARIES = {"hf": 572_000_000, "mlx": 430_000_000}  # bytes: torch and transformers, or mlx and mlx-lm, with a tokenizer
+_LIBRARIES = {"hf": 530_000_000, "mlx": 430_000_000}  # bytes: torch and transformers, or mlx and mlx-lm, with a tokenizer
 _METAL_SHARE = 0.7  # of a Mac's memory that Metal recommends to hold at most, about; the machine itself says it exactly
 _SCORES = 96  # bytes of what is remembered of a scored token
 _VECTORS = 16  # rows of the vocabulary's width that are kept
