@@ -23,7 +23,7 @@ REPORT_SECONDS = 0.25  # the cache report is renewed this often while something 
 LOOK_SHARE = 50  # looking through all edges takes no more than one in so many seconds
 FEW_EDGES = 64  # which are looked through after every answer
 SHORT_RESTS_SECONDS = 1.0  # that a look is put off at most, for a rest that is long enough
-REST_SECONDS = 0.01  # of idleness before a late look is made
+REST_SECONDS = 0.01  # of idleness before what can wait is done
 
 
 class Engine:
@@ -131,12 +131,22 @@ class Engine:
                     closing = self._closing
                     break
                 self._phase = "idle"
-                rested = not self._wake.wait(REST_SECONDS if self._stale else None)
+                rested = not self._wake.wait(REST_SECONDS if self._stale or scheduler.resting.due else None)
             if rested:
-                self._renew_report(scheduler, whole=True)
+                self._rest(scheduler)
         self._phase = "step"
         scheduler.submit(arrived)
         return not closing
+
+    def _rest(self, scheduler: Scheduler) -> None:
+        """Nobody asks for anything: what can wait is done, a part at a time."""
+        if scheduler.resting.due:
+            self._phase = "step"  # which has a limit
+            scheduler.resting.go_on(self._asked)
+        self._renew_report(scheduler, whole=True)
+
+    def _asked(self) -> bool:
+        return bool(self._inbox) or self._closing
 
     def _look_due(self, scheduler: Scheduler) -> bool:
         """Whether every edge is looked at for the largest: always where they are few, else when there is time for it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -16,6 +17,7 @@ from app.bench.ours import open_model
 from runtime import GenerationOptions, SamplingOptions
 
 SETTLED = 80  # tokens
+REST_SECONDS = 0.01  # between two looks at whether they are
 
 
 class OurStreams(Watched):
@@ -53,9 +55,12 @@ class OurStreams(Watched):
         return self._runner.run(self._decode(prompts, n, top_k))
 
     def settle(self, prompts: Sequence[Ids]) -> None:
-        """Decodes until the model does so as it will from then on: on hf its forwards are recorded after 64 tokens."""
+        """Decodes until the model does so as it will from then on: on hf its forwards are recorded after 64 tokens, at rest."""
         if self._model.info.backend == "hf":
             self.decode(prompts, SETTLED)
+            resting: Any = self._model._engine.scheduler.resting  # type: ignore[attr-defined]  # noqa: SLF001  # nor so deep
+            while resting.due:
+                time.sleep(REST_SECONDS)
 
     def score(self, ids: Ids) -> Lap:
         """Records of all tokens of a text."""

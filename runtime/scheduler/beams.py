@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,7 @@ from runtime.scheduler.logits import non_finite, normalise
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.room import NoRoomError
 from runtime.scheduler.standing import bring_back
-from runtime.scheduler.stream import DEFAULT_MAX_TOKENS, TextDecoder
+from runtime.scheduler.stream import DEFAULT_MAX_TOKENS, Vocabulary
 from runtime.scoring import empty_scores
 
 log = logging.getLogger(__name__)
@@ -59,10 +59,7 @@ class Beams:
         counters: What was done.
         ledger: Who came and went.
         make_way: Live beams need more than the budget: whether a prompt went back to wait.
-        token_bytes: Bytes of every id.
-        eos: Ids that end a text.
-        context: Tokens the model can hold.
-        new_decoder: Makes an incremental UTF-8 decoder.
+        vocabulary: What ids stand for.
     """
 
     def __init__(
@@ -71,36 +68,29 @@ class Beams:
         counters: Counters,
         ledger: Ledger,
         make_way: Callable[[], bool],
-        *,
-        token_bytes: Sequence[bytes],
-        eos: frozenset[int],
-        context: int,
-        new_decoder: Callable[[], TextDecoder],
+        vocabulary: Vocabulary,
     ) -> None:
         self._cache = cache
         self._counters = counters
         self._ledger = ledger
         self._make_way = make_way
-        self._token_bytes = token_bytes
-        self._eos = eos
-        self._context = context
-        self._new_decoder = new_decoder
+        self._vocabulary = vocabulary
         self.running: list[Running] = []
 
     def start(self, prefill: Prefill, last: Float32) -> None:
         """A search's prompt is in place: its first tokens come from the distribution after it ``(vocab,)``."""
         job = prefill.job
         assert isinstance(job, BeamJob)
-        room, asked = self._context - len(job.ids) + 1, job.options.max_tokens or DEFAULT_MAX_TOKENS
+        room, asked = self._vocabulary.context - len(job.ids) + 1, job.options.max_tokens or DEFAULT_MAX_TOKENS
         at_limit = Finish.CONTEXT if room <= asked else Finish.LENGTH
         own = job.options.eos_token_ids
-        eos = self._eos if own is None else frozenset(own)
+        eos = self._vocabulary.eos if own is None else frozenset(own)
         rules = BeamRules.of(
             job.options.stop,
             job.constraint,
             eos=frozenset() if job.options.ignore_eos else eos,
-            token_bytes=self._token_bytes,
-            new_decoder=self._new_decoder,
+            token_bytes=self._vocabulary.token_bytes,
+            new_decoder=self._vocabulary.new_decoder,
         )
         search = BeamSearch(job.options, eos, min(room, asked), at_limit, rules)
         one = Running(job, search, [prefill], prefill.reused, prefill.computed, time.monotonic())
@@ -197,7 +187,7 @@ class Beams:
         if one.search.done:
             best = one.search.complete[: one.job.options.num_return]
             k = one.job.options.top_k
-            answer = [hypothesis(each, k, self._token_bytes, self._new_decoder()) for each in best]
+            answer = [hypothesis(each, k, self._vocabulary.token_bytes, self._vocabulary.new_decoder()) for each in best]
             self._leave(one, best[0].last.finish.label or "done")
             one.job.on_step(step)
             settle(one.job.future, answer)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from runtime.errors import MemoryBudgetError, RuntimeFault
@@ -12,7 +13,17 @@ from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.room import NoRoomError
 from runtime.scheduler.rows import Row
 
+log = logging.getLogger(__name__)
 Work = TypeVar("Work", Prefill, Row)
+
+
+def all_of(ends: Iterable[Callable[[], None]]) -> None:
+    """Does all of what ends requests, whatever fails of it."""
+    for end in ends:
+        try:
+            end()
+        except BaseException:  # the others are told all the same
+            log.exception("a request could not be ended in order")
 
 
 def bisect(

@@ -7,7 +7,6 @@ caller has gone. Runs on the owner thread alone.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -16,26 +15,22 @@ from runtime.backends.base import Backend
 from runtime.options import LoadOptions
 from runtime.scheduler.beams import Beams
 from runtime.scheduler.blocks import Blocks
-from runtime.scheduler.branching import BeamJob, FanJob
 from runtime.scheduler.cache import Cache
 from runtime.scheduler.counters import Counters
 from runtime.scheduler.decoding import Decoding
 from runtime.scheduler.embedding import Embeddings, EmbedJob
-from runtime.scheduler.faults import typed
+from runtime.scheduler.faults import all_of, typed
 from runtime.scheduler.finish import Finisher, gone
-from runtime.scheduler.jobs import CallJob, GenerateJob, Job, QueryJob, ScoreJob, StayingJob, settle
+from runtime.scheduler.jobs import CallJob, Job, QueryJob, ScoreJob, StayingJob, settle
 from runtime.scheduler.ledger import Ledger
-from runtime.scheduler.logits import Distribution
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.prompts import Prompts
-from runtime.scheduler.rows import Guesses
-from runtime.scheduler.stream import Stream, TextDecoder
+from runtime.scheduler.resting import Resting
+from runtime.scheduler.starting import Starting
+from runtime.scheduler.stream import TextDecoder, Vocabulary
 from runtime.scheduler.waiting import Waiting
-from runtime.speculation.lookup import PromptLookup
 
 __all__ = ["Scheduler", "typed"]
-
-log = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -61,11 +56,6 @@ class Scheduler:
         new_decoder: Callable[[], TextDecoder],
         draft: Backend | None = None,
     ) -> None:
-        self._options = options
-        self._context = backend.info.context_length
-        self._token_bytes = token_bytes
-        self._eos = eos
-        self._new_decoder = new_decoder
         self.cache = Cache(backend, budget, enabled=options.cache)
         self.counters = Counters()
         self._ledger = Ledger(self.counters)
@@ -80,7 +70,7 @@ class Scheduler:
             self._finish,
             guard=self._guard,
             forget=self._forget,
-            start=self._start,
+            start=lambda prefill, last: self._starting.start(prefill, last),
             park=self._park,
             others_give_way=lambda: self._embeddings.make_way(),
         )
@@ -95,16 +85,16 @@ class Scheduler:
             overlaps=backend.overlaps,
             make_way=lambda: self._embeddings.make_way() or self._prompts.make_way(),
         )
+        vocabulary = Vocabulary(token_bytes, eos, backend.info.context_length, new_decoder)
         self._beams = Beams(
             self.cache,
             self.counters,
             self._ledger,
             lambda: self._embeddings.make_way() or self._prompts.make_way(),
-            token_bytes=token_bytes,
-            eos=eos,
-            context=self._context,
-            new_decoder=new_decoder,
+            vocabulary,
         )
+        self._starting = Starting(self.cache, self._ledger, self._decoding, self._beams, self._drafter, vocabulary)
+        self.resting = Resting((backend,) if draft is None else (backend, draft), self.cache, self.counters)
         self.steps = 0
 
     @property
@@ -172,11 +162,7 @@ class Scheduler:
         ends.append(partial(self._embeddings.fail_all, error))
         ends += [partial(self._fail_waiting, job, error) for job in self._waiting]
         ends += [partial(settle, future, error=error) for _, future in self._leaving]
-        for end in ends:
-            try:
-                end()
-            except BaseException:  # the others are told all the same
-                log.exception("a request could not be ended in order")
+        all_of(ends)
         self._waiting.clear()
         self._queries.clear()
         self._leaving.clear()
@@ -267,7 +253,7 @@ class Scheduler:
             prefill = self.cache.place(job, len(job.ids))
             if prefill.at == len(job.ids):  # the KV is there as well: nothing to push
                 prefill.tell()
-                self._start(prefill, known)
+                self._starting.start(prefill, known)
                 return
             self.cache.leave(prefill)
         if self.blocks.there and self.blocks.restores.worth(job):
@@ -297,54 +283,3 @@ class Scheduler:
         elif isinstance(job, StayingJob):
             job.leave()
         self.blocks.restores.drop(cursor)
-
-    # ---- (b) one token for every generation -----------------------------------------------------------------------
-
-    def _start(self, prefill: Prefill, last: Distribution) -> None:
-        """A prompt is in place: what goes on from it begins, with what follows it."""
-        if isinstance(prefill.job, BeamJob):
-            self._beams.start(prefill, last.logprobs())
-            return
-        places = [prefill]
-        try:
-            jobs = self._continuations(prefill.job)
-            streams = [self._stream(job) for job in jobs]
-            for job in jobs[1:]:
-                places.append(self.cache.join(prefill, job))  # noqa: PERF401  # one that fails must find those before it
-            if len(streams) == 1:
-                self.cache.straighten(prefill)
-            guesses = self._guesses(jobs[0]) if len(jobs) == 1 else None  # branches share their forwards instead
-        except BaseException:  # the jobs are told by the caller
-            for place in places:
-                self.cache.leave(place)
-            raise
-        if streams:
-            self._decoding.start(list(zip(streams, places, strict=True)), last, guesses)
-        else:
-            self.cache.leave(prefill)
-
-    def _continuations(self, job: Job) -> Sequence[GenerateJob]:
-        """What begins where the job's path ends; what of it was dropped meanwhile ends here."""
-        if isinstance(job, GenerateJob):
-            return [job]
-        assert isinstance(job, FanJob)
-        for dropped in (one for one in job.jobs if one.cancelled):
-            self._ledger.leave(dropped, "cancelled")
-            dropped.leave()
-        return [one for one in job.jobs if not one.cancelled]
-
-    def _stream(self, job: GenerateJob) -> Stream:
-        eos = self._eos if job.eos is None else job.eos
-        return Stream(job, self._token_bytes, eos, self._context, self._new_decoder())
-
-    def _guesses(self, job: GenerateJob) -> Guesses | None:
-        speculative = job.options.speculative
-        if speculative is None:
-            return None
-        guesses: Guesses
-        if self._drafter is not None and speculative.method != "prompt_lookup":
-            guesses = self._drafter.open()
-        else:
-            guesses = PromptLookup(speculative.prompt_lookup_max, speculative.prompt_lookup_min)
-        guesses.extend(job.ids.tolist())
-        return guesses

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, Self
 
 import numpy as np
@@ -38,6 +39,23 @@ class TextDecoder(Protocol):
 
     def fork(self) -> Self:
         """A second one at the same place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What ids stand for.
+
+    Attributes:
+        token_bytes: Bytes of every id.
+        eos: Ids that end an answer.
+        context: Tokens that the model can hold.
+        new_decoder: Makes an incremental UTF-8 decoder.
+    """
+
+    token_bytes: Sequence[bytes]
+    eos: frozenset[int]
+    context: int
+    new_decoder: Callable[[], TextDecoder]
 
 
 class Stream:

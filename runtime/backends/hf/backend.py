@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -139,6 +139,21 @@ class HfBackend(PackedBackend[TorchPack]):
                 (state,) = pack.get_states(1)
                 pack.clear_state()
             return logits.float().cpu().numpy(), state
+
+    @property
+    def due(self) -> bool:
+        """See `runtime.backends.base.Backend.due`."""
+        return self._replay is not None and self._replay.due
+
+    @property
+    def side_bytes(self) -> int:
+        """See `runtime.backends.base.Backend.side_bytes`."""
+        return 0 if self._replay is None else self._replay.nbytes
+
+    def rest(self, asked: Callable[[], bool]) -> None:
+        if self._replay is not None:
+            with _computing():
+                self._replay.rest(asked)
 
     def push_rows(self, pack: TorchPack, bucket: Bucket) -> tuple[Float32, Sequence[State | None]]:
         rows, width = bucket.tokens.shape

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends.base import ROOT
-from runtime.backends.hf import replay
+from runtime.backends.hf import recording, replay
 from runtime.backends.hf.backend import HfBackend, load
 from runtime.backends.hf.cache import SlotLayer, TorchPack
 from runtime.backends.packed import Step
@@ -48,11 +48,23 @@ def without(name: str, **options: Any) -> HfBackend:
     return plain
 
 
+def nobody() -> bool:
+    """Whether somebody asks for something."""
+    return False
+
+
+def rest(backend: HfBackend) -> None:
+    """Nobody waits for anything for so long as there is something to do."""
+    while backend.due:
+        backend.rest(nobody)
+
+
 def decoded(backend: HfBackend, pack: TorchPack, seed: int, n: int) -> Float32:
     """The logits of `n` random tokens, pushed one at a time at the end of a chain."""
 
     def one(token: int) -> Float32:
         _, logits = backend.forward(pack, np.array([token]), np.array([pack.tree.size - 1]), np.array([0]))
+        rest(backend)
         return logits.squeeze(0)  # (vocab,)
 
     return np.stack([one(token) for token in random_ids(seed, n).tolist()])
@@ -63,8 +75,25 @@ def branched(backend: HfBackend, pack: TorchPack, seed: int, n: int, rows: int) 
     parents, answers = np.full(rows, pack.tree.size - 1), []
     for ids in random_ids(seed, n * rows).reshape(n, rows):
         parents, logits = backend.forward(pack, ids, parents, np.arange(rows))
+        rest(backend)
         answers.append(logits)
     return np.stack(answers)
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, wrong: Callable[[recording.Given], bool]) -> None:
+    """Recordings give other numbers for some of what they are given."""
+    real = recording.compiled
+
+    def compiled(graph: Any) -> Any:
+        made = real(graph)
+
+        def forward(*given: torch.Tensor) -> Any:
+            answer = made(*given)
+            return answer + 1 if isinstance(answer, torch.Tensor) and wrong(given) else answer
+
+        return forward
+
+    monkeypatch.setattr(recording, "compiled", compiled)
 
 
 def in_force(backend: HfBackend) -> set[tuple[bool, bool]]:
@@ -124,15 +153,21 @@ def test_a_model_that_decides_by_its_numbers_is_not_recorded(backend: HfBackend)
     assert in_force(backend) == set()
 
 
-@pytest.mark.parametrize("fault", ["cannot record", "cannot replay", "other numbers"])
+@pytest.mark.parametrize("fault", ["cannot record", "cannot replay", "cannot replay later", "other numbers"])
 def test_a_wrong_recording_is_never_heard(backend: HfBackend, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     # given a torch that cannot record, or whose recordings fail, or give other numbers
-    def trace(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
-        if fault == "cannot record":
-            raise RuntimeError(fault)
-        return lambda *given: model(*given[: 0 if fault == "cannot replay" else None]) + 1
+    def trace(*_: Any) -> Any:
+        raise RuntimeError(fault)
 
-    monkeypatch.setattr(replay, "traced", trace)
+    def broken(given: recording.Given) -> bool:
+        if fault == "cannot replay" or given[4].shape[2] > 5:
+            raise RuntimeError(fault)
+        return False
+
+    if fault == "cannot record":
+        monkeypatch.setattr(recording, "traced", trace)
+    else:
+        spoil(monkeypatch, broken if fault.startswith("cannot replay") else lambda _: True)
     plain = without("llama")
     packs = [each.open_pack() for each in (backend, plain)]
     for each, pack in zip((backend, plain), packs, strict=True):
@@ -144,13 +179,7 @@ def test_a_wrong_recording_is_never_heard(backend: HfBackend, monkeypatch: pytes
 
 def test_longer_paths_than_were_compared_are_compared_first(backend: HfBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a recording that is wrong from 40 tokens on
-    real = replay.traced
-
-    def trace(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
-        made = real(model, inputs)
-        return lambda *given: made(*given) + float(given[4].shape[2] > 40)
-
-    monkeypatch.setattr(replay, "traced", trace)
+    spoil(monkeypatch, lambda given: given[4].shape[2] > 40)
     pack, ids = backend.open_pack(), random_ids(1, 10)
     append(backend, pack, ids)
     # when a stream comes to 30 tokens, and goes on to 60
@@ -165,13 +194,7 @@ def test_longer_paths_than_were_compared_are_compared_first(backend: HfBackend, 
 
 def test_another_number_of_rows_is_compared_first(backend: HfBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a recording of trees that is wrong for other than two rows
-    real = replay.traced
-
-    def trace(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
-        made = real(model, inputs)
-        return lambda *given: made(*given) + float(given[0].shape[1] > 2)
-
-    monkeypatch.setattr(replay, "traced", trace)
+    spoil(monkeypatch, lambda given: given[0].shape[1] > 2)
     plain = without("llama")
     packs = [each.open_pack() for each in (backend, plain)]
     for each, pack in zip((backend, plain), packs, strict=True):
@@ -186,13 +209,13 @@ def test_another_number_of_rows_is_compared_first(backend: HfBackend, monkeypatc
 def test_what_is_computed_to_compare_is_counted(backend: HfBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a watch over what goes through the model, and through what was recorded of it
     computed: list[int] = []
-    own, run, real = backend._logits, replay._run, replay.traced
+    own, run, real = backend._logits, recording.run, recording.traced
 
     def by_model(pack: TorchPack, step: Step) -> torch.Tensor:
         computed.append(len(step.tokens))
         return own(pack, step)
 
-    def by_recording(recorded: replay.Forward, arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    def by_recording(recorded: recording.Forward, arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:
         computed.append(arguments[0].numel())
         return run(recorded, arguments)
 
@@ -201,8 +224,8 @@ def test_what_is_computed_to_compare_is_counted(backend: HfBackend, monkeypatch:
         return real(model, inputs)
 
     monkeypatch.setattr(backend, "_logits", by_model)
-    monkeypatch.setattr(replay, "_run", by_recording)
-    monkeypatch.setattr(replay, "traced", trace)
+    monkeypatch.setattr(recording, "run", by_recording)
+    monkeypatch.setattr(recording, "traced", trace)
     pack = backend.open_pack()
     append(backend, pack, random_ids(1, 5))
     computed.clear()
@@ -238,6 +261,7 @@ def test_a_token_without_numbers_says_nothing_of_a_recording(monkeypatch: pytest
     append(backend, pack, ids[:5])
     for size in range(5, 12):
         append(backend, pack, ids[size : size + 1], size - 1)
+        rest(backend)
     assert in_force(backend) == {ALONE}
     append(backend, pack, ids[12:50], 11)
     with np.errstate(invalid="ignore"):
@@ -293,13 +317,13 @@ def test_nothing_is_recorded_of_a_callers_model_a_recurrent_one_or_packed_weight
 
 def test_recording_copies_no_long_path(backend: HfBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    real = replay.traced
+    real = recording.traced
 
     def trace(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
         sizes.extend(each.shape[-2] if each.ndim == 4 else 0 for each in inputs)
         return real(model, inputs)
 
-    monkeypatch.setattr(replay, "traced", trace)
+    monkeypatch.setattr(recording, "traced", trace)
     pack = backend.open_pack()
     append(backend, pack, random_ids(1, 300))
     decoded(backend, pack, 2, 10)
@@ -314,7 +338,7 @@ def test_a_short_answer_pays_for_no_recording(monkeypatch: pytest.MonkeyPatch, b
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError
 
-    monkeypatch.setattr(replay, "traced", never)
+    monkeypatch.setattr(recording, "traced", never)
     pack = backend.open_pack()
     append(backend, pack, random_ids(1, 5), ROOT)
     decoded(backend, pack, 2, 29)
