@@ -36,6 +36,7 @@ def normalised(
     finite: npt.NDArray[np.bool_] | None = None,
     shift: Float32 | None = None,
     mass: Float64 | None = None,
+    out: Float32 | None = None,
 ) -> Float32:
     """`log_softmax`, and from the same pass what else is asked for.
 
@@ -46,28 +47,29 @@ def normalised(
         shift: ``(n,)``, filled with the normalisers: what raw logits have more than log-probabilities.
         mass: ``(n,)``, filled with the sums of exp over the answer's rows: 1 but for the rounding of the normaliser, which
             is the same for all entries of a row.
+        out: ``(n, vocab)``, filled with the answer; it may be `logits`. None makes a new one.
     """
     rows = np.asarray(logits, np.float32)
-    answer: Float32 = np.empty(rows.shape, np.float32)
+    answer: Float32 = np.empty(rows.shape, np.float32) if out is None else out
     with np.errstate(invalid="ignore" if finite is not None else "warn"):
         for block in _blocks(*rows.shape):
-            raw, out = rows[block], answer[block]
+            raw, below = rows[block], answer[block]
             top = raw.max(axis=-1, keepdims=True)
-            np.subtract(raw, top, out=out)
-            weights = np.exp(out, out=scratch("weights", out.size).reshape(out.shape))
+            others = raw.min(axis=-1) if finite is not None and entropy is None else top[:, 0]
+            np.subtract(raw, top, out=below)
+            weights = np.exp(below, out=scratch("weights", below.size).reshape(below.shape))
             total = row_sums(weights)[:, None]
             log_total = np.log(total)
             if entropy is not None:
                 sums = total[:, 0].astype(np.float64)
-                entropy[block] = np.log(sums) - row_dots(weights, out) / sums
+                entropy[block] = others = np.log(sums) - row_dots(weights, below) / sums
             if finite is not None:  # NaN and +inf reach the total, -inf the entropy alone: it weighs nothing
-                others = raw.min(axis=-1) if entropy is None else entropy[block]
                 finite[block] = np.isfinite(total[:, 0]) & np.isfinite(others)
             if shift is not None:
                 shift[block] = (top + log_total)[:, 0]
             if mass is not None:
                 mass[block] = total[:, 0] * np.exp(-log_total[:, 0], dtype=np.float64)
-            out -= log_total
+            below -= log_total
     return answer
 
 

@@ -85,7 +85,7 @@ class Backend(Protocol):
 
         Returns:
             The new slots ``(n,)`` (always ``size before + arange(n)``) and the raw logits
-            ``(len(want), vocab) float32``.
+            ``(len(want), vocab) float32``, the caller's own: who may write to them does.
 
         Raises:
             InvalidRequestError: Ids outside the vocabulary, unknown parents, a parent that is not `resumable`.

@@ -128,8 +128,10 @@ class Sampler:
             InvalidRequestError: Everything is banned.
         """
         if not self._stages and allowed is None and self.temperature == 0.0:
-            row = logprobs.row if isinstance(logprobs, Ranked) else logprobs
-            return int(row.argmax()), float("nan")
+            if not isinstance(logprobs, Ranked):
+                return int(logprobs.argmax()), float("nan")
+            logprobs.reach(1)  # the records look for it too
+            return int(logprobs.ids[0]), float("nan")
         pool = Pool(logprobs, shift, head=self._head)
         number = partial(self._number, position)
         self._run(pool, number, history, allowed, None)
