@@ -109,6 +109,21 @@ def test_a_forest_of_unrelated_rows(loaded: Loaded, pack: Any) -> None:
         loaded.check(log_softmax(logits[start : start + len(text)]), text)
 
 
+def test_rows_without_a_past_beside_one_with_a_long_one(loaded: Loaded, pack: Any) -> None:
+    # given a text longer than every window
+    text = loaded.ids(50, 40)
+    append(loaded.backend, pack, text)
+    # when it goes on in the call in which two others begin, all of different length
+    tails = [loaded.ids(seed, n) for seed, n in ((51, 3), (52, 5), (53, 1))]
+    parents = np.concatenate([chain(40, 3, 39), chain(43, 5, ROOT), chain(48, 1, ROOT)])
+    _, logits = loaded.backend.forward(pack, np.concatenate(tails), parents, np.arange(9))
+    got = log_softmax(logits)
+    # then each is what it is alone
+    loaded.check(got[:3], [*text, *tails[0]], [-3, -2, -1])
+    loaded.check(got[3:8], tails[1])
+    loaded.check(got[8:], tails[2])
+
+
 def test_rows_decode_together_one_token_at_a_time(loaded: Loaded, pack: Any) -> None:
     # given three rows of different length
     texts = [loaded.ids(seed, n).tolist() for seed, n in ((10, 18), (11, 4), (12, 9))]

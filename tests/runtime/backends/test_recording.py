@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import itertools
-import sys
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -19,11 +18,10 @@ from runtime.adapters.adapter import Adapter, LowRank
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends.hf import recording, replay
 from runtime.backends.hf.backend import HfBackend, load
-from runtime.backends.hf.cache import TorchPack
-from runtime.options import LoadOptions
-from tests.runtime.backends.reference import append, random_ids
-from tests.runtime.backends.test_replay import ALONE, TREE, decoded, in_force, nobody, rest, without
-from tests.tiny_models import tiny_folder
+from runtime.model import load as load_model
+from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
+from tests.runtime.backends.recorded import ALONE, TREE, begun, decoded, in_force, nobody, push, rest, without
+from tests.tiny_models import tiny_folder, tiny_path
 
 
 @pytest.fixture(autouse=True)
@@ -37,19 +35,6 @@ def backend() -> Iterator[HfBackend]:
     made = load(tiny_folder("llama"), LoadOptions())
     yield made
     made.unload()
-
-
-def push(backend: HfBackend, pack: TorchPack, n: int, rows: int = 1) -> None:
-    """Decodes `n` tokens of each of `rows` branches, with no rest in between."""
-    parents = np.full(rows, pack.tree.size - 1)
-    for ids in random_ids(n, n * rows).reshape(n, rows):
-        parents, _ = backend.forward(pack, ids, parents, np.arange(rows))
-
-
-def begun(backend: HfBackend) -> TorchPack:
-    pack: TorchPack = backend.open_pack()
-    append(backend, pack, random_ids(1, 5))
-    return pack
 
 
 def adapter(backend: HfBackend, seed: int) -> Adapter:
@@ -237,62 +222,28 @@ def test_a_length_that_counts_is_told_to_a_recording_each_time(backend: HfBacken
     assert all(kind._ceiling is None for kind in held.kinds.values())
 
 
-def test_a_recording_is_small(backend: HfBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given what torch writes down of a forward
-    graphs: list[tuple[int, Any]] = []
+def test_a_model_in_use_records_between_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a model that answers, and a watch over when its forwards are recorded
+    options = GenerationOptions(max_tokens=40, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, resolve=False)
+    busy: list[bool] = []
     real = recording.traced
+    with load_model(tiny_path("llama"), backend="hf") as model:
+        engine = model._engine
 
-    def traced(*given: Any) -> Any:
-        graph = real(*given)
-        graphs.append((sum(1 for _ in graph.nodes()), graph))
-        return graph
+        def traced(*given: Any) -> Any:
+            busy.append(engine.scheduler.busy)
+            return real(*given)
 
-    monkeypatch.setattr(recording, "traced", traced)
-    pack = begun(backend)
-    push(backend, pack, 3)
-    # when a recording is made of it
-    rest(backend)
-    # then most of what works out lengths is gone, and all that says where in a library's source it was called
-    (before, graph) = graphs.pop()
-    kinds = [node.kind() for node in graph.nodes()]
-    assert len(kinds) < before / 2
-    assert not {"aten::size", "aten::Int", "aten::floor_divide", "prim::NumToTensor", "aten::item"} & set(kinds)
-    assert {node.sourceRange() for node in graph.nodes()} == {""}
-    # and it says what it takes
-    assert backend.side_bytes == recording.NODE_BYTES * len(kinds)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="asks glibc")
-def test_what_a_recording_says_that_it_takes_is_what_it_takes(backend: HfBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a recording that was made and run
-    pack = begun(backend)
-    push(backend, pack, 3)
-    rest(backend)
-    push(backend, pack, 8)
-    assert in_force(backend) == {ALONE}
-    held = backend._replay
-    assert held is not None
-    told, before = backend.side_bytes, _in_use()
-    # when it goes
-    held.kinds.clear()
-    gc.collect()
-    # then about so much is free again
-    assert told / 1.4 < before - _in_use() < told * 1.4
-
-
-_FIELDS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
-
-
-class _Heap(ctypes.Structure):
-    """glibc's `struct mallinfo2`."""
-
-    _fields_ = tuple((name, ctypes.c_size_t) for name in _FIELDS)
-
-
-def _in_use() -> int:
-    """Bytes that were allocated and not freed, by whatever uses malloc."""
-    gc.collect()
-    asked = ctypes.CDLL(None).mallinfo2
-    asked.restype = _Heap
-    heap = asked()
-    return int(heap.uordblks + heap.hblkhd)
+        monkeypatch.setattr(recording, "traced", traced)
+        first = [record.token_id for record in model.generate_sync([1, 2, 3], options)]
+        # when it is left alone
+        for _ in range(20_000):
+            if model.cache_report().side_bytes:
+                break
+            threading.Event().wait(0.001)
+        # then what it takes is told, nobody waited for it, and the next answer is the same
+        assert model.cache_report().side_bytes == engine.backend.side_bytes > 0
+        assert busy == [False]
+        model.clear_cache()
+        assert [record.token_id for record in model.generate_sync([1, 2, 3], options)] == first
+        assert in_force(engine.backend) == {ALONE}  # type: ignore[arg-type]  # it is hf's

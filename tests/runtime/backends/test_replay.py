@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import AutoModelForCausalLM
 
 from runtime.adapters.stacks import TokenStacks
@@ -20,10 +17,20 @@ from runtime.backends.hf.backend import HfBackend, load
 from runtime.backends.hf.cache import SlotLayer, TorchPack
 from runtime.backends.packed import Step
 from runtime.options import LoadOptions
-from tests.runtime.backends.reference import TOLERANCE, Float32, append, expected, log_softmax, random_ids
+from tests.runtime.backends.recorded import (
+    ALONE,
+    ALONE_IN_A_TREE,
+    TREE,
+    branched,
+    decoded,
+    in_force,
+    rest,
+    spoil,
+    without,
+)
+from tests.runtime.backends.reference import TOLERANCE, append, expected, log_softmax, random_ids
 from tests.tiny_models import tiny_folder, tiny_path, tiny_tokenizer
 
-ALONE, ALONE_IN_A_TREE, TREE = (False, True), (True, True), (True, False)
 RECORDED = [("llama", "auto"), ("gpt2", "auto"), ("gemma3", "auto")]
 SLOWLY = [("qwen3", "auto"), ("mistral", "auto"), ("llama", "eager"), ("gemma3", "eager")]
 
@@ -39,66 +46,6 @@ def backend() -> Iterator[HfBackend]:
     made = load(tiny_folder("llama"), LoadOptions())
     yield made
     made.unload()
-
-
-def without(name: str, **options: Any) -> HfBackend:
-    """A backend that records nothing."""
-    plain = load(tiny_folder(name), LoadOptions(**options))
-    plain._replay = None
-    return plain
-
-
-def nobody() -> bool:
-    """Whether somebody asks for something."""
-    return False
-
-
-def rest(backend: HfBackend) -> None:
-    """Nobody waits for anything for so long as there is something to do."""
-    while backend.due:
-        backend.rest(nobody)
-
-
-def decoded(backend: HfBackend, pack: TorchPack, seed: int, n: int) -> Float32:
-    """The logits of `n` random tokens, pushed one at a time at the end of a chain."""
-
-    def one(token: int) -> Float32:
-        _, logits = backend.forward(pack, np.array([token]), np.array([pack.tree.size - 1]), np.array([0]))
-        rest(backend)
-        return logits.squeeze(0)  # (vocab,)
-
-    return np.stack([one(token) for token in random_ids(seed, n).tolist()])
-
-
-def branched(backend: HfBackend, pack: TorchPack, seed: int, n: int, rows: int) -> Float32:
-    """`rows` branches from the pack's last slot, which grow by a token each in `n` forwards."""
-    parents, answers = np.full(rows, pack.tree.size - 1), []
-    for ids in random_ids(seed, n * rows).reshape(n, rows):
-        parents, logits = backend.forward(pack, ids, parents, np.arange(rows))
-        rest(backend)
-        answers.append(logits)
-    return np.stack(answers)
-
-
-def spoil(monkeypatch: pytest.MonkeyPatch, wrong: Callable[[recording.Given], bool]) -> None:
-    """Recordings give other numbers for some of what they are given."""
-    real = recording.compiled
-
-    def compiled(graph: Any) -> Any:
-        made = real(graph)
-
-        def forward(*given: torch.Tensor) -> Any:
-            answer = made(*given)
-            return answer + 1 if isinstance(answer, torch.Tensor) and wrong(given) else answer
-
-        return forward
-
-    monkeypatch.setattr(recording, "compiled", compiled)
-
-
-def in_force(backend: HfBackend) -> set[tuple[bool, bool]]:
-    assert backend._replay is not None
-    return {kind for kind, recording in backend._replay.kinds.items() if recording.in_force}
 
 
 @pytest.mark.parametrize(("name", "attention"), [*RECORDED, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOWLY)])
@@ -315,23 +262,6 @@ def test_nothing_is_recorded_of_a_callers_model_a_recurrent_one_or_packed_weight
     assert packed._replay is None
 
 
-def test_recording_copies_no_long_path(backend: HfBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    real = recording.traced
-
-    def trace(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
-        sizes.extend(each.shape[-2] if each.ndim == 4 else 0 for each in inputs)
-        return real(model, inputs)
-
-    monkeypatch.setattr(recording, "traced", trace)
-    pack = backend.open_pack()
-    append(backend, pack, random_ids(1, 300))
-    decoded(backend, pack, 2, 10)
-    branched(backend, pack, 3, 10, 2)
-    assert in_force(backend) == {ALONE, TREE}
-    assert max(sizes) <= 4
-
-
 def test_a_short_answer_pays_for_no_recording(monkeypatch: pytest.MonkeyPatch, backend: HfBackend) -> None:
     monkeypatch.setattr(replay, "AFTER", 30)
 
@@ -344,18 +274,3 @@ def test_a_short_answer_pays_for_no_recording(monkeypatch: pytest.MonkeyPatch, b
     decoded(backend, pack, 2, 29)
     assert backend._replay is not None
     assert not backend._replay.kinds[ALONE].in_force
-
-
-def test_an_unloaded_model_is_not_kept_by_its_recordings() -> None:
-    backend = load(tiny_folder("llama"), LoadOptions())
-    pack = backend.open_pack()
-    append(backend, pack, random_ids(1, 5))
-    decoded(backend, pack, 2, 10)
-    assert in_force(backend) == {ALONE}
-    gone = [weakref.ref(backend._model), *(weakref.ref(each) for each in backend._model.parameters())]
-    weights = [StorageWeakRef(each.untyped_storage()) for each in backend._model.parameters()]
-    backend.close(pack)
-    backend.unload()
-    gc.collect()
-    assert [each() for each in gone] == [None] * len(gone)
-    assert all(weight.expired() for weight in weights)
