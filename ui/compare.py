@@ -75,10 +75,11 @@ class ComparePane(QWidget):
         diff = self._diff
         if diff is None:
             return
+        unnamed = self.tr("this branch")
         for sign, head, total, name, side in zip(
             (LEFT, RIGHT), self.heads, self.totals, (diff.left_name, diff.right_name), (diff.left, diff.right), strict=True
         ):
-            head.setText(f"{sign} {one_line(name) or self.tr('this branch')}")
+            head.setText(f"{sign} {one_line(name) or unnamed}")
             total.setText(self._numbers(side))
         same = self.tr("nothing differs") if diff.is_same else self.tr("then they part")
         self.stem.setText(self.tr("{0:,} tokens the same from the start, {1}").format(diff.stem.tokens, same))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from app.workbench.growing import EMPTY
-from app.workbench.making import refusal
+from app.workbench.made_words import refusal
 from app.workbench.outline import branch_name, nameless, outline
 from app.workbench.path_tokens import PathTokens
 from app.workbench.pick import began
@@ -16,20 +16,25 @@ from app.workbench.setup.tools import cards, tools_at
 from app.workbench.tree import Turn, is_hidden
 from app.workbench.turn_notes import note_of, stored_stats
 from storage import NodeRow, SessionShape, SessionTree
-from ui import SessionView, Tier, ToolCard, TurnStats, TurnStatus, TurnView
+from ui import QT_TRANSLATE_NOOP, SessionView, Tier, ToolCard, TurnStats, TurnStatus, TurnView, translate
 
 if TYPE_CHECKING:
     from app.workbench.ending import Ending
     from app.workbench.fan import Endings
     from app.workbench.setup.values import SessionValues
 
-UNTITLED = "New session"
+UNTITLED = QT_TRANSLATE_NOOP("Workbench", "New session")  # as it is stored
 AT_ONCE = 100  # turns of a path that are shown at first, and with each step back
 WHOLE = 4 * AT_ONCE  # turns of a path that is shown whole
 OVERFLOW = "overflow"  # in a stored answer's stats: its prompt did not fit into the context
 FOREIGN = "foreign"  # there too: another tokenizer cut what it was to go on from
 UNLOADED = "unloaded"  # there too: its model could not be loaded
 HOPELESS = "hopeless"  # there too: the same again can only fail again
+
+
+def shown_title(title: str) -> str:
+    """A stored title as the window shows it."""
+    return translate("Workbench", UNTITLED) if title == UNTITLED else title
 
 
 class OpenSession(PathTokens):
@@ -170,7 +175,7 @@ class OpenSession(PathTokens):
         turns = self.turn_views(lengths)
         return SessionView(
             session_id=self.id,
-            title=self.title,
+            title=shown_title(self.title),
             turns=turns,
             branches=rows,
             branch_name=branch_name(rows),

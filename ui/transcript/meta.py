@@ -9,10 +9,9 @@ from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QFont, QFontMetricsF, QPainter
 
 from ui import numbers
-from ui.port import TurnStatus, TurnView
+from ui.port import QT_TRANSLATE_NOOP, TurnStatus, TurnView, translate
 from ui.transcript.faces import TURN_GAP_PX, Faces
 from ui.transcript.ink import Ink
-from ui.transcript.phrases import said
 from ui.transcript.turn import has_own_words
 
 _GAP_PX = 14
@@ -20,22 +19,22 @@ _ACTION_GAP_PX = 12
 _ROW_PX = 17
 _TOP_PX = 4
 _BELOW_PX = TURN_GAP_PX + 1  # of the gap to the next turn, where the actions of a turn without a line appear
-READING = "reading the prompt…"
+READING = QT_TRANSLATE_NOOP("Transcript", "reading the prompt…")
 
 
 class Action(StrEnum):
     """What a click on a part of the line asks for."""
 
     NONE = "none"
-    PREVIOUS = "previous variant"
-    NEXT = "next variant"
-    EDIT = "edit"
-    COPY = "copy"
-    REGENERATE = "regenerate"
-    REPEAT = "regenerate exactly"
-    CONTINUE = "continue"
-    AS_TEXT = "open as text"
-    MODEL = "choose the model"
+    PREVIOUS = "previous"
+    NEXT = "next"
+    EDIT = QT_TRANSLATE_NOOP("Transcript", "edit")
+    COPY = QT_TRANSLATE_NOOP("Transcript", "copy")
+    REGENERATE = QT_TRANSLATE_NOOP("Transcript", "regenerate")
+    REPEAT = QT_TRANSLATE_NOOP("Transcript", "regenerate exactly")
+    CONTINUE = QT_TRANSLATE_NOOP("Transcript", "continue")
+    AS_TEXT = QT_TRANSLATE_NOOP("Transcript", "open as text")
+    MODEL = QT_TRANSLATE_NOOP("Transcript", "choose the model")
 
 
 class Tone(StrEnum):
@@ -163,20 +162,21 @@ def _standing(view: TurnView) -> list[_Wanted]:
         if stats.tokens_per_second is not None:
             wanted.append(_Wanted(numbers.rate(stats.tokens_per_second), gives_way=True))
         if stats.reused is not None and stats.computed is not None and stats.reused + stats.computed:
-            made = said("reused {0}, computed {1}").format(numbers.count(stats.reused), numbers.count(stats.computed))
-            wanted.append(_Wanted(made, gives_way=True))
+            made = translate("Transcript", "reused {0}, computed {1}")
+            counts = numbers.count(stats.reused), numbers.count(stats.computed)
+            wanted.append(_Wanted(made.format(*counts), gives_way=True))
         if stats.logprob is not None:
             wanted.append(_Wanted(numbers.nats(stats.logprob), gives_way=True))
     if failed_to_begin(view):
-        wanted += [_Wanted(said("retry"), Tone.ACCENT, Action.REGENERATE)] if view.can_retry else []
+        wanted += [_Wanted(translate("Transcript", "retry"), Tone.ACCENT, Action.REGENERATE)] if view.can_retry else []
         if view.is_foreign:
-            wanted.append(_Wanted(said("open as text"), Tone.ACCENT, Action.AS_TEXT))
-            wanted.append(_Wanted(said("choose the model"), Tone.ACCENT, Action.MODEL))
+            wanted.append(_Wanted(translate("Transcript", "open as text"), Tone.ACCENT, Action.AS_TEXT))
+            wanted.append(_Wanted(translate("Transcript", "choose the model"), Tone.ACCENT, Action.MODEL))
         elif view.needs_model:
-            wanted.append(_Wanted(said("choose a model"), Tone.ACCENT, Action.MODEL))
+            wanted.append(_Wanted(translate("Transcript", "choose a model"), Tone.ACCENT, Action.MODEL))
     elif failed_to_go_on(view) and view.can_retry:
-        wanted.append(_Wanted(said("retry"), Tone.ACCENT, Action.CONTINUE))
-    note = view.note or (said(READING) if view.status is TurnStatus.WAITING else "")
+        wanted.append(_Wanted(translate("Transcript", "retry"), Tone.ACCENT, Action.CONTINUE))
+    note = view.note or (translate("Transcript", READING) if view.status is TurnStatus.WAITING else "")
     if note:
         words = note.split()
         wanted += [_Wanted(word, Tone.SOFT, gap=_GAP_PX if i == 0 else 3) for i, word in enumerate(words)]
@@ -192,4 +192,4 @@ def _actions(view: TurnView) -> list[_Wanted]:
         wanted += [Action.COPY, Action.REGENERATE]
         wanted += [Action.REPEAT] if view.can_repeat else []
         wanted += [Action.CONTINUE] if view.status is TurnStatus.PARTIAL else []
-    return [_Wanted(said(action.value), Tone.SOFT, action, _ACTION_GAP_PX) for action in wanted]
+    return [_Wanted(translate("Transcript", action.value), Tone.SOFT, action, _ACTION_GAP_PX) for action in wanted]

@@ -12,7 +12,7 @@ from app.workbench.app_settings import SettingsKeeper
 from app.workbench.second.engine import SecondEngine
 from app.workbench.sessions import Sessions
 from app.workbench.setup.setups import Setups, values_of
-from ui import BackendChoice, OnCompared, PathComparison, SecondChoice, WeightsForm
+from ui import BackendChoice, OnCompared, PathComparison, SecondChoice, WeightsForm, translate
 
 if TYPE_CHECKING:
     from runtime import ModelInfo, ShelfEntry
@@ -63,7 +63,7 @@ class SecondMembers(ABC):
 
         session = self._sessions.opened(session_id)
         if self._comparing.locked():
-            progress("waiting for another comparison to end", 0, 0)
+            progress(translate("Workbench", "waiting for another comparison to end"), 0, 0)
         async with self._comparing:
             await self._sessions.read_whole(session_id)
             compare = Comparing(self.supervisor, self._second, self._setups).compare

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from app.supervisor import Supervisor
+from app.workbench.naming import source_words
 from app.workbench.refusals import stored
 from app.workbench.session import OpenSession
 from app.workbench.setup.adapters import bring, engine_name, lines, stack_of
@@ -113,10 +114,11 @@ class Setups:
         beginning = session.beginning()
         notes = [*self._notes.get(session.id, ()), *self.presets.notes]
         if values.preset and values.preset not in self.presets.names:
-            notes.append(f"its preset {values.preset!r:.80} is not there any more; the default is taken")
+            words = translate("Workbench", "its preset {0!r:.80} is not there any more; the default is taken")
+            notes.append(words.format(values.preset))
         problem = "" if model is None else guess_problem(values.guess, model.info)
         if problem:
-            notes.append(f"{problem}; its answers come without guesses")
+            notes.append(translate("Workbench", "{0}; its answers come without guesses").format(problem))
         return SessionSetup(
             session_id=session.id,
             system=beginning.system,
@@ -181,7 +183,7 @@ class Setups:
         if answer_format.kind is FormatKind.FREE:
             return ""
         if not answer_format.source.strip():
-            return "nothing is written yet"
+            return translate("Workbench", "nothing is written yet")
         try:
             await asyncio.to_thread(lambda: grammar_of(answer_format).check())
         except GrammarError as fault:
@@ -339,7 +341,7 @@ def option_views(resolved: ResolvedOptions, values: SessionValues) -> list[Optio
         inner = hasattr(resolved.options.sampling, name)
         value = getattr(resolved.options.sampling if inner else resolved.options, name)
         source = resolved.sources[f"sampling.{name}" if inner else name]
-        views.append(OptionView(name, value, source, values.options.get(name)))
+        views.append(OptionView(name, value, source_words(source), values.options.get(name)))
     return views
 
 
