@@ -128,6 +128,10 @@ class OpenSession(PathTokens):
         idle = node_id not in self.states and (self.unsaved is None or self.unsaved.node_id != node_id)
         return idle and not node.text and not began(self.runs.get(node_id, EMPTY)) and not self.tree.children(node_id)
 
+    def _failed_for(self, node: NodeRow, why: str) -> bool:
+        """Whether an answer never began for this reason, and the model is still the one that it is about."""
+        return not self.has_hope and bool(node.stats.get(why)) and self.failed_to_begin(node.id)
+
     def overflowed(self, node_id: int | None) -> bool:
         """Whether a node is an answer that never began since its prompt did not fit into the context."""
         node = self.tree.nodes.get(node_id) if node_id is not None else None
@@ -226,8 +230,8 @@ class OpenSession(PathTokens):
             stats=self.stats_of(node),
             can_retry=self.has_hope or not node.stats.get(HOPELESS, False),
             overflowed=self.overflowed(node.id),
-            is_foreign=bool(node.stats.get(FOREIGN)) and self.failed_to_begin(node.id),
-            needs_model=bool(node.stats.get(UNLOADED)) and self.failed_to_begin(node.id),
+            is_foreign=self._failed_for(node, FOREIGN),
+            needs_model=self._failed_for(node, UNLOADED),
             calls=self._calls(turn),
             may_call=node.role == "assistant" and node.id in self.states and bool(self.tools()),
             can_repeat=node.role == "assistant" and node.id not in self.states and not refusal(node),

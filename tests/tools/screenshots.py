@@ -257,7 +257,7 @@ def main() -> None:
     take(application, folder, "first-run", Scheme.LIGHT, more.first_run, hints=True)
     take(application, folder, "models", Scheme.LIGHT, more.models)
     with patch.dict(os.environ, {"ELSEWISE_MODELS": "/models"}):  # no picture shows whose folders these are
-        take(application, folder, "no-model", Scheme.DARK, more.no_model, model="nobody/nothing")
+        take(application, folder, "no-model", Scheme.DARK, more.no_model, model="org/qwen3-0.6b")
     take(application, folder, "tool-call", Scheme.LIGHT, more.tool_call)
     take(application, folder, "narrow", Scheme.DARK, more.narrow)
     take(application, folder, "large", Scheme.LIGHT, more.large)

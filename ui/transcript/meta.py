@@ -168,12 +168,7 @@ def _standing(view: TurnView) -> list[_Wanted]:
         if stats.logprob is not None:
             wanted.append(_Wanted(numbers.nats(stats.logprob), gives_way=True))
     if failed_to_begin(view):
-        wanted += [_Wanted(translate("Transcript", "retry"), Tone.ACCENT, Action.REGENERATE)] if view.can_retry else []
-        if view.is_foreign:
-            wanted.append(_Wanted(translate("Transcript", "open as text"), Tone.ACCENT, Action.AS_TEXT))
-            wanted.append(_Wanted(translate("Transcript", "choose the model"), Tone.ACCENT, Action.MODEL))
-        elif view.needs_model:
-            wanted.append(_Wanted(translate("Transcript", "choose a model"), Tone.ACCENT, Action.MODEL))
+        wanted += [_Wanted(words, Tone.ACCENT, action) for words, action in _ways_on(view)]
     elif failed_to_go_on(view) and view.can_retry:
         wanted.append(_Wanted(translate("Transcript", "retry"), Tone.ACCENT, Action.CONTINUE))
     note = view.note or (translate("Transcript", READING) if view.status is TurnStatus.WAITING else "")
@@ -181,6 +176,18 @@ def _standing(view: TurnView) -> list[_Wanted]:
         words = note.split()
         wanted += [_Wanted(word, Tone.SOFT, gap=_GAP_PX if i == 0 else 3) for i, word in enumerate(words)]
     return wanted
+
+
+def _ways_on(view: TurnView) -> list[tuple[str, Action]]:
+    """What is to be done about an answer that failed to begin: what can help, never the same again beside it."""
+    if view.is_foreign:
+        return [
+            (translate("Transcript", "open as text"), Action.AS_TEXT),
+            (translate("Transcript", "choose the model"), Action.MODEL),
+        ]
+    if view.needs_model:
+        return [(translate("Transcript", "choose a model"), Action.MODEL)]
+    return [(translate("Transcript", "retry"), Action.REGENERATE)] if view.can_retry else []
 
 
 def _actions(view: TurnView) -> list[_Wanted]:
