@@ -64,6 +64,12 @@ def tab(text: str) -> QPushButton:
     return made
 
 
+def take_focus(tabs: Sequence[QWidget], shown: QWidget) -> None:
+    """The keyboard goes to the tab that is shown, where it is on another one of them."""
+    if any(one.hasFocus() for one in tabs):
+        shown.setFocus(Qt.FocusReason.OtherFocusReason)
+
+
 def row(*parts: QWidget | int, spacing: int = 8) -> QHBoxLayout:
     """Parts beside each other; a number is a stretch."""
     made = QHBoxLayout()
@@ -127,6 +133,10 @@ class Combo(QComboBox):
         self.setFont(interface_font(LINE_PX))
         self.setAccessibleName(name)
         self._theme = current_theme()
+
+    def minimumSizeHint(self) -> QSize:
+        """Qt's own is kept from before the text was made smaller."""
+        return super().minimumSizeHint().boundedTo(self.sizeHint())
 
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)

@@ -23,7 +23,7 @@ from PySide6.QtWidgets import (
 from ui.desk import Desk
 from ui.legend import name_of
 from ui.models.page import ModelsPage
-from ui.parts import Page, tab
+from ui.parts import Page, tab, take_focus
 from ui.port import AppSettings, SettingsView, Workbench, translate
 from ui.settings.data_page import DataPage
 from ui.settings.rows import Rows
@@ -90,6 +90,7 @@ class SettingsWindow(QWidget):
         """Brings a page to the front."""
         self.tabs[page].setChecked(True)
         self._stack.setCurrentIndex(page)
+        take_focus(self.tabs, self.tabs[page])
 
     def show_settings(self, view: SettingsView) -> None:
         """Shows what holds."""
