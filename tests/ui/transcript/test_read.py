@@ -217,6 +217,24 @@ def test_html_is_shown_and_not_interpreted(qapp: QApplication) -> None:
     assert "<b>" in document.toPlainText()
 
 
+HIDDEN = "a\x1b[31mb \u202eevil\u202c \U000e0041 \u200bz\r\nend"
+SEEN = "aESC[31mb RLOevilPDF tag A ZWSPz\nend"
+
+
+@pytest.mark.parametrize("role", ["user", "assistant"])
+@pytest.mark.parametrize(("before", "after"), [("", ""), ("```python\n", "\n```\n")])
+def test_what_would_hide_or_act_is_seen(qtbot: QtBot, show: Show, role: str, before: str, after: str) -> None:
+    transcript = show(session(turn(2, role, run_of([before, HIDDEN, after], [1.0] * 3, Origin.SAMPLED))))
+    transcript.set_mode(Mode.READ)
+    settle(qtbot, transcript)
+    layout = transcript.read.page.boxes[0].body.layout
+    typeset = layout.document(0).toPlainText()
+    shown = SEEN if before or role == "user" else SEEN.replace("\n", " ")  # in markdown a line goes on in the next
+    assert shown in typeset
+    if before and role == "assistant":  # and what a block's *copy* takes is the model's own text
+        assert transcript.read.page.boxes[0].body.code(0) == HIDDEN
+
+
 @pytest.mark.parametrize(
     "text",
     ["x" * 200_000, "> " * 3000, "- " * 3000, "[" * 5000, "*" * 5000, "| " * 3000 + "\n" + "|-" * 3000, "\x1b\u202e" * 9],
