@@ -107,7 +107,7 @@ def _set_type(cursor: QTextCursor, faces: Faces, *, last: bool) -> None:
 
 
 def _colour(document: QTextDocument, faces: Faces, palette: Palette) -> None:
-    """Headings, links in the accent, code on its own ground, tables with hairlines."""
+    """Headings, links in the accent, code on its own ground, tables and rules with hairlines."""
     block = document.begin()
     while block.isValid():
         level = block.blockFormat().headingLevel()
@@ -125,6 +125,10 @@ def _colour(document: QTextDocument, faces: Faces, palette: Palette) -> None:
             cursor.setPosition(fragment.position())
             cursor.setPosition(fragment.position() + fragment.length(), QTextCursor.MoveMode.KeepAnchor)
             cursor.setCharFormat(shape)
+        if block.blockFormat().hasProperty(QTextFormat.Property.BlockTrailingHorizontalRulerWidth):
+            rule = QTextBlockFormat()
+            rule.setBackground(QColor(palette.hairline))  # Qt draws the rule alone in it
+            QTextCursor(block).mergeBlockFormat(rule)
         block = block.next()
     for frame in document.rootFrame().childFrames():
         if isinstance(frame, QTextTable):
