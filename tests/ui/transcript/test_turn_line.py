@@ -10,9 +10,10 @@ from PySide6.QtCore import QPoint, QPointF, Qt
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
+from runtime import Origin
 from tests.ui.transcript.conftest import PATIENCE_MS, Show, settle
 from tests.ui.transcript.samples import drawing as drawn
-from tests.ui.transcript.samples import session, template, turn, written
+from tests.ui.transcript.samples import run_of, session, template, turn, written
 from ui.port import TurnStatus, TurnView
 from ui.transcript import Mode, TranscriptView
 from ui.transcript.meta import READING, Action
@@ -127,6 +128,32 @@ def test_the_actions_of_ones_own_turn_keep_clear_of_the_next(show: Show) -> None
         transcript.set_text_scale(scale)
         first, second = transcript.tokens.page.boxes[:2]
         assert first.top + first.body.height + first.meta.reach <= second.top + 1
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("other", [False, True], ids=["seen", "in the other mode"])
+def test_a_note_that_grows_is_read_to_its_end(qtbot: QtBot, show: Show, mode: Mode, other: bool) -> None:
+    # given a conversation that stands at its end
+    answers = [
+        turn(2 * i, "assistant", run_of(["word "] * 300, [1.0] * 300, Origin.SAMPLED), note="short") for i in range(1, 4)
+    ]
+    transcript = show(session(*answers))
+    transcript.set_mode(mode)
+    settle(qtbot, transcript)
+    pane = pane_of(transcript)
+    pane.scroll_to_end()
+    # when more is said under its last turn
+    if other:
+        transcript.set_mode(Mode.READ if mode is Mode.TOKENS else Mode.TOKENS)
+    transcript.set_session(session(*answers[:-1], replace(answers[-1], note="a long reason " * 60)))
+    if other:
+        transcript.set_mode(mode)
+    settle(qtbot, transcript)
+    # then the page is as high as what stands on it, and shows the end of it
+    last = pane.page.boxes[-1]
+    assert last.meta.height > 100
+    assert pane.page.height >= last.top + last.height
+    assert pane.verticalScrollBar().value() + pane.viewport().height() >= last.top + last.height
 
 
 def bands(pane: Pane, box: int) -> int:  # type: ignore[type-arg]  # of either body
