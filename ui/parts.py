@@ -43,15 +43,22 @@ def button(text: str, kind: str = "quiet") -> QPushButton:
     """A button of a page."""
     made = QPushButton(text)
     made.setProperty("kind", kind)
+    made.setCursor(_cursor(kind))
     made.setFont(interface_font(LINE_PX, QFont.Weight.Medium))
     made.setFocusPolicy(Qt.FocusPolicy.TabFocus)
     return made
+
+
+def _cursor(kind: str) -> Qt.CursorShape:
+    """What looks like words alone says by the cursor that it can be pressed."""
+    return Qt.CursorShape.PointingHandCursor if kind in ("link", "plain") else Qt.CursorShape.ArrowCursor
 
 
 def restyle(made: QPushButton, kind: str) -> None:
     """Another look for a button that stands already."""
     if made.property("kind") != kind:
         made.setProperty("kind", kind)
+        made.setCursor(_cursor(kind))
         made.style().unpolish(made)
         made.style().polish(made)
 
