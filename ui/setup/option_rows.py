@@ -15,6 +15,8 @@ from ui.setup.option_text import Bytes, text_of, unknown, value_of
 from ui.theme.fonts import interface_font
 from ui.widgets import IconButton, Label, plain_tooltip
 
+SHORT = 20  # characters that a field has room for
+
 
 class OptionRows(QWidget):
     """One line for each option. A field holds what the session says; empty, it shows faintly what holds.
@@ -54,7 +56,10 @@ class OptionRows(QWidget):
                 self._add(option.name)
             field, source = self.fields[option.name], self.sources[option.name]
             self._own[option.name] = option.own
+            shown = self._text(option.name, option.own if option.own is not None else option.value)
             field.setPlaceholderText(self._text(option.name, option.value) or self._unsaid(option.name))
+            whole = [shown] if len(shown) > SHORT else []
+            field.setToolTip(plain_tooltip("\n".join([field.accessibleDescription(), *whole])))
             if not (field.hasFocus() and field.isModified()):
                 field.setText(self._text(option.name, option.own))
             source.setText(option.source)
@@ -85,7 +90,6 @@ class OptionRows(QWidget):
         field.setFont(interface_font(LINE_PX))
         field.setAccessibleName(label)
         field.setAccessibleDescription(hint)
-        field.setToolTip(plain_tooltip(hint))
         caption.setToolTip(plain_tooltip(hint))
         field.editingFinished.connect(lambda: self._finished(name))
         field.installEventFilter(self)
