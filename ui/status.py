@@ -63,9 +63,8 @@ class StatusBar(QWidget):
         """Shows these numbers."""
         self._dot.show_state(status.engine)
         self.engine.setText(status.reason or self._word(status.engine))
-        lacks = status.engine is EngineState.NONE and bool(status.reason)
-        self.choose.setVisible(lacks)
-        self.engine.setContentsMargins(0, 0, GAP if lacks else 0, 0)
+        self.choose.setVisible(status.lacks_model)
+        self.engine.setContentsMargins(0, 0, GAP if status.lacks_model else 0, 0)
         self.engine.setAccessibleName(self.tr("Engine: {0}").format(self.engine.text()))
         for label, words in zip(self.facts, self._words(status), strict=True):
             label.setText(words)

@@ -132,6 +132,11 @@ class OpenSession(PathTokens):
         """Whether an answer never began for this reason, and the model is still the one that it is about."""
         return not self.has_hope and bool(node.stats.get(why)) and self.failed_to_begin(node.id)
 
+    def _lacks_model(self, node: NodeRow) -> bool:
+        """Whether no model came for an answer, begun with a chosen token or not, and none was chosen since."""
+        made = bool(node.stats.get("generated"))
+        return bool(node.stats.get(UNLOADED)) and not (made or self.has_hope or node.id in self.states)
+
     def overflowed(self, node_id: int | None) -> bool:
         """Whether a node is an answer that never began since its prompt did not fit into the context."""
         node = self.tree.nodes.get(node_id) if node_id is not None else None
@@ -231,7 +236,7 @@ class OpenSession(PathTokens):
             can_retry=self.has_hope or not node.stats.get(HOPELESS, False),
             overflowed=self.overflowed(node.id),
             is_foreign=self._failed_for(node, FOREIGN),
-            needs_model=self._failed_for(node, UNLOADED),
+            needs_model=self._lacks_model(node),
             calls=self._calls(turn),
             may_call=node.role == "assistant" and node.id in self.states and bool(self.tools()),
             can_repeat=node.role == "assistant" and node.id not in self.states and not refusal(node),

@@ -169,6 +169,8 @@ def _standing(view: TurnView) -> list[_Wanted]:
             wanted.append(_Wanted(numbers.nats(stats.logprob), gives_way=True))
     if failed_to_begin(view):
         wanted += [_Wanted(words, Tone.ACCENT, action) for words, action in _ways_on(view)]
+    elif failed_to_go_on(view) and view.needs_model:
+        wanted.append(_Wanted(translate("Transcript", "choose a model"), Tone.ACCENT, Action.MODEL))
     elif failed_to_go_on(view) and view.can_retry:
         wanted.append(_Wanted(translate("Transcript", "retry"), Tone.ACCENT, Action.CONTINUE))
     note = view.note or (translate("Transcript", READING) if view.status is TurnStatus.WAITING else "")

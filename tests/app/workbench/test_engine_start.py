@@ -103,6 +103,28 @@ def test_once_another_model_is_chosen_the_answer_is_tried_again_rather_than_a_mo
     play(scene)
 
 
+def test_a_chosen_token_that_no_model_goes_on_from_asks_for_one_too(play: Play) -> None:
+    kept: dict[str, int] = {}
+
+    async def first(s: Scene) -> None:
+        kept["session"] = await s.asked()
+
+    async def second(s: Scene) -> None:
+        turn = await s.last(kept["session"])
+        at = own_tokens(turn)[4]
+        token = alternative(turn, at)
+        s.engine.refuses = [ModelLoadError("not here")]
+        await s.workbench.branch(kept["session"], turn.node_id, at, token)
+        branch = await s.last(kept["session"])
+        assert int(branch.run.ids[-1]) == token
+        assert (branch.note, branch.needs_model) == ("not here", True)
+        await s.workbench.continue_turn(kept["session"], branch.node_id)
+        assert (await s.last(kept["session"])).needs_model is False
+
+    play(first)
+    play(second)
+
+
 def test_another_engine_may_be_tried_where_one_cannot_run(play: Play) -> None:
     async def scene(s: Scene) -> None:
         # given
