@@ -15,7 +15,8 @@ from app.workbench.prompt import check_tokens
 from app.workbench.second.choices import words
 from app.workbench.second.engine import SecondEngine, room_for
 from app.workbench.session import OpenSession
-from app.workbench.setup.setups import Setups, values_of
+from app.workbench.setup.setups import Setups
+from app.workbench.setup.stacks import values_of
 from app.workbench.tree import Segment
 from runtime import EngineDiedError, InvalidRequestError, RuntimeFault
 from ui import QT_TRANSLATE_NOOP, NoRoomRefusal, OnCompared, PathComparison, Refusal, SecondChoice, translate

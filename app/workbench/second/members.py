@@ -11,7 +11,8 @@ from app.supervisor import Supervisor
 from app.workbench.app_settings import SettingsKeeper
 from app.workbench.second.engine import SecondEngine
 from app.workbench.sessions import Sessions
-from app.workbench.setup.setups import Setups, values_of
+from app.workbench.setup.setups import Setups
+from app.workbench.setup.stacks import values_of
 from ui import BackendChoice, OnCompared, PathComparison, SecondChoice, WeightsForm, translate
 
 if TYPE_CHECKING:
