@@ -294,6 +294,9 @@ def test_scripts_markup_and_invisible_characters_are_shown_as_they_are(in_window
         words = panel.list.rows.index(3).data()
         assert words == "<b>bold</b> & ESC[31mRLO 🐈‍⬛ 你好 مرحبا שלום"
         assert spoken(panel)[3].endswith("first 4,096 of 9,120 tokens")
+        tip = panel.list.rows.index(3).data(int(Qt.ItemDataRole.ToolTipRole))
+        assert "first 4,096 of 9,120 tokens" in tip
+        assert not Qt.mightBeRichText(tip)
         for width in (1360, 900, 560):
             window.resize(width, 420)
             await frames()

@@ -17,11 +17,12 @@ from PySide6.QtWidgets import (
 from ui.port import SimilarTurn, SimilarTurns
 from ui.session_list import paint_row_ground
 from ui.session_rows import Index
-from ui.similar.words import aside, cosine, role, spoken
+from ui.similar.words import aside, bar_explained, cosine, role, spoken
 from ui.theme.fonts import interface_font, scaled
 from ui.theme.scheme import current_theme
 from ui.transcript.turn import ROLES
 from ui.transcript.visible import one_line
+from ui.widgets import plain_tooltip
 
 ROW_HEIGHT = 27
 MOST_ROWS, LEAST_ROWS = 6, 2  # that are in sight at once; further ones are scrolled to
@@ -71,6 +72,10 @@ class SimilarRows(QAbstractListModel):
             return one_line(row.words)
         if role == Qt.ItemDataRole.AccessibleTextRole:
             return one_line(spoken(row, self.limit))
+        if role == Qt.ItemDataRole.ToolTipRole:  # what a narrow row cuts, and what its bar says
+            return plain_tooltip(
+                "\n".join(filter(None, (one_line(row.words), one_line(aside(row, self.limit)), bar_explained())))
+            )
         return None
 
 
@@ -93,8 +98,7 @@ class SimilarList(QListView):
         self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Maximum)
         self.setAccessibleName(self.tr("Similar turns"))
-        self.setAccessibleDescription(self.tr("The bar is empty at the least similar turn, and full at the same text"))
-        self.setToolTip(self.accessibleDescription())
+        self.setAccessibleDescription(bar_explained())
         self.clicked.connect(self._choose)
         current_theme().scaled.connect(self._resize)
 

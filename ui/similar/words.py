@@ -55,6 +55,11 @@ def spoken(turn: SimilarTurn, limit: int) -> str:
     return ", ".join(part for part in (number, role(turn.role), turn.words, where, _cut(turn, limit)) if part)
 
 
+def bar_explained() -> str:
+    """What the length of a bar says."""
+    return translate("Similar", "The bar is empty at the least similar turn, and full at the same text")
+
+
 def title(words: str) -> str:
     """Which turn is compared."""
     return translate("Similar", "Similar to “{0}”").format(words)

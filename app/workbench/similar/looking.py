@@ -19,7 +19,7 @@ from app.workbench.similar.making import Making, limit_of, poolings_of
 from app.workbench.similar.said import Said, everything_said
 from app.workbench.similar.vectors import Vector, Vectors
 from app.workbench.speaker import Speaker
-from runtime import EngineDiedError, RuntimeFault, UnsupportedFeatureError
+from runtime import EngineDiedError, MemoryBudgetError, RuntimeFault, UnsupportedFeatureError
 from storage import SessionStore
 from ui import ModelRefusal, OnCompared, Refusal, SimilarTurn, SimilarTurns, translate
 
@@ -146,6 +146,9 @@ class Looking:
                 raise Refusal(words.format(making.done, 1 + len(turns.others))) from fault
             if isinstance(fault, UnsupportedFeatureError):
                 raise ModelRefusal(str(fault)) from fault
+            if isinstance(fault, MemoryBudgetError):  # it names the text by its place in a batch
+                words = translate("Workbench", "a turn is too long to be compared: {0}")
+                raise Refusal(words.format(str(fault).rpartition("]: ")[2])) from fault
             raise Refusal(str(fault)) from fault
 
 

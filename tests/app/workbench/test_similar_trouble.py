@@ -105,6 +105,17 @@ def test_another_model_is_offered_where_this_one_is_missing_or_cannot(play: Play
     play(scene, engine=engine)
 
 
+def test_a_turn_that_finds_no_room_is_told_in_numbers(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await talked(s, ["where to?", "a long question " * 20])
+        node_id = await first(s, session_id)
+        await running(s).set_kv_budget_async(20_000)
+        with pytest.raises(Refusal, match=r"^a turn is too long to be compared: 320 tokens need [\d,]+ bytes of KV"):
+            await looked(s, session_id, node_id)
+
+    play(scene, engine=Embedding())
+
+
 def test_turns_without_words_or_out_of_the_session(play: Play) -> None:
     engine = Embedding()
 
