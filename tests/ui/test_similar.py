@@ -9,6 +9,7 @@ from functools import partial
 
 from PySide6.QtCore import QEvent, QPoint, Qt
 from PySide6.QtGui import QAccessible, QMouseEvent
+from PySide6.QtGui import Qt as RichText
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QMenu, QPushButton
 
@@ -296,7 +297,7 @@ def test_scripts_markup_and_invisible_characters_are_shown_as_they_are(in_window
         assert spoken(panel)[3].endswith("first 4,096 of 9,120 tokens")
         tip = panel.list.rows.index(3).data(int(Qt.ItemDataRole.ToolTipRole))
         assert "first 4,096 of 9,120 tokens" in tip
-        assert not Qt.mightBeRichText(tip)
+        assert not RichText.mightBeRichText(tip)
         for width in (1360, 900, 560):
             window.resize(width, 420)
             await frames()
