@@ -37,6 +37,7 @@ class FakeSimilar(FakeBase):
     async def show_turn(self, session_id: int, node_id: int) -> SessionView:
         self._note("show_turn", session_id, node_id)
         view = self.views[session_id]
-        turns = tuple(replace(t, node_id=node_id) if node_id in t.variants else t for t in view.turns)
+        at = next(i for i, turn in enumerate(view.turns) if node_id in turn.variants)
+        turns = (*view.turns[:at], replace(view.turns[at], node_id=node_id))
         self.views[session_id] = replace(view, turns=turns)
         return self.views[session_id]

@@ -24,6 +24,7 @@ def wire_similar(desk: Desk, parts: Frame, acts: Actions, parent: QObject) -> No
     panel.pooling_chosen.connect(similar.choose_pooling)
     panel.again_wanted.connect(similar.look_again)
     panel.model_wanted.connect(desk.models.ask_menu)
+    panel.chosen.connect(lambda _node_id: parts.compare.dismiss())  # a turn is shown in the conversation
     panel.chosen.connect(desk.tree.go_to)
     panel.closed.connect(stage.close)
     panel.focus_lost.connect(parts.transcript.setFocus)
