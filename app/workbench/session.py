@@ -106,6 +106,12 @@ class OpenSession(PathTokens):
         """Shows some more of the beginning."""
         self._hidden = max(self.earlier - AT_ONCE, 0)
 
+    def step_back_to(self, node_id: int) -> None:
+        """Shows the path from some turns before that one on, where less of it is shown."""
+        ends = self.tree.ends(self.tip)
+        if node_id in ends:
+            self._hidden = min(self.earlier, max(ends.index(node_id) - AT_ONCE // 2, 0))
+
     def path_length(self) -> int:
         """Tokens of the path that is shown: what the context holds of it."""
         return sum(map(self.step_length, self.tree.steps(self.tip)))

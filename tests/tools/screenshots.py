@@ -254,6 +254,7 @@ def main() -> None:
     take(application, folder, "tokens-dark", Scheme.DARK, tokens_with_card)
     take(application, folder, "why-dark", Scheme.DARK, why_with_sliders)
     take(application, folder, "comparison", Scheme.LIGHT, more.comparison)
+    take(application, folder, "similar", Scheme.LIGHT, more.similar)
     take(application, folder, "first-run", Scheme.LIGHT, more.first_run, hints=True)
     take(application, folder, "models", Scheme.LIGHT, more.models)
     with patch.dict(os.environ, {"ELSEWISE_MODELS": "/models"}):  # no picture shows whose folders these are
@@ -275,6 +276,7 @@ def main() -> None:
         take(application, folder, "cache", Scheme.LIGHT, more.cache)
         take(application, folder, "models-dark", Scheme.DARK, more.models)
         take(application, folder, "first-run-900", Scheme.DARK, more.first_run_narrow, hints=True)
+        take(application, folder, "similar-dark-900", Scheme.DARK, more.similar_narrow)
         take(application, folder, "narrowest", Scheme.DARK, more.narrowest)
         take(application, folder, "backup", Scheme.LIGHT, more.backup)
         take(application, folder, "rare-options", Scheme.LIGHT, more.rare_options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QFont, QFontMetricsF, QPainter
@@ -30,6 +31,7 @@ class Action(StrEnum):
     NEXT = "next"
     EDIT = QT_TRANSLATE_NOOP("Transcript", "edit")
     COPY = QT_TRANSLATE_NOOP("Transcript", "copy")
+    SIMILAR = QT_TRANSLATE_NOOP("Transcript", "similar")
     REGENERATE = QT_TRANSLATE_NOOP("Transcript", "regenerate")
     REPEAT = QT_TRANSLATE_NOOP("Transcript", "regenerate exactly")
     CONTINUE = QT_TRANSLATE_NOOP("Transcript", "continue")
@@ -61,7 +63,7 @@ class _Wanted:
     tone: Tone = Tone.FAINT
     action: Action = Action.NONE
     gap: float = _GAP_PX  # before it
-    gives_way: bool = False  # to the actions, where there is no room for both
+    gives_way: bool = False  # to the others, where there is no room for all
 
 
 class MetaLine:
@@ -122,14 +124,22 @@ class MetaLine:
         return parts
 
     def _with_actions(self, actions: list[_Wanted]) -> list[Part]:
-        """The standing parts and the actions after them; where there is no room, the last numbers give way."""
+        """The standing parts and the actions after them.
+
+        Where there is no room, the last numbers give way, then what the menu has too; but a note stays where it was.
+        """
         wanted = list(self._wanted)
+        has_note = any(number.gives_way and not after.gives_way for number, after in pairwise(wanted))
         while True:
             flowed = self._flow(wanted + actions)
             numbers_left = [i for i, want in enumerate(wanted) if want.gives_way]
-            if not numbers_left or flowed[-1].box.bottom() <= self.reach + 1:
+            needed = [action for action in actions if not action.gives_way]
+            if flowed[-1].box.bottom() <= self.reach + 1 or not (numbers_left or len(needed) < len(actions)):
                 return flowed
-            del wanted[numbers_left[-1]]
+            if len(needed) < len(actions) and (has_note or not numbers_left):
+                actions = needed
+            else:
+                del wanted[numbers_left[-1]]
 
     def _row(self, part: Part) -> int:
         return round((part.box.top() / self._faces.scale - _TOP_PX) / _ROW_PX)
@@ -195,10 +205,14 @@ def _ways_on(view: TurnView) -> list[tuple[str, Action]]:
 def _actions(view: TurnView) -> list[_Wanted]:
     wanted: list[Action] = []
     if view.role == "user":
-        wanted = [Action.EDIT, Action.COPY]
+        wanted = [Action.EDIT, Action.COPY, Action.SIMILAR]
     elif view.role == "assistant" and not (view.status in (TurnStatus.WAITING, TurnStatus.STREAMING) or failed_to_begin(view)):
         wanted = [Action.EDIT] if has_own_words(view.run) else []
         wanted += [Action.COPY, Action.REGENERATE]
         wanted += [Action.REPEAT] if view.can_repeat else []
         wanted += [Action.CONTINUE] if view.status is TurnStatus.PARTIAL else []
-    return [_Wanted(translate("Transcript", action.value), Tone.SOFT, action, _ACTION_GAP_PX) for action in wanted]
+        wanted += [Action.SIMILAR]
+    return [
+        _Wanted(translate("Transcript", action.value), Tone.SOFT, action, _ACTION_GAP_PX, gives_way=action is Action.SIMILAR)
+        for action in wanted
+    ]

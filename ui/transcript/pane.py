@@ -24,6 +24,11 @@ _ROLE_BASELINE_PX = 17
 _RAIL_GAP_PX = 18  # from the tier line to the text
 _EMPTY_HINT = QT_TRANSLATE_NOOP("Transcript", "Say something, and see what else might have been said.")
 
+OF_TURNS = (  # signals of what is asked for in the line under a turn
+    "variant_requested", "edit_requested", "regenerate_requested", "repeat_requested", "continue_requested", "text_requested",
+    "model_requested", "copy_requested", "similar_requested",
+)  # fmt: skip
+
 
 class Pane(Scroller[BodyT]):
     """A page of turns. Subclasses bring the bodies and what the mouse does to them."""
@@ -36,6 +41,7 @@ class Pane(Scroller[BodyT]):
     text_requested = Signal(int)
     model_requested = Signal()
     copy_requested = Signal(str)
+    similar_requested = Signal(int)
 
     def __init__(self, page: Page[BodyT], ink: Ink, parent: QWidget | None = None) -> None:
         super().__init__(page, parent)
@@ -239,6 +245,8 @@ class Pane(Scroller[BodyT]):
             self.edit_requested.emit(view.node_id)
         elif action is Action.COPY:
             self.copy_requested.emit(box.turn.text)
+        elif action is Action.SIMILAR:
+            self.similar_requested.emit(view.node_id)
         elif action is Action.REGENERATE:
             self.regenerate_requested.emit(view.node_id)
         elif action is Action.REPEAT:

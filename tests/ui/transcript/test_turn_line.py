@@ -71,7 +71,7 @@ def test_an_answer_whose_making_is_known_can_be_made_again_exactly(qtbot: QtBot,
     transcript = show(session(known))
     transcript.repeat_requested.connect(asked.append)
     parts = transcript.tokens.page.boxes[0].meta.parts(hovered=True)
-    assert [part.text for part in parts][-3:] == ["copy", "regenerate", "regenerate exactly"]
+    assert [part.text for part in parts][-4:] == ["copy", "regenerate", "regenerate exactly", "similar"]
     press_action(qtbot, transcript, 0, Action.REPEAT)
     assert asked == [known.node_id]
 
@@ -244,7 +244,12 @@ def test_where_there_is_no_room_numbers_give_way_to_actions(show: Show) -> None:
     transcript = show(drawn(), width=480)
     texts = texts_of(transcript, 1, hovered=True)
     assert "−23.9 nats" not in texts
-    assert texts[-2:] == ["copy", "regenerate"]
+    assert texts[-3:] == ["copy", "regenerate", "similar"]
+
+
+def test_where_there_is_no_room_at_all_the_similar_turns_are_left_to_the_menu(show: Show) -> None:
+    assert texts_of(show(drawn(), width=480), 0, hovered=True) == ["edit", "copy", "similar"]
+    assert texts_of(show(drawn(), width=200), 0, hovered=True) == ["edit", "copy"]
 
 
 def test_a_click_on_the_line_without_an_action_does_nothing(qtbot: QtBot, show: Show) -> None:
