@@ -66,7 +66,7 @@ class Oracle(PromptLookup):
 
 @pytest.fixture
 def oracle(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Oracle]]:
-    monkeypatch.setattr("runtime.scheduler.loop.PromptLookup", Oracle)
+    monkeypatch.setattr("runtime.scheduler.starting.PromptLookup", Oracle)
     yield Oracle
     Oracle.said, Oracle.spoilt = (), False
 
