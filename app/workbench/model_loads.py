@@ -90,8 +90,8 @@ class LoadMembers(ABC):
 
 def _reckon(name: str, options: Mapping[str, Any], backend: str) -> tuple[ShelfEntry, Fit | None, list[WeightsForm]]:
     """A model, what it takes on the engine that would be chosen, and the forms of its weights there."""
-    from app.fitting import fits
-    from runtime import ModelShelf, measured_perplexities, weight_forms
+    from app.fitting import fits, forms_under
+    from runtime import ModelShelf, measured_perplexities
 
     shelf = ModelShelf()
     entry = shelf.find(name)
@@ -100,10 +100,8 @@ def _reckon(name: str, options: Mapping[str, Any], backend: str) -> tuple[ShelfE
     found = fits(shelf.config(name), entry.weights, entry.dtype, entry.backends, None, options=options, prefer=backend)
     if not found:
         return entry, None, []
-    free = options.get("dtype", "auto") in ("auto", "float32")  # others hold all weights in what is computed with
-    names = weight_forms(found[0].backend, options.get("device", "auto")) if free else ()
     costs = {each.weights: str(each) for each in measured_perplexities(entry.fingerprint or "")}
-    return entry, found[0], [WeightsForm(form, costs.get(form, "")) for form in names]
+    return entry, found[0], [WeightsForm(form, costs.get(form, "")) for form in forms_under(found[0].backend, options)]
 
 
 def _quantise(name: str, bits: Bits, progress: OnStep) -> str:

@@ -76,6 +76,7 @@ class FakeModels(FakeSetups):
         self.forms: tuple[WeightsForm, ...] = (
             WeightsForm("float32"), WeightsForm("float16"), WeightsForm("int8", "27.93, float32 27.66 (+1.0 %)"),
         )  # fmt: skip
+        self.set_weights = "auto"  # for all models
         self.own: dict[str, LoadChoice] = {}
         self.kept_token = ""
         self.problem = ""  # what the next verification finds
@@ -136,7 +137,8 @@ class FakeModels(FakeSetups):
         fit = self.shelf_fit
         if fit is not None and chosen.context is not None:
             fit = replace(fit, context=chosen.context, kv=fit.kv * chosen.context // fit.context)
-        return LoadPlan(chosen, fit, 8192, self.forms if fit is not None and fit.engine == "hf" else ())
+        forms = self.forms if fit is not None and fit.engine == "hf" else ()
+        return LoadPlan(chosen, fit, 8192, forms, set_weights=self.set_weights)
 
     async def open_model(self, name: str, choice: LoadChoice) -> None:
         self._note("open_model", name, choice)

@@ -51,9 +51,12 @@ class SecondMembers(ABC):
             set_weights=self._set_weights,
         )
 
-    def _set_weights(self, name: str) -> str:
-        own = self._settings.own.of(name).weights
-        return own if own != "auto" else self._settings.values.weights
+    def _set_weights(self, name: str, backend: str) -> str:
+        from app.fitting import forms_under  # the window opens without it
+
+        options = self._settings.options_for(name)
+        _plain, *others = forms_under(backend, options) or ("",)
+        return options["weights"] if options["weights"] in others else ""
 
     async def compare_with(
         self, session_id: int, choice: SecondChoice, progress: OnCompared, *, anyway: bool = False
