@@ -28,6 +28,7 @@ from runtime import (
     list_models,
     list_shelf_adapters,
     models_dir,
+    plan_import,
     unfinished_downloads,
 )
 
@@ -116,7 +117,8 @@ def import_command(path: Path, name: str | None, keep_quantised: bool | None) ->
         else:
             folder = import_model(path, name, bar.show, keep_quantised=keep_quantised)
             mlx = f" ({folder.quantisation}); it runs on mlx" if folder.quantisation else ""
-            done = f"{folder.name}: ready in {folder.path}{mlx}"
+            note = plan_import(path).note if mlx and path.is_file() else ""
+            done = f"{folder.name}: ready in {folder.path}{mlx}{note and f'; {note}'}"
     click.echo(done)
 
 

@@ -7,7 +7,6 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-from runtime.backends.registry import default_backend
 from runtime.errors import ModelLoadError
 from runtime.loading.check import INDEX, SETTINGS_FILES, TEXT_FILES, chat_template_of, open_folder, read_json, weight_files
 from runtime.loading.children import Child
@@ -15,6 +14,7 @@ from runtime.loading.digests import digest_of_all, known_sha256, template_digest
 from runtime.loading.folder import ModelFolder
 from runtime.loading.gguf.affine import KEPT
 from runtime.loading.gguf.convertible import Checked, check
+from runtime.loading.import_plan import plan_of
 from runtime.loading.manifest import FORMAT, Manifest, notes_of, read_manifest, write_manifest
 from runtime.loading.paths import create_private
 from runtime.loading.placing import copy_files, place_on_shelf, shelf_folders
@@ -100,7 +100,7 @@ def _stays_quantised(checked: Checked, wanted: bool | None) -> bool:
         ModelLoadError: They are to stay quantised, and none can.
     """
     if wanted is None:
-        return default_backend() == "mlx" and checked.keepable
+        return plan_of(checked).keeps
     if wanted and not checked.keepable:
         raise ModelLoadError(
             f"{checked.header.path}: no matrix of it is packed as MLX can keep it ({', '.join(KEPT)}); import it with --float32"

@@ -16,6 +16,7 @@ from ui import (
     DownloadsChanged,
     DownloadState,
     FitView,
+    GgufPlan,
     HubFind,
     LoadChoice,
     LoadPlan,
@@ -77,6 +78,7 @@ class FakeModels(FakeSetups):
             WeightsForm("float32"), WeightsForm("float16"), WeightsForm("int8", "27.93, float32 27.66 (+1.0 %)"),
         )  # fmt: skip
         self.set_weights = "auto"  # for all models
+        self.gguf: tuple[int, int, bool, str] = (0, 538_000_000, False, "")  # of the next file: kept, float32, keeps, note
         self.own: dict[str, LoadChoice] = {}
         self.kept_token = ""
         self.problem = ""  # what the next verification finds
@@ -118,8 +120,12 @@ class FakeModels(FakeSetups):
         self.emit(ModelsChanged())
         return path.name
 
-    async def import_gguf(self, path: Path, progress: OnTransfer) -> str:
-        self._note("import_gguf", path)
+    async def plan_gguf(self, path: Path) -> GgufPlan:
+        self._note("plan_gguf", path)
+        return GgufPlan(path, *self.gguf)
+
+    async def import_gguf(self, path: Path, progress: OnTransfer, *, keep_quantised: bool) -> str:
+        self._note("import_gguf", path, keep_quantised)
         for done in range(3):
             await self._pass()
             progress(done, 3)

@@ -184,7 +184,7 @@ def test_a_model_is_quantised_in_its_row(in_window: Play, bench: FakeWorkbench) 
         QTest.keyClick(row.quantise.do_button, Qt.Key.Key_Escape)
         assert (row.quantise.isVisible(), row.quantise_button.hasFocus()) == (False, True)
         QTest.mouseClick(row.quantise_button, LEFT)
-        QTest.mouseClick(row.quantise.bits.buttons[1], LEFT)
+        QTest.mouseClick(row.quantise.choice.buttons[1], LEFT)
         QTest.mouseClick(row.quantise.do_button, LEFT)
         bench.gate.release()  # type: ignore[union-attr]  # set above
         await until(lambda: row.state.text() == "quantising… 25 %")

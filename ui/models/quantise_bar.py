@@ -2,63 +2,29 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
+from PySide6.QtCore import QCoreApplication, Signal
+from PySide6.QtWidgets import QWidget
 
-from ui.parts import Choice, button, row, words
+from ui.models.choice_bar import ChoiceBar
 
 BITS = (4, 8)
 
 
-class QuantiseBar(QFrame):
+class QuantiseBar(ChoiceBar):
     """Hidden until it is asked; the keyboard goes back to `home`."""
 
     wanted = Signal(int)  # bits
 
     def __init__(self, home: QWidget) -> None:
-        super().__init__()
-        self.setProperty("kind", "undo")
-        self._home = home
-        question = words(
-            self.tr("A second model for mlx beside this one, smaller and faster: 8 bit is more exact, 4 bit smaller."), ""
-        )
-        self.bits = Choice(self.tr("Bits of a weight"), [self.tr("{0} bit").format(bits) for bits in BITS])
-        self.bits.show_choice(0)
-        self.do_button = button(self.tr("Quantise"), "link")
-        self.keep_button = button(self.tr("Not now"), "plain")
-        self.do_button.clicked.connect(self._agree)
-        self.keep_button.clicked.connect(self.leave)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(10, 6, 10, 6)
-        column.setSpacing(6)
-        column.addWidget(question)
-        column.addLayout(row(self.bits, self.do_button, self.keep_button, 1, spacing=14))
-        self.hide()
+        labels = [_tr("{0} bit").format(bits) for bits in BITS]
+        super().__init__(home, _tr("Bits of a weight"), labels, _tr("Quantise"))
+        self.agreed.connect(lambda place: self.wanted.emit(BITS[place]))
 
-    @property
-    def buttons(self) -> tuple[QWidget, ...]:
-        """In the order of the keyboard."""
-        return *self.bits.buttons, self.do_button, self.keep_button
-
-    def ask(self) -> None:
+    def ask_bits(self) -> None:
         """Asks."""
-        self.show()
-        self.do_button.setFocus(Qt.FocusReason.OtherFocusReason)
+        question = _tr("A second model for mlx beside this one, smaller and faster: 8 bit is more exact, 4 bit smaller.")
+        self.ask(question, max(self.choice.place, 0))
 
-    def leave(self) -> None:
-        """Nothing is done."""
-        inside = any(part.hasFocus() for part in self.buttons)
-        self.hide()
-        if inside:
-            self._home.setFocus(Qt.FocusReason.OtherFocusReason)
 
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() == Qt.Key.Key_Escape:
-            self.leave()
-        else:
-            super().keyPressEvent(event)
-
-    def _agree(self) -> None:
-        self.leave()
-        self.wanted.emit(BITS[self.bits.place])
+def _tr(text: str) -> str:
+    return QCoreApplication.translate("QuantiseBar", text)

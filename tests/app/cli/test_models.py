@@ -12,7 +12,7 @@ import pytest
 
 from runtime import ModelShelf, import_model, load
 from tests.app.cli.conftest import Elsewise
-from tests.runtime.loading.packed import packed
+from tests.runtime.loading.packed import k_quants, packed
 from tests.tiny_models import tiny_path
 
 
@@ -91,6 +91,12 @@ def test_a_gguf_stays_quantised_for_mlx_where_it_is_asked_for(elsewise: Elsewise
     # and what that says works
     assert elsewise("models", "import", str(tmp_path / "one.gguf"), "--float32").code == 0
     assert elsewise("ask", "Hi", "--raw", "--max-tokens", "1", "--model", "one", "--backend", "hf").code == 0
+
+
+def test_what_becomes_float32_all_the_same_is_said(elsewise: Elsewise, tmp_path: Path) -> None:
+    k_quants(tmp_path / "original", ("output.weight",)).write(tmp_path / "k.gguf")
+    done = elsewise("models", "import", str(tmp_path / "k.gguf"), "--keep-quantised")
+    assert done.out.endswith("it runs on mlx; Q6_K (18 % of the weights) becomes float32: MLX has no form that is exactly it\n")
 
 
 def test_the_form_of_weights_is_a_matter_of_gguf_files(elsewise: Elsewise, tmp_path: Path) -> None:
