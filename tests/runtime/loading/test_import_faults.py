@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from tests.runtime.loading.gguf_files import (
     unsuitable_files,
 )
 from tests.runtime.loading.test_gguf_header import SEEN_WHILE_CONVERTING
+from tests.tiny_models import tiny_path
 
 UNSUITABLE = unsuitable_files()
 
@@ -142,6 +144,20 @@ def test_a_disk_that_is_too_small_is_named_before_the_work(shelf: Path, gguf: Pa
     with pytest.raises(ModelLoadError, match=r"needs .* GB in .*, 0\.0 GB are free"):
         import_model(gguf)
     assert left_behind(shelf) == []
+
+
+@pytest.mark.parametrize("kind", ["gguf", "folder"])
+def test_a_disk_that_fills_up_is_named_and_nothing_stays(kind: str, shelf: Path, gguf: Path) -> None:
+    """The kernel refuses files of more than 100,000 bytes, here and in the converter."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(ModelLoadError, match="free some space"):
+            import_model(gguf if kind == "gguf" else tiny_path("llama"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert left_behind(shelf) == []
+    assert list_models() == []
 
 
 def test_a_shelf_that_cannot_be_made_is_named(gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
