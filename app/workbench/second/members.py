@@ -59,7 +59,7 @@ class SecondMembers(ABC):
         return options["weights"] if options["weights"] in others else ""
 
     async def compare_with(
-        self, session_id: int, choice: SecondChoice, progress: OnCompared, *, anyway: bool = False
+        self, session_id: int, choice: SecondChoice, progress: OnCompared, *, anyway: bool = False, kl_of_all: bool = False
     ) -> PathComparison:
         """One at a time, whichever window asks; another one that is under way, or being stopped, is waited for."""
         from app.workbench.second.comparing import Comparing  # the window opens without it
@@ -70,7 +70,7 @@ class SecondMembers(ABC):
         async with self._comparing:
             await self._sessions.read_whole(session_id)
             compare = Comparing(self.supervisor, self._second, self._setups).compare
-            return await compare(session, choice, progress, anyway=anyway)
+            return await compare(session, choice, progress, anyway=anyway, kl_of_all=kl_of_all)
 
     @property
     def keeps_second(self) -> bool:
