@@ -20,6 +20,7 @@ from runtime.loading.paths import create_private
 from runtime.loading.placing import copy_files, place_on_shelf, shelf_folders
 from runtime.loading.progress import OnProgress, ignore
 
+_PATIENCE = 120.0  # seconds for whatever does not grow with the file
 _SLOWEST = 2 << 20  # bytes of GGUF per second, below which a conversion counts as hung
 SOURCE = "source.gguf"  # the file a model was made from, where it is kept
 
@@ -136,7 +137,7 @@ def _copy(source: Path, target: Path, progress: OnProgress) -> int:
 
 def _convert(source: Path, target: Path, progress: OnProgress, *, quantised: bool) -> int:
     """Runs the converter; kills it when the caller cancels, when it hangs, and when anything else goes wrong."""
-    limit = 120 + source.stat().st_size / _SLOWEST
+    limit = _PATIENCE + source.stat().st_size / _SLOWEST
     options = ("--keep-quantised",) if quantised else ()
     with Child("runtime.loading.convert", str(source), str(target), *options, cwd=target) as child:
         answer = child.follow("convert", limit, progress)

@@ -11,10 +11,12 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
 from runtime import DownloadError, DownloadProgress, ModelShelf, fetch_model, plan_download, unfinished_downloads
+from runtime.hub.said import Asked
 from tests.runtime.hub.local_hub import Files, LocalHub, Request, for_file, held, status, stop_after
 
 WEIGHTS = "model.safetensors"
@@ -53,6 +55,20 @@ def test_a_model_is_planned_fetched_and_here(hub: LocalHub, tiny: Files) -> None
     assert folder.path.name == f"org--tiny@{commit[:12]}"
     assert steps[-1].done == steps[-1].total == plan.bytes
     assert children() == []
+
+
+def test_the_child_ends_in_peace(hub: LocalHub, tiny: Files) -> None:
+    hub.add("org/tiny", tiny)
+    command = [sys.executable, "-m", "runtime.hub.child"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, env={**os.environ, "HF_HUB_OFFLINE": "0"}) as child:
+        assert child.stdin is not None
+        child.stdin.write(msgspec.json.encode(Asked("plan", "org/tiny")) + b"\n")
+        child.stdin.flush()  # and left open, as whoever asks leaves it
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert b'"commit"' in child.stdout.read()
+        assert (child.stderr.read(), child.wait()) == (b"", 0)
 
 
 def test_what_went_wrong_arrives_as_it_was(hub: LocalHub, tiny: Files) -> None:

@@ -108,6 +108,45 @@ def test_a_killed_converter_is_reported_and_leaves_nothing(shelf: Path, gguf: Pa
     assert started[0].returncode is not None
 
 
+def test_a_converter_that_hangs_is_stopped(shelf: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given one that says nothing and does not end, and little patience
+    started: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def popen(_command: object, **kwargs: object) -> subprocess.Popen[bytes]:
+        started.append(real([sys.executable, "-c", "input()"], **kwargs))  # type: ignore[call-overload]  # passed on as given
+        return started[-1]
+
+    monkeypatch.setattr("runtime.loading.children.subprocess.Popen", popen)
+    monkeypatch.setattr("runtime.loading.children.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("runtime.loading.importer._PATIENCE", 0.05)
+    # when, then
+    with pytest.raises(ModelLoadError, match=r"the conversion took longer than \d+ s and was stopped"):
+        import_model(gguf)
+    assert started[0].returncode is not None
+    assert left_behind(shelf) == []
+
+
+GREEDY_CONVERTER = """
+import sys
+import psutil
+from runtime.loading import convert
+convert._BASE_MEMORY = psutil.Process().memory_info().vms + (8 << 20)
+convert.convert = lambda *_arguments, **_options: bytearray(1 << 30)
+sys.exit(convert.main())
+"""
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS does not enforce RLIMIT_AS")
+def test_a_converter_that_takes_more_memory_than_is_allowed_is_refused_it(gguf: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", GREEDY_CONVERTER, str(gguf), str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:  # it ends with its input
+        assert child.stdout is not None
+        said = child.stdout.read()
+    assert "converting it needs more memory than is allowed" in said
+    assert child.returncode == 1
+
+
 KILLED_IMPORT = """
 import sys, time
 from runtime.loading.importer import import_model
