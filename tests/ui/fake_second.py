@@ -46,7 +46,8 @@ class FakeSecond(FakeBase):
         for done in range(3):
             await self._pass()
             progress("comparing", done + 1, 3)
-        return replace(self.comparison(session_id), **({"kl_from": 0} if kl_of_all else {}))
+        found = self.comparison(session_id)
+        return replace(found, kl_from=0) if kl_of_all else found
 
     async def keep_second(self, keep: bool) -> None:
         self._note("keep_second", keep)

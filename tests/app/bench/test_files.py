@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -12,6 +13,7 @@ from app.bench.parts.files import F32, FLAT_BAR, HEADER_BAR, ONCE_BAR, Q8_0, fil
 from app.bench.run import NOWHERE
 from app.bench.sizes import FULL
 from runtime import plan_import
+from runtime.loading.digests import sha256_of
 from tests.app.bench.small import SMALL
 
 
@@ -38,17 +40,13 @@ def test_every_bar_is_there_and_the_exact_ones_are_met() -> None:
 
 @pytest.mark.skipif(not hasattr(psutil.Process, "io_counters"), reason="this system does not count what a process reads")
 def test_reading_twice_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    from runtime.loading import verify
-
-    once = verify.sha256_of
-
-    def twice(path: Path, tell: object) -> str:
+    def twice(path: Path, tell: Callable[[int], None]) -> str:
         with path.open("rb") as file:
             while file.read(io.DEFAULT_BUFFER_SIZE):
                 pass
-        return once(path, tell)  # type: ignore[arg-type]  # its own
+        return sha256_of(path, tell)
 
-    monkeypatch.setattr(verify, "sha256_of", twice)
+    monkeypatch.setattr("runtime.loading.verify.sha256_of", twice)
     [verdict] = [each for each in files(NOWHERE, SMALL, lambda _: None).verdicts if each.what.startswith("bytes read")]
     assert not verdict.met
     assert verdict.figure >= 2

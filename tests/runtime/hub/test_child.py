@@ -60,8 +60,8 @@ def test_a_model_is_planned_fetched_and_here(hub: LocalHub, tiny: Files) -> None
 def test_the_child_ends_in_peace(hub: LocalHub, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
     command = [sys.executable, "-m", "runtime.hub.child"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, **pipes, env={**os.environ, "HF_HUB_OFFLINE": "0"}) as child:
+    pipe, environment = subprocess.PIPE, {**os.environ, "HF_HUB_OFFLINE": "0"}
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment) as child:
         assert child.stdin is not None
         child.stdin.write(msgspec.json.encode(Asked("plan", "org/tiny")) + b"\n")
         child.stdin.flush()  # and left open, as whoever asks leaves it
