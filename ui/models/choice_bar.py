@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QVBoxLayout, QWidget
 
+from ui.models.aside import Aside
 from ui.parts import Choice, button, row, words
 
 
-class ChoiceBar(QFrame):
+class ChoiceBar(Aside):
     """Hidden until something is asked; the keyboard goes back to `home`.
 
     Args:
@@ -24,9 +24,7 @@ class ChoiceBar(QFrame):
     agreed = Signal(int)  # the place of the answer
 
     def __init__(self, home: QWidget, name: str, labels: Sequence[str], action: str) -> None:
-        super().__init__()
-        self.setProperty("kind", "undo")
-        self._home = home
+        super().__init__(home, "undo")
         self.question = words("", "")
         self.choice = Choice(name, labels)
         self.do_button = button(action, "link")
@@ -38,33 +36,18 @@ class ChoiceBar(QFrame):
         column.setSpacing(6)
         column.addWidget(self.question)
         column.addLayout(row(self.choice, self.do_button, self.keep_button, 1, spacing=14))
-        self.hide()
 
     @property
     def buttons(self) -> tuple[QWidget, ...]:
         """In the order of the keyboard."""
         return *self.choice.buttons, self.do_button, self.keep_button
 
-    def ask(self, question: str, place: int) -> None:
+    def ask_about(self, question: str, place: int) -> None:
         """Asks; one of the answers is marked."""
         self.question.setText(question)
         self.setAccessibleName(question)
         self.choice.show_choice(place)
-        self.show()
-        self.do_button.setFocus(Qt.FocusReason.OtherFocusReason)
-
-    def leave(self) -> None:
-        """Nothing is done."""
-        inside = any(part.hasFocus() for part in self.buttons)
-        self.hide()
-        if inside:
-            self._home.setFocus(Qt.FocusReason.OtherFocusReason)
-
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() == Qt.Key.Key_Escape:
-            self.leave()
-        else:
-            super().keyPressEvent(event)
+        self.open_at(self.do_button)
 
     def _agree(self) -> None:
         self.leave()

@@ -19,8 +19,9 @@ class ImportBar(ChoiceBar):
     wanted = Signal(object, bool)  # the path; whether its weights stay quantised
 
     def __init__(self, home: QWidget) -> None:
-        labels = [_tr("as packed, for mlx"), _tr("float32, for every engine")]
-        super().__init__(home, _tr("Weights"), labels, _tr("Import"))
+        tr = QCoreApplication.translate  # there is no self.tr before the widget is
+        labels = [tr("ImportBar", "as packed, for mlx"), tr("ImportBar", "float32, for every engine")]
+        super().__init__(home, tr("ImportBar", "Weights"), labels, tr("ImportBar", "Import"))
         self._plan: GgufPlan | None = None
         self.agreed.connect(self._go_on)
 
@@ -30,17 +31,13 @@ class ImportBar(ChoiceBar):
         if not plan.kept:
             self._go_on(FLOAT32)
             return
-        question = _tr(
+        question = self.tr(
             "{0}: kept as packed its weights take {1} and run on mlx alone; in float32 they take {2} and run on every engine. "
             "Their numbers are the same."
         ).format(one_line(plan.path.name), size(plan.kept), size(plan.float32))
         note = f" {one_line(plan.note)}." if plan.note else ""
-        self.ask(question + note, KEPT if plan.keeps else FLOAT32)
+        self.ask_about(question + note, KEPT if plan.keeps else FLOAT32)
 
     def _go_on(self, place: int) -> None:
         assert self._plan is not None
         self.wanted.emit(self._plan.path, place == KEPT)
-
-
-def _tr(text: str) -> str:
-    return QCoreApplication.translate("ImportBar", text)

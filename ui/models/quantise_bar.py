@@ -16,15 +16,12 @@ class QuantiseBar(ChoiceBar):
     wanted = Signal(int)  # bits
 
     def __init__(self, home: QWidget) -> None:
-        labels = [_tr("{0} bit").format(bits) for bits in BITS]
-        super().__init__(home, _tr("Bits of a weight"), labels, _tr("Quantise"))
+        tr = QCoreApplication.translate  # there is no self.tr before the widget is
+        labels = [tr("QuantiseBar", "{0} bit").format(bits) for bits in BITS]
+        super().__init__(home, tr("QuantiseBar", "Bits of a weight"), labels, tr("QuantiseBar", "Quantise"))
         self.agreed.connect(lambda place: self.wanted.emit(BITS[place]))
 
-    def ask_bits(self) -> None:
+    def ask(self) -> None:
         """Asks."""
-        question = _tr("A second model for mlx beside this one, smaller and faster: 8 bit is more exact, 4 bit smaller.")
-        self.ask(question, max(self.choice.place, 0))
-
-
-def _tr(text: str) -> str:
-    return QCoreApplication.translate("QuantiseBar", text)
+        question = self.tr("A second model for mlx beside this one, smaller and faster: 8 bit is more exact, 4 bit smaller.")
+        self.ask_about(question, max(self.choice.place, 0))

@@ -170,7 +170,7 @@ class ShelfRow(QWidget):
     def _ask_quantise(self) -> None:
         self.ask.leave()
         self.card.leave()
-        self.quantise.ask_bits()
+        self.quantise.ask()
 
     def _start_quantising(self, bits: int) -> None:
         self.show_quantising(0, 0)
