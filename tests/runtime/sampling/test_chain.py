@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runtime.errors import GrammarError, InvalidRequestError
@@ -73,7 +73,17 @@ def any_settings(draw: st.DrawFn) -> dict[str, Any]:
     return {**chosen, "order": tuple(order)}
 
 
+FEW_OF_MANY: dict[str, Any] = {
+    "xtc_probability": 0.5,
+    "xtc_threshold": 0.01,
+    "typical_p": 0.5,
+    "top_k": 1,
+    "order": ("xtc", "typical", "top_k"),
+}
+
+
 @settings(max_examples=60, deadline=None)
+@example(FEW_OF_MANY, 2, 100, 2.5)  # what is left weighs a hundredth of what stands before it
 @given(any_settings(), st.integers(0, 1000), st.sampled_from([100, 150, 400]), st.floats(0.2, 4))
 def test_any_stages_in_any_order(options: dict[str, Any], seed: int, vocab: int, scale: float) -> None:
     compare(options, row(seed, vocab, scale), range(3))
