@@ -153,14 +153,14 @@ class Falling:
     def total(self) -> float:
         """The sum of all weights."""
         if self._total is None:
-            head, mass = float(self.edges[-1]), self.ranked.mass
+            mass = self.ranked.mass
             if self.complete:
-                self._total = head
+                self._total = float(self.edges[-1])
             elif mass is not None and self.temperature == 1.0:
-                self._total = max(mass * float(np.exp(-np.float64(self.top))), head)
+                self._total = mass * float(np.exp(-np.float64(self.top)))
             else:
                 tail = self._without_head(scratch("weights", len(self.row))) if self._tail is None else self._tail
-                self._total = head + mass_where(tail)
+                self._total = float(self.edges[-1]) + mass_where(tail)
         return self._total
 
     @property

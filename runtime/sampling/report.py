@@ -95,15 +95,23 @@ def _shown(raw: Falling, last: Falling, tops: Sequence[int], token: int, *, same
 
 def _held(views: Sequence[View], rows: Sequence[int], ids: Ids, scores: Float32) -> UInt8:
     """Which of the tokens each view holds, in bits."""
-    held = np.zeros((len(views), len(ids)), np.bool_)
-    head = min(len(views[0].order.ids), SHOWN)
+    raw = views[0].order
+    head, whole = min(len(raw.ids), SHOWN), raw.alive == len(raw.row)
+    bits: list[int] = []
     for place, (view, row) in enumerate(zip(views, rows, strict=True)):
         if place and view is views[place - 1]:
-            held[place] = held[place - 1]
-        elif row or views[0].order.alive < len(views[0].order.row):
-            held[place] = view.holds(ids, scores[row])
+            bits.append(bits[-1])
+        elif row or not whole:
+            bits.append(_bits(view.holds(ids, scores[row])))
         else:  # the first ones stand in the order
-            held[place, view.first.rank if view.first else 0 : min(view.last.rank + 1, head) if view.last else head] = True
-            if head < len(ids):
-                held[place, head:] = view.holds(ids[head:], scores[0, head:])
-    return np.packbits(held, axis=-1, bitorder="little")[None]
+            start, stop = view.first.rank if view.first else 0, view.last.rank + 1 if view.last else head
+            held = (1 << min(stop, head)) - 1 & -1 << min(start, head)
+            rest = _bits(view.holds(ids[head:], scores[0, head:])) if head < len(ids) else 0
+            bits.append(held | rest << head)
+    length = -(-len(ids) // 8)
+    data = b"".join([each.to_bytes(length, "little") for each in bits])
+    return np.frombuffer(data, np.uint8).reshape(1, len(views), length)
+
+
+def _bits(held: npt.NDArray[np.bool_]) -> int:
+    return int.from_bytes(np.packbits(held, bitorder="little").tobytes(), "little")
