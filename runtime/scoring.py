@@ -76,8 +76,8 @@ def normalised(
 
 
 def empty_peaks(n: int, vocab: int) -> Float32 | None:
-    """Room for the `peaks` of ``(n, vocab)`` rows; None where they are too short to have any."""
-    return np.empty((n, vocab // STRIPES), np.float32) if vocab >= STRIPES else None
+    """Room for the `peaks` of ``(n, vocab)`` rows; None where they are too short to have any, or one has them sooner itself."""
+    return np.empty((n, vocab // STRIPES), np.float32) if vocab >= STRIPES and n > 1 else None
 
 
 def _tops(raw: Float32, peaks: Float32) -> Float32:
