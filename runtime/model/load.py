@@ -64,7 +64,7 @@ def load(
 
     def make() -> tuple[Backend, Scheduler]:
         with listening(told):
-            made = resolve_backend(name)(model, checked)
+            made = chosen(model, checked)
         token_bytes = text.tokenizer.byte_vocab(made.info.vocab_size)
         draft = None if drafting is None else load_draft(drafting, name, checked, made, token_bytes)
         budget = facts.kv_budget(checked, made.free_bytes())
@@ -73,6 +73,7 @@ def load(
         return made, Scheduler(made, checked, budget, token_bytes, eos, Utf8Stream, draft)
 
     try:
+        chosen = resolve_backend(name)  # here: mlx clears at exit what was compiled on the thread that imported it
         loaded = LocalModel(Engine(make), text, checked, names, held)
     except BaseException:
         for each in held:

@@ -54,3 +54,17 @@ def test_a_process_that_used_mlx_ends_well(name: str) -> None:
     for _ in range(6):  # it is a race: 2 of 6 with llama, 6 of 6 with mamba
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_a_process_that_uses_mlx_on_its_own_thread_too_ends_well() -> None:
+    # given a compiled function of the caller's, which something holds until the very end
+    code = (
+        "from runtime.model import load\n"
+        f"with load({str(tiny_path('llama'))!r}, backend='mlx') as model: model.next_token_logprobs_sync([1, 2, 3])\n"
+        "import ctypes, mlx.core as mx\n"
+        "doubled = mx.compile(lambda x: 2 * mx.sin(x)); mx.eval(doubled(mx.ones(3)))\n"
+        "ctypes.pythonapi.Py_IncRef(ctypes.py_object(doubled))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
