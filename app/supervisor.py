@@ -96,7 +96,7 @@ class Supervisor:
         return await asyncio.shield(self._starting)
 
     async def _start(self) -> LanguageModel:
-        loading = f"loading {Path(self.source).name}"
+        loading = translate("Workbench", "loading {0}").format(Path(self.source).name)
         self._tell(EngineState.STARTING, loading)
         told = partial(self._loading, asyncio.current_task(), loading)
         loaded_with = (self.backend, self._lasting())
@@ -117,7 +117,10 @@ class Supervisor:
 
     def _loading(self, start: asyncio.Task[Any] | None, words: str, progress: LoadProgress) -> None:
         if self._starting is start:  # else another one has begun meanwhile
-            self._tell(EngineState.STARTING, f"{words}: {progress.done:,} of {progress.total:,} tensors")
+            self._tell(
+                EngineState.STARTING,
+                translate("Workbench", "{0}: {1:,} of {2:,} tensors").format(words, progress.done, progress.total),
+            )
 
     def busy(self, busy: bool) -> None:
         """The engine works for somebody, or does not any more."""

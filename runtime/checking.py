@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable
 
@@ -11,6 +10,8 @@ from runtime.errors import InvalidRequestError
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for a misspelt name: the nearest known one, or the list of what there is."""
+    import difflib  # for a mistake alone: the window opens without it
+
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"

@@ -40,6 +40,7 @@ class Actions(QObject):
         self.find = self._make(self.tr("Find in Session…"), "Ctrl+F")
         self.find_next = self._make(self.tr("Find Next"), "Ctrl+G")
         self.find_previous = self._make(self.tr("Find Previous"), "Ctrl+Shift+G")
+        self.similar = self._make(self.tr("Similar Turns…"), "Ctrl+Shift+S")
         self.search = self._make(self.tr("Search Sessions"), "Ctrl+Shift+F")
         self.read = self._make(self.tr("Read"), "Ctrl+Shift+T", checkable=True)
         self.tokens = self._make(self.tr("Tokens"), "Ctrl+T", checkable=True)
@@ -144,7 +145,7 @@ class Actions(QObject):
         )
 
     def _finding(self) -> tuple[QAction, ...]:
-        return self.find, self.find_next, self.find_previous, self.search
+        return self.find, self.find_next, self.find_previous, self.similar, self.search
 
     def _view_menu(self) -> QMenu:
         menu = self._menu(self.tr("View"), self.read, self.tokens, self.template, self.pruned)

@@ -10,7 +10,7 @@ from ui.numbers import signed
 from ui.port import BranchDiff, DiffPart, DiffSide
 from ui.theme.fonts import interface_font
 from ui.theme.scheme import current_theme
-from ui.transcript.visible import one_line
+from ui.transcript.visible import one_line, seen
 from ui.widgets import ElidedLabel, Hairline, IconButton, Label
 
 KEPT = 240  # characters of a shared stretch that are shown at either end of it
@@ -75,10 +75,11 @@ class ComparePane(QWidget):
         diff = self._diff
         if diff is None:
             return
+        unnamed = self.tr("this branch")
         for sign, head, total, name, side in zip(
             (LEFT, RIGHT), self.heads, self.totals, (diff.left_name, diff.right_name), (diff.left, diff.right), strict=True
         ):
-            head.setText(f"{sign} {one_line(name) or self.tr('this branch')}")
+            head.setText(f"{sign} {one_line(name) or unnamed}")
             total.setText(self._numbers(side))
         same = self.tr("nothing differs") if diff.is_same else self.tr("then they part")
         self.stem.setText(self.tr("{0:,} tokens the same from the start, {1}").format(diff.stem.tokens, same))
@@ -87,7 +88,7 @@ class ComparePane(QWidget):
         cursor.beginEditBlock()
         cursor.setBlockFormat(_line())
         if diff.stem.text:
-            cursor.insertText(_end_of(diff.stem.text), self._format("faint"))
+            cursor.insertText(seen(_end_of(diff.stem.text)), self._format("faint"))
         for part in diff.parts:
             self._insert(cursor, part)
         cursor.endEditBlock()
@@ -95,14 +96,14 @@ class ComparePane(QWidget):
 
     def _insert(self, cursor: QTextCursor, part: DiffPart) -> None:
         if part.same:
-            cursor.insertText(self._shortened(part.left).lstrip(" "), self._format("soft"))
+            cursor.insertText(seen(self._shortened(part.left)).lstrip(" "), self._format("soft"))
             return
         for sign, side, ground in ((LEFT, part.left, "left"), (RIGHT, part.right, "right")):
             if not side.tokens:
                 continue
             cursor.insertBlock(_line())
             cursor.insertText(f"{sign} ", self._format("sign"))
-            cursor.insertText(side.text.strip("\n") or "∅", self._format(ground))
+            cursor.insertText(seen(side.text.strip("\n")) or "∅", self._format(ground))
             if side.logprob is not None:
                 cursor.insertText(f"  {signed(side.logprob, 1)}", self._format("number"))
         cursor.insertBlock(_line())

@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
-from PySide6.QtGui import QFocusEvent, QFont, QKeySequence
-from PySide6.QtWidgets import QFileDialog, QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtGui import QKeySequence
+from PySide6.QtWidgets import QFileDialog, QVBoxLayout, QWidget
 
 from ui.actions import STOP_KEYS
 from ui.draft_cost import DraftCost
-from ui.draft_field import DraftField
 from ui.drafts import NEW, Draft, Drafts
-from ui.file_chips import FileChips
 from ui.file_text import with_files
 from ui.overflow_bar import OverflowBar
-from ui.parts import button
 from ui.port import TextFile
-from ui.theme.fonts import interface_font
 from ui.transcript.visible import one_line, utf16_length
-from ui.widgets import IconButton, Notice
+from ui.widgets import Notice
+from ui.writing_box import WritingBox
 
 COMPOSE_DELAY_MS = 200
 SCORE_DELAY_MS = 700  # after the last key; scoring is a forward
@@ -50,39 +47,27 @@ class Composer(QWidget):
         self.version = Notice("undo")  # said while the draft is another version of an earlier turn
         self.version.dismissed.connect(self._drop_version)
         self._replaces: int | None = None
-        self.field = DraftField()
+        self.meter = DraftCost(self)
+        self._box = box = WritingBox(self.meter)
+        self.field, self.chips, self.roles = box.field, box.chips, box.roles
+        self.attach_button, self.setup_button, self.send_button = box.attach_button, box.setup_button, box.send_button
         self.field.submitted.connect(self._submit)
         self.field.textChanged.connect(self._edited)
-        self.meter = DraftCost(self)
         self.overflow = OverflowBar()
         self.overflow.leave_out_wanted.connect(lambda: self.leave_out_wanted.emit(self.message))
         self.overflow.new_wanted.connect(self._move_to_new)
         self.overflow.larger_wanted.connect(self.larger_wanted)
-        self.chips = FileChips()
         self.chips.changed.connect(self._edited)
         self.chips.pin_wanted.connect(self.pin_wanted)
-        self.attach_button = IconButton("plus", self.tr("Attach a text file"))
         self.attach_button.clicked.connect(self._choose_file)
-        self.roles = button(self.tr("continued as text: choose a chat format…"), "link")
-        self.roles.setToolTip(self.tr("This model knows no roles. With a chat format it takes questions and answers."))
+        self.setup_button.clicked.connect(self.setup_wanted)
         self.roles.clicked.connect(self.format_wanted)
-        self.roles.hide()
-        self.send_button = QPushButton(self.tr("Send"))
-        self.send_button.setObjectName("send")
-        self.send_button.setFont(interface_font(12.5, QFont.Weight.DemiBold))
-        self.send_button.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.send_button.clicked.connect(self._press)
         self._running = False
         self._drafts = Drafts()
         self._session: int | None = None
         self._key = NEW  # of the shown session's draft
         self._keys: dict[int, int] = {}  # of those that were shown before
-
-        self.setup_button = IconButton("sliders", self.tr("Sampling and system prompt"))
-        self.setup_button.clicked.connect(self.setup_wanted)
-        self._box = QFrame()
-        self._box.setObjectName("composer")
-        self._fill_box()
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(8)
@@ -91,7 +76,6 @@ class Composer(QWidget):
         column.addWidget(self.overflow)
         column.addWidget(self.meter.panel)
         column.addWidget(self._box)
-        self.field.installEventFilter(self)
         self.setFocusProxy(self.field)
 
         self._delay = QTimer(self, singleShot=True, interval=COMPOSE_DELAY_MS)
@@ -200,33 +184,6 @@ class Composer(QWidget):
             return
         self.chips.show_files([held for held in self.chips.files if held != file])
 
-    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        if watched is self.field and event.type() in (QEvent.Type.FocusIn, QEvent.Type.FocusOut):
-            assert isinstance(event, QFocusEvent)
-            self._box.setProperty("focused", "true" if event.gotFocus() else "false")
-            self._box.style().polish(self._box)
-        return super().eventFilter(watched, event)
-
-    def _fill_box(self) -> None:
-        column = QVBoxLayout(self._box)
-        column.setContentsMargins(13, 11, 13, 11)
-        column.setSpacing(10)
-        column.addWidget(self.chips)
-        column.addWidget(self.field)
-        row = QHBoxLayout()
-        row.setSpacing(10)
-        tools = QHBoxLayout()
-        tools.setSpacing(0)
-        tools.addWidget(self.attach_button)
-        tools.addWidget(self.setup_button)
-        row.addLayout(tools)
-        row.addWidget(self.roles)
-        row.addWidget(self.meter.cost)
-        row.addWidget(self.meter.context, 1)
-        row.addWidget(self.meter.busy, 1)
-        row.addWidget(self.send_button)
-        column.addLayout(row)
-
     def _edited(self) -> None:
         self.meter.say_busy("")
         self.overflow.hide()
@@ -296,6 +253,4 @@ class Composer(QWidget):
         self._delay.start()  # it stands elsewhere now, after other tokens
 
     def _refresh(self) -> None:
-        self.send_button.setText(self.tr("Stop") if self._running else self.tr("Send"))
-        self.send_button.setAccessibleName(self.tr("Stop the answer") if self._running else self.tr("Send the message"))
-        self.send_button.setEnabled(self._running or bool(self.message.strip()))
+        self._box.show_send(running=self._running, can_send=bool(self.message.strip()))

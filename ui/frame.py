@@ -19,6 +19,7 @@ from ui.port import BranchDiff
 from ui.second.bar import SecondBar
 from ui.sidebar import WIDTH as SIDEBAR_WIDTH
 from ui.sidebar import Sidebar
+from ui.similar.panel import SimilarPanel
 from ui.status import StatusBar
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import panel_width
@@ -49,6 +50,7 @@ class Frame(QWidget):
         self.transcript = TranscriptView()
         self.compare = ComparePane()
         self.second = SecondBar()
+        self.similar = SimilarPanel()
         self.columns = ColumnsPanel()
         self.finder = FindBar()
         self.link = LinkBar()
@@ -134,6 +136,7 @@ class Frame(QWidget):
         middle.setSpacing(0)
         middle.addWidget(self.finder)
         middle.addWidget(self.second)
+        middle.addWidget(self.similar)
         middle.addWidget(self.transcript, 2)
         middle.addWidget(self.columns, 3)
         middle.addWidget(self.compare, 5)
@@ -160,9 +163,11 @@ class Frame(QWidget):
         if room < panel_width(NARROW):
             self._foot.setContentsMargins(EDGE, 0, EDGE, 0)
             self.second.align(EDGE)
+            self.similar.align(EDGE)
             self.compare.align(EDGE, EDGE)
             return
         right = max(room - left - width, 0)
         self._foot.setContentsMargins(left, 0, right, 0)
         self.second.align(left)
+        self.similar.align(left)
         self.compare.align(left, right)

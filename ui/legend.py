@@ -121,41 +121,41 @@ class Legend(QToolButton):
 
 def name_of(measure: Measure) -> str:
     """As the bar and the menus say it."""
-    tr = QApplication.translate
+    translate = QApplication.translate
     return {
-        Measure.SURPRISAL: tr("Legend", "surprise"),
-        Measure.PROBABILITY: tr("Legend", "probability"),
-        Measure.RANK: tr("Legend", "rank"),
-        Measure.ENTROPY: tr("Legend", "entropy"),
-        Measure.MARGIN: tr("Legend", "margin"),
+        Measure.SURPRISAL: translate("Legend", "surprise"),
+        Measure.PROBABILITY: translate("Legend", "probability"),
+        Measure.RANK: translate("Legend", "rank"),
+        Measure.ENTROPY: translate("Legend", "entropy"),
+        Measure.MARGIN: translate("Legend", "margin"),
     }[measure]
 
 
 def meaning(measure: Measure) -> str:
     """In a few words."""
-    tr = QApplication.translate
+    translate = QApplication.translate
     return {
-        Measure.SURPRISAL: tr("Legend", "how unexpected this token was"),
-        Measure.PROBABILITY: tr("Legend", "what the model gave this token"),
-        Measure.RANK: tr("Legend", "its place among all tokens"),
-        Measure.ENTROPY: tr("Legend", "how undecided the model was here"),
-        Measure.MARGIN: tr("Legend", "how far the first was ahead of the second"),
+        Measure.SURPRISAL: translate("Legend", "how unexpected this token was"),
+        Measure.PROBABILITY: translate("Legend", "what the model gave this token"),
+        Measure.RANK: translate("Legend", "its place among all tokens"),
+        Measure.ENTROPY: translate("Legend", "how undecided the model was here"),
+        Measure.MARGIN: translate("Legend", "how far the first was ahead of the second"),
     }[measure]
 
 
 def ranges(measure: Measure) -> list[str]:
     """What each step of the ramp stands for, from no colour to the strongest."""
     scale = SCALES[measure]
-    tr = QApplication.translate
+    translate = QApplication.translate
     if scale.counts:
         stretches = [(int(low), int(high) - 1) for low, high in pairwise((1.0, *scale.borders))]
-        counted = [str(low) if low == high else tr("Legend", "{0} to {1}").format(low, high) for low, high in stretches]
-        return [*counted, tr("Legend", "{0} and more").format(int(scale.borders[-1]))]
+        counted = [str(low) if low == high else translate("Legend", "{0} to {1}").format(low, high) for low, high in stretches]
+        return [*counted, translate("Legend", "{0} and more").format(int(scale.borders[-1]))]
     edges = [f"{border:g}" for border in scale.borders]
     unit = f" {scale.unit}" if scale.unit else ""
-    least, most = tr("Legend", "below {0}"), tr("Legend", "{0} and more")
+    least, most = translate("Legend", "below {0}"), translate("Legend", "{0} and more")
     first, last = (most, least) if scale.falls else (least, most)
-    between = [tr("Legend", "{0} to {1}").format(low, high) + unit for low, high in pairwise(edges)]
+    between = [translate("Legend", "{0} to {1}").format(low, high) + unit for low, high in pairwise(edges)]
     return [first.format(edges[0]) + unit, *between, last.format(edges[-1]) + unit]
 
 

@@ -43,15 +43,22 @@ def button(text: str, kind: str = "quiet") -> QPushButton:
     """A button of a page."""
     made = QPushButton(text)
     made.setProperty("kind", kind)
+    made.setCursor(_cursor(kind))
     made.setFont(interface_font(LINE_PX, QFont.Weight.Medium))
     made.setFocusPolicy(Qt.FocusPolicy.TabFocus)
     return made
+
+
+def _cursor(kind: str) -> Qt.CursorShape:
+    """What looks like words alone says by the cursor that it can be pressed."""
+    return Qt.CursorShape.PointingHandCursor if kind in ("link", "plain") else Qt.CursorShape.ArrowCursor
 
 
 def restyle(made: QPushButton, kind: str) -> None:
     """Another look for a button that stands already."""
     if made.property("kind") != kind:
         made.setProperty("kind", kind)
+        made.setCursor(_cursor(kind))
         made.style().unpolish(made)
         made.style().polish(made)
 
@@ -62,6 +69,12 @@ def tab(text: str) -> QPushButton:
     made.setFont(interface_font(13, QFont.Weight.Medium))
     made.setCheckable(True)
     return made
+
+
+def take_focus(tabs: Sequence[QWidget], shown: QWidget) -> None:
+    """The keyboard goes to the tab that is shown, where it is on another one of them."""
+    if any(one.hasFocus() for one in tabs):
+        shown.setFocus(Qt.FocusReason.OtherFocusReason)
 
 
 def row(*parts: QWidget | int, spacing: int = 8) -> QHBoxLayout:
@@ -127,6 +140,10 @@ class Combo(QComboBox):
         self.setFont(interface_font(LINE_PX))
         self.setAccessibleName(name)
         self._theme = current_theme()
+
+    def minimumSizeHint(self) -> QSize:
+        """Qt's own is kept from before the text was made smaller."""
+        return super().minimumSizeHint().boundedTo(self.sizeHint())
 
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)

@@ -47,6 +47,7 @@ class Stage(QObject):
         self.second = SecondStage(parts, acts, self.set_mode, self)
         self._link_of: int | None = None  # the session whose link is asked about
         self._engine: EngineState | None = None  # as last told
+        self._lacks_model = False  # as last told: what needs one is left until one is chosen
         self._offering = False  # the draft is a message that did not fit; when it is counted, what can be done is asked
         self._counted_at: tuple[EngineState, bool] | None = None
         self._carried: tuple[int, int] | None = None  # what is to be pinned in the copy that is shown next
@@ -113,7 +114,7 @@ class Stage(QObject):
         turn = shown.turn(spot.node_id) if shown is not None and spot is not None else None
         can_choose = turn is not None and turn.role != "system"
         own = spot is not None and spot.record.origin is not Origin.TEMPLATE
-        can_continue = own and turn is not None and turn.role == "assistant"
+        can_continue = own and turn is not None and turn.role == "assistant" and not self._lacks_model
         self._parts.inspector.show_spot(spot, self._desk.token_bytes, can_choose=can_choose, can_continue=can_continue)
         self.second.show_spot(spot)
 
@@ -149,14 +150,15 @@ class Stage(QObject):
         said = shown is not None and bool(shown.view.turns)
         for action in acts.exports.values():
             action.setEnabled(said)
-        acts.second.setEnabled(said)
+        can_ask = not running and not self._lacks_model
+        acts.second.setEnabled(said and not self._lacks_model)
         acts.compare.setEnabled(shown is not None and len(shown.view.branches) > 1)
-        acts.regenerate.setEnabled(answer is not None and not running)
-        acts.regenerate_exactly.setEnabled(answer is not None and answer.can_repeat and not running)
+        acts.regenerate.setEnabled(answer is not None and can_ask)
+        acts.regenerate_exactly.setEnabled(answer is not None and answer.can_repeat and can_ask)
         partial = answer is not None and answer.status is TurnStatus.PARTIAL and has_own_words(answer.run)
-        acts.continue_answer.setEnabled(partial and not running)
+        acts.continue_answer.setEnabled(partial and can_ask)
         for act in (*acts.ways.values(), acts.beams):
-            act.setEnabled(answer is not None and not running)
+            act.setEnabled(answer is not None and can_ask)
         acts.prune.setEnabled(shown is not None and len(shown.view.branches) > 1 and not running)
         acts.previous.setEnabled(fork is not None and fork.step(-1) is not None)
         acts.next.setEnabled(fork is not None and fork.step(+1) is not None)
@@ -265,6 +267,10 @@ class Stage(QObject):
         if status.engine is not self._engine:
             self._engine = status.engine
             self._parts.inspector.why.look_again()
+        if status.lacks_model != self._lacks_model:
+            self._lacks_model = status.lacks_model
+            self.refresh()
+            self._show_pin_again()
         self._count_again()
 
     def _show_pin_again(self) -> None:

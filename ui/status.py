@@ -63,9 +63,8 @@ class StatusBar(QWidget):
         """Shows these numbers."""
         self._dot.show_state(status.engine)
         self.engine.setText(status.reason or self._word(status.engine))
-        lacks = status.engine is EngineState.NONE and bool(status.reason)
-        self.choose.setVisible(lacks)
-        self.engine.setContentsMargins(0, 0, GAP if lacks else 0, 0)
+        self.choose.setVisible(status.lacks_model)
+        self.engine.setContentsMargins(0, 0, GAP if status.lacks_model else 0, 0)
         self.engine.setAccessibleName(self.tr("Engine: {0}").format(self.engine.text()))
         for label, words in zip(self.facts, self._words(status), strict=True):
             label.setText(words)
@@ -111,13 +110,14 @@ class StatusBar(QWidget):
         if status.reused is not None and status.computed is not None and status.reused + status.computed:
             reused = self.tr("reused {0:,} of {1:,}").format(status.reused, status.reused + status.computed)
         kv = self.tr("KV {0} of {1}").format(size(status.kv_bytes), size(status.kv_budget)) if status.kv_budget else ""
+        names = {Tier.WARM: self.tr("warm"), Tier.DISK: self.tr("disk"), Tier.COLD: self.tr("cold")}
         return (
             self.tr("KV on disk is full") if status.disk_note else "",  # first: the others may find no room
             "" if speed is None else rate(speed),
             "" if first is None else self.tr("first token {0:.2f} s").format(first),
             reused,
             kv,
-            " · ".join(f"{tier.value} {status.tiers[tier]}" for tier in Tier if tier in status.tiers),
+            " · ".join(f"{names[tier]} {status.tiers[tier]}" for tier in Tier if tier in status.tiers),
         )
 
 

@@ -10,11 +10,13 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from ui.port import Refusal
+from ui.port import QT_TRANSLATE_NOOP, Refusal, translate
 
 logger = logging.getLogger(__name__)
 
-BUG_TEXT = "This did not work: an error in Elsewise, written to the log. Nothing you wrote was lost."
+BUG_TEXT = QT_TRANSLATE_NOOP(
+    "Tasks", "This did not work: an error in Elsewise, written to the log. Nothing you wrote was lost."
+)
 
 
 class Tasks:
@@ -74,4 +76,4 @@ class Tasks:
             refused(str(refusal))
         except Exception:  # the border between clicks and code: a bug is logged, the window lives on
             logger.exception("a command of the window failed")
-            refused(BUG_TEXT)
+            refused(translate("Tasks", BUG_TEXT))

@@ -55,7 +55,8 @@ class Transfers(QObject):
         dialog = self._dialog(self.tr("Export Session"), kind)
         dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
         dialog.setDefaultSuffix(kind.value)
-        dialog.selectFile(f"{file_name(shown.view.title) or self.tr('session')}.{kind.value}")
+        name = file_name(shown.view.title) or self.tr("session")
+        dialog.selectFile(f"{name}.{kind.value}")
         session_id = shown.session_id
         dialog.fileSelected.connect(lambda name: self.export(session_id, kind, Path(name)))
         dialog.open()

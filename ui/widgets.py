@@ -135,6 +135,7 @@ class Notice(QFrame):
         self._words.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self._action = QPushButton()
         self._action.setProperty("kind", "link")
+        self._action.setCursor(Qt.CursorShape.PointingHandCursor)
         self._action.setFont(interface_font(12.5, QFont.Weight.Medium))
         self._action.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self._action.clicked.connect(self._act)

@@ -30,10 +30,21 @@ from app.workbench.setup.setups import Asked, Setups
 from app.workbench.speaker import Speaker
 from runtime import Finish, GenerationOptions, LanguageModel, PromptProgress, RuntimeFault, TokenRun
 from storage import SessionStore, StoreError
-from ui import EngineState, Event, Refusal, SessionChanged, TokensArrived, TurnChanged, TurnStats, TurnStatus
+from ui import (
+    QT_TRANSLATE_NOOP,
+    EngineState,
+    Event,
+    Refusal,
+    SessionChanged,
+    TokensArrived,
+    TurnChanged,
+    TurnStats,
+    TurnStatus,
+    translate,
+)
 
 STATUS_SECONDS = 0.25  # between two looks at the counters while a stream runs
-STARTING = "starting the engine…"
+STARTING = QT_TRANSLATE_NOOP("Workbench", "starting the engine…")
 LONG_PROMPT = 256  # tokens still to be read that are worth a line
 
 Prepare = Callable[[Speaker], Awaitable[TokenRun]]  # gives the tokens a node begins with: header, picked token
@@ -122,7 +133,7 @@ class Answers(Claims):
         """
         answer.node_id, answer.session.states[node_id] = node_id, TurnStatus.WAITING
         if self._supervisor.running is None:
-            answer.session.notes[node_id] = STARTING
+            answer.session.notes[node_id] = translate("Workbench", STARTING)
         asked = self._setups.asked(answer.session)
         answer.options = seeded(asked.preset)
         if answer.repeats is not None:
@@ -146,7 +157,7 @@ class Answers(Claims):
             model = answer.model = await self._supervisor.model()
             answer.began = time.monotonic()
         finally:
-            if session.notes.get(node_id, "").startswith(STARTING):
+            if session.notes.get(node_id, "").startswith(translate("Workbench", STARTING)):
                 del session.notes[node_id]
         speaker = await self.speaker(answer, model)
         options = settled(answer, asked, speaker, self._call)
@@ -185,8 +196,8 @@ class Answers(Claims):
             return
         for answer in self.running.values():
             session = answer.session
-            if session.notes.get(answer.node_id, "").startswith(STARTING):
-                session.notes[answer.node_id] = f"{STARTING} {self._supervisor.reason}"
+            if session.notes.get(answer.node_id, "").startswith(translate("Workbench", STARTING)):
+                session.notes[answer.node_id] = f"{translate('Workbench', STARTING)} {self._supervisor.reason}"
                 self._tell(TurnChanged(session.id, session.last_turn()))
 
     def _read_on(self, answer: Answer, before: int, progress: PromptProgress) -> None:
@@ -224,7 +235,7 @@ class Answers(Claims):
     async def _finish(self, answer: Answer) -> None:
         session, node_id, given = answer.session, answer.node_id, answer.given
         session.notes.pop(node_id, None)  # how far the reading was
-        session.has_hope = session.has_hope and not answer.hopeless
+        session.has_hope = session.has_hope and not (answer.hopeless or answer.unloaded or answer.foreign)
         run = session.runs.get(node_id, EMPTY)
         if answer.recorder is None and given.fingerprint is not None and began(run):
             answer.recorder = Recorder(self._store, node_id, given.fingerprint)  # no model came, but the pick is kept
@@ -250,7 +261,7 @@ class Answers(Claims):
         except StoreError as fault:
             session.unsaved = ending
             session.states[node_id] = TurnStatus.PARTIAL
-            session.notes[node_id] = f"not saved yet: {fault}"
+            session.notes[node_id] = translate("Workbench", "not saved yet: {0}").format(fault)
             raise
         finally:
             if answer.finish == "engine_died" and answer.model is not None:

@@ -16,7 +16,7 @@ from app.workbench.refusals import stored
 from app.workbench.setup.presets import OWN, Presets
 from runtime import EngineDiedError, LoadOptions, RuntimeFault
 from storage import SessionStore, StoreError
-from ui import AppSettings, DataFacts, LoadChoice, Refusal, SettingsView, translate
+from ui import QT_TRANSLATE_NOOP, AppSettings, DataFacts, LoadChoice, Refusal, SettingsView, translate
 
 log = logging.getLogger(__name__)
 SETTING = "settings"
@@ -26,10 +26,10 @@ LOADED_WITH = (  # fields of LoadOptions
 )  # fmt: skip
 PLAIN = {"offload": "none"}  # what leaves it to the engine, where "auto", "" and None do not
 LOOKS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
-    {  # rows of the window's look: what they are, what they may be
-        "scheme": ("the colours are", ("system", "light", "dark")),
-        "contrast": ("the contrast is", ("system", "normal", "high")),
-        "motion": ("the motion is", ("system", "reduced")),
+    {  # rows of the window's look: what is said of another value, what they may be
+        "scheme": (QT_TRANSLATE_NOOP("Workbench", "the colours are one of {0}, not {1!r:.60}"), ("system", "light", "dark")),
+        "contrast": (QT_TRANSLATE_NOOP("Workbench", "the contrast is one of {0}, not {1!r:.60}"), ("system", "normal", "high")),
+        "motion": (QT_TRANSLATE_NOOP("Workbench", "the motion is one of {0}, not {1!r:.60}"), ("system", "reduced")),
     }
 )
 LEAST_TEXT, MOST_TEXT = 80, 200  # percent
@@ -72,7 +72,8 @@ class SettingsKeeper:
             try:
                 held = await self._store.setting(SETTING)
             except StoreError as fault:
-                held, self._notes = None, [f"the settings cannot be read: {fault}; the defaults hold"]
+                words = translate("Workbench", "the settings cannot be read: {0}; the defaults hold")
+                held, self._notes = None, [words.format(fault)]
             self.values, notes = read_settings(held)
             self._notes += notes
             self._loaded = True
@@ -170,7 +171,7 @@ def read_settings(held: object) -> tuple[AppSettings, list[str]]:
     if held is None:
         return AppSettings(), []
     if not isinstance(held, Mapping):
-        return AppSettings(), ["the settings cannot be read; the defaults hold"]
+        return AppSettings(), [translate("Workbench", "the settings cannot be read; the defaults hold")]
     taken: dict[str, Any] = {}
     notes = []
     for name in (f.name for f in fields(AppSettings)):
@@ -178,11 +179,12 @@ def read_settings(held: object) -> tuple[AppSettings, list[str]]:
             continue
         problem = problem_of(name, held[name])
         if problem:
-            notes.append(f"{problem}; the default holds")
+            notes.append(translate("Workbench", "{0}; the default holds").format(problem))
         else:
             taken[name] = held[name]
     if taken.get("chat_template_file") and taken.get("chat_format", "auto") != "auto":
-        notes.append(f"a template and the format {taken['chat_format']} were both set; the format holds")
+        words = translate("Workbench", "a template and the format {0} were both set; the format holds")
+        notes.append(words.format(taken["chat_format"]))
         del taken["chat_template_file"]
     return AppSettings(**taken), notes
 
@@ -212,21 +214,24 @@ def _read_template(path: Path) -> None:
 def problem_of(name: str, value: object) -> str:
     """What is wrong with a value of a setting; "" where nothing is."""
     if name == "chat_template_file" and not value:
-        return "" if value == "" else f"the chat template is a file, not {value!r:.60}"
+        return "" if value == "" else translate("Workbench", "the chat template is a file, not {0!r:.60}").format(value)
     if name in ("backend", "draft_model", "preset"):
-        return "" if isinstance(value, str) and len(value) <= 500 else f"{name} is a name, not {value!r:.60}"
+        named = isinstance(value, str) and len(value) <= 500
+        return "" if named else translate("Workbench", "{0} is a name, not {1!r:.60}").format(name, value)
     if name in LOOKS:
         said, looks = LOOKS[name]
-        return "" if value in looks else f"{said} one of {', '.join(looks)}, not {value!r:.60}"
+        return "" if value in looks else translate("Workbench", said).format(", ".join(looks), value)
     if name == "text_percent":
         whole = isinstance(value, int) and not isinstance(value, bool)
         fits = whole and LEAST_TEXT <= value <= MOST_TEXT  # type: ignore[operator]  # it is whole
-        return "" if fits else f"the text size lies within {LEAST_TEXT} and {MOST_TEXT} %, not {value!r:.60}"
+        words = translate("Workbench", "the text size lies within {0} and {1} %, not {2!r:.60}")
+        return "" if fits else words.format(LEAST_TEXT, MOST_TEXT, value)
     if name == "disk_bytes":
         whole = value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= LEAST_KV)
-        return "" if whole else f"the disk budget is at least {LEAST_KV:,} bytes, not {value!r:.60}"
+        words = translate("Workbench", "the disk budget is at least {0:,} bytes, not {1!r:.60}")
+        return "" if whole else words.format(LEAST_KV, value)
     if name == "kv_cache_bytes" and isinstance(value, int) and not isinstance(value, bool) and value < LEAST_KV:
-        return f"the KV budget is at least {LEAST_KV:,} bytes, not {value:,}"
+        return translate("Workbench", "the KV budget is at least {0:,} bytes, not {1:,}").format(LEAST_KV, value)
     try:
         LoadOptions.from_mapping({name: value})
     except (RuntimeFault, TypeError, ValueError) as fault:

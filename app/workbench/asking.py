@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from app.workbench.answer import Answer
-from app.workbench.making import made_with, plain_options, refusal
+from app.workbench.made_words import refusal
+from app.workbench.making import made_with, plain_options
 from app.workbench.setup.guessing import guessed_by
 from app.workbench.setup.setups import Asked
 from app.workbench.speaker import Speaker

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from app.workbench.making import MADE, beams_of, options_of, stack_made_with, stack_words, words
+from app.workbench.made_words import stack_words, words
+from app.workbench.making import MADE, beams_of, options_of, stack_made_with
 from app.workbench.setup.setups import Asked
 from app.workbench.tree import Tree
 from runtime import GenerationOptions, InvalidRequestError, ResolvedOptions, SamplingOptions, fresh_seed
 from storage import NodeRow
+from ui import translate
 
 _PLAIN: Final = ("stop", "seed", "branch")  # how long it may get says who goes on
 _BY_HAND: Final = frozenset({"call", "session"})
@@ -68,7 +70,8 @@ class Continued:
             if new[name] == value:
                 continue
             if who & by_hand:
-                changed.append(f"{name.removeprefix('sampling.')} {words(new[name])} (was {words(value)})")
+                was = translate("Workbench", "{0} {1} (was {2})")
+                changed.append(was.format(name.removeprefix("sampling."), words(new[name]), words(value)))
             elif not who & _OF_A_MODEL:
                 taken[name], sources[name] = value, then.get(name, "default")
         try:
@@ -87,7 +90,7 @@ class Continued:
 
     def _others(self, now: GenerationOptions, asked: Asked) -> list[str]:
         """What else is another one than then; of these what is set now always holds."""
-        found = [] if now.grammar == self.options.grammar else ["the form of the answer"]
+        found = [] if now.grammar == self.options.grammar else [translate("Workbench", "the form of the answer")]
         stack = stack_made_with(self.made)
         if _uses(stack) != _uses(asked.adapters):
             found.append(stack_words([(choice.name, choice.scale) for choice in asked.adapters or () if choice.on]))

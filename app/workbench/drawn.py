@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from app.supervisor import Supervisor
 from app.workbench.growing import EMPTY
-from app.workbench.making import MADE, beams_of, stack_words
+from app.workbench.made_words import stack_words
+from app.workbench.making import MADE, beams_of
 from app.workbench.naming import spoken_name, with_weights
 from app.workbench.prompt import check_tokens
 from app.workbench.refusals import GONE, stored
@@ -187,7 +188,7 @@ def in_use(session: OpenSession, model: LanguageModel, made: Mapping[str, Any]) 
         return spoken_name(model.info)
     choices = session.values.adapters if session.values is not None else ()
     uses = [(choice.name, choice.scale) for choice in choices if choice.on] if choices else model.info.lora_stack
-    return f"{spoken_name(model.info)} with {stack_words(uses)}"
+    return translate("Workbench", "{0} with {1}").format(spoken_name(model.info), stack_words(uses))
 
 
 def ids_before(session: OpenSession, node: NodeRow, offset: int) -> list[int]:

@@ -16,10 +16,10 @@ from app.workbench.tree import Segment
 from app.workbench.turn_notes import NOTES
 from runtime import Finish, TokenRun
 from storage import NewNode, SessionStore, StoreError
-from ui import BeamRules, Column, ColumnKind, Columns, translate
+from ui import QT_TRANSLATE_NOOP, BeamRules, Column, ColumnKind, Columns, translate
 
 BEFORE_WORDS = 4
-CUT_OFF = "cut off when the engine stopped"
+CUT_OFF = QT_TRANSLATE_NOOP("Workbench", "cut off when the engine stopped")
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -96,7 +96,7 @@ class Fan:
         self.note = words
         for strand in self.strands:
             if strand.finish == "engine_died":
-                strand.message = CUT_OFF
+                strand.message = translate("Workbench", CUT_OFF)
 
     def take(self, strand: Answer, run: TokenRun) -> bool:
         """Tokens of one strand arrived: whether it has come to its end."""

@@ -119,7 +119,7 @@ class Fans:
             await self._answers.settle(target.session)
             fan = Fan(target.session, target.place(new), kind, wanted, rules or BeamRules())
             self._last[fan.session.id] = fan
-            fan.note = STARTING if self._supervisor.running is None else ""
+            fan.note = translate("Workbench", STARTING) if self._supervisor.running is None else ""
             self._show(fan)
             asked = self._answers.asked(target.session)  # now: it may be set anew while a model is loaded
             claimed.options, claimed.stack, claimed.back = seeded(asked.preset), asked.adapters, fan.new.parent_id
@@ -251,7 +251,7 @@ class Fans:
             await unsaved.save(self._store)
         except StoreError as fault:
             fan.session.unsaved = unsaved
-            fan.note = f"not saved yet: {fault}"
+            fan.note = translate("Workbench", "not saved yet: {0}").format(fault)
             for ending in unsaved.left:
                 fan.session.notes[ending.node_id] = fan.note
         await self._drop_silent(fan)

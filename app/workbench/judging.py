@@ -18,7 +18,7 @@ from runtime import (
     UnknownBackendError,
 )
 from storage import StoreError
-from ui import Refusal
+from ui import Refusal, translate
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +42,7 @@ def judge(answer: Answer) -> None:
     elif isinstance(error, GrammarError) and answer.back is not None and not answer.made:
         answer.message = answer.refused = form_refused(error)
     elif isinstance(error, OtherTokenizerError):
-        way = f"Choose the model it was written with{f', {error.name}' if error.name else ''}, or open it as text"
-        answer.message = f"{error.what}. Its text can be taken; its tokens, their numbers and its KV cannot. {way}"
+        answer.message = _another_tokenizer(error)
         answer.foreign = True
     elif isinstance(error, UnknownBackendError | BackendUnavailableError):
         answer.message, answer.hopeless = not_loaded(error), True
@@ -54,4 +53,22 @@ def judge(answer: Answer) -> None:
         answer.overflow = answer.hopeless = True
     elif not isinstance(error, RuntimeFault | StoreError | Refusal):
         log.error("an answer failed", exc_info=error)
-        answer.message = f"something went wrong ({error}); your text is kept. The details are in the log"
+        words = translate("Workbench", "something went wrong ({0}); your text is kept. The details are in the log")
+        answer.message = words.format(error)
+
+
+def _another_tokenizer(fault: OtherTokenizerError) -> str:
+    """That a path's tokens mean something else to the model in use, and the ways on."""
+    if fault.name:
+        words = translate(
+            "Workbench",
+            "{0}. Its text can be taken; its tokens, their numbers and its KV cannot. Choose the model it was written with, "
+            "{1}, or open it as text",
+        )
+        return words.format(fault.what, fault.name)
+    words = translate(
+        "Workbench",
+        "{0}. Its text can be taken; its tokens, their numbers and its KV cannot. Choose the model it was written with, "
+        "or open it as text",
+    )
+    return words.format(fault.what)

@@ -11,7 +11,7 @@ from app.workbench.answer import Answer
 from app.workbench.pinning import BlockPins
 from runtime import EngineDiedError, LanguageModel, RuntimeFault
 from storage import SessionStore, StoreError
-from ui import Refusal
+from ui import Refusal, translate
 
 log = logging.getLogger(__name__)
 
@@ -100,11 +100,15 @@ class Keeper:
         """Says where the disk has no room for KV, or has it again."""
         blocks = model.info.options.get("blocks")
         budget = blocks.get("budget") if isinstance(blocks, Mapping) else None
-        why = "what pinned sessions hold fills it" if self._pins.any else "this session alone is larger"
-        note = (
-            f"not all of this session's KV is kept on disk: {why}. Unpin a session, or raise the limit (Settings, KV on disk"
-            f"{f'; it is {budget / 1e9:.1f} GB' if isinstance(budget, int) else ''})"
-        )
+        if self._pins.any:
+            why = translate("Workbench", "what pinned sessions hold fills it")
+        else:
+            why = translate("Workbench", "this session alone is larger")
+        limit = translate("Workbench", "; it is {0:.1f} GB").format(budget / 1e9) if isinstance(budget, int) else ""
+        note = translate(
+            "Workbench",
+            "not all of this session's KV is kept on disk: {0}. Unpin a session, or raise the limit (Settings, KV on disk{1})",
+        ).format(why, limit)
         if self.note != (note if no_room else ""):
             self.note = note if no_room else ""
             log.info("KV on disk: %s", self.note or "there is room again")

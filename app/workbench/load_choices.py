@@ -8,7 +8,7 @@ from typing import Any
 from app.workbench.refusals import stored
 from runtime import LoadOptions, RuntimeFault
 from storage import SessionStore, StoreError
-from ui import LoadChoice, Refusal
+from ui import LoadChoice, Refusal, translate
 
 SETTING = "models"
 _AS_SET = LoadChoice()
@@ -68,8 +68,8 @@ def options_of(choice: LoadChoice) -> dict[str, Any]:
 
 def words_of(choice: LoadChoice) -> str:
     """For a row of the shelf; "" where it says nothing."""
-    context = "" if choice.context is None else f"{choice.context:,} tokens"
-    weights = "" if choice.weights == "auto" else f"{choice.weights} weights"
+    context = "" if choice.context is None else translate("Workbench", "{0:,} tokens").format(choice.context)
+    weights = "" if choice.weights == "auto" else translate("Workbench", "{0} weights").format(choice.weights)
     return ", ".join(part for part in (context, weights) if part)
 
 

@@ -1,4 +1,4 @@
-"""How an answer was made: stored with it as plain data, read back, told in words, and made again."""
+"""How an answer was made: stored with it as plain data, read back, and made again; in words see `made_words`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from app.workbench.naming import DEFAULT, named_options, stored_sources
+from app.workbench.naming import DEFAULT
 from app.workbench.setup.adapters import engine_name
 from app.workbench.speaker import Speaker
-from runtime import BeamOptions, GenerationOptions, InvalidRequestError, LanguageModel, TokenRun, __version__
+from runtime import BeamOptions, GenerationOptions, InvalidRequestError, TokenRun, __version__
 from storage import NodeRow
-from ui import AdapterChoice, Made, Setting
+from ui import AdapterChoice, translate
 
 if TYPE_CHECKING:
     from app.workbench.setup.setups import Asked
@@ -26,11 +26,8 @@ REPEATED = "repeated"  # there too: which answer it repeats, and where it parts 
 CHANGED = "changed"  # there too: what it does not have of the answer that it goes on with
 CUT_SHORT = frozenset({"cancelled", "engine_died", "error", "app_ended"})  # ends that the model did not come to by itself
 
-NOT_KNOWN = "how this answer was made was not stored yet when it was written; regenerate it instead"
 _BEAMS = BeamOptions()
 SEARCHED = "beams"  # the kind of what a beam search found
-FOUND = "this answer was found by a beam search, nothing was drawn; ask for beams at its place, and it is found again"
-NOTHING_MADE = "there is nothing to repeat: the model said nothing here; regenerate the answer instead"
 
 
 def made_with(resolved: ResolvedOptions, speaker: Speaker, asked: Asked, *, seed_was_chosen: bool) -> dict[str, Any]:
@@ -142,44 +139,6 @@ def stack_made_with(made: Mapping[str, Any]) -> tuple[AdapterChoice, ...] | None
     return tuple(found)
 
 
-def refusal(node: NodeRow, speaker: Speaker | LanguageModel | None = None) -> str:
-    """Why an answer cannot be made again exactly; empty where it can."""
-    if beams_of(node):
-        return FOUND
-    made = node.stats.get(MADE)
-    if not isinstance(made, Mapping):
-        return NOT_KNOWN
-    if not node.stats.get("generated"):
-        return NOTHING_MADE
-    strange = [use[1] for use in made.get("stack") or () if isinstance(use, list) and len(use) > 1 and use[0] is None]
-    if strange:
-        return f"this answer came from elsewhere, and was made with {strange[0]!s:.80}: put that adapter on, and regenerate it"
-    if speaker is None:
-        return ""
-    model = speaker.model if isinstance(speaker, Speaker) else speaker
-    numbers = speaker.numbers if isinstance(speaker, Speaker) else model.info.numbers_fingerprint
-    if numbers == made.get("fingerprint"):
-        return ""
-    if stack_made_with(made) is not None and model.info.kv_fingerprint == made.get("base"):  # its adapters can be brought in
-        changed = "an adapter that this answer was made with is another one now; put the old one back, or regenerate it"
-        return changed if isinstance(speaker, Speaker) else ""
-    name, engine = made.get("model"), made.get("backend")
-    if model.info.kv_fingerprint == made.get("base"):
-        was, now = stack_words(made.get("adapters")), stack_words(model.info.lora_stack)
-        return f"this answer was made with {was}, now it would be {now}"
-    if (name, engine) == (model.info.name, model.info.backend):
-        return f"this answer was made by {name} with other weights or another precision than it has now"
-    return (
-        f"this answer was made by {name} on {engine}, not by {model.info.name} on {model.info.backend}; choose that one first"
-    )
-
-
-def stack_words(adapters: Any) -> str:
-    """The adapters that were in force, each a name and a scale."""
-    uses = [f"{name} × {scale:g}" for name, scale in adapters or ()]
-    return f"the adapters {', '.join(uses)}" if uses else "no adapters"
-
-
 @dataclass(frozen=True, slots=True)
 class Repeat:
     """An answer that is made once more.
@@ -210,9 +169,11 @@ class Repeat:
         try:
             options = options_of(made)
         except (KeyError, TypeError, ValueError) as fault:  # InvalidRequestError is one
-            raise InvalidRequestError(f"this version cannot read how the answer was made ({fault}); regenerate it") from fault
+            words = translate("Workbench", "this version cannot read how the answer was made ({0}); regenerate it")
+            raise InvalidRequestError(words.format(fault)) from fault
         if not 0 < count <= len(run):
-            raise InvalidRequestError(f"{count:,} tokens were made, {len(run):,} are there; regenerate the answer instead")
+            words = translate("Workbench", "{0:,} tokens were made, {1:,} are there; regenerate the answer instead")
+            raise InvalidRequestError(words.format(count, len(run)))
         if cut_short:
             options = replace(options, max_tokens=count)
         return cls(node.id, made, options, run.ids[len(run) - count :], cut_short)
@@ -230,73 +191,3 @@ class Repeat:
         if parts_at is None and ended and len(ids) != len(self.ids):
             parts_at = same
         return {"of": self.of, "parts_at": parts_at, "compared": same, "ended": ended or parts_at is not None}
-
-
-def repeat_note(stats: Mapping[str, Any]) -> str:
-    """What a repeated answer says of itself."""
-    told = stats.get(REPEATED)
-    if not isinstance(told, Mapping):
-        return ""
-    at = told.get("parts_at")
-    if isinstance(at, int):
-        return f"differs from the original from its token {at + 1:,} on"
-    return "the same, token for token" if told.get("ended") else f"the same for {told.get('compared', 0):,} tokens"
-
-
-# ---- in words ---------------------------------------------------------------------------------------------------------
-
-
-def how_made(node: NodeRow) -> Made | None:
-    """What is known of how an answer was made, for the window; None for one from before that was stored."""
-    made, stats = node.stats.get(MADE), node.stats
-    if not isinstance(made, Mapping):
-        return None
-    options = made.get("options") or {}
-    said_by = stored_sources(made)
-    named = named_options(options).items()
-    settings = [Setting(n.removeprefix("sampling."), words(v), said_by.get(n, DEFAULT)) for n, v in named]
-    settings.sort(key=lambda setting: setting.source == DEFAULT)
-    facts = {
-        "model": str(made.get("model")),
-        "engine": " · ".join(str(made[name]) for name in ("backend", "device", "dtype") if made.get(name)),
-        "fingerprint": str(made.get("fingerprint"))[:12],
-        "adapters": stack_words(made.get("adapters")) if made.get("adapters") else "",
-        "found by": f"a beam search of {beams_of(node)} beams" if beams_of(node) else "",
-        "score": f"{stats['score']:.4f}" if isinstance(stats.get("score"), float) else "",
-        "seed": "" if beams_of(node) else f"{options.get('seed')}" + ("" if "seed" in said_by else " (drawn)"),
-        "prompt": _tokens(stats.get("prompt")),
-        "generated": _tokens(stats.get("generated")),
-        "reused": _tokens(stats.get("reused")),
-        "computed": _tokens(stats.get("computed")),
-        "first token after": _seconds(stats.get("first_token_seconds")),
-        "decoded in": _seconds(stats.get("decode_seconds")),
-        "ended by": str(node.finish_reason or "").replace("_", " "),
-        "repeats": repeat_note(stats),
-    }
-    return Made({name: words for name, words in facts.items() if words}, tuple(settings))
-
-
-def words(value: Any) -> str:
-    """A stored value, for people."""
-    match value:
-        case None:
-            return "none"
-        case bool():
-            return "yes" if value else "no"
-        case float():
-            return f"{value:g}"
-        case {"kind": kind, "source": source}:
-            return f"{kind} {source}"
-        case Mapping():
-            return ", ".join(f"{key}: {words(item)}" for key, item in value.items()) or "none"
-        case list():
-            return ", ".join(map(words, value)) or "none"
-    return str(value)
-
-
-def _tokens(count: Any) -> str:
-    return f"{count:,} token{'' if count == 1 else 's'}" if isinstance(count, int) else ""
-
-
-def _seconds(seconds: Any) -> str:
-    return f"{seconds:.2f} s" if isinstance(seconds, float) else ""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from app.workbench.load_choices import words_of
-from ui import FitView, HubFind, LoadChoice, ModelPlan, Offer, ShelfModel
+from app.workbench.status import parameters_of
+from ui import FitView, HubFind, LoadChoice, ModelPlan, Offer, ShelfModel, translate
 
 if TYPE_CHECKING:
     from runtime import CatalogueModel, DownloadPlan, Fit, HubModel, ShelfEntry, ShelvedAdapter
@@ -34,14 +35,14 @@ def model_of(entry: ShelfEntry, source: str, own: LoadChoice) -> ShelfModel:
 
 def adapter_of(found: ShelvedAdapter) -> ShelfModel:
     """An adapter of the shelf."""
-    base = f"for {found.base}" if found.base else "for a base that it does not name"
-    what = "activated adapter" if found.kind == "alora" else "adapter"
+    base = found.base or translate("Workbench", "a base that it does not name")
+    what = translate("Workbench", "activated adapter") if found.kind == "alora" else translate("Workbench", "adapter")
     return ShelfModel(
         name=found.name,
         title=found.name,
         folder=str(found.path),
         size=found.bytes,
-        form=f"{what}, {base}",
+        form=translate("Workbench", "{0}, for {1}").format(what, base),
         problem=found.problem,
         kind="adapter",
     )
@@ -102,8 +103,11 @@ def offer_of(model: CatalogueModel, here: set[str], *, best: bool) -> Offer:
 
 def find_of(model: HubModel, here: set[str]) -> HubFind:
     """What the hub found; `here` are the engines of this machine."""
-    parameters = f"{model.parameters / 1e6:,.0f} M parameters" if model.parameters else ""
-    what = "an adapter" if model.kind == "adapter" else model.quantisation or ""
-    parts = (parameters, what, model.licence, f"{model.downloads:,} downloads last month", "private" if model.private else "")
-    problem = model.problem or ("" if here & set(model.backends) else "no engine of this machine runs it")
+    parameters = parameters_of(model.parameters) if model.parameters else ""
+    what = translate("Workbench", "an adapter") if model.kind == "adapter" else model.quantisation or ""
+    downloads = translate("Workbench", "{0:,} downloads last month").format(model.downloads)
+    private = translate("Workbench", "private") if model.private else ""
+    parts = (parameters, what, model.licence, downloads, private)
+    runs = bool(here & set(model.backends))
+    problem = model.problem or ("" if runs else translate("Workbench", "no engine of this machine runs it"))
     return HubFind(model.source, " · ".join(part for part in parts if part), problem, model.gated, model.kind)

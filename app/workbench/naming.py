@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from ui import QT_TRANSLATE_NOOP, translate
 
 if TYPE_CHECKING:
     from runtime import ModelInfo
 
 _NOT_TOLD = ("sampling", "seed", "stages", "resolve")  # the seed stands beside the options
 DEFAULT = "default"
+SOURCES = (  # who said an option, as it is stored
+    QT_TRANSLATE_NOOP("Workbench", "call"),
+    QT_TRANSLATE_NOOP("Workbench", "session"),
+    QT_TRANSLATE_NOOP("Workbench", "preset"),
+    QT_TRANSLATE_NOOP("Workbench", "model"),
+    QT_TRANSLATE_NOOP("Workbench", "format"),
+    QT_TRANSLATE_NOOP("Workbench", "default"),
+)
 
 
 def spoken_name(info: ModelInfo) -> str:
@@ -40,3 +50,16 @@ def stored_sources(made: Mapping[str, Any]) -> dict[str, str]:
 def told_options(options: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """By name: the value, and its source (call, session, preset, model, format, default, or two of them)."""
     return {name: {"value": v, "source": sources.get(name, DEFAULT)} for name, v in named_options(options).items()}
+
+
+def source_words(who: str) -> str:
+    """Who said an option, for the window: one of `SOURCES`, or two."""
+    first, both, second = who.partition(" and ")
+    if not both:
+        return known_word(who, SOURCES)
+    return translate("Workbench", "{0} and {1}").format(known_word(first, SOURCES), known_word(second, SOURCES))
+
+
+def known_word(word: str, known: Sequence[str]) -> str:
+    """A stored word in the window's language; as it is where it is not one of ours."""
+    return translate("Workbench", word) if word in known else word

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 from app.workbench.tree import Tree
 from storage import NodeRow
-from ui import BranchRow
+from ui import QT_TRANSLATE_NOOP, BranchRow, translate
 
 NAME_WORDS = 6
 BEFORE_WORDS = 2
-NO_ANSWER = "no answer"  # it failed before it said anything
+NO_ANSWER = QT_TRANSLATE_NOOP("Workbench", "no answer")  # it failed before it said anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def _name(tree: Tree, line: _Line, end: NodeRow) -> tuple[str, str]:
         stem = re.search(r"\S*$", shared)
         cut = stem.start() if stem else len(shared)
         shared, own = shared[:cut], shared[cut:] + own
-    nothing = NO_ANSWER if line.node.status == "partial" and not line.node.has_text else "…"
+    nothing = translate("Workbench", NO_ANSWER) if line.node.status == "partial" and not line.node.has_text else "…"
     before, name = _last_words(shared), _first_words(own) or nothing
     answers = _answers(tree, line, end)
     if len(answers) == 1 and _text(answers[0]):

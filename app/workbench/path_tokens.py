@@ -122,14 +122,12 @@ class PathTokens:
         for segment in segments:
             turn += bool(segment.node.turn_start or turn == after)
             if segment.node.damaged or segment.node.id in self.lost:
-                way = (
-                    "edit that message" if segment.node.role == "user" else "make that answer again, or choose another version"
-                )
-                raise Refusal(
-                    translate(
-                        "Workbench", "turn {0} is damaged: its text stands there, but no model goes on from it; {1}"
-                    ).format(turn, way)
-                )
+                if segment.node.role == "user":
+                    way = translate("Workbench", "edit that message")
+                else:
+                    way = translate("Workbench", "make that answer again, or choose another version")
+                words = translate("Workbench", "turn {0} is damaged: its text stands there, but no model goes on from it; {1}")
+                raise Refusal(words.format(turn, way))
 
     def messages(self, turns: Sequence[Turn]) -> list[dict[str, str]]:
         """Role and content of turns, as templates take them; a system prompt that the template brought is left out."""

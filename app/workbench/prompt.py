@@ -16,6 +16,7 @@ from app.workbench.making import MADE
 from app.workbench.session import OpenSession
 from app.workbench.tree import Segment
 from runtime import InvalidRequestError, LanguageModel, Origin, TokenRun, aligned, texts_of
+from ui import translate
 
 Message = Mapping[str, str]
 Tools = Sequence[Mapping[str, Any]] | None
@@ -30,7 +31,10 @@ class OtherTokenizerError(InvalidRequestError):
     """
 
     def __init__(self, what: str, name: str) -> None:
-        way = f"Choose the model it was written with{f', {name}' if name else ''}, or start a new session"
+        if name:
+            way = translate("Workbench", "Choose the model it was written with, {0}, or start a new session").format(name)
+        else:
+            way = translate("Workbench", "Choose the model it was written with, or start a new session")
         super().__init__(f"{what}. {way}")
         self.what, self.name = what, name
 
@@ -223,11 +227,12 @@ def check_tokens(model: LanguageModel, session: OpenSession, segments: Sequence[
             continue
         for token, data in zip(run.ids.tolist(), run.token_bytes, strict=True):
             if token >= model.info.vocab_size or model.decode_token(token) != data:
-                raise OtherTokenizerError(
-                    f"this session was written with another tokenizer: its token {token} ({data.decode(errors='replace')!r}) "
-                    f"means something else to {model.info.name}",
-                    _written_by(session, segment.node.kv_fingerprint),
+                words = translate(
+                    "Workbench",
+                    "this session was written with another tokenizer: its token {0} ({1!r}) means something else to {2}",
                 )
+                what = words.format(token, data.decode(errors="replace"), model.info.name)
+                raise OtherTokenizerError(what, _written_by(session, segment.node.kv_fingerprint))
 
 
 def _written_by(session: OpenSession, fingerprint: str | None) -> str:

@@ -35,6 +35,19 @@ async def prune(setups: Setups, session: OpenSession, branch: Branch, move: Move
         await move(session, tip)
 
 
+def out_of_sight(tree: Tree, pruned: Collection[Branch]) -> set[int]:
+    """Nodes to whose ends every path goes through a pruned branch."""
+    hidden: set[int] = set()
+    for node_id, start in pruned:
+        leaving = [child.id for child in tree.children(node_id) if child.at_token is None or child.at_token > start]
+        hidden.add(node_id)
+        while leaving:
+            each = leaving.pop()
+            hidden.add(each)
+            leaving += [child.id for child in tree.children(each)]
+    return hidden
+
+
 def latest_in_sight(tree: Tree, pruned: Collection[Branch]) -> int | None:
     """The newest end of a path that goes through no pruned branch."""
     ends = [n for n in tree.nodes.values() if n.role != "system" and not any(map(tree.leaves_at_end, tree.children(n.id)))]

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from runtime import GrammarError, RuntimeFault
 from storage import StoreError
-from ui import QT_TRANSLATE_NOOP, Refusal
+from ui import QT_TRANSLATE_NOOP, Refusal, translate
 
 T = TypeVar("T")
 
@@ -17,7 +17,10 @@ GONE = QT_TRANSLATE_NOOP("Workbench", "that turn is not part of this session any
 
 def form_refused(fault: GrammarError) -> str:
     """That the form of a session's answers does not go with what an answer was to begin with."""
-    return f"the form of the answers here does not allow that ({fault}); take another place or token, or change the form"
+    words = translate(
+        "Workbench", "the form of the answers here does not allow that ({0}); take another place or token, or change the form"
+    )
+    return words.format(fault)
 
 
 async def stored(work: Coroutine[Any, Any, T]) -> T:

@@ -14,12 +14,19 @@ from app.workbench.session import OpenSession
 from app.workbench.sessions import Sessions
 from app.workbench.setup.setups import Setups
 from runtime import EngineDiedError, RuntimeFault
-from ui import Event, Refusal, SessionChanged
+from ui import QT_TRANSLATE_NOOP, Event, Refusal, SessionChanged, translate
 
 log = logging.getLogger(__name__)
-UNDER_WAY = "engine stopped; your text is kept. Starting it again, and reading this session anew…"
-DONE = "engine stopped; it was started again, and this session was reopened from its text: go on where it stopped"
-AGAIN = "engine stopped, and stopped again while this session was reopened; your text is kept. Send again to restart it"
+UNDER_WAY = QT_TRANSLATE_NOOP(
+    "Workbench", "engine stopped; your text is kept. Starting it again, and reading this session anew…"
+)
+DONE = QT_TRANSLATE_NOOP(
+    "Workbench", "engine stopped; it was started again, and this session was reopened from its text: go on where it stopped"
+)
+AGAIN = QT_TRANSLATE_NOOP(
+    "Workbench",
+    "engine stopped, and stopped again while this session was reopened; your text is kept. Send again to restart it",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +92,7 @@ class Reopening:
 
     async def _reopen(self, lost: _Lost) -> None:
         session = lost.session
-        self._say(lost, UNDER_WAY)
+        self._say(lost, translate("Workbench", UNDER_WAY))
         model = None
         try:
             model = await self._supervisor.model()
@@ -96,13 +103,14 @@ class Reopening:
         except EngineDiedError as fault:
             if model is not None:
                 await self._supervisor.died(model)
-            self._say(lost, AGAIN if model is not None else not_loaded(fault))
+            self._say(lost, translate("Workbench", AGAIN) if model is not None else not_loaded(fault))
         except (RuntimeFault, Refusal) as fault:
             log.info("session %d was not reopened: %s", session.id, fault)
-            self._say(lost, f"engine stopped, and this session could not be reopened: {fault}")
+            words = translate("Workbench", "engine stopped, and this session could not be reopened: {0}")
+            self._say(lost, words.format(fault))
         else:
             await self._sessions.find_warm(session)
-            self._say(lost, DONE)
+            self._say(lost, translate("Workbench", DONE))
 
     def _say(self, lost: _Lost, words: str) -> None:
         """Under each turn that still stands, and with the others beside it."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from app.workbench.answers import Answers
 from app.workbench.composing import Composing
-from app.workbench.making import how_made
+from app.workbench.made_words import how_made
 from app.workbench.retelling import Retelling
 from app.workbench.sessions import Sessions
 from app.workbench.turns import Turns

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from app.workbench.growing import EMPTY
-from app.workbench.making import refusal
+from app.workbench.made_words import refusal
 from app.workbench.outline import branch_name, nameless, outline
 from app.workbench.path_tokens import PathTokens
 from app.workbench.pick import began
@@ -16,20 +16,25 @@ from app.workbench.setup.tools import cards, tools_at
 from app.workbench.tree import Turn, is_hidden
 from app.workbench.turn_notes import note_of, stored_stats
 from storage import NodeRow, SessionShape, SessionTree
-from ui import SessionView, Tier, ToolCard, TurnStats, TurnStatus, TurnView
+from ui import QT_TRANSLATE_NOOP, SessionView, Tier, ToolCard, TurnStats, TurnStatus, TurnView, translate
 
 if TYPE_CHECKING:
     from app.workbench.ending import Ending
     from app.workbench.fan import Endings
     from app.workbench.setup.values import SessionValues
 
-UNTITLED = "New session"
+UNTITLED = QT_TRANSLATE_NOOP("Workbench", "New session")  # as it is stored
 AT_ONCE = 100  # turns of a path that are shown at first, and with each step back
 WHOLE = 4 * AT_ONCE  # turns of a path that is shown whole
 OVERFLOW = "overflow"  # in a stored answer's stats: its prompt did not fit into the context
 FOREIGN = "foreign"  # there too: another tokenizer cut what it was to go on from
 UNLOADED = "unloaded"  # there too: its model could not be loaded
 HOPELESS = "hopeless"  # there too: the same again can only fail again
+
+
+def shown_title(title: str) -> str:
+    """A stored title as the window shows it."""
+    return translate("Workbench", UNTITLED) if title == UNTITLED else title
 
 
 class OpenSession(PathTokens):
@@ -101,6 +106,12 @@ class OpenSession(PathTokens):
         """Shows some more of the beginning."""
         self._hidden = max(self.earlier - AT_ONCE, 0)
 
+    def step_back_to(self, node_id: int) -> None:
+        """Shows the path from some turns before that one on, where less of it is shown."""
+        ends = self.tree.ends(self.tip)
+        if node_id in ends:
+            self._hidden = min(self.earlier, max(ends.index(node_id) - AT_ONCE // 2, 0))
+
     def path_length(self) -> int:
         """Tokens of the path that is shown: what the context holds of it."""
         return sum(map(self.step_length, self.tree.steps(self.tip)))
@@ -122,6 +133,15 @@ class OpenSession(PathTokens):
             return False
         idle = node_id not in self.states and (self.unsaved is None or self.unsaved.node_id != node_id)
         return idle and not node.text and not began(self.runs.get(node_id, EMPTY)) and not self.tree.children(node_id)
+
+    def _failed_for(self, node: NodeRow, why: str) -> bool:
+        """Whether an answer never began for this reason, and the model is still the one that it is about."""
+        return not self.has_hope and bool(node.stats.get(why)) and self.failed_to_begin(node.id)
+
+    def _lacks_model(self, node: NodeRow) -> bool:
+        """Whether no model came for an answer, begun with a chosen token or not, and none was chosen since."""
+        made = bool(node.stats.get("generated"))
+        return bool(node.stats.get(UNLOADED)) and not (made or self.has_hope or node.id in self.states)
 
     def overflowed(self, node_id: int | None) -> bool:
         """Whether a node is an answer that never began since its prompt did not fit into the context."""
@@ -170,7 +190,7 @@ class OpenSession(PathTokens):
         turns = self.turn_views(lengths)
         return SessionView(
             session_id=self.id,
-            title=self.title,
+            title=shown_title(self.title),
             turns=turns,
             branches=rows,
             branch_name=branch_name(rows),
@@ -221,8 +241,8 @@ class OpenSession(PathTokens):
             stats=self.stats_of(node),
             can_retry=self.has_hope or not node.stats.get(HOPELESS, False),
             overflowed=self.overflowed(node.id),
-            is_foreign=bool(node.stats.get(FOREIGN)) and self.failed_to_begin(node.id),
-            needs_model=bool(node.stats.get(UNLOADED)) and self.failed_to_begin(node.id),
+            is_foreign=self._failed_for(node, FOREIGN),
+            needs_model=self._lacks_model(node),
             calls=self._calls(turn),
             may_call=node.role == "assistant" and node.id in self.states and bool(self.tools()),
             can_repeat=node.role == "assistant" and node.id not in self.states and not refusal(node),

@@ -10,7 +10,7 @@ from app.supervisor import Supervisor
 from app.workbench.making import next_branch
 from app.workbench.reading import every_node, read, read_names
 from app.workbench.refusals import GONE, stored
-from app.workbench.session import UNTITLED, OpenSession
+from app.workbench.session import UNTITLED, OpenSession, shown_title
 from app.workbench.setup.adapters import stack_of_session
 from app.workbench.setup.setups import Setups
 from app.workbench.windows import Window, Windows
@@ -255,7 +255,7 @@ class Sessions:
         return [
             SessionSummary(
                 row.id,
-                row.title,
+                shown_title(row.title),
                 row.updated,
                 row.branches,
                 row.pinned,
@@ -273,6 +273,7 @@ class Sessions:
         title = clean_text(title).strip()
         if not title:
             raise Refusal(translate("Workbench", "a title needs at least one character"))
+        title = UNTITLED if title == shown_title(UNTITLED) else title
         await stored(self._store.rename_session(session_id, title))
         session = self._open.get(session_id)
         if session is not None:

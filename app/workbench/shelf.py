@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
 from app.workbench.refusals import stored
+from app.workbench.session import shown_title
 from runtime import clean_text
 from storage import SessionStore
 from ui import Event, FolderView, SessionsChanged, TrashedSession
@@ -60,7 +61,7 @@ class ShelfMembers(ABC):
         """The last thrown away first; each with the days that it stays."""
         rows = await stored(self._store.trashed_sessions())
         now = time.time()
-        return [TrashedSession(row.id, row.title, _days_left(row.trashed_at or now, now)) for row in rows]
+        return [TrashedSession(row.id, shown_title(row.title), _days_left(row.trashed_at or now, now)) for row in rows]
 
     async def empty_trash(self, session_ids: Sequence[int]) -> int:
         """For good."""

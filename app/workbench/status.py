@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.supervisor import Supervisor
 from app.workbench.session import OpenSession
-from ui import BackendChoice, StatusView
+from ui import BackendChoice, StatusView, translate
 
 if TYPE_CHECKING:
     from runtime import ShelfEntry
@@ -47,7 +47,12 @@ def backend_choices(asked: str) -> list[BackendChoice]:
     ]
 
 
+def parameters_of(count: int) -> str:
+    """How large a model is, in words."""
+    return translate("Workbench", "{0:,.0f} M parameters").format(count / 1e6)
+
+
 def detail_of(entry: ShelfEntry) -> str:
     """A model's size and format in a few words."""
-    parameters = f"{entry.parameters / 1e6:,.0f} M parameters · " if entry.parameters else ""
+    parameters = parameters_of(entry.parameters) + " · " if entry.parameters else ""
     return entry.problem or f"{parameters}{entry.bytes / 1e6:,.0f} MB · {entry.format}"

@@ -8,11 +8,13 @@ from typing import Any, Final
 from app.workbench.vocabulary import fingerprints_that_ran
 from runtime import InvalidRequestError, Manifest, list_models
 from storage import NodeRow, SessionStore
+from ui import QT_TRANSLATE_NOOP, translate
 
 SHOWN: Final = 12  # characters of a fingerprint
-WAYS: Final = (
+WAYS: Final = QT_TRANSLATE_NOOP(
+    "Workbench",
     "to go on with its very tokens find the model ('elsewise models get', or the model menu); with another one open it as "
-    "text: send a message, then choose 'open as text' under it"
+    "text: send a message, then choose 'open as text' under it",
 )
 
 
@@ -34,21 +36,30 @@ async def what_is_taken(store: SessionStore, nodes: Iterable[NodeRow]) -> list[s
 
 def _told(fingerprint: str, known: Mapping[str, Any], here: Mapping[str, Mapping[str, Any]]) -> str:
     name, digest = str(known.get("name", "")), known.get("vocabulary")
-    words = f"the model {name!r}" if name else "a model that the file does not name"
-    said, its_print = f"its tokens were made with {words}", f"fingerprint {fingerprint[:SHOWN]}"
+    if name:
+        words = translate("Workbench", "the model {0!r}").format(name)
+    else:
+        words = translate("Workbench", "a model that the file does not name")
+    its_print = translate("Workbench", "fingerprint {0}").format(fingerprint[:SHOWN])
     same = next((info for info in reversed([*here.values()]) if digest is not None and info.get("vocabulary") == digest), None)
     if same is not None:
         differs = _differences(known, same)
-        return (
-            f"{said} ({its_print}), which never ran here; {str(same.get('name'))!r} reads the same tokens and can go on with "
-            f"them. Its numbers stay the other model's, its KV is computed again{f' ({differs})' if differs else ''}"
-        )
+        return translate(
+            "Workbench",
+            "its tokens were made with {0} ({1}), which never ran here; {2!r} reads the same tokens and can go on with them. "
+            "Its numbers stay the other model's, its KV is computed again{3}",
+        ).format(words, its_print, str(same.get("name")), f" ({differs})" if differs else "")
+    ways = translate("Workbench", WAYS)
     if name and _on_the_shelf(name):
-        return (
-            f"{said} ({its_print}). A model of that name is on this machine; whether it is the very one shows when it is "
-            f"loaded. Until then the session opens with text and numbers; {WAYS}"
-        )
-    return f"{said}, which is not on this machine ({its_print}): the session opens with text and numbers; {WAYS}"
+        return translate(
+            "Workbench",
+            "its tokens were made with {0} ({1}). A model of that name is on this machine; whether it is the very one shows "
+            "when it is loaded. Until then the session opens with text and numbers; {2}",
+        ).format(words, its_print, ways)
+    return translate(
+        "Workbench",
+        "its tokens were made with {0}, which is not on this machine ({1}): the session opens with text and numbers; {2}",
+    ).format(words, its_print, ways)
 
 
 def _differences(known: Mapping[str, Any], here: Mapping[str, Any]) -> str:

@@ -15,15 +15,16 @@ from app.workbench.refusals import stored
 from app.workbench.sessions import Sessions
 from runtime import RuntimeFault
 from storage import PortableFile, SessionStore, StoreError
-from ui import Event, ExportKind, ImportResult, OnTransfer, Refusal, SessionsChanged
+from ui import QT_TRANSLATE_NOOP, Event, ExportKind, ImportResult, OnTransfer, Refusal, SessionsChanged, translate
 
 if TYPE_CHECKING:
     from ui import BranchDiff
 
 
-NO_SNAPSHOT = (
+NO_SNAPSHOT = QT_TRANSLATE_NOOP(
+    "Workbench",
     "no program can go on from its very tokens: not all of the path that is shown was written by one model, or some of it is "
-    "damaged or was never read by one. Its text, tokens and numbers are in the file"
+    "damaged or was never read by one. Its text, tokens and numbers are in the file",
 )
 
 
@@ -82,7 +83,7 @@ class TransferMembers:
 def left_out(file: Path) -> str:
     """What a portable file that was just written does not have, in words; blocking."""
     with closing(PortableFile(file)) as written:
-        return NO_SNAPSHOT if written.snapshot() is None else ""
+        return translate("Workbench", NO_SNAPSHOT) if written.snapshot() is None else ""
 
 
 async def export(store: SessionStore, session_id: int, kind: ExportKind, path: Path, progress: OnTransfer) -> None:

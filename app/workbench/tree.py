@@ -152,6 +152,12 @@ class Tree:
             stop = self._links.at_token(places[at + 1]) if at + 1 < len(places) else None
             yield Step(columns.id[place], stop, kind.turn_start or not at, columns.token_count[place], kind.has_text)
 
+    def ends(self, tip: int | None) -> list[int]:
+        """The nodes that name the turns of the path to `tip`."""
+        columns, places = self._links.columns, self._places(tip)
+        begins = [columns.kinds[columns.kind[place]].turn_start for place in places[1:]]
+        return [columns.id[place] for place, after in zip(places, [*begins, True], strict=False) if after]
+
     def turn_count(self, tip: int | None) -> int:
         """How many turns the path to `tip` has."""
         columns, places = self._links.columns, self._places(tip)
@@ -188,6 +194,22 @@ class Tree:
     def _at(self, place: int) -> NodeRow:
         held = self._held.get(self._links.columns.id[place])
         return self._links.columns.stub(place) if held is None else held
+
+    def turn(self, node_id: int) -> Turn:
+        """The turn that ends with a node, without the path before it."""
+        segments = [Segment(self.nodes[node_id], None)]
+        while not (node := segments[-1].node).turn_start and node.parent_id is not None:
+            segments.append(Segment(self.nodes[node.parent_id], node.at_token))
+        return Turn(tuple(reversed(segments)))
+
+    def turn_ends(self) -> list[int]:
+        """Nodes that end a turn, on one path at least, oldest first: one for each version of it (see `variants`)."""
+        columns, ends = self._links.columns, []
+        for place in self._links:
+            after = [child for child in self._links.children(place) if self._links.leaves_at_end(child)]
+            if not after or any(columns.kinds[columns.kind[child]].turn_start for child in after):
+                ends.append(columns.id[place])
+        return ends
 
     def opening(self, node: NodeRow) -> NodeRow:
         """The node that opened the turn `node` belongs to."""

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.faults import STOPPED
-from app.workbench.making import CHANGED, repeat_note
+from app.workbench.made_words import repeat_note
+from app.workbench.making import CHANGED
 from app.workbench.setup.beginning import as_text, left_out
 from app.workbench.tree import Tree
 from storage import NodeRow
@@ -51,7 +52,9 @@ def note_of(tree: Tree, node: NodeRow, *, damaged: bool) -> str:
 def changed_note(stats: Mapping[str, Any]) -> str:
     """What an answer says of itself that went on otherwise than it began."""
     told = stats.get(CHANGED)
-    return f"went on with {', '.join(map(str, told))}" if isinstance(told, list) and told else ""
+    if not isinstance(told, list) or not told:
+        return ""
+    return translate("Workbench", "went on with {0}").format(", ".join(map(str, told)))
 
 
 def _not_seen(tree: Tree, node: NodeRow) -> str:
@@ -61,12 +64,13 @@ def _not_seen(tree: Tree, node: NodeRow) -> str:
         return ""
     count = left_out(root.stats)
     if as_text(root.stats):
-        return "opened as text; what it was opened from stands beside this, with its tokens and numbers"
-    return f"{_turns(count)} not seen by the model; the whole conversation stands beside this" if count else ""
-
-
-def _turns(count: int) -> str:
-    return "1 earlier turn is" if count == 1 else f"{count:,} earlier turns are"
+        return translate("Workbench", "opened as text; what it was opened from stands beside this, with its tokens and numbers")
+    if not count:
+        return ""
+    if count == 1:
+        return translate("Workbench", "1 earlier turn is not seen by the model; the whole conversation stands beside this")
+    words = translate("Workbench", "{0:,} earlier turns are not seen by the model; the whole conversation stands beside this")
+    return words.format(count)
 
 
 def stored_stats(node: NodeRow) -> TurnStats | None:

@@ -11,7 +11,8 @@ from app.workbench.answers import Answers, Prepare
 from app.workbench.continuing import Continued
 from app.workbench.copying import Copies
 from app.workbench.growing import EMPTY
-from app.workbench.making import Repeat, refusal
+from app.workbench.made_words import refusal
+from app.workbench.making import Repeat
 from app.workbench.path_tokens import content_of
 from app.workbench.pick import began, leading_template, pick
 from app.workbench.points import beside

@@ -38,6 +38,8 @@ from app.workbench.setup.members import SetupMembers
 from app.workbench.setup.setups import Setups
 from app.workbench.shelf import ShelfMembers
 from app.workbench.showing import SessionMembers
+from app.workbench.similar.members import SimilarMembers
+from app.workbench.similar.vectors import Vectors
 from app.workbench.status import status_of
 from app.workbench.tokenise import Tokeniser
 from app.workbench.transfers import TransferMembers
@@ -74,6 +76,7 @@ class AppWorkbench(
     ModelMembers,
     LoadMembers,
     SecondMembers,
+    SimilarMembers,
     SessionMembers,
 ):
     """Use cases over the session store and the engine process, for one window; all members belong to the window's loop.
@@ -133,6 +136,7 @@ class AppWorkbench(
         )
         self._caching = Caching(supervisor, self._sessions, self.vocabulary, self._setups.speaker)
         self._second, self._comparing = SecondEngine(supervisor), asyncio.Lock()
+        self._vectors = Vectors()
         supervisor.subscribe(self._refresh_status)
 
     # ---- the windows listen -------------------------------------------------------------------------------------------

@@ -160,6 +160,27 @@ async def tool_call(window: MainWindow, workbench: AppWorkbench, folder: Path, n
     keep(window, folder / f"{name}.png")
 
 
+async def similar(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
+    """The turns of the sample that are like its last answer, on all branches; the first one of another branch gone to."""
+    window.acts.similar.trigger()
+    panel = window.parts.similar
+    for _second in range(MODEL_SECONDS):
+        await asyncio.sleep(1)
+        if panel.list.rows.rows or panel.action.isVisible():
+            break
+    elsewhere = next((i for i, row in enumerate(panel.list.rows.rows) if not row.on_path), 0)
+    panel.list.setCurrentIndex(panel.list.rows.index(elsewhere))
+    QTest.keyClick(panel.list, Qt.Key.Key_Return)
+    await settled(window)
+    keep(window, folder / f"{name}.png")
+
+
+async def similar_narrow(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
+    """The same in a small window."""
+    window.resize(900, 640)
+    await similar(window, workbench, folder, name)
+
+
 async def narrow(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
     """A long title in a small window: it makes room for the model's name."""
     await resized(window, 900)

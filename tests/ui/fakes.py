@@ -15,6 +15,7 @@ from tests.ui.fake_models import FakeModels
 from tests.ui.fake_second import FakeSecond
 from tests.ui.fake_settings import FakeSettings
 from tests.ui.fake_shelf import FakeShelf
+from tests.ui.fake_similar import FakeSimilar
 from tests.ui.fake_transfers import FakeTransfers
 from tests.ui.spoken import run_of
 from ui import (
@@ -35,7 +36,7 @@ from ui import (
 SAMPLE, TRIP = 1, 2
 
 
-class FakeWorkbench(FakeModels, FakeSettings, FakeTransfers, FakeShelf, FakeCache, FakeSecond, FakeAnswers):
+class FakeWorkbench(FakeModels, FakeSettings, FakeTransfers, FakeShelf, FakeCache, FakeSecond, FakeSimilar, FakeAnswers):
     """Satisfies `ui.port.Workbench`.
 
     `calls` records every command. `answer` is what the next answers say, word by word; `gate` (if set) is waited for

@@ -10,12 +10,13 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction
 from PySide6.QtGui import Qt as RichText
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QDialog, QLabel, QMenu, QToolBar, QWidget
+from PySide6.QtWidgets import QApplication, QDialog, QLabel, QMenu, QPushButton, QToolBar, QWidget
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from ui import MainWindow, SessionChanged, SessionSummary, StatusChanged
 from ui.port import BackendChoice, EngineState, StatusView
+from ui.setup.pages import MODEL
 
 Play = Callable[[Scene], None]
 HOSTILE = "<img src='/etc/passwd'><b>bold</b> & \x1b[31m"
@@ -185,5 +186,20 @@ def test_macos_finds_the_entries_that_belong_into_its_own_menu(in_window: Play) 
         roles = {action: action.menuRole() for menu in acts.menus() for action in entries(menu)}
         own = {action: found for action, found in roles.items() if found is not role.NoRole}
         assert own == {acts.settings: role.PreferencesRole, acts.quit: role.QuitRole, acts.about: role.AboutRole}
+
+    in_window(scene)
+
+
+def test_what_looks_like_words_has_the_cursor_of_a_link(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        window.acts.settings.trigger()
+        window.popover.open(MODEL)
+        await until(lambda: window.popover.model.name.text() != "" and bool(window.settings.models.models))
+        kinds: dict[str, set[Qt.CursorShape]] = {}
+        for top in (window, window.settings):
+            for part in top.findChildren(QPushButton):
+                kinds.setdefault(part.property("kind"), set()).add(part.cursor().shape())
+        assert kinds["link"] == kinds["plain"] == {Qt.CursorShape.PointingHandCursor}
+        assert kinds["quiet"] == {Qt.CursorShape.ArrowCursor}
 
     in_window(scene)

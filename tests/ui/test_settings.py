@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QComboBox, QFileDialog, QScrollArea
+from PySide6.QtWidgets import QApplication, QComboBox, QFileDialog, QScrollArea, QVBoxLayout, QWidget
+from pytestqt.qtbot import QtBot
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import FakeWorkbench
 from ui import DARK, HIGH_LIGHT, LIGHT, AppSettings, Contrast, MainWindow, Motion, Scheme, apply_theme
-from ui.parts import Page
+from ui.parts import Combo, Page
 from ui.settings import APPEARANCE, DATA, MEMORY, SettingsWindow
+from ui.setup.pages import SAMPLING
 from ui.theme import current_theme
+from ui.theme.text_size import resize_text
 from ui.transcript import Measure, Mode
 from ui.widgets import Label
 
@@ -268,6 +271,49 @@ def test_all_text_of_the_window_has_the_size_that_is_set(in_window: Play, bench:
         await frames()
         assert measures() == pytest.approx(before)
         assert heights() == low
+
+    in_window(scene)
+
+
+def test_a_choice_is_as_low_again_when_the_text_is_smaller_again(app: QApplication, qtbot: QtBot) -> None:
+    # given one that is seen first while all text is large
+    resize_text(app, 2.0)
+    page, combo = QWidget(), Combo("Colours")
+    combo.addItems(["light", "dark"])
+    column = QVBoxLayout(page)
+    column.addWidget(combo)
+    column.addStretch(1)
+    qtbot.addWidget(page)
+    page.show()
+    large = combo.height()
+    # when it is small again
+    resize_text(app, 1.0)
+    # then so is what it stands in
+    qtbot.waitUntil(lambda: combo.height() < large)
+    assert combo.height() == combo.sizeHint().height()
+
+
+def test_one_tab_alone_stands_out_whichever_way_it_was_reached(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        settings = await opened(window)
+        settings.activateWindow()
+        await until(lambda: settings.tabs[0].hasFocus())
+        QTest.mouseClick(settings.tabs[MEMORY], LEFT)
+        assert settings.tabs[MEMORY].hasFocus()
+        settings.close()
+        window.activateWindow()
+        await until(window.isActiveWindow)
+        # the popover's and the inspector's go with the page too; the keyboard is not taken from elsewhere
+        for tabs in (window.popover.tabs, window.parts.inspector.tabs):
+            if tabs is window.popover.tabs:
+                window.popover.open(SAMPLING)
+            tabs[1].setFocus()
+            QTest.mouseClick(tabs[2], LEFT)
+            assert tabs[2].hasFocus()
+        window.popover.hide()
+        window.parts.composer.field.setFocus()
+        QTest.mouseClick(window.parts.inspector.tabs[0], LEFT)
+        assert window.parts.composer.field.hasFocus()
 
     in_window(scene)
 

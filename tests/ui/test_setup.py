@@ -334,3 +334,15 @@ def test_a_bias_is_typed_as_text_and_shown_as_text(in_window: Play, bench: FakeW
         await until(lambda: options.fields["logit_bias"].text() == '" rain": -5')
 
     in_window(scene)
+
+
+def test_what_a_field_has_no_room_for_is_in_its_tooltip(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        options = (await opened(window, SAMPLING)).sampling.options
+        await until(lambda: "order" in options.fields)
+        assert options.fields["order"].toolTip().endswith("does nothing\nbias → penalties → temperature")
+        assert "\n" not in options.fields["temperature"].toolTip()  # what is short is seen
+        retype(options.fields["stop"], '"' + "a long text " * 4 + '"')
+        await until(lambda: options.fields["stop"].toolTip().endswith('\n"' + "a long text " * 4 + '"'))
+
+    in_window(scene)

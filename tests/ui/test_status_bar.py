@@ -11,8 +11,9 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 
 from tests.ui.conftest import Scene, frames, until
-from tests.ui.fakes import FakeWorkbench
-from ui import MainWindow
+from tests.ui.fakes import TRIP, FakeWorkbench
+from tests.ui.test_conversation import finish
+from ui import MainWindow, StatusChanged
 from ui.port import EngineState, StatusView, Tier
 from ui.status import StatusBar
 
@@ -55,5 +56,32 @@ def test_a_model_that_is_not_here_has_one_action_beside_it(in_window: Play, benc
         popup = QApplication.activePopupWidget()
         if popup is not None:
             popup.close()
+
+    in_window(scene)
+
+
+def test_without_a_model_what_needs_one_is_off_and_all_else_goes_on(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        acts, token = window.acts, window.parts.inspector.token
+        window.stage.pin(bench.views[TRIP].turns[1].node_id, 3)
+        asking = (acts.regenerate, acts.second, acts.beams, *acts.ways.values())
+        await until(lambda: all(act.isEnabled() for act in asking) and token.draws.isVisible())
+        # when the model cannot be loaded
+        bench.emit(StatusChanged(StatusView(EngineState.NONE, "smollm2 is not on this computer")))
+        await until(window.parts.status.choose.isVisible)
+        assert not any(act.isEnabled() for act in asking)
+        assert not token.draws.isVisible()
+        assert not token.beam_rows.isVisible()
+        # then reading, finding, branching, comparing branches and Why go on
+        others = [row for row in token.alternatives.buttons if row.alternative is not None and not row.alternative.chosen]
+        assert others
+        assert all(row.isEnabled() for row in others)
+        assert acts.find.isEnabled()
+        assert acts.uncertain.isEnabled()
+        # and all of it is back when one is there
+        bench.emit(StatusChanged(StatusView(EngineState.READY)))
+        await until(lambda: all(act.isEnabled() for act in asking) and token.draws.isVisible())
 
     in_window(scene)

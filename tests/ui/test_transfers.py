@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from PySide6.QtWidgets import QApplication, QFileDialog, QMenu, QPushButton
 from tests.ui.conftest import Scene, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from ui import ExportKind, MainWindow
-from ui.port import BranchRow, SessionChanged
+from ui.port import BranchRow, DiffPart, DiffSide, SessionChanged
 from ui.transferring import file_name
 
 Play = Callable[[Scene], None]
@@ -175,6 +176,21 @@ def test_two_branches_are_compared_from_the_keyboard_and_closed_by_esc(in_window
         QTest.keyClick(pane.text, Qt.Key.Key_Escape)
         await until(lambda: not pane.isVisible())
         assert window.parts.transcript.isVisible()
+
+    in_window(scene)
+
+
+def test_nothing_hides_or_acts_in_a_comparison(in_window: Play, bench: FakeWorkbench) -> None:
+    hidden = DiffSide("a\x1b[31m \u202eb\u202c", 2, None)
+    parts = DiffPart(True, hidden, hidden), DiffPart(False, hidden, DiffSide("", 0, None))
+    bench.diff = replace(bench.diff, stem=hidden, parts=parts)
+
+    async def scene(window: MainWindow) -> None:
+        branches(window, bench)
+        await until(window.acts.compare.isEnabled)
+        window.acts.compare.trigger()
+        await until(window.parts.compare.isVisible)
+        assert window.parts.compare.text.toPlainText().count("aESC[31m RLObPDF") == 3
 
     in_window(scene)
 

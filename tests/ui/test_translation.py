@@ -1,23 +1,39 @@
-"""Every word of the window goes through Qt's translators: one that marks what it was given finds none without a mark."""
+"""Every word of the window goes through Qt's translators: one that marks what it was given finds none without a mark.
+
+What is written in the code is looked at in `tests/app/test_translations.py`.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
 from PySide6.QtCore import QTranslator
-from PySide6.QtWidgets import QAbstractButton, QApplication
+from PySide6.QtWidgets import QAbstractButton, QApplication, QComboBox, QWidget
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import FakeWorkbench
+from tests.ui.test_conversation import finish
 from ui import MainWindow
 from ui.inspector.stage_rows import StageName
 from ui.model_chip import ModelChip
-from ui.setup.pages import SAMPLING
+from ui.setup.pages import FORM, MODEL, SAMPLING, TOOLS
+from ui.transcript import Mode
 from ui.widgets import IconButton
 
 Play = Callable[[Scene], None]
 MARK = "«"
+SAYS = ("text", "placeholderText", "toolTip", "accessibleName", "accessibleDescription", "windowTitle")
+# Numbers and their units; what sessions, models and their authors are called; tokens; what is set as code.
+CONTENT = re.compile(
+    r"[\d\W]+((tok/s|nats|bits|[kMG]?B)( · p [\d\We]+)?)?|u = [.\d]+|A spring trip|\u200b?rainy ending|mine|/data/elsewise"
+    r"|SmolLM2.*|Qwen3.*|Llama.*|org/.*|trying things out|thinking|long answers|hf|mlx|cpu|[a-z]*float\d+|int\d|chatml|tiny"
+    r"|hf, cpu, float32|[0-9a-f]{12}|bfloat16 would be faster on this machine|␣city|.*(in April\?|<b>).*|[\d,]+ .*poet × 0.5"
+    r"|bias → penalties → temperature|\[\{.*|[AB] Paris| Paris in spring.*| Kyoto for.*|DRY|XTC",
+    re.DOTALL,
+)
+WORKBENCHS = {"preset", "default", "model", "reached the length limit"}  # who translates these itself
 NAMES = {"DRY", "XTC", "‹", "›", "2", "4", "8"}
 
 
@@ -62,3 +78,54 @@ def test_no_word_bypasses_the_translators(marks: None, in_window: Play, bench: F
         assert len(own) > 150
 
     in_window(scene)
+
+
+def seen(top: QWidget) -> Iterator[str]:
+    """Every text of what is visible: shown, spoken or hinted at."""
+    for part in [top, *top.findChildren(QWidget)]:
+        if part.isVisible() and part.window() is top.window():
+            texts = [getattr(part, says)() for says in SAYS if callable(getattr(part, says, None))]
+            yield from (text for text in texts if isinstance(text, str))
+            if isinstance(part, QComboBox):
+                yield from map(part.itemText, range(part.count()))
+            yield from (text for action in part.actions() for text in (action.text(), action.toolTip()))
+
+
+def test_nothing_that_is_seen_bypasses_the_translators(marks: None, in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+    found: set[str] = set()
+
+    async def scene(window: MainWindow) -> None:
+        window.resize(1360, 860)
+        window.stage.set_mode(Mode.TOKENS)
+        assert window.desk.shown is not None
+        window.stage.pin(window.desk.shown.view.turns[-1].node_id, 2)
+        for tab in window.parts.inspector.tabs:
+            tab.click()
+            await frames()
+            found.update(seen(window))
+        for page in (MODEL, SAMPLING, FORM, TOOLS):
+            window.popover.open(page)
+            await frames()
+            if page == SAMPLING:
+                window.popover.sampling.options.more.click()
+            found.update(seen(window.popover))
+        window.popover.hide()
+        window.acts.settings.trigger()
+        await until(window.settings.isVisible)
+        for page in range(len(window.settings.tabs)):
+            window.settings.show_page(page)
+            await frames()
+            found.update(seen(window.settings))
+        window.settings.hide()
+        for action in (window.acts.find, window.acts.compare, window.acts.two_ways):
+            action.trigger()
+            await frames()
+            found.update(seen(window))
+        await until(lambda: not window.desk.running)
+        found.update(seen(window))
+
+    in_window(scene)
+    plain = {text for text in found if text and MARK not in text and not CONTENT.fullmatch(text)}
+    assert plain == WORKBENCHS
+    assert sum(MARK in text for text in found) > 300

@@ -16,6 +16,7 @@ from ui.desk.second import SecondDesk
 from ui.desk.sessions import SessionsDesk
 from ui.desk.shelf import ShelfDesk
 from ui.desk.showing import Showing
+from ui.desk.similar import SimilarDesk
 from ui.desk.tree import TreeDesk
 from ui.desk.undo import UndoStack
 from ui.port import (
@@ -66,6 +67,7 @@ class Desk(Showing):
         self._engine = EngineState.NONE  # as it was when somebody last told
         self.shelf = ShelfDesk(self, self.models)
         self.second = SecondDesk(self)
+        self.similar = SimilarDesk(self)
 
     @property
     def engine(self) -> EngineState:

@@ -17,6 +17,7 @@ class TreeDesk(QObject):
     """
 
     compared = Signal(object)  # BranchDiff of the session that is shown
+    turn_shown = Signal(int)  # a turn that was gone to; its path is shown
 
     def __init__(self, showing: Showing, undo: UndoStack) -> None:
         super().__init__(showing)
@@ -29,6 +30,14 @@ class TreeDesk(QObject):
         before = self._tip
         if before is not None:
             self._showing.ask_latest("open", lambda session: self._select_and_remember(session, node_id, before))
+
+    def go_to(self, node_id: int) -> None:
+        """Shows a turn, on whatever branch it is; another branch can be undone."""
+        shown, before = self._showing.shown, self._tip
+        if shown is not None and shown.turn(node_id) is not None:
+            self.turn_shown.emit(node_id)
+        elif before is not None:
+            self._showing.ask_latest("open", lambda session: self._go_to(session, node_id, before))
 
     def step_variant(self, by: int) -> None:
         """To the previous (-1) or next (+1) sibling of the deepest turn that has any."""
@@ -60,6 +69,13 @@ class TreeDesk(QObject):
         view = await self._workbench.select(session_id, node_id)
         self._undo.remember(Undo(self.tr("Branch Selection"), lambda: self._select(session_id, before)))
         self._showing.show_answer(view)
+
+    async def _go_to(self, session_id: int, node_id: int, before: int) -> None:
+        view = await self._workbench.show_turn(session_id, node_id)
+        if view.turns[-1].node_id != before:
+            self._undo.remember(Undo(self.tr("Branch Selection"), lambda: self._select(session_id, before)))
+        self._showing.show_answer(view)
+        self.turn_shown.emit(node_id)
 
     async def _select(self, session_id: int, node_id: int) -> None:
         """Back to a branch; where another session is shown by now, this one is opened, or nobody would see what was undone."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QDoubleSpinBox, QPushButton, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDoubleSpinBox, QSizePolicy, QVBoxLayout, QWidget
 
 from ui.inspector.ways import Ways
-from ui.parts import Combo, row
+from ui.parts import Combo, button, row
 from ui.port import BeamRules
 from ui.theme.fonts import interface_font
 from ui.theme.text_size import fix_width
@@ -23,11 +22,9 @@ class BeamRows(QWidget):
         super().__init__(parent)
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
         self.ways = Ways(self.tr("beams from here"))
-        self.more = QPushButton(self.tr("rules"))
-        self.more.setProperty("kind", "link")
+        self.more = button(self.tr("rules"), "link")
         self.more.setFont(interface_font(FONT_PX))
         self.more.setCheckable(True)
-        self.more.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.more.setAccessibleName(self.tr("Rules of the beam search"))
         self.penalty = QDoubleSpinBox()
         self.penalty.setRange(-STEEPEST, STEEPEST)

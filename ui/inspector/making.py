@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from ui.inspector.facts import Facts
+from ui.parts import button
 from ui.port import Made
 from ui.widgets import Caption
 
@@ -16,10 +17,8 @@ class Making(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.facts, self.settings = Facts(columns=1), Facts(columns=1)
-        self.more = QPushButton()
+        self.more = button("", "link")
         self.more.setCheckable(True)
-        self.more.setProperty("kind", "link")
-        self.more.setCursor(Qt.CursorShape.PointingHandCursor)
         self.more.toggled.connect(self._open)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 20, 0, 0)

@@ -12,6 +12,7 @@ from ui.inspector.cache import CacheTab
 from ui.inspector.path import PathTab
 from ui.inspector.token import TokenTab, Vocabulary
 from ui.inspector.why_tab import WhyTab
+from ui.parts import take_focus
 from ui.port import Made, StatusView, TurnView
 from ui.shown import Spot
 from ui.theme.fonts import interface_font
@@ -109,6 +110,7 @@ class Inspector(QWidget):
         self.tabs[place].setFont(interface_font(weight=QFont.Weight.DemiBold if on else QFont.Weight.Normal))
         if on:
             self._stack.setCurrentIndex(place)
+            take_focus(self.tabs, self.tabs[place])
 
 
 def _scrolling(tab: QWidget) -> QScrollArea:

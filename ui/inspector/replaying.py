@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime import RuntimeFault, SamplingOptions, Stage
-from ui.port import Drawing
+from ui.port import Drawing, translate
 from ui.shown import Spot
 
 Row = npt.NDArray[np.float32]
@@ -76,14 +76,14 @@ def replayed(spot: Spot, drawing: Drawing, sampling: SamplingOptions | None, row
 
     record = spot.record
     if record.stages is None and row is None:
-        return Outcome(None, fault="its stages were not stored")
+        return Outcome(None, fault=translate("Stages", "its stages were not stored"))
     try:
         if sampling is None and record.stages is not None:
             found = replay_draw(record)
             return Outcome(found.token, found.stages, as_drawn=True)
         settings = sampling if sampling is not None else drawing.sampling
         if settings is None:
-            return Outcome(None, fault="the settings it was drawn with were not stored")
+            return Outcome(None, fault=translate("Stages", "the settings it was drawn with were not stored"))
         source = record if row is None else row
         found = replay_draw(
             source,

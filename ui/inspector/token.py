@@ -19,12 +19,16 @@ from ui.inspector.empty import Empty
 from ui.inspector.facts import Facts
 from ui.inspector.ways import Ways
 from ui.inspector.why import WhyFacts
+from ui.port import QT_TRANSLATE_NOOP, translate
 from ui.shown import Spot
 from ui.theme.fonts import mono_font
 from ui.widgets import Caption, ElidedLabel, Hairline, Label
 
 MOST_SHOWN = 10
-FORBIDDING = {"grammar": "not in the form", "bias": "banned"}  # stages that forbid, and how it is said beside a candidate
+FORBIDDING = {  # stages that forbid, and how it is said beside a candidate
+    "grammar": QT_TRANSLATE_NOOP("Stages", "not in the form"),
+    "bias": QT_TRANSLATE_NOOP("Stages", "banned"),
+}
 
 Vocabulary = Callable[[Sequence[int]], Sequence[bytes]]  # bytes of any token ids; empty where not known
 
@@ -133,7 +137,7 @@ def forbidden(record: TokenRecord, token_id: int) -> str:
     """Why a candidate could not be drawn whatever its probability; "" where it could, or nothing is known of it."""
     for stage in record.stages or ():
         if stage.name in FORBIDDING and any(i == token_id and p == 0.0 for i, p in zip(stage.ids, stage.after, strict=True)):
-            return FORBIDDING[stage.name]
+            return translate("Stages", FORBIDDING[stage.name])
     return ""
 
 

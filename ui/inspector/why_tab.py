@@ -20,6 +20,7 @@ from ui.inspector.stage_words import stage_words
 from ui.inspector.token import Vocabulary
 from ui.inspector.why import WhyFacts
 from ui.numbers import count
+from ui.parts import button
 from ui.port import Drawing
 from ui.shown import Spot
 from ui.theme.fonts import interface_font, mono_font
@@ -66,11 +67,10 @@ class WhyTab(QWidget):
         self._show()
 
     def _link(self, text: str, pressed: object) -> QPushButton:
-        button = QPushButton(text)
-        button.setProperty("kind", "link")
-        button.setFont(interface_font(12))
-        button.clicked.connect(lambda _checked=False: pressed())  # type: ignore[operator]  # a method of ours
-        return button
+        made = button(text, "link")
+        made.setFont(interface_font(12))
+        made.clicked.connect(lambda _checked=False: pressed())  # type: ignore[operator]  # a method of ours
+        return made
 
     def _lay_out(self) -> None:
         column = QVBoxLayout(self)

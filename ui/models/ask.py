@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QWidget
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QHBoxLayout, QWidget
 
+from ui.models.aside import Aside
 from ui.parts import button, words
 
 
-class AskBar(QFrame):
+class AskBar(Aside):
     """Hidden until something is asked. The keyboard is on the way that changes nothing, and goes back to `home`.
 
     Args:
@@ -20,9 +20,7 @@ class AskBar(QFrame):
     agreed = Signal()
 
     def __init__(self, home: QWidget, leave: str) -> None:
-        super().__init__()
-        self.setProperty("kind", "undo")
-        self._home = home
+        super().__init__(home, "undo")
         self._words = words("", "")
         self.do_button = button("", "link")
         self.keep_button = button(leave, "plain")
@@ -34,7 +32,6 @@ class AskBar(QFrame):
         line.addWidget(self._words, 1)
         line.addWidget(self.do_button)
         line.addWidget(self.keep_button)
-        self.hide()
 
     @property
     def words(self) -> str:
@@ -46,21 +43,7 @@ class AskBar(QFrame):
         self._words.setText(question)
         self.setAccessibleName(question)
         self.do_button.setText(action)
-        self.show()
-        self.keep_button.setFocus(Qt.FocusReason.OtherFocusReason)
-
-    def leave(self) -> None:
-        """Nothing is done."""
-        inside = self.do_button.hasFocus() or self.keep_button.hasFocus()
-        self.hide()
-        if inside:
-            self._home.setFocus(Qt.FocusReason.OtherFocusReason)
-
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() == Qt.Key.Key_Escape:
-            self.leave()
-        else:
-            super().keyPressEvent(event)
+        self.open_at(self.keep_button)
 
     def _agree(self) -> None:
         self.leave()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QFont, QKeyEvent
-from PySide6.QtWidgets import QFrame, QGridLayout, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtCore import Signal
+from PySide6.QtGui import QFont
+from PySide6.QtWidgets import QGridLayout, QPushButton, QVBoxLayout, QWidget
 
+from ui.models.aside import Aside
 from ui.models.bars import FitBar, FitLegend
 from ui.models.contexts import context_words, contexts
 from ui.models.wording import fit_words
@@ -15,17 +16,15 @@ from ui.theme.fonts import interface_font
 from ui.widgets import Label
 
 
-class LoadCard(QFrame):
+class LoadCard(Aside):
     """Shows a `LoadPlan`; hidden until there is one. The keyboard goes back to `home`."""
 
     wanted = Signal(object)  # LoadChoice: what would it take?
     open_wanted = Signal(object)  # LoadChoice
 
     def __init__(self, home: QWidget) -> None:
-        super().__init__()
-        self.setProperty("kind", "card")
+        super().__init__(home, "card")
         self.setAccessibleName(self.tr("How it is loaded"))
-        self._home = home
         self.plan: LoadPlan | None = None
         self.bar, self.legend = FitBar(), FitLegend()
         self.fit_words, self.cost = words("", ""), words("", "soft")
@@ -39,7 +38,6 @@ class LoadCard(QFrame):
         self.leave_button = button(self.tr("Not now"), "plain")
         self.leave_button.clicked.connect(self.leave)
         self._lay_out()
-        self.hide()
 
     @property
     def buttons(self) -> tuple[QWidget, ...]:
@@ -65,23 +63,8 @@ class LoadCard(QFrame):
             self._show_contexts(plan, fit)
         self._show_forms(plan)
         self.open_button.setText(self.tr("Open") if fit is None or fit.fits else self.tr("Open anyway"))
-        self.show()
         if fresh:
-            fits = fit is None or fit.fits
-            (self.open_button if fits else self.leave_button).setFocus(Qt.FocusReason.OtherFocusReason)
-
-    def leave(self) -> None:
-        """Nothing is done."""
-        inside = any(part.hasFocus() for part in self.buttons)
-        self.hide()
-        if inside:
-            self._home.setFocus(Qt.FocusReason.OtherFocusReason)
-
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() == Qt.Key.Key_Escape:
-            self.leave()
-        else:
-            super().keyPressEvent(event)
+            self.open_at(self.open_button if fit is None or fit.fits else self.leave_button)
 
     def _show_contexts(self, plan: LoadPlan, fit: FitView) -> None:
         self.context.clear()

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QVBoxLayout, QWidget
 
+from ui.models.aside import Aside
 from ui.parts import Choice, button, row, words
 
 BITS = (4, 8)
 
 
-class QuantiseBar(QFrame):
+class QuantiseBar(Aside):
     """Hidden until it is asked; the keyboard goes back to `home`."""
 
     wanted = Signal(int)  # bits
 
     def __init__(self, home: QWidget) -> None:
-        super().__init__()
-        self.setProperty("kind", "undo")
-        self._home = home
+        super().__init__(home, "undo")
         question = words(
             self.tr("A second model for mlx beside this one, smaller and faster: 8 bit is more exact, 4 bit smaller."), ""
         )
@@ -34,7 +32,6 @@ class QuantiseBar(QFrame):
         column.setSpacing(6)
         column.addWidget(question)
         column.addLayout(row(self.bits, self.do_button, self.keep_button, 1, spacing=14))
-        self.hide()
 
     @property
     def buttons(self) -> tuple[QWidget, ...]:
@@ -43,21 +40,7 @@ class QuantiseBar(QFrame):
 
     def ask(self) -> None:
         """Asks."""
-        self.show()
-        self.do_button.setFocus(Qt.FocusReason.OtherFocusReason)
-
-    def leave(self) -> None:
-        """Nothing is done."""
-        inside = any(part.hasFocus() for part in self.buttons)
-        self.hide()
-        if inside:
-            self._home.setFocus(Qt.FocusReason.OtherFocusReason)
-
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() == Qt.Key.Key_Escape:
-            self.leave()
-        else:
-            super().keyPressEvent(event)
+        self.open_at(self.do_button)
 
     def _agree(self) -> None:
         self.leave()

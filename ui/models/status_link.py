@@ -24,6 +24,7 @@ class DownloadsLink(QPushButton):
         made = button("", "link")
         self.setProperty("kind", "link")
         self.setFont(interface_font(11.5))
+        self.setCursor(made.cursor())
         self.setFocusPolicy(made.focusPolicy())
         self.hide()
 

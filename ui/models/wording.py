@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QCoreApplication
-
 from ui.numbers import count, size
-from ui.port import FitView, ShelfModel
+from ui.port import FitView, ShelfModel, translate
 
 FINGERPRINT_SHOWN = 12  # hexadecimal digits
 DAY = 86_400  # seconds
@@ -23,8 +21,10 @@ def time_left(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
-        return _tr("{0} h {1} min left").format(hours, minutes)
-    return _tr("{0} min {1} s left").format(minutes, rest) if minutes else _tr("{0} s left").format(rest)
+        return translate("Models", "{0} h {1} min left").format(hours, minutes)
+    if minutes:
+        return translate("Models", "{0} min {1} s left").format(minutes, rest)
+    return translate("Models", "{0} s left").format(rest)
 
 
 def used_words(last_used: float | None, now: float) -> str:
@@ -33,8 +33,8 @@ def used_words(last_used: float | None, now: float) -> str:
         return ""
     days = int(now // DAY - last_used // DAY)
     if days <= 0:
-        return _tr("used today")
-    return _tr("used yesterday") if days == 1 else _tr("used {0:,} days ago").format(days)
+        return translate("Models", "used today")
+    return translate("Models", "used yesterday") if days == 1 else translate("Models", "used {0:,} days ago").format(days)
 
 
 def facts_of(model: ShelfModel, now: float) -> str:
@@ -42,26 +42,23 @@ def facts_of(model: ShelfModel, now: float) -> str:
     parts = (
         model.name if model.name != model.title else "",
         model.form,
-        _tr("{0} tokens").format(count(model.context)) if model.context else "",
-        _tr("runs on {0}").format(", ".join(model.engines)) if model.engines else "",
+        translate("Models", "{0} tokens").format(count(model.context)) if model.context else "",
+        translate("Models", "runs on {0}").format(", ".join(model.engines)) if model.engines else "",
         used_words(model.last_used, now),
         model.fingerprint[:FINGERPRINT_SHOWN],
-        _tr("opens with {0}").format(model.own_load) if model.own_load else "",
+        translate("Models", "opens with {0}").format(model.own_load) if model.own_load else "",
     )
     return " · ".join(part for part in parts if part)
 
 
 def fit_words(fit: FitView) -> str:
     """Whether a model fits, how much it takes, and what can be done."""
-    share = _tr("about {0} of this machine's {1}, {2} free now").format(size(fit.total), size(fit.memory), size(fit.free))
+    words = translate("Models", "about {0} of this machine's {1}, {2} free now")
+    share = words.format(size(fit.total), size(fit.memory), size(fit.free))
     if fit.fits:
-        return _tr("fits with {0} tokens: {1}").format(count(fit.context), share)
+        return translate("Models", "fits with {0} tokens: {1}").format(count(fit.context), share)
     if fit.longest:
-        way = _tr("{0} tokens fit").format(count(fit.longest))
+        way = translate("Models", "{0} tokens fit").format(count(fit.longest))
     else:
-        way = _tr("not even a short context fits; with Weights on disk, under Engine, it runs slowly")
-    return _tr("does not fit with {0} tokens: {1}; {2}").format(count(fit.context), share, way)
-
-
-def _tr(words: str) -> str:
-    return QCoreApplication.translate("Models", words)
+        way = translate("Models", "not even a short context fits; with Weights on disk, under Engine, it runs slowly")
+    return translate("Models", "does not fit with {0} tokens: {1}; {2}").format(count(fit.context), share, way)

@@ -39,7 +39,7 @@ from ui.port.models import (
     Offer,
     ShelfModel,
 )
-from ui.port.refusals import Refusal, ShownElsewhere
+from ui.port.refusals import ModelRefusal, Refusal, ShownElsewhere
 from ui.port.second import NoRoomRefusal, OnCompared, PathComparison, SecondChoice, SecondCommands
 from ui.port.sentences import QT_TRANSLATE_NOOP, translate, translate_with
 from ui.port.sessions import BranchRow, SessionCommands, SessionSummary, SessionView
@@ -58,6 +58,7 @@ from ui.port.setup import (
     ToolCard,
 )
 from ui.port.shelf import FolderView, ShelfCommands, TrashedSession
+from ui.port.similar import SimilarCommands, SimilarTurn, SimilarTurns
 from ui.port.transfers import BranchDiff, DiffPart, DiffSide, ExportKind, ImportResult, OnTransfer, TransferCommands
 from ui.port.turns import Tier, TurnStats, TurnStatus, TurnView
 from ui.port.workbench import Workbench
@@ -114,6 +115,7 @@ __all__ = [
     "ModelCommands",
     "ModelFacts",
     "ModelPlan",
+    "ModelRefusal",
     "ModelsChanged",
     "NoRoomRefusal",
     "Offer",
@@ -140,6 +142,9 @@ __all__ = [
     "ShelfCommands",
     "ShelfModel",
     "ShownElsewhere",
+    "SimilarCommands",
+    "SimilarTurn",
+    "SimilarTurns",
     "StatusChanged",
     "StatusView",
     "TextFile",

@@ -35,6 +35,11 @@ class StatusView:
     tiers: Mapping[Tier, int] = field(default_factory=dict)  # turns of the shown path per tier
     disk_note: str = ""  # why KV is not kept on disk
 
+    @property
+    def lacks_model(self) -> bool:
+        """Whether one was to be loaded and could not be: what needs one waits until another is chosen."""
+        return self.engine is EngineState.NONE and bool(self.reason)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:

@@ -53,8 +53,8 @@ class TurnView:
     can_repeat: bool = False  # how it was made is known: it can be made again exactly
     can_retry: bool = True  # False: the same again can only fail again; the note says what to do instead
     overflowed: bool = False  # it never began: its question did not fit, and the next message takes the place of that one
-    is_foreign: bool = False  # it failed since the path has another tokenizer's tokens: it can be opened as text
-    needs_model: bool = False  # it failed since its model could not be loaded: another one can be chosen
+    is_foreign: bool = False  # it failed since the path has another tokenizer's tokens, and the model is that one still
+    needs_model: bool = False  # it failed since its model could not be loaded, and no other one was chosen since
     calls: tuple[ToolCard, ...] = ()  # of tools, that nobody has answered yet
     called: tuple[ToolCard, ...] = ()  # of tools, that the next turn answers
     may_call: bool = False  # it is being written, and tools are offered

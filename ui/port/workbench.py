@@ -18,6 +18,7 @@ from ui.port.sessions import SessionCommands
 from ui.port.settings import SettingsCommands
 from ui.port.setup import SetupCommands
 from ui.port.shelf import ShelfCommands
+from ui.port.similar import SimilarCommands
 from ui.port.transfers import TransferCommands
 
 
@@ -34,6 +35,7 @@ class Workbench(
     ModelCommands,
     LoadCommands,
     SecondCommands,
+    SimilarCommands,
     EngineCommands,
     Protocol,
 ):

@@ -18,12 +18,12 @@ def open_menu(under: QWidget, choices: Sequence[SecondChoice], chosen: Callable[
         choices: The same model otherwise first, then others.
         chosen: Hears what was taken.
     """
-    tr = QApplication.translate
+    translate = QApplication.translate
     menu = QMenu(under)
     menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
     menu.setLayoutDirection(QApplication.layoutDirection())  # not the chip's own
-    menu.setAccessibleName(tr("Second", "Compare with"))
-    head = menu.addAction(tr("Second", "Compare this path with"))
+    menu.setAccessibleName(translate("Second", "Compare with"))
+    head = menu.addAction(translate("Second", "Compare this path with"))
     head.setEnabled(False)
     own = choices[0].source if choices else ""
     for before, choice in zip((None, *choices), choices, strict=False):
@@ -35,7 +35,7 @@ def open_menu(under: QWidget, choices: Sequence[SecondChoice], chosen: Callable[
         action.setEnabled(not choice.problem)
         action.triggered.connect(lambda _checked=False, choice=choice: chosen(choice))
     if not choices:
-        menu.addAction(tr("Second", "nothing else is here: fetch another model first")).setEnabled(False)
+        menu.addAction(translate("Second", "nothing else is here: fetch another model first")).setEnabled(False)
     right = under.mapToGlobal(QPoint(under.width(), under.height() + 4))
     menu.popup(QPoint(right.x() - menu.sizeHint().width(), right.y()))
     return menu

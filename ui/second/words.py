@@ -30,10 +30,10 @@ def divergence(nats: float | None) -> str:
 
 def compared_lines(facts: SpanFacts) -> tuple[tuple[str, str], ...]:
     """For the card: the two log-probabilities, their difference, and the KL where it is known."""
-    tr = QApplication.translate
+    translate = QApplication.translate
     lines = [
         (f"{LEFT}  {in_nats(facts.left.logprob)}", f"{RIGHT}  {in_nats(facts.right.logprob)} nats"),
-        (tr("Second", "B − A"), difference(facts.difference)),
+        (translate("Second", "B − A"), difference(facts.difference)),
     ]
     if facts.kl is not None:
         lines.append(("KL", divergence(facts.kl)))
@@ -42,37 +42,38 @@ def compared_lines(facts: SpanFacts) -> tuple[tuple[str, str], ...]:
 
 def summary(comparison: PathComparison) -> tuple[str, str]:
     """What either model's perplexity is, a line for each; and where they disagree."""
-    tr = QApplication.translate
+    translate = QApplication.translate
     found = comparison.found
     parts = [
-        tr("Second", "{0} {1}: perplexity {2} a token, {3} a byte").format(
+        translate("Second", "{0} {1}: perplexity {2} a token, {3} a byte").format(
             sign, name, _perplexity(total.perplexity, 1), _perplexity(total.byte_perplexity, 2)
         )
         for sign, name, total in zip(
             (LEFT, RIGHT), (comparison.left, comparison.right), found.totals(), strict=True
         )
     ]  # fmt: skip
-    where = tr("Second", "{0:,} of {1:,} places disagree about the likeliest token").format(found.disagrees(), len(found))
+    where = translate("Second", "{0:,} of {1:,} places disagree about the likeliest token")
+    where = where.format(found.disagrees(), len(found))
     if found.aligned_by == "bytes":
-        where += tr("Second", "; the tokenizers differ, so they are aligned by bytes")
+        where += translate("Second", "; the tokenizers differ, so they are aligned by bytes")
     if found.kl is not None and comparison.kl_from:
-        where += tr("Second", "; KL is known of the last {0:,} tokens").format(comparison.read - comparison.kl_from)
+        where += translate("Second", "; KL is known of the last {0:,} tokens").format(comparison.read - comparison.kl_from)
     return "\n".join(parts), where
 
 
 def difference_ranges() -> list[str]:
     """What the steps of the colour stand for, in the palette's order."""
-    tr = QApplication.translate
+    translate = QApplication.translate
     one, two, three = (f"{border:g}" for border in DIFFERENCE_STEPS_BITS)
     steps = [
-        tr("Second", "{0} to {1} bits").format(one, two),
-        tr("Second", "{0} to {1} bits").format(two, three),
-        tr("Second", "{0} bits and more").format(three),
+        translate("Second", "{0} to {1} bits").format(one, two),
+        translate("Second", "{0} to {1} bits").format(two, three),
+        translate("Second", "{0} bits and more").format(three),
     ]
     return [
-        tr("Second", "less than {0} bits apart").format(one),
-        *(tr("Second", "B gave less: {0}").format(step) for step in steps),
-        *(tr("Second", "B gave more: {0}").format(step) for step in steps),
+        translate("Second", "less than {0} bits apart").format(one),
+        *(translate("Second", "B gave less: {0}").format(step) for step in steps),
+        *(translate("Second", "B gave more: {0}").format(step) for step in steps),
     ]
 
 

@@ -23,8 +23,8 @@ from PySide6.QtWidgets import (
 from ui.desk import Desk
 from ui.legend import name_of
 from ui.models.page import ModelsPage
-from ui.parts import Page, tab
-from ui.port import AppSettings, SettingsView, Workbench
+from ui.parts import Page, tab, take_focus
+from ui.port import AppSettings, SettingsView, Workbench, translate
 from ui.settings.data_page import DataPage
 from ui.settings.rows import Rows
 from ui.transcript.measure import Measure
@@ -32,7 +32,7 @@ from ui.widgets import Notice, plain_tooltip
 
 MEGABYTE = 1_000_000
 MODELS, ENGINE, MEMORY, GENERATION, APPEARANCE, DATA = range(6)  # pages
-OWN_TEMPLATE = "choose a file"  # among the chat formats: no format has that name
+OWN_TEMPLATE = "choose-a-file"  # among the chat formats: no format has that name
 MOST_CONTEXT, MOST_THREADS, MOST_KV = 10_000_000, 1024, 10_000_000
 
 
@@ -90,6 +90,7 @@ class SettingsWindow(QWidget):
         """Brings a page to the front."""
         self.tabs[page].setChecked(True)
         self._stack.setCurrentIndex(page)
+        take_focus(self.tabs, self.tabs[page])
 
     def show_settings(self, view: SettingsView) -> None:
         """Shows what holds."""
@@ -104,7 +105,7 @@ class SettingsWindow(QWidget):
         self.memory.show_number("kv_cache_bytes", round((values.kv_cache_bytes or 0) / MEGABYTE))
         self.memory.show_number("disk_bytes", round((values.disk_bytes or 0) / MEGABYTE))
         self.generation.show_choice(
-            "preset", choices.get("preset", ()), values.preset, lambda name: name or self.tr("Elsewise's own")
+            "preset", choices.get("preset", ()), values.preset, lambda name: translate("Presets", name or "Elsewise's own")
         )
         names = {"system": self.tr("as the system"), "light": self.tr("light"), "dark": self.tr("dark")}
         names |= {"normal": self.tr("normal"), "high": self.tr("high"), "reduced": self.tr("reduced")}

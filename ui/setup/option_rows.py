@@ -4,42 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QCoreApplication, QEvent, QObject, Qt, Signal
+from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QGridLayout, QLineEdit, QVBoxLayout, QWidget
 
 from ui.parts import LINE_PX, button, row
-from ui.port import OptionView
+from ui.port import OptionView, translate
+from ui.setup.option_names import LABELS, MORE
 from ui.setup.option_text import Bytes, text_of, unknown, value_of
 from ui.theme.fonts import interface_font
 from ui.widgets import IconButton, Label, plain_tooltip
 
-LABELS = {
-    "temperature": ("temperature", "0 always takes the likeliest token"),
-    "top_k": ("top-k", "only the k likeliest; 0 is off"),
-    "top_p": ("top-p", "the likeliest that together reach this probability; 1 is off"),
-    "min_p": ("min-p", "only those with this share of the likeliest one's probability; 0 is off"),
-    "typical_p": ("typical", "those whose surprise is nearest to the entropy; 1 is off"),
-    "xtc_probability": ("XTC", "how often all top choices but the last go; 0 is off"),
-    "repetition_penalty": ("repetition", "makes what occurred less likely; 1 is off"),
-    "presence_penalty": ("presence", "is subtracted from what occurred; 0 is off"),
-    "frequency_penalty": ("frequency", "is subtracted once for each occurrence; 0 is off"),
-    "dry_multiplier": ("DRY", "makes long repetitions less likely; 0 is off"),
-    "max_tokens": ("longest answer", "tokens"),
-    "stop": ("stop at", 'texts that end an answer, such as "\\n\\n", "User:"'),
-    "seed": ("seed", "the same seed draws the same answer; empty: a fresh one each time"),
-}
-MORE = {  # folded away until they are wanted, or said by the session
-    "order": ("order of stages", "their names from the raw scores to the draw; a stage that is left out does nothing"),
-    "logit_bias": ("bias", 'is added to the scores of tokens, such as " rain": -5, or by id, 36413: -5; spaces in front count'),
-    "banned_tokens": ("never drawn", 'tokens, such as " rain", "Rain", or their ids, 36413; spaces in front count'),
-    "xtc_threshold": ("XTC from", "the probability from which XTC counts a token as a top choice"),
-    "penalty_window": ("penalties look at", "so many last tokens; 0 is all"),
-    "dry_base": ("DRY growth", "per token of what is repeated"),
-    "dry_allowed_length": ("DRY allows", "repetitions shorter than so many tokens cost nothing"),
-    "dry_range": ("DRY looks at", "so many last tokens; 0 is all"),
-    "dry_breakers": ("DRY breakers", 'no repetition goes across them: texts such as "\\n", ":", or token ids'),
-}
+SHORT = 20  # characters that a field has room for
 
 
 class OptionRows(QWidget):
@@ -80,7 +56,10 @@ class OptionRows(QWidget):
                 self._add(option.name)
             field, source = self.fields[option.name], self.sources[option.name]
             self._own[option.name] = option.own
+            shown = self._text(option.name, option.own if option.own is not None else option.value)
             field.setPlaceholderText(self._text(option.name, option.value) or self._unsaid(option.name))
+            whole = [shown] if len(shown) > SHORT else []
+            field.setToolTip(plain_tooltip("\n".join([field.accessibleDescription(), *whole])))
             if not (field.hasFocus() and field.isModified()):
                 field.setText(self._text(option.name, option.own))
             source.setText(option.source)
@@ -103,7 +82,7 @@ class OptionRows(QWidget):
         return super().eventFilter(watched, event)
 
     def _add(self, name: str) -> None:
-        label, hint = (QCoreApplication.translate("Options", words) for words in LABELS.get(name) or MORE.get(name, (name, "")))
+        label, hint = (translate("Options", words) for words in LABELS.get(name) or MORE.get(name, (name, "")))
         line = len(self.fields)
         caption = Label(label, "soft", interface_font(LINE_PX))
         field = QLineEdit()
@@ -111,7 +90,6 @@ class OptionRows(QWidget):
         field.setFont(interface_font(LINE_PX))
         field.setAccessibleName(label)
         field.setAccessibleDescription(hint)
-        field.setToolTip(plain_tooltip(hint))
         caption.setToolTip(plain_tooltip(hint))
         field.editingFinished.connect(lambda: self._finished(name))
         field.installEventFilter(self)

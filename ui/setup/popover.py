@@ -16,7 +16,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from ui.parts import tab
+from ui.parts import tab, take_focus
 from ui.port import SessionSetup, Workbench
 from ui.setup.desk import Change, SetupDesk
 from ui.setup.form_page import FormPage
@@ -88,6 +88,7 @@ class SetupPopover(QFrame):
         """Brings a page to the front."""
         self.tabs[page].setChecked(True)
         self._stack.setCurrentIndex(page)
+        take_focus(self.tabs, self.tabs[page])
 
     def place(self) -> None:
         """Under the anchor, inside the window."""

@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QLineEdit, QSizePolicy
 
 from ui.file_chips import FileChips
 from ui.parts import LINE_PX, Combo, Page, SourceField, button, row, words
-from ui.port import SessionSetup
+from ui.port import SessionSetup, translate
 from ui.setup.option_rows import OptionRows
 from ui.theme.fonts import interface_font
 from ui.transcript.visible import one_line
@@ -91,9 +91,9 @@ class SamplingPage(Page):
     def _show_presets(self, setup: SessionSetup) -> None:
         self.presets.blockSignals(True)
         self.presets.clear()
-        self.presets.addItem(one_line(self.tr("default ({0})").format(setup.default_preset)), DEFAULT)
+        self.presets.addItem(one_line(self.tr("default ({0})").format(_shown(setup.default_preset, setup))), DEFAULT)
         for name in setup.presets:
-            self.presets.addItem(one_line(name), name)
+            self.presets.addItem(one_line(_shown(name, setup)), name)
         self.presets.setCurrentIndex(max(self.presets.findData(setup.preset), 0))
         self.presets.blockSignals(False)
         self.delete_button.setEnabled(setup.presets.get(setup.preset, False))
@@ -103,3 +103,9 @@ class SamplingPage(Page):
         if name:
             self.preset_name.clear()
             self.save_wanted.emit(name)
+
+
+def _shown(preset: str, setup: SessionSetup) -> str:
+    """A preset's name; those that come with Elsewise have one in each language."""
+    is_saved = setup.presets.get(preset, False)
+    return preset if is_saved else translate("Presets", preset)

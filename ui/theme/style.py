@@ -108,9 +108,6 @@ QComboBox QAbstractItemView { background: $card; color: $text; border: 1px solid
   selection-background-color: $selection; selection-color: $text; }
 QComboBox::drop-down { border: none; width: 18px; }
 QAbstractSpinBox::up-button, QAbstractSpinBox::down-button { width: 0; border: none; }
-QSlider::groove:horizontal { height: 4px; background: $bar_rest; border-radius: 2px; }
-QSlider::handle:horizontal { width: 14px; height: 14px; margin: -5px 0; border-radius: 7px; background: $accent; }
-QSlider::handle:horizontal:focus { background: $text; }
 QCheckBox, QRadioButton { color: $text; spacing: 7px; }
 QCheckBox:focus, QRadioButton:focus { color: $accent; }
 QPushButton[kind="quiet"]:disabled { color: $faint; }

@@ -11,11 +11,11 @@ from PySide6.QtWidgets import QWidget
 
 from runtime import TokenRecord
 from ui import numbers
+from ui.port import translate
 from ui.theme.fonts import interface_font, mono_font, text_scale
 from ui.theme.palette import Palette
 from ui.theme.scheme import current_theme
 from ui.transcript.faces import tracked
-from ui.transcript.phrases import said
 from ui.transcript.shadow import SHADOW_PX, paint_shadow
 
 ALTERNATIVES = 4
@@ -47,10 +47,10 @@ class CardContent:
     @property
     def spoken(self) -> str:
         """The same in one sentence, for a screen reader."""
-        chosen = said(" (chosen)")
+        chosen = translate("Transcript", " (chosen)")
         rows = ", ".join(f"{r.word} {numbers.probability(r.probability)}{chosen if r.chosen else ''}" for r in self.rows)
         more = "".join(f"; {left} {right}" for left, right in self.lines)
-        return said("after {0}, {1}: {2}").format(self.before, self.entropy, rows + more)
+        return translate("Transcript", "after {0}, {1}: {2}").format(self.before, self.entropy, rows + more)
 
 
 def card_content(record: TokenRecord, before: str, words: Sequence[str], own: str) -> CardContent | None:
@@ -206,7 +206,7 @@ class Card(QWidget):
         metrics = QFontMetricsF(self._text)
         right = metrics.horizontalAdvance(content.entropy)
         _write(painter, row, content.entropy, Qt.AlignmentFlag.AlignRight)
-        lead = said("after") if content.before else said("at the start")
+        lead = translate("Transcript", "after") if content.before else translate("Transcript", "at the start")
         _write(painter, row, lead)
         x = metrics.horizontalAdvance(lead) + _GAP * self._scale
         room = row.width() - x - right - _GAP * self._scale

@@ -22,6 +22,7 @@ from ui.theme.palette import Palette
 from ui.transcript.code_ink import colour_code
 from ui.transcript.faces import TEXT_PX, Faces
 from ui.transcript.maths import with_plain_maths
+from ui.transcript.visible import seen
 
 _FEATURES = QTextDocument.MarkdownFeature.MarkdownDialectGitHub | QTextDocument.MarkdownFeature.MarkdownNoHTML
 _HEADING_PX = (0.0, 21.0, 18.5, 16.5, 15.5, 15.5, 15.5)
@@ -43,7 +44,7 @@ class BlankDocument(QTextDocument):
 def markdown_document(source: str, faces: Faces, palette: Palette, width: float) -> QTextDocument:
     """GitHub's markdown without HTML, in the transcript's type."""
     document = _blank(faces.text, width)
-    document.setMarkdown(with_plain_maths(source), _FEATURES)
+    document.setMarkdown(with_plain_maths(seen(source)), _FEATURES)
     block = document.begin()
     while block.isValid():
         _set_type(QTextCursor(block), faces, last=not block.next().isValid())
@@ -55,7 +56,7 @@ def markdown_document(source: str, faces: Faces, palette: Palette, width: float)
 def plain_document(source: str, faces: Faces, width: float) -> QTextDocument:
     """Text as it was typed: line breaks and spaces kept, nothing interpreted."""
     document = _blank(faces.text, width)
-    document.setPlainText(source)
+    document.setPlainText(seen(source))
     _space_lines(document, faces.pitch, _FIXED)
     return document
 
@@ -63,9 +64,10 @@ def plain_document(source: str, faces: Faces, width: float) -> QTextDocument:
 def code_document(source: str, language: str, faces: Faces, palette: Palette, width: float) -> QTextDocument:
     """Code in the monospaced face, coloured where its language is known."""
     document = _blank(mono_font(13 * faces.share), width)
-    document.setPlainText(source)
+    shown = seen(source)
+    document.setPlainText(shown)
     _space_lines(document, _CODE_LINE_PERCENT, _PROPORTIONAL)
-    colour_code(document, source, language, palette)
+    colour_code(document, shown, language, palette)
     return document
 
 
@@ -105,7 +107,7 @@ def _set_type(cursor: QTextCursor, faces: Faces, *, last: bool) -> None:
 
 
 def _colour(document: QTextDocument, faces: Faces, palette: Palette) -> None:
-    """Headings, links in the accent, code on its own ground, tables with hairlines."""
+    """Headings, links in the accent, code on its own ground, tables and rules with hairlines."""
     block = document.begin()
     while block.isValid():
         level = block.blockFormat().headingLevel()
@@ -123,6 +125,10 @@ def _colour(document: QTextDocument, faces: Faces, palette: Palette) -> None:
             cursor.setPosition(fragment.position())
             cursor.setPosition(fragment.position() + fragment.length(), QTextCursor.MoveMode.KeepAnchor)
             cursor.setCharFormat(shape)
+        if block.blockFormat().hasProperty(QTextFormat.Property.BlockTrailingHorizontalRulerWidth):
+            rule = QTextBlockFormat()
+            rule.setBackground(QColor(palette.hairline))  # Qt draws the rule alone in it
+            QTextCursor(block).mergeBlockFormat(rule)
         block = block.next()
     for frame in document.rootFrame().childFrames():
         if isinstance(frame, QTextTable):

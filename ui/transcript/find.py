@@ -11,6 +11,8 @@ from itertools import accumulate
 from ui.transcript.compose import Place, is_hidden, shown
 from ui.transcript.turn import Turn
 
+_BEGINNING = 60  # characters of a turn that show where it begins
+
 
 @dataclass(frozen=True, slots=True)
 class Match:
@@ -64,6 +66,14 @@ class Finder:
         held = self._found[self.place] if self.place is not None else None
         self._found = matches(self._turns(), self.words, template=self.template)
         self.place = self._found.index(held) if held in self._found else None
+
+
+def beginning(turns: Sequence[Turn], number: int | None) -> Match | None:
+    """The first words of a turn as a place of it; None where it has none."""
+    found = None if number is None else re.search(rf"\S(?:.{{0,{_BEGINNING}}}(?!\S)|.{{0,{_BEGINNING}}})", turns[number].text)
+    if number is None or found is None:
+        return None
+    return next(iter(_within(number, turns[number], re.compile(re.escape(found.group())), template=False)), None)
 
 
 def matches(turns: Sequence[Turn], words: str, *, template: bool) -> list[Match]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QFont, QFontMetricsF, QPainter
 
 from ui import numbers
-from ui.port import TurnStatus, TurnView
+from ui.port import QT_TRANSLATE_NOOP, TurnStatus, TurnView, translate
 from ui.transcript.faces import TURN_GAP_PX, Faces
 from ui.transcript.ink import Ink
-from ui.transcript.phrases import said
 from ui.transcript.turn import has_own_words
 
 _GAP_PX = 14
@@ -20,22 +20,23 @@ _ACTION_GAP_PX = 12
 _ROW_PX = 17
 _TOP_PX = 4
 _BELOW_PX = TURN_GAP_PX + 1  # of the gap to the next turn, where the actions of a turn without a line appear
-READING = "reading the prompt…"
+READING = QT_TRANSLATE_NOOP("Transcript", "reading the prompt…")
 
 
 class Action(StrEnum):
     """What a click on a part of the line asks for."""
 
     NONE = "none"
-    PREVIOUS = "previous variant"
-    NEXT = "next variant"
-    EDIT = "edit"
-    COPY = "copy"
-    REGENERATE = "regenerate"
-    REPEAT = "regenerate exactly"
-    CONTINUE = "continue"
-    AS_TEXT = "open as text"
-    MODEL = "choose the model"
+    PREVIOUS = "previous"
+    NEXT = "next"
+    EDIT = QT_TRANSLATE_NOOP("Transcript", "edit")
+    COPY = QT_TRANSLATE_NOOP("Transcript", "copy")
+    SIMILAR = QT_TRANSLATE_NOOP("Transcript", "similar")
+    REGENERATE = QT_TRANSLATE_NOOP("Transcript", "regenerate")
+    REPEAT = QT_TRANSLATE_NOOP("Transcript", "regenerate exactly")
+    CONTINUE = QT_TRANSLATE_NOOP("Transcript", "continue")
+    AS_TEXT = QT_TRANSLATE_NOOP("Transcript", "open as text")
+    MODEL = QT_TRANSLATE_NOOP("Transcript", "choose the model")
 
 
 class Tone(StrEnum):
@@ -62,7 +63,7 @@ class _Wanted:
     tone: Tone = Tone.FAINT
     action: Action = Action.NONE
     gap: float = _GAP_PX  # before it
-    gives_way: bool = False  # to the actions, where there is no room for both
+    gives_way: bool = False  # to the others, where there is no room for all
 
 
 class MetaLine:
@@ -123,14 +124,22 @@ class MetaLine:
         return parts
 
     def _with_actions(self, actions: list[_Wanted]) -> list[Part]:
-        """The standing parts and the actions after them; where there is no room, the last numbers give way."""
+        """The standing parts and the actions after them.
+
+        Where there is no room, the last numbers give way, then what the menu has too; but a note stays where it was.
+        """
         wanted = list(self._wanted)
+        has_note = any(number.gives_way and not after.gives_way for number, after in pairwise(wanted))
         while True:
             flowed = self._flow(wanted + actions)
             numbers_left = [i for i, want in enumerate(wanted) if want.gives_way]
-            if not numbers_left or flowed[-1].box.bottom() <= self.reach + 1:
+            needed = [action for action in actions if not action.gives_way]
+            if flowed[-1].box.bottom() <= self.reach + 1 or not (numbers_left or len(needed) < len(actions)):
                 return flowed
-            del wanted[numbers_left[-1]]
+            if len(needed) < len(actions) and (has_note or not numbers_left):
+                actions = needed
+            else:
+                del wanted[numbers_left[-1]]
 
     def _row(self, part: Part) -> int:
         return round((part.box.top() / self._faces.scale - _TOP_PX) / _ROW_PX)
@@ -163,33 +172,47 @@ def _standing(view: TurnView) -> list[_Wanted]:
         if stats.tokens_per_second is not None:
             wanted.append(_Wanted(numbers.rate(stats.tokens_per_second), gives_way=True))
         if stats.reused is not None and stats.computed is not None and stats.reused + stats.computed:
-            made = said("reused {0}, computed {1}").format(numbers.count(stats.reused), numbers.count(stats.computed))
-            wanted.append(_Wanted(made, gives_way=True))
+            made = translate("Transcript", "reused {0}, computed {1}")
+            counts = numbers.count(stats.reused), numbers.count(stats.computed)
+            wanted.append(_Wanted(made.format(*counts), gives_way=True))
         if stats.logprob is not None:
             wanted.append(_Wanted(numbers.nats(stats.logprob), gives_way=True))
     if failed_to_begin(view):
-        wanted += [_Wanted(said("retry"), Tone.ACCENT, Action.REGENERATE)] if view.can_retry else []
-        if view.is_foreign:
-            wanted.append(_Wanted(said("open as text"), Tone.ACCENT, Action.AS_TEXT))
-            wanted.append(_Wanted(said("choose the model"), Tone.ACCENT, Action.MODEL))
-        elif view.needs_model:
-            wanted.append(_Wanted(said("choose a model"), Tone.ACCENT, Action.MODEL))
+        wanted += [_Wanted(words, Tone.ACCENT, action) for words, action in _ways_on(view)]
+    elif failed_to_go_on(view) and view.needs_model:
+        wanted.append(_Wanted(translate("Transcript", "choose a model"), Tone.ACCENT, Action.MODEL))
     elif failed_to_go_on(view) and view.can_retry:
-        wanted.append(_Wanted(said("retry"), Tone.ACCENT, Action.CONTINUE))
-    note = view.note or (said(READING) if view.status is TurnStatus.WAITING else "")
+        wanted.append(_Wanted(translate("Transcript", "retry"), Tone.ACCENT, Action.CONTINUE))
+    note = view.note or (translate("Transcript", READING) if view.status is TurnStatus.WAITING else "")
     if note:
         words = note.split()
         wanted += [_Wanted(word, Tone.SOFT, gap=_GAP_PX if i == 0 else 3) for i, word in enumerate(words)]
     return wanted
 
 
+def _ways_on(view: TurnView) -> list[tuple[str, Action]]:
+    """What is to be done about an answer that failed to begin: what can help, never the same again beside it."""
+    if view.is_foreign:
+        return [
+            (translate("Transcript", "open as text"), Action.AS_TEXT),
+            (translate("Transcript", "choose the model"), Action.MODEL),
+        ]
+    if view.needs_model:
+        return [(translate("Transcript", "choose a model"), Action.MODEL)]
+    return [(translate("Transcript", "retry"), Action.REGENERATE)] if view.can_retry else []
+
+
 def _actions(view: TurnView) -> list[_Wanted]:
     wanted: list[Action] = []
     if view.role == "user":
-        wanted = [Action.EDIT, Action.COPY]
+        wanted = [Action.EDIT, Action.COPY, Action.SIMILAR]
     elif view.role == "assistant" and not (view.status in (TurnStatus.WAITING, TurnStatus.STREAMING) or failed_to_begin(view)):
         wanted = [Action.EDIT] if has_own_words(view.run) else []
         wanted += [Action.COPY, Action.REGENERATE]
         wanted += [Action.REPEAT] if view.can_repeat else []
         wanted += [Action.CONTINUE] if view.status is TurnStatus.PARTIAL else []
-    return [_Wanted(said(action.value), Tone.SOFT, action, _ACTION_GAP_PX) for action in wanted]
+        wanted += [Action.SIMILAR]
+    return [
+        _Wanted(translate("Transcript", action.value), Tone.SOFT, action, _ACTION_GAP_PX, gives_way=action is Action.SIMILAR)
+        for action in wanted
+    ]

@@ -8,12 +8,11 @@ from PySide6.QtCore import QEvent, QObject, QPoint, QPointF, QRect, QRectF, Qt, 
 from PySide6.QtGui import QFontMetricsF, QMouseEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QWidget
 
-from ui.port import Tier
+from ui.port import QT_TRANSLATE_NOOP, Tier, translate
 from ui.transcript.faces import TURN_GAP_PX
 from ui.transcript.ink import Ink
 from ui.transcript.meta import Action
 from ui.transcript.page import BodyT, Box, Page
-from ui.transcript.phrases import said
 from ui.transcript.scroller import Scroller
 from ui.transcript.spoken import speak
 from ui.transcript.turn import Turn
@@ -23,7 +22,12 @@ _UNDER_GAP_PX = 8  # from the text to what stands under it
 _ROLE_GAP_PX = 14  # from the role to the tier line
 _ROLE_BASELINE_PX = 17
 _RAIL_GAP_PX = 18  # from the tier line to the text
-_EMPTY_HINT = "Say something, and see what else might have been said."
+_EMPTY_HINT = QT_TRANSLATE_NOOP("Transcript", "Say something, and see what else might have been said.")
+
+OF_TURNS = (  # signals of what is asked for in the line under a turn
+    "variant_requested", "edit_requested", "regenerate_requested", "repeat_requested", "continue_requested", "text_requested",
+    "model_requested", "copy_requested", "similar_requested",
+)  # fmt: skip
 
 
 class Pane(Scroller[BodyT]):
@@ -37,6 +41,7 @@ class Pane(Scroller[BodyT]):
     text_requested = Signal(int)
     model_requested = Signal()
     copy_requested = Signal(str)
+    similar_requested = Signal(int)
 
     def __init__(self, page: Page[BodyT], ink: Ink, parent: QWidget | None = None) -> None:
         super().__init__(page, parent)
@@ -164,7 +169,7 @@ class Pane(Scroller[BodyT]):
         painter.setFont(self._page.faces.text)
         painter.setPen(self._ink.faint)
         area = self.viewport().rect().adjusted(40, 0, -40, 0)
-        painter.drawText(area, Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap, said(_EMPTY_HINT))
+        painter.drawText(area, Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap, translate("Transcript", _EMPTY_HINT))
 
     # ---- the meta line under the mouse ----------------------------------------------------------------------------
 
@@ -240,6 +245,8 @@ class Pane(Scroller[BodyT]):
             self.edit_requested.emit(view.node_id)
         elif action is Action.COPY:
             self.copy_requested.emit(box.turn.text)
+        elif action is Action.SIMILAR:
+            self.similar_requested.emit(view.node_id)
         elif action is Action.REGENERATE:
             self.regenerate_requested.emit(view.node_id)
         elif action is Action.REPEAT:

@@ -10,6 +10,7 @@ from PySide6.QtGui import QFontMetricsF, QGuiApplication, QKeyEvent, QKeySequenc
 from PySide6.QtWidgets import QApplication, QWidget
 
 from ui.links import safe_url
+from ui.port import QT_TRANSLATE_NOOP, translate
 from ui.transcript.faces import Faces
 from ui.transcript.find import Match
 from ui.transcript.ink import Ink
@@ -21,7 +22,7 @@ from ui.transcript.read_layout import ReadPlace
 from ui.transcript.turn import Turn
 
 _STREAM_MS = 100  # the open stretch of a stream is rendered at most this often
-_COPY = "copy"
+_COPY = QT_TRANSLATE_NOOP("Transcript", "copy")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -174,7 +175,7 @@ class ReadPane(Pane[ReadBody]):
         if self._code is not None:
             painter.setFont(self._page.faces.meta)
             painter.setPen(self._ink.soft)
-            painter.drawText(self._copy_rect(), Qt.AlignmentFlag.AlignCenter, _COPY)
+            painter.drawText(self._copy_rect(), Qt.AlignmentFlag.AlignCenter, translate("Transcript", _COPY))
 
     def _point_at_code(self, point: QPoint) -> None:
         index = self._box_at(point)
@@ -192,7 +193,7 @@ class ReadPane(Pane[ReadBody]):
         box = self._page.boxes[self._code[0]]
         code = box.body.code_at(box.body.top_of_stretch(self._code[1]))
         area = QRectF() if code is None else code[1]
-        width = QFontMetricsF(self._page.faces.meta).horizontalAdvance(_COPY) + 12
+        width = QFontMetricsF(self._page.faces.meta).horizontalAdvance(translate("Transcript", _COPY)) + 12
         top = box.top - self.verticalScrollBar().value() + area.top()
         return QRectF(self._left + area.right() - width - 4, top + 4, width, 20 * self._page.faces.scale)
 

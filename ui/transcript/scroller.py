@@ -107,6 +107,8 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         self._page.set_turns(turns)
         for index in changed:
             self._page.refresh(self._page.boxes[index])
+        if changed:
+            self._page.place(min(changed))  # what is said under a turn may take more rows now
         self._stale.clear()
         self._lay_out(Anchor(0, 0, 0, at_end=True) if to_end else anchor)
 

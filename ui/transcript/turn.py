@@ -7,14 +7,18 @@ from dataclasses import replace
 import numpy as np
 
 from runtime import Origin, TokenRun
-from ui.port import TurnStatus, TurnView
+from ui.port import QT_TRANSLATE_NOOP, TurnStatus, TurnView, translate
 from ui.transcript.calling import open_call
 from ui.transcript.compose import is_hidden
 from ui.transcript.measure import Measure
-from ui.transcript.phrases import said
 from ui.transcript.tokens import Over, Tokens
 
-ROLES = {"user": "you", "assistant": "model", "system": "system", "tool": "tool"}
+ROLES = {
+    "user": QT_TRANSLATE_NOOP("Transcript", "you"),
+    "assistant": QT_TRANSLATE_NOOP("Transcript", "model"),
+    "system": QT_TRANSLATE_NOOP("Transcript", "system"),
+    "tool": QT_TRANSLATE_NOOP("Transcript", "tool"),
+}
 
 
 def has_own_words(run: TokenRun) -> bool:
@@ -41,7 +45,7 @@ class Turn:
     @property
     def role(self) -> str:
         """What the rail says."""
-        return said(ROLES.get(self.view.role, self.view.role))
+        return translate("Transcript", ROLES.get(self.view.role, self.view.role))
 
     @property
     def is_answer(self) -> bool:

@@ -13,10 +13,11 @@ from ui.theme.palette import LIGHT, Palette
 from ui.transcript.card import Card
 from ui.transcript.colouring import Colouring
 from ui.transcript.faces import Faces
-from ui.transcript.find import Finder, Match
+from ui.transcript.find import Finder, Match, beginning
 from ui.transcript.ink import Ink
 from ui.transcript.measure import Measure
 from ui.transcript.mode import Mode
+from ui.transcript.pane import OF_TURNS
 from ui.transcript.path import Path
 from ui.transcript.pointing import Pointing, Resolver
 from ui.transcript.read_pane import ReadPane
@@ -46,6 +47,7 @@ class TranscriptView(QWidget):
     text_requested = Signal(int)  # a turn whose path is to be opened as text
     model_requested = Signal()  # another one is to be chosen
     copy_requested = Signal(str)
+    similar_requested = Signal(int)  # a turn: those that are like it
     earlier_requested = Signal()  # the beginning of what is shown of a long path is near
     link_requested = Signal(str)  # a web or mail address that was clicked in Read mode; nothing was opened
     found_changed = Signal(object, int)  # which place with the words looked for is shown (from 0) or None; how many there are
@@ -86,26 +88,20 @@ class TranscriptView(QWidget):
         column.addWidget(self._below)
 
     def _connect(self) -> None:
-        self.tokens.token_clicked.connect(self.token_clicked)
-        self.tokens.token_pinned.connect(self.token_pinned)
-        self.tokens.range_selected.connect(self.range_selected)
-        self.tokens.alternative_chosen.connect(self.alternative_chosen)
+        self._pass_on(self.tokens, "token_clicked", "token_pinned", "range_selected", "alternative_chosen")
         self.tokens.preview_wanted.connect(self.preview)
         self.tokens.ghost_left.connect(self.preview_left)
-        self.tokens.column_changed.connect(self._align)
         self.strip.token_clicked.connect(self._strip_clicked)
-        self.read.column_changed.connect(self._align)
-        self.read.link_requested.connect(self.link_requested)
+        self._pass_on(self.read, "link_requested")
         for pane in self._panes():
+            pane.column_changed.connect(self._align)
             pane.beginning_near.connect(self._near_beginning)
-            pane.variant_requested.connect(self.variant_requested)
-            pane.edit_requested.connect(self.edit_requested)
-            pane.regenerate_requested.connect(self.regenerate_requested)
-            pane.repeat_requested.connect(self.repeat_requested)
-            pane.continue_requested.connect(self.continue_requested)
-            pane.text_requested.connect(self.text_requested)
-            pane.model_requested.connect(self.model_requested)
-            pane.copy_requested.connect(self.copy_requested)
+            self._pass_on(pane, *OF_TURNS)
+
+    def _pass_on(self, pane: QWidget, *signals: str) -> None:
+        """What is asked for in a pane is asked for here, by the same name."""
+        for name in signals:
+            getattr(pane, name).connect(getattr(self, name))
 
     def _near_beginning(self) -> None:
         if self._path.view is not None and self._path.view.earlier:
@@ -232,6 +228,10 @@ class TranscriptView(QWidget):
         """The next place (+1) or the previous one (-1)."""
         self._finder.step(by)
         self._tell_found()
+
+    def go_to(self, node_id: int | None) -> None:
+        """Shows the beginning of a turn as words that were found; None: nothing is marked any more."""
+        self._show_match(beginning(self._path.turns, None if node_id is None else self._path.index(node_id)))
 
     def _tell_found(self) -> None:
         self.found_changed.emit(self._finder.place, self._finder.total)

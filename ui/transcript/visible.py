@@ -70,6 +70,11 @@ def visible_bytes(data: bytes) -> str:
     return shown.lstrip(" ") or "␣" * len(shown)
 
 
+def seen(text: str) -> str:
+    """Several lines as they are shown: what is invisible by its name; line ends of two characters are one."""
+    return visible(text.replace("\r\n", "\n")).text
+
+
 def one_line(text: str) -> str:
     """A title or a name as it is shown: what is invisible by its name, white space as single spaces."""
     return " ".join(visible(text).text.split())

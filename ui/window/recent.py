@@ -9,6 +9,7 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QMenu
 
 from ui.actions import connect
+from ui.port import translate
 from ui.transcript.visible import one_line
 from ui.transferring import Transfers
 
@@ -26,10 +27,10 @@ def wire_recent(menu: QMenu, transfers: Transfers) -> None:
             action.setEnabled(path.exists())
             connect(action, partial(transfers.take, path))
         if not transfers.recent:
-            add(menu.tr("No recent files")).setEnabled(False)
+            add(translate("RecentFiles", "No recent files")).setEnabled(False)
             return
         menu.addSeparator()
-        connect(add(menu.tr("Clear Menu")), transfers.recent.clear)
+        connect(add(translate("RecentFiles", "Clear Menu")), transfers.recent.clear)
 
     menu.aboutToShow.connect(show_recent)
 

@@ -31,6 +31,7 @@ from ui.window.menu import install_menu, wire_answers, wire_session, wire_view
 from ui.window.open_windows import come_forward, wire_window_menu
 from ui.window.recent import known_paths, wire_recent
 from ui.window.second import wire_second
+from ui.window.similar import wire_similar
 from ui.window.unified import unify
 from ui.window.wiring import wire_parts
 
@@ -102,6 +103,7 @@ class MainWindow(QMainWindow):
         self.welcome = Welcome(self.desk, self.parts, self)
         self._commands = Commands(self.desk, self.parts, self.stage, self.setup, self)
         wire_second(self.desk, self.parts, self.stage)
+        wire_similar(self.desk, self.parts, self.acts, self)
         wire_parts(self, self.desk, self.parts, self.stage, self._commands)
         self.parts.sidebar.sessions.window_wanted.connect(self.window_wanted.emit)
         self.desk.front_wanted.connect(self.come_forward)

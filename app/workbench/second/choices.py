@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from app.workbench.making import stack_words
+from app.workbench.made_words import stack_words
 from app.workbench.status import detail_of
-from ui import AdapterChoice, BackendChoice, SecondChoice, WeightsForm
+from ui import AdapterChoice, BackendChoice, SecondChoice, WeightsForm, translate
 
 if TYPE_CHECKING:
     from runtime import ShelfEntry
@@ -94,8 +94,8 @@ def _other_weights(
         SecondChoice(
             source,
             now,
-            f"{name} with {form.name} weights",
-            f"perplexity {form.cost}" if form.cost else "",
+            translate("Workbench", "{0} with {1} weights").format(name, form.name),
+            translate("Workbench", "perplexity {0}").format(form.cost) if form.cost else "",
             adapters=on,
             weights=form.name,
         )
@@ -109,10 +109,11 @@ def _other_model(entry: ShelfEntry, now: str, backends: Sequence[BackendChoice],
     runs = [name for name in here if name in entry.backends or not entry.backends]
     problem = entry.problem if not entry.complete else ""
     if not problem and not runs:
-        problem = f"runs on {' or '.join(entry.backends)}, which is not here"
+        engines = translate("Workbench", " or ").join(entry.backends)
+        problem = translate("Workbench", "runs on {0}, which is not here").format(engines)
     backend = now if now in runs or not runs else runs[0]
     held = weights if backend == "hf" and weights not in ("auto", "float32") else ""
-    label = f"{entry.title} with {held} weights" if held else entry.title
+    label = translate("Workbench", "{0} with {1} weights").format(entry.title, held) if held else entry.title
     return SecondChoice(entry.name, backend, label, detail_of(entry), weights=held, problem=problem)
 
 

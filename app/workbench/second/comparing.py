@@ -15,7 +15,8 @@ from app.workbench.prompt import check_tokens
 from app.workbench.second.choices import words
 from app.workbench.second.engine import SecondEngine, room_for
 from app.workbench.session import OpenSession
-from app.workbench.setup.setups import Setups, values_of
+from app.workbench.setup.setups import Setups
+from app.workbench.setup.stacks import values_of
 from app.workbench.tree import Segment
 from runtime import EngineDiedError, InvalidRequestError, RuntimeFault
 from ui import QT_TRANSLATE_NOOP, NoRoomRefusal, OnCompared, PathComparison, Refusal, SecondChoice, translate
@@ -69,14 +70,14 @@ class Comparing:
         inside = np.repeat(np.arange(len(found)), np.diff(found.left.borders))
         on = [each for each in values_of(session).adapters if each.on]
         spoken = spoken_name(left.model.info)
-        name = f"{spoken} with {words(on)}" if on else spoken
+        name = translate("Workbench", "{0} with {1}").format(spoken, words(on)) if on else spoken
         spans = {node: inside[start:stop] for node, (start, stop) in spans_of.items()}
         return PathComparison(session.id, name, choice.label, found, spans, len(ids), _kl_from(ids))
 
     async def _left(self, session: OpenSession, segments: Sequence[Segment], progress: OnCompared) -> Speaker:
         """The model in use under the session's adapters."""
         if self._supervisor.running is None:
-            progress("starting the engine", 0, 0)
+            progress(translate("Workbench", "starting the engine"), 0, 0)
         try:
             model = await self._supervisor.model()
         except RuntimeFault as fault:
@@ -93,7 +94,7 @@ class Comparing:
     async def _right(self, left: LanguageModel, choice: SecondChoice, progress: OnCompared) -> LanguageModel:
         if choice.same_engine:
             return left
-        progress(f"loading {choice.label}", 0, 0)
+        progress(translate("Workbench", "loading {0}").format(choice.label), 0, 0)
         try:
             return await self._second.model(choice, lambda words: progress(words, 0, 0))
         except (RuntimeFault, OSError) as fault:
@@ -112,7 +113,7 @@ class Comparing:
                 left_adapters=left.adapters,
                 right_adapters=stack,
                 kl_start=_kl_from(ids),
-                on_progress=lambda done, total: progress("comparing", done, total),
+                on_progress=lambda done, total: progress(translate("Workbench", "comparing"), done, total),
             )
         except EngineDiedError as fault:
             if choice.same_engine or ended(left.model):

@@ -11,8 +11,9 @@ from app.supervisor import Supervisor
 from app.workbench.app_settings import SettingsKeeper
 from app.workbench.second.engine import SecondEngine
 from app.workbench.sessions import Sessions
-from app.workbench.setup.setups import Setups, values_of
-from ui import BackendChoice, OnCompared, PathComparison, SecondChoice, WeightsForm
+from app.workbench.setup.setups import Setups
+from app.workbench.setup.stacks import values_of
+from ui import BackendChoice, OnCompared, PathComparison, SecondChoice, WeightsForm, translate
 
 if TYPE_CHECKING:
     from runtime import ModelInfo, ShelfEntry
@@ -63,7 +64,7 @@ class SecondMembers(ABC):
 
         session = self._sessions.opened(session_id)
         if self._comparing.locked():
-            progress("waiting for another comparison to end", 0, 0)
+            progress(translate("Workbench", "waiting for another comparison to end"), 0, 0)
         async with self._comparing:
             await self._sessions.read_whole(session_id)
             compare = Comparing(self.supervisor, self._second, self._setups).compare

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from app.workbench.speaker import Stack
 from runtime import AdapterInfo, LanguageModel
-from ui import AdapterChoice, AdapterLine
+from ui import AdapterChoice, AdapterLine, translate
 
 if TYPE_CHECKING:
     from app.workbench.session import OpenSession
@@ -66,5 +66,7 @@ def lines(model: LanguageModel | None, choices: Sequence[AdapterChoice]) -> list
 def _line(choice: AdapterChoice, info: AdapterInfo | None) -> AdapterLine:
     if info is None:
         return AdapterLine(choice)
-    size = f", {info.bytes / 1e6:,.1f} MB" if info.loaded else ""
-    return AdapterLine(choice, f"{info.kind}, rank {info.rank}, {info.modules} modules{size}", info.loaded)
+    words = translate("Workbench", "{0}, rank {1}, {2} modules").format(info.kind, info.rank, info.modules)
+    if info.loaded:
+        words += translate("Workbench", ", {0:,.1f} MB").format(info.bytes / 1e6)
+    return AdapterLine(choice, words, info.loaded)

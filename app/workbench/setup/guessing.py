@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from runtime import ModelInfo
-from ui import Guess
+from ui import Guess, translate
 
 
 def guess_problem(guess: Guess, info: ModelInfo) -> str:
@@ -14,9 +14,11 @@ def guess_problem(guess: Guess, info: ModelInfo) -> str:
     if guess is Guess.OFF:
         return ""
     if "recurrent" in info.attention_kinds:
-        return f"{info.name} has recurrent state, which cannot be cut back: nobody can guess ahead for it"
+        return translate(
+            "Workbench", "{0} has recurrent state, which cannot be cut back: nobody can guess ahead for it"
+        ).format(info.name)
     if guess is Guess.DRAFT and not info.options.get("draft_model"):
-        return "no draft model is loaded: choose one in the settings; it holds after a reload"
+        return translate("Workbench", "no draft model is loaded: choose one in the settings; it holds after a reload")
     return ""
 
 

@@ -10,10 +10,14 @@ from app.workbench.refusals import stored
 from app.workbench.setup.values import read_options
 from runtime import GenerationOptions, RuntimeFault, clean_text
 from storage import SessionStore, StoreError
-from ui import Refusal, translate
+from ui import QT_TRANSLATE_NOOP, Refusal, translate
 
 SETTING = "presets"
-OWN, MODELS_OWN, GREEDY = "Elsewise's own", "model's own", "greedy"
+OWN, MODELS_OWN, GREEDY = (  # the window shows them translated
+    QT_TRANSLATE_NOOP("Presets", "Elsewise's own"),
+    QT_TRANSLATE_NOOP("Presets", "model's own"),
+    QT_TRANSLATE_NOOP("Presets", "greedy"),
+)
 BUILT_IN: Mapping[str, Mapping[str, Any]] = MappingProxyType({MODELS_OWN: {}, GREEDY: {"temperature": 0.0}})  # beside OWN
 LONGEST_NAME = 60  # characters
 
@@ -40,15 +44,15 @@ class Presets:
         try:
             held = await self._store.setting(SETTING)
         except StoreError as fault:
-            held, self.notes = None, [f"presets cannot be read: {fault}"]
+            held, self.notes = None, [translate("Workbench", "presets cannot be read: {0}").format(fault)]
         saved: dict[str, dict[str, Any]] = {}
         for name, options in held.items() if isinstance(held, Mapping) else ():
             notes: list[str] = []
             if name in (OWN, *BUILT_IN):
-                notes.append("it was left out, for one of that name comes with Elsewise")
+                notes.append(translate("Workbench", "it was left out, for one of that name comes with Elsewise"))
             elif isinstance(name, str) and name.strip():
                 saved[name] = read_options(options, notes)
-            self.notes += [f"preset {name!s:.40}: {note}" for note in notes]
+            self.notes += [translate("Workbench", "preset {0!s:.40}: {1}").format(name, note) for note in notes]
         self._saved = saved
 
     @property

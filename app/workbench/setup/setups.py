@@ -6,31 +6,28 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from app.supervisor import Supervisor
 from app.workbench.refusals import stored
 from app.workbench.session import OpenSession
-from app.workbench.setup.adapters import bring, engine_name, lines, stack_of
+from app.workbench.setup.adapters import lines, stack_of
 from app.workbench.setup.guessing import guess_problem
 from app.workbench.setup.presets import Presets
+from app.workbench.setup.stacks import Stacks, values_of
 from app.workbench.setup.tools import names_of, read_tools
-from app.workbench.setup.values import MOST_ADAPTERS, OPTIONS, Branch, SessionValues, grammar_of, read_values
-from app.workbench.speaker import Speaker, Stack
+from app.workbench.setup.values import OPTIONS, Branch, SessionValues, grammar_of, read_values
+from app.workbench.setup.views import facts_of, option_views
 from runtime import (
-    EngineDiedError,
     GenerationOptions,
     GrammarError,
-    LanguageModel,
-    ModelInfo,
     ResolvedOptions,
     RuntimeFault,
     clean_text,
     resolve_options,
 )
 from storage import SessionStore, StoreError
-from ui import AdapterChoice, AnswerFormat, FormatKind, Guess, ModelFacts, OptionView, Refusal, SessionSetup, translate
+from ui import AdapterChoice, AnswerFormat, FormatKind, Guess, Refusal, SessionSetup, translate
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +42,7 @@ class Asked:
     preset_name: str = ""  # "": the one that is the default
 
 
-class Setups:
+class Setups(Stacks):
     """Settings of sessions.
 
     Args:
@@ -64,11 +61,9 @@ class Setups:
         call: Mapping[str, Any],
         on_free: Callable[[Sequence[AdapterChoice]], None],
     ) -> None:
+        super().__init__(supervisor, on_free)
         self._store = store
-        self._supervisor = supervisor
         self._call = call
-        self.free = on_free
-        self._moving = asyncio.Lock()  # one change of what is loaded at a time: nothing is brought in while it leaves
         self.presets = Presets(store, preset)
         self._notes: dict[int, list[str]] = {}
 
@@ -113,10 +108,11 @@ class Setups:
         beginning = session.beginning()
         notes = [*self._notes.get(session.id, ()), *self.presets.notes]
         if values.preset and values.preset not in self.presets.names:
-            notes.append(f"its preset {values.preset!r:.80} is not there any more; the default is taken")
+            words = translate("Workbench", "its preset {0!r:.80} is not there any more; the default is taken")
+            notes.append(words.format(values.preset))
         problem = "" if model is None else guess_problem(values.guess, model.info)
         if problem:
-            notes.append(f"{problem}; its answers come without guesses")
+            notes.append(translate("Workbench", "{0}; its answers come without guesses").format(problem))
         return SessionSetup(
             session_id=session.id,
             system=beginning.system,
@@ -181,7 +177,7 @@ class Setups:
         if answer_format.kind is FormatKind.FREE:
             return ""
         if not answer_format.source.strip():
-            return "nothing is written yet"
+            return translate("Workbench", "nothing is written yet")
         try:
             await asyncio.to_thread(lambda: grammar_of(answer_format).check())
         except GrammarError as fault:
@@ -210,97 +206,6 @@ class Setups:
             raise Refusal(problem)
         await self._set(session, replace(values_of(session), guess=guess))
 
-    # ---- adapters -----------------------------------------------------------------------------------------------------
-
-    async def add_adapter(self, session: OpenSession, folder: str, name: str = "") -> None:
-        """Puts one on top of the stack; it is loaded first, so that what is wrong with it is said now.
-
-        Args:
-            session: Whose stack.
-            folder: With the adapter in it.
-            name: What users see; the folder's own name by default.
-        """
-        values = values_of(session)
-        path = str(Path(folder).expanduser().absolute())  # noqa: ASYNC240  # looks at no file
-        if any(choice.folder == path for choice in values.adapters):
-            raise Refusal(translate("Workbench", "{0} is on the stack already").format(name or Path(path).name))
-        if len(values.adapters) >= MOST_ADAPTERS:
-            raise Refusal(translate("Workbench", "a stack has at most {0} adapters").format(MOST_ADAPTERS))
-        choice = AdapterChoice(path, name or Path(path).name)
-        await self.require(await self._model(), [choice])
-        values = values_of(session)  # loading took its time
-        await self._set(session, replace(values, adapters=(*values.adapters, choice)))
-
-    async def set_adapters(self, session: OpenSession, stack: Sequence[AdapterChoice]) -> None:
-        """Another order, other scales; those that are gone from it are free."""
-        values = values_of(session)
-        folders = {choice.folder for choice in stack}
-        if len(folders) != len(stack) or not folders <= {choice.folder for choice in values.adapters}:
-            raise Refusal(translate("Workbench", "the stack has changed meanwhile; open it again"))
-        model = self._supervisor.running
-        switched = {choice.folder for choice in values.adapters if not choice.on}
-        if model is not None:
-            await self.require(model, [choice for choice in stack if choice.on and choice.folder in switched])
-        await self._set(session, replace(values, adapters=tuple(stack)))
-        self.free([choice for choice in values.adapters if choice.folder not in folders])
-
-    async def bring(self, model: LanguageModel, choices: Sequence[AdapterChoice] | None) -> Stack | None:
-        """The stack, with every adapter on it in place; one that is on its way out is waited for, and brought back.
-
-        Raises:
-            RuntimeFault: One of them cannot be used; it is named.
-        """
-        if not choices:
-            return stack_of(choices)
-        async with self._moving:
-            return await bring(model, choices)
-
-    def lacks(self, session: OpenSession, model: LanguageModel) -> bool:
-        """Whether an adapter of a session is not in place."""
-        there = {adapter.name for adapter in model.info.adapters if adapter.loaded}
-        return not {engine_name(choice) for choice in values_of(session).adapters if choice.on} <= there
-
-    async def speaker(self, session: OpenSession, model: LanguageModel) -> Speaker:
-        """The model under the adapters of a session, for a query.
-
-        Raises:
-            RuntimeFault: One of them cannot be used.
-        """
-        return Speaker.of(model, await self.bring(model, values_of(session).adapters or None))
-
-    async def require(self, model: LanguageModel, choices: Sequence[AdapterChoice]) -> None:
-        """Brings adapters in before anything is changed.
-
-        Raises:
-            Refusal: One of them cannot be used; none of them stays for that.
-        """
-        try:
-            await self.bring(model, choices)
-        except EngineDiedError as fault:
-            await self._supervisor.died(model)
-            raise Refusal(str(fault)) from fault
-        except RuntimeFault as fault:
-            self.free(choices)
-            raise Refusal(str(fault)) from fault
-
-    async def forget(self, gone: Sequence[AdapterChoice], used: Callable[[str], bool]) -> None:
-        """Gives the memory of adapters back, unless their folder is `used` by then; queries under them are waited for."""
-        model = self._supervisor.running
-        if model is None:
-            return
-        for choice in gone:
-            name = engine_name(choice)
-            async with self._moving:
-                if used(choice.folder) or not any(held.name == name and held.loaded for held in model.info.adapters):
-                    continue
-                try:
-                    await model.unload_adapter_async(name)
-                except EngineDiedError:  # and every adapter with it
-                    await self._supervisor.died(model)
-                    return
-                except RuntimeFault as fault:
-                    log.info("adapter %s stays loaded: %s", name, fault)
-
     # ---- how ----------------------------------------------------------------------------------------------------------
 
     async def _set(self, session: OpenSession, values: SessionValues) -> None:
@@ -319,46 +224,6 @@ class Setups:
         stack = stack_of(values.adapters or None)
         layer = values.layer() if stack is None else {**values.layer(), "adapters": stack}
         return resolve_options(self._call, session=layer, preset=preset, model=own)
-
-    async def _model(self) -> LanguageModel:
-        try:
-            return await self._supervisor.model()
-        except RuntimeFault as fault:
-            raise Refusal(str(fault)) from fault
-
-
-def values_of(session: OpenSession) -> SessionValues:
-    """What a session says; nothing, where it was not read yet."""
-    return session.values or SessionValues()
-
-
-def option_views(resolved: ResolvedOptions, values: SessionValues) -> list[OptionView]:
-    """What holds of every option that a person sets, and who said so."""
-    views = []
-    for name in OPTIONS:
-        inner = hasattr(resolved.options.sampling, name)
-        value = getattr(resolved.options.sampling if inner else resolved.options, name)
-        source = resolved.sources[f"sampling.{name}" if inner else name]
-        views.append(OptionView(name, value, source, values.options.get(name)))
-    return views
-
-
-def facts_of(info: ModelInfo) -> ModelFacts:
-    """The model that is loaded, in what a person asks about it."""
-    return ModelFacts(
-        name=info.name,
-        fingerprint=info.model_fingerprint,
-        architecture=info.architecture,
-        parameters=info.parameters,
-        backend=info.backend,
-        device=info.device,
-        dtype=info.precision,
-        context_length=info.context_length,
-        kv_bytes_per_token=info.kv_bytes_per_token,
-        draft=str(info.options.get("draft_model") or ""),
-        takes_roles=info.has_template,
-        warnings=info.warnings,
-    )
 
 
 def clean_prompt(text: str) -> str:

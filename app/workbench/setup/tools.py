@@ -9,7 +9,7 @@ from typing import Any
 from app.workbench.setup.beginning import Beginning
 from runtime import InvalidRequestError, RuntimeFault, ToolCallError, ToolCallReader, parse_tool_calls
 from storage import NodeRow
-from ui import ToolCard
+from ui import ToolCard, translate
 
 OPENERS = ("<tool_call>", "<|python_tag|>", "[TOOL_CALLS]")
 MOST_CHARACTERS = 1 << 17
@@ -24,11 +24,12 @@ def read_tools(source: str) -> list[dict[str, Any]]:
     if not source.strip():
         return []
     if len(source) > MOST_CHARACTERS:
-        raise InvalidRequestError(f"the definitions have {len(source):,} characters; at most {MOST_CHARACTERS:,} are read")
+        words = translate("Workbench", "the definitions have {0:,} characters; at most {1:,} are read")
+        raise InvalidRequestError(words.format(len(source), MOST_CHARACTERS))
     try:
         read = json.loads(source)
     except (ValueError, RecursionError) as fault:
-        raise InvalidRequestError(f"the definitions are no JSON: {fault}") from fault
+        raise InvalidRequestError(translate("Workbench", "the definitions are no JSON: {0}").format(fault)) from fault
     tools = [read] if isinstance(read, Mapping) else read
     ToolCallReader(tools=tools)  # which looks at their shape
     return [dict(tool) if "function" in tool else {"type": "function", "function": tool} for tool in tools]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runtime import GenerationOptions, Grammar, InvalidRequestError, RuntimeFault
-from ui import AdapterChoice, AnswerFormat, FormatKind, Guess
+from ui import AdapterChoice, AnswerFormat, FormatKind, Guess, translate
 
 OPTIONS = (  # what a person sets, in the order in which it is shown
     "temperature",
@@ -94,12 +94,12 @@ def read_values(stored: object) -> tuple[SessionValues, list[str]]:
     if stored is None:
         return SessionValues(), []
     if not isinstance(stored, Mapping):
-        return SessionValues(), ["what this session was set to cannot be read; it takes the defaults"]
+        return SessionValues(), [translate("Workbench", "what this session was set to cannot be read; it takes the defaults")]
     notes: list[str] = []
     options = read_options(stored.get("options"), notes)
     preset = stored.get("preset", "")
     if not isinstance(preset, str):
-        notes.append("its preset has no name; the default is taken")
+        notes.append(translate("Workbench", "its preset has no name; the default is taken"))
         preset = ""
     return SessionValues(
         options,
@@ -116,16 +116,16 @@ def read_options(stored: object, notes: list[str]) -> dict[str, Any]:
     if stored is None:
         return {}
     if not isinstance(stored, Mapping):
-        notes.append("its options cannot be read; they are left out")
+        notes.append(translate("Workbench", "its options cannot be read; they are left out"))
         return {}
     kept: dict[str, Any] = {}
     for name, value in stored.items():
         try:
             if name not in OPTIONS:
-                raise InvalidRequestError(f"there is no option {name!r:.40}")
+                raise InvalidRequestError(translate("Workbench", "there is no option {0!r:.40}").format(name))
             GenerationOptions.from_mapping({name: value})
         except (RuntimeFault, TypeError, ValueError) as fault:
-            notes.append(f"{name!s:.40} was left out: {fault}")
+            notes.append(translate("Workbench", "{0!s:.40} was left out: {1}").format(name, fault))
         else:
             kept[name] = value
     return kept
@@ -136,12 +136,12 @@ def _format(stored: object, notes: list[str]) -> AnswerFormat:
         return AnswerFormat()
     try:
         if not isinstance(stored, list) or len(stored) != 2:
-            raise TypeError(f"a kind and a source, not {stored!r:.60}")
+            raise TypeError(stored)
         answer_format = AnswerFormat(FormatKind(stored[0]), str(stored[1]))
         if answer_format.kind is not FormatKind.FREE:
             grammar_of(answer_format)
     except (RuntimeFault, TypeError, ValueError):
-        notes.append("the form of its answers cannot be read; they are free")
+        notes.append(translate("Workbench", "the form of its answers cannot be read; they are free"))
         return AnswerFormat()
     return answer_format
 
@@ -149,7 +149,7 @@ def _format(stored: object, notes: list[str]) -> AnswerFormat:
 def _adapters(stored: object, notes: list[str]) -> tuple[AdapterChoice, ...]:
     if not isinstance(stored, Sequence) or isinstance(stored, str):
         if stored is not None:
-            notes.append("its adapters cannot be read; none is used")
+            notes.append(translate("Workbench", "its adapters cannot be read; none is used"))
         return ()
     kept = []
     for entry in stored[:MOST_ADAPTERS]:
@@ -157,7 +157,7 @@ def _adapters(stored: object, notes: list[str]) -> tuple[AdapterChoice, ...]:
             case [str(folder), str(name), (int() | float()) as scale, bool(on)] if folder and name and math.isfinite(scale):
                 kept.append(AdapterChoice(folder, name, float(scale), on))
             case _:
-                notes.append("an adapter of its stack cannot be read; it was left out")
+                notes.append(translate("Workbench", "an adapter of its stack cannot be read; it was left out"))
     return tuple(kept)
 
 
@@ -165,7 +165,7 @@ def _guess(stored: object, notes: list[str]) -> Guess:
     try:
         return Guess(str(stored))
     except ValueError:
-        notes.append("where its guesses come from cannot be read; nobody guesses")
+        notes.append(translate("Workbench", "where its guesses come from cannot be read; nobody guesses"))
         return Guess.OFF
 
 
@@ -176,5 +176,5 @@ def _pruned(stored: object, notes: list[str]) -> frozenset[Branch]:
             case [int(node), int(start)]:
                 kept.add((node, start))
             case _:
-                notes.append("a pruned branch cannot be read; it is shown")
+                notes.append(translate("Workbench", "a pruned branch cannot be read; it is shown"))
     return frozenset(kept)

@@ -84,6 +84,47 @@ def test_an_engine_that_cannot_load(play: Play, fault: RuntimeFault, note: str, 
     play(scene)
 
 
+def test_once_another_model_is_chosen_the_answer_is_tried_again_rather_than_a_model_chosen(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        s.engine.refuses = [ModelLoadError("no room"), ModelLoadError("no room either")]
+        await s.workbench.send(session_id, "hello")
+        failed = await s.last(session_id)
+        assert (failed.needs_model, failed.can_retry) == (True, True)
+        # when another one is chosen
+        await s.workbench.choose_model("other")
+        assert (await s.last(session_id)).needs_model is False
+        # and that one cannot be loaded either
+        await until(lambda: not s.engine.refuses)
+        s.engine.refuses = [ModelLoadError("no room either")]
+        await s.workbench.regenerate(session_id, failed.node_id)
+        assert (await s.last(session_id)).needs_model is True
+
+    play(scene)
+
+
+def test_a_chosen_token_that_no_model_goes_on_from_asks_for_one_too(play: Play) -> None:
+    kept: dict[str, int] = {}
+
+    async def first(s: Scene) -> None:
+        kept["session"] = await s.asked()
+
+    async def second(s: Scene) -> None:
+        turn = await s.last(kept["session"])
+        at = own_tokens(turn)[4]
+        token = alternative(turn, at)
+        s.engine.refuses = [ModelLoadError("not here")]
+        await s.workbench.branch(kept["session"], turn.node_id, at, token)
+        branch = await s.last(kept["session"])
+        assert int(branch.run.ids[-1]) == token
+        assert (branch.note, branch.needs_model) == ("not here", True)
+        await s.workbench.continue_turn(kept["session"], branch.node_id)
+        assert (await s.last(kept["session"])).needs_model is False
+
+    play(first)
+    play(second)
+
+
 def test_another_engine_may_be_tried_where_one_cannot_run(play: Play) -> None:
     async def scene(s: Scene) -> None:
         # given

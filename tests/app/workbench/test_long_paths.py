@@ -56,3 +56,16 @@ def test_a_view_is_made_of_the_turns_that_are_shown(session: OpenSession, made: 
     assert len(session.tree.turns(session.tip, session.earlier)) == AT_ONCE
     assert len(made) == AT_ONCE - 1
     assert sum(session.turn_lengths()) == session.path_length() == TURNS * TOKENS
+
+
+def test_a_turn_that_is_not_shown_is_stepped_back_to_without_the_nodes(session: OpenSession, made: list[int]) -> None:
+    shown = session.earlier
+    session.step_back_to(TURNS - 10)
+    assert session.earlier == shown  # it is shown already
+    session.step_back_to(300)
+    assert session.earlier == 300 - 1 - AT_ONCE // 2
+    session.step_back_to(3)
+    assert session.earlier == 0
+    assert session.tree.turn_ends() == list(range(1, TURNS + 1))
+    assert session.tree.ends(TURNS) == list(range(1, TURNS + 1))
+    assert made == []

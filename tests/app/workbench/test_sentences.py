@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import app.workbench
 from app.faults import not_loaded
+from app.workbench.made_words import how_made
 from app.workbench.path_tokens import PathTokens
+from app.workbench.session import UNTITLED, shown_title
 from app.workbench.turn_notes import DAMAGED, note_of
 from runtime import ModelMissingError
 from tests.app.workbench.trees import chat, node
@@ -33,6 +36,24 @@ def test_refusals_reasons_and_notes_are_translated_before_they_are_filled_in() -
         PathTokens([node(1, None, "user")]).check_read(1)
     assert not_loaded(ModelMissingError("", "{0}")) == f"{MARK}Workbench: {{0}} is not on this computer"
     assert note_of(tree, tree.nodes[3], damaged=True) == f"{MARK}Workbench: {DAMAGED}"
+
+
+@pytest.mark.usefixtures("marks")
+def test_stored_words_are_translated_where_they_are_shown() -> None:
+    made = {"options": {"max_tokens": 8, "stop": []}, "sources": {"session and format": ["stop"]}, "model": "tiny"}
+    stats = {"made": made, "generated": 1, "repeated": {"parts_at": 2}}
+    told = how_made(replace(node(4, 3, "assistant"), stats=stats, finish_reason="length"))
+    assert told is not None
+    assert all(name.startswith(MARK) for name in told.facts)
+    assert told.facts[f"{MARK}Workbench: ended by"] == f"{MARK}Workbench: length"
+    assert told.facts[f"{MARK}Workbench: repeats"] == f"{MARK}Workbench: differs from the original from its token 3 on"
+    assert [setting.source for setting in told.settings] == [
+        f"{MARK}Workbench: {MARK}Workbench: session and {MARK}Workbench: format",
+        f"{MARK}Workbench: default",
+    ]
+    # a session that nobody named is stored under one name, whatever the language
+    assert shown_title(UNTITLED) == f"{MARK}Workbench: {UNTITLED}"
+    assert shown_title("Rain") == "Rain"
 
 
 def test_without_a_window_they_are_as_they_were_written() -> None:

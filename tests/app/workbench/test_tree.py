@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.workbench.tree import Tree
+from app.workbench.pruning import out_of_sight
+from app.workbench.tree import Tree, is_hidden
 from storage import NodeColumns, NodeRow
 from tests.app.workbench.trees import chat, node, run
 
@@ -168,3 +169,22 @@ def test_the_tip_of_every_turn_shown_is_among_its_versions(rows: list[NodeRow]) 
         last = tree.turns(tip)[-1]
         if last.segments[0].node.turn_start:
             assert last.tip.id in tree.variants(last.tip)
+
+
+@given(damaged_rows())
+def test_every_version_of_a_turn_is_named_by_a_node_that_ends_it(rows: list[NodeRow]) -> None:
+    tree = Tree(rows)
+    ends = set(tree.turn_ends())
+    for row in tree.nodes.values():
+        assert set(tree.variants(row)) <= ends
+        assert tree.ends(row.id) == [turn.tip.id for turn in tree.turns(row.id)]
+        assert [segment.node.id for segment in tree.turn(row.id).segments] == [
+            segment.node.id for segment in tree.turns(row.id)[-1].segments
+        ]
+
+
+@given(damaged_rows(), st.sets(st.tuples(st.integers(1, 12), st.integers(0, 3)), max_size=3))
+def test_what_is_out_of_sight_is_found_at_once_or_one_by_one(rows: list[NodeRow], pruned: set[tuple[int, int]]) -> None:
+    tree = Tree(rows)
+    known = {(node_id, start) for node_id, start in pruned if node_id in tree.nodes}
+    assert out_of_sight(tree, known) == {node_id for node_id in tree.nodes if is_hidden(tree, known, node_id)}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PySide6.QtCore import QPoint, Qt, QUrl
-from PySide6.QtGui import QGuiApplication, QImage, QTextDocument
+from PySide6.QtGui import QColor, QGuiApplication, QImage, QPainter, QTextDocument
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
@@ -18,7 +18,7 @@ from runtime import Origin, TokenRun
 from tests.ui.transcript.conftest import PATIENCE_MS, Show, settle
 from tests.ui.transcript.samples import run_of, session, turn, written
 from ui.port import TurnStatus
-from ui.theme.palette import LIGHT
+from ui.theme.palette import DARK, LIGHT
 from ui.transcript import Mode, TranscriptView
 from ui.transcript.blocks import stretches
 from ui.transcript.document import BlankDocument, markdown_document
@@ -215,6 +215,35 @@ def test_a_picture_that_is_a_fifo_does_not_hang(qapp: QApplication, tmp_path: Pa
 def test_html_is_shown_and_not_interpreted(qapp: QApplication) -> None:
     document = markdown_document("a <b>bold</b> <img src=x>", Faces(), LIGHT, 600)
     assert "<b>" in document.toPlainText()
+
+
+def test_a_rule_is_a_hairline(qapp: QApplication) -> None:
+    document = markdown_document("above\n\n---\n\nbelow", Faces(), DARK, 300)
+    picture = QImage(300, 120, QImage.Format.Format_RGB32)
+    picture.fill(QColor(DARK.window))
+    painter = QPainter(picture)
+    document.drawContents(painter)
+    painter.end()
+    colours = [picture.pixelColor(150, y).name() for y in range(120)]
+    assert [colour for colour in colours if colour != DARK.window] == [DARK.hairline]
+
+
+HIDDEN = "a\x1b[31mb \u202eevil\u202c \U000e0041 \u200bz\r\nend"
+SEEN = "aESC[31mb RLOevilPDF tag A ZWSPz\nend"
+
+
+@pytest.mark.parametrize("role", ["user", "assistant"])
+@pytest.mark.parametrize(("before", "after"), [("", ""), ("```python\n", "\n```\n")])
+def test_what_would_hide_or_act_is_seen(qtbot: QtBot, show: Show, role: str, before: str, after: str) -> None:
+    transcript = show(session(turn(2, role, run_of([before, HIDDEN, after], [1.0] * 3, Origin.SAMPLED))))
+    transcript.set_mode(Mode.READ)
+    settle(qtbot, transcript)
+    layout = transcript.read.page.boxes[0].body.layout
+    typeset = layout.document(0).toPlainText()
+    shown = SEEN if before or role == "user" else SEEN.replace("\n", " ")  # in markdown a line goes on in the next
+    assert shown in typeset
+    if before and role == "assistant":  # and what a block's *copy* takes is the model's own text
+        assert transcript.read.page.boxes[0].body.code(0) == HIDDEN
 
 
 @pytest.mark.parametrize(

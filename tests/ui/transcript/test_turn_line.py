@@ -10,9 +10,10 @@ from PySide6.QtCore import QPoint, QPointF, Qt
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
+from runtime import Origin
 from tests.ui.transcript.conftest import PATIENCE_MS, Show, settle
 from tests.ui.transcript.samples import drawing as drawn
-from tests.ui.transcript.samples import session, template, turn, written
+from tests.ui.transcript.samples import run_of, session, template, turn, written
 from ui.port import TurnStatus, TurnView
 from ui.transcript import Mode, TranscriptView
 from ui.transcript.meta import READING, Action
@@ -70,7 +71,7 @@ def test_an_answer_whose_making_is_known_can_be_made_again_exactly(qtbot: QtBot,
     transcript = show(session(known))
     transcript.repeat_requested.connect(asked.append)
     parts = transcript.tokens.page.boxes[0].meta.parts(hovered=True)
-    assert [part.text for part in parts][-3:] == ["copy", "regenerate", "regenerate exactly"]
+    assert [part.text for part in parts][-4:] == ["copy", "regenerate", "regenerate exactly", "similar"]
     press_action(qtbot, transcript, 0, Action.REPEAT)
     assert asked == [known.node_id]
 
@@ -115,7 +116,8 @@ def test_a_turn_whose_model_cannot_be_loaded_offers_the_choice_of_another(qtbot:
     failed = turn(9, "assistant", template("<model>"), status=TurnStatus.PARTIAL, note="not here")
     transcript = show(session(drawn().turns[0], replace(failed, needs_model=True)))
     transcript.model_requested.connect(lambda: asked.append("model"))
-    assert "choose a model" in [part.text for part in transcript.tokens.page.boxes[1].meta.parts(hovered=False)]
+    parts = transcript.tokens.page.boxes[1].meta.parts(hovered=False)
+    assert [part.text for part in parts if part.action is not Action.NONE] == ["choose a model"]  # one thing to do
     press_action(qtbot, transcript, 1, Action.MODEL)
     assert asked == ["model"]
 
@@ -126,6 +128,32 @@ def test_the_actions_of_ones_own_turn_keep_clear_of_the_next(show: Show) -> None
         transcript.set_text_scale(scale)
         first, second = transcript.tokens.page.boxes[:2]
         assert first.top + first.body.height + first.meta.reach <= second.top + 1
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("other", [False, True], ids=["seen", "in the other mode"])
+def test_a_note_that_grows_is_read_to_its_end(qtbot: QtBot, show: Show, mode: Mode, other: bool) -> None:
+    # given a conversation that stands at its end
+    answers = [
+        turn(2 * i, "assistant", run_of(["word "] * 300, [1.0] * 300, Origin.SAMPLED), note="short") for i in range(1, 4)
+    ]
+    transcript = show(session(*answers))
+    transcript.set_mode(mode)
+    settle(qtbot, transcript)
+    pane = pane_of(transcript)
+    pane.scroll_to_end()
+    # when more is said under its last turn
+    if other:
+        transcript.set_mode(Mode.READ if mode is Mode.TOKENS else Mode.TOKENS)
+    transcript.set_session(session(*answers[:-1], replace(answers[-1], note="a long reason " * 60)))
+    if other:
+        transcript.set_mode(mode)
+    settle(qtbot, transcript)
+    # then the page is as high as what stands on it, and shows the end of it
+    last = pane.page.boxes[-1]
+    assert last.meta.height > 100
+    assert pane.page.height >= last.top + last.height
+    assert pane.verticalScrollBar().value() + pane.viewport().height() >= last.top + last.height
 
 
 def bands(pane: Pane, box: int) -> int:  # type: ignore[type-arg]  # of either body
@@ -216,7 +244,12 @@ def test_where_there_is_no_room_numbers_give_way_to_actions(show: Show) -> None:
     transcript = show(drawn(), width=480)
     texts = texts_of(transcript, 1, hovered=True)
     assert "−23.9 nats" not in texts
-    assert texts[-2:] == ["copy", "regenerate"]
+    assert texts[-3:] == ["copy", "regenerate", "similar"]
+
+
+def test_where_there_is_no_room_at_all_the_similar_turns_are_left_to_the_menu(show: Show) -> None:
+    assert texts_of(show(drawn(), width=480), 0, hovered=True) == ["edit", "copy", "similar"]
+    assert texts_of(show(drawn(), width=200), 0, hovered=True) == ["edit", "copy"]
 
 
 def test_a_click_on_the_line_without_an_action_does_nothing(qtbot: QtBot, show: Show) -> None:

@@ -1,0 +1,114 @@
+"""No sentence of the window is written past its translators, and Qt's lupdate finds every one of them."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+
+import PySide6
+
+import app.workbench
+import ui
+
+WORKBENCH = Path(app.workbench.__file__).parent
+APP, UI = WORKBENCH.parent, Path(ui.__file__).parent
+SHOWN = [WORKBENCH, APP / "faults.py", APP / "supervisor.py", UI]  # what the window shows is written here
+NO_WORDS = [
+    UI / "theme" / "style.py",
+    UI / "theme" / "fonts.py",
+    UI / "transcript" / "maths.py",
+    UI / "transcript" / "blocks.py",
+]
+TRANSLATES = {"tr", "translate", "QT_TRANSLATE_NOOP"}
+LOGS = {"debug", "info", "warning", "error", "exception"}
+KEYED, NAMED = {"latest", "drop"}, {"start", "_later"}  # a task by its key, or by its name
+NOT_SHOWN = {  # texts with a space that nobody reads as the window's
+    r" \(copy(?: \d+)?\)$", r" \([\d,]+ bytes are kept[^)]*\)$", "module 'ui' has no attribute ", "the strip has no token ",
+    "\n[end of ", " MB · ", " · p ", "u = ", "org/name, org/name@revision", "tuple[float, int]", " of session ",
+    "look up", "cache check", "score draft", "second menu", "search the hub",  # names of tasks
+    "(yes|no)(, because [^.]+)?\\.", 'start: "Answer: " NUMBER\nNUMBER: /[0-9]+/',  # examples of forms and of tools
+}  # fmt: skip
+
+
+def parsed() -> Iterator[tuple[str, ast.Module]]:
+    """Every file that sentences of the window are written in."""
+    for place in SHOWN:
+        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            if file not in NO_WORDS:
+                yield str(file.relative_to(APP.parent)), ast.parse(file.read_text("utf-8"))
+
+
+def name_of(call: ast.Call) -> str:
+    """What is called, without what it is called on."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def unshown(tree: ast.AST) -> Iterator[ast.AST]:
+    """What is translated, and what people do not see: docstrings, assertions, the log, names of tasks."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(value=ast.Constant() as doc):
+                yield doc
+            case ast.Assert():
+                yield from ast.walk(node)
+            case ast.Call() if name_of(node) in TRANSLATES | LOGS:
+                yield from ast.walk(node)
+            case ast.Call(args=[first, *_]) if name_of(node) in KEYED:
+                yield first
+            case ast.Call(args=[_, last]) if name_of(node) in NAMED:
+                yield from ast.walk(last)
+            case ast.keyword(arg="name" | "key", value=value):
+                yield from ast.walk(value)
+
+
+def sentences(tree: ast.AST) -> Iterator[ast.Constant]:
+    """Texts of two words and more that people might see, and that no translator does."""
+    kept = set(unshown(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in kept:
+            text = node.value
+            if (
+                " " in text.strip()
+                and any(map(str.isalpha, text))
+                and text not in NOT_SHOWN
+                and not text.startswith(("{", "[{"))
+            ):
+                yield node
+
+
+def wanted(tree: ast.AST, owner: str = "") -> Iterator[tuple[str, str, int]]:
+    """Context, text and line of each that is translated, as Qt asks for it when the window runs."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Call) and name_of(node) in TRANSLATES:
+            match node.args:
+                case [ast.Constant(value=str(text))]:
+                    yield owner, text, node.lineno
+                case [ast.Constant(value=str(context)), ast.Constant(value=str(text))]:
+                    yield context, text, node.lineno
+        yield from wanted(node, node.name if isinstance(node, ast.ClassDef) else owner)
+
+
+def test_no_sentence_is_written_past_the_translators() -> None:
+    past = [f"{file}:{text.lineno}: {text.value!r}" for file, tree in parsed() for text in sentences(tree)]
+    assert past == []
+
+
+def test_lupdate_finds_every_text_where_the_window_asks_for_it(tmp_path: Path) -> None:
+    # given
+    lupdate, found_in = Path(PySide6.__file__).parent / "lupdate", tmp_path / "elsewise.ts"
+    # when
+    sources = [str(file) for root in (APP, UI) for file in sorted(root.rglob("*.py"))]
+    subprocess.run([lupdate, *sources, "-ts", found_in], check=True, capture_output=True)
+    # then
+    found = {
+        (context.findtext("name"), text.text)
+        for context in ElementTree.parse(found_in).iter("context")
+        for text in context.iter("source")
+    }
+    asked = [(file, one) for file, tree in parsed() for one in wanted(tree)]
+    missed = [f"{file}:{line}: {context}: {text}" for file, (context, text, line) in asked if (context, text) not in found]
+    assert missed == []
+    assert len(asked) > 600

@@ -1,0 +1,186 @@
+"""Turns that cannot be compared, engines that end half-way, looks that are stopped: told in words, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from runtime import ModelMissingError, UnsupportedFeatureError
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import Scene, alternative, own_tokens, until
+from tests.app.workbench.similar_scene import Embedding, looked, running, talked
+from ui import ModelRefusal, Refusal
+
+
+async def first(s: Scene, session_id: int) -> int:
+    return next(turn.node_id for turn in (await s.view(session_id)).turns if turn.role == "user")
+
+
+def test_a_look_that_is_stopped_leaves_what_was_made(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.workbench.similar.making.BATCH_TURNS", 2)
+    engine = Embedding()
+
+    async def scene(s: Scene) -> None:
+        session_id = await talked(s)
+        node_id = await first(s, session_id)
+        told: list[tuple[str, int, int]] = []
+
+        def hold(*news: object) -> None:
+            told.append(news)  # type: ignore[arg-type]  # three of them
+            if news[1] == 2:
+                engine.waits = asyncio.Event()
+
+        look = asyncio.create_task(s.workbench.similar_turns(session_id, node_id, "mean", hold))
+        await until(lambda: len(engine.batches) == 2)
+        look.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await look
+        # then the first batch is remembered, and the engine does nothing for it any more
+        assert told[-1] == ("comparing turns", 2, 6)
+        await until(lambda: running(s).metrics().requests_active == 0)
+        engine.waits = None
+        again = await looked(s, session_id, node_id)
+        assert len(again.rows) == 5
+        assert sum(map(len, engine.batches[2:])) == 4
+
+    play(scene, engine=engine)
+
+
+def test_an_engine_that_dies_half_way_is_restarted_by_the_next_look(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.workbench.similar.making.BATCH_TURNS", 2)
+    engine = Embedding()
+
+    async def scene(s: Scene) -> None:
+        session_id = await talked(s)
+        node_id = await first(s, session_id)
+        engine.dies_at = 1
+        with pytest.raises(Refusal, match="the engine stopped; 2 of 6 turns are done and remembered"):
+            await looked(s, session_id, node_id)
+        assert s.workbench.supervisor.running is None
+        found = await looked(s, session_id, node_id)
+        assert (engine.starts, len(found.rows)) == (2, 5)
+        # the same model again: what it had made is known still
+        assert sum(map(len, engine.batches[1:])) == 4
+
+    play(scene, engine=engine)
+
+
+def test_a_model_that_is_exchanged_meanwhile(play: Play) -> None:
+    engine = Embedding()
+
+    async def scene(s: Scene) -> None:
+        session_id = await talked(s)
+        node_id = await first(s, session_id)
+        engine.waits = asyncio.Event()
+        look = asyncio.create_task(looked(s, session_id, node_id))
+        await until(lambda: engine.batches)
+        await s.workbench.supervisor.change(source="another")
+        engine.waits.set()
+        with pytest.raises(Refusal, match="the model was exchanged meanwhile; try again"):
+            await look
+        assert len((await looked(s, session_id, node_id)).rows) == 5
+
+    play(scene, engine=engine)
+
+
+def test_another_model_is_offered_where_this_one_is_missing_or_cannot(play: Play) -> None:
+    engine = Embedding()
+
+    async def scene(s: Scene) -> None:
+        session_id = await talked(s)
+        node_id = await first(s, session_id)
+        engine.fault = UnsupportedFeatureError("no hidden states of this architecture")
+        with pytest.raises(ModelRefusal, match="no hidden states"):
+            await looked(s, session_id, node_id)
+        engine.fault = None
+        await s.workbench.supervisor.change(source="nobody/nothing")
+        engine.refuses.append(ModelMissingError("get it", "nobody/nothing"))
+        with pytest.raises(ModelRefusal, match="nothing is not on this computer"):
+            await looked(s, session_id, node_id)
+
+    play(scene, engine=engine)
+
+
+def test_a_turn_that_finds_no_room_is_told_in_numbers(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await talked(s, ["where to?", "a long question " * 20])
+        node_id = await first(s, session_id)
+        await running(s).set_kv_budget_async(20_000)
+        with pytest.raises(Refusal, match=r"^a turn is too long to be compared: 320 tokens need [\d,]+ bytes of KV"):
+            await looked(s, session_id, node_id)
+
+    play(scene, engine=Embedding())
+
+
+def test_turns_without_words_or_out_of_the_session(play: Play) -> None:
+    engine = Embedding()
+
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        engine.loading = asyncio.Event()
+        # given a question whose answer never began: nothing else has words, and no engine is asked
+        sending = asyncio.create_task(s.workbench.send(session_id, "where to?"))
+        await until(lambda: engine.starts)
+        question, answer = (await s.view(session_id)).turns[-2:]
+        with pytest.raises(Refusal, match="still being written"):
+            await looked(s, session_id, answer.node_id)
+        with pytest.raises(Refusal, match="no other turn has words yet: send a message"):
+            await looked(s, session_id, question.node_id)
+        s.workbench.stop(session_id)
+        engine.loading.set()
+        await sending
+        await s.workbench.supervisor.model()
+        with pytest.raises(Refusal, match="no words to compare"):
+            await looked(s, session_id, (await s.last(session_id)).node_id)
+        for ask in (looked(s, session_id, 10_000), s.workbench.show_turn(session_id, 10_000)):
+            with pytest.raises(Refusal, match="not part of this session"):
+                await ask
+
+    play(scene, engine=engine)
+
+
+def test_an_answer_that_is_being_written_is_left_out(play: Play) -> None:
+    engine = Embedding()
+
+    async def scene(s: Scene) -> None:
+        # given an answer that leaves another one inside: it has words already, and is not done
+        session_id = await talked(s)
+        node_id, answer = await first(s, session_id), await s.last(session_id)
+        engine.holds_after = 3
+        index = own_tokens(answer)[4]
+        branching = asyncio.create_task(s.workbench.branch(session_id, answer.node_id, index, alternative(answer, index)))
+        before = s.arrived(session_id)
+        await until(lambda: s.arrived(session_id) > before)
+        found = await looked(s, session_id, node_id)
+        assert len(found.rows) == 5
+        s.workbench.stop(session_id)
+        await branching
+        assert len((await looked(s, session_id, node_id)).rows) == 6
+
+    play(scene, engine=engine)
+
+
+def test_damaged_turns_are_left_out_and_counted(play: Play, path: Path) -> None:
+    kept: list[int] = []
+
+    async def first_evening(s: Scene) -> None:
+        kept.append(await talked(s))
+
+    async def second_evening(s: Scene) -> None:
+        (session_id,) = kept
+        damaged, sound = [turn.node_id for turn in (await s.view(session_id)).turns if turn.role == "user"][1:]
+        found = await looked(s, session_id, sound)
+        assert found.damaged == 1
+        assert damaged not in [row.node_id for row in found.rows]
+        assert len(found.rows) == 4
+        with pytest.raises(Refusal, match="damaged"):
+            await looked(s, session_id, damaged)
+
+    play(first_evening, engine=Embedding())
+    with closing(sqlite3.connect(path)) as conn, conn:
+        conn.execute("update nodes set text = 'somebody else wrote this' where text = 'where to go?'")
+    play(second_evening, engine=Embedding())

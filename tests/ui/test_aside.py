@@ -1,0 +1,62 @@
+"""What opens in a row of the shelf is left with Escape, and gives the keyboard back; it takes none that was elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QLineEdit, QPushButton, QVBoxLayout, QWidget
+from pytestqt.qtbot import QtBot
+
+from ui.models.aside import Aside
+from ui.models.ask import AskBar
+from ui.models.load_card import LoadCard
+from ui.models.quantise_bar import QuantiseBar
+from ui.port import LoadChoice, LoadPlan
+
+
+def question(home: QWidget) -> tuple[Aside, Callable[[], None]]:
+    bar = AskBar(home, "Keep")
+    return bar, lambda: bar.ask("delete it for good?", "Remove")
+
+
+def bits(home: QWidget) -> tuple[Aside, Callable[[], None]]:
+    bar = QuantiseBar(home)
+    return bar, bar.ask
+
+
+def plan(home: QWidget) -> tuple[Aside, Callable[[], None]]:
+    card = LoadCard(home)
+    return card, lambda: card.show_plan(LoadPlan(LoadChoice(), None))
+
+
+@pytest.mark.parametrize("make", [question, bits, plan])
+def test_escape_leaves_it_and_the_keyboard_goes_back(
+    app: QApplication, qtbot: QtBot, make: Callable[[QWidget], tuple[Aside, Callable[[], None]]]
+) -> None:
+    # given
+    page, home, field = QWidget(), QPushButton("Open"), QLineEdit()
+    aside, ask = make(home)
+    column = QVBoxLayout(page)
+    for part in (home, field, aside):
+        column.addWidget(part)
+    qtbot.addWidget(page)
+    page.show()
+    page.activateWindow()
+    qtbot.waitUntil(page.isActiveWindow)
+    assert aside.isHidden()
+    # when it opens it has the keyboard, and Escape leaves it
+    ask()
+    focused = QApplication.focusWidget()
+    assert focused is not None
+    assert aside.isAncestorOf(focused)
+    QTest.keyClick(focused, Qt.Key.Key_Escape)
+    assert aside.isHidden()
+    assert home.hasFocus()
+    # and where somebody writes elsewhere meanwhile, the keyboard stays there
+    ask()
+    field.setFocus()
+    aside.leave()
+    assert field.hasFocus()

@@ -1,0 +1,165 @@
+"""The panel over the conversation with the turns that are like one of them; how far it is, and what went wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QFont, QKeyEvent
+from PySide6.QtWidgets import QApplication, QFrame, QVBoxLayout, QWidget
+from shiboken6 import isValid
+
+from ui.models.bars import ThinBar
+from ui.parts import Choice, button, row, words
+from ui.port import SimilarTurns
+from ui.similar.rows import SimilarList
+from ui.similar.words import pooling_explained, pooling_label, summary, title
+from ui.theme.fonts import interface_font
+from ui.widgets import ElidedLabel, IconButton
+
+if TYPE_CHECKING:
+    from runtime import Pooling
+
+MARGIN = 16  # until it is told where the text stands
+POOLINGS: tuple[Pooling, ...] = ("mean", "last", "max", "cls")
+
+
+class SimilarPanel(QFrame):
+    """Hidden while nobody asks. Arrows and Enter in the list, Esc closes; the keyboard goes back to where it was."""
+
+    chosen = Signal(int)  # a turn to go to
+    pooling_chosen = Signal(str)
+    again_wanted = Signal()
+    model_wanted = Signal()
+    closed = Signal()  # what is under way is not wanted any more
+    focus_lost = Signal()  # who had the keyboard before is not there any more
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("find")
+        self._before: QWidget | None = None  # who had the keyboard
+        self._busy = False
+        self._needs_model = False
+        self.title = ElidedLabel("", "", interface_font(13, QFont.Weight.Medium))
+        self.poolings = Choice(self.tr("Vectors"), [pooling_label(each) for each in POOLINGS])
+        for each, part in zip(POOLINGS, self.poolings.buttons, strict=True):
+            part.setToolTip(pooling_explained(each))
+            part.setAccessibleDescription(pooling_explained(each))
+        self.poolings.chosen.connect(lambda place: self.pooling_chosen.emit(POOLINGS[place]))
+        self.close_button = IconButton("x", "")
+        self.close_button.clicked.connect(self.dismiss)
+        self.note = words()
+        self.action = button("", "link")
+        self.action.clicked.connect(self._act)
+        self.bar = ThinBar(self.tr("Turns compared"))
+        self.list = SimilarList()
+        self.list.chosen.connect(self.chosen)
+        head = row(self.title, self.poolings, self.close_button, spacing=12)
+        head.setStretch(0, 1)
+        said = row(self.note, self.action, spacing=16)
+        said.setStretch(0, 1)
+        self._texts = QVBoxLayout()
+        self._texts.setSpacing(6)
+        self._texts.addLayout(head)
+        self._texts.addLayout(said)
+        self._texts.addWidget(self.bar)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 8, 0, 8)
+        column.setSpacing(6)
+        column.addLayout(self._texts)
+        column.addWidget(self.list)
+        self.align(MARGIN)
+        self._show_poolings(POOLINGS[:-1])
+        self._settle(busy=False)
+        self.hide()
+
+    def align(self, left: int) -> None:
+        """Its words begin `left` pixels in, as the text under it does."""
+        self._texts.setContentsMargins(left, 0, 12, 0)
+        self.list.left = left
+        self.list.viewport().update()
+
+    def begin(self, said: str, pooling: Pooling, *, other: bool) -> None:
+        """A look at a turn is under way.
+
+        Args:
+            said: The turn's first words.
+            pooling: What it is done with.
+            other: It is another turn than the one that is shown: its rows are not those of this one.
+        """
+        if self.isHidden():
+            self._before = QApplication.focusWidget()
+        self.title.setText(title(said))
+        self.poolings.show_choice(POOLINGS.index(pooling))
+        if other:
+            self.list.show_found(None)
+        self._settle(busy=True)
+        self.note.setText(self.tr("Comparing turns…"))
+        self.show()
+        self.list.setFocus()
+
+    def show_progress(self, said: str, done: int, total: int) -> None:
+        """How far it is, in turns."""
+        if self._busy:
+            self.note.setText(self.tr("{0}: {1:,} of {2:,}").format(said, done, total) if total else f"{said}…")
+            self.bar.show_share(done, total)
+
+    def show_found(self, found: SimilarTurns) -> None:
+        """What came of it."""
+        self._settle(busy=False)
+        self.title.setText(title(found.words))
+        self._show_poolings(found.poolings)
+        self.note.setText(summary(found))
+        self.list.show_found(found)
+        self._name(self.note.text())
+
+    def say(self, said: str, *, needs_model: bool) -> None:
+        """Why there is nothing to show; it can be tried again, or (`needs_model`) another model can be chosen."""
+        self._settle(busy=False)
+        self._needs_model = needs_model
+        self.list.show_found(None)
+        self.note.setText(said)
+        self.action.setText(self.tr("Choose a model") if needs_model else self.tr("Try again"))
+        self.action.show()
+        self._name(said)
+
+    def dismiss(self) -> None:
+        """Stops what is under way, and goes."""
+        if self.isHidden():
+            return
+        focused = QApplication.focusWidget()
+        inside = focused is not None and self.isAncestorOf(focused)
+        self.hide()
+        self.list.show_found(None)
+        self._busy = False
+        before, self._before = self._before, None
+        self.closed.emit()
+        if inside and before is not None and isValid(before) and before.isVisible():
+            before.setFocus()
+        elif inside:
+            self.focus_lost.emit()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Escape:
+            self.dismiss()
+        else:
+            super().keyPressEvent(event)
+
+    def _settle(self, *, busy: bool) -> None:
+        self._busy = busy
+        self.action.hide()
+        self.bar.show_share(0, 1)
+        self.bar.setVisible(busy)
+        closing = self.tr("Stop comparing") if busy else self.tr("Close the similar turns")
+        self.close_button.setAccessibleName(closing)
+        self.close_button.setToolTip(closing)
+
+    def _show_poolings(self, poolings: tuple[Pooling, ...]) -> None:
+        for each, part in zip(POOLINGS, self.poolings.buttons, strict=True):
+            part.setVisible(each in poolings)
+
+    def _name(self, said: str) -> None:
+        self.setAccessibleName(f"{self.title.text()}. {said}")
+
+    def _act(self) -> None:
+        (self.model_wanted if self._needs_model else self.again_wanted).emit()

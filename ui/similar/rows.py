@@ -1,0 +1,201 @@
+"""The list of turns that are like one of them: similarity as a number and a thin bar, who said it, the first words."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QRect, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QColor, QFontMetrics, QKeyEvent, QPainter
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QFrame,
+    QListView,
+    QSizePolicy,
+    QStyledItemDelegate,
+    QStyleOptionViewItem,
+    QWidget,
+)
+
+from ui.port import SimilarTurn, SimilarTurns
+from ui.session_list import paint_row_ground
+from ui.session_rows import Index
+from ui.similar.words import aside, bar_explained, cosine, role, spoken
+from ui.theme.fonts import interface_font, scaled
+from ui.theme.scheme import current_theme
+from ui.transcript.turn import ROLES
+from ui.transcript.visible import one_line
+from ui.widgets import plain_tooltip
+
+ROW_HEIGHT = 27
+MOST_ROWS, LEAST_ROWS = 6, 2  # that are in sight at once; further ones are scrolled to
+BAR, BAR_THICK = 64, 3
+GAP = 12
+ASIDE_SHARE = 0.4  # of a row's words, for what stands at its end
+_ROW = int(Qt.ItemDataRole.UserRole)
+_MIDDLE = int(Qt.AlignmentFlag.AlignVCenter)
+
+
+class SimilarRows(QAbstractListModel):
+    """The rows, as the workbench gave them."""
+
+    def __init__(self, parent: QObject) -> None:
+        super().__init__(parent)
+        self.rows: tuple[SimilarTurn, ...] = ()
+        self.limit = 0
+        self.least = 0.0  # the similarity at which a bar is empty
+
+    def take(self, found: SimilarTurns | None) -> None:
+        """Shows these; None: none."""
+        self.beginResetModel()
+        self.rows = () if found is None else found.rows
+        self.limit = 0 if found is None else found.limit
+        self.least = min((row.similarity for row in self.rows), default=0.0)
+        self.endResetModel()
+
+    def share(self, turn: SimilarTurn) -> float:
+        """How much of its bar is filled: none at the least similar of several turns, all at the same text."""
+        least = self.least if len(self.rows) > 1 else -1.0
+        return (turn.similarity - least) / (1 - least) if least < 1 else 1.0
+
+    def place(self, node_id: int | None) -> int | None:
+        """Where a turn stands; None where it does not."""
+        return next((i for i, row in enumerate(self.rows) if row.node_id == node_id), None)
+
+    def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008  # Qt's own default, an immutable value
+        return 0 if parent.isValid() else len(self.rows)
+
+    def data(self, index: Index, role: int = int(Qt.ItemDataRole.DisplayRole)) -> object:
+        if not index.isValid():
+            return None
+        row = self.rows[index.row()]
+        if role == _ROW:
+            return row
+        if role == Qt.ItemDataRole.DisplayRole:
+            return one_line(row.words)
+        if role == Qt.ItemDataRole.AccessibleTextRole:
+            return one_line(spoken(row, self.limit))
+        if role == Qt.ItemDataRole.ToolTipRole:  # what a narrow row cuts, and what its bar says
+            return plain_tooltip(
+                "\n".join(filter(None, (one_line(row.words), one_line(aside(row, self.limit)), bar_explained())))
+            )
+        return None
+
+
+class SimilarList(QListView):
+    """One click, or Enter, goes to a turn."""
+
+    chosen = Signal(int)  # node id
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.rows = SimilarRows(self)
+        self.left = 0  # pixels before what is painted: the words begin where the conversation's do
+        self.gone_to: int | None = None  # the turn that was gone to last
+        self.setModel(self.rows)
+        self.setItemDelegate(_SimilarDelegate(self))
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setUniformItemSizes(True)
+        self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Maximum)
+        self.setAccessibleName(self.tr("Similar turns"))
+        self.setAccessibleDescription(bar_explained())
+        self.clicked.connect(self._choose)
+        current_theme().scaled.connect(self._resize)
+
+    def show_found(self, found: SimilarTurns | None) -> None:
+        """Shows these rows; the one that has the keyboard keeps it, where it is among them still."""
+        held = self.currentIndex().data(_ROW)
+        self.rows.take(found)
+        if found is None:
+            self.gone_to = None
+        place = self.rows.place(held.node_id) if isinstance(held, SimilarTurn) else None
+        if self.rows.rows:
+            self.setCurrentIndex(self.rows.index(place or 0))
+        self.updateGeometry()
+
+    def sizeHint(self) -> QSize:
+        """As tall as its rows, so that the conversation follows at once; further ones are scrolled to."""
+        return QSize(200, scaled(ROW_HEIGHT) * min(len(self.rows.rows), MOST_ROWS))
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(0, scaled(ROW_HEIGHT) * min(len(self.rows.rows), LEAST_ROWS))
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+            self._choose(self.currentIndex())
+        elif event.key() == Qt.Key.Key_Escape:
+            event.ignore()  # whoever it is in closes
+        else:
+            super().keyPressEvent(event)
+
+    def _choose(self, index: QModelIndex) -> None:
+        row = index.data(_ROW)
+        if isinstance(row, SimilarTurn):
+            self.gone_to = row.node_id
+            self.viewport().update()
+            self.chosen.emit(row.node_id)
+
+    def _resize(self) -> None:
+        self.doItemsLayout()
+        self.updateGeometry()
+
+
+class _SimilarDelegate(QStyledItemDelegate):
+    def __init__(self, view: SimilarList) -> None:
+        super().__init__(view)
+        self._view = view
+        self._theme = current_theme()
+        self._theme.scaled.connect(self._take_fonts)
+        self._take_fonts()
+
+    def _take_fonts(self) -> None:
+        self._font, self._small = interface_font(), interface_font(11.5)
+
+    def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:  # noqa: ARG002  # the signature is Qt's
+        return QSize(0, scaled(ROW_HEIGHT))
+
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
+        row: SimilarTurn = index.data(_ROW)
+        view, palette, rect = self._view, self._theme.palette, QRect(option.rect)
+        painter.save()
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        rect.adjust(max(view.left - 8, 4), 0, -8, 0)
+        fill = palette.selection if row.node_id == view.gone_to else None
+        paint_row_ground(painter, rect, fill, option.state, palette.accent)
+        rect.adjust(8, 0, -8, 0)
+        metrics, small = QFontMetrics(self._font), QFontMetrics(self._small)
+        painter.setFont(self._font)
+        painter.setPen(QColor(palette.text))
+        _cell(painter, rect, metrics.horizontalAdvance(cosine(-1 if view.rows.least < 0 else 1)), cosine(row.similarity))
+        self._paint_bar(painter, rect, view.rows.share(row))
+        painter.setPen(QColor(palette.soft))
+        _cell(painter, rect, max(metrics.horizontalAdvance(role(each)) for each in ROLES), role(row.role))
+        words, said = one_line(row.words), one_line(aside(row, view.rows.limit))
+        if said:
+            room = round(rect.width() * ASIDE_SHARE)
+            shown = small.elidedText(said, Qt.TextElideMode.ElideRight, room)
+            painter.setFont(self._small)
+            painter.drawText(rect, _MIDDLE | int(Qt.AlignmentFlag.AlignRight), shown)
+            rect.setRight(rect.right() - small.horizontalAdvance(shown) - GAP)
+        painter.setFont(self._font)
+        painter.setPen(QColor(palette.text))
+        painter.drawText(rect, _MIDDLE, metrics.elidedText(words, Qt.TextElideMode.ElideRight, rect.width()))
+        painter.restore()
+
+    def _paint_bar(self, painter: QPainter, rect: QRect, share: float) -> None:
+        palette, thick, width = self._theme.palette, scaled(BAR_THICK), scaled(BAR)
+        ground = QRectF(rect.left(), rect.center().y() + 1 - thick / 2, width, thick)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(QColor(palette.hairline))
+        painter.drawRoundedRect(ground, thick / 2, thick / 2)
+        if share > 0:
+            ground.setWidth(max(width * share, thick))
+            painter.setBrush(QColor(palette.bar))
+            painter.drawRoundedRect(ground, thick / 2, thick / 2)
+        rect.setLeft(rect.left() + width + GAP)
+
+
+def _cell(painter: QPainter, rect: QRect, width: int, words: str) -> None:
+    """Paints words at the left of what is left of a row, and takes their column off it."""
+    painter.drawText(QRect(rect.left(), rect.top(), width, rect.height()), _MIDDLE, words)
+    rect.setLeft(rect.left() + width + GAP)
