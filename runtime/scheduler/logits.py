@@ -11,7 +11,7 @@ import numpy.typing as npt
 from runtime.errors import NonFiniteLogitsError
 from runtime.ranking import Ranked
 from runtime.records import Float32
-from runtime.scoring import normalised, normalisers
+from runtime.scoring import empty_peaks, normalised, normalisers
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +128,14 @@ def normalise(logits: Float32, *, entropy: bool) -> Distributions:
     spread = np.empty(n) if entropy else None
     shift: Float32 = np.empty(n, np.float32)
     mass = np.empty(n)
-    logprobs = normalised(logits, entropy=spread, finite=finite, shift=shift, mass=mass)
+    peaks = empty_peaks(*logits.shape)
+    logprobs = normalised(logits, entropy=spread, finite=finite, shift=shift, mass=mass, peaks=peaks)
     if not finite.all():
         sound = normalise(np.where(finite[:, None], logits, np.float32(0)), entropy=entropy)
         return replace(sound, finite=finite)
-    ranked = list(map(Ranked, logprobs, mass.tolist(), [None] * n if spread is None else spread.tolist()))
+    nothing = [None] * n
+    spreads = nothing if spread is None else spread.tolist()
+    ranked = list(map(Ranked, logprobs, mass.tolist(), spreads, nothing if peaks is None else peaks))
     return Distributions(logprobs, finite, spread, shift, ranked)
 
 
