@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from runtime import Fit, LoadOptions, available_backends, default_backend, estimate_fit
+from runtime import Fit, LoadOptions, available_backends, default_backend, estimate_fit, weight_forms
 
 
 def fits(
@@ -36,3 +36,14 @@ def fits(
     wanted = default_backend() if prefer == "auto" else prefer
     here.sort(key=lambda name: name != wanted)
     return [estimate_fit(config, weights, dtype=dtype, backend=name, context=context, options=given) for name in here]
+
+
+def forms_under(backend: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """In which forms an engine can hold linear weights under some options; none where it has no choice.
+
+    Args:
+        backend: Its name.
+        options: By the names of `LoadOptions`; None and what is not there leave it to the engine.
+    """
+    free = options.get("dtype") in (None, "auto", "float32") and options.get("offload") in (None, "none")
+    return weight_forms(backend, options.get("device") or "auto") if free else ()

@@ -76,6 +76,8 @@ class Supervisor:
             changes: Options that are others there.
         """
         options = {name: value for name, value in self.options.items() if name not in _OWN}
+        if "wishes" in options:  # what was but wished for there may be chosen here
+            options["wishes"] = [name for name in options["wishes"] if name in options]
         if "log_path" in options:
             log_path = Path(options["log_path"])
             options["log_path"] = log_path.with_stem(f"{log_path.stem}-second")

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from runtime.language_model import LanguageModel, Message, PrefixMatch
     from runtime.loading.catalogue import CatalogueModel, CatalogueVariant, catalogue, fitting
     from runtime.loading.fit import Fit, estimate_fit, weight_forms
+    from runtime.loading.import_plan import ImportPlan, plan_import
     from runtime.loading.importer import import_model
     from runtime.loading.measured import measured_threads
     from runtime.loading.paths import models_dir
@@ -155,6 +156,7 @@ __all__ = [
     "HubFile",
     "HubModel",
     "Hypothesis",
+    "ImportPlan",
     "InvalidRequestError",
     "KeychainError",
     "LanguageModel",
@@ -257,6 +259,7 @@ __all__ = [
     "models_dir",
     "parse_tool_calls",
     "plan_download",
+    "plan_import",
     "register_backend",
     "replay_draw",
     "resolve_options",
@@ -358,6 +361,7 @@ _NAMES = {
         "estimate_fit",
         "weight_forms",
     ),
+    "runtime.loading.import_plan": ("ImportPlan", "plan_import"),
     "runtime.loading.importer": ("import_model",),
     "runtime.loading.measured": ("measured_threads",),
     "runtime.loading.paths": ("models_dir",),

@@ -42,6 +42,9 @@ class LoadOptions:
     turn of a named format ends an answer: the token, or where the vocabulary has no such token, its text as a stop string
     (`ignore_eos` and `resolve=False` switch those stops off). A user's own template adds none: give `stop` with the request.
     None of the three touches KV: `kv_fingerprint` stays, `model_fingerprint` and `ModelInfo.template_digest` follow.
+
+    `wishes` names options that hold where they can: a model or an engine that cannot have one of them (weights in fewer bits on
+    mlx, a longer context than the model's) is loaded without it, and `ModelInfo.warnings` says so; else it is refused.
     """
 
     device: str = "auto"  # auto, cpu, cuda[:n], mps
@@ -65,6 +68,7 @@ class LoadOptions:
     offload_memory_bytes: int | None = None  # that weights may take, the largest layer at work too; None: half of what is free
     blocks: BlockOptions | None = None  # the file that KV outlives the process in; a mapping of its names is taken too
     draft_model: str | None = None  # a model of the same vocabulary that guesses ahead, where `speculative` asks for it
+    wishes: tuple[str, ...] = ()  # of `WISHES`: passed over, and said so, where this model or its engine cannot have them
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> Self:
@@ -107,6 +111,8 @@ class LoadOptions:
             raise InvalidRequestError(f"draft_model is a folder or a name on the shelf, as text, not {self.draft_model!r:.80}")
         self._check_format()
         check_adapters(self.adapters)
+        if not isinstance(self.wishes, list | tuple) or not set(self.wishes) <= set(WISHES):
+            raise InvalidRequestError(f"wishes names options out of {', '.join(WISHES)}, not {self.wishes!r:.80}")
 
     def _check_format(self) -> None:
         if self.chat_template is not None and not (isinstance(self.chat_template, str) and self.chat_template.strip()):
@@ -121,6 +127,7 @@ class LoadOptions:
             raise InvalidRequestError(f"{' and '.join(given)} contradict each other: give one of them")
 
 
+WISHES = ("weights", "context_length", "offload")  # what can be set for every model, whatever each of them is
 _CHOICES = {
     "dtype": ("auto", "float32", "float16", "bfloat16"),
     "weights": get_args(Weights),

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.scratch import scratch
 
+PARTS = 256  # of a row, whose largest entries are enough to guess by
 STRIPES = 64  # rows of a vocabulary laid out as a rectangle, for a first guess at its top
 
 _FEW_COLUMNS = 16  # a part of so much of them is picked out of the rectangle
+_FEW = 4  # a part of so much of a row is sorted
+_PER_CHOICE = 4  # entries for each that as many equally likely ones would be
 
 Row = npt.NDArray[np.float32]
+
+
+class Reached(NamedTuple):
+    """All entries of a row that reach a value."""
+
+    least: np.float32
+    ids: npt.NDArray[np.int64]  # ascending, where they are equals, beside the scores as they stand in the row
+    found: Row  # theirs
+    scores: Row  # the same, falling
 
 
 class Ranked:
@@ -23,19 +37,27 @@ class Ranked:
         row: ``(vocab,)``, -inf for what is not there; never written. Or what makes it, when it is asked for.
         mass: The sum of exp over the row, where it is known.
         entropy: Of the distribution, in nats, where it is known and all entries are there.
+        peaks: See there, where they are known.
     """
 
-    __slots__ = ("_alive", "_kin", "_peaks", "_row", "complete", "entropy", "ids", "mass", "values")
+    __slots__ = ("_alive", "_kin", "_peaks", "_row", "complete", "entropy", "ids", "mass", "reached", "values")
 
-    def __init__(self, row: Row | Callable[[], Row], mass: float | None = None, entropy: float | None = None) -> None:
+    def __init__(
+        self,
+        row: Row | Callable[[], Row],
+        mass: float | None = None,
+        entropy: float | None = None,
+        peaks: Row | None = None,
+    ) -> None:
         self._row = row
         self.mass = mass
         self.entropy = entropy
         self.ids: npt.NDArray[np.int64] = np.empty(0, np.int64)  # the first ones
         self.values: Row = np.empty(0, np.float32)  # theirs
         self.complete = False  # whether they are all
+        self.reached: Reached | None = None  # more than those, by their values alone
         self._alive: int | None = None
-        self._peaks: Row | None = None
+        self._peaks = peaks
         self._kin: Ranked | None = None  # a row that differs in few entries
 
     @property
@@ -71,6 +93,32 @@ class Ranked:
         self.ids = likeliest(self.row, count, self.peaks)
         self.values = self.row[self.ids]
         self.complete = count == len(self.row) or len(self.ids) < count
+
+    def look_deep(self, count: int, deep: int) -> None:
+        """`reach`, with about so many more (of a flat row more still) by their values alone: one search for both."""
+        if self.complete or len(self.ids) >= count:
+            return
+        parts = len(self.peaks)
+        ids = self.ids
+        wanted = deep if self.entropy is None else max(deep, _PER_CHOICE * math.exp(min(self.entropy, 20.0)))
+        if deep and parts >= PARTS and wanted < 3 * parts:  # else another search, that knows the mass, finds all
+            least = self.peak_reached_by(wanted)
+            ids = (self.row >= least).nonzero()[0]
+        if not count <= len(ids) <= parts * STRIPES // _FEW:
+            self.reach(count)
+            return
+        found = self.row[ids]
+        scores = np.sort(found)[::-1]
+        self.reached = Reached(least, ids, found, scores)
+        self.ids = _fallen(self.row, ids[found >= scores[count - 1]], count)
+        self.values = scores[:count]
+
+    def peak_reached_by(self, count: float) -> np.float32:
+        """The value of one of the `sample` that about so many entries reach; of entries that lie anywhere, and not of many."""
+        sample = self.sample
+        at = int(len(sample) * math.exp(-count / len(sample)))  # so many parts have none of so many entries
+        found: np.float32 = np.partition(sample, at)[at]
+        return found
 
     @property
     def peaks(self) -> Row:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from runtime.ranking import Ranked, likeliest
+from runtime.ranking import STRIPES, Ranked, likeliest
 from runtime.records import NO_TOKEN, Float32, Int32, Scores
 from runtime.scratch import scratch
 
@@ -37,6 +37,7 @@ def normalised(
     shift: Float32 | None = None,
     mass: Float64 | None = None,
     out: Float32 | None = None,
+    peaks: Float32 | None = None,
 ) -> Float32:
     """`log_softmax`, and from the same pass what else is asked for.
 
@@ -48,29 +49,48 @@ def normalised(
         mass: ``(n,)``, filled with the sums of exp over the answer's rows: 1 but for the rounding of the normaliser, which
             is the same for all entries of a row.
         out: ``(n, vocab)``, filled with the answer; it may be `logits`. None makes a new one.
+        peaks: ``(n, vocab // STRIPES)``, filled with what `Ranked.peaks` would find in the answer's rows.
     """
     rows = np.asarray(logits, np.float32)
     answer: Float32 = np.empty(rows.shape, np.float32) if out is None else out
     with np.errstate(invalid="ignore" if finite is not None else "warn"):
         for block in _blocks(*rows.shape):
             raw, below = rows[block], answer[block]
-            top = raw.max(axis=-1, keepdims=True)
-            others = raw.min(axis=-1) if finite is not None and entropy is None else top[:, 0]
-            np.subtract(raw, top, out=below)
+            top = raw.max(axis=-1) if peaks is None else _tops(raw, peaks[block])
+            np.subtract(raw, top[:, None], out=below)
             weights = np.exp(below, out=scratch("weights", below.size).reshape(below.shape))
-            total = row_sums(weights)[:, None]
+            total = row_sums(weights)
             log_total = np.log(total)
             if entropy is not None:
-                sums = total[:, 0].astype(np.float64)
-                entropy[block] = others = np.log(sums) - row_dots(weights, below) / sums
+                sums = total.astype(np.float64)
+                np.subtract(np.log(sums), row_dots(weights, below) / sums, out=entropy[block])
             if finite is not None:  # NaN and +inf reach the total, -inf the entropy alone: it weighs nothing
-                finite[block] = np.isfinite(total[:, 0]) & np.isfinite(others)
+                np.isfinite(total + raw.min(axis=-1) if entropy is None else entropy[block], out=finite[block])
             if shift is not None:
-                shift[block] = (top + log_total)[:, 0]
+                np.add(top, log_total, out=shift[block])
             if mass is not None:
-                mass[block] = total[:, 0] * np.exp(-log_total[:, 0], dtype=np.float64)
-            below -= log_total
+                np.multiply(total, np.exp(-log_total, dtype=np.float64), out=mass[block])
+            below -= log_total[:, None]
+            if peaks is not None:  # rounding keeps the order: the largest of raw logits is that of log-probabilities
+                peaks[block] -= top[:, None]
+                peaks[block] -= log_total[:, None]
     return answer
+
+
+def empty_peaks(n: int, vocab: int) -> Float32 | None:
+    """Room for the `peaks` of ``(n, vocab)`` rows; None where they are too short to have any, or one has them sooner itself."""
+    return np.empty((n, vocab // STRIPES), np.float32) if vocab >= STRIPES and n > 1 else None
+
+
+def _tops(raw: Float32, peaks: Float32) -> Float32:
+    """``(n,)`` the largest entries of ``(n, vocab)``, by way of those of their parts, which are written into `peaks`."""
+    n, vocab = raw.shape
+    width = peaks.shape[1]
+    np.maximum.reduce(raw[:, : width * STRIPES].reshape(n, STRIPES, width), axis=1, out=peaks)
+    tops: Float32 = np.maximum.reduce(peaks, axis=-1)
+    if width * STRIPES < vocab:
+        np.maximum(tops, np.maximum.reduce(raw[:, width * STRIPES :], axis=-1), out=tops)
+    return tops
 
 
 def normalisers(logits: Float32) -> tuple[Float32, Float32, npt.NDArray[np.bool_]]:
@@ -111,18 +131,22 @@ def summarise(logprobs: Float32, targets: Int32 | None, k: int, entropy: Float64
 
 def summarise_ranked(ranked: Sequence[Ranked], targets: Int32 | None, k: int, entropy: Float64 | None = None) -> Scores:
     """`summarise` of rows whose order is known as far as draws have looked at it."""
-    scores = empty_scores(len(ranked), k)
+    n = len(ranked)
+    top_ids, top_logprobs = np.empty((n, k), np.int32), np.empty((n, k), np.float32)
+    logprob, rank = np.full(n, np.nan, np.float32), np.zeros(n, np.int32)
     for i, order in enumerate(ranked):
         order.reach(min(k, len(order.row)))
-        ids = order.ids[:k]
-        scores.top_ids[i, : len(ids)], scores.top_logprobs[i, : len(ids)] = ids, order.values[:k]
-        scores.entropy[i] = _entropy(order.row[None])[0] if entropy is None else entropy[i]
+        held = min(len(order.ids), k)
+        top_ids[i, :held], top_logprobs[i, :held] = order.ids[:k], order.values[:k]
+        if held < k:
+            top_ids[i, held:], top_logprobs[i, held:] = NO_TOKEN, -np.inf
         if targets is not None:
-            scores.logprob[i] = own = order.row[targets[i]]
-            scores.rank[i] = 1 + order.above(own)
-    covered = np.exp(scores.top_logprobs).sum(axis=-1, dtype=np.float64)
-    scores.covered_mass[:] = np.minimum(covered, 1.0)
-    return scores
+            logprob[i] = own = order.row[targets[i]]
+            rank[i] = 1 + order.above(own)
+    spread = [_entropy(order.row[None])[0] for order in ranked] if entropy is None else entropy
+    covered = np.add.reduce(np.exp(top_logprobs), axis=-1, dtype=np.float64)
+    mass = np.minimum(covered, 1.0).astype(np.float32)
+    return Scores(logprob, rank, np.array(spread, np.float32), top_ids, top_logprobs, mass)
 
 
 def score_logits(logits: Float32, targets: Int32, k: int) -> tuple[Scores, npt.NDArray[np.bool_]]:
@@ -177,8 +201,9 @@ def ranks_of(logprobs: Float32, own: Float32) -> Int32:
 def row_sums(weights: Float32) -> Float32:
     """``(n,)``: sums of ``(n, vocab)``, in blocks that are added up pairwise: as good as numpy's, and quicker."""
     whole = weights.shape[1] // SUMMED_ENTRIES * SUMMED_ENTRIES
-    sums: Float32 = np.vecdot(_in_blocks(weights, whole), _ONES).sum(axis=-1)  # pairwise
-    sums += np.vecdot(weights[:, whole:], _ONES[: weights.shape[1] - whole])
+    sums: Float32 = np.add.reduce(np.vecdot(_in_blocks(weights, whole), _ONES), axis=-1)  # pairwise
+    if whole < weights.shape[1]:
+        sums += np.vecdot(weights[:, whole:], _ONES[: weights.shape[1] - whole])
     return sums
 
 
@@ -186,8 +211,9 @@ def row_dots(weights: Float32, values: Float32) -> Float64:
     """``(n,)``: sums of weights times values ``(n, vocab)``, in such blocks: the digits of a long sum are the machine's."""
     whole = weights.shape[1] // SUMMED_ENTRIES * SUMMED_ENTRIES
     blocks = np.vecdot(_in_blocks(weights, whole), _in_blocks(values, whole))  # (n, blocks)
-    sums: Float64 = blocks.sum(axis=-1, dtype=np.float64)
-    sums += np.vecdot(weights[:, whole:], values[:, whole:])
+    sums: Float64 = np.add.reduce(blocks, axis=-1, dtype=np.float64)
+    if whole < weights.shape[1]:
+        sums += np.vecdot(weights[:, whole:], values[:, whole:])
     return sums
 
 

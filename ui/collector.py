@@ -11,8 +11,8 @@ import gc
 
 from PySide6.QtCore import QObject, QTimer
 
-LOOK_MS = 100
-THRESHOLDS = (20_000, 20, 50)  # as of `gc.set_threshold`: full passes over a large window would be seen as jerks
+LOOK_MS = 50
+THRESHOLDS = (4_000, 20, 250)  # as of `gc.set_threshold`: some 2 ms for a look at so many, and full passes are seldom
 
 
 class Collector(QObject):

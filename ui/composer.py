@@ -64,6 +64,7 @@ class Composer(QWidget):
         self.roles.clicked.connect(self.format_wanted)
         self.send_button.clicked.connect(self._press)
         self._running = False
+        self._wait = ""  # why no message can be sent
         self._drafts = Drafts()
         self._session: int | None = None
         self._key = NEW  # of the shown session's draft
@@ -160,6 +161,13 @@ class Composer(QWidget):
             self.meter.say_busy("")
         self._refresh()
 
+    def set_waiting(self, reason: str) -> None:
+        """Messages can be written and none can be sent, for a reason; "" where they can."""
+        if reason != self._wait:
+            self._wait = reason
+            self.meter.say_busy("")
+            self._refresh()
+
     def set_recording(self, recording: bool) -> None:  # a state, not an option
         """What is shown is the recorded sample: says where a message goes."""
         self.field.set_hint(self.tr("A recording: a message goes into a copy") if recording else self.tr("Message…"))
@@ -195,6 +203,8 @@ class Composer(QWidget):
         if self._running:
             keys = QKeySequence(STOP_KEYS).toString(QKeySequence.SequenceFormat.NativeText)
             self.meter.say_busy(self.tr("an answer is being written: stop it first, {0}").format(keys))
+        elif self._wait:
+            self.meter.say_busy(self._wait)
         elif self.message.strip() and self._too_long:
             assert self.meter.composition is not None  # or nobody would know
             self.overflow.offer(self.meter.composition)
@@ -253,4 +263,4 @@ class Composer(QWidget):
         self._delay.start()  # it stands elsewhere now, after other tokens
 
     def _refresh(self) -> None:
-        self._box.show_send(running=self._running, can_send=bool(self.message.strip()))
+        self._box.show_send(running=self._running, can_send=bool(self.message.strip()), wait=self._wait)

@@ -6,18 +6,21 @@ A model may say a hundred tokens in one frame; painting once is enough. The time
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from time import perf_counter
 
 from PySide6.QtCore import QObject, QTimer
 
 from runtime import TokenRun
-from ui.port import ColumnsChanged, ColumnTokens, DownloadsChanged, Event, StatusChanged, TokensArrived
+from ui.port import ColumnsChanged, ColumnTokens, DownloadsChanged, Event, SessionChanged, StatusChanged, TokensArrived
 
 logger = logging.getLogger(__name__)
 
 FRAME_MS = 16
+SLICE_SECONDS = 0.004  # of showing news, in one turn of the event loop
 
 
 class EventQueue(QObject):
@@ -32,9 +35,12 @@ class EventQueue(QObject):
         super().__init__(parent)
         self._deliver = deliver
         self._queued: deque[Event] = deque()
+        self._due: deque[Event] = deque()  # of a frame that is being delivered
         self._timer = QTimer(self)
         self._timer.setInterval(FRAME_MS)
         self._timer.timeout.connect(self._drain)
+        self._rest = QTimer(self, singleShot=True, interval=0)  # for what one turn of the event loop is too short for
+        self._rest.timeout.connect(self._drain)
         self._open = True
 
     @property
@@ -54,30 +60,41 @@ class EventQueue(QObject):
         """Drops what is queued and takes nothing more."""
         self._open = False
         self._queued.clear()
+        self._due.clear()
         self._timer.stop()
+        self._rest.stop()
 
     def _drain(self) -> None:
-        if not self._queued:
+        if not (self._due or self._queued):
             self._timer.stop()
             return
-        self.flush()
+        self._hand_over(perf_counter() + SLICE_SECONDS)
+        if self._due:
+            self._rest.start()
 
     def flush(self) -> None:
         """Delivers now what is queued: everything older than what the caller is about to show."""
-        events = list(self._queued)
+        self._hand_over(math.inf)
+
+    def _hand_over(self, deadline: float) -> None:
+        """Delivers what is queued now, in order; what is left at the deadline comes next."""
+        self._due = deque(merged([*self._due, *self._queued]))
         self._queued.clear()
-        for event in merged(events):
+        while self._due:
+            event = self._due.popleft()
             try:
                 self._deliver(event)
             except Exception:  # the border between news and widgets: one bug must not swallow the rest of the frame
                 logger.exception("showing %s failed", type(event).__name__)
+            if perf_counter() > deadline:
+                break
 
 
 def merged(events: Iterable[Event]) -> Iterator[Event]:
     """The same news in fewer events.
 
-    Tokens that follow each other are joined per turn or column; of statuses, downloads and the columns of a session the last
-    stand.
+    Tokens that follow each other are joined per turn or column; of statuses, downloads, the views and the columns of a session
+    the last stand.
     """
     events = list(events)
     last = {_whole(event): i for i, event in enumerate(events)}  # where a later one says all that this one says
@@ -100,6 +117,8 @@ def _whole(event: Event) -> tuple[type, int] | None:
     """What an event tells all of, if it does: the next of the same kind makes it old."""
     if isinstance(event, StatusChanged | DownloadsChanged):
         return type(event), 0
+    if isinstance(event, SessionChanged):
+        return type(event), event.view.session_id
     return (ColumnsChanged, event.session_id) if isinstance(event, ColumnsChanged) else None
 
 

@@ -267,6 +267,8 @@ class Stage(QObject):
         if status.engine is not self._engine:
             self._engine = status.engine
             self._parts.inspector.why.look_again()
+        wait = self.tr("{0}: choose a model first").format(status.reason) if status.lacks_model else ""
+        self._parts.composer.set_waiting(wait)
         if status.lacks_model != self._lacks_model:
             self._lacks_model = status.lacks_model
             self.refresh()

@@ -11,7 +11,7 @@ from ui.draft_field import DraftField
 from ui.file_chips import FileChips
 from ui.parts import button
 from ui.theme.fonts import interface_font
-from ui.widgets import IconButton
+from ui.widgets import IconButton, plain_tooltip
 
 
 class WritingBox(QFrame):
@@ -37,11 +37,13 @@ class WritingBox(QFrame):
         self.field.installEventFilter(self)
         self._lay_out(meter)
 
-    def show_send(self, *, running: bool, can_send: bool) -> None:
-        """Send, or Stop while an answer is under way."""
+    def show_send(self, *, running: bool, can_send: bool, wait: str) -> None:
+        """Send, or Stop while an answer is under way; with a reason to wait, that instead of sending."""
         self.send_button.setText(self.tr("Stop") if running else self.tr("Send"))
         self.send_button.setAccessibleName(self.tr("Stop the answer") if running else self.tr("Send the message"))
-        self.send_button.setEnabled(running or can_send)
+        self.send_button.setEnabled(running or (can_send and not wait))
+        self.send_button.setToolTip("" if running else plain_tooltip(wait))
+        self.send_button.setAccessibleDescription("" if running else wait)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if watched is self.field and event.type() in (QEvent.Type.FocusIn, QEvent.Type.FocusOut):

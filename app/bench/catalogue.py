@@ -12,6 +12,7 @@ from app.bench.parts.budget import budget
 from app.bench.parts.counts import branches, chat, particles
 from app.bench.parts.cpu import cpu
 from app.bench.parts.decode import decode
+from app.bench.parts.files import files
 from app.bench.parts.grammar import grammar
 from app.bench.parts.latency import latency
 from app.bench.parts.many import many
@@ -88,6 +89,7 @@ PARTS = (
     Part("speculative", "prompt lookup against plain decoding, SmolLM2", On.BACKENDS, speculative),
     Part("trie", "the token trie alone", On.ONCE, trie),
     Part("shelf", "saved sessions: open, list, search; KV blocks", On.ONCE, shelf),
+    Part("files", "files of models: a header of 10 GB, verifying", On.ONCE, files),
     Part("view", "the window's transcript and list", On.ONCE, view),
     Part("window", "the whole window's event loop: a session opens, a prompt prefills", On.BACKENDS, window),
     Part("start", "from the process to the window", On.ONCE, start),

@@ -65,6 +65,29 @@ class Gaps:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """How near decoding one stream comes to what reading the weights takes, which no token can do without."""
+
+    part: str
+    backend: str
+    model: str
+    who: str
+    nbytes: int  # of the weights that a token reads
+    speed: float  # of memory: bytes a second, read one after the other in the same run
+    wall_ms: float  # of a token
+
+    @property
+    def limit_ms(self) -> float:
+        """Of a token, if the weights were read and nothing else was done."""
+        return self.nbytes / self.speed * 1000
+
+    @property
+    def gap(self) -> float:
+        """How many times that a token takes."""
+        return self.wall_ms / self.limit_ms
+
+
+@dataclass(frozen=True, slots=True)
 class Took:
     """How long a part was at work on one model, loading included."""
 
@@ -109,6 +132,7 @@ class Findings:
     results: tuple[Result, ...] = ()
     timings: tuple[Timing, ...] = ()
     gaps: tuple[Gaps, ...] = ()
+    readings: tuple[Reading, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
 
     def __add__(self, other: Findings) -> Findings:
@@ -117,6 +141,7 @@ class Findings:
             self.results + other.results,
             self.timings + other.timings,
             self.gaps + other.gaps,
+            self.readings + other.readings,
             self.verdicts + other.verdicts,
         )
 

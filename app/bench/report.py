@@ -15,7 +15,7 @@ from app.bench.calibration import Calibration
 from app.bench.catalogue import LATER
 from app.bench.findings import Findings, Took
 from app.bench.sizes import Sizes
-from app.bench.tables import calibration_table, count_table, gap_table, timing_table, took_table, verdict_table
+from app.bench.tables import calibration_table, count_table, gap_table, reading_table, timing_table, took_table, verdict_table
 from runtime import __version__
 
 FORMAT = 2  # of the JSON
@@ -48,6 +48,8 @@ class Report:
             console.print(count_table(f"{backend}, {model}: tokens", list(results)))
         for (backend, model), timings in groupby(found.timings, key=lambda t: (t.backend, t.model)):
             console.print(timing_table(f"{backend}, {model}: times", list(timings)))
+        if found.readings:
+            console.print(reading_table("decoding beside the speed of memory", found.readings))
         if found.gaps:
             console.print(gap_table("event loop: ms between two ticks of a 1 ms timer", found.gaps))
         console.print(calibration_table("the machine meanwhile", self.calibrations))
@@ -77,6 +79,7 @@ class Report:
             "calibrations": [{**asdict(each), "normal": each.normal} for each in self.calibrations],
             "results": [{**asdict(result), "ratio": result.ratio} for result in found.results],
             "timings": [asdict(each) for each in found.timings],
+            "readings": [{**asdict(each), "limit_ms": each.limit_ms, "gap": each.gap} for each in found.readings],
             "gaps": [asdict(each) for each in found.gaps],
             "bars": [{**asdict(each), "met": each.met} for each in found.verdicts],
             "took": [asdict(each) for each in self.took],

@@ -54,6 +54,9 @@ class Sizes:
     shelf_sessions: int = 10_000  # in the list
     shelf_searched: int = 1000
     shelf_blocks: int = 46  # 138 MB
+    file_layers: int = 39  # of a GGUF file with 8 bits a weight: 10 GB
+    file_words: int = 128_256  # of its vocabulary
+    file_verified: int = 256 << 20  # bytes of weights that are verified
     view_tokens: int = 100_000  # the window's transcript
     view_sessions: int = 10_000  # and its list
     window_turns: int = 5000  # of the session that the whole window opens and exports

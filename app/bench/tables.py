@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from app.bench.calibration import Calibration
-from app.bench.findings import Gaps, Timing, Took, Verdict
+from app.bench.findings import Gaps, Reading, Timing, Took, Verdict
 from app.bench.measure import Result
 
 Each = TypeVar("Each")
@@ -53,6 +53,16 @@ def timing_table(title: str, timings: Sequence[Timing]) -> Table:
             _same(i, row.outcome, first.outcome),
             end_section=last,
         )
+    return table
+
+
+def reading_table(title: str, readings: Sequence[Reading]) -> Table:
+    """What a token takes beside what reading its weights takes."""
+    table = _table(title, ("model", "who"), ("MB a token", "GB/s", "ms at that", "ms/token", "gap"), ())
+    for i, row, _, last in _grouped(readings, lambda r: f"{r.backend}, {r.model}"):
+        label = f"{row.backend}, {row.model}" if i == 0 else ""
+        figures = (f"{row.nbytes / 1e6:,.1f}", f"{row.speed / 1e9:.1f}", f"{row.limit_ms:.3f}", f"{row.wall_ms:.3f}")
+        table.add_row(label, row.who, *figures, f"{row.gap:.2f} x", end_section=last)
     return table
 
 

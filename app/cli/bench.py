@@ -9,7 +9,7 @@ import click
 # As app.bench.catalogue has them, without its imports.
 PARTS = (
     *("W1", "W2", "W3", "W4", "W5", "cpu", "rows", "overhead", "W6", "W7", "many", "W8"),
-    *("swap", "sampler", "grammar", "speculative", "trie", "shelf", "view", "window", "start"),
+    *("swap", "sampler", "grammar", "speculative", "trie", "shelf", "files", "view", "window", "start"),
 )
 INTERRUPTED = 130  # as shells say it of ctrl-C
 MODELS = ("tiny", "llama", "qwen3", "smollm2")
@@ -37,7 +37,7 @@ def bench(
     W1 particles, W2 chat, W3 branches, W5 decode, cpu (SmolLM2, weights in fewer bits), rows (recurrent
     models), overhead (per token), W6 score, W7 byte budget, many (branches of one prompt, beams), W8
     event-loop latency, swap (of adapters), sampler, grammar, speculative (decoding), trie, shelf (saved
-    sessions, KV blocks), view (the window's text and list), start (to the window).
+    sessions, KV blocks), files (of models), view (the window's text and list), window (the whole one), start (to it).
     Every figure is printed beside its bar; ctrl-C prints those that there are.
     """
     from app.bench.run import run_bench  # the peers are imported for a benchmark alone

@@ -14,7 +14,7 @@ from rich.text import Text
 from app.cli.bars import Bar
 from app.cli.common import console, print_table
 from app.cli.fit_rows import fit_facts, fit_rows
-from app.cli.model_rows import one_line
+from app.cli.model_rows import one_line, ready_line
 from app.cli.values import load_options
 from app.fitting import fits
 from runtime import DownloadPlan, DownloadProgress, ShelvedAdapter, fetch_any, fetch_embedded, plan_download
@@ -43,7 +43,7 @@ def fetch_command(model: str, dry_run: bool, as_json: bool, context: int | None,
             raise click.UsageError("--dry-run is for models of a hub")
         with Bar() as bar:
             folder = fetch_embedded(bar.show)
-        click.echo(f"{folder.name}: ready in {folder.path}")
+        click.echo(ready_line(EMBEDDED, folder.path))
     elif dry_run:
         with console.status(f"looking up {model}"):
             plan = plan_download(model)
@@ -61,8 +61,10 @@ def fetch_command(model: str, dry_run: bool, as_json: bool, context: int | None,
                 click.echo("paused: the same command goes on with what is here", err=True)
                 raise click.exceptions.Exit(1) from None
         name = fetched.path.name.replace("--", "/")
-        use = f"; use it with: elsewise ask --adapter {name}" if isinstance(fetched, ShelvedAdapter) else ""
-        click.echo(f"{name}: ready in {fetched.path}{use}")
+        if isinstance(fetched, ShelvedAdapter):
+            click.echo(f"{name}: ready in {fetched.path}; use it with: elsewise ask --adapter {name}")
+        else:
+            click.echo(ready_line(name, fetched.path, fetched.quantisation))
 
 
 class FetchBar:

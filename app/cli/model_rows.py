@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from runtime import ShelfEntry, ShelvedAdapter, available_backends
+from runtime import ShelfEntry, ShelvedAdapter, available_backends, default_backend
 
 _COLUMNS = ("name", "title", "parameters", "size", "format", "context", "runs on", "state")
 _RIGHT = ("parameters", "size", "context")
@@ -89,6 +90,19 @@ def facts(entry: ShelfEntry) -> dict[str, Any]:
         "commit": entry.commit or None,
         "path": str(entry.path),
     }
+
+
+def ready_line(name: str, path: Path, quantised: str | None = None) -> str:
+    """That a model is on the shelf, and how it is used.
+
+    Args:
+        name: What it is called there.
+        path: Where it is.
+        quantised: How, where it is so that mlx alone runs it.
+    """
+    form = f" ({quantised})" if quantised else ""
+    engine = " --backend mlx" if quantised and default_backend() != "mlx" else ""
+    return f"{name}: ready in {path}{form}; use it with: elsewise ask --model {name}{engine}"
 
 
 def one_line(text: str) -> str:

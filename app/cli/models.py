@@ -14,7 +14,7 @@ from app.cli.finding import catalogue_command, search_command
 from app.cli.fit_rows import fit_facts, fit_rows
 from app.cli.logins import login_command, logout_command
 from app.cli.measured_rows import measured_facts, measured_rows
-from app.cli.model_rows import facts, facts_table, shelf_table
+from app.cli.model_rows import facts, facts_table, ready_line, shelf_table
 from app.cli.values import load_options
 from app.fitting import fits
 from runtime import (
@@ -28,6 +28,7 @@ from runtime import (
     list_models,
     list_shelf_adapters,
     models_dir,
+    plan_import,
     unfinished_downloads,
 )
 
@@ -115,8 +116,9 @@ def import_command(path: Path, name: str | None, keep_quantised: bool | None) ->
             done = f"{adapter.name}: ready in {adapter.path}; use it with: elsewise ask --adapter {adapter.name}"
         else:
             folder = import_model(path, name, bar.show, keep_quantised=keep_quantised)
-            mlx = f" ({folder.quantisation}); it runs on mlx" if folder.quantisation else ""
-            done = f"{folder.name}: ready in {folder.path}{mlx}"
+            note = plan_import(path).note if folder.quantisation and path.is_file() else ""
+            done = ready_line(folder.path.name.replace("--", "/"), folder.path, folder.quantisation)
+            done += f"\n{note}" if note else ""
     click.echo(done)
 
 
@@ -132,7 +134,7 @@ def convert_command(source: str, bits: str, name: str | None) -> None:
     with Bar() as bar:
         folder = convert_model(source, 8 if bits == "8" else 4, name, bar.show)
     made = folder.path.name.replace("--", "/")
-    click.echo(f"{made}: ready in {folder.path}; use it with: elsewise ask --model {made} --backend mlx")
+    click.echo(ready_line(made, folder.path, folder.quantisation))
 
 
 @models.command("add")
@@ -141,7 +143,7 @@ def convert_command(source: str, bits: str, name: str | None) -> None:
 def add_command(path: Path, name: str | None) -> None:
     """Puts a model folder on the shelf that stays where it is: nothing is copied, and 'remove' leaves it alone."""
     entry = ModelShelf().add(path, name)
-    click.echo(f"{entry.name}: ready in {entry.source}")
+    click.echo(ready_line(entry.name, Path(entry.source), entry.quantisation))
 
 
 models.add_command(catalogue_command)

@@ -24,6 +24,7 @@ LOADED_WITH = (  # fields of LoadOptions
     "device", "dtype", "weights", "context_length", "threads", "draft_model", "chat_format", "chat_template_file",
     "offload", "kv_cache_bytes",
 )  # fmt: skip
+WISHES = ("weights", "context_length", "offload")  # of them, those that a model may have no use for
 PLAIN = {"offload": "none"}  # what leaves it to the engine, where "auto", "" and None do not
 LOOKS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {  # rows of the window's look: what is said of another value, what they may be
@@ -163,7 +164,9 @@ class SettingsKeeper:
         options = {name: None if value in ("auto", "", PLAIN.get(name)) else value for name, value in options.items()}
         if self._blocks is not None:
             options["blocks"] = {**self._blocks, "budget": values.disk_bytes or self._blocks["budget"]}
-        return options | options_of(self.own.of(source) if choice is None else choice)
+        own = options_of(self.own.of(source) if choice is None else choice)
+        wishes = [name for name in WISHES if options[name] is not None and name not in own]  # set for all, not for this one
+        return options | own | {"wishes": wishes or None}
 
 
 def read_settings(held: object) -> tuple[AppSettings, list[str]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from app.workbench.course import Int64
 from runtime import StageTable, TokenRun, texts_of
 
 LEAST_ROOM = 64  # rows
@@ -111,12 +112,15 @@ class Runs(MutableMapping[int, TokenRun]):
 
     def __init__(self) -> None:
         self._runs: dict[int, TokenRun | GrowingRun] = {}
+        self._growing: dict[int, GrowingRun] = {}
+        self._still: tuple[Int64, Int64] | None = None  # ids and lengths of the others
 
     def extend(self, node_id: int, run: TokenRun) -> None:
         """Appends to a node's run, at a cost that depends on `run` alone (amortised)."""
         held = self._runs.get(node_id, EMPTY)
         if not isinstance(held, GrowingRun):
-            held = self._runs[node_id] = GrowingRun(held)
+            held = self._runs[node_id] = self._growing[node_id] = GrowingRun(held)
+            self._still = None
         held.append(run)
 
     def length(self, node_id: int) -> int:
@@ -124,15 +128,29 @@ class Runs(MutableMapping[int, TokenRun]):
         held = self._runs.get(node_id)
         return 0 if held is None else len(held)
 
+    def lengths(self) -> tuple[Int64, Int64]:
+        """Ids of all nodes and their lengths, ``(n,)`` each; counted again only where nodes came, went or changed."""
+        if self._still is None:
+            still = {node_id: run for node_id, run in self._runs.items() if node_id not in self._growing}
+            self._still = _columns(still)
+        ids, counts = _columns(self._growing)
+        return np.concatenate([self._still[0], ids]), np.concatenate([self._still[1], counts])
+
     def __getitem__(self, node_id: int) -> TokenRun:
         held = self._runs[node_id]
         return held.run if isinstance(held, GrowingRun) else held
 
     def __setitem__(self, node_id: int, run: TokenRun) -> None:
+        self._forget(node_id)
         self._runs[node_id] = run
 
     def __delitem__(self, node_id: int) -> None:
         del self._runs[node_id]
+        self._forget(node_id)
+
+    def _forget(self, node_id: int) -> None:
+        self._growing.pop(node_id, None)
+        self._still = None
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._runs)
@@ -142,3 +160,8 @@ class Runs(MutableMapping[int, TokenRun]):
 
     def __contains__(self, node_id: object) -> bool:
         return node_id in self._runs
+
+
+def _columns(runs: Mapping[int, TokenRun | GrowingRun]) -> tuple[Int64, Int64]:
+    count = len(runs)
+    return np.fromiter(runs, np.int64, count), np.fromiter(map(len, runs.values()), np.int64, count)

@@ -6,9 +6,13 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
+
 from storage import NodeColumns, NodeRow
 
 NONE = -1  # no place
+Ints = npt.NDArray[np.int64]
 
 
 class Links:
@@ -30,7 +34,9 @@ class Links:
         self._up = array("i")  # the parent's place
         self._first, self._last, self._next = array("i"), array("i"), array("i")  # child, child, sibling
         self._roots = [NONE, NONE]  # first, last
-        for place in range(len(columns)):
+        self._ends: Ints | None = None  # see `last_alone`
+        self._link_sorted()
+        for place in range(self._sorted, len(columns)):
             self._link(place)
 
     def __len__(self) -> int:
@@ -58,6 +64,7 @@ class Links:
             place = len(self._up)
             self._link(place)
             return place
+        self._ends = None
         parent = self.columns.parent[place]
         self.columns.set(place, node)
         self.columns.parent[place] = parent
@@ -79,6 +86,7 @@ class Links:
             self._set_end(up, 1, before)
         self._late.pop(self.columns.id[place], None)
         self._gone.add(place)
+        self._ends = None
 
     def up(self, place: int) -> int:
         """The parent's place; NONE of a root."""
@@ -91,10 +99,22 @@ class Links:
             yield each
             each = self._next[each]
 
-    def alone(self, place: int) -> int:
-        """What goes on from the end of a node where nothing else leaves it; NONE where it ends or branches."""
-        child = self._first[place]
-        return child if child != NONE and child == self._last[place] and self.leaves_at_end(child) else NONE
+    def last_alone(self, place: int) -> int:
+        """Where those end that go on from a node, each from the end of one that nothing else leaves."""
+        if self._ends is None:
+            self._ends = self._chained()
+        return int(self._ends[place])
+
+    def _chained(self) -> Ints:
+        """For each place the last of its chain; every round doubles how far a place sees."""
+        child, at_end = np.array(self._first, np.int64), np.asarray(self.columns.token_count)
+        at = np.asarray(self.columns.at_token)[child]
+        goes_on = (at == NodeColumns.NOTHING) | ((at >= at_end) & (at_end > 0))
+        alone = (child != NONE) & (child == np.asarray(self._last)) & goes_on
+        ends = np.where(alone, child, np.arange(len(child)))
+        while not np.array_equal(further := ends[ends], ends):
+            ends = further
+        return ends
 
     def leaves_at_end(self, place: int) -> bool:
         """Whether a node goes on from the end of its parent."""
@@ -115,7 +135,33 @@ class Links:
         found.reverse()
         return found
 
+    def _link_sorted(self) -> None:
+        """Links all places from the first whose ids go up: as `_link` does one by one."""
+        ids, parents = np.asarray(self.columns.id), np.asarray(self.columns.parent)
+        before = np.concatenate([np.zeros(min(len(ids), 1), np.int64), ids[:-1]])
+        breaks = np.flatnonzero(ids <= before)
+        count = int(breaks[0]) if len(breaks) else len(ids)
+        if not count:
+            return
+        ids, parents = ids[:count], parents[:count]
+        near = np.minimum(np.searchsorted(ids, parents), count - 1)
+        up = np.where((ids[near] == parents) & (near < np.arange(count)), near, NONE)
+        parents[up == NONE] = NodeColumns.NOTHING
+        order = np.argsort(up, kind="stable")  # children of one parent in a row, oldest first
+        first, last, after = (np.full(count, NONE, np.int64) for _ in range(3))
+        same = up[order[1:]] == up[order[:-1]]
+        after[order[:-1][same]] = order[1:][same]
+        heads, tails = order[np.concatenate([[True], ~same])], order[np.concatenate([~same, [True]])]
+        for ends, which, at in ((heads, first, 0), (tails, last, 1)):
+            below = up[ends] != NONE
+            which[up[ends[below]]] = ends[below]
+            self._roots[at] = int(ends[~below][0])
+        for column, values in ((self._up, up), (self._first, first), (self._last, last), (self._next, after)):
+            column.frombytes(values.astype(np.intc).tobytes())
+        self._highest, self._sorted = int(ids[-1]), count
+
     def _link(self, place: int) -> None:
+        self._ends = None
         node_id = self.columns.id[place]
         parent = self.place(self.columns.parent[place])
         if parent == NONE:

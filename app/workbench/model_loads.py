@@ -1,4 +1,4 @@
-"""The workbench's members about loading single models, quantising them, and the hub's token (`ui.port.LoadCommands`)."""
+"""The workbench's members about loading single models and making them (`ui.port.LoadCommands`); the hub's token."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.supervisor import Supervisor
@@ -14,7 +15,19 @@ from app.workbench.app_settings import SettingsKeeper
 from app.workbench.model_views import fit_of
 from app.workbench.refusals import refused
 from app.workbench.stoppable import stoppable
-from ui import Bits, Event, LoadChoice, LoadPlan, ModelsChanged, OnTransfer, TokenView, WeightsForm
+from ui import (
+    Bits,
+    Event,
+    GgufPlan,
+    LoadChoice,
+    LoadPlan,
+    ModelsChanged,
+    OnTransfer,
+    Refusal,
+    TokenView,
+    WeightsForm,
+    translate,
+)
 
 if TYPE_CHECKING:
     from runtime import Fit, Progress, ShelfEntry
@@ -66,6 +79,17 @@ class LoadMembers(ABC):
             self._settings.pass_on()
         self._tell(ModelsChanged())
 
+    async def plan_gguf(self, path: Path) -> GgufPlan:
+        """By its header."""
+        return await refused(asyncio.to_thread(_plan_gguf, path))
+
+    async def import_gguf(self, path: Path, progress: OnTransfer, *, keep_quantised: bool) -> str:
+        """Converted onto the shelf, in a process of its own."""
+        work = partial(_import, path, keep_quantised)
+        name = await refused(stoppable(work, lambda step: progress(step.done, step.total)))
+        self._tell(ModelsChanged())
+        return name
+
     async def quantise_model(self, name: str, bits: Bits, progress: OnTransfer) -> str:
         """In a process of its own."""
         made = await refused(stoppable(partial(_quantise, name, bits), lambda step: progress(step.done, step.total)))
@@ -90,8 +114,8 @@ class LoadMembers(ABC):
 
 def _reckon(name: str, options: Mapping[str, Any], backend: str) -> tuple[ShelfEntry, Fit | None, list[WeightsForm]]:
     """A model, what it takes on the engine that would be chosen, and the forms of its weights there."""
-    from app.fitting import fits
-    from runtime import ModelShelf, measured_perplexities, weight_forms
+    from app.fitting import fits, forms_under
+    from runtime import ModelShelf, measured_perplexities
 
     shelf = ModelShelf()
     entry = shelf.find(name)
@@ -100,10 +124,23 @@ def _reckon(name: str, options: Mapping[str, Any], backend: str) -> tuple[ShelfE
     found = fits(shelf.config(name), entry.weights, entry.dtype, entry.backends, None, options=options, prefer=backend)
     if not found:
         return entry, None, []
-    free = options.get("dtype", "auto") in ("auto", "float32")  # others hold all weights in what is computed with
-    names = weight_forms(found[0].backend, options.get("device", "auto")) if free else ()
     costs = {each.weights: str(each) for each in measured_perplexities(entry.fingerprint or "")}
-    return entry, found[0], [WeightsForm(form, costs.get(form, "")) for form in names]
+    return entry, found[0], [WeightsForm(form, costs.get(form, "")) for form in forms_under(found[0].backend, options)]
+
+
+def _plan_gguf(path: Path) -> GgufPlan:
+    from runtime import plan_import
+
+    if path.suffix.lower() != ".gguf":
+        raise Refusal(translate("Workbench", "{0} is no GGUF file; a model folder is added with Add folder…").format(path.name))
+    plan = plan_import(path)
+    return GgufPlan(path, plan.kept, plan.float32, keeps=plan.keeps, note=plan.note)
+
+
+def _import(path: Path, keep_quantised: bool, progress: OnStep) -> str:  # as `partial` passes it
+    from runtime import import_model
+
+    return import_model(path, None, progress, keep_quantised=keep_quantised).path.name.replace("--", "/")
 
 
 def _quantise(name: str, bits: Bits, progress: OnStep) -> str:

@@ -85,12 +85,6 @@ class ModelMembers(ABC):
         self._tell(ModelsChanged())
         return name
 
-    async def import_gguf(self, path: Path, progress: OnTransfer) -> str:
-        """Converted onto the shelf."""
-        name = await refused(stoppable(partial(_import, path), lambda step: progress(step.done, step.total)))
-        self._tell(ModelsChanged())
-        return name
-
     async def plan_model(self, wanted: str) -> ModelPlan:
         """Asks the hub; nobody hears how far that is."""
         plan = await refused(stoppable(partial(_plan, wanted), lambda _step: None))
@@ -177,14 +171,6 @@ def _add(path: Path) -> str:
     from runtime import ModelShelf
 
     return ModelShelf().add(path).name
-
-
-def _import(path: Path, progress: OnStep) -> str:
-    from runtime import import_model
-
-    if path.suffix.lower() != ".gguf":
-        raise Refusal(translate("Workbench", "{0} is no GGUF file; a model folder is added with Add folder…").format(path.name))
-    return import_model(path, None, progress).path.name.replace("--", "/")
 
 
 def _plan(wanted: str, progress: OnDownload) -> DownloadPlan:

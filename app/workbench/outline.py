@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
+from app.workbench.course import Course
 from app.workbench.tree import Tree
 from storage import NodeRow
 from ui import QT_TRANSLATE_NOOP, BranchRow, translate
@@ -37,8 +38,7 @@ def outline(tree: Tree, tip: int | None, pruned: Collection[tuple[int, int]] = (
         pruned: Branches out of sight, each by its node and the token of it where it begins.
     """
     lines = list(_lines(tree, pruned))
-    ids = {line.node.id for line, _ in lines}
-    path = {step.node_id: step.stop for step in tree.steps(tip) if step.node_id in ids}
+    course = tree.course(tip)
     rows: list[BranchRow] = []
     for line, end in lines:
         before, name = _name(tree, line, end)
@@ -49,7 +49,7 @@ def outline(tree: Tree, tip: int | None, pruned: Collection[tuple[int, int]] = (
                 before=before,
                 name=name,
                 logprob=_logprob(line.node),
-                on_path=_on_path(line, path),
+                on_path=_on_path(line, course),
                 current=False,
                 likely=_likely(line.node),
                 start=line.start,
@@ -115,10 +115,11 @@ def _follow(tree: Tree, line: _Line) -> tuple[NodeRow, list[_Line]]:
         node, start, byte = after[0], 0, 0
 
 
-def _on_path(line: _Line, path: dict[int, int | None]) -> bool:
-    if line.node.id not in path:
+def _on_path(line: _Line, course: Course) -> bool:
+    row = course.row(line.node.id)
+    if row is None:
         return False
-    stop = path[line.node.id]
+    stop = course.stop(row)
     return stop is None or stop > line.start
 
 

@@ -7,9 +7,12 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
+import numpy as np
+
+from app.workbench.course import Bool, Course, Int64
 from app.workbench.growing import BROKEN, EMPTY, Runs
 from app.workbench.setup.beginning import Beginning
-from app.workbench.tree import Segment, Step, Tree, Turn
+from app.workbench.tree import Segment, Tree, Turn
 from runtime import Finish, Origin, TokenRun, texts_of
 from storage import NodeColumns, NodeRow, StoredChunk
 from ui import QT_TRANSLATE_NOOP, Refusal, TurnStatus, translate
@@ -74,15 +77,23 @@ class PathTokens:
         return sum(self.segment_length(segment) for segment in turn.segments)
 
     def segment_length(self, segment: Segment) -> int:
+        """Tokens of a segment, read or not."""
         node, stop = segment.node, segment.stop
-        return self.step_length(Step(node.id, stop, node.turn_start, node.token_count, node.has_text))
+        length = self.runs.length(node.id) if node.id in self.runs else node.token_count
+        length = length if length > 0 else int(node.has_text)  # see `segment_run`
+        return length if stop is None else min(length, stop)
 
-    def step_length(self, step: Step) -> int:
-        """Tokens of a node along a path, read or not."""
-        if step.node_id not in self.runs:
-            return step.length
-        length = self.runs.length(step.node_id) or int(step.has_text)  # see `segment_run`
-        return length if step.stop is None else min(length, step.stop)
+    def lengths(self, tip: int | None) -> Int64:
+        """Tokens of each node along a path, read or not, ``(n,)``."""
+        return self.tree.course(tip).lengths(self.runs.lengths())
+
+    def is_read_along(self, course: Course) -> Bool:
+        """Whether the tokens of each node of a path are here, ``(n,)``: they were read, or are being written."""
+        found = np.zeros(len(course), np.bool_)
+        for ids in (self.runs.lengths()[0], np.fromiter(self.states, np.int64, len(self.states))):
+            rows = course.rows(ids)
+            found[rows[rows >= 0]] = True
+        return found
 
     def path_ids(self, segments: Sequence[Segment]) -> list[int]:
         """The ids along segments: what entered the model.
@@ -104,9 +115,9 @@ class PathTokens:
         Raises:
             Refusal: See there.
         """
-        for step in self.tree.steps(tip):
-            if step.node_id not in self.runs and step.tokens and step.node_id not in self.states:
-                raise Refusal(translate("Workbench", UNREAD))
+        course = self.tree.course(tip)
+        if (~self.is_read_along(course) & (course.tokens != 0)).any():
+            raise Refusal(translate("Workbench", UNREAD))
 
     def check_sound(self, segments: Iterable[Segment], *, after: int = 0) -> None:
         """Refuses a path on which tokens are damaged or lost: the model would go on from what was never said.

@@ -6,6 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from app.workbench.growing import EMPTY
 from app.workbench.made_words import refusal
 from app.workbench.outline import branch_name, nameless, outline
@@ -89,7 +91,7 @@ class OpenSession(PathTokens):
     @property
     def is_read(self) -> bool:
         """Whether the whole path was read."""
-        return all(step.node_id in self.runs or step.node_id in self.states for step in self.tree.steps(self.tip))
+        return bool(self.is_read_along(self.tree.course(self.tip)).all())
 
     def unnamed(self) -> list[int]:
         """Nodes off the shown part of the path whose texts were not read yet, and which name something: roots, branches."""
@@ -114,17 +116,16 @@ class OpenSession(PathTokens):
 
     def path_length(self) -> int:
         """Tokens of the path that is shown: what the context holds of it."""
-        return sum(map(self.step_length, self.tree.steps(self.tip)))
+        return int(self.lengths(self.tip).sum())
 
     def length_before(self, replaces: int | None = None) -> int:
         """Tokens before the next user turn, wherever it hangs (see `place`)."""
         parent, at = self.place(replaces)
-        length, last = 0, None
-        for last in self.tree.steps(parent):
-            length += self.step_length(last)
-        return (
-            length if last is None or at is None else length - self.step_length(last) + self.step_length(last._replace(stop=at))
-        )
+        lengths = self.lengths(parent)
+        if not len(lengths):
+            return 0
+        last = int(lengths[-1])
+        return int(lengths[:-1].sum()) + (last if at is None else min(last, at))
 
     def failed_to_begin(self, node_id: int) -> bool:
         """Whether a node is an answer that ended before it said anything, and that nothing goes on from."""
@@ -220,12 +221,8 @@ class OpenSession(PathTokens):
 
     def turn_lengths(self) -> list[int]:
         """Tokens of each turn of the path, read or not."""
-        lengths: list[int] = []
-        for step in self.tree.steps(self.tip):
-            if step.turn_start:
-                lengths.append(0)
-            lengths[-1] += self.step_length(step)
-        return lengths
+        turns = self.tree.course(self.tip).turns
+        return np.add.reduceat(self.lengths(self.tip), turns).tolist() if len(turns) else []
 
     def turn_view(self, turn: Turn, start: int) -> TurnView:
         """One turn; `start` is the path's tokens before it."""
@@ -255,12 +252,12 @@ class OpenSession(PathTokens):
 
     def tiers(self) -> dict[Tier, int]:
         """How many turns of the path are in which tier."""
-        counts = dict.fromkeys(Tier, 0)
-        start = 0
-        for length in self.turn_lengths():
-            counts[self._tier(start, length)] += 1
-            start += length
-        return counts
+        lengths = np.array(self.turn_lengths(), np.int64)
+        held, said = np.cumsum(lengths), lengths > 0
+        warm = said & (held <= self.warm + 1) if self.warm else np.zeros_like(said)
+        disk = said & ~warm & (held <= self.stored + 1) if self.stored else np.zeros_like(said)
+        counts = {Tier.WARM: int(warm.sum()), Tier.DISK: int(disk.sum())}
+        return {tier: counts.get(tier, len(lengths) - sum(counts.values())) for tier in Tier}
 
     def last_stats(self) -> TurnStats | None:
         """How the last answer that is shown was made."""

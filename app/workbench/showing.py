@@ -16,6 +16,13 @@ from app.workbench.vocabulary import Vocabulary
 from app.workbench.windows import Window, Windows
 from ui import Event, SessionChanged, SessionSummary, SessionTrashed, SessionView, ShownElsewhere, translate
 
+BREATH_SECONDS = 0.005
+
+
+async def breath() -> None:
+    """The window has its turn between making what a session shows and showing it: each may take as long as a frame."""
+    await asyncio.sleep(BREATH_SECONDS)
+
 
 class SessionMembers(ABC):
     """The list of sessions, and the one that is shown."""
@@ -61,8 +68,9 @@ class SessionMembers(ABC):
             session = await self._sessions.show(session_id, self.window)
         self._bring_adapters(session)
         self._refresh_status()
-        await asyncio.sleep(0)  # a long path is walked for the status and for the view: the window has its turn in between
-        return session.view()
+        view, told = session.view(), self.window.told
+        await breath()
+        return view if self.window.told == told else session.view()
 
     async def new_session(self) -> SessionView:
         """An empty one."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
+from app.workbench.course import Course
 from app.workbench.links import NONE, Links
 from storage import NodeColumns, NodeRow
 
@@ -34,22 +34,6 @@ class Turn:
     def role(self) -> str:
         """Who speaks."""
         return self.segments[0].node.role
-
-
-class Step(NamedTuple):
-    """What a path says of a node without reading it; a tuple, for a long path is walked again and again."""
-
-    node_id: int
-    stop: int | None  # see `Segment`
-    turn_start: bool  # the first one of a path always is
-    tokens: int  # stored
-    has_text: bool
-
-    @property
-    def length(self) -> int:
-        """Tokens of it on the path, where nothing else is known of them; text without tokens is shown as one."""
-        length = self.tokens or int(self.has_text)
-        return length if self.stop is None else min(length, self.stop)
 
 
 class Nodes(Mapping[int, NodeRow]):
@@ -92,6 +76,7 @@ class Tree:
         self.nodes = Nodes(self._links, self._held)
         self._turns: tuple[int | None, int, list[Turn]] | None = None  # that were asked for last, until a node changes
         self._path: tuple[int | None, array[int]] | None = None  # places, likewise
+        self._course: tuple[int | None, Course] | None = None  # likewise
         for node in rows:
             self.put(node)
 
@@ -101,7 +86,7 @@ class Tree:
         A parent is always older than its child: a damaged row that says otherwise stands as a root, so that no path is
         a circle.
         """
-        self._turns = self._path = None
+        self._turns = self._path = self._course = None
         place = self._links.put(node)
         if node.whole:
             up = self._links.up(place)
@@ -109,7 +94,7 @@ class Tree:
 
     def remove(self, node_id: int) -> None:
         """Takes out a node that nothing leaves."""
-        self._turns = self._path = None
+        self._turns = self._path = self._course = None
         self._links.remove(self._links.place(node_id))
         self._held.pop(node_id, None)
 
@@ -130,10 +115,7 @@ class Tree:
 
     def last_alone(self, node_id: int) -> NodeRow:
         """The last node of those that go on from `node_id`, each from the end of one that nothing else leaves."""
-        place = self._links.place(node_id)
-        while (after := self._links.alone(place)) != NONE:
-            place = after
-        return self._at(place)
+        return self._at(self._links.last_alone(self._links.place(node_id)))
 
     def root(self, tip: int | None) -> NodeRow | None:
         """Where the path to `tip` begins."""
@@ -144,13 +126,11 @@ class Tree:
         """From the root to the end of `tip`."""
         return self._segments(self._places(tip))
 
-    def steps(self, tip: int | None) -> Iterator[Step]:
-        """The path to `tip`, without reading it."""
-        columns, places = self._links.columns, self._places(tip)
-        for at, place in enumerate(places):
-            kind = columns.kinds[columns.kind[place]]
-            stop = self._links.at_token(places[at + 1]) if at + 1 < len(places) else None
-            yield Step(columns.id[place], stop, kind.turn_start or not at, columns.token_count[place], kind.has_text)
+    def course(self, tip: int | None) -> Course:
+        """The path to `tip` in columns, without reading it."""
+        if self._course is None or self._course[0] != tip:
+            self._course = (tip, Course.along(self._links.columns, self._places(tip)))
+        return self._course[1]
 
     def ends(self, tip: int | None) -> list[int]:
         """The nodes that name the turns of the path to `tip`."""
@@ -160,9 +140,7 @@ class Tree:
 
     def turn_count(self, tip: int | None) -> int:
         """How many turns the path to `tip` has."""
-        columns, places = self._links.columns, self._places(tip)
-        begun = sum(columns.kinds[columns.kind[place]].turn_start for place in places)
-        return begun + int(bool(places) and not columns.kinds[columns.kind[places[0]]].turn_start)
+        return len(self.course(tip).turns)
 
     def turns(self, tip: int | None, skip: int = 0) -> list[Turn]:
         """The path to `tip` by speaker, but for the first `skip` turns."""
@@ -171,11 +149,11 @@ class Tree:
         return list(self._turns[2])
 
     def _by_speaker(self, tip: int | None, skip: int) -> list[Turn]:
-        starts = [at for at, step in enumerate(self.steps(tip)) if step.turn_start] if skip else [0]
+        starts = self.course(tip).turns
         if skip >= len(starts):
             return []
         turns: list[list[Segment]] = []
-        for segment in self._segments(self._places(tip)[starts[skip] :]):
+        for segment in self._segments(self._places(tip)[int(starts[skip]) :]):
             if segment.node.turn_start or not turns:
                 turns.append([segment])
             else:

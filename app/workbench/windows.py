@@ -19,10 +19,12 @@ class Window:
     shown: OpenSession | None = None
     status: StatusView = field(default_factory=lambda: StatusView(EngineState.NONE))
     listeners: list[Listener] = field(default_factory=list)
+    told: int = 0  # how many events: what was made before the last of them may be old
     _opening: int | None = None  # a session that it will show in a moment
 
     def tell(self, event: Event) -> None:
         """Takes an event to this window alone."""
+        self.told += 1
         for listener in list(self.listeners):
             listener(event)
 

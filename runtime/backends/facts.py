@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from runtime.errors import InvalidRequestError
+from runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from runtime.options import LoadOptions
 
 KV_FORMAT = 1  # of payloads on disk; a change makes every stored KV block a stranger
@@ -53,11 +53,27 @@ def context_length(config: Mapping[str, Any], options: LoadOptions) -> int:
         InvalidRequestError: More was asked for than the model has positions.
     """
     limit = whole_context(config)
-    if options.context_length is None:
+    if options.context_length is None or (options.context_length > limit and "context_length" in options.wishes):
         return limit
     if options.context_length > limit:
         raise InvalidRequestError(f"context_length={options.context_length:,}, but the model has {limit:,} positions")
     return options.context_length
+
+
+def passed_over(options: LoadOptions, name: str, why: str) -> str:
+    """What a model says whose engine cannot have an option, where that was but a wish.
+
+    Args:
+        options: As they were given.
+        name: Of the option.
+        why: It cannot be had, and what can.
+
+    Raises:
+        UnsupportedFeatureError: It was asked for.
+    """
+    if name not in options.wishes:
+        raise UnsupportedFeatureError(why)
+    return f"{why}; it is set for all models, and has no effect on this one"
 
 
 @dataclass(frozen=True, slots=True)

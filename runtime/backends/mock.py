@@ -140,10 +140,11 @@ def toy_info(backend: str, options: LoadOptions, config: dict[str, Any], kv_byte
     Raises:
         UnsupportedFeatureError: Quantised KV: the toys keep theirs exactly.
     """
-    if options.offload != "none":
-        raise UnsupportedFeatureError(f"offload='disk': the {backend} backend has no weights")
-    if options.weights != "auto":
-        raise UnsupportedFeatureError(f"weights={options.weights!r}: the {backend} backend has no weights")
+    warnings = tuple(
+        facts.passed_over(options, name, f"{name}={given!r}: the {backend} backend has no weights")
+        for name, given, plain in (("offload", options.offload, "none"), ("weights", options.weights, "auto"))
+        if given != plain
+    )
     if facts.kv_format(options, "float32").bits is not None:
         raise UnsupportedFeatureError(
             f"kv_dtype={options.kv_dtype!r}: the {backend} backend keeps its KV exactly; leave it on auto"
@@ -169,7 +170,10 @@ def toy_info(backend: str, options: LoadOptions, config: dict[str, Any], kv_byte
         kv_bytes_per_token=kv_bytes,
         kv_fingerprint=kv_print,
         model_fingerprint=facts.model_fingerprint(kv_print, facts.digest(CHATML)),
-        options=facts.options_in_force(options, device="cpu", dtype="float32", kv_dtype="float32", attention="none"),
+        options=facts.options_in_force(
+            options, device="cpu", dtype="float32", kv_dtype="float32", attention="none", weights="auto", offload="none"
+        ),
+        warnings=warnings,
     )
 
 

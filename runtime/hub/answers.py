@@ -82,7 +82,8 @@ def explained(where: str, hub_id: HubId | None = None, page: str = "") -> Iterat
         message = f"{name} has no revision {revision!r}; give a branch, a tag or a commit that it has"
         raise DownloadError(message, "missing") from fault
     except RepositoryNotFoundError as fault:  # the hub says the same of private ones
-        raise DownloadError(f"{name}: no such repository, or a private one: {_LOG_IN}", "missing") from fault
+        gone = f"one that is gone or renamed may be found by: elsewise models search {name.rpartition('/')[2]}"
+        raise DownloadError(f"{name}: no such repository, or a private one: {_LOG_IN}; {gone}", "missing") from fault
     except (DisabledRepoError, HFValidationError) as fault:
         raise DownloadError(f"{where}: {str(fault).splitlines()[0][:200]}", "missing") from fault
     except HfHubHTTPError as fault:

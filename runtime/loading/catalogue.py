@@ -16,7 +16,7 @@ from runtime.errors import ModelLoadError
 from runtime.loading.describing import context_of, describe
 from runtime.loading.fit import Fit, estimate_fit
 
-_SHA256 = "d0e31a0d4bf864e87c9282932c3d173e55b241de1954b605f78a7959cc3b1784"  # of the file: another one is refused
+_SHA256 = "f7649f4a9a0cedba21c04550b75080d54d9c61e14a63b1bf59a3848e778df8ea"  # of the file: another one is refused
 _COMFORT = 0.6  # of the memory, so that a longer context and other programs have room too
 _SMALLER = 0.7  # of the size before it, at most: two proposals of one size are one
 _GROUP = 64  # numbers that share a scale in the quantised repositories

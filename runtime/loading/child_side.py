@@ -18,7 +18,7 @@ def end_with_parent() -> None:
     """Leaves when standard input closes, as it does when the parent ends, however that comes about."""
 
     def wait() -> None:
-        while sys.stdin.buffer.read(1):
+        while os.read(0, 1):  # the buffer's lock would be held when the interpreter ends, which aborts the process
             pass
         os._exit(3)
 

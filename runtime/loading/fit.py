@@ -105,14 +105,16 @@ def estimate_fit(
     """
     given = options or LoadOptions()
     gpu = _on_gpu(backend, given.device)
-    packed = given.weights if backend == "hf" and not gpu and given.weights != "auto" else PLAIN
+    plain = backend != "hf" or gpu or given.weights == "auto" or given.dtype not in ("auto", PLAIN)
+    packed = PLAIN if plain else given.weights
     numbers, stored = stored_numbers(config, weights_bytes, dtype)
     width = {"float16": 2, "bfloat16": 2, "float32": 4}.get(given.dtype, stored if gpu else 4)
     weights = held_bytes(config, weights_bytes, numbers, stored=stored, width=width, packed=packed)
     same = stored == width and _SPELLED.get(dtype, given.dtype) in ("auto", given.dtype)
     converted = not (quantised_with(config)[0] or same or (packed != PLAIN and stored == 4))  # packing reckons that itself
     most = context_of(config)
-    tokens = context or given.context_length or min(most or CONTEXT, CONTEXT)
+    wanted = given.context_length and min(given.context_length, most or given.context_length)
+    tokens = context or wanted or min(most or CONTEXT, CONTEXT)
 
     resting = kv_row_bytes(config, backend, given.kv_dtype, width)
     chunk = given.prefill_chunk_tokens

@@ -7,7 +7,6 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-from runtime.backends.registry import default_backend
 from runtime.errors import ModelLoadError
 from runtime.loading.check import INDEX, SETTINGS_FILES, TEXT_FILES, chat_template_of, open_folder, read_json, weight_files
 from runtime.loading.children import Child
@@ -15,11 +14,13 @@ from runtime.loading.digests import digest_of_all, known_sha256, template_digest
 from runtime.loading.folder import ModelFolder
 from runtime.loading.gguf.affine import KEPT
 from runtime.loading.gguf.convertible import Checked, check
+from runtime.loading.import_plan import plan_of
 from runtime.loading.manifest import FORMAT, Manifest, notes_of, read_manifest, write_manifest
 from runtime.loading.paths import create_private
 from runtime.loading.placing import copy_files, place_on_shelf, shelf_folders
 from runtime.loading.progress import OnProgress, ignore
 
+_PATIENCE = 120.0  # seconds for whatever does not grow with the file
 _SLOWEST = 2 << 20  # bytes of GGUF per second, below which a conversion counts as hung
 SOURCE = "source.gguf"  # the file a model was made from, where it is kept
 
@@ -100,7 +101,7 @@ def _stays_quantised(checked: Checked, wanted: bool | None) -> bool:
         ModelLoadError: They are to stay quantised, and none can.
     """
     if wanted is None:
-        return default_backend() == "mlx" and checked.keepable
+        return plan_of(checked).keeps
     if wanted and not checked.keepable:
         raise ModelLoadError(
             f"{checked.header.path}: no matrix of it is packed as MLX can keep it ({', '.join(KEPT)}); import it with --float32"
@@ -136,7 +137,7 @@ def _copy(source: Path, target: Path, progress: OnProgress) -> int:
 
 def _convert(source: Path, target: Path, progress: OnProgress, *, quantised: bool) -> int:
     """Runs the converter; kills it when the caller cancels, when it hangs, and when anything else goes wrong."""
-    limit = 120 + source.stat().st_size / _SLOWEST
+    limit = _PATIENCE + source.stat().st_size / _SLOWEST
     options = ("--keep-quantised",) if quantised else ()
     with Child("runtime.loading.convert", str(source), str(target), *options, cwd=target) as child:
         answer = child.follow("convert", limit, progress)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +13,10 @@ import numpy.typing as npt
 from runtime.errors import GrammarError, InvalidRequestError
 from runtime.ranking import Ranked
 from runtime.records import Float32, Int32
-from runtime.sampling.cuts import CUTS, xtc
+from runtime.sampling.cuts import xtc
 from runtime.sampling.draw import DRAW_STAGE, XTC_STAGE, uniform
-from runtime.sampling.edits import Bias, Dry, Penalties
-from runtime.sampling.falling import HEAD, LONG_HEAD
 from runtime.sampling.history import History
+from runtime.sampling.making import first_head, made_stage
 from runtime.sampling.pool import Pool, View
 from runtime.sampling.select import Place
 from runtime.sampling.settings import DEFAULTS, EDITS, Breaker, SamplingOptions
@@ -37,8 +36,7 @@ class Edit(Protocol):
         """Changes them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """What a stage left."""
 
     stage: str
@@ -78,17 +76,18 @@ class Sampler:
     breakers: tuple[int, ...] = ()
     temperature: float = field(init=False)
     _stages: tuple[tuple[str, Any], ...] = field(init=False, repr=False, compare=False)
-    _head: int = field(init=False, repr=False, compare=False)
+    _heads: list[tuple[int, int]] = field(init=False, repr=False, compare=False)  # see `first_head`; traced or not
 
     def __post_init__(self) -> None:
         chosen = {**DEFAULTS, **self.settings.given()}
-        stages = [(name, made) for name in chosen["order"] if (made := _stage(name, chosen, self.breakers)) is not None]
+        stages = [(name, made) for name in chosen["order"] if (made := made_stage(name, chosen, self.breakers)) is not None]
         heated = "temperature" in chosen["order"]
         object.__setattr__(self, "temperature", float(chosen["temperature"]) if heated else 1.0)
         if self.temperature == 0.0:  # greedy: what changes scores counts, what cuts has no say
             stages = [(name, made) for name, made in stages if name in EDITS]
         object.__setattr__(self, "_stages", tuple(stages))
-        object.__setattr__(self, "_head", _first_head(stages, int(chosen["top_k"])))
+        heads = [first_head(stages, int(chosen["top_k"]), traced=traced) for traced in (False, True)]
+        object.__setattr__(self, "_heads", heads)
 
     @property
     def window(self) -> int:
@@ -132,7 +131,8 @@ class Sampler:
                 return int(logprobs.argmax()), float("nan")
             logprobs.reach(1)  # the records look for it too
             return int(logprobs.ids[0]), float("nan")
-        pool = Pool(logprobs, shift, head=self._head)
+        head, deep = self._heads[False]
+        pool = Pool(logprobs, shift, head=head, deep=deep)
         number = partial(self._number, position)
         self._run(pool, number, history, allowed, None)
         place, u = self._pick(pool, number)
@@ -149,14 +149,16 @@ class Sampler:
         number: Callable[[int], float] | None = None,
     ) -> Traced:
         """`draw`, with what each stage left; `number` gives other random numbers, by the stage's place in the counter."""
-        pool = Pool(logprobs, shift, traced=True)
+        pool = Pool(logprobs, shift, traced=True, deep=self._heads[True][1])
         steps = [Step("raw", pool.view, float("nan"))]
         number = number or partial(self._number, position)
         self._run(pool, number, history, allowed, steps)
         place, u = self._pick(pool, number)
+        view = steps[-1].view
         if self.temperature == 0.0:
             pool.last = place
-        return Traced(place.token, u, (*steps, Step("draw", pool.view, u)), place.rank, place.before, shift)
+            view = pool.view
+        return Traced(place.token, u, (*steps, Step("draw", view, u)), place.rank, place.before, shift)
 
     def _run(
         self,
@@ -190,7 +192,9 @@ class Sampler:
                 else:
                     stage(pool)
             if steps is not None:
-                _alive(pool, allowed)
+                if changed:
+                    _alive(pool, allowed)
+                    changed = False
                 steps.append(Step(name, pool.view, u))
         if changed:
             _alive(pool, allowed)
@@ -210,39 +214,6 @@ class Sampler:
         if pool.last is not None and place.rank > pool.last.rank:  # rounding, at the very end
             place = pool.last
         return place, u
-
-
-def _stage(name: str, chosen: dict[str, Any], breakers: Sequence[int]) -> Any:
-    """A stage, ready to be applied; None where the settings leave it off."""
-    match name:
-        case "bias":
-            on = bool(chosen["logit_bias"] or chosen["banned_tokens"])
-            return Bias(chosen["logit_bias"], chosen["banned_tokens"]) if on else None
-        case "penalties":
-            numbers = chosen["repetition_penalty"], chosen["presence_penalty"], chosen["frequency_penalty"]
-            return Penalties(*map(float, numbers)) if numbers != (1.0, 0.0, 0.0) else None
-        case "dry":
-            if not chosen["dry_multiplier"]:
-                return None
-            amounts = float(chosen["dry_multiplier"]), float(chosen["dry_base"])
-            return Dry(*amounts, chosen["dry_allowed_length"], chosen["dry_range"], np.array(breakers, np.int32))
-        case "temperature":
-            temperature = float(chosen["temperature"])
-            return None if temperature == 1.0 else lambda pool: pool.heat(temperature)
-        case "xtc":
-            on = chosen["xtc_probability"] > 0
-            return (float(chosen["xtc_probability"]), float(chosen["xtc_threshold"])) if on else None
-    setting, cut = CUTS[name]
-    value = chosen[setting]
-    return None if value == DEFAULTS[setting] else lambda pool: cut(pool, value)
-
-
-def _first_head(stages: Sequence[tuple[str, object]], k: int) -> int:
-    """How much of the order is sorted at first: what top-k asks for where it cuts first, more where a cut looks at all."""
-    cutting = [name for name, _ in stages if name not in (*EDITS, "temperature", "xtc")]
-    if cutting[:1] == ["top_k"]:
-        return min(k, LONG_HEAD)
-    return LONG_HEAD if "typical" in cutting else HEAD
 
 
 def _fitting(allowed: Bool, vocab: int) -> Bool:

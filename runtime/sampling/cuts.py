@@ -5,14 +5,16 @@ Top-k, top-p, min-p and typical keep what transformers' warpers of these names k
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
+from runtime.sampling.falling import Deep, Falling
 from runtime.sampling.pool import Pool
-from runtime.sampling.select import Place, mass_where, place_of_mass
+from runtime.sampling.select import Place, place_of_mass
 
 Cut = Callable[[Pool, float], None]
 
@@ -72,7 +74,7 @@ def _typical_of_whole_row(pool: Pool, p: float) -> bool:
     order = pool.order
     entropy = order.entropy
     log_mass, target = float(np.log(order.total)), p * order.total
-    known = order.down_to_surprisal(2 * entropy - log_mass, target)  # the likeliest's is the logarithm of the mass
+    known = _down_to_surprisal(order, 2 * entropy - log_mass, target)  # the likeliest's is the logarithm of the mass
     if known is None or known.edges[-1] < target:
         return False
     surprisal = log_mass - (known.scores.astype(np.float64) - order.top) / order.temperature
@@ -81,6 +83,16 @@ def _typical_of_whole_row(pool: Pool, p: float) -> bool:
         pool.first = order.at_known(known, start)
     pool.last = order.at_known(known, stop - 1)
     return True
+
+
+def _down_to_surprisal(order: Falling, surprisal: float, target: float) -> Deep | None:
+    """All entries that are not more surprising, in nats, and more if it takes more to reach a mass; or None."""
+    score = order.top + order.temperature * (math.log(order.total) - surprisal)
+    border = np.float32(score - 1e-5 * (1 + abs(score)))  # what rounding may take
+    head = order.ranked.values
+    if head[-1] < border and order.edges[-1] >= target:
+        return Deep(np.nextafter(head[-1], head[0]), order.ids, head, head, order.weights, order.edges)
+    return order.reaching(target, left=True, least=border)
 
 
 def _nearest(
@@ -136,21 +148,21 @@ def _typical_of_all(pool: Pool, p: float) -> None:
     order, row = pool.order, pool.order.row
     ids = np.arange(len(row))
     left = pool.view.holds(ids)
-    everyone = order.all_weights()
-    weights = np.where(left, everyone, np.float32(0))
-    mass = mass_where(weights)
+    everyone = order.exact_weights()  # what is left may be little beside what stands before it
+    weights = np.where(left, everyone, 0.0)
+    mass = float(weights.sum())
     known = weights > 0
     scores = np.where(known, row, np.float32(0)).astype(np.float64)  # surprisals differ by less than float32 tells apart
     surprisal = np.log(mass) - (scores - order.top) / order.temperature
     entropy = float(np.dot(weights, surprisal)) / mass
     nearness = np.where(known, -np.abs(surprisal - entropy), -np.inf)
-    border = nearness[place_of_mass(nearness, weights, p * mass, left=True).token]
+    border = nearness[place_of_mass(nearness, weights.astype(np.float32), p * mass, left=True).token]
     near = np.flatnonzero(nearness >= border)
     kept = row[near]
     first, last = int(near[kept == kept.max()][0]), int(near[kept == kept.min()][-1])
     before_first, before_last = order.before(ids, first), order.before(ids, last)
-    pool.first = Place(int(np.count_nonzero(before_first)), first, mass_where(everyone, before_first), float(everyone[first]))
-    pool.last = Place(int(np.count_nonzero(before_last)), last, mass_where(everyone, before_last), float(everyone[last]))
+    pool.first = Place(int(np.count_nonzero(before_first)), first, float(everyone[before_first].sum()), float(everyone[first]))
+    pool.last = Place(int(np.count_nonzero(before_last)), last, float(everyone[before_last].sum()), float(everyone[last]))
 
 
 CUTS: dict[str, tuple[str, Cut]] = {  # by stage: its setting, and what it does

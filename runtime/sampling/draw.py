@@ -7,6 +7,7 @@ probability, ties by id: the same stream samples the same alone, in a batch, on 
 from __future__ import annotations
 
 import secrets
+from functools import lru_cache
 
 DRAW_STAGE = 0  # the place of a stage in the counter
 XTC_STAGE = 1
@@ -29,9 +30,14 @@ def uniform(seed: int, position: int, branch: int = 0, stage: int = DRAW_STAGE) 
 def _philox(key: int, counter: tuple[int, int, int, int]) -> int:
     """The first word of Philox4x64-10 (Salmon et al. 2011): what ``numpy.random.Philox`` gives, without making one."""
     c0, c1, c2, c3 = counter
-    k0, k1 = key & _WORD, key >> 64
-    for _ in range(10):
+    for k0, k1 in _keys(key):
         a, b = _FACTOR_0 * c0, _FACTOR_1 * c2
         c0, c1, c2, c3 = (b >> 64) ^ c1 ^ k0, b & _WORD, (a >> 64) ^ c3 ^ k1, a & _WORD
-        k0, k1 = (k0 + _STEP_0) & _WORD, (k1 + _STEP_1) & _WORD
     return c0
+
+
+@lru_cache(maxsize=1024)  # streams
+def _keys(key: int) -> tuple[tuple[int, int], ...]:
+    """The keys of all rounds."""
+    first = key & _WORD, key >> 64
+    return tuple(((first[0] + i * _STEP_0) & _WORD, (first[1] + i * _STEP_1) & _WORD) for i in range(10))

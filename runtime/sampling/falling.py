@@ -10,26 +10,25 @@ import numpy.typing as npt
 
 from runtime.ranking import Ranked
 from runtime.records import Float32
+from runtime.sampling.depth import around, likely_depth
 from runtime.sampling.select import Place, mass_where, place_of_mass, spread_mass
 from runtime.scratch import scratch
 
-LONG_HEAD = 256  # that are sorted where a stage looks at more than one place
 HEAD = 64  # most distributions are settled among this many
-_DEEP = 4  # a part of so much of the row is sorted by value; what lies deeper is searched
-_SAMPLE = 4096  # entries of a row, where its mass lies everywhere
-_BELOW = 0.5  # nats
+DEEP = 512  # that are sorted by value where a stage looks for a mass: most of those that are not settled so
+_PART_SORTED = 4  # a part of so much of the row is sorted by value; what lies deeper is searched
 _SPARSE, _DENSE = 1 / 16, 0.1  # shares of a mask; between them numpy's search for what is set mispredicts every branch
 LIGHTEST = np.float32(-1000.0)  # nats below the likeliest; long before, a weight is 0
 COLDEST = 1e-30  # below it float32 knows no temperature; the likeliest has all of the weight long before
 
 
-class _Deep(NamedTuple):
-    """Entries by falling score; their ids ascending, where they are equals, beside the scores as they stand in the row."""
+class Deep(NamedTuple):
+    """`Reached`, with the weights of the falling scores, and their sums so far."""
 
-    least: np.float32  # all that reach it are there
+    least: np.float32
     ids: npt.NDArray[np.int64]
-    found: Float32  # theirs
-    scores: Float32  # the same, falling
+    found: Float32
+    scores: Float32
     weights: npt.NDArray[np.float64]
     edges: npt.NDArray[np.float64]
 
@@ -45,31 +44,56 @@ class Falling:
             share.
         temperature: Divides the scores.
         head: How many are sorted at first.
+        deep: How many more are looked for with them, where somebody looks beyond the head.
     """
 
-    __slots__ = ("_deep", "_ranked", "_tail", "_total", "complete", "edges", "ids", "temperature", "weights")
+    __slots__ = ("_deep", "_head", "_tail", "_total", "complete", "ids", "ranked", "temperature")
 
-    def __init__(self, ranked: Ranked, temperature: float, head: int = HEAD) -> None:
+    def __init__(self, ranked: Ranked, temperature: float, head: int = HEAD, deep: int = 0) -> None:
         self.temperature = temperature
-        self._ranked = ranked
-        self._deep: _Deep | None = None
-        self.reach(len(ranked.ids) if len(ranked.ids) * 2 > head else head)  # about so many will do
+        self.ranked = ranked
+        self._deep: Deep | None = None
+        if len(ranked.ids) * 2 <= head:  # else about so many will do
+            ranked.look_deep(head, deep)
+        self._take_head()
         self._total: float | None = None
-        if ranked.mass is not None and temperature == 1.0 and not self.complete:
-            self._total = max(float(ranked.mass * np.exp(-np.float64(self.top))), float(self.edges[-1]))
 
     @property
     def row(self) -> Float32:
         """The scores ``(vocab,)``."""
-        return self._ranked.row
+        return self.ranked.row
 
     def reach(self, count: int) -> None:
         """Makes the head so long, or as long as there are entries."""
+        self.ranked.reach(count)
+        if self.ids is not self.ranked.ids:
+            self._take_head()
+
+    def _take_head(self) -> None:
         self._tail: Float32 | None = None
-        self._ranked.reach(count)
-        self.ids, self.complete = self._ranked.ids, self._ranked.complete
-        self.weights = self._weigh(self._ranked.values)
-        self.edges: npt.NDArray[np.float64] = self.weights.cumsum()
+        self._head: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None = None
+        self.ids, self.complete = self.ranked.ids, self.ranked.complete
+
+    @property
+    def weights(self) -> npt.NDArray[np.float64]:
+        """Of the head."""
+        return self._weighed[0]
+
+    @property
+    def edges(self) -> npt.NDArray[np.float64]:
+        """The mass up to each entry of the head, itself included."""
+        return self._weighed[1]
+
+    @property
+    def _weighed(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        if self._head is None:
+            deep, count = self.known, len(self.ids)
+            if deep is not None and len(deep.scores) >= count:  # of which they are the first
+                self._head = deep.weights[:count], deep.edges[:count]
+            else:
+                weights = self._weigh(self.ranked.values)
+                self._head = weights, weights.cumsum()
+        return self._head
 
     def _weigh(self, scores: Float32) -> npt.NDArray[np.float64]:
         scaled = scores.astype(np.float64)
@@ -86,20 +110,24 @@ class Falling:
     @property
     def top(self) -> float:
         """The highest score."""
-        return float(self._ranked.values[0])
+        return float(self.ranked.values[0])
 
     @property
     def alive(self) -> int:
         """How many entries have a score."""
-        return self._ranked.alive
+        return self.ranked.alive
 
     def all_weights(self, out: Float32 | None = None) -> Float32:
         """The weights of all entries ``(vocab,)``, in float32."""
-        scaled = self._cooled(np.subtract(self.row, np.float32(self.top), out=out))
+        scaled = self.cooled(np.subtract(self.row, np.float32(self.top), out=out))
         weights: Float32 = np.exp(scaled, out=scaled)
         return weights
 
-    def _cooled(self, scores: Float32) -> Float32:
+    def exact_weights(self) -> npt.NDArray[np.float64]:
+        """The weights of all entries ``(vocab,)``, in float64."""
+        return self._weigh(self.row)
+
+    def cooled(self, scores: Float32) -> Float32:
         """Scores below the top, divided by the temperature in place, in float32."""
         if self.temperature >= 1.0:
             if self.temperature > 1.0:
@@ -125,19 +153,23 @@ class Falling:
     def total(self) -> float:
         """The sum of all weights."""
         if self._total is None:
-            self._total = float(self.edges[-1])
-            if not self.complete:
-                tail = self._tail
-                self._total += mass_where(self._without_head(scratch("total", len(self.row))) if tail is None else tail)
+            mass = self.ranked.mass
+            if self.complete:
+                self._total = float(self.edges[-1])
+            elif mass is not None and self.temperature == 1.0:
+                self._total = mass * float(np.exp(-np.float64(self.top)))
+            else:
+                tail = self._without_head(scratch("weights", len(self.row))) if self._tail is None else self._tail
+                self._total = float(self.edges[-1]) + mass_where(tail)
         return self._total
 
     @property
     def entropy(self) -> float:
         """Of the distribution, in nats."""
-        if self.temperature == 1.0 and self._ranked.entropy is not None:
-            return self._ranked.entropy
+        if self.temperature == 1.0 and self.ranked.entropy is not None:
+            return self.ranked.entropy
         scaled = np.subtract(self.row, np.float32(self.top), out=scratch("entropy", len(self.row)))
-        self._cooled(scaled)
+        self.cooled(scaled)
         if self._tail is None:
             self._tail = np.exp(scaled)
             self._tail[self.ids] = 0
@@ -156,50 +188,53 @@ class Falling:
             if i >= len(self.ids):  # the target is the whole mass, but for rounding
                 i = int(np.flatnonzero(self.weights)[-1])
             return self.at_rank(i)
-        deep = self._reaching(target, left=left)
+        deep = self.reaching(target, left=left)
         if deep is not None:
             return self.at_known(deep, int(deep.edges.searchsorted(target, side="left" if left else "right")))
-        guesses = [guess for guess in self._guesses(target) if guess is not None]
+        guesses = [guess for guess in around(self, target) if guess is not None]
         return place_of_mass(
             self.row, self.tail, target, left=left, known=float(self.edges[-1]), total=self.total, guesses=guesses
         )
 
-    def _reaching(self, target: float, *, left: bool, least: np.float32 | None = None) -> _Deep | None:
+    def reaching(self, target: float, *, left: bool, least: np.float32 | None = None) -> Deep | None:
         """So many of the first entries that they exceed (`left`: reach) a mass, and all that reach the score `least`.
 
         None where they are too many to be sorted, or every guess of where they end is wrong.
         """
         for attempt in range(4):
-            deep = self._deep
+            deep = self.known
             if deep is not None and (least is None or deep.least <= least):
                 mass = deep.edges[-1]
                 if mass > target or (left and mass == target):
                     return deep
-            low = self._guesses(target)[1] if attempt else self._first_depth(least)
+            low = None if attempt else likely_depth(self, target)
+            if low is None and least is not None and not attempt:
+                low = np.float32(least - self.temperature / 2)  # a longer search costs less than another behind it
+            elif low is None:
+                low = around(self, target)[1]
             if low is None or attempt == 3 or self._down_to(low if least is None else min(low, least)) is None:
                 break
         return None
 
-    def _first_depth(self, least: np.float32 | None) -> np.float32:
-        """A score that more entries reach than the row has parts, of each of which the largest entry is known.
+    @property
+    def known(self) -> Deep | None:
+        """The entries beyond the head that are known."""
+        reached = self.ranked.reached
+        if self._deep is None and reached is not None:
+            weights = self._weigh(reached.scores)
+            self._deep = Deep(*reached, weights, weights.cumsum())
+        return self._deep
 
-        Where `least` lies deeper, a little below it: one longer search costs less than a short one and another behind it.
-        """
-        peaks = self._ranked.sample
-        at = len(peaks) // 4
-        depth: np.float32 = np.partition(peaks, at)[at]
-        return depth if least is None or least > depth else np.float32(least - _BELOW * self.temperature)
-
-    def _down_to(self, score: np.float32) -> _Deep | None:
+    def _down_to(self, score: np.float32) -> Deep | None:
         """All entries that reach a score; None where they are too many to be sorted."""
-        deep = self._deep
+        deep = self.known
         if deep is not None and deep.least <= score:
             return deep
         mask = self.row >= score
         if deep is not None:
             mask &= self.row < deep.least
         count = int(np.count_nonzero(mask))
-        if (count + (0 if deep is None else len(deep.scores))) * _DEEP > len(self.row):
+        if not 0 < count + (0 if deep is None else len(deep.scores)) <= len(self.row) // _PART_SORTED:
             return None
         dense = _SPARSE < count / len(self.row) <= _DENSE
         if dense:  # enough for its quick way, once some others are added
@@ -212,9 +247,9 @@ class Falling:
         scores = np.sort(found)[::-1]
         weights = self._weigh(scores)
         if deep is None:
-            self._deep = _Deep(score, ids, found, scores, weights, weights.cumsum())
+            self._deep = Deep(score, ids, found, scores, weights, weights.cumsum())
         else:
-            self._deep = _Deep(
+            self._deep = Deep(
                 score,
                 np.concatenate([deep.ids, ids]),
                 np.concatenate([deep.found, found]),
@@ -224,37 +259,12 @@ class Falling:
             )
         return self._deep
 
-    def at_known(self, deep: _Deep, i: int) -> Place:
+    def at_known(self, deep: Deep, i: int) -> Place:
         """The entry of rank `i` among those that were sorted."""
         own = deep.scores[i]
         equals = deep.ids[deep.found == own]  # ascending
         token = equals[i - int(np.searchsorted(-deep.scores, -own))] if len(equals) > 1 else equals[0]
         return Place(i, int(token), float(deep.edges[i - 1]) if i else 0.0, float(deep.weights[i]))
-
-    def down_to_surprisal(self, surprisal: float, target: float) -> _Deep | None:
-        """All entries that are not more surprising, in nats, and more if it takes more to reach a mass; or None."""
-        score = self.top + self.temperature * (math.log(self.total) - surprisal)
-        border = np.float32(score - 1e-5 * (1 + abs(score)))  # what rounding may take
-        head = self._ranked.values
-        if head[-1] < border and self.edges[-1] >= target:
-            return _Deep(np.nextafter(head[-1], head[0]), self.ids, head, head, self.weights, self.edges)
-        return self._reaching(target, left=True, least=border)
-
-    def _guesses(self, target: float) -> tuple[np.float32 | None, np.float32 | None]:
-        """A higher and a lower score between which the place of a mass probably lies; None where the sample has none.
-
-        Every n-th entry is the sample: where the mass lies deep it lies everywhere.
-        """
-        deep, every = self._deep, max(len(self.row) // _SAMPLE, 1)
-        least, mass = (self._ranked.values[-1], self.edges[-1]) if deep is None else (deep.least, deep.edges[-1])
-        scores = np.sort(self.row[::every])[::-1]
-        weights = self._cooled(scores - np.float32(self.top))
-        np.exp(weights, out=weights)
-        weights[: np.count_nonzero(scores >= least)] = 0  # what is known needs no guess
-        at = int((mass + every * weights.cumsum(dtype=np.float64)).searchsorted(target))
-        spread = 6 + at // 12
-        high = scores[at - spread] if 0 <= at - spread < len(scores) else None
-        return high, scores[at + spread] if at + spread < len(scores) else None
 
     def at_rank(self, rank: int) -> Place:
         """The entry that so many stand before; the last one where there are fewer."""

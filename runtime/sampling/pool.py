@@ -39,14 +39,22 @@ class View:
         alive = self.last.rank + 1 if self.last else self.order.alive
         return alive - (self.first.rank if self.first else 0)
 
-    def holds(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Which of `ids` are left."""
+    def holds(self, ids: npt.NDArray[np.int64], scores: Float32 | None = None) -> npt.NDArray[np.bool_]:
+        """Which of `ids` are left.
+
+        Args:
+            ids: Tokens.
+            scores: Theirs in the order's row, where they are known.
+        """
         row = self.order.row
-        left = np.ones(len(ids), np.bool_) if self.order.alive == len(row) else row[ids] > -np.inf
+        scores = row[ids] if scores is None else scores
+        left = np.ones(len(ids), np.bool_) if self.order.alive == len(row) else scores > -np.inf
         if self.first is not None:
-            left &= ~self.order.before(ids, self.first.token)
+            own = row[self.first.token]
+            left &= (scores < own) | ((scores == own) & (ids >= self.first.token))
         if self.last is not None:
-            left &= self.order.before(ids, self.last.token) | (ids == self.last.token)
+            own = row[self.last.token]
+            left &= (scores > own) | ((scores == own) & (ids <= self.last.token))
         return left
 
     def logprobs(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -74,14 +82,17 @@ class Pool:
         shift: Added to them, they are the raw logits.
         traced: Keep every row that a `view` was taken of.
         head: How much of the order is sorted at first.
+        deep: How much more is looked for with it, see `Falling`.
     """
 
     __slots__ = (
-        "_changed", "_edited", "_head", "_last", "_mass", "_now", "_order", "_own", "_ranked", "_row", "_share", "_traced",
-        "first", "shift", "temperature",
+        "_changed", "_deep", "_edited", "_head", "_last", "_mass", "_now", "_order", "_own", "_ranked", "_row", "_share",
+        "_traced", "first", "shift", "temperature",
     )  # fmt: skip
 
-    def __init__(self, logprobs: Float32 | Ranked, shift: float = 0.0, *, traced: bool = False, head: int = HEAD) -> None:
+    def __init__(
+        self, logprobs: Float32 | Ranked, shift: float = 0.0, *, traced: bool = False, head: int = HEAD, deep: int = 0
+    ) -> None:
         self._ranked = logprobs if isinstance(logprobs, Ranked) else Ranked(logprobs)
         self._row = self._ranked.row
         self._changed: tuple[npt.NDArray[np.int64], Float32] | None = None  # ids and their scores, not written down yet
@@ -93,6 +104,7 @@ class Pool:
         self._own = False
         self._traced = traced
         self._head = head
+        self._deep = deep
         self._mass = self._ranked.mass  # of the row as it is now, where it is known
         self._edited: list[npt.NDArray[np.int64]] | None = []  # ids; None: the row has little in common with the ranked one
         self._now: Ranked | None = None
@@ -120,7 +132,7 @@ class Pool:
     def order(self) -> Falling:
         """The falling order of the row."""
         if self._order is None:
-            self._order = Falling(self._current, self.temperature, self._head)
+            self._order = Falling(self._current, self.temperature, self._head, self._deep)
         return self._order
 
     @property
@@ -165,7 +177,7 @@ class Pool:
                     ids = self._edited[0] if len(self._edited) == 1 else np.unique(np.concatenate(self._edited))
                     self._now = self._ranked.edited(self.row, ids, self.row[ids], self._mass)
             if not len(self._now.ids):
-                self._now.reach(self._head)
+                self._now.look_deep(self._head, self._deep)
         return self._now
 
     # ---- what stages do --------------------------------------------------------------------------------------------

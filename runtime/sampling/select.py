@@ -43,7 +43,7 @@ def mass_where(weights: Float32, chosen: npt.NDArray[np.bool_] | None = None) ->
         floats = chosen.view(np.uint8).astype(np.float32)
         counted, rest = floats[:whole].reshape(-1, _BLOCK), floats[whole:]
     blocks = np.vecdot(weights[:whole].reshape(-1, _BLOCK), counted)
-    return float(blocks.sum(dtype=np.float64)) + float(np.dot(weights[whole:], rest))
+    return float(np.add.reduce(blocks, dtype=np.float64)) + float(np.vecdot(weights[whole:], rest))
 
 
 def spread_mass(weights: Float32, values: Float32) -> float:

@@ -12,7 +12,7 @@ from runtime.records import Float32, Int32, Scores
 from runtime.sampling.chain import Sampler
 from runtime.sampling.history import History
 from runtime.sampling.report import report
-from runtime.scoring import normalised, summarise_ranked
+from runtime.scoring import empty_peaks, normalised, summarise_ranked
 from runtime.stages import StageTable
 
 
@@ -46,16 +46,19 @@ def draw_step(
         )
     finite, shift = np.empty(n, np.bool_), np.empty(n, np.float32)
     mass, entropy = np.empty(n), np.empty(n)
-    logprobs = normalised(logits, entropy=entropy, finite=finite, shift=shift, mass=mass)
+    peaks = empty_peaks(*logits.shape)
+    logprobs = normalised(logits, entropy=entropy, finite=finite, shift=shift, mass=mass, peaks=peaks)
     if not finite.all():
         raise InvalidRequestError(f"row {int((~finite).argmax())} of the logits holds NaN or infinity")
-    ranked = list(map(Ranked, logprobs, mass.tolist(), entropy.tolist()))
+    ranked = list(map(Ranked, logprobs, mass.tolist(), entropy.tolist(), [None] * n if peaks is None else peaks))
     tokens = np.empty(n, np.int32)
-    for i, (sampler, row, position, history) in enumerate(zip(samplers, ranked, positions, said, strict=True)):
+    for i, (sampler, row, position, history, moved) in enumerate(
+        zip(samplers, ranked, positions, said, shift.tolist(), strict=True)
+    ):
         if stages is None:
-            tokens[i], _ = sampler.draw(row, position, history=history, shift=float(shift[i]))
+            tokens[i], _ = sampler.draw(row, position, history=history, shift=moved)
         else:
-            traced = sampler.trace(row, position, history=history, shift=float(shift[i]))
+            traced = sampler.trace(row, position, history=history, shift=moved)
             tokens[i] = traced.token
             stages.append(report(traced))
     return tokens, summarise_ranked(ranked, tokens, top_k, entropy)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from runtime.errors import NonFiniteLogitsError
 from runtime.ranking import Ranked
 from runtime.records import Float32
-from runtime.scoring import normalised, normalisers
+from runtime.scoring import empty_peaks, normalised, normalisers
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +131,19 @@ def normalise(logits: Float32, *, entropy: bool) -> Distributions:
     spread = np.empty(n) if entropy else None
     shift: Float32 = np.empty(n, np.float32)
     mass = np.empty(n)
+    peaks = empty_peaks(n, vocab)
     out = logits if logits.flags.writeable else None
-    logprobs = normalised(logits, entropy=spread, finite=finite, shift=shift, mass=mass, out=out)
+    logprobs = normalised(logits, entropy=spread, finite=finite, shift=shift, mass=mass, peaks=peaks, out=out)
     if not finite.all():
-        logprobs[~finite], shift[~finite], mass[~finite] = -np.log(vocab), np.log(vocab), 1.0
+        even = np.float32(-np.log(vocab))
+        logprobs[~finite], shift[~finite], mass[~finite] = even, -even, 1.0
         if spread is not None:
-            spread[~finite] = np.log(vocab)
-    ranked = list(map(Ranked, logprobs, mass.tolist(), [None] * n if spread is None else spread.tolist()))
+            spread[~finite] = -even
+        if peaks is not None:
+            peaks[~finite] = even
+    nothing = [None] * n
+    spreads = nothing if spread is None else spread.tolist()
+    ranked = list(map(Ranked, logprobs, mass.tolist(), spreads, nothing if peaks is None else peaks))
     return Distributions(logprobs, finite, spread, shift, ranked)
 
 

@@ -77,7 +77,7 @@ def test_a_model_is_got_opened_and_kept_while_it_is_loaded(open_app: OpenApp, hu
         await until(lambda: row.state.text().startswith("sound"))
         # and quantised for mlx, beside it
         QTest.mouseClick(row.quantise_button, LEFT)
-        QTest.mouseClick(row.quantise.bits.buttons[1], LEFT)
+        QTest.mouseClick(row.quantise.choice.buttons[1], LEFT)
         QTest.mouseClick(row.quantise.do_button, LEFT)
         await until(lambda: row.state.text() == "org/tiny-8bit is on the shelf")
         await until(lambda: "org/tiny-8bit" in page.models)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from runtime.ranking import Ranked, likeliest
 from runtime.records import Float32
-from runtime.scoring import log_softmax, normalised, summarise, summarise_ranked
+from runtime.scoring import empty_peaks, log_softmax, normalised, summarise, summarise_ranked
 
 
 def row_of(seed: int, vocab: int, digits: int) -> Float32:
@@ -99,3 +99,33 @@ def test_the_mass_of_a_row_is_one_but_for_rounding() -> None:
     mass = np.empty(4)
     assert normalised(logits, mass=mass).tolist() == log_softmax(logits).tolist()
     np.testing.assert_allclose(mass, 1.0, rtol=2e-6)
+
+
+@pytest.mark.parametrize("vocab", [63, 3000, 20_011, 50_000])
+@pytest.mark.parametrize("digits", [7, 1])
+@pytest.mark.parametrize("entropy", [None, 3.0, 5.5, 9.0])  # nats: as many of what lies deeper are looked for
+def test_the_head_and_what_lies_deeper_are_found_in_one_search(vocab: int, digits: int, entropy: float | None) -> None:
+    row = row_of(3, vocab, digits)
+    ranked = Ranked(row, entropy=entropy)
+    ranked.look_deep(64, 512)
+    head = min(64, vocab)
+    assert ranked.ids[:head].tolist() == sorted_ids(row)[:head]
+    assert ranked.values.tolist() == row[ranked.ids].tolist()
+    if ranked.reached is not None:
+        least, ids, found, scores = ranked.reached
+        assert ids.tolist() == np.flatnonzero(row >= least).tolist()
+        assert found.tolist() == row[ids].tolist()
+        assert scores.tolist() == sorted(found.tolist(), reverse=True)
+    flat = {63: 0.0, 3000: 0.0, 20_011: 5.0, 50_000: 6.0}[vocab]  # of which the second search finds all, knowing the mass
+    assert (ranked.reached is not None) == ((entropy or 3.0) < flat)
+
+
+@pytest.mark.parametrize("vocab", [64, 1000, 20_011])
+def test_the_peaks_of_a_step_are_those_of_its_rows(vocab: int) -> None:
+    logits = np.random.default_rng(2).normal(size=(9, vocab)).astype(np.float32) * 4
+    peaks = empty_peaks(*logits.shape)
+    assert peaks is not None
+    logprobs = normalised(logits, peaks=peaks)
+    np.testing.assert_array_equal(logprobs, normalised(logits))
+    for row, mine in zip(logprobs, peaks, strict=True):
+        np.testing.assert_array_equal(Ranked(row).peaks, mine)

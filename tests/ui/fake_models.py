@@ -16,6 +16,7 @@ from ui import (
     DownloadsChanged,
     DownloadState,
     FitView,
+    GgufPlan,
     HubFind,
     LoadChoice,
     LoadPlan,
@@ -76,6 +77,8 @@ class FakeModels(FakeSetups):
         self.forms: tuple[WeightsForm, ...] = (
             WeightsForm("float32"), WeightsForm("float16"), WeightsForm("int8", "27.93, float32 27.66 (+1.0 %)"),
         )  # fmt: skip
+        self.set_weights = "auto"  # for all models
+        self.gguf: tuple[int, int, bool, str] = (0, 538_000_000, False, "")  # of the next file: kept, float32, keeps, note
         self.own: dict[str, LoadChoice] = {}
         self.kept_token = ""
         self.problem = ""  # what the next verification finds
@@ -117,8 +120,12 @@ class FakeModels(FakeSetups):
         self.emit(ModelsChanged())
         return path.name
 
-    async def import_gguf(self, path: Path, progress: OnTransfer) -> str:
-        self._note("import_gguf", path)
+    async def plan_gguf(self, path: Path) -> GgufPlan:
+        self._note("plan_gguf", path)
+        return GgufPlan(path, *self.gguf)
+
+    async def import_gguf(self, path: Path, progress: OnTransfer, *, keep_quantised: bool) -> str:
+        self._note("import_gguf", path, keep_quantised)
         for done in range(3):
             await self._pass()
             progress(done, 3)
@@ -136,7 +143,8 @@ class FakeModels(FakeSetups):
         fit = self.shelf_fit
         if fit is not None and chosen.context is not None:
             fit = replace(fit, context=chosen.context, kv=fit.kv * chosen.context // fit.context)
-        return LoadPlan(chosen, fit, 8192, self.forms if fit is not None and fit.engine == "hf" else ())
+        forms = self.forms if fit is not None and fit.engine == "hf" else ()
+        return LoadPlan(chosen, fit, 8192, forms, set_weights=self.set_weights)
 
     async def open_model(self, name: str, choice: LoadChoice) -> None:
         self._note("open_model", name, choice)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -26,6 +27,8 @@ class FakeSecond(FakeBase):
         self.keeps_second = False
         self.short_of_room = False
         self.by_bytes = False
+        self.kl_from = 0
+        self.wanted_all: list[bool] = []
         self.moved = (0.0, 0.5, -0.5, 1.5, -1.5, 4.0, -4.0)
 
     async def second_choices(self, session_id: int) -> Sequence[SecondChoice]:
@@ -33,16 +36,18 @@ class FakeSecond(FakeBase):
         return self.seconds
 
     async def compare_with(
-        self, session_id: int, choice: SecondChoice, progress: OnCompared, *, anyway: bool = False
+        self, session_id: int, choice: SecondChoice, progress: OnCompared, *, anyway: bool = False, kl_of_all: bool = False
     ) -> PathComparison:
         self._note("compare_with", session_id, choice.source, anyway)
+        self.wanted_all.append(kl_of_all)
         if self.short_of_room and not anyway:
             raise NoRoomRefusal("Qwen3 would take about 4.2 GB beside the model in use; 1.1 GB are free")
         progress("loading Qwen3", 0, 0)
         for done in range(3):
             await self._pass()
             progress("comparing", done + 1, 3)
-        return self.comparison(session_id)
+        found = self.comparison(session_id)
+        return replace(found, kl_from=0) if kl_of_all else found
 
     async def keep_second(self, keep: bool) -> None:
         self._note("keep_second", keep)
@@ -63,10 +68,10 @@ class FakeSecond(FakeBase):
         fields |= {name: getattr(run, name) for name in ("origin", "finish", "draw")}
         other = TokenRun(**fields, **(columns | {"logprob": columns["logprob"] + moved}))
         right = ComparedSide("Qwen3", other, borders, tops)
-        kl = None if self.by_bytes else np.linspace(0, 2, n)
+        kl = None if self.by_bytes else np.where(np.arange(n) < self.kl_from, np.nan, np.linspace(0, 2, n))
         found = ModelComparison(left, right, "bytes" if self.by_bytes else "tokens", kl)
         spans, at = {}, 0
         for turn in turns:
             spans[turn.node_id] = np.arange(at, at + len(turn.run)) // width
             at += len(turn.run)
-        return PathComparison(session_id, "SmolLM2 135M Instruct", QWEN.label, found, spans, n)
+        return PathComparison(session_id, "SmolLM2 135M Instruct", QWEN.label, found, spans, n, self.kl_from)

@@ -78,3 +78,18 @@ def test_without_it_a_busy_thread_takes_what_lies_about(app: QApplication) -> No
     finally:
         gc.disable()
     assert gone == [other]
+
+
+def test_young_objects_are_looked_at_before_they_are_so_many_that_it_takes_long(app: QApplication) -> None:
+    # given a window's collector, and a few thousand objects more than when it last looked
+    gc.collect()
+    collector = Collector()
+    kept = [[index] for index in range(5_000)]
+    assert gc.get_count()[0] > 4_000
+    # when it looks
+    collector.look()
+    # then these were due, and the next look is at others
+    assert gc.get_count()[0] < 1_000
+    assert len(kept) == 5_000
+    collector.stop()
+    gc.disable()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 
 import pytest
-from PySide6.QtCore import QObject
+from PySide6.QtCore import QObject, QTimer
 
 from tests.ui.conftest import until
 from tests.ui.fakes import FakeWorkbench
@@ -16,7 +17,9 @@ from ui import (
     DownloadsChanged,
     EngineState,
     Event,
+    SessionChanged,
     SessionsChanged,
+    SessionSummary,
     StatusChanged,
     StatusView,
     TokensArrived,
@@ -99,6 +102,56 @@ def test_a_bug_in_one_event_does_not_swallow_the_rest(arun: Arun, caplog: pytest
         await until(lambda: len(got) == 2)
         assert [record.getMessage() for record in caplog.records] == ["showing TurnChanged failed"]
         caplog.clear()
+        await until(lambda: queue.idle)
+        owner.deleteLater()
+
+    arun(play())
+
+
+def test_of_the_views_of_a_session_the_last_one_stands() -> None:
+    bench = FakeWorkbench()
+    bench.add(SessionSummary(1, "one", 0.0, 1, pinned=False, is_sample=False))
+    bench.add(SessionSummary(2, "two", 0.0, 1, pinned=False, is_sample=False))
+    one, again, two = (SessionChanged(view) for view in (bench.views[1], replace(bench.views[1], title="1"), bench.views[2]))
+    said = tokens(Vocabulary(), 7, "a")
+    left = list(merged([one, two, said, again]))
+    assert [event.view.title if isinstance(event, SessionChanged) else "said" for event in left] == ["two", "said", "1"]
+
+
+def test_news_that_takes_long_to_show_is_shown_in_several_turns_of_the_loop(
+    arun: Arun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a frame that is over with every event
+    monkeypatch.setattr("ui.events.SLICE_SECONDS", 0.0)
+    bench = FakeWorkbench()
+    turns = [bench.turn("user", [word]) for word in "abcd"]
+
+    async def play() -> None:
+        told, owner = list[str](), QObject()
+        beside = QTimer(owner)
+        beside.timeout.connect(lambda: told.append("|"))
+
+        def deliver(event: Event) -> None:
+            assert isinstance(event, TurnChanged)
+            word = event.turn.run.text
+            told.append(word)
+            if word == "a":
+                queue.push(TurnChanged(1, turns[3]))
+            if word == "c":
+                queue.flush()
+
+        queue = EventQueue(deliver, owner)
+        for turn in turns[:3]:
+            queue.push(TurnChanged(1, turn))
+        beside.start(0)
+        await until(lambda: "d" in told)
+        beside.stop()
+        # then others have their turn between them, and the order is kept, also where all of it is asked for in the middle
+        said = "".join(told).strip("|")
+        assert "a|" in said
+        assert "b|" in said
+        assert said.replace("|", "") == "abcd"
+        assert said.endswith("cd")
         await until(lambda: queue.idle)
         owner.deleteLater()
 

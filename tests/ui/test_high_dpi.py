@@ -10,25 +10,26 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QImage
-from PySide6.QtWidgets import QApplication
 
-from tests.ui.dense import PARTS, draw
+from tests.ui.dense import PARTS
 
 
 @pytest.fixture(scope="module")
-def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pictures of a process whose pixels have two device pixels."""
-    folder = tmp_path_factory.mktemp("dense")
-    environment = {**os.environ, "QT_SCALE_FACTOR": "2", "QT_QPA_PLATFORM": "offscreen"}
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Pictures, by how many device pixels a pixel has: of processes of their own, which no other test has set up."""
+    return {scale: _drawn(tmp_path_factory.mktemp(f"x{scale}"), scale) for scale in (1, 2)}
+
+
+def _drawn(folder: Path, scale: int) -> Path:
+    environment = {**os.environ, "QT_SCALE_FACTOR": str(scale), "QT_QPA_PLATFORM": "offscreen"}
     subprocess.run([sys.executable, "-m", "tests.ui.dense", str(folder)], env=environment, check=True, capture_output=True)
     return folder
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_it_is_drawn_at_full_resolution(part: str, dense: Path, app: QApplication, tmp_path: Path) -> None:
-    # given: the same at one device pixel per pixel
-    draw(tmp_path)
-    plain, fine = QImage(str(tmp_path / f"{part}.png")), QImage(str(dense / f"{part}.png"))
+def test_it_is_drawn_at_full_resolution(part: str, drawn: dict[int, Path]) -> None:
+    # given the same at one device pixel per pixel and at two
+    plain, fine = (QImage(str(drawn[scale] / f"{part}.png")) for scale in (1, 2))
     # then there are twice as many pixels each way
     assert fine.size() == plain.size() * 2
     # and there is more in them than in the plain one enlarged, smoothly or not

@@ -145,6 +145,34 @@ def test_where_weights_have_one_form_none_is_asked_for(in_window: Play, bench: F
     in_window(scene)
 
 
+def test_weights_that_are_set_for_all_models_and_have_no_effect_are_said_so(in_window: Play, bench: FakeWorkbench) -> None:
+    bench.shelf_fit, bench.set_weights = replace(FIT, engine="mlx"), "int8"
+
+    async def scene(window: MainWindow) -> None:
+        card = await card_of(window, QWEN)
+        assert not card.weights.isVisible()
+        assert card.cost.text() == "weights in int8 are set for all models, and have no effect on mlx: it is held as it is"
+        QTest.mouseClick(card.open_button, LEFT)
+        await until(lambda: bench.asked("open_model") == [(QWEN, LoadChoice())])
+
+    in_window(scene)
+
+
+def test_weights_that_were_chosen_for_a_model_can_be_taken_back(in_window: Play, bench: FakeWorkbench) -> None:
+    bench.shelf_fit, bench.own[QWEN] = replace(FIT, engine="mlx"), LoadChoice(2048, "int8")
+
+    async def scene(window: MainWindow) -> None:
+        card = await card_of(window, QWEN)
+        assert (card.weights.isVisible(), card.weights.currentData()) == (True, "int8")
+        assert card.cost.text().startswith("weights in int8 are chosen for this model, and cannot be had on mlx")
+        choose(card.weights, "auto")
+        await until(lambda: not card.weights.isVisible())
+        QTest.mouseClick(card.open_button, LEFT)
+        await until(lambda: bench.asked("open_model") == [(QWEN, LoadChoice(2048))])
+
+    in_window(scene)
+
+
 def test_a_model_is_quantised_in_its_row(in_window: Play, bench: FakeWorkbench) -> None:
     bench.gate = asyncio.Semaphore(0)
 
@@ -156,7 +184,7 @@ def test_a_model_is_quantised_in_its_row(in_window: Play, bench: FakeWorkbench) 
         QTest.keyClick(row.quantise.do_button, Qt.Key.Key_Escape)
         assert (row.quantise.isVisible(), row.quantise_button.hasFocus()) == (False, True)
         QTest.mouseClick(row.quantise_button, LEFT)
-        QTest.mouseClick(row.quantise.bits.buttons[1], LEFT)
+        QTest.mouseClick(row.quantise.choice.buttons[1], LEFT)
         QTest.mouseClick(row.quantise.do_button, LEFT)
         bench.gate.release()  # type: ignore[union-attr]  # set above
         await until(lambda: row.state.text() == "quantising… 25 %")

@@ -132,6 +132,51 @@ def test_a_folder_is_added_and_a_gguf_imported(in_window: Play, bench: FakeWorkb
     in_window(scene)
 
 
+def test_the_form_of_a_ggufs_weights_is_asked_for_where_there_is_a_choice(in_window: Play, bench: FakeWorkbench) -> None:
+    bench.gguf = (
+        130_000_000,
+        538_000_000,
+        False,
+        "Q6_K (18 % of the weights) becomes float32: MLX has no form that is exactly it",
+    )
+
+    async def scene(window: MainWindow) -> None:
+        page = await opened(window)
+        form = page.import_form
+        choose(page, page.import_button, "/files/some.gguf")
+        await until(form.isVisible)
+        said = form.question.text()
+        assert said.startswith(
+            "some.gguf: kept as packed its weights take 130 MB and run on mlx alone; in float32 they take 538 MB"
+        )
+        assert said.endswith("Q6_K (18 % of the weights) becomes float32: MLX has no form that is exactly it.")
+        assert form.choice.place == 1  # float32, as here hf runs models
+        window.settings.activateWindow()
+        await until(form.do_button.hasFocus)
+        assert bench.asked("import_gguf") == []
+        QTest.keyClick(form.do_button, Qt.Key.Key_Escape)
+        assert (form.isVisible(), page.import_button.hasFocus(), window.settings.isVisible()) == (False, True, True)
+        choose(page, page.import_button, "/files/some.gguf")
+        await until(form.isVisible)
+        QTest.mouseClick(form.choice.buttons[0], LEFT)
+        QTest.mouseClick(form.do_button, LEFT)
+        await until(lambda: bench.asked("import_gguf") == [(Path("/files/some.gguf"), True)])
+        await until(lambda: page.notice.words == "some is on the shelf")
+        # where mlx runs models it is the other way round
+        bench.gguf = (*bench.gguf[:2], True, "")
+        choose(page, page.import_button, "/files/some.gguf")
+        await until(form.isVisible)
+        assert form.choice.place == 0
+        # and what cannot be read is refused before anything is asked
+        form.leave()
+        bench.refusal = "some.gguf: not a GGUF file"
+        choose(page, page.import_button, "/files/some.gguf")
+        await until(lambda: page.notice.words == "some.gguf: not a GGUF file")
+        assert not form.isVisible()
+
+    in_window(scene)
+
+
 def choose(page: ModelsPage, button: QWidget, path: str) -> None:
     QTest.mouseClick(button, LEFT)
     dialog = next(each for each in page.window().findChildren(QFileDialog) if each.isVisible())

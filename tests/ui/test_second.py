@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from dataclasses import replace
 
 import numpy as np
 from PySide6.QtCore import QEvent, QPointF, Qt
@@ -15,6 +17,7 @@ from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.second_window import Play, choose, compared, marks, menu
 from ui import MainWindow
 from ui.second.compared import difference_steps
+from ui.second.words import summary
 from ui.transcript import Measure, Mode
 from ui.transcript.tokens import RARE, STEP
 
@@ -126,6 +129,32 @@ def test_the_inspector_and_the_card_show_both(in_window: Play, bench: FakeWorkbe
     in_window(scene)
 
 
+def test_the_kl_of_all_tokens_is_asked_for_where_it_is_of_the_last_ones(in_window: Play, bench: FakeWorkbench) -> None:
+    bench.kl_from = 15
+
+    async def scene(window: MainWindow) -> None:
+        bar, rows = window.parts.second, window.parts.inspector.token.compared
+        await compared(window)
+        said = bar.more.text()
+        assert re.search(r"; KL is known of the last \d+ tokens$", said)
+        window.stage.pin(bench.views[TRIP].turns[1].node_id, 3)  # the path's token 10
+        assert rows.facts.texts["KL"] == "–"
+        assert rows.note.text().endswith(
+            f"The KL is known of the {said[said.index('last') :]}; “KL of all tokens” asks for the others."
+        )
+        wide = bench.comparison(TRIP)
+        wide = replace(wide, found=replace(wide.found, kl=None))
+        assert summary(wide)[1].endswith("; their logits differ in width, so they have no KL")
+        # when
+        QTest.mouseClick(bar.all_button, Qt.MouseButton.LeftButton)
+        await until(lambda: "KL" not in bar.more.text() and not bar.all_button.isVisible() and bar.next_button.isVisible())
+        # then
+        assert bench.wanted_all == [False, True]
+        assert "KL is known" not in rows.note.text()
+
+    in_window(scene)
+
+
 def test_next_disagreement_goes_round(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         await compared(window)
@@ -150,7 +179,7 @@ def test_two_tokens_of_one_span(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         bench.by_bytes = True
         await compared(window)
-        assert window.parts.second.more.text().endswith("the tokenizers differ, so they are aligned by bytes")
+        assert window.parts.second.more.text().endswith("the tokenizers differ, so they are aligned by bytes, and have no KL")
         turn = bench.views[TRIP].turns[0]
         shown = marks(window)[0]
         assert [mark & STEP for mark in shown[0::2]][:3] == [mark & STEP for mark in shown[1::2]]

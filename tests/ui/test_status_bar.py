@@ -85,3 +85,30 @@ def test_without_a_model_what_needs_one_is_off_and_all_else_goes_on(in_window: P
         await until(lambda: all(act.isEnabled() for act in asking) and token.draws.isVisible())
 
     in_window(scene)
+
+
+def test_without_a_model_a_message_can_be_written_and_is_sent_when_one_is_there(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        composer = window.parts.composer
+        bench.emit(StatusChanged(StatusView(EngineState.NONE, "smollm2 is not on this computer")))
+        await until(window.parts.status.choose.isVisible)
+        # when somebody writes, and presses Return
+        QTest.keyClicks(composer.field, "and then?")
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        await frames()
+        # then nothing is sent, nothing is lost, and it says why
+        said = "smollm2 is not on this computer: choose a model first"
+        assert (composer.draft, bench.asked("send")) == ("and then?", [])
+        assert composer.meter.busy.text() == said
+        assert not composer.send_button.isEnabled()
+        assert composer.send_button.accessibleDescription() == said
+        # and with a model it goes
+        bench.emit(StatusChanged(StatusView(EngineState.READY)))
+        await until(composer.send_button.isEnabled)
+        assert not composer.meter.busy.text()
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        await until(lambda: bench.asked("send") == [(TRIP, "and then?")])
+
+    in_window(scene)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from PySide6.QtCore import QObject, Signal
 
 from ui.desk.showing import Showing
@@ -28,21 +30,28 @@ class SecondDesk(QObject):
         self._showing = showing
         self._workbench = showing.workbench
         self._last: SecondChoice | None = None
+        self._kl_of_all = False
 
     def ask_menu(self) -> None:
         """What there is to compare with."""
         self._showing.ask_latest("second menu", self._list)
 
-    def compare(self, choice: SecondChoice, *, anyway: bool = False) -> None:
+    def compare(self, choice: SecondChoice, *, anyway: bool = False, kl_of_all: bool = False) -> None:
         """Compares the path with that."""
-        self._last = choice
+        self._last, self._kl_of_all = choice, kl_of_all
         self.began.emit(choice.label)
-        self._showing.ask_latest(_KEY, lambda session: self._compare(session, choice, anyway=anyway), self._fail)
+        ask = partial(self._compare, choice=choice, anyway=anyway, kl_of_all=kl_of_all)
+        self._showing.ask_latest(_KEY, ask, self._fail)
 
     def compare_again(self, anyway: bool) -> None:  # as the signal brings it
         """The last one once more."""
         if self._last is not None:
-            self.compare(self._last, anyway=anyway)
+            self.compare(self._last, anyway=anyway, kl_of_all=self._kl_of_all)
+
+    def compare_all(self) -> None:
+        """The last one once more, with the KL of every token."""
+        if self._last is not None:
+            self.compare(self._last, anyway=True, kl_of_all=True)  # it was loaded before
 
     def stop(self) -> None:
         """Ends what is under way; nothing of it stays."""
@@ -57,9 +66,10 @@ class SecondDesk(QObject):
         if self._showing.is_shown(session_id):
             self.menu_ready.emit(choices)
 
-    async def _compare(self, session_id: int, choice: SecondChoice, *, anyway: bool) -> None:
+    async def _compare(self, session_id: int, *, choice: SecondChoice, anyway: bool, kl_of_all: bool) -> None:
+        compare = self._workbench.compare_with
         try:
-            found = await self._workbench.compare_with(session_id, choice, self.progressed.emit, anyway=anyway)
+            found = await compare(session_id, choice, self.progressed.emit, anyway=anyway, kl_of_all=kl_of_all)
         except NoRoomRefusal as refusal:
             self.failed.emit(str(refusal), True)
             return

@@ -33,6 +33,7 @@ class ShelfDesk(QObject):
     verifying = Signal(str, int, int)  # name, bytes done, of so many
     verified = Signal(str, str)  # name, what is wrong with it
     verify_stopped = Signal(str)
+    import_planned = Signal(object)  # GgufPlan
     importing = Signal(int, int)  # done, of so many
     import_ended = Signal(str)  # the name on the shelf; "" where it was stopped or refused
     load_planned = Signal(str, object)  # name, LoadPlan
@@ -112,10 +113,14 @@ class ShelfDesk(QObject):
         """A folder that stays where it is."""
         self._tasks.run(self._add(path), self.refused.emit)
 
-    def import_gguf(self, path: Path) -> None:
+    def plan_import(self, path: Path) -> None:
+        """What taking in a GGUF file means; an older question is let go."""
+        self._tasks.latest("plan import", self._plan_import(path), self.refused.emit)
+
+    def import_gguf(self, path: Path, keep_quantised: bool) -> None:  # as the signal brings it
         """One at a time."""
         if self._importing is None:
-            self._importing = self._tasks.run(self._import(path), self.refused.emit)
+            self._importing = self._tasks.run(self._import(path, keep_quantised=keep_quantised), self.refused.emit)
             self._importing.add_done_callback(self._imported)
 
     def stop_import(self) -> None:
@@ -222,11 +227,14 @@ class ShelfDesk(QObject):
     async def _add(self, path: Path) -> None:
         self.import_ended.emit(await self._workbench.add_model_folder(path))
 
-    async def _import(self, path: Path) -> None:
+    async def _plan_import(self, path: Path) -> None:
+        self.import_planned.emit(await self._workbench.plan_gguf(path))
+
+    async def _import(self, path: Path, *, keep_quantised: bool) -> None:
         self.importing.emit(0, 0)
         name = ""
         try:
-            name = await self._workbench.import_gguf(path, self.importing.emit)
+            name = await self._workbench.import_gguf(path, self.importing.emit, keep_quantised=keep_quantised)
         finally:
             self.import_ended.emit(name)
 

@@ -69,6 +69,12 @@ class ComparedRows(QWidget):
             said.append(self.tr("They would have gone on differently here."))
         if facts.left.tokens != 1 or facts.right.tokens != 1:
             said.append(self.tr("The numbers are of {0}, which both cut at its ends.").format(words.token(facts.text)))
+        if facts.kl_of_last:
+            said.append(
+                self.tr("The KL is known of the last {0:,} tokens; “KL of all tokens” asks for the others.").format(
+                    facts.kl_of_last
+                )
+            )
         return " ".join(said)
 
     def _row(self, name: str, left: str, right: str, *, mono: bool = False) -> None:

@@ -51,7 +51,7 @@ class LoadCard(Aside):
         for part in (self.bar, self.legend, self.context, self._context_label):
             part.setVisible(fit is not None)
         for part in (self.weights, self._weights_label):
-            part.setVisible(bool(plan.forms))
+            part.setVisible(bool(plan.forms) or plan.choice.weights != "auto")
         if fit is None:
             self.fit_words.setText(
                 self.tr("what it takes cannot be told: no engine here runs it, or weights are read from disk")
@@ -79,8 +79,9 @@ class LoadCard(Aside):
 
     def _show_forms(self, plan: LoadPlan) -> None:
         self.weights.clear()
+        self.cost.show()
         if not plan.forms:
-            self.cost.hide()
+            self._show_no_forms(plan)
             return
         plain = plan.forms[0].name
         held = plain if plan.set_weights == "auto" else plan.set_weights
@@ -96,17 +97,35 @@ class LoadCard(Aside):
             self.cost.setText(self.tr("perplexity of a fixed text: {0}").format(cost))
         else:
             self.cost.setText(self.tr("other numbers than in {0}; by how much is measured when it is loaded").format(plain))
-        self.cost.show()
+
+    def _show_no_forms(self, plan: LoadPlan) -> None:
+        """There is no choice here; what was set all the same is said, and what was chosen for this model can be taken back."""
+        engine = self.tr("here") if plan.fit is None else self.tr("on {0}").format(plan.fit.engine)
+        chosen = plan.choice.weights
+        if chosen != "auto":
+            self.weights.addItem(self.tr("as it is"), "auto")
+            self.weights.addItem(chosen, chosen)
+            self.weights.setCurrentIndex(1)
+            said = self.tr("weights in {0} are chosen for this model, and cannot be had {1}: choose another form to open it")
+            self.cost.setText(said.format(chosen, engine))
+        elif plan.set_weights != "auto":
+            said = self.tr("weights in {0} are set for all models, and have no effect {1}: it is held as it is")
+            self.cost.setText(said.format(plan.set_weights, engine))
+        else:
+            self.cost.hide()
 
     def _choice(self) -> LoadChoice:
-        return LoadChoice(self.context.currentData(), self.weights.currentData() or "auto")
+        """What the two say; what is not shown stays as it was."""
+        assert self.plan is not None
+        held = self.plan.choice
+        context = held.context if self.plan.fit is None else self.context.currentData()
+        return LoadChoice(context, self.weights.currentData() or held.weights)
 
     def _choose(self) -> None:
         self.wanted.emit(self._choice())
 
     def _open(self) -> None:
-        assert self.plan is not None
-        choice = self._choice() if self.plan.fit is not None else self.plan.choice
+        choice = self._choice()
         self.leave()
         self.open_wanted.emit(choice)
 

@@ -13,10 +13,11 @@ from ui.desk.shelf import ShelfDesk
 from ui.models.bars import ThinBar
 from ui.models.download_row import DownloadRow
 from ui.models.getting import GetSection
+from ui.models.import_bar import ImportBar
 from ui.models.shelf_row import ShelfRow
 from ui.numbers import size
 from ui.parts import Page, button, row, words
-from ui.port import Download, LoadPlan, ShelfModel
+from ui.port import Download, GgufPlan, LoadPlan, ShelfModel
 from ui.widgets import Caption, Notice
 
 
@@ -38,6 +39,7 @@ class ModelsPage(Page):
         self.empty = words(self.tr("No model is here yet. Get one below, or add a folder that has one."))
         self.add_button = button(self.tr("Add folder…"))
         self.import_button = button(self.tr("Import GGUF…"))
+        self.import_form = ImportBar(self.import_button)
         self.importing, self.import_words = ThinBar(self.tr("Importing")), words("", "soft")
         self.stop_import_button = button(self.tr("Stop"), "plain")
         self.get = GetSection(desk)
@@ -128,8 +130,13 @@ class ModelsPage(Page):
         dialog = self._dialog(self.tr("Import a GGUF file"))
         dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
         dialog.setNameFilter(self.tr("GGUF files (*.gguf)"))
-        dialog.fileSelected.connect(lambda path: self._desk.import_gguf(Path(path)))
+        dialog.fileSelected.connect(lambda path: self._desk.plan_import(Path(path)))
         dialog.open()
+
+    def _ask_form(self, plan: GgufPlan) -> None:
+        self.import_form.ask_form(plan)
+        if not self.import_form.isHidden():
+            self._see(self.import_form)
 
     def _dialog(self, title: str) -> QFileDialog:
         self.notice.clear()
@@ -170,6 +177,8 @@ class ModelsPage(Page):
         desk.quantised.connect(lambda name, made: self._in_row(name, lambda each: each.show_quantised(made)))
         desk.quantise_ended.connect(lambda name, why: self._in_row(name, lambda each: each.show_not_quantised(why)))
         desk.verify_stopped.connect(lambda name: self._in_row(name, ShelfRow.show_stopped))
+        desk.import_planned.connect(self._ask_form)
+        self.import_form.wanted.connect(desk.import_gguf)
         desk.importing.connect(self._show_import)
         desk.import_ended.connect(self._end_import)
         desk.removed.connect(self._say_removed)
@@ -209,7 +218,8 @@ class ModelsPage(Page):
             parts += download.buttons
         for model in self.models.values():
             parts += model.buttons
-        parts += [self.add_button, self.import_button, self.stop_import_button, *self.get.buttons]
+        form = self.import_form.buttons
+        parts += [self.add_button, self.import_button, *form, self.stop_import_button, *self.get.buttons]
         for first, second in pairwise(parts):
             QWidget.setTabOrder(first, second)
 
@@ -222,6 +232,7 @@ class ModelsPage(Page):
         column.addWidget(self.empty)
         column.addLayout(self._model_rows)
         column.addLayout(row(self.add_button, self.import_button, 1))
+        column.addWidget(self.import_form)
         column.addWidget(self.importing)
         column.addLayout(row(self.import_words, self.stop_import_button))
         self.head(self.tr("Get a model"))

@@ -25,7 +25,7 @@ from ui.port.events import (
     TurnChanged,
     WindowWanted,
 )
-from ui.port.loads import Bits, LoadChoice, LoadCommands, LoadPlan, TokenView, WeightsForm
+from ui.port.loads import Bits, GgufPlan, LoadChoice, LoadCommands, LoadPlan, TokenView, WeightsForm
 from ui.port.models import (
     Download,
     DownloadsChanged,
@@ -103,6 +103,7 @@ __all__ = [
     "FitView",
     "FolderView",
     "FormatKind",
+    "GgufPlan",
     "Guess",
     "Holds",
     "HubFind",

@@ -1,9 +1,10 @@
-"""How one model is loaded, what it takes so, and what it can be made into; the token of private models."""
+"""How one model is loaded, what it takes so, what it is made of and into; the token of private models."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 from ui.port.models import FitView
@@ -55,6 +56,25 @@ class LoadPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class GgufPlan:
+    """What taking in a GGUF file means, by its header.
+
+    Attributes:
+        path: Of the file.
+        kept: Bytes of its weights where they stay quantised, for mlx alone; 0 where mlx can keep none of them so.
+        float32: Bytes of its weights in float32, for every engine.
+        keeps: They stay quantised unless somebody says otherwise.
+        note: What becomes float32 all the same, and why; "" where all stays as it is.
+    """
+
+    path: Path
+    kept: int
+    float32: int
+    keeps: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenView:
     """Whether private models can be asked for. The token itself is never shown.
 
@@ -80,6 +100,12 @@ class LoadCommands(Protocol):
 
     async def remember_context(self, name: str, context: int) -> None:
         """A model, here or to be fetched, is loaded with so many tokens from its next start on; others are as they were."""
+
+    async def plan_gguf(self, path: Path) -> GgufPlan:
+        """What taking in a GGUF file means; nothing but its header is read."""
+
+    async def import_gguf(self, path: Path, progress: OnTransfer, *, keep_quantised: bool) -> str:
+        """Takes a GGUF file onto the shelf; its name there. May be cancelled: nothing of it stays then."""
 
     async def quantise_model(self, name: str, bits: Bits, progress: OnTransfer) -> str:
         """Makes one for mlx out of a plain model, beside it on the shelf; its name. May be cancelled: nothing stays then."""

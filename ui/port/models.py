@@ -253,9 +253,6 @@ class ModelCommands(Protocol):
     async def add_model_folder(self, path: Path) -> str:
         """Puts a model folder on the shelf that stays where it is; its name there."""
 
-    async def import_gguf(self, path: Path, progress: OnTransfer) -> str:
-        """Takes a GGUF file onto the shelf; its name there. May be cancelled: nothing of it stays then."""
-
     async def plan_model(self, wanted: str) -> ModelPlan:
         """Asks the hub what fetching ``ORG/NAME[@REVISION]`` means. May be cancelled."""
 

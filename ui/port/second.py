@@ -77,11 +77,12 @@ class SecondCommands(Protocol):
         """What the path of a session can be compared with: the same model otherwise, and what else is on the shelf."""
 
     async def compare_with(
-        self, session_id: int, choice: SecondChoice, progress: OnCompared, *, anyway: bool = False
+        self, session_id: int, choice: SecondChoice, progress: OnCompared, *, anyway: bool = False, kl_of_all: bool = False
     ) -> PathComparison:
         """Scores the path under the model in use and a second one, behind everything else; may be cancelled.
 
-        The second one has an engine of its own, which ends afterwards unless it is kept.
+        The second one has an engine of its own, which ends afterwards unless it is kept. The KL takes two queries for each
+        token: it is of the last ones, unless it is to be of all.
 
         Raises:
             NoRoomRefusal: It would not fit into what memory is free; `anyway` tries it.

@@ -21,6 +21,7 @@ class SecondBar(QFrame):
     stopped = Signal()  # what is under way
     closed = Signal()
     next_wanted = Signal()  # the next disagreement
+    all_wanted = Signal()  # the KL of every token
     again_wanted = Signal(bool)  # the same once more; whether memory does not matter
     keep_wanted = Signal(bool)
 
@@ -32,6 +33,9 @@ class SecondBar(QFrame):
         self.more = self._line("soft")
         self.next_button = button(self.tr("Next disagreement"), "link")
         self.next_button.clicked.connect(self.next_wanted)
+        self.all_button = button(self.tr("KL of all tokens"), "link")
+        self.all_button.setToolTip(self.tr("Compares the whole path once more; two queries for each token"))
+        self.all_button.clicked.connect(self.all_wanted)
         self.again_button = button("", "link")
         self.again_button.clicked.connect(lambda: self.again_wanted.emit(self._anyway))
         self.keep = Check(self.tr("Keep loaded"))
@@ -40,7 +44,7 @@ class SecondBar(QFrame):
         self.keep.clicked.connect(self.keep_wanted)
         self.close_button = IconButton("x", self.tr("Close the comparison"))
         self.close_button.clicked.connect(self.dismiss)
-        ways = row(self.next_button, self.again_button, self.keep, 1, spacing=16)
+        ways = row(self.next_button, self.all_button, self.again_button, self.keep, 1, spacing=16)
         texts = QVBoxLayout()
         texts.setSpacing(4)
         texts.addWidget(self.words)
@@ -72,6 +76,7 @@ class SecondBar(QFrame):
         self._show(*summary(comparison), busy=False)
         self.next_button.show()
         self.next_button.setEnabled(bool(comparison.found.disagrees()))
+        self.all_button.setVisible(comparison.found.kl is not None and comparison.kl_from > 0)
         self.keep.setChecked(keeps)
         self.keep.show()
 
@@ -101,7 +106,7 @@ class SecondBar(QFrame):
         self.words.setText(words)
         self.more.setText(more)
         self.more.setVisible(bool(more))
-        for part in (self.next_button, self.again_button, self.keep):
+        for part in (self.next_button, self.all_button, self.again_button, self.keep):
             part.hide()
         name = self.tr("Stop comparing") if busy else self.tr("Close the comparison")
         self.close_button.setAccessibleName(name)

@@ -36,6 +36,7 @@ class SpanFacts:
         right: The second one.
         difference: What the second gives more, nats.
         kl: KL(left || right) there, nats; None where full vectors were not compared.
+        kl_of_last: Of so many tokens at the end the KL is known, and of this one it is not; 0 where that is not why.
         disagree: Whether the two would have gone on differently.
     """
 
@@ -45,6 +46,7 @@ class SpanFacts:
     difference: float | None
     kl: float | None
     disagree: bool
+    kl_of_last: int = 0
 
 
 class Compared:
@@ -92,7 +94,9 @@ class Compared:
         )
         text = b"".join(found.left.tokens_of(span))
         kl = None if found.kl is None else _known(found.kl[span])
-        return SpanFacts(text, left, right, _known(self._difference[span]), kl, bool(self._disagree[span]))
+        cut = found.kl is not None and found.left.borders[span] < self.comparison.kl_from
+        of_last = self.comparison.read - self.comparison.kl_from if cut else 0
+        return SpanFacts(text, left, right, _known(self._difference[span]), kl, bool(self._disagree[span]), of_last)
 
 
 def difference_steps(difference: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:

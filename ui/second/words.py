@@ -55,7 +55,9 @@ def summary(comparison: PathComparison) -> tuple[str, str]:
     where = translate("Second", "{0:,} of {1:,} places disagree about the likeliest token")
     where = where.format(found.disagrees(), len(found))
     if found.aligned_by == "bytes":
-        where += translate("Second", "; the tokenizers differ, so they are aligned by bytes")
+        where += translate("Second", "; the tokenizers differ, so they are aligned by bytes, and have no KL")
+    elif found.kl is None:
+        where += translate("Second", "; their logits differ in width, so they have no KL")
     if found.kl is not None and comparison.kl_from:
         where += translate("Second", "; KL is known of the last {0:,} tokens").format(comparison.read - comparison.kl_from)
     return "\n".join(parts), where

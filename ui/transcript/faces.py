@@ -19,6 +19,7 @@ _TRACKING = -0.012  # em
 MARGIN_RIGHT_PX = 44
 MARGIN_TOP_PX = 22
 TURN_GAP_PX = 20
+CHARACTERS_PER_TOKEN = 4.4  # of English, where only the tokens were counted
 
 
 class Faces:

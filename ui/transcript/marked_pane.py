@@ -53,7 +53,7 @@ class MarkedPane(Pane[TokensBody]):
     def _pin(self) -> TokenAt | None:
         """Where on the page the pinned token is; None while it is not there."""
         turn = None if self._pinned is None else self._page.index_of(self._pinned[0])
-        if turn is None or self._pinned is None or self._pinned[1] >= len(self._page.boxes[turn].turn.tokens):
+        if turn is None or self._pinned is None or self._pinned[1] >= self._page.boxes[turn].turn.count:
             return None
         return TokenAt(turn, self._pinned[1])
 
@@ -63,7 +63,7 @@ class MarkedPane(Pane[TokensBody]):
         super().set_turns(turns, changed, to_end=to_end)
         if self._pinned is not None:
             node_id, index = self._pinned
-            if not any(turn.node_id == node_id and index < len(turn.tokens) for turn in turns):
+            if not any(turn.node_id == node_id and index < turn.count for turn in turns):
                 self._pinned = None
                 self.token_pinned.emit(None)
 
@@ -78,8 +78,11 @@ class MarkedPane(Pane[TokensBody]):
         at = self._pin
         if at is not None:
             box = self._page.boxes[at.turn]
-            top = box.top + box.body.top_of(at.token)
-            self.show_span(top, top + self._page.faces.pitch)
+            if box.done:
+                top = box.top + box.body.top_of(at.token)
+                self.show_span(top, top + self._page.faces.pitch)
+            else:  # where it will stand is known when what is around it is laid out
+                self.go_to(at.turn, at.token)
         self.viewport().update()
 
     def clear_pin(self) -> None:
@@ -105,8 +108,8 @@ class MarkedPane(Pane[TokensBody]):
         """Shows or hides what the chat template added."""
         anchor = self.anchor()
         self._template = visible
-        for box in self._page.boxes:
-            box.body.set_template_visible(visible)
+        for body in self._made():
+            body.set_template_visible(visible)
         self._lay_out(anchor)
 
     def show_match(self, match: Match | None) -> None:
@@ -117,8 +120,8 @@ class MarkedPane(Pane[TokensBody]):
 
     def repaint_numbers(self) -> None:
         """The same tokens have other colours."""
-        for box in self._page.boxes:
-            box.body.refresh()
+        for body in self._made():
+            body.refresh()
         self.viewport().update()
 
     def token_box(self, node_id: int, index: int) -> QRect | None:
@@ -131,6 +134,10 @@ class MarkedPane(Pane[TokensBody]):
 
     def _make_body(self, turn: Turn, faces: Faces, width: float) -> TokensBody:
         return TokensBody(turn, faces, width, template=self._template)
+
+    def _made(self) -> list[TokensBody]:
+        """The texts that were made: the others will be as everything is then."""
+        return [box.made for box in self._page.boxes if box.made is not None]
 
     def _turns(self) -> list[Turn]:
         return [box.turn for box in self._page.boxes]
@@ -154,13 +161,15 @@ class MarkedPane(Pane[TokensBody]):
             return
         self._selection = selection
         for index, box in enumerate(self._page.boxes):
-            box.body.selection = None if selection is None else selection.within(index, len(box.turn.tokens))
+            within = None if selection is None else selection.within(index, box.turn.count)
+            if within is not None or box.made is not None:
+                box.body.selection = within
         self.range_selected.emit(tuple(self._selected_tokens()))
         self.viewport().update()
 
     def _selected_tokens(self) -> Iterator[tuple[int, int, int]]:
         for box in self._page.boxes:
-            part = box.body.selection
+            part = None if box.made is None else box.made.selection
             if part is not None:
                 yield box.turn.node_id, part[0].token, part[1].token + (part[1].offset > 0)
 

@@ -148,6 +148,12 @@ class MetaLine:
         return self._faces.meta_bold if tone is Tone.ACCENT else self._faces.meta
 
 
+def usual_height(view: TurnView, faces: Faces) -> int:
+    """Pixels of the line under a turn that needs one row for it, as most do; its numbers are not laid out for this."""
+    reach = round((_TOP_PX + _ROW_PX) * faces.scale)
+    return reach if view.role == "assistant" or len(view.variants) > 1 or view.note else max(reach - _BELOW_PX, 0)
+
+
 def failed_to_begin(view: TurnView) -> bool:
     """Whether an answer ended before it said anything: there is nothing to copy or to go on from, only another try."""
     return view.role == "assistant" and view.status is TurnStatus.PARTIAL and not has_own_words(view.run)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Generic, Protocol, TypeVar
 
 from PySide6.QtGui import QPainter
 
-from ui.transcript.faces import MARGIN_TOP_PX, TURN_GAP_PX, Faces
+from ui.transcript.faces import CHARACTERS_PER_TOKEN, MARGIN_TOP_PX, TURN_GAP_PX, Faces
 from ui.transcript.ink import Ink
-from ui.transcript.meta import MetaLine
+from ui.transcript.meta import MetaLine, usual_height
 from ui.transcript.turn import Turn
 
 
@@ -55,24 +56,66 @@ BodyT = TypeVar("BodyT", bound=Body)
 
 
 class Box(Generic[BodyT]):
-    """A turn with its text and the line under it."""
+    """A turn with its text and the line under it; both are made when somebody asks for them.
 
-    def __init__(self, turn: Turn, body: BodyT, meta: MetaLine) -> None:
+    Args:
+        turn: What is shown.
+        page: Makes them, as wide as it is then.
+    """
+
+    def __init__(self, turn: Turn, page: Page[BodyT]) -> None:
         self.turn = turn
-        self.body = body
-        self.meta = meta
+        self._page = page
+        self.made: BodyT | None = None
+        self._meta: MetaLine | None = None
+        self._guess: int | None = None
         self.top = 0
         self.under = 0  # pixels between the text and the line, for what stands there
 
     @property
+    def body(self) -> BodyT:
+        """The text."""
+        if self.made is None:
+            self.made = self._page.make_body(self.turn)
+        return self.made
+
+    @property
+    def meta(self) -> MetaLine:
+        """The line under it."""
+        if self._meta is None:
+            self._meta = MetaLine(self.turn.view, self._page.faces, self._page.width)
+        return self._meta
+
+    def forget_line(self) -> None:
+        """The line says something else now, or is laid out for another width."""
+        self._meta = self._guess = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the height is final for the tokens there are."""
+        return self.made is not None and self.made.done
+
+    @property
     def height(self) -> int:
-        """Text, what stands under it, and meta line."""
+        """Text, what stands under it, and meta line; estimated before there is any text."""
+        if self.made is None:
+            if self._guess is None:
+                self._guess = self._page.estimate(self.turn)
+            return self._guess + self.under
         return self.meta_top + self.meta.height
 
     @property
     def meta_top(self) -> int:
         """Where the meta line begins, from the top of the box."""
         return self.body.height + self.under
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """How far the layout is."""
+
+    done: bool  # everything is laid out
+    touched: Set[int] = frozenset()  # boxes that look different now
 
 
 class Page(Generic[BodyT]):
@@ -90,7 +133,7 @@ class Page(Generic[BodyT]):
     def set_turns(self, turns: Sequence[Turn]) -> None:
         """Shows these turns; boxes of turns that were shown already are kept."""
         held = {id(box.turn): box for box in self.boxes}
-        self.boxes = [held.get(id(turn)) or self._box(turn) for turn in turns]
+        self.boxes = [held.get(id(turn)) or Box(turn, self) for turn in turns]
         self.place()
 
     def set_width(self, width: float) -> None:
@@ -99,27 +142,30 @@ class Page(Generic[BodyT]):
             return
         self.width = width
         for box in self.boxes:
-            box.body.set_width(width)
-            box.meta = MetaLine(box.turn.view, self.faces, width)
+            if box.made is not None:
+                box.made.set_width(width)
+            box.forget_line()
         self.place()
 
     def set_faces(self, faces: Faces) -> None:
         """Another text size; call `prepare`."""
         self.faces = faces
         for box in self.boxes:
-            box.body.set_faces(faces, self.width)
-            box.meta = MetaLine(box.turn.view, faces, self.width)
+            if box.made is not None:
+                box.made.set_faces(faces, self.width)
+            box.forget_line()
         self.place()
 
     def refresh(self, box: Box[BodyT]) -> None:
         """A turn has other numbers or another state."""
-        box.body.refresh()
-        box.meta = MetaLine(box.turn.view, self.faces, self.width)
+        if box.made is not None:
+            box.made.refresh()
+        box.forget_line()
 
     def refresh_line(self, box: Box[BodyT]) -> None:
         """The line under a turn that waited until now says so no more; its numbers come with its end."""
         if box.meta.is_waiting and not box.turn.is_waiting:
-            box.meta = MetaLine(box.turn.view, self.faces, self.width)
+            box.forget_line()
 
     def place(self, first: int = 0) -> None:
         """Computes the positions again, from box `first` on."""
@@ -139,26 +185,54 @@ class Page(Generic[BodyT]):
         """Which box shows a turn."""
         return next((i for i in reversed(range(len(self.boxes))) if self.boxes[i].turn.node_id == node_id), None)
 
-    def prepare(self, around: float, seconds: float) -> bool:
+    def prepare(self, around: float, seconds: float, room: float | None = None) -> Laid:
         """Lays out what is not laid out yet, nearest to the height `around` first, for about `seconds`.
 
-        Returns:
-            Whether everything is laid out.
+        Args:
+            around: Pixels from the top of the page.
+            seconds: After which the rest waits.
+            room: Pixels above and below `around` with which it is enough; None: all of the page.
         """
-        if self.width <= 0:  # not on a screen yet
-            return True
-        waiting = [i for i, box in enumerate(self.boxes) if not box.body.done]
-        if not waiting:
-            return True
-        here = self.index_at(around)
-        waiting.sort(key=lambda i: abs(i - here))
+        if self.width <= 0 or not self.boxes:  # not on a screen yet, or empty
+            return Laid(done=True)
+        touched: set[int] = set()
         deadline = perf_counter() + seconds
-        for index in waiting:
-            self.boxes[index].body.prepare(deadline)
-            if perf_counter() > deadline:
-                break
-        self.place(min(waiting))
-        return all(box.body.done for box in self.boxes)
+        for index in self._nearest(around, room):
+            if not self.boxes[index].done:
+                self.boxes[index].body.prepare(deadline)
+                touched.add(index)
+                if perf_counter() > deadline:
+                    break
+        if touched:
+            self.place(min(touched))
+        return Laid(all(box.done for box in self.boxes), touched)
 
-    def _box(self, turn: Turn) -> Box[BodyT]:
-        return Box(turn, self._make_body(turn, self.faces, self.width), MetaLine(turn.view, self.faces, self.width))
+    def _nearest(self, around: float, room: float | None) -> Iterator[int]:
+        """Boxes from the one at a height on, upwards and downwards in turns; how far `room` reaches is seen on the way."""
+        here = self.index_at(around)
+        ways = [(range(here, -1, -1), room), (range(here + 1, len(self.boxes)), room)]
+        walks = [self._walk(indices, left) for indices, left in ways]
+        while walks:
+            for walk in list(walks):
+                index = next(walk, None)
+                if index is None:
+                    walks.remove(walk)
+                else:
+                    yield index
+
+    def _walk(self, indices: range, room: float | None) -> Iterator[int]:
+        for index in indices:
+            yield index
+            if room is not None:
+                room -= self.boxes[index].height + TURN_GAP_PX  # as high as it is by now
+                if room <= 0:
+                    return
+
+    def make_body(self, turn: Turn) -> BodyT:
+        """The text of a turn, as wide as the page."""
+        return self._make_body(turn, self.faces, self.width)
+
+    def estimate(self, turn: Turn) -> int:
+        """Pixels of a turn of which nothing was made yet."""
+        lines = int(turn.count * self.faces.average * CHARACTERS_PER_TOKEN / max(self.width, 1)) + 1
+        return lines * self.faces.pitch + usual_height(turn.view, self.faces)

@@ -124,6 +124,8 @@ class Pane(Scroller[BodyT]):
     # ---- painting -------------------------------------------------------------------------------------------------
 
     def paintEvent(self, event: QPaintEvent) -> None:
+        if event.rect() == self.viewport().rect() and self.viewport().updatesEnabled():
+            self._painting.stop()  # all of it is as it should be now
         painter = QPainter(self.viewport())
         try:
             self._paint(painter, event.rect())
@@ -186,7 +188,8 @@ class Pane(Scroller[BodyT]):
         return super().viewportEvent(event)
 
     def scrollContentsBy(self, dx: int, dy: int) -> None:
-        self.viewport().scroll(dx, dy)  # the parts under turns move with it
+        if not self._restoring:  # else what is in sight stays where it is, or is painted anew
+            self.viewport().scroll(dx, dy)  # the parts under turns move with it
 
     def _box_at(self, point: QPoint) -> int | None:
         """The box whose text, meta line or rail is at a point of the viewport."""

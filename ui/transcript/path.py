@@ -90,6 +90,6 @@ class Path:
     def record(self, node_id: int, index: int) -> TokenRecord | None:
         """The numbers of a token, streamed ones included; None where there is no such token."""
         turn = self.index(node_id)
-        if turn is None or not 0 <= index < len(self.turns[turn].tokens):
+        if turn is None or not 0 <= index < self.turns[turn].count:
             return None
         return self.turns[turn].tokens.record(index)

@@ -77,7 +77,7 @@ class ReadPane(Pane[ReadBody]):
     @property
     def selected_text(self) -> str:
         """The text that is selected, as it is read."""
-        bodies = (box.body for box in self._page.boxes)
+        bodies = [box.made for box in self._page.boxes if box.made is not None]
         return "\n\n".join(body.text_between(*body.selection) for body in bodies if body.selection is not None)
 
     def select_all(self) -> None:
@@ -100,7 +100,8 @@ class ReadPane(Pane[ReadBody]):
         self._anchor_spot, self._head_spot = anchor, head
         first, last = sorted((anchor, head)) if anchor is not None and head is not None else (None, None)
         for index, box in enumerate(self._page.boxes):
-            box.body.selection = None
+            if box.made is not None:
+                box.made.selection = None
             if first is not None and last is not None and first != last and first.turn <= index <= last.turn:
                 begin = first.place if index == first.turn else ReadPlace(0, 0)
                 box.body.selection = (begin, last.place if index == last.turn else box.body.end())

@@ -8,15 +8,16 @@ from time import perf_counter
 from typing import Generic
 
 from PySide6.QtCore import QRect, Qt, QTimer, Signal
-from PySide6.QtGui import QResizeEvent
+from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QWidget
 
 from ui.transcript.faces import COLUMN_PX, MARGIN_RIGHT_PX, Faces
-from ui.transcript.page import BodyT, Box, Page
+from ui.transcript.page import BodyT, Box, Laid, Page
 from ui.transcript.turn import Turn
 
-_AT_ONCE_SECONDS = 0.012  # laid out before the first frame; the rest follows in slices
-_SLICE_SECONDS = 0.006
+_AT_ONCE_SECONDS = 0.008  # for what is in sight, before the first frame; the rest follows in slices
+_SLICE_SECONDS = 0.003
+_SLICE_MS = 4  # from one to the next: there is time for others between them
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,12 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         self._due: tuple[Anchor, int] | None = (
             None  # while slices come: what is to stand at the top, and the bar's value so far
         )
+        self._restoring = False  # the scroll bar moves and what is in sight does not
         self._slices = QTimer(self)
-        self._slices.setInterval(0)
+        self._slices.setInterval(_SLICE_MS)
         self._slices.timeout.connect(self._slice)
+        self._painting = QTimer(self, singleShot=True, interval=0)  # not in one turn of the loop with what it shows
+        self._painting.timeout.connect(self._paint_now)
         self.verticalScrollBar().valueChanged.connect(self._look_up)
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -111,6 +115,7 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
             self._page.place(min(changed))  # what is said under a turn may take more rows now
         self._stale.clear()
         self._lay_out(Anchor(0, 0, 0, at_end=True) if to_end else anchor)
+        self.viewport().setUpdatesEnabled(False)  # what is seen stays until `_paint_now`, whatever else is painted before
 
     def tokens_appended(self, index: int) -> None:
         """Box `index` has more tokens at its end: costs what they cost."""
@@ -188,14 +193,24 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
             return
         box, value, height = self._page.boxes[turn], self.verticalScrollBar().value(), self.viewport().height()
         top = box.top + box.body.top_of(token) - value
-        if not (box.body.done and self._page.faces.pitch <= top <= height - 2 * self._page.faces.pitch):
+        if not (box.done and self._page.faces.pitch <= top <= height - 2 * self._page.faces.pitch):
             self._lay_out(Anchor(turn, token, height // 3, at_end=False))
 
     # ---- layout ---------------------------------------------------------------------------------------------------
 
+    def hideEvent(self, event: QHideEvent) -> None:
+        super().hideEvent(event)
+        self._slices.stop()  # nobody looks at it: the rest is laid out when somebody does
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        if not self._retired and not all(box.done for box in self._page.boxes):
+            self._slices.start()
+
     def resizeEvent(self, event: QResizeEvent) -> None:
         anchor = self.anchor()
         super().resizeEvent(event)
+        self.viewport().setUpdatesEnabled(True)  # else old things would be seen beside the new ones
         self._measure()
         if not self._retired:
             self._refresh_stale()
@@ -215,23 +230,43 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
     def _lay_out(self, anchor: Anchor) -> None:
         if self._retired:
             return
-        if not self._prepare(anchor, _AT_ONCE_SECONDS):
+        if not self._prepare(anchor, _AT_ONCE_SECONDS, self.viewport().height()).done:
             self._slices.start()
+        self._painting.start()
+
+    def _paint_now(self) -> None:
+        self.viewport().setUpdatesEnabled(True)
+        self.viewport().update()
 
     def _slice(self) -> None:
-        if self._prepare(self.anchor(), _SLICE_SECONDS):
+        before = self._in_sight()
+        laid = self._prepare(self.anchor(), _SLICE_SECONDS)
+        if laid.done:
             self._slices.stop()
+        else:
+            self._slices.start()  # counted from here
+        if before != self._in_sight() or not laid.touched.isdisjoint(before):
+            self.viewport().update()
 
-    def _prepare(self, anchor: Anchor, seconds: float) -> bool:
-        """Lays out what is around a place, and shows that place; whether everything is laid out."""
+    def _in_sight(self) -> dict[int, int]:
+        """The boxes in sight, and where in the viewport each begins."""
+        boxes, value = self._page.boxes, self.verticalScrollBar().value()
+        last = self._page.index_at(value + self.viewport().height()) if boxes else -1
+        return {index: boxes[index].top - value for index in range(self._page.index_at(value), last + 1)}
+
+    def _prepare(self, anchor: Anchor, seconds: float, room: float | None = None) -> Laid:
+        """Lays out what is around a place, and shows that place."""
         boxes = self._page.boxes
         around = boxes[anchor.turn].top if anchor.turn < len(boxes) and not anchor.at_end else self._page.height
-        done = self._page.prepare(around, seconds)
-        self.restore(anchor)
+        laid = self._page.prepare(around, seconds, room)
+        self._restoring = True
+        try:
+            self.restore(anchor)
+        finally:
+            self._restoring = False
         self._placed()
-        self._due = None if done else (anchor, self.verticalScrollBar().value())
-        self.viewport().update()
-        return done
+        self._due = None if laid.done else (anchor, self.verticalScrollBar().value())
+        return laid
 
     def _after_growth(self, index: int, box: Box[BodyT], *, stick: bool, before: int, row: int | None) -> None:
         if box.height != before or index == len(self._page.boxes) - 1:
@@ -240,7 +275,7 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         if stick:
             self.scroll_to_end()
         self._placed()
-        if not box.body.done:
+        if not box.done:
             self._slices.start()
         if row is not None:
             top = box.top + row - self.verticalScrollBar().value()

@@ -6,7 +6,7 @@ from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QPainter, QRegion
 
 from ui.transcript.compose import Place
-from ui.transcript.faces import Faces
+from ui.transcript.faces import CHARACTERS_PER_TOKEN, Faces
 from ui.transcript.ink import Ink
 from ui.transcript.shape import ShapedLine, Span
 from ui.transcript.turn import Turn
@@ -221,7 +221,7 @@ class TokensBody:
         lines = len(self._table)
         if self._table.done or self._next is not None:
             return max(lines, 1)
-        per_line = max(self._table.width / (self._faces.average * 4.4), 1)  # an English token has about 4.4 characters
+        per_line = max(self._table.width / (self._faces.average * CHARACTERS_PER_TOKEN), 1)
         return lines + int(self._table.remaining / per_line)
 
     def _start_again(self, width: float) -> None:

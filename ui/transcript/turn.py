@@ -33,9 +33,22 @@ class Turn:
         self.view = view
         self._measure = measure
         self._over: Over | None = None
-        self.tokens = Tokens(view.run, measure)
+        self._tokens: Tokens | None = None  # made when somebody asks for them
         self.version = 0
         self.revision = 0
+
+    @property
+    def tokens(self) -> Tokens:
+        """What it says, token by token."""
+        if self._tokens is None:
+            self._tokens = Tokens(self.view.run, self._measure)
+            self._tokens.lay_over(self._over)
+        return self._tokens
+
+    @property
+    def count(self) -> int:
+        """How many tokens there are; none are made for it."""
+        return len(self.view.run if self._tokens is None else self._tokens)
 
     @property
     def node_id(self) -> int:
@@ -99,28 +112,29 @@ class Turn:
         """
         self.view = view
         self.revision += 1
-        if self.tokens.take_numbers(view.run):
+        if self._tokens is None or self._tokens.take_numbers(view.run):
             return True
-        self.tokens = Tokens(view.run, self._measure)
-        self.tokens.lay_over(self._over)
+        self._tokens = None
         self.version += 1
         return False
 
     def colour_by(self, measure: Measure) -> None:
         """Its tokens show another number as their colour."""
         self._measure = measure
-        self.tokens.colour_by(measure)
+        if self._tokens is not None:
+            self._tokens.colour_by(measure)
 
     def lay_over(self, over: Over | None) -> None:
         """Its tokens show numbers of somebody else's as their colour; None: their own again."""
         self._over = over
-        self.tokens.lay_over(over)
+        if self._tokens is not None:
+            self._tokens.lay_over(over)
 
 
 def is_same(turn: Turn, new: TurnView) -> bool:
     """Whether a turn need not be touched. Runs hold arrays, which `==` does not compare."""
     old = turn.view
-    if len(turn.tokens) != len(new.run):
+    if turn.count != len(new.run):
         return False
     plain = replace(new, run=old.run) == old  # equal runs are compared by identity first
     return plain and (old.run is new.run or _same_run(old.run, new.run))

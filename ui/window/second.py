@@ -20,6 +20,7 @@ def wire_second(desk: Desk, parts: Frame, stage: Stage) -> None:
     bar.closed.connect(shown.close)
     bar.next_wanted.connect(shown.next_disagreement)
     bar.again_wanted.connect(second.compare_again)
+    bar.all_wanted.connect(second.compare_all)
     bar.keep_wanted.connect(second.keep)
     desk.session_shown.connect(shown.leave)
     parts.status.legend.difference_chosen.connect(lambda: shown.colour(difference=True))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from app.bench.clock import Lap, Stopwatch, Told, speed, take_turns, wall
-from app.bench.findings import EMBEDDED, Case, Findings, Limit, Timing, Verdict, timing
+from app.bench.findings import EMBEDDED, Case, Findings, Limit, Reading, Verdict, timing
 from app.bench.forwards import FORWARDS
 from app.bench.our_streams import OurStreams
 from app.bench.parts.decode import GENERATE, LOOP, LOOP_RECORDS, OURS, one_stream, peer_streams
@@ -63,11 +63,11 @@ def _measured(case: Case, sizes: Sizes, tell: Told) -> Findings:
     tell(f"{ROW}: {FIRST}")
     first, busy = min(_first_token(case, prompt) for _ in range(2))
     timings = [timing(ROW, case, f"{who} weights" if who in FORMS else who, each) for who, each in laps.items()]
-    timings += [_at_memory_speed(case, laps, form, weights) for form in FORMS]
+    readings = tuple(_reading(case, laps, form, weights) for form in (OURS, *FORMS))
     verdicts = [*one_stream(case, laps, ROW), *(_packed_verdict(case, laps, form, weights) for form in FORMS)]
     what, limit = f"s {FIRST}, libraries in place", Limit(busy, "its cpu-seconds, whatever the machine does beside")
     seconds = Verdict(ROW, case.backend, case.model, what, first, FIRST_BAR, at_least=False, limit=limit)
-    return Findings(timings=tuple(timings), verdicts=(*verdicts, seconds))
+    return Findings(timings=tuple(timings), readings=readings, verdicts=(*verdicts, seconds))
 
 
 def _packed(case: Case, form: str) -> OurStreams:
@@ -83,10 +83,11 @@ def _packed_verdict(case: Case, laps: Mapping[str, list[Lap]], form: str, weight
     return Verdict(ROW, case.backend, case.model, what, figure, PACKED_BAR, at_least=True, limit=said)
 
 
-def _at_memory_speed(case: Case, laps: Mapping[str, list[Lap]], form: str, weights: Mapping[str, int]) -> Timing:
-    whole = timing(ROW, case, f"the same of {form} weights, by their bytes", laps[READ])
-    share = weights[form] / weights[OURS]
-    return replace(whole, wall_ms=whole.wall_ms * share, cpu_ms=whole.cpu_ms * share)
+def _reading(case: Case, laps: Mapping[str, list[Lap]], form: str, weights: Mapping[str, int]) -> Reading:
+    whole = timing(ROW, case, READ, laps[READ]).wall_ms
+    who = form if form == OURS else f"{form} weights"
+    own = timing(ROW, case, who, laps[form]).wall_ms
+    return Reading(ROW, case.backend, case.model, who, weights[form], weights[OURS] / whole * 1000, own)
 
 
 def _reader(nbytes: int) -> Callable[[], Lap]:

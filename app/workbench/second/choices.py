@@ -31,7 +31,7 @@ def second_choices(
     dtype: str,
     weights: str = "",
     forms: Sequence[WeightsForm] = (),
-    set_weights: Callable[[str], str] = lambda _name: "",
+    set_weights: Callable[[str, str], str] = lambda _name, _backend: "",
 ) -> list[SecondChoice]:
     """What there is, the nearest first.
 
@@ -43,7 +43,7 @@ def second_choices(
         dtype: What the model in use computes in; "" while none runs.
         weights: The form that it holds its linear weights in.
         forms: All that it could hold them in.
-        set_weights: The form that another model is loaded with, by its name; "" the engine's own.
+        set_weights: The form that another model is loaded with, by its name, on an engine; "" that engine's own.
     """
     now = next((choice.name for choice in backends if choice.chosen), "auto")
     name = next((entry.title for entry in entries if entry.name == source), source)
@@ -51,7 +51,7 @@ def second_choices(
         *_other_adapters(source, now, name, stack),
         *_other_engines(source, now, name, stack, backends, dtype),
         *_other_weights(source, now, name, stack, forms, weights),
-        *(_other_model(entry, now, backends, set_weights(entry.name)) for entry in entries if entry.name != source),
+        *(_other_model(entry, now, backends, set_weights) for entry in entries if entry.name != source),
     ]
 
 
@@ -104,7 +104,9 @@ def _other_weights(
     ]
 
 
-def _other_model(entry: ShelfEntry, now: str, backends: Sequence[BackendChoice], weights: str) -> SecondChoice:
+def _other_model(
+    entry: ShelfEntry, now: str, backends: Sequence[BackendChoice], set_weights: Callable[[str, str], str]
+) -> SecondChoice:
     here = [choice.name for choice in backends if not choice.problem]
     runs = [name for name in here if name in entry.backends or not entry.backends]
     problem = entry.problem if not entry.complete else ""
@@ -112,7 +114,7 @@ def _other_model(entry: ShelfEntry, now: str, backends: Sequence[BackendChoice],
         engines = translate("Workbench", " or ").join(entry.backends)
         problem = translate("Workbench", "runs on {0}, which is not here").format(engines)
     backend = now if now in runs or not runs else runs[0]
-    held = weights if backend == "hf" and weights not in ("auto", "float32") else ""
+    held = set_weights(entry.name, backend)
     label = translate("Workbench", "{0} with {1} weights").format(entry.title, held) if held else entry.title
     return SecondChoice(entry.name, backend, label, detail_of(entry), weights=held, problem=problem)
 

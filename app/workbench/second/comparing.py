@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from app.workbench.speaker import Speaker
     from runtime import Fit, LanguageModel, ModelComparison
 
-MOST_ROWS = 512  # tokens at the end of a path whose full vectors are compared too: two queries for each
+MOST_ROWS = 512  # tokens at the end of a path whose full vectors are compared unless all are wanted: two queries for each
 UNREAD = QT_TRANSLATE_NOOP("Workbench", "no model has read this path yet: send a message, then there is something to compare")
 
 
@@ -44,7 +44,7 @@ class Comparing:
         self._setups = setups
 
     async def compare(
-        self, session: OpenSession, choice: SecondChoice, progress: OnCompared, *, anyway: bool
+        self, session: OpenSession, choice: SecondChoice, progress: OnCompared, *, anyway: bool, kl_of_all: bool
     ) -> PathComparison:
         """The path of a session, read whole, under both.
 
@@ -59,11 +59,12 @@ class Comparing:
         if not ids:
             raise Refusal(translate("Workbench", UNREAD))
         spans_of = places(session, segments)
+        kl_from = 0 if kl_of_all else max(len(ids) - MOST_ROWS, 0)
         if not (anyway or choice.same_engine or self._second.runs(choice)):
             check_room(choice, await room_for(choice, len(ids)))
         try:
             left = await self._left(session, segments, progress)
-            found = await self._found(left, ids, choice, progress)
+            found = await self._found(left, ids, choice, progress, kl_from)
         finally:
             if not choice.same_engine:
                 await self._second.release()
@@ -72,7 +73,7 @@ class Comparing:
         spoken = spoken_name(left.model.info)
         name = translate("Workbench", "{0} with {1}").format(spoken, words(on)) if on else spoken
         spans = {node: inside[start:stop] for node, (start, stop) in spans_of.items()}
-        return PathComparison(session.id, name, choice.label, found, spans, len(ids), _kl_from(ids))
+        return PathComparison(session.id, name, choice.label, found, spans, len(ids), kl_from)
 
     async def _left(self, session: OpenSession, segments: Sequence[Segment], progress: OnCompared) -> Speaker:
         """The model in use under the session's adapters."""
@@ -100,7 +101,9 @@ class Comparing:
         except (RuntimeFault, OSError) as fault:
             raise Refusal(translate("Workbench", "{0} could not be loaded: {1}").format(choice.label, fault)) from fault
 
-    async def _found(self, left: Speaker, ids: list[int], choice: SecondChoice, progress: OnCompared) -> ModelComparison:
+    async def _found(
+        self, left: Speaker, ids: list[int], choice: SecondChoice, progress: OnCompared, kl_from: int
+    ) -> ModelComparison:
         from runtime import compare_models  # the window opens without it
 
         right = await self._right(left.model, choice, progress)
@@ -112,7 +115,7 @@ class Comparing:
                 ids,
                 left_adapters=left.adapters,
                 right_adapters=stack,
-                kl_start=_kl_from(ids),
+                kl_start=kl_from,
                 on_progress=lambda done, total: progress(translate("Workbench", "comparing"), done, total),
             )
         except EngineDiedError as fault:
@@ -134,10 +137,6 @@ class Comparing:
         finally:
             if choice.same_engine:
                 self._setups.free(choice.adapters or ())
-
-
-def _kl_from(ids: Sequence[int]) -> int:
-    return max(len(ids) - MOST_ROWS, 0)
 
 
 def read_segments(session: OpenSession) -> list[Segment]:

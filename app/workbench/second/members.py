@@ -52,12 +52,15 @@ class SecondMembers(ABC):
             set_weights=self._set_weights,
         )
 
-    def _set_weights(self, name: str) -> str:
-        own = self._settings.own.of(name).weights
-        return own if own != "auto" else self._settings.values.weights
+    def _set_weights(self, name: str, backend: str) -> str:
+        from app.fitting import forms_under  # the window opens without it
+
+        options = self._settings.options_for(name)
+        _plain, *others = forms_under(backend, options) or ("",)
+        return options["weights"] if options["weights"] in others else ""
 
     async def compare_with(
-        self, session_id: int, choice: SecondChoice, progress: OnCompared, *, anyway: bool = False
+        self, session_id: int, choice: SecondChoice, progress: OnCompared, *, anyway: bool = False, kl_of_all: bool = False
     ) -> PathComparison:
         """One at a time, whichever window asks; another one that is under way, or being stopped, is waited for."""
         from app.workbench.second.comparing import Comparing  # the window opens without it
@@ -68,7 +71,7 @@ class SecondMembers(ABC):
         async with self._comparing:
             await self._sessions.read_whole(session_id)
             compare = Comparing(self.supervisor, self._second, self._setups).compare
-            return await compare(session, choice, progress, anyway=anyway)
+            return await compare(session, choice, progress, anyway=anyway, kl_of_all=kl_of_all)
 
     @property
     def keeps_second(self) -> bool:

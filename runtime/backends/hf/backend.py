@@ -71,7 +71,7 @@ class HfBackend(PackedBackend[TorchPack]):
         self._device: torch.device = loaded.device
         self._dtype: torch.dtype = self._model.dtype
         self._kv = facts.kv_format(options, _name(self._dtype))
-        self._weights = _name(self._dtype) if options.weights == "auto" else options.weights
+        self._weights = _name(self._dtype) if loaded.weights == "auto" else loaded.weights
         self._codec = codec_of(self._kv)
         self._adapters = TorchAdapters(self._model, self._dtype, self._device)
         self._eager = attention_of(self._model) == "eager"
@@ -86,7 +86,7 @@ class HfBackend(PackedBackend[TorchPack]):
         plain = loaded.perplexities is None  # packed weights are no tensors, which is all that can be recorded
         self._replay = Replay(self._model, self._takes, self.count) if ours and plain and not self.recurrent else None
         self.info = self._describe(options, warnings=())
-        warnings = self_test(self) + kv_warning(self, self._kv) + self._weights_warning()
+        warnings = self_test(self) + kv_warning(self, self._kv) + self._weights_warning() + loaded.passed_over
         if loaded.offload is not None:
             started = time.monotonic()
             self.logits_uncached([1])

@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -42,6 +42,8 @@ class LoadedModel:
     folder: bool = True  # False: a caller's own model
     offload: Offload | None = None  # what of it is on disk
     perplexities: Perplexities | None = None  # where its linear weights were put into fewer bits
+    weights: str = "auto"  # how they are held: as was asked for, or plain
+    passed_over: tuple[str, ...] = ()  # what was wished for and cannot be, in words
 
 
 def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> LoadedModel:
@@ -54,10 +56,10 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         CHOICE.set(options.threads)
     if isinstance(source, tuple):
         check_not_offloaded(options)
-        check_weights(options, source[0].device, ready=True)
-        return _adopted(*source)
+        return replace(_adopted(*source), passed_over=check_weights(options, source[0].device, ready=True))
     device = pick_device(options.device)
-    check_weights(options, device)
+    passed_over = check_weights(options, device)
+    weights = "auto" if passed_over else options.weights
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     logging.disable_progress_bar()  # loading has a progress event of its own
     with offloading(options, device, source.name) as offload:
@@ -84,8 +86,8 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
             offload.measure(model)
         use_own_attention(model, device)
         parameters = offload.parameters if offload else sum(p.numel() for p in model.parameters())
-        packed = options.weights not in ("auto", PLAIN)
-        perplexities = pack_and_measure(model, source, options.weights) if packed else None
+        packed = weights not in ("auto", PLAIN)
+        perplexities = pack_and_measure(model, source, weights) if packed else None
         model.requires_grad_(False)  # weights are numbers here, also to what records the forward
     return LoadedModel(
         model=model,
@@ -99,6 +101,8 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         parameters=parameters,
         offload=offload,
         perplexities=perplexities,
+        weights=weights,
+        passed_over=passed_over,
     )
 
 

@@ -15,8 +15,8 @@ import torch
 from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
+from runtime.backends import facts
 from runtime.backends.sized import RETURN_BYTES
-from runtime.errors import UnsupportedFeatureError
 from runtime.memory import return_memory
 from runtime.options import LoadOptions
 
@@ -144,7 +144,7 @@ class Int4Linear(PackedLinear):
         return int(self._packed.nbytes + self._scales.nbytes)
 
 
-def check_weights(options: LoadOptions, device: torch.device, *, ready: bool = False) -> None:
+def check_weights(options: LoadOptions, device: torch.device, *, ready: bool = False) -> tuple[str, ...]:
     """Whether weights can be held as `weights` says.
 
     Args:
@@ -152,12 +152,15 @@ def check_weights(options: LoadOptions, device: torch.device, *, ready: bool = F
         device: Where the model computes.
         ready: Whether it is a caller's own.
 
+    Returns:
+        Why they are held as they are, where they cannot and it was but a wish; else nothing.
+
     Raises:
         UnsupportedFeatureError: They cannot; the message has what can.
     """
     weights = options.weights
     if weights == "auto":
-        return
+        return ()
     why = ""
     if device.type != "cpu":
         why = f"is for the processor; on {device} choose dtype='bfloat16', or a quantised model for mlx"
@@ -169,8 +172,7 @@ def check_weights(options: LoadOptions, device: torch.device, *, ready: bool = F
         why = "takes a model folder; a model that is in memory already is used as it is"
     elif weights == "float16" and not has_float16():
         why = "needs FBGEMM, which torch has on x86 alone; choose bfloat16 or int8"
-    if why:
-        raise UnsupportedFeatureError(f"weights={weights!r} {why}")
+    return (facts.passed_over(options, "weights", f"weights={weights!r} {why}"),) if why else ()
 
 
 def has_float16() -> bool:

@@ -47,12 +47,12 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> MlxBack
     Raises:
         UnsupportedFeatureError: `attention="eager"`: MLX has one kernel. `offload="disk"`: its arrays live in memory.
     """
-    check_fits(source, options)
+    passed_over = check_fits(source, options)
     if options.attention == "eager":
         raise UnsupportedFeatureError("attention='eager' is not something MLX has; leave it on auto")
     loaded = load_model(source, options)
     try:
-        return MlxBackend(loaded, options)
+        return MlxBackend(loaded, options, passed_over)
     except BaseException:
         loaded.limits.reset()
         raise
@@ -63,7 +63,7 @@ class MlxBackend(PackedBackend[MlxPack]):
 
     overlaps = True
 
-    def __init__(self, loaded: LoadedModel, options: LoadOptions) -> None:
+    def __init__(self, loaded: LoadedModel, options: LoadOptions, passed_over: tuple[str, ...] = ()) -> None:
         self._loaded = loaded
         self._model = loaded.model
         self._window = hidden_window(loaded.config)
@@ -80,7 +80,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         self.shares = self.recurrent
         self._vocabulary = int(self._model(mx.zeros((1, 1), mx.int32)).shape[-1])
         self.info = self._describe(options, warnings=())
-        warnings = self_test(self) + kv_warning(self, self._kv)
+        warnings = self_test(self) + kv_warning(self, self._kv) + passed_over
         if loaded.config.get("model_type") not in PROVEN:
             warnings += ("mlx-lm's version of this architecture was not compared with transformers; backend='hf' was",)
         if options.threads is not None:
@@ -364,7 +364,9 @@ class MlxBackend(PackedBackend[MlxPack]):
             kv_bytes_per_token=sum(h * (row(k) + row(v)) for h, k, v in self._shapes),
             kv_fingerprint=kv_print,
             model_fingerprint=facts.model_fingerprint(kv_print, loaded.text_digest),
-            options=facts.options_in_force(options, device=device, dtype=dtype, kv_dtype=self._kv.name, attention="sdpa"),
+            options=facts.options_in_force(
+                options, device=device, dtype=dtype, kv_dtype=self._kv.name, attention="sdpa", weights="auto", offload="none"
+            ),
             capabilities=("tree",) if self.tree else (),
             warnings=warnings,
         )

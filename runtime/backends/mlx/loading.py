@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -17,7 +17,7 @@ from mlx_lm.utils import load_model as load_mlx_model
 from runtime.backends import facts
 from runtime.backends.mlx.corrections import class_lookup, completed, correct
 from runtime.backends.mlx.memory import DeviceLimits, free_beside
-from runtime.errors import ModelLoadError, UnsupportedFeatureError
+from runtime.errors import ModelLoadError
 from runtime.loading.check import mlx_bits
 from runtime.loading.folder import ModelFolder
 from runtime.loading.telling import told
@@ -77,23 +77,30 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
     )
 
 
-def check_fits(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> None:
+def check_fits(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> tuple[str, ...]:
     """Refuses offload, with what the model takes and what is there, and weights in another form than the folder's.
+
+    Returns:
+        What is to be said where they were but wished for, and the model fits without.
 
     Raises:
         UnsupportedFeatureError: One was asked for.
     """
+    found: list[str] = []
     if options.weights != "auto":
-        raise UnsupportedFeatureError(
-            f"weights={options.weights!r} is for hf on a processor; MLX runs quantised folders: elsewise models convert SOURCE"
+        form = f"weights={options.weights!r}"
+        why = f"{form} is for hf on a processor; MLX runs quantised folders: elsewise models convert SOURCE"
+        found.append(facts.passed_over(options, "weights", why))
+    if options.offload != "none":
+        weights = 0 if isinstance(source, tuple) else sum(path.stat().st_size for path in source.weights)
+        free = free_beside(0)
+        why = (
+            f"offload='disk': MLX keeps all weights in memory; this model's take {weights:,} bytes as stored, and "
+            f"{free:,} are free here: use backend='hf', or import a quantised model"
         )
-    if options.offload == "none":
-        return
-    weights = 0 if isinstance(source, tuple) else sum(path.stat().st_size for path in source.weights)
-    raise UnsupportedFeatureError(
-        f"offload='disk': MLX keeps all weights in memory; this model's take {weights:,} bytes as stored, and "
-        f"{free_beside(0):,} are free here: use backend='hf', or import a quantised model"
-    )
+        wished = options if 2 * weights < free else replace(options, wishes=())  # float32 takes twice what 16 bits do
+        found.append(facts.passed_over(wished, "offload", why))
+    return tuple(found)
 
 
 def _limited(model: Any, options: LoadOptions) -> tuple[DeviceLimits, int]:

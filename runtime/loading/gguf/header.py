@@ -17,8 +17,8 @@ from runtime.errors import ModelLoadError
 from runtime.loading.gguf.layout import (
     ARRAY,
     BOOL,
-    CHAT_FORMATS,
     DEFAULT_ALIGNMENT,
+    FORMATS,
     MAGIC,
     SCALARS,
     STRING,
@@ -153,9 +153,9 @@ class _Reader:
         for name, shape, kind, offset in entries:
             if name in tensors:
                 raise self.fault(f"the tensor {name} stands there twice")
-            if kind not in CHAT_FORMATS:
+            if kind not in FORMATS:
                 raise self.fault(f"tensor {name} has the unknown format {kind}")
-            info = TensorInfo(name, shape[::-1], CHAT_FORMATS[kind], start + offset)
+            info = TensorInfo(name, shape[::-1], FORMATS[kind], start + offset)
             if 0 in shape or shape[0] % info.format.block:
                 raise self.fault(f"tensor {name}: the shape {shape} does not fit the format {info.format.name}")
             if info.offset != _aligned(end, alignment):

@@ -27,7 +27,7 @@ class TensorFormat:
 
 
 # ggml's type numbers; those that are missing were removed from ggml or never stood in files
-CHAT_FORMATS: Mapping[int, TensorFormat] = {
+FORMATS: Mapping[int, TensorFormat] = {
     0: TensorFormat("F32", 1, 4),
     1: TensorFormat("F16", 1, 2),
     2: TensorFormat("Q4_0", 32, 18),

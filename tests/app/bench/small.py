@@ -34,4 +34,6 @@ SMALL = Sizes(
     shelf_sessions=40,
     shelf_searched=10,
     shelf_blocks=2,
+    file_words=2_000,
+    file_verified=1 << 20,
 )

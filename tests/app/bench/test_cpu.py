@@ -27,9 +27,16 @@ def test_every_form_has_its_bar_and_its_limit(cases: list[Case]) -> None:
         assert (verdict.bar, verdict.at_least) == (PACKED_BAR, True)
         assert verdict.limit is not None
         assert verdict.limit.figure > 0
-        # fewer bytes take less time at the speed of memory
-        assert times[f"the same of {form} weights, by their bytes"] < times[READ]
-    assert times["the same of int4 weights, by their bytes"] < times["the same of float16 weights, by their bytes"]
+    # the gap to what reading the weights takes: fewer bytes take less time at the speed of memory
+    readings = {reading.who: reading for reading in found.readings}
+    assert list(readings) == ["elsewise", *(f"{form} weights" for form in FORMS)]
+    plain = readings["elsewise"]
+    assert plain.limit_ms == pytest.approx(times[READ])
+    for who, reading in readings.items():
+        assert (reading.wall_ms, reading.speed) == (times[who], plain.speed)
+        assert reading.gap == pytest.approx(reading.wall_ms * plain.speed / reading.nbytes / 1000)
+        assert who == "elsewise" or reading.limit_ms < plain.limit_ms
+    assert readings["int4 weights"].limit_ms < readings["float16 weights"].limit_ms
     [first] = [verdict for what, verdict in bars.items() if "first token" in what]
     assert first.figure > 0
     assert first.limit is not None

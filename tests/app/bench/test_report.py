@@ -15,7 +15,8 @@ from app.bench.run import measure_all
 from tests.app.bench.small import SMALL
 
 pytestmark = pytest.mark.slow
-OTHERS = ("W4", "W8", "cpu", "start", "view", "window", "shelf", "speculative")  # with processes, models or tests of their own
+# with processes, models or tests of their own
+OTHERS = ("W4", "W8", "cpu", "start", "view", "window", "shelf", "files", "speculative")
 COUNTED = ("W1", "W2", "W3", "W7")
 DRAWN = ("sampler", "grammar")
 TIMED = tuple(name for name in NAMES if name not in (*OTHERS, *COUNTED, *DRAWN))

@@ -112,6 +112,7 @@ def test_quick_runs_count_everywhere_and_time_once_per_backend(cases: list[Case]
         "sampler": 0,
         "trie": 0,
         "shelf": 0,
+        "files": 0,
         "view": 0,
         "start": 0,
     }

@@ -55,7 +55,9 @@ def test_fetch_says_what_it_takes_and_the_model_answers(elsewise: Elsewise, hub:
     assert (found["commit"], found["name"], found["left"]) == (commit, f"org/tiny@{commit[:12]}", ["README.md"])
     # then
     done = elsewise("models", "fetch", "org/tiny@main")
-    assert (done.code, done.out) == (0, f"org/tiny@{commit[:12]}: ready in {ModelShelf().folder('org/tiny')}\n")
+    name = f"org/tiny@{commit[:12]}"
+    use = f"use it with: elsewise ask --model {name}"
+    assert (done.code, done.out) == (0, f"{name}: ready in {ModelShelf().folder('org/tiny')}; {use}\n")
     assert f"model.safetensors: {len(tiny['model.safetensors']):,} bytes" in done.err.splitlines()
     assert ModelShelf().open("org/tiny").chat_template == tiny["chat_template.jinja"].decode()
 

@@ -12,7 +12,7 @@ import pytest
 
 from runtime import ModelShelf, import_model, load
 from tests.app.cli.conftest import Elsewise
-from tests.runtime.loading.packed import packed
+from tests.runtime.loading.packed import k_quants, packed
 from tests.tiny_models import tiny_path
 
 
@@ -82,7 +82,8 @@ def test_a_gguf_stays_quantised_for_mlx_where_it_is_asked_for(elsewise: Elsewise
     done = elsewise("models", "import", str(tmp_path / "one.gguf"), "--keep-quantised")
     # then
     assert done.code == 0
-    assert done.out.endswith("/one-mlx (4 bit (mlx)); it runs on mlx\n")
+    assert done.out.startswith("one-mlx: ready in ")  # by the name that finds it
+    assert done.out.endswith("/one-mlx (4 bit (mlx)); use it with: elsewise ask --model one-mlx --backend mlx\n")
     [listed] = elsewise("models", "list").out.splitlines()[1:]
     assert re.search(r"4 bit \(mlx\), from GGUF +4,096 +mlx +ready", listed)
     refused = elsewise("ask", "Hi", "--model", "one-mlx", "--backend", "hf")
@@ -91,6 +92,12 @@ def test_a_gguf_stays_quantised_for_mlx_where_it_is_asked_for(elsewise: Elsewise
     # and what that says works
     assert elsewise("models", "import", str(tmp_path / "one.gguf"), "--float32").code == 0
     assert elsewise("ask", "Hi", "--raw", "--max-tokens", "1", "--model", "one", "--backend", "hf").code == 0
+
+
+def test_what_becomes_float32_all_the_same_is_said(elsewise: Elsewise, tmp_path: Path) -> None:
+    k_quants(tmp_path / "original", ("output.weight",)).write(tmp_path / "k.gguf")
+    done = elsewise("models", "import", str(tmp_path / "k.gguf"), "--keep-quantised")
+    assert done.out.endswith("--backend mlx\nQ6_K (18 % of the weights) becomes float32: MLX has no form that is exactly it\n")
 
 
 def test_the_form_of_weights_is_a_matter_of_gguf_files(elsewise: Elsewise, tmp_path: Path) -> None:
@@ -106,7 +113,7 @@ def test_the_form_of_weights_is_a_matter_of_gguf_files(elsewise: Elsewise, tmp_p
 
 def test_a_folder_is_added_by_a_name(elsewise: Elsewise) -> None:
     done = elsewise("models", "add", str(tiny_path("llama")), "--name", "mine")
-    assert (done.code, done.out) == (0, f"mine: ready in {tiny_path('llama')}\n")
+    assert (done.code, done.out) == (0, f"mine: ready in {tiny_path('llama')}; use it with: elsewise ask --model mine\n")
     assert elsewise("models", "list").out.splitlines()[1].split()[0] == "mine"
     assert elsewise("models", "remove", "mine", "--yes").out == "mine: removed, 0 bytes are free again\n"
     assert tiny_path("llama").is_dir()

@@ -40,7 +40,9 @@ def test_they_are_stored_and_given_to_the_next_engine(play: Play) -> None:
         assert not (await s.workbench.reload_model()).needs_reload
         await s.workbench.supervisor.model()
         assert given[0] == {"backend": "auto"}
-        assert given[-1] == {"backend": "auto", "context_length": 4096, "threads": 2, "kv_cache_bytes": 64 << 20}
+        assert given[-1] == {
+            "backend": "auto", "context_length": 4096, "threads": 2, "kv_cache_bytes": 64 << 20, "wishes": ["context_length"],
+        }  # fmt: skip
         # and a budget alone asks for no reload
         assert not (await s.workbench.change_setting("kv_cache_bytes", 32 << 20)).needs_reload
         assert not (await s.workbench.change_setting("text_percent", 150)).needs_reload
@@ -102,7 +104,7 @@ def test_a_chat_format_and_a_place_for_the_weights_are_given_to_the_next_engine(
         view = await s.workbench.change_setting("chat_format", "chatml")
         assert set(view.choices["chat_format"]) > {"auto", "none", "chatml", "plain"}
         await s.workbench.change_setting("offload", "disk")
-        assert s.workbench.supervisor.options == {"chat_format": "chatml", "offload": "disk"}
+        assert s.workbench.supervisor.options == {"chat_format": "chatml", "offload": "disk", "wishes": ["offload"]}
         # text without roles is a choice of its own, weights in memory are none
         await s.workbench.change_setting("chat_format", "none")
         await s.workbench.change_setting("offload", "none")

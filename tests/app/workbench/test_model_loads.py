@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,6 +113,34 @@ def test_what_is_chosen_for_a_model_is_loaded_and_remembered_with_it(play: Play)
 
     play(first, engine=engine)
     play(second, engine=Engine())
+
+
+def test_what_is_set_for_all_models_is_wished_for_and_what_is_chosen_for_one_is_asked_for(play: Play, shelf: Path) -> None:
+    mlx = json.loads((shelf / "org--two" / "config.json").read_text()) | {"quantization": {"bits": 4, "group_size": 64}}
+    (shelf / "org--two" / "config.json").write_text(json.dumps(mlx))  # nothing but mlx could run it
+
+    async def scene(s: Scene) -> None:
+        await s.workbench.change_setting("weights", "int8")
+        await s.workbench.change_setting("context_length", 1 << 20)
+        await s.workbench.choose_model("org/two")
+        await ready(s)
+        options = s.workbench.supervisor.options
+        assert (options["weights"], options["wishes"]) == ("int8", ["weights", "context_length"])
+        plan = await s.workbench.load_plan("org/two")
+        assert (plan.forms, plan.set_weights) == ([], "int8")
+        assert plan.fit is not None
+        assert (plan.fit.engine, plan.fit.context) == ("mlx", 4096)  # as many as it has
+        # chosen for one of them it is no wish
+        await s.workbench.open_model("org/one", LoadChoice(None, "int8"))
+        await ready(s)
+        assert s.workbench.supervisor.options["wishes"] == ["context_length"]
+        beside = s.workbench.supervisor.beside("org/one", "hf", {"weights": "int4"}).options
+        assert (beside["weights"], beside["wishes"]) == ("int4", [])
+        # nothing set, nothing wished
+        await s.workbench.change_setting("context_length", None)
+        assert "wishes" not in s.workbench.supervisor.options
+
+    play(scene)
 
 
 def test_a_context_is_remembered_for_a_model_that_is_not_here_yet(play: Play) -> None:

@@ -16,6 +16,7 @@ from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, until
 from tests.runtime.adapters.toys import toy_adapter
 from tests.runtime.loading.gguf_files import small_llama
+from tests.runtime.loading.packed import packed
 from tests.tiny_models import tiny_path
 from ui import EngineState, ModelsChanged, Refusal
 
@@ -119,7 +120,7 @@ def test_folders_and_files_come_onto_the_shelf(play: Play, tmp_path: Path, tiny:
     async def scene(s: Scene) -> None:
         assert await s.workbench.add_model_folder(own) == "own"
         steps: list[tuple[int, int]] = []
-        name = await s.workbench.import_gguf(gguf, lambda done, total: steps.append((done, total)))
+        name = await s.workbench.import_gguf(gguf, lambda done, total: steps.append((done, total)), keep_quantised=False)
         found = {model.name: model for model in await s.workbench.model_shelf()}
         assert found.keys() == {"own", name}
         assert (found["own"].linked, found[name].linked) == (True, False)
@@ -130,8 +131,26 @@ def test_folders_and_files_come_onto_the_shelf(play: Play, tmp_path: Path, tiny:
             with pytest.raises(Refusal, match=why):
                 await s.workbench.add_model_folder(wrong)
         with pytest.raises(Refusal, match="is no GGUF file"):
-            await s.workbench.import_gguf(own, lambda _done, _total: None)
+            await s.workbench.plan_gguf(own)
         assert [entry.name for entry in ModelShelf().models()] == [name]
+
+    play(scene)
+
+
+def test_a_gguf_stays_quantised_where_that_is_chosen(play: Play, tmp_path: Path) -> None:
+    path = packed(tiny_path("llama"), lambda name: "Q4_0").write(tmp_path / "one.gguf")
+
+    async def scene(s: Scene) -> None:
+        plan = await s.workbench.plan_gguf(path)
+        assert 0 < plan.kept < plan.float32 / 3
+        assert (plan.keeps, plan.note) == (False, "")
+        names = [await s.workbench.import_gguf(path, lambda _done, _total: None, keep_quantised=keep) for keep in (True, False)]
+        assert names == ["one-mlx", "one"]
+        found = {model.name: (model.form, tuple(model.engines)) for model in await s.workbench.model_shelf()}
+        assert found == {"one": ("float32, from GGUF", ("hf", "mlx")), "one-mlx": ("4 bit (mlx), from GGUF", ("mlx",))}
+        (tmp_path / "bad.gguf").write_bytes(b"GGUF")
+        with pytest.raises(Refusal, match=r"bad\.gguf"):
+            await s.workbench.plan_gguf(tmp_path / "bad.gguf")
 
     play(scene)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from app.sample import ensure_sample
 from app.workbench.session import OpenSession
 from tests.app.workbench.conftest import Play
@@ -176,3 +178,29 @@ def test_an_answer_beside_the_shown_path_is_read_when_somebody_goes_on_from_it(p
 
     play(evening)
     play(morning)
+
+
+def test_what_happens_to_a_session_just_before_it_is_shown_is_in_what_is_shown(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a moment between making what is shown and showing it
+    made, go_on = asyncio.Event(), asyncio.Event()
+
+    async def moment() -> None:
+        made.set()
+        await go_on.wait()
+
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked()
+        monkeypatch.setattr("app.workbench.showing.breath", moment)
+        opening = asyncio.create_task(s.workbench.open_session(session_id))
+        # when it is renamed in that moment
+        await made.wait()
+        await s.workbench.rename_session(session_id, "renamed")
+        go_on.set()
+        # then the window is shown all of it: what it was told before it knew of that session is lost on it
+        view = await opening
+        assert view.title == "renamed"
+        assert_same_view(view, await s.view(session_id))
+
+    play(scene)

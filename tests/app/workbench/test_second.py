@@ -108,6 +108,12 @@ def test_where_the_kl_begins_is_told(play: Play, monkeypatch: pytest.MonkeyPatch
         assert found.found.kl is not None
         assert np.isnan(found.found.kl).tolist() == [i < found.kl_from for i in range(found.read)]
         assert summary(found)[1].endswith("; KL is known of the last 5 tokens")
+        # and it is of all where somebody wants it
+        whole = await s.workbench.compare_with(session_id, SAME, lambda _words, _done, _total: None, kl_of_all=True)
+        assert whole.kl_from == 0
+        assert whole.found.kl is not None
+        assert np.isnan(whole.found.kl).tolist() == [i == 0 for i in range(whole.read)]  # nothing comes before the first
+        assert "KL" not in summary(whole)[1]
 
     play(scene, engine=Engines())
 

@@ -218,6 +218,44 @@ def test_what_cannot_be_is_refused_in_words() -> None:
         packing.check_weights(LoadOptions(weights="int8"), torch.device("cpu"), ready=True)
 
 
+@pytest.mark.parametrize(
+    ("backend", "options", "why"),
+    [
+        ("mlx", {"weights": "int8"}, "weights='int8' is for hf on a processor"),
+        ("mlx", {"offload": "disk"}, "offload='disk': MLX keeps all weights"),
+        ("hf", {"weights": "int8", "dtype": "bfloat16", "device": "cpu"}, "weights='int8' is computed with in float32"),
+        ("fake", {"weights": "int8"}, "weights='int8': the fake backend has no weights"),
+    ],
+)
+def test_what_is_but_wished_for_keeps_no_model_from_loading(backend: str, options: dict[str, Any], why: str) -> None:
+    source = "x" if backend == "fake" else tiny_path("llama")
+    with load(source, backend, wishes=("weights", "offload"), **options) as model:
+        [said] = [warning for warning in model.info.warnings if "set for all models" in warning]
+        assert said.startswith(why)
+        assert model.info.computed_with == model.info.dtype  # what stands beside its numbers is what they are
+        assert "int8" not in model.info.precision
+        assert model.info.options["offload"] == "none"
+    with pytest.raises(UnsupportedFeatureError, match=why):
+        load(source, backend, **options)
+    with pytest.raises(InvalidRequestError, match="wishes names options"):
+        load(source, backend, wishes=("device",))
+
+
+def test_a_wish_that_can_be_had_is_granted() -> None:
+    with packed("llama", "int8", wishes=("weights",)) as model:
+        assert model.info.precision == "float32, int8 weights"
+        assert not any("set for all models" in warning for warning in model.info.warnings)
+
+
+def test_a_context_that_is_wished_for_ends_where_the_models_does() -> None:
+    with load(tiny_path("llama"), "hf", device="cpu", context_length=1 << 20, wishes=["context_length"]) as model:
+        assert model.info.context_length == model.info.whole_context == 4096
+    with load(tiny_path("llama"), "hf", device="cpu", context_length=100, wishes=["context_length"]) as model:
+        assert model.info.context_length == 100
+    with pytest.raises(InvalidRequestError, match="the model has 4,096 positions"):
+        load(tiny_path("llama"), "hf", device="cpu", context_length=1 << 20)
+
+
 def test_numbers_are_log_probabilities() -> None:
     with packed("llama", "int4") as model:
         row = model.next_token_logprobs_sync([1, 2, 3])

@@ -250,7 +250,8 @@ def _found(hub: LocalHub, asked: dict[str, list[str]], user: str) -> Iterator[di
     """What a search tells, the most fetched first."""
     plain = {"downloads": 0, "likes": 0, "gated": False, "tags": []}
     for id_, repository in sorted(hub.repositories.items(), key=lambda pair: -pair[1].told.get("downloads", 0)):
-        if asked["search"][0].lower() not in id_.lower() or repository.owner not in ("", user):
+        words = asked["search"][0].lower().split()
+        if not all(word in id_.lower() for word in words) or repository.owner not in ("", user):
             continue
         files = repository.commits[repository.names["main"]]
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -10,11 +11,13 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
 from runtime import DownloadError, DownloadProgress, ModelShelf, fetch_model, plan_download, unfinished_downloads
-from tests.runtime.hub.local_hub import Files, LocalHub, for_file, held, status
+from runtime.hub.said import Asked
+from tests.runtime.hub.local_hub import Files, LocalHub, Request, for_file, held, status, stop_after
 
 WEIGHTS = "model.safetensors"
 PATIENCE_SECONDS = 60
@@ -52,6 +55,20 @@ def test_a_model_is_planned_fetched_and_here(hub: LocalHub, tiny: Files) -> None
     assert folder.path.name == f"org--tiny@{commit[:12]}"
     assert steps[-1].done == steps[-1].total == plan.bytes
     assert children() == []
+
+
+def test_the_child_ends_in_peace(hub: LocalHub, tiny: Files) -> None:
+    hub.add("org/tiny", tiny)
+    command = [sys.executable, "-m", "runtime.hub.child"]
+    pipe, environment = subprocess.PIPE, {**os.environ, "HF_HUB_OFFLINE": "0"}
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment) as child:
+        assert child.stdin is not None
+        child.stdin.write(msgspec.json.encode(Asked("plan", "org/tiny")) + b"\n")
+        child.stdin.flush()  # and left open, as whoever asks leaves it
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert b'"commit"' in child.stdout.read()
+        assert (child.stderr.read(), child.wait()) == (b"", 0)
 
 
 def test_what_went_wrong_arrives_as_it_was(hub: LocalHub, tiny: Files) -> None:
@@ -143,6 +160,77 @@ def test_kill_9_of_both_processes_loses_nothing_that_came(hub: LocalHub, tiny: F
     # then
     assert hub.ranges(WEIGHTS) == [None, f"bytes={len(tiny[WEIGHTS]) // 2}-"]
     assert sorted(path.name for path in shelf.iterdir() if path.name.startswith(".fetching")) == [".fetching"]
+
+
+@pytest.mark.slow
+def test_of_two_processes_that_fetch_the_same_at_once_one_does(hub: LocalHub, tiny: Files) -> None:
+    # given one in the middle of the weights
+    hub.add("org/tiny", tiny)
+    go_on = threading.Event()
+
+    def waits(request: Request) -> bool:
+        go_on.wait(PATIENCE_SECONDS)
+        return False
+
+    hub.before = [for_file(WEIGHTS, waits, times=1)]
+    script = "from runtime import fetch_model; print(fetch_model('org/tiny').path.name)"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as other:
+        until = time.monotonic() + PATIENCE_SECONDS
+        while WEIGHTS not in hub.fetched():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        # when another begins
+        with pytest.raises(DownloadError, match="is being fetched by another process; wait for it") as taken:
+            fetch_model("org/tiny")
+        # then the first one is not disturbed
+        assert taken.value.reason == "taken"
+        go_on.set()
+        name = other.communicate()[0].strip()
+    assert fetch_model("org/tiny").path.name == name  # it is here now
+    assert [entry.complete for entry in ModelShelf().models()] == [True]
+    assert hub.fetched().count(WEIGHTS) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_stops_at_any_moment_lose_nothing(seed: int, hub: LocalHub, tiny: Files) -> None:
+    draw = random.Random(seed)
+    hub.add("org/tiny", tiny)
+    size = len(tiny[WEIGHTS])
+    kept = 0
+    for _ in range(5):
+        # given a server that ends at some byte, and somebody who pauses or gives up at some report
+        hub.before = [for_file(WEIGHTS, stop_after(draw.randrange(size // 3)), times=1)]
+        pause, left, gives_up = threading.Event(), draw.randrange(1, 25), draw.random() < 0.5
+
+        def look(_step: DownloadProgress, pause: threading.Event = pause, gives_up: bool = gives_up) -> None:
+            nonlocal left
+            left -= 1
+            if not left and gives_up:
+                raise Stopped
+            if not left:
+                pause.set()
+
+        # when
+        stopped = ""
+        try:
+            fetch_model("org/tiny", look, pause=pause)
+        except Stopped:
+            stopped = "given up"
+        except DownloadError as fault:
+            stopped = fault.reason
+        if not stopped:
+            break
+        # then what came stays, and nothing is listed before it is whole
+        assert stopped in ("given up", "paused")
+        assert ModelShelf().models() == []
+        here = sum(note.kept for note in unfinished_downloads())
+        assert here >= kept
+        kept = here
+    hub.before = []
+    assert fetch_model("org/tiny").path.is_dir()
+    assert (ModelShelf().folder("org/tiny") / WEIGHTS).read_bytes() == tiny[WEIGHTS]
+    assert unfinished_downloads() == []
 
 
 def test_asking_needs_no_network_library_in_this_process() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -49,3 +50,18 @@ def test_mlx_quantises_into_the_same_order_of_bits() -> None:
 
 def test_formats_without_such_a_form_have_none() -> None:
     assert {name for name in UNPACKERS if bits_of(name) is None} == {"F32", "F16", "BF16", "Q6_K"}
+
+
+@pytest.mark.parametrize("group", [8, 16])
+def test_mlx_has_no_groups_as_small_as_those_of_q6_k(group: int) -> None:
+    with pytest.raises(ValueError, match="group size"):
+        mx.quantize(mx.ones((4, 256)), group_size=group, bits=8)
+
+
+def test_two_runs_of_q6_k_are_no_run_of_32() -> None:
+    """One scale for both is their greatest common divisor: with 127 and 126 steps a number takes 13 bits, and MLX has 8."""
+    numbers = np.arange(-32, 32)
+    values = np.concatenate([127 * numbers, 126 * numbers])  # of two runs in one block: whole multiples of its scale
+    step = np.gcd.reduce(np.diff(np.unique(values)))
+    assert (values.max() - values.min()) // step >= 1 << 12
+    assert "Q6_K" not in KEPT

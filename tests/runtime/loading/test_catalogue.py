@@ -73,6 +73,7 @@ def test_every_variant_is_one_that_the_loaders_take(model: CatalogueModel) -> No
         assert str(HubId.parse(variant.source)) == f"{variant.source}@main"
         check_suitable(variant.source, variant.config)
         assert variant.backends == (("mlx",) if variant.bits else ("hf", "mlx"))
+    assert {variant.bits is None for variant in model.variants} == {True, False}  # a plain one, and one for mlx
     assert model.variant("hf") is model.variants[0]
     assert model.variant("mlx") is model.variants[-1]
 

@@ -11,10 +11,10 @@ import pytest
 from runtime.errors import ModelLoadError
 from runtime.loading.gguf.dequantise import UNPACKERS, dequantise
 from runtime.loading.gguf.header import read_header
-from runtime.loading.gguf.layout import CHAT_FORMATS, TensorInfo
+from runtime.loading.gguf.layout import FORMATS, TensorInfo
 from tests.runtime.loading.gguf_files import STRING, GgufFile, Pair, Stored
 
-KINDS = {form.name: kind for kind, form in CHAT_FORMATS.items()}
+KINDS = {form.name: kind for kind, form in FORMATS.items()}
 HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}
 
 
@@ -91,20 +91,20 @@ SCALAR: dict[str, Callable[[bytes], list[float]]] = {
 def random_blocks(name: str, blocks: int, seed: int = 3) -> npt.NDArray[np.uint8]:
     """Random bits with honest scales, ``(blocks, size) uint8``."""
     draw = np.random.default_rng(seed)
-    data = draw.integers(0, 256, (blocks, CHAT_FORMATS[KINDS[name]].size), np.uint8)
+    data = draw.integers(0, 256, (blocks, FORMATS[KINDS[name]].size), np.uint8)
     for at in HALVES[name]:
         data[:, at : at + 2] = draw.normal(0, 0.1, (blocks, 1)).astype("<f2").view(np.uint8)
     return data
 
 
 def info_of(name: str, shape: tuple[int, ...]) -> TensorInfo:
-    return TensorInfo("t", shape, CHAT_FORMATS[KINDS[name]], 0)
+    return TensorInfo("t", shape, FORMATS[KINDS[name]], 0)
 
 
 @pytest.mark.parametrize("name", SCALAR)
 def test_blocks_unpack_as_ggml_documents_them(name: str) -> None:
     # given
-    form = CHAT_FORMATS[KINDS[name]]
+    form = FORMATS[KINDS[name]]
     data = random_blocks(name, 40)
     # when
     values = dequantise(info_of(name, (40, form.block)), data.reshape(-1))
@@ -118,7 +118,7 @@ def test_blocks_unpack_as_mlx_reads_them(name: str, tmp_path: Path) -> None:
     # given
     import mlx.core as mx
 
-    form = CHAT_FORMATS[KINDS[name]]
+    form = FORMATS[KINDS[name]]
     data = random_blocks(name, 64)
     shape = (8, 8 * form.block)
     stored = Stored("w.weight", shape, KINDS[name], data.tobytes())

@@ -61,6 +61,10 @@ def test_another_alignment_is_honoured(tmp_path: Path) -> None:
     assert {info.offset % 256 for info in header.tensors.values()} == {0}
 
 
+def test_there_are_enough_of_them() -> None:
+    assert len(BAD) >= 36
+
+
 @pytest.mark.parametrize("what", BAD)
 def test_a_spoiled_file_is_refused_in_one_line(what: str, tmp_path: Path) -> None:
     # given

@@ -4,6 +4,8 @@ import hashlib
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -156,6 +158,17 @@ def test_a_damaged_model_is_made_again(shelf: Path, gguf: Path) -> None:
     assert again == folder
     assert resolve("mine") == folder
     assert left_behind(shelf) == ["mine"]
+
+
+def test_the_converter_ends_in_peace(gguf: Path, tmp_path: Path) -> None:
+    """A thread of it still reads its standard input then, which the interpreter must not stumble over."""
+    command = [sys.executable, "-m", "runtime.loading.convert", str(gguf), str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert '"parameters"' in child.stdout.read()
+        assert child.stderr.read() == ""
+        assert child.wait() == 0
 
 
 def test_two_imports_at_once_take_turns(shelf: Path, gguf: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from tests.runtime.loading.gguf_files import (
     unsuitable_files,
 )
 from tests.runtime.loading.test_gguf_header import SEEN_WHILE_CONVERTING
+from tests.tiny_models import tiny_path
 
 UNSUITABLE = unsuitable_files()
 
@@ -106,6 +108,45 @@ def test_a_killed_converter_is_reported_and_leaves_nothing(shelf: Path, gguf: Pa
     assert started[0].returncode is not None
 
 
+def test_a_converter_that_hangs_is_stopped(shelf: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given one that says nothing and does not end, and little patience
+    started: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def popen(_command: object, **kwargs: object) -> subprocess.Popen[bytes]:
+        started.append(real([sys.executable, "-c", "input()"], **kwargs))  # type: ignore[call-overload]  # passed on as given
+        return started[-1]
+
+    monkeypatch.setattr("runtime.loading.children.subprocess.Popen", popen)
+    monkeypatch.setattr("runtime.loading.children.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("runtime.loading.importer._PATIENCE", 0.05)
+    # when, then
+    with pytest.raises(ModelLoadError, match=r"the conversion took longer than \d+ s and was stopped"):
+        import_model(gguf)
+    assert started[0].returncode is not None
+    assert left_behind(shelf) == []
+
+
+GREEDY_CONVERTER = """
+import sys
+import psutil
+from runtime.loading import convert
+convert._BASE_MEMORY = psutil.Process().memory_info().vms + (8 << 20)
+convert.convert = lambda *_arguments, **_options: bytearray(1 << 30)
+sys.exit(convert.main())
+"""
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS does not enforce RLIMIT_AS")
+def test_a_converter_that_takes_more_memory_than_is_allowed_is_refused_it(gguf: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", GREEDY_CONVERTER, str(gguf), str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:  # it ends with its input
+        assert child.stdout is not None
+        said = child.stdout.read()
+    assert "converting it needs more memory than is allowed" in said
+    assert child.returncode == 1
+
+
 KILLED_IMPORT = """
 import sys, time
 from runtime.loading.importer import import_model
@@ -142,6 +183,20 @@ def test_a_disk_that_is_too_small_is_named_before_the_work(shelf: Path, gguf: Pa
     with pytest.raises(ModelLoadError, match=r"needs .* GB in .*, 0\.0 GB are free"):
         import_model(gguf)
     assert left_behind(shelf) == []
+
+
+@pytest.mark.parametrize("kind", ["gguf", "folder"])
+def test_a_disk_that_fills_up_is_named_and_nothing_stays(kind: str, shelf: Path, gguf: Path) -> None:
+    """The kernel refuses files of more than 100,000 bytes, here and in the converter."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(ModelLoadError, match="free some space"):
+            import_model(gguf if kind == "gguf" else tiny_path("llama"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert left_behind(shelf) == []
+    assert list_models() == []
 
 
 def test_a_shelf_that_cannot_be_made_is_named(gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

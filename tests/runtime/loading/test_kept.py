@@ -19,13 +19,14 @@ from runtime.loading.convert import convert
 from runtime.loading.fit import estimate_fit
 from runtime.loading.folder import ModelFolder
 from runtime.loading.gguf.convertible import check
+from runtime.loading.import_plan import plan_import
 from runtime.loading.importer import SOURCE, import_model
 from runtime.loading.paths import models_dir
 from runtime.loading.shelf import ModelShelf, list_models
 from runtime.loading.source import resolve
 from runtime.model.load import load
 from tests.runtime.loading.gguf_files import GgufFile, stored
-from tests.runtime.loading.packed import Choice, in_blocks, packed
+from tests.runtime.loading.packed import Choice, in_blocks, k_quants, packed
 from tests.tiny_models import tiny_path
 
 Both = Callable[..., tuple[ModelFolder, ModelFolder]]
@@ -185,7 +186,7 @@ def test_the_machine_and_the_engine_decide_the_form(shelf: Path, tmp_path: Path,
     # given a file that nobody imported
     file = packed(tiny_path("llama"), mixed).write(tmp_path / "one.gguf")
     # when it is loaded on a machine where mlx runs models by default, then hf's float32 stands beside it
-    for module in ("importer", "source"):
+    for module in ("import_plan", "source"):
         monkeypatch.setattr(f"runtime.loading.{module}.default_backend", lambda: "mlx")
     assert resolve(file, backend="mlx").quantisation
     assert resolve(file, backend="hf").quantisation is None
@@ -195,7 +196,7 @@ def test_the_machine_and_the_engine_decide_the_form(shelf: Path, tmp_path: Path,
     assert resolve(file, backend="hf").path.name == "one"
     assert import_model(file).path.name == "one-mlx"
     # elsewhere it is float32 for both
-    for module in ("importer", "source"):
+    for module in ("import_plan", "source"):
         monkeypatch.setattr(f"runtime.loading.{module}.default_backend", lambda: "hf")
     assert resolve(file, backend="mlx").path.name == import_model(file).path.name == "one"
     assert len(list_models()) == 2
@@ -209,7 +210,7 @@ def test_a_file_that_nothing_of_can_be_kept_of(
     with pytest.raises(ModelLoadError, match=r"no matrix .* \(Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K\); import it with --float32"):
         import_model(gguf, keep_quantised=True)
     assert list_models() == []
-    monkeypatch.setattr("runtime.loading.importer.default_backend", lambda: "mlx")
+    monkeypatch.setattr("runtime.loading.import_plan.default_backend", lambda: "mlx")
     assert import_model(gguf).quantisation is None
     with pytest.raises(ModelLoadError, match="a folder is taken as it is"):
         import_model(tiny_path("llama"), keep_quantised=True)
@@ -237,16 +238,14 @@ def test_rows_that_are_no_multiple_of_32_are_refused_before_anything_is_read(she
 
 def test_k_quants_are_kept_as_far_as_mlx_has_their_form(tmp_path: Path) -> None:
     """As Q4_K_M files are: half of some matrices in Q6_K, whose scales are for 16 numbers each."""
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
     # given rows as wide as a block of theirs
-    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = LlamaConfig(**sizes, vocab_size=1000, tie_word_embeddings=False)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "original")
-    (tmp_path / "original" / "tokenizer.json").write_bytes((tiny_path("llama") / "tokenizer.json").read_bytes())
-    better = ("output.weight", "blk.0.ffn_down.weight", "blk.0.attn_v.weight")
-    file = packed(tmp_path / "original", lambda name: "Q6_K" if name in better else "Q4_K")
+    file = k_quants(tmp_path / "original", ("output.weight", "blk.0.ffn_down.weight", "blk.0.attn_v.weight"))
     folders = converted(file, tmp_path / "k")
+    plan = plan_import(file.write(tmp_path / "k.gguf"))
+    assert plan.note == "Q6_K (27 % of the weights) becomes float32: MLX has no form that is exactly it"
+    for size, folder in zip((plan.float32, plan.kept), folders, strict=True):
+        header = (folder.path / "model.safetensors").stat().st_size - size
+        assert 0 < header < 20_000  # all else is weights
     # then these are float32, the others as they are packed, and all the same by value
     plain, kept = folders
     layers = ("lm_head", "model.layers.0.mlp.down_proj", "model.layers.0.self_attn.v_proj")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runtime.errors import GrammarError, InvalidRequestError
@@ -73,7 +73,17 @@ def any_settings(draw: st.DrawFn) -> dict[str, Any]:
     return {**chosen, "order": tuple(order)}
 
 
+FEW_OF_MANY: dict[str, Any] = {
+    "xtc_probability": 0.5,
+    "xtc_threshold": 0.01,
+    "typical_p": 0.5,
+    "top_k": 1,
+    "order": ("xtc", "typical", "top_k"),
+}
+
+
 @settings(max_examples=60, deadline=None)
+@example(FEW_OF_MANY, 2, 100, 2.5)  # what is left weighs a hundredth of what stands before it
 @given(any_settings(), st.integers(0, 1000), st.sampled_from([100, 150, 400]), st.floats(0.2, 4))
 def test_any_stages_in_any_order(options: dict[str, Any], seed: int, vocab: int, scale: float) -> None:
     compare(options, row(seed, vocab, scale), range(3))
@@ -180,3 +190,28 @@ def test_a_stage_left_out_of_the_order_does_nothing() -> None:
     sampler = Sampler(SamplingOptions(top_k=1, order=("temperature",)), 1)
     assert sampler.stages == ()
     assert len({sampler.draw(row(1, 100, 1.0), place)[0] for place in range(30)}) > 5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.8, "top_p": 0.95, "min_p": 0.05},
+        {"top_k": 30, "typical_p": 0.6},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.02, "top_p": 0.99},
+        {"logit_bias": {5: 9.0}, "banned_tokens": (1, 2), "top_p": 0.4},
+        {"temperature": 0.0, "banned_tokens": (3,)},
+        {},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("vocab", [30, 5000])
+def test_a_report_says_who_is_held_after_each_stage(options: dict[str, Any], vocab: int) -> None:
+    sampler = Sampler(SamplingOptions(**options), 3)
+    for place in range(20):
+        traced = sampler.trace(row(8, vocab, 2.0), place)
+        table = report(traced)
+        held = np.unpackbits(table.held[0], axis=-1, count=table.ids.shape[1], bitorder="little").astype(np.bool_)
+        for step, mine in zip(traced.steps, held, strict=True):
+            assert mine.tolist() == step.view.holds(table.ids[0].astype(np.int64)).tolist()
+        assert table.kept[0].tolist() == [step.view.count for step in traced.steps]
+        assert table.mass[0].tolist() == [step.view.mass for step in traced.steps]

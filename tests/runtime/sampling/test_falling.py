@@ -48,3 +48,14 @@ def test_what_is_known_of_a_row_changes_no_draw(spread: float, stages: dict[str,
     for position in range(40):
         known = Ranked(logprobs, float(mass[0]), float(entropy[0]))
         assert sampler.draw(known, position) == sampler.draw(logprobs, position)
+
+
+def test_a_row_of_which_all_was_lowered_is_searched_too() -> None:
+    # given a small vocabulary that was said in full, so that nothing reaches what the row's own largest entries promise
+    logprobs = normalised((np.random.default_rng(2).normal(size=(1, 257)) * 0.05).astype(np.float32))[0]
+    said = np.arange(257, dtype=np.int32)
+    sampler = Sampler(SamplingOptions(presence_penalty=5.0), seed=1)
+    # then its draws are those of the row itself: all lost the same
+    plain = Sampler(SamplingOptions(), seed=1)
+    drawn = [(sampler.draw(logprobs, position, history=said)[0], plain.draw(logprobs, position)[0]) for position in range(60)]
+    assert sum(ours != other for ours, other in drawn) <= 1  # but for a number next to a border

@@ -55,3 +55,13 @@ def test_equals_of_the_last_one_stay() -> None:
         traced = Sampler(SamplingOptions(typical_p=p), seed=1).trace(logprobs, 0)
         left = next(step.view for step in traced.steps if step.stage == "typical")
         assert np.array_equal(left.holds(np.arange(VOCAB)), defined(logprobs, p, 1.0))
+
+
+@pytest.mark.parametrize(("seed", "spread", "p"), [(5, 6.0, 0.95), (10, 4.0, 0.9), (11, 5.0, 0.9)])
+def test_a_report_changes_no_draw_among_equals(seed: int, spread: float, p: float) -> None:
+    # given scores of which many are as near to the entropy as each other
+    rounded = np.round(np.random.default_rng(seed).normal(size=(1, VOCAB)) * spread * 2) / 2
+    logprobs = log_softmax(rounded.astype(np.float32))[0]
+    sampler = Sampler(SamplingOptions(typical_p=p), seed=3)
+    places = range(6)
+    assert [sampler.draw(logprobs, place)[0] for place in places] == [sampler.trace(logprobs, place).token for place in places]

@@ -92,6 +92,7 @@ def test_a_template_that_loops_is_stopped_and_started_again() -> None:
     # given
     forever = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     loop = "{% if messages[0].content == 'loop' %}" + forever + "{% endif %}ok"
+    assert TemplateLimits().seconds == 2  # where nobody says otherwise
     template = ChatTemplate(loop, limits=TemplateLimits(seconds=0.5))
     assert template.render(HELLO) == "ok"
     pid = template.child_pid

@@ -1,0 +1,84 @@
+"""``python -m tests.runtime.loading.killed import FILE | fetch ORG/NAME``: kill -9 before every change that is made to a shelf.
+
+Each time in a process of its own, over an empty shelf (ELSEWISE_MODELS): what is listed then must be whole, and doing it again
+must end well and leave nothing else behind. Prints how many changes there are.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from runtime.hub.downloading import Download
+from runtime.hub.plan import HubId
+from runtime.loading.importer import import_model
+from runtime.loading.paths import models_dir
+from runtime.loading.shelf import ModelShelf
+
+CHANGES = ("os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.truncate")
+STAYS = (".lock", ".used", ".digests", ".measured")  # beside models
+
+
+def killed_before(change: int, work: Callable[[], object]) -> bool:
+    """Does the work in a process that ends by SIGKILL before so many a change; whether it came that far."""
+    pid = os.fork()
+    if pid:
+        _, status = os.waitpid(pid, 0)
+        assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, f"the work failed, {change}"
+        return os.WIFSIGNALED(status)
+    left, shelf = change, str(models_dir())
+
+    def look(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal left
+        writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        inside = any(isinstance(each, str | Path) and str(each).startswith(shelf) for each in arguments[:2])
+        if (writes or event in CHANGES) and inside:
+            left -= 1
+            if not left:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    code = 1
+    try:
+        sys.addaudithook(look)
+        work()
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def check_listed() -> None:
+    """What is listed as ready opens, and is what it was."""
+    shelf = ModelShelf()
+    for entry in shelf.models():
+        assert entry.complete, entry
+        shelf.open(entry.name)
+        shelf.verify(entry.name)
+
+
+def main() -> None:
+    what, source = sys.argv[1:]
+    work: Callable[[], object] = (
+        (lambda: import_model(source)) if what == "import" else Download(HubId.parse(source), lambda _progress: None).fetch
+    )
+    change = 1
+    while True:
+        shutil.rmtree(models_dir(), ignore_errors=True)
+        if not killed_before(change, work):
+            break
+        check_listed()
+        assert not killed_before(1 << 30, work)  # again, to its end
+        check_listed()
+        [entry] = ModelShelf().models()
+        found = {path.name for path in models_dir().iterdir()} - set(STAYS) - {entry.path.name}
+        left = {name for name in found if any((models_dir() / name).iterdir())}
+        assert not left, (change, left)
+        change += 1
+    sys.stdout.write(f"{change - 1}\n")
+
+
+if __name__ == "__main__":
+    main()

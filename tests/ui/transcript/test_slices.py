@@ -1,0 +1,269 @@
+"""A session is shown in slices: what is in sight first, the rest in later turns of the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from PySide6.QtCore import QEvent, QObject
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from runtime import Origin
+from tests.ui.transcript.conftest import Show, settle
+from tests.ui.transcript.samples import run_of, session, turn
+from ui.port import SessionView
+from ui.transcript import Measure, Mode, TranscriptView
+from ui.transcript.scroller import Scroller
+
+TURNS = 60
+HUGE = 5  # a turn that is higher than the window
+LONG = 3600.0  # seconds
+View = TranscriptView
+Asked = Callable[[View], object]
+
+
+def many(session_id: int, first: int = 1) -> SessionView:
+    """So many turns that most are out of sight; each says which one it is."""
+    turns = []
+    for node in range(first, first + TURNS):
+        count = 900 if node == HUGE else 60
+        words = [f" turn{node}", *(f" word{i}" for i in range(count))]
+        bits = [float(1 + (node * 7 + i) % 5) for i in range(count + 1)]
+        origin = Origin.TYPED if node % 2 else Origin.SAMPLED
+        turns.append(turn(node, "user" if node % 2 else "assistant", run_of(words, bits, origin, node * 100)))
+    return session(*turns, session_id=session_id)
+
+
+@pytest.fixture(autouse=True)
+def slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is in sight at once, then one turn in each turn of the event loop, however fast the machine is."""
+    monkeypatch.setattr("ui.transcript.scroller._AT_ONCE_SECONDS", LONG)
+    monkeypatch.setattr("ui.transcript.scroller._SLICE_SECONDS", 0.0)
+    monkeypatch.setattr("ui.transcript.scroller._SLICE_MS", 0)
+    monkeypatch.setattr("ui.transcript.strip._AT_ONCE_SECONDS", 0.0)
+    monkeypatch.setattr("ui.transcript.strip._SLICE_SECONDS", 0.0)
+    monkeypatch.setattr("ui.transcript.strip._SLICE_MS", 0)
+
+
+@pytest.fixture
+def transcript(show: Show) -> TranscriptView:
+    """One that has shown another session before."""
+    return show(session(turn(1000, "assistant", run_of([" as", " before"], [1.0, 2.0], Origin.SAMPLED)), session_id=9))
+
+
+def laid_out(pane: Scroller) -> list[bool]:  # type: ignore[type-arg]  # whatever its bodies are
+    return [box.done for box in pane.page.boxes]
+
+
+def in_sight(pane: Scroller) -> list[bool]:  # type: ignore[type-arg]  # likewise
+    top, bottom = pane.verticalScrollBar().value(), pane.verticalScrollBar().value() + pane.viewport().height()
+    return [box.top + box.height > top and box.top < bottom for box in pane.page.boxes]
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_what_is_in_sight_is_laid_out_first(qtbot: QtBot, transcript: View, mode: Mode) -> None:
+    transcript.set_mode(mode)
+    pane = transcript.tokens if mode is Mode.TOKENS else transcript.read
+    # when a long session is shown
+    transcript.set_session(many(1))
+    # then its end is in sight and laid out, and of most other turns nothing was made yet
+    assert pane.is_at_end
+    assert all(done for done, seen in zip(laid_out(pane), in_sight(pane), strict=True) if seen)
+    assert sum(box.made is not None for box in pane.page.boxes) < TURNS / 2
+    # and everything in the end, with the end still in sight
+    qtbot.waitUntil(lambda: all(laid_out(pane)))
+    assert pane.is_at_end
+
+
+class Painted(QObject):
+    """Counts how often a widget was painted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times = 0
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802  # Qt's name
+        self.times += event.type() is QEvent.Type.Paint
+        return super().eventFilter(watched, event)
+
+
+def test_what_is_out_of_sight_is_laid_out_without_painting_anything_again(qtbot: QtBot, transcript: View) -> None:
+    pane = transcript.tokens
+    transcript.set_session(many(1))
+    for _ in range(6):
+        QApplication.processEvents()
+    assert not all(laid_out(pane))
+    seen, painted = pane.viewport().grab().toImage(), Painted()
+    pane.viewport().installEventFilter(painted)
+    # when the rest is laid out
+    qtbot.waitUntil(lambda: all(laid_out(pane)))
+    QApplication.processEvents()
+    # then nothing in sight was painted for it, nor looks different
+    assert painted.times == 0
+    pane.viewport().removeEventFilter(painted)
+    assert pane.viewport().grab().toImage() == seen
+
+
+def test_a_session_is_painted_once_and_not_in_one_turn_of_the_loop_with_other_things(transcript: View) -> None:
+    viewport, painted = transcript.tokens.viewport(), Painted()
+    viewport.installEventFilter(painted)
+    transcript.set_session(many(1))
+    # when the window would paint all of it at once, as where it was resized for the session
+    viewport.repaint()
+    viewport.grab()  # a picture is no painting of the screen
+    at_once = painted.times
+    for _ in range(6):
+        QApplication.processEvents()
+    # then what was seen stayed a moment longer
+    assert (at_once, painted.times) == (1, 2)
+    viewport.removeEventFilter(painted)
+
+
+def test_what_is_resized_is_painted_once(qtbot: QtBot, transcript: View) -> None:
+    transcript.set_session(many(1))
+    qtbot.waitUntil(lambda: all(laid_out(transcript.tokens)))
+    viewport, painted = transcript.tokens.viewport(), Painted()
+    viewport.installEventFilter(painted)
+    transcript.resize(transcript.width(), transcript.height() - 100)
+    for _ in range(6):
+        QApplication.processEvents()
+    assert painted.times == 1
+    viewport.removeEventFilter(painted)
+
+
+def test_what_is_read_stays_while_what_is_above_gets_its_height(qtbot: QtBot, transcript: View) -> None:
+    pane = transcript.tokens
+    transcript.set_session(many(1))
+    bar = pane.verticalScrollBar()
+    # when somebody scrolls before all is laid out
+    bar.setValue(bar.maximum() // 2)
+    held = pane.anchor()
+    box, length = pane.page.boxes[held.turn], bar.maximum()
+    assert not all(laid_out(pane))
+    qtbot.waitUntil(lambda: all(laid_out(pane)))
+    # then the page has another length, and the same token stands where it stood
+    assert bar.maximum() != length
+    assert box.top + box.body.top_of(held.token) - bar.value() == held.offset
+
+
+def test_another_session_ends_the_slices_of_the_first(qtbot: QtBot, transcript: View) -> None:
+    pane = transcript.tokens
+    transcript.set_session(many(1))
+    left = list(pane.page.boxes)
+    made = sum(box.made is not None for box in left)
+    # when another one is opened before the first is laid out
+    transcript.set_session(many(2, first=500))
+    qtbot.waitUntil(lambda: all(laid_out(pane)))
+    # then nothing more was made of the first, and all that is there is of the other
+    assert sum(box.made is not None for box in left) == made < TURNS
+    assert [box.turn.node_id for box in pane.page.boxes] == list(range(500, 500 + TURNS))
+    assert pane.is_at_end
+
+
+def found(view: View) -> object:
+    told: list[tuple[object, int]] = []
+    view.found_changed.connect(lambda place, total: told.append((place, total)))
+    view.look_for("turn3 word0")
+    view.find_next(1)
+    return told, view.tokens.selected_text
+
+
+def copied(view: View) -> object:
+    view.tokens.select_all()
+    return view.tokens.selected_text
+
+
+def copied_typeset(view: View) -> object:
+    view.set_mode(Mode.READ)
+    view.read.select_all()
+    return view.read.selected_text
+
+
+def pinned(view: View) -> object:
+    view.set_pinned(HUGE, 800)
+    return view.pinned, view.record(HUGE, 800) is not None
+
+
+def walked(view: View) -> object:
+    view.next_uncertain()
+    return view.pinned
+
+
+def coloured(view: View) -> object:
+    view.colour_by(Measure.RANK)
+    return [bytes(box.turn.tokens.marks) for box in view.tokens.page.boxes]
+
+
+def pointed(view: View) -> object:
+    return [view.strip.token_at(view.strip.width() * share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+
+
+def changed(view: View) -> object:
+    again = run_of([" other", " words"], [2.0, 3.0], Origin.SAMPLED, 7000)
+    view.update_turn(turn(2, "assistant", again))
+    view.append_tokens(TURNS, again)
+    return [box.turn.text for box in view.tokens.page.boxes]
+
+
+def read_and_back(view: View) -> object:
+    view.set_mode(Mode.READ)
+    view.set_mode(Mode.TOKENS)
+    return view.tokens.is_at_end, len(view.tokens.page.boxes)
+
+
+ASKED: dict[str, Asked] = {
+    "find": found,
+    "copy all": copied,
+    "copy all typeset": copied_typeset,
+    "pin": pinned,
+    "next uncertain": walked,
+    "colours": coloured,
+    "strip": pointed,
+    "a turn changes": changed,
+    "Read and back": read_and_back,
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_what_is_asked_before_all_is_laid_out_has_the_answer_it_has_afterwards(qtbot: QtBot, show: Show, name: str) -> None:
+    early, late = (show(session(session_id=9)) for _ in range(2))
+    late.set_session(many(1))
+    settle(qtbot, late)
+    early.set_session(many(1))
+    assert not all(laid_out(early.tokens))
+    answer = ASKED[name](early)
+    assert answer == ASKED[name](late)
+    # and it looks the same in the end
+    for view in (early, late):
+        settle(qtbot, view)
+    if early.pinned is not None:  # on the way there it is scrolled no farther than it must be, as far as that is known
+        box = early.tokens.token_box(*early.pinned)
+        assert box is not None
+        assert early.tokens.viewport().rect().contains(box)
+    else:
+        assert early.tokens.viewport().grab().toImage() == late.tokens.viewport().grab().toImage()
+
+
+def test_the_strip_keeps_its_line_until_the_next_one_was_read(qtbot: QtBot, show: Show) -> None:
+    transcript = show(many(1))
+    qtbot.waitUntil(lambda: transcript.strip.is_read)
+    before = transcript.strip.grab().toImage()
+    steep = [turn(n, "assistant", run_of([" a", " b", " c"], [9.0, 1.0, 1.0], Origin.SAMPLED)) for n in range(300, 320)]
+    transcript.set_session(session(*steep, session_id=2))
+    assert not transcript.strip.is_read
+    assert transcript.strip.grab().toImage() == before
+    qtbot.waitUntil(lambda: transcript.strip.is_read)
+    assert transcript.strip.grab().toImage() != before
+
+
+def test_a_window_out_of_sight_lays_out_nothing_until_it_is_seen_again(qtbot: QtBot, transcript: View) -> None:
+    pane = transcript.tokens
+    transcript.set_session(many(1))
+    transcript.hide()
+    made = sum(laid_out(pane))
+    for _ in range(20):
+        QApplication.processEvents()
+    assert sum(laid_out(pane)) == made < TURNS
+    transcript.show()
+    qtbot.waitUntil(lambda: all(laid_out(pane)))
