@@ -19,6 +19,7 @@ from runtime.backends import facts
 from runtime.backends.buckets import Bucket, reach_of
 from runtime.backends.hf import payload as payloads
 from runtime.backends.hf.adapters import TorchAdapters
+from runtime.backends.hf.arguments import Arguments
 from runtime.backends.hf.attention import OWN, attention_of
 from runtime.backends.hf.cache import Shape, SlotLayer, Tensors, TorchPack, make_layers
 from runtime.backends.hf.codec import codec_of
@@ -36,8 +37,6 @@ from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import ModelInfo
 from runtime.loading.folder import ModelFolder
 from runtime.options import LoadOptions
-
-FULL, SLIDING = ("full_attention", "hybrid"), ("sliding_attention", "hybrid_sliding")  # what transformers calls layers
 
 
 def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> HfBackend:
@@ -74,12 +73,13 @@ class HfBackend(PackedBackend[TorchPack]):
         self._weights = _name(self._dtype) if loaded.weights == "auto" else loaded.weights
         self._codec = codec_of(self._kv)
         self._adapters = TorchAdapters(self._model, self._dtype, self._device)
-        self._eager = attention_of(self._model) == "eager"
         self._shapes: tuple[Shape, ...] = ()
         layers = make_layers(loaded.config)
         self.recurrent = any(hasattr(layer, "recurrent_states") for layer in layers)
         self._windows = {layer.window for layer in layers if isinstance(layer, SlotLayer)}
         self.reach = reach_of(self._windows)
+        eager = attention_of(self._model) == "eager"
+        self._arguments = Arguments(self._takes, self._windows, self._device, self._dtype, eager=eager)
         self.tree = not self.recurrent and "position_ids" in self._takes
         self.shares = self.recurrent and attention_of(self._model) == OWN
         ours = loaded.folder and loaded.offload is None and self._device.type == "cpu"  # nobody else's hooks, one fast device
@@ -123,9 +123,9 @@ class HfBackend(PackedBackend[TorchPack]):
                 pack.put_states([step.state])
             self.count(len(step.tokens))
             if step.hidden:
-                logits = self._model.base_model(**self._arguments(pack, step)).last_hidden_state[0]  # (n, hidden)
+                logits = self._model.base_model(**self._arguments.of(pack, step)).last_hidden_state[0]  # (n, hidden)
             elif self._replay is not None and step.decodes:
-                masks, forward = partial(self._tree_masks, pack, step), partial(self._logits, pack, step)
+                masks, forward = partial(self._arguments.tree_masks, pack, step), partial(self._logits, pack, step)
                 logits = self._replay.logits(pack, step, masks, forward)
             else:
                 logits = self._logits(pack, step)  # (rows, vocab)
@@ -163,7 +163,7 @@ class HfBackend(PackedBackend[TorchPack]):
             if self.recurrent:
                 pack.put_states(bucket.states or [None])
             self.count(bucket.tokens.size)
-            logits = self._model(**self._row_arguments(pack, bucket)).logits  # (rows, columns, vocab)
+            logits = self._model(**self._arguments.of_rows(pack, bucket)).logits  # (rows, columns, vocab)
             wanted = bucket.wanted(chosen=logits.shape[1] < width)
             logits = logits.flatten(0, 1)
             if wanted is not None:
@@ -282,62 +282,8 @@ class HfBackend(PackedBackend[TorchPack]):
             torch.mps.empty_cache()
 
     def _logits(self, pack: TorchPack, step: Step) -> torch.Tensor:
-        logits: torch.Tensor = self._model(**self._arguments(pack, step)).logits[0]
+        logits: torch.Tensor = self._model(**self._arguments.of(pack, step)).logits[0]
         return logits
-
-    def _arguments(self, pack: TorchPack, step: Step) -> dict[str, Any]:
-        """What the model's forward is called with."""
-        arguments: dict[str, Any] = {"input_ids": torch.from_numpy(step.tokens).to(self._device)[None], "use_cache": True}
-        arguments["past_key_values" if "past_key_values" in self._takes else "cache_params"] = pack.cache
-        if "position_ids" in self._takes:
-            arguments["position_ids"] = torch.from_numpy(step.positions).to(self._device)[None]
-        if "logits_to_keep" in self._takes and not step.hidden:
-            arguments["logits_to_keep"] = self._kept(step.want, len(step.tokens))
-        if (masks := self._tree_masks(pack, step)) is not None:
-            arguments["attention_mask"] = masks
-        return arguments
-
-    def _tree_masks(self, pack: TorchPack, step: Step) -> torch.Tensor | dict[str, torch.Tensor] | None:
-        if step.mask is None:
-            return None
-        visible, first = step.mask, step.mask.shape[1] - step.mask.shape[0]
-        return self._masks({w: visible if w is None else pack.tree.within(visible, first, w) for w in self._windows})
-
-    def _row_arguments(self, pack: TorchPack, bucket: Bucket) -> dict[str, Any]:
-        """The same for chains side by side; the library's own causal mask serves where they are equally long."""
-        arguments: dict[str, Any] = {"input_ids": torch.from_numpy(bucket.tokens).to(self._device), "use_cache": True}
-        arguments["past_key_values" if "past_key_values" in self._takes else "cache_params"] = pack.cache
-        if "position_ids" in self._takes:
-            arguments["position_ids"] = torch.from_numpy(bucket.positions).to(self._device)
-        if "logits_to_keep" in self._takes:
-            arguments["logits_to_keep"] = self._kept(bucket.columns, bucket.tokens.shape[1])
-        if bucket.masked:
-            arguments["attention_mask"] = self._masks({w: bucket.visible(w)[..., bucket.first(w) :] for w in self._windows})
-        return arguments
-
-    def _kept(self, want: Int64, n: int) -> int | torch.Tensor:
-        if len(want) == n:
-            return 0  # all
-        if len(want) == 1 and want[0] == n - 1:
-            return 1  # the last
-        return torch.from_numpy(want).to(self._device)
-
-    def _masks(self, by_window: Mapping[int | None, Bool]) -> torch.Tensor | dict[str, torch.Tensor]:
-        """4-D masks for a call; where full and sliding layers alternate, one for each kind.
-
-        Recurrent layers leave a 4-D mask alone: only a 2-D one, for padding, is multiplied into what they read.
-        """
-        tensors = {w: self._mask(mask) for w, mask in by_window.items()}
-        if len(tensors) == 1:
-            return next(iter(tensors.values()))
-        return {kind: mask for w, mask in tensors.items() for kind in (SLIDING if w else FULL)}
-
-    def _mask(self, mask: Bool) -> torch.Tensor:
-        rows = mask if mask.ndim == 3 else mask[None]
-        seen = torch.from_numpy(rows).to(self._device)[:, None]  # (rows, 1, n, slots)
-        if not self._eager:
-            return seen
-        return torch.zeros(seen.shape, dtype=self._dtype, device=self._device).masked_fill(~seen, torch.finfo(self._dtype).min)
 
     def _describe(self, options: LoadOptions, warnings: tuple[str, ...]) -> ModelInfo:
         loaded, config = self._loaded, self._loaded.config

@@ -1,0 +1,87 @@
+"""What a transformers model's forward is called with: tokens, positions, who sees whom, which answers are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import Any
+
+import torch
+
+from runtime.backends.buckets import Bucket
+from runtime.backends.hf.cache import TorchPack
+from runtime.backends.step import Step
+from runtime.backends.tree import Bool, Int64
+
+FULL, SLIDING = ("full_attention", "hybrid"), ("sliding_attention", "hybrid_sliding")  # what transformers calls layers
+
+
+class Arguments:
+    """Of one model.
+
+    Args:
+        takes: Names of its forward's parameters.
+        windows: Of its attention layers, in positions; None is a full one.
+        device: Where it computes.
+        dtype: Of its scores.
+        eager: Whether its attention adds masks to scores (`torch.finfo(dtype).min` hides) instead of taking bool ones.
+    """
+
+    def __init__(
+        self, takes: Set[str], windows: Set[int | None], device: torch.device, dtype: torch.dtype, *, eager: bool
+    ) -> None:
+        self._takes, self._windows, self._device, self._dtype, self._eager = takes, windows, device, dtype, eager
+
+    def of(self, pack: TorchPack, step: Step) -> dict[str, Any]:
+        """For tokens that go on from a pack, as one row."""
+        arguments: dict[str, Any] = {"input_ids": torch.from_numpy(step.tokens).to(self._device)[None], "use_cache": True}
+        arguments["past_key_values" if "past_key_values" in self._takes else "cache_params"] = pack.cache
+        if "position_ids" in self._takes:
+            arguments["position_ids"] = torch.from_numpy(step.positions).to(self._device)[None]
+        if "logits_to_keep" in self._takes and not step.hidden:
+            arguments["logits_to_keep"] = self._kept(step.want, len(step.tokens))
+        if (masks := self.tree_masks(pack, step)) is not None:
+            arguments["attention_mask"] = masks
+        return arguments
+
+    def tree_masks(self, pack: TorchPack, step: Step) -> torch.Tensor | dict[str, torch.Tensor] | None:
+        """Who sees whom in it: bool or float ``(1, 1, n, slots)``, by kind of layer where there are several; None: causal."""
+        if step.mask is None:
+            return None
+        visible, first = step.mask, step.mask.shape[1] - step.mask.shape[0]
+        return self._masks({w: visible if w is None else pack.tree.within(visible, first, w) for w in self._windows})
+
+    def of_rows(self, pack: TorchPack, bucket: Bucket) -> dict[str, Any]:
+        """The same for chains side by side; the library's own causal mask serves where they are equally long."""
+        arguments: dict[str, Any] = {"input_ids": torch.from_numpy(bucket.tokens).to(self._device), "use_cache": True}
+        arguments["past_key_values" if "past_key_values" in self._takes else "cache_params"] = pack.cache
+        if "position_ids" in self._takes:
+            arguments["position_ids"] = torch.from_numpy(bucket.positions).to(self._device)
+        if "logits_to_keep" in self._takes:
+            arguments["logits_to_keep"] = self._kept(bucket.columns, bucket.tokens.shape[1])
+        if bucket.masked:
+            arguments["attention_mask"] = self._masks({w: bucket.visible(w)[..., bucket.first(w) :] for w in self._windows})
+        return arguments
+
+    def _kept(self, want: Int64, n: int) -> int | torch.Tensor:
+        if len(want) == n:
+            return 0  # all
+        if len(want) == 1 and want[0] == n - 1:
+            return 1  # the last
+        return torch.from_numpy(want).to(self._device)
+
+    def _masks(self, by_window: Mapping[int | None, Bool]) -> torch.Tensor | dict[str, torch.Tensor]:
+        """4-D masks for a call; where full and sliding layers alternate, one for each kind.
+
+        Recurrent layers leave a 4-D mask alone: only a 2-D one, for padding, is multiplied into what they read.
+        """
+        tensors = {w: self._mask(mask) for w, mask in by_window.items()}
+        if len(tensors) == 1:
+            return next(iter(tensors.values()))
+        return {kind: mask for w, mask in tensors.items() for kind in (SLIDING if w else FULL)}
+
+    def _mask(self, mask: Bool) -> torch.Tensor:
+        rows = mask if mask.ndim == 3 else mask[None]
+        seen = torch.from_numpy(rows).to(self._device)[:, None]  # (rows, 1, n, slots)
+        if not self._eager:
+            return seen
+        return torch.zeros(seen.shape, dtype=self._dtype, device=self._device).masked_fill(~seen, torch.finfo(self._dtype).min)
