@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QCoreApplication, Signal
+from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QWidget
 
 from ui.models.choice_bar import ChoiceBar
 from ui.numbers import size
-from ui.port import GgufPlan
+from ui.port import GgufPlan, translate
 from ui.transcript.visible import one_line
 
 KEPT, FLOAT32 = range(2)
@@ -19,9 +19,8 @@ class ImportBar(ChoiceBar):
     wanted = Signal(object, bool)  # the path; whether its weights stay quantised
 
     def __init__(self, home: QWidget) -> None:
-        tr = QCoreApplication.translate  # there is no self.tr before the widget is
-        labels = [tr("ImportBar", "as packed, for mlx"), tr("ImportBar", "float32, for every engine")]
-        super().__init__(home, tr("ImportBar", "Weights"), labels, tr("ImportBar", "Import"))
+        labels = [translate("ImportBar", "as packed, for mlx"), translate("ImportBar", "float32, for every engine")]
+        super().__init__(home, translate("ImportBar", "Weights"), labels, translate("ImportBar", "Import"))
         self._plan: GgufPlan | None = None
         self.agreed.connect(self._go_on)
 

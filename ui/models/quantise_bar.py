@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QCoreApplication, Signal
+from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QWidget
 
 from ui.models.choice_bar import ChoiceBar
+from ui.port import translate
 
 BITS = (4, 8)
 
@@ -16,9 +17,8 @@ class QuantiseBar(ChoiceBar):
     wanted = Signal(int)  # bits
 
     def __init__(self, home: QWidget) -> None:
-        tr = QCoreApplication.translate  # there is no self.tr before the widget is
-        labels = [tr("QuantiseBar", "{0} bit").format(bits) for bits in BITS]
-        super().__init__(home, tr("QuantiseBar", "Bits of a weight"), labels, tr("QuantiseBar", "Quantise"))
+        labels = [translate("QuantiseBar", "{0} bit").format(bits) for bits in BITS]
+        super().__init__(home, translate("QuantiseBar", "Bits of a weight"), labels, translate("QuantiseBar", "Quantise"))
         self.agreed.connect(lambda place: self.wanted.emit(BITS[place]))
 
     def ask(self) -> None:
