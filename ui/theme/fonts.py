@@ -12,6 +12,7 @@ from collections.abc import Collection
 from functools import cache
 from importlib import resources
 
+from PySide6.QtCore import QLoggingCategory
 from PySide6.QtGui import QFont, QFontDatabase, QGuiApplication
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ _SCRIPTS = (  # what systems bring for scripts that Inter lacks; CJK goes by the
 
 def register_fonts() -> None:
     """Makes the shipped fonts known to Qt; a file that cannot be read is logged and another face is used."""
+    QLoggingCategory.setFilterRules("qt.text.font.db.info=false")  # a line for each face that lacks a script
     for file in (resources.files("resources") / "fonts").iterdir():
         if not file.name.endswith((".otf", ".ttf")):
             continue

@@ -35,7 +35,7 @@ class Faces:
     def __init__(self, share: float = 1.0) -> None:
         self.share, self.scale = share, share * text_scale()
         scale = self.scale
-        self.text = self._tracked(TEXT_PX)
+        self.text = reading_font(share)
         self.role, self.meta = self._tracked(12), self._tracked(11.5)
         self.meta_bold = self._tracked(11.5, QFont.Weight.DemiBold)
         metrics = QFontMetricsF(self.text)
@@ -67,6 +67,15 @@ class Faces:
         made = QTextLayout.FormatRange()
         made.start, made.length, made.format = first, last - first, self._small
         return made
+
+
+def reading_font(share: float = 1.0) -> QFont:
+    """What the transcript's text is in.
+
+    Args:
+        share: As `Faces` has it.
+    """
+    return tracked(interface_font(TEXT_PX * share), TEXT_PX * share * text_scale())
 
 
 def tracked(font: QFont, px: float) -> QFont:

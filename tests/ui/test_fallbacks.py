@@ -1,0 +1,77 @@
+"""Faces for foreign scripts are looked for before there is text in them, while nobody waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from PySide6.QtCore import QCoreApplication, QEvent, QObject
+from PySide6.QtGui import QFont, QTextLayout, QTextLine
+from PySide6.QtWidgets import QApplication
+
+from tests.ui.conftest import Scene, until
+from tests.ui.fakes import FakeWorkbench
+from ui import MainWindow
+from ui.theme import fallbacks
+from ui.theme.fallbacks import SCRIPTS, FallbackFaces
+from ui.theme.fonts import interface_font
+from ui.transcript.faces import Faces, reading_font
+
+Play = Callable[[Scene], None]
+
+
+@pytest.fixture
+def laid_out(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Letters and fonts, as they are given lines."""
+    found: list[tuple[str, str]] = []
+
+    class Layout(QTextLayout):
+        def createLine(self) -> QTextLine:  # noqa: N802  # Qt's name
+            found.append((self.text(), self.font().toString()))
+            return super().createLine()
+
+    monkeypatch.setattr("ui.theme.fallbacks.QTextLayout", Layout)
+    monkeypatch.setattr(fallbacks, "FIRST_MS", 0)
+    return found
+
+
+def test_each_script_is_met_in_each_font_in_a_turn_of_its_own(
+    in_window: Play, bench: FakeWorkbench, laid_out: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del bench
+    fonts: list[QFont] = []
+
+    async def scene(window: MainWindow) -> None:
+        # given one whose rest between two scripts never ends
+        monkeypatch.setattr(fallbacks, "REST_MS", 1 << 30)
+        fonts[:] = [interface_font(31), reading_font(2.0)]  # which the window has none of
+        waiting = FallbackFaces(fonts, window)
+        await until(lambda: len(waiting.left) < 2 * len(SCRIPTS))
+        assert len(waiting.left) == 2 * len(SCRIPTS) - 1
+        # and one that goes on
+        monkeypatch.setattr(fallbacks, "REST_MS", 0)
+        looking = FallbackFaces(fonts, window)
+        await until(lambda: not looking.left)
+
+    in_window(scene)
+    asked = [(letter, font.toString()) for font in fonts for letter in SCRIPTS]
+    assert [each for each in laid_out if each in asked] == [asked[0], *asked]
+
+
+def test_the_window_looks_first_for_those_of_the_text_that_is_read(in_window: Play, bench: FakeWorkbench) -> None:
+    del bench
+
+    async def scene(window: MainWindow) -> None:
+        assert window.fallbacks.left[0][0].toString() == Faces().text.toString()
+
+    in_window(scene)
+
+
+def test_it_ends_with_its_window(app: QApplication, laid_out: list[tuple[str, str]]) -> None:
+    window = QObject()
+    FallbackFaces([interface_font()], window)
+    window.deleteLater()
+    QCoreApplication.sendPostedEvents(window, QEvent.Type.DeferredDelete.value)
+    for _ in range(20):
+        app.processEvents()
+    assert laid_out == []
