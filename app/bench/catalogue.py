@@ -55,16 +55,17 @@ class Part:
             return False
         if quick and self.name in ONE_BACKEND:
             return case is cases[0]
-        if self.on is On.BACKENDS or (quick and self.name not in COUNTS):
+        if quick or self.on is On.BACKENDS:
             return case is next(each for each in cases if each.backend == case.backend)
         return True
 
 
-COUNTS = ("W1", "W2", "W3")  # quick ones are run on every model too
 ONE_BACKEND = (
+    "W4",
     "cpu",
     "rows",
     "many",
+    "W8",
     "swap",
     "grammar",
     "speculative",

@@ -62,6 +62,7 @@ class Sizes:
     window_turns: int = 5000  # of the session that the whole window opens and exports
     window_prompt: int = 2800  # tokens
     window_seconds: float = 5.0  # of an idle window, and of streaming
+    window_laps: int = 4  # of opening and of a prompt
     starts: int = 5  # of the app, that count
 
     def workloads(self, vocabulary: int) -> tuple[Workload, ...]:
@@ -82,7 +83,7 @@ class Sizes:
 FULL = Sizes()
 QUICK = Sizes(
     particles=8,
-    steps=6,
+    steps=4,
     particle_prompt=64,
     turns=4,
     chat_tokens=320,
@@ -105,8 +106,9 @@ QUICK = Sizes(
     many_prompt=96,
     many_tokens=16,
     latency_seconds=0.4,
+    latency_windows=2,
     sampler_tokens=16,
-    sampler_rows=(1, 8),
+    sampler_rows=(8,),
     speculative_tokens=16,
     shelf_turns=500,  # a path of up to 400 is shown whole
     shelf_sessions=200,
@@ -116,7 +118,10 @@ QUICK = Sizes(
     view_sessions=3_000,
     window_turns=500,
     window_prompt=600,
-    window_seconds=1.0,
+    window_seconds=0.5,
+    window_laps=2,
+    file_words=32_000,
+    file_verified=32 << 20,
     starts=1,
 )
 LARGE_MODEL = Sizes(  # SmolLM2: a token takes twenty times as long

@@ -1,8 +1,8 @@
 """A process of its own that opens the whole window without a screen and says, as one JSON line, how long its loop was away.
 
-`python -m app.bench.window MODEL BACKEND TURNS PROMPT SECONDS`: real store, real engine, real window; a 5 ms timer ticks
-while nothing happens, while a session of so many turns opens, while a prompt of so many tokens prefills, while answers stream,
-and while the long session is exported as JSON.
+`python -m app.bench.window MODEL BACKEND TURNS PROMPT SECONDS LAPS`: real store, real engine, real window; a 5 ms timer
+ticks while nothing happens, while a session of so many turns opens, while a prompt of so many tokens prefills, while answers
+stream, and while the long session is exported as JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from storage import SessionStore
 from ui import EngineState, ExportKind, MainWindow, Scheme, TurnStatus, TurnView, apply_theme
 
 TICK_MS = 5
-LAPS = 4  # of opening and of a prompt
 AFTERWARDS_SECONDS = 0.3  # of an opened session: what follows from showing it is part of it
 PATIENCE_SECONDS = 240.0
 POLL_SECONDS = 0.002
@@ -89,15 +88,15 @@ class Scenes:
         self._room = room
         self.ticks = Ticks()
 
-    async def play(self, prompt: int, seconds: float) -> None:
-        """All of them, `seconds` for those that have no end of their own."""
+    async def play(self, prompt: int, seconds: float, laps: int) -> None:
+        """All of them, `seconds` for those that have no end of their own, `laps` of opening and of a prompt."""
         desk = self._window.desk
         rows = {row.is_sample: row.session_id for row in await self._workbench.sessions()}
         sample, long = rows[True], rows[False]
         await until(lambda: desk.engine is EngineState.READY)
         with self.ticks.during("idle"):
             await asyncio.sleep(seconds)
-        for _ in range(LAPS):
+        for _ in range(laps):
             desk.open(sample)
             await until(lambda: desk.is_shown(sample))
             await asyncio.sleep(AFTERWARDS_SECONDS)
@@ -107,7 +106,7 @@ class Scenes:
                 await asyncio.sleep(AFTERWARDS_SECONDS)
         with self.ticks.during("export"):
             await self._export(long)
-        for lap in range(LAPS):
+        for lap in range(laps):
             await self._prefill(lap, prompt)
         with self.ticks.during("stream"):
             end = time.perf_counter() + seconds
@@ -158,7 +157,7 @@ class Scenes:
 def main() -> None:
     """Measures, and prints the findings."""
     folder, backend = Path(sys.argv[1]), sys.argv[2]
-    turns, prompt, seconds = int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
+    turns, prompt, seconds, laps = int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]), int(sys.argv[6])
     application = QApplication(["elsewise"])
     application.setQuitOnLastWindowClosed(False)
     apply_theme(application, Scheme.LIGHT)
@@ -167,11 +166,13 @@ def main() -> None:
         data.make()
         asyncio.run(save_long(data.sessions, turns))
         with asyncio.Runner(loop_factory=lambda: QEventLoop(application)) as runner:
-            found = runner.run(played(data, folder, backend, prompt=prompt, seconds=seconds))
+            found = runner.run(played(data, folder, backend, prompt=prompt, seconds=seconds, laps=laps))
     print(json.dumps(found))
 
 
-async def played(data: DataFolder, folder: Path, backend: str, *, prompt: int, seconds: float) -> dict[str, list[float]]:
+async def played(
+    data: DataFolder, folder: Path, backend: str, *, prompt: int, seconds: float, laps: int
+) -> dict[str, list[float]]:
     """The scenes in the app as it starts; it is closed behind them.
 
     Raises:
@@ -182,7 +183,7 @@ async def played(data: DataFolder, folder: Path, backend: str, *, prompt: int, s
     async def act(window: MainWindow, workbench: AppWorkbench) -> dict[str, list[float]]:
         scenes = Scenes(window, workbench, folder, data.root)
         try:
-            await scenes.play(prompt, seconds)
+            await scenes.play(prompt, seconds, laps)
         finally:
             window.close()
         return scenes.ticks.found

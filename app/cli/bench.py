@@ -16,7 +16,7 @@ MODELS = ("tiny", "llama", "qwen3", "smollm2")
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Smaller sizes; a few minutes on two cores.")
+@click.option("--quick", is_flag=True, help="Smaller sizes, some parts on one backend; two minutes.")
 @click.option("--only", multiple=True, type=click.Choice(PARTS, case_sensitive=False), help="These parts; default: all.")
 @click.option(
     "--model",

@@ -25,7 +25,7 @@ def window(case: Case, sizes: Sizes, tell: Told) -> Findings:
 
 def measure(case: Case, sizes: Sizes) -> dict[str, list[float]]:
     """Milliseconds between ticks by what happened meanwhile; empty, with a line on stderr, where no window opens."""
-    asked = (case.folder, case.backend, sizes.window_turns, sizes.window_prompt, sizes.window_seconds)
+    asked = (case.folder, case.backend, sizes.window_turns, sizes.window_prompt, sizes.window_seconds, sizes.window_laps)
     return found_by("app.bench.window", *asked, what="the event loop of the whole window was")
 
 
