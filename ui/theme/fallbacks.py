@@ -8,7 +8,7 @@ from PySide6.QtCore import QObject, QTimer
 from PySide6.QtGui import QFont, QTextLayout
 
 SCRIPTS = "ܐހकকਕકକகకಕകකกកשم한好"  # a letter of each
-FIRST_MS, REST_MS = 1500, 100
+FIRST_MS, REST_MS = 150, 5  # over before any engine can answer
 
 
 class FallbackFaces(QObject):

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QByteArray, QCoreApplication, Signal
-from PySide6.QtGui import QCloseEvent, QFont
+from PySide6.QtGui import QCloseEvent
 from PySide6.QtWidgets import QApplication, QMainWindow, QMenu
 
 from ui.actions import Actions, connect
@@ -21,7 +21,6 @@ from ui.setup.desk import SetupDesk
 from ui.setup.pages import SAMPLING
 from ui.stage import Stage
 from ui.theme.fallbacks import FallbackFaces
-from ui.theme.fonts import interface_font
 from ui.theme.motion import Motion
 from ui.theme.scheme import Contrast, Scheme, apply_theme
 from ui.theme.text_size import resize_text
@@ -127,7 +126,7 @@ class MainWindow(QMainWindow):
         """
         self.desk.start(session_id, fresh=fresh)
         self.parts.composer.setFocus()
-        self.fallbacks = FallbackFaces((reading_font(), interface_font(), interface_font(weight=QFont.Weight.DemiBold)), self)
+        self.fallbacks = FallbackFaces([reading_font()], self)
 
     def state(self) -> WindowState:
         """How it stands now, without what is being written."""
