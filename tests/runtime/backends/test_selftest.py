@@ -202,7 +202,7 @@ def test_a_model_without_tree_mode_gives_the_same_numbers(backend: str, name: st
     loaded.check(more, [*stem[:11], *right, *stem[:3]], slice(15, None))
 
 
-@pytest.mark.parametrize(("backend", "broken"), [("hf", "hf.backend.HfBackend._mask"), ("mlx", "mlx.masks.TreeMasks.of")])
+@pytest.mark.parametrize(("backend", "broken"), [("hf", "hf.arguments.Arguments._mask"), ("mlx", "mlx.masks.TreeMasks.of")])
 def test_a_library_that_breaks_masks_is_noticed_at_load(backend: str, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib
 
