@@ -26,7 +26,7 @@ PEERS = {"hf": {"transformers, one cache", "transformers, stateless"}, "mlx": {"
 
 @pytest.fixture(scope="module")
 def counted(cases: list[Case]) -> Findings:
-    return measure_all(cases, chosen_parts(COUNTED), SMALL, quick=True).findings
+    return measure_all(cases, chosen_parts(COUNTED), SMALL, quick=False).findings
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_every_subject_plays_every_workload_on_every_model(counted: Findings) ->
         for subject in {"elsewise"} | peers | (ALONE if workload == "W1 particles" else set())
     }
     assert {p for p in played if p[2] != "W7 budget"} == wanted
-    assert len(played) == len(counted.results) == len(wanted) + 2
+    assert len(played) == len(counted.results) == len(wanted) + 4
 
 
 def test_every_token_is_computed_once(counted: Findings) -> None:
@@ -69,7 +69,7 @@ def test_workloads_have_their_figures_beside_their_bars(counted: Findings) -> No
         "W1 cpu": [(1.0, False)] * 4 + [(1.5, False)] * 4,
         "W2 chat": [(1.05, False)] * 4,
         "W3 branches": [(1.05, False)] * 4,
-        "W7 budget": [(1.0, False)] * 2 + [(1.05, False)] * 2,
+        "W7 budget": [(1.0, False)] * 4 + [(1.05, False)] * 4,
     }
     assert exact(counted) == {"W1 particles", "W2 chat", "W3 branches"}
     assert say_the_same(counted.results)
