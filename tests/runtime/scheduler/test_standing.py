@@ -91,7 +91,7 @@ def test_a_generation_that_starts_where_another_stands(rows: int) -> None:
         behaviour.before_forward = join
         # when others start where it stands at that moment, then each goes on as it would alone
         assert asyncio.run(model.sample(path[:10], 19, [], temperature=0.0)) == path[10:29]
-        while scheduler.busy:  # the last that joined
+        while engine.call(lambda: scheduler.busy).result():  # the last that joined; asked between two steps
             settled(model)
         assert len(said) >= 2
         assert ends == [None] * len(said)
