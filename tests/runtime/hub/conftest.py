@@ -51,6 +51,7 @@ def hub(client: None, shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")  # which the hf backend sets in this process: children inherit it
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     with running() as server:
         monkeypatch.setenv("HF_ENDPOINT", server.address)

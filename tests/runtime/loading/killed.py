@@ -14,7 +14,6 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from runtime.errors import DownloadError
 from runtime.hub.downloading import Download
 from runtime.hub.plan import HubId
 from runtime.loading.importer import import_model
@@ -46,12 +45,7 @@ def killed_before(change: int, work: Callable[[], object]) -> bool:
     code = 1
     try:
         sys.addaudithook(look)
-        try:
-            work()
-        except DownloadError as fault:  # what is tried here is the shelf, not a busy machine's network
-            if fault.reason != "network":
-                raise
-            work()
+        work()
         code = 0
     except BaseException:  # noqa: BLE001  # told, and what the exit code says
         traceback.print_exc()

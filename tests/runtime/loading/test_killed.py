@@ -1,4 +1,4 @@
-"""kill -9 before every change that an import makes to the shelf: nothing half made is listed, nothing stays."""
+"""kill -9 before every change that an import or a fetch makes to the shelf: nothing half made is listed, nothing stays."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.runtime.hub.conftest import client, hub, tiny
+from tests.runtime.hub.local_hub import Files, LocalHub
+
+__all__ = ["client", "hub", "tiny"]  # fixtures
 
 pytestmark = pytest.mark.slow
 PATIENCE_SECONDS = 250
@@ -22,3 +27,8 @@ def changes(*arguments: str) -> int:
 
 def test_of_an_import(shelf: Path, gguf: Path) -> None:
     assert changes("import", str(gguf)) >= 5
+
+
+def test_of_a_fetch(hub: LocalHub, tiny: Files) -> None:
+    hub.add("org/tiny", tiny)
+    assert changes("fetch", "org/tiny") >= 15
