@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from ui import Download, DownloadsChanged, DownloadState, Event, ModelsChanged, 
 if TYPE_CHECKING:
     from runtime import DownloadProgress, Unfinished
 
-
+log = logging.getLogger(__name__)
 FILE_SECONDS = 1.0  # that a file stays named without news of it
 _KEPT = re.compile(r" \([\d,]+ bytes are kept[^)]*\)$")
 
@@ -55,12 +56,8 @@ class Downloads:
                 self._views[note.repository] = Download(note.repository, state, done=note.kept, total=note.total)
         self._tell_all()
 
-    def start(self, wanted: str) -> None:
-        """Begins a download, or goes on with one; where it runs already nothing happens."""
-        self.begin(wanted)
-
     def begin(self, wanted: str, *, adapter: bool = False) -> asyncio.Task[Fetched]:
-        """The same, with what comes of it: a refusal where it was stopped or failed.
+        """Begins a download, or goes on with one; where it runs already that one. Its result is a refusal where it failed.
 
         Args:
             wanted: ``org/name[@revision]``; a repository that is known here alone means what was asked for before.
@@ -117,29 +114,30 @@ class Downloads:
             fetched = await stoppable(partial(_fetch, wanted, adapter), partial(self._progress, repository))
         except asyncio.CancelledError:
             kept = {note.repository: note.kept for note in _unfinished()}  # a folder or two are looked at
-            self._change(repository, state=DownloadState.PAUSED, done=kept.get(repository, 0), rate=0.0, eta=None, note="")
+            self._end(repository, state=DownloadState.PAUSED, done=kept.get(repository, 0), rate=0.0, eta=None, note="")
             raise
         except RuntimeFault as fault:
             kept_bytes = fault.kept if isinstance(fault, DownloadError) else 0
             if adapter and not kept_bytes:  # whoever asked hears it at once
-                self._views.pop(repository)
+                del self._tasks[repository], self._views[repository]
                 self._tell_all()
             else:
-                self._change(repository, state=DownloadState.FAILED, done=kept_bytes, rate=0.0, eta=None, note=_cause(fault))
+                self._end(repository, state=DownloadState.FAILED, done=kept_bytes, rate=0.0, eta=None, note=_cause(fault))
             raise Refusal(_cause(fault)) from fault
         kind, total = "adapter" if fetched.is_adapter else "model", self._views[repository].total
-        self._change(repository, state=DownloadState.DONE, name=fetched.name, kind=kind, done=total, note="", eta=None)
+        self._end(repository, state=DownloadState.DONE, name=fetched.name, kind=kind, done=total, note="", eta=None)
         self._tell(ModelsChanged())
         return fetched
 
     def _over(self, repository: str, task: asyncio.Task[Fetched]) -> None:
-        self._tasks.pop(repository, None)
-        if task.cancelled():
-            view = self._views.get(repository)
-            if view is not None and view.state is DownloadState.RUNNING:  # it never began
-                self._change(repository, state=DownloadState.PAUSED)
-        else:
-            task.exception()  # the download's own line says it; whoever waits hears it too
+        error = None if task.cancelled() else task.exception()  # its own line says it; whoever waits hears it too
+        if self._tasks.get(repository) is not task:
+            return
+        if error is None:  # it never began
+            self._end(repository, state=DownloadState.PAUSED)
+        else:  # a fault of ours: it can be tried again all the same
+            log.error("the download of %s failed", repository, exc_info=error)
+            self._end(repository, state=DownloadState.FAILED, rate=0.0, eta=None, note=str(error))
 
     def _progress(self, repository: str, step: DownloadProgress) -> None:
         view = self._views[repository]
@@ -153,7 +151,8 @@ class Downloads:
             view = replace(view, step=step.state, note=step.note)
         self._show(replace(view, rate=step.rate, eta=step.eta))
 
-    def _change(self, repository: str, **changes: object) -> None:
+    def _end(self, repository: str, **changes: object) -> None:
+        del self._tasks[repository]  # before it is told: who hears of the end may begin it again
         self._show(replace(self._views[repository], **changes))  # type: ignore[arg-type]  # fields by name
 
     def _show(self, view: Download) -> None:

@@ -160,6 +160,41 @@ def test_a_failure_says_its_cause_and_what_was_kept(play: Play, hub: LocalHub, t
     play(scene)
 
 
+def test_who_hears_of_the_end_may_begin_again_at_once(play: Play, hub: LocalHub, tiny: Files) -> None:
+    hub.add("org/tiny", tiny)
+    hub.before = [for_file(WEIGHTS, status(403), times=1)]
+
+    async def scene(s: Scene) -> None:
+        s.workbench.subscribe(lambda _: s.workbench.download("org/tiny") if is_in(s, DownloadState.FAILED) else None)
+        s.workbench.download("org/tiny")
+        await until(lambda: is_in(s, DownloadState.DONE))
+
+    play(scene)
+    assert hub.fetched().count(WEIGHTS) == 2
+
+
+def test_a_fault_of_ours_ends_a_download_that_can_be_tried_again(
+    play: Play, hub: LocalHub, tiny: Files, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub.add("org/tiny", tiny)
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("broken fetch")
+
+    async def scene(s: Scene) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("app.workbench.downloads._fetch", broken)
+            s.workbench.download("org/tiny")
+            await until(lambda: is_in(s, DownloadState.FAILED))
+        assert told(s)[0].note == "broken fetch"
+        s.workbench.download("org/tiny")
+        await until(lambda: is_in(s, DownloadState.DONE))
+
+    play(scene)
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == ["the download of org/tiny failed"]
+    caplog.clear()
+
+
 @pytest.mark.slow
 def test_what_nothing_here_runs_is_refused_before_it_is_fetched(play: Play, hub: LocalHub, tiny: Files) -> None:
     config = tiny["config.json"].rstrip().removesuffix(b"}")
