@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from runtime import LoadProgress
 
 log = logging.getLogger(__name__)
+CANCEL_SECONDS = 1.0  # for an engine that is still starting to be ended
 _OWN = ("blocks", "draft_model", "context_length", "adapters", "weights")  # options that suit one engine, or one model
 Starter = Callable[..., Awaitable[LanguageModel]]  # (source, backend, on_progress=..., **options)
 
@@ -174,7 +175,7 @@ class Supervisor:
         model, self._model = self._model, None
         if starting is not None:
             starting.cancel()
-            await asyncio.wait([starting], timeout=1)
+            await asyncio.wait([starting], timeout=CANCEL_SECONDS)
         if model is not None:
             await model.close_async()
 

@@ -18,6 +18,7 @@ from runtime.options import LoadOptions
 from runtime.records import Float32
 
 KINDS = ("attention", "recurrent", "overlapping")
+PATIENCE = 30_000  # looks, a millisecond apart
 TOLERANCE = 1e-5  # nats; the fake computes in float64
 
 
@@ -37,10 +38,23 @@ def settled(model: LocalModel) -> tuple[Metrics, CacheReport]:
     return model.metrics(), model.cache_report()
 
 
+def until(true: Callable[[], object]) -> None:
+    """Waits, in this thread, for something that comes by itself."""
+    for _ in range(PATIENCE):
+        if true():
+            return
+        threading.Event().wait(0.001)
+    raise AssertionError("it never came")
+
+
 def wait_for_close(model: LocalModel) -> None:
     """Until somebody has begun to close it: from then on nobody is answered any more."""
-    while not model._engine._closing:
-        threading.Event().wait(0.001)
+    until(lambda: model._engine._closing)
+
+
+def wait_for_jobs(model: LocalModel, n: int) -> None:
+    """Until so many have been handed over to a model that is held in the middle of a forward."""
+    until(lambda: len(model._engine._inbox) == n)
 
 
 @functools.cache
@@ -88,15 +102,22 @@ class Gate:
     def __init__(self) -> None:
         self._open = threading.Event()
         self._open.set()
-        self.reached = threading.Event()
+        self._pass = 0  # forwards that pass though it is shut
+        self.reached = threading.Event()  # a forward stands before it
 
     def __call__(self, _: object) -> None:
+        if self._open.is_set():
+            return
+        if self._pass:
+            self._pass -= 1
+            return
         self.reached.set()
         assert self._open.wait(30)
 
-    def shut(self) -> None:
-        """The next forward waits."""
+    def shut(self, *, after: int = 0) -> None:
+        """The next forward waits, or the one after so many more."""
         self.reached.clear()
+        self._pass = after
         self._open.clear()
 
     def open(self) -> None:

@@ -11,7 +11,7 @@ from PySide6.QtTest import QTest
 
 from app.workbench import AppWorkbench
 from tests.end_to_end.conftest import Scene
-from tests.end_to_end.test_window import answered, click, generated, last, new_session, say, until, whole
+from tests.end_to_end.test_window import answered, at_rest, click, generated, last, new_session, say, until, whole
 from tests.tiny_models import tiny_folder
 from ui import MainWindow, TurnStatus, TurnView
 
@@ -50,7 +50,7 @@ def test_continuations_beams_preview_and_why(open_app: OpenApp, paced: str) -> N
         assert window.desk.running
         # and stop together
         QTest.keyClick(window, Qt.Key.Key_Period, Qt.KeyboardModifier.ControlModifier)
-        await until(lambda: not window.desk.running)
+        await at_rest(window)
         columns = [card.column for card in panel.cards]
         assert last(window).node_id == turn.node_id
         assert last(window).variants == (turn.node_id, *(column.node_id for column in columns))
@@ -81,19 +81,23 @@ def test_continuations_beams_preview_and_why(open_app: OpenApp, paced: str) -> N
 
         # beams of the same place, best first
         QTest.keyClick(tokens, Qt.Key.Key_B, CONTROL_ALT)
-        await until(lambda: len(panel.cards) == 4 and not window.desk.running)
+        await until(lambda: len(panel.cards) == 4)
+        await at_rest(window)
         scores = [card.column.score for card in panel.cards]
         assert scores == sorted(scores, key=lambda score: -(score or 0.0))
         for card in panel.cards:
             assert card.column.logprob == pytest.approx(float(np.nansum(card.column.run.logprob)), abs=1e-3)
+        beams = [card.column.node_id for card in panel.cards]
         QTest.mouseClick(panel.close_button, Qt.MouseButton.LeftButton)
 
-        # the shown branch is pruned: another one is shown, and it is no variant any more
+        # the shown branch, from where the beams leave it, is pruned: the newest of them is shown, and it is no variant any more
         before = last(window)
         QTest.keyClick(tokens, Qt.Key.Key_P, CONTROL_ALT)
         await until(lambda: last(window).node_id != before.node_id)
-        assert before.node_id not in last(window).variants
-        kept.update(shown=last(window).node_id, pruned=before.node_id, count=len(last(window).variants))
+        assert last(window).node_id == max(beams)
+        assert last(window).run.ids[:at].tolist() == before.run.ids[:at].tolist()
+        assert last(window).variants == tuple(node for node in before.variants if node != before.node_id)
+        kept.update(shown=last(window).node_id, pruned=before.node_id, start=at - index, count=len(last(window).variants))
 
     open_app(str(tiny_folder("llama").path), paced, scene)
 
@@ -105,6 +109,6 @@ def test_continuations_beams_preview_and_why(open_app: OpenApp, paced: str) -> N
         window.acts.undo.trigger()  # there is nothing to undo: it is another day
         window.acts.pruned.trigger()
         rows = window.parts.sidebar.tree.rows.rows
-        assert [row.node_id for row in rows if row.pruned] == [kept["pruned"]]
+        assert [(row.node_id, row.start) for row in rows if row.pruned] == [(kept["pruned"], kept["start"])]
 
     open_app(str(tiny_folder("llama").path), paced, next_morning)

@@ -208,9 +208,10 @@ def test_what_does_not_fit_is_a_choice_before_send(in_window: Play, bench: FakeW
         QTest.mouseClick(composer.overflow.larger, LEFT)
         await until(lambda: bench.asked("grow_context") == [()])
         # which is offered only where its KV has room; else the numbers say why not
-        counting(bench, replace(full, whole_context=32_768, whole_bytes=6_000_000_000, kv_budget=2_000_000_000))
+        tight = replace(full, whole_context=32_768, whole_bytes=6_000_000_000, kv_budget=2_000_000_000)
+        counting(bench, tight)
         window.desk.drafts.compose(composer.message)
-        await asyncio.sleep(0.05)
+        await until(lambda: told[-1] == tight)
         QTest.mouseClick(composer.send_button, LEFT)
         assert not composer.overflow.larger.isVisible()
         assert "32,768 tokens would take 6 GB of KV; 2 GB is set aside" in composer.overflow.too_large.text()

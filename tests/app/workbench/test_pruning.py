@@ -55,6 +55,31 @@ def test_pruning_what_is_shown_shows_the_latest_that_is_left(play: Play) -> None
     play(scene)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_leaves_a_branch_inside_goes_with_the_whole_of_it_alone(play: Play, whole: bool) -> None:
+    # given a branch that others leave behind its second token: beams, some of which may begin with the same ones
+    async def scene(s: Scene) -> None:
+        view, old, new = await branched(s)
+        at = own_tokens(view.turns[-1])[6]
+        assert view.turns[-1].run.ids[4:at].size
+        await s.workbench.beams(view.session_id, new, at, 3)
+        before = await s.view(view.session_id)
+        beams = [row.node_id for row in before.branches if row.node_id > new]
+        rest = row_of(before, new, inner=True)
+        assert len(beams) == 3
+        assert rest.current
+        # when all of it is pruned, or what it says from there on
+        await s.workbench.prune(view.session_id, new, 0 if whole else rest.start, True)
+        # then they go with it, or one of them is shown
+        pruned = await s.view(view.session_id)
+        gone = [(new, 0), (new, rest.start), *((beam, 0) for beam in beams)] if whole else [(new, rest.start)]
+        assert [(row.node_id, row.start) for row in pruned.branches if row.pruned] == gone
+        assert pruned.turns[-1].node_id == (old if whole else max(beams))
+        assert pruned.turns[-1].variants == ((old,) if whole else (old, *beams))
+
+    play(scene)
+
+
 def test_what_was_pruned_stays_so_after_a_restart_and_takes_its_branches_along(play: Play) -> None:
     kept: dict[str, int] = {}
 

@@ -1,19 +1,15 @@
-"""Stopping, and quitting in the middle: what was written is kept."""
+"""Stopping in the middle: what was written is kept."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
 
-from storage import SessionStore
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.scene import OPTIONS, Engine, Scene, assert_same_run, assert_same_view, own_tokens, rows, until
+from tests.app.workbench.scene import Engine, Scene, assert_same_run, assert_same_view, own_tokens, rows, until
 from ui import Refusal, SessionView, TurnStatus
-
-QUIT_SECONDS = 2.0  # promised
 
 
 def test_stop_keeps_what_arrived_and_marks_it(play: Play) -> None:
@@ -180,62 +176,6 @@ def test_while_an_answer_is_written_nothing_else_is_begun_in_its_session(play: P
         await sending
 
     play(scene)
-
-
-@pytest.mark.parametrize("when", ["saving", "loading", "streaming"])
-def test_quitting_in_the_middle_is_quick_and_keeps_the_text(play: Play, path: object, when: str) -> None:
-    kept: list[int] = []
-
-    async def scene(s: Scene) -> None:
-        session_id = await s.new()
-        if when == "loading":
-            s.engine.loading = asyncio.Event()
-        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
-        if when == "saving":
-            await asyncio.sleep(0)
-        elif when == "loading":
-            await until(lambda: s.engine.starts)
-        else:
-            await until(lambda: s.arrived(session_id) == 7)
-        begun = time.monotonic()
-        await s.workbench.close()
-        assert time.monotonic() - begun < QUIT_SECONDS
-        await sending  # it has ended, without a complaint
-        kept.append(7 if when == "streaming" else 0)
-
-    async def later(s: Scene) -> None:
-        session_id = (await s.workbench.sessions())[0].session_id
-        view = await s.view(session_id)
-        assert view.turns[1].run.text.count("hello") == 1
-        answer = view.turns[-1]
-        assert (answer.status, answer.note) == (TurnStatus.PARTIAL, "stopped")
-        assert len(own_tokens(answer)) == kept[0]
-
-    play(scene, engine=Engine(holds_after=7))
-    play(later)
-
-
-def test_a_crash_of_the_app_leaves_a_partial_answer(play: Play) -> None:
-    async def scene(s: Scene) -> None:
-        session_id = await s.new()
-        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
-        await until(lambda: s.arrived(session_id) == 6)
-        await until(lambda: rows(s.path, "SELECT sum(count) FROM token_chunks WHERE node_id = 3")[0][0])  # within a second
-        copy = s.path.parent / "crashed.db"
-        for suffix in ("", "-wal"):
-            (copy.parent / f"crashed.db{suffix}").write_bytes((s.path.parent / f"{s.path.name}{suffix}").read_bytes())
-        s.workbench.stop(session_id)
-        await sending
-
-        store = SessionStore.open(copy)
-        crashed = Scene(copy, s.engine, store, type(s.workbench)(store, s.workbench.supervisor, OPTIONS), [])
-        answer = await crashed.last(session_id)
-        assert answer.status is TurnStatus.PARTIAL
-        assert answer.note == "cut off when Elsewise ended"
-        assert answer.run.token_bytes == (await s.last(session_id)).run.token_bytes
-        await store.close()
-
-    play(scene, engine=Engine(holds_after=6))
 
 
 def test_two_sessions_stream_at_once(play: Play) -> None:

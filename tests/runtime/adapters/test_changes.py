@@ -17,7 +17,7 @@ from runtime.model import LocalModel, load
 from runtime.records import Float32
 from runtime.speculation.options import SpeculativeOptions
 from tests.fakes import TOLERANCE, Gate, fake_model, some_ids
-from tests.runtime.adapters.toys import GREEDY, INVOCATION, right, toy_adapter
+from tests.runtime.adapters.toys import GREEDY, INVOCATION, right, toy_adapter, wait_until_it_leaves
 
 
 def test_a_running_answer_keeps_its_stack_and_the_next_has_the_new(model: LocalModel) -> None:
@@ -64,8 +64,7 @@ def test_unloading_waits_for_who_uses_it_and_refuses_newcomers(model: LocalModel
     assert gate.reached.wait(30)
     leaving = threading.Thread(target=model.unload_adapter, args=("A",))
     leaving.start()
-    while not any(entry.leaving for entry in model._adapters._entries.values()):
-        threading.Event().wait(0.001)
+    wait_until_it_leaves(model, leaving)
     # while it waits, nothing new may begin under it, and it is there still
     with pytest.raises(AdapterError, match="is being unloaded"):
         next(model.generate_sync(ids, options))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from dataclasses import replace
 
 from runtime.model import LocalModel
@@ -11,6 +10,7 @@ from runtime.options import GenerationOptions, SamplingOptions
 from tests.fakes import Turnstile, some_ids
 from tests.runtime.adapters.conftest import both_backends
 from tests.runtime.adapters.makers import Peft
+from tests.runtime.adapters.toys import wait_until_it_leaves
 
 IDS = some_ids(31, 14)
 GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
@@ -23,11 +23,6 @@ AB: Stack = (("A", 0.7), ("B", 1.3))
 
 def alone(model: LocalModel, stack: Stack, options: GenerationOptions) -> list[int]:
     return [record.token_id for record in model.generate_sync(IDS, replace(options, adapters=stack))]
-
-
-def wait_until_it_leaves(model: LocalModel) -> None:
-    while not any(entry.leaving for entry in model._adapters._entries.values()):
-        threading.Event().wait(0.001)
 
 
 @both_backends

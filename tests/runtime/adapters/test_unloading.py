@@ -14,38 +14,34 @@ from runtime import BeamOptions, Hypothesis
 from runtime.model import LocalModel
 from runtime.records import Float32
 from tests.fakes import Gate, some_ids
-from tests.runtime.adapters.toys import GREEDY
+from tests.runtime.adapters.toys import GREEDY, wait_until_it_leaves
 
 
 def while_leaving(model: LocalModel, name: str, gate: Gate) -> threading.Thread:
     """Unloads from another thread; returns when nothing new may use the adapter, and opens the gate then."""
     leaving = threading.Thread(target=model.unload_adapter, args=(name,))
     leaving.start()
-    while not any(entry.leaving for entry in model._adapters._entries.values()):
-        threading.Event().wait(0.001)
+    wait_until_it_leaves(model, leaving)
     gate.open()
     return leaving
 
 
 def test_unloading_waits_for_a_beam_search(model: LocalModel, gate: Gate) -> None:
     ids, options = some_ids(7, 10), BeamOptions(width=3, max_tokens=200, ignore_eos=True)
-    begun = threading.Event()
 
     async def search() -> list[Hypothesis]:
-        return await model.beam_generate(ids, options, on_step=lambda _: begun.set())
+        return await model.beam_generate(ids, options)
 
     model.push_lora("A")
     expected = asyncio.run(search())
     model.clear_loras()
     model.push_lora("A")
-    begun.clear()
     got: list[Hypothesis] = []
 
     async def held() -> None:
+        gate.shut(after=5)
         task = asyncio.create_task(search())
-        await asyncio.to_thread(begun.wait, 30)
-        gate.shut()
-        await asyncio.to_thread(gate.reached.wait, 30)
+        assert await asyncio.to_thread(gate.reached.wait, 30)
         leaving.append(await asyncio.to_thread(while_leaving, model, "A", gate))
         got.extend(await task)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from safetensors.numpy import save_file
 from runtime.model import LocalModel
 from runtime.options import GenerationOptions, SamplingOptions
 from runtime.records import Float32
-from tests.fakes import TOLERANCE
+from tests.fakes import TOLERANCE, until
 
 GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, resolve=False)
 INVOCATION = [44, 7]
@@ -34,3 +35,14 @@ def toy_adapter(folder: Path, seed: int, *, invocation: list[int] | None = None)
 def right(model: LocalModel, got: Float32, ids: list[int], stack: tuple[tuple[str, float], ...]) -> None:
     expected = model.next_token_logprobs_uncached(ids, adapters=stack)
     np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=0)
+
+
+def wait_until_it_leaves(model: LocalModel, unloading: threading.Thread | None = None) -> None:
+    """Until nothing new may use an adapter that is being unloaded, by a thread that must still be about it."""
+    until(lambda: leaves(model) or not (unloading is None or unloading.is_alive()))
+    assert leaves(model), "it was unloaded without having waited for anybody"
+
+
+def leaves(model: LocalModel) -> bool:
+    """Whether an adapter is being unloaded."""
+    return any(entry.leaving for entry in model._adapters._entries.values())

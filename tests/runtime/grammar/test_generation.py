@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,12 +19,13 @@ from runtime import (
     InvalidRequestError,
     Origin,
     SamplingOptions,
+    SessionClosedError,
     SpeculativeOptions,
     TokenRecord,
 )
 from runtime.backends.fake import Behaviour
 from runtime.model import LocalModel, load
-from tests.fakes import Gate, fake_model, reference, some_ids
+from tests.fakes import Gate, fake_model, reference, some_ids, wait_for_close
 from tests.runtime.grammar.judge import accepts, begins
 from tests.runtime.grammar.samples import ALL, JSON, LARK, REGEX, SCHEMA, Parcel
 from tests.tiny_models import tiny_folder
@@ -251,15 +253,19 @@ def test_cancelled_in_the_middle_the_next_one_is_served(model: LocalModel) -> No
 
 def test_closed_while_it_runs_nobody_waits() -> None:
     gate = Gate()
-    with fake_model(Behaviour(before_forward=lambda tokens: gate(tokens))) as model:
+    with load((Behaviour(before_forward=gate), None), backend="fake") as model:
         model.cache_kv(PROMPT)
         gate.shut()
         task = model.generate_sync(PROMPT, GenerationOptions(grammar=JSON, seed=2))
         next(task)
         assert gate.reached.wait(30)
+        closing = threading.Thread(target=model.close)
+        closing.start()
+        wait_for_close(model)
         gate.open()
-    with pytest.raises(Exception, match="closed"):
-        list(task)
+        closing.join(30)
+        with pytest.raises(SessionClosedError, match="closed"):
+            list(task)
 
 
 def test_who_uses_no_grammar_starts_no_worker() -> None:

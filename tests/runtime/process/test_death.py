@@ -170,7 +170,7 @@ def test_a_caller_that_slept_does_not_blame_the_engine(monkeypatch: pytest.Monke
     monkeypatch.setattr("runtime.client.link.time", clock)
 
     async def scenario() -> None:
-        async with await spawn_fake(limits=QUICK) as client:
+        async with await spawn_fake(limits=EngineLimits(beat_seconds=0.05)) as client:
             for _ in range(5):
                 leaps[0] += 3600
                 await asyncio.sleep(0.1)

@@ -16,7 +16,7 @@ from runtime.info import PromptProgress
 from runtime.model import LocalModel, load
 from runtime.options import GenerationOptions
 from runtime.pooling import Pool
-from tests.fakes import KINDS, Gate, fake_model, settled, some_ids, wait_for_close
+from tests.fakes import KINDS, Gate, fake_model, settled, some_ids, wait_for_close, wait_for_jobs
 
 BIG = 262  # bytes of a fake token's KV, rounded up: 2 * 16 float64
 
@@ -63,9 +63,9 @@ def test_texts_of_many_callers_share_a_slice(monkeypatch: pytest.MonkeyPatch) ->
         async def many() -> list[Any]:
             gate.shut()
             first = asyncio.create_task(model.embed(["zz"]))
-            await asyncio.to_thread(gate.reached.wait, 10)
+            assert await asyncio.to_thread(gate.reached.wait, 10)
             rest = [asyncio.create_task(model.embed([word], "cls")) for word in ("abcd", "efgh", "ijkl", "mnop")]
-            await asyncio.sleep(0.05)
+            await asyncio.to_thread(wait_for_jobs, model, 4)
             gate.open()
             return await asyncio.gather(first, *rest)
 

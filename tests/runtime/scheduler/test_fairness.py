@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import Future
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,7 @@ from runtime.errors import InvalidRequestError
 from runtime.model import LocalModel
 from runtime.options import GenerationOptions
 from runtime.priority import Priority
-from runtime.scheduler.jobs import GenerateJob, QueryJob
+from runtime.scheduler.jobs import GenerateJob, QueryJob, ScoreJob
 from tests.fakes import KINDS, Gate, fake_model, some_ids
 
 LONG = 8_000  # tokens
@@ -107,9 +108,10 @@ def test_the_more_urgent_prompt_is_read_first_whoever_came_first() -> None:
     assert_read_first(log)
 
 
-def test_the_more_urgent_score_is_read_first() -> None:
+def test_the_more_urgent_score_is_read_first(monkeypatch: pytest.MonkeyPatch) -> None:
     # given a text of the background that is being scored, when a chat's prompt is to be scored
     log: list[tuple[int, int]] = []  # of each forward: the background's tokens, and the chat's
+    answered: list[Priority] = []  # as the owner thread does it: the loop may hear of both at once
 
     gate = Gate()
 
@@ -120,6 +122,17 @@ def test_the_more_urgent_score_is_read_first() -> None:
     with fake_model(Behaviour(before_forward=note), prefill_chunk_tokens=64) as model:
         path = [token % 100 for token in some_ids(5, 1_000)]
         urgent = [100 + token % 100 for token in some_ids(6, 640)]
+        submit = model._engine.submit
+
+        def ended(priority: Priority, _: object) -> None:
+            answered.append(priority)
+
+        def noted(jobs: list[ScoreJob]) -> None:
+            for job in jobs:
+                job.future.add_done_callback(partial(ended, job.priority))
+            submit(jobs)
+
+        monkeypatch.setattr(model._engine, "submit", noted)
         gate.shut()
 
         async def main() -> None:
@@ -133,8 +146,8 @@ def test_the_more_urgent_score_is_read_first() -> None:
                 await asyncio.sleep(0)
             gate.open()
             assert len(await chat) == 640
-            assert not asked.done()
             assert len(await asked) == 1_000
+            assert answered == [Priority.CHAT, Priority.BACKGROUND]
             with pytest.raises(InvalidRequestError, match="unknown priority 'chat'"):
                 await model.score([1, 2], priority="chat")  # type: ignore[arg-type]  # the mistake
 

@@ -14,7 +14,7 @@ from runtime import BeamOptions, GenerationOptions, Latency, Metrics, PromptProg
 from runtime.backends.fake import Behaviour
 from runtime.model import LocalModel
 from runtime.scheduler.ledger import RECENT, WINDOW, Window
-from tests.fakes import Gate, fake_model, settled, some_ids, wait_for_close
+from tests.fakes import Gate, fake_model, settled, some_ids, wait_for_close, wait_for_jobs
 
 
 def options(n: int) -> GenerationOptions:
@@ -86,9 +86,9 @@ def test_how_requests_end_is_counted() -> None:
                 await model.score(some_ids(3, 5000))
             gate.shut()
             first = asyncio.create_task(model.score(some_ids(4, 9)))
-            await asyncio.to_thread(gate.reached.wait, 10)
+            assert await asyncio.to_thread(gate.reached.wait, 10)
             later = asyncio.create_task(model.embed(["xyz"]))
-            await asyncio.sleep(0.02)
+            await asyncio.to_thread(wait_for_jobs, model, 1)
             later.cancel()
             await asyncio.gather(later, return_exceptions=True)
             gate.open()

@@ -12,10 +12,9 @@ from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.errors import SessionClosedError
 from runtime.model import LocalModel, load
 from runtime.options import GenerationOptions, SamplingOptions
-from tests.fakes import Gate, assert_right, fake_model, reference, settled, some_ids
+from tests.fakes import Gate, assert_right, fake_model, reference, settled, some_ids, until
 
 GREEDY = GenerationOptions(max_tokens=20, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
-PATIENCE = 20_000  # looks, a millisecond apart
 
 
 class Chores:
@@ -70,15 +69,6 @@ def model(chores: Chores, gate: Gate) -> Iterator[LocalModel]:
         yield made
 
 
-def until(true: Callable[[], bool]) -> None:
-    """Waits for something that comes by itself."""
-    for _ in range(PATIENCE):
-        if true():
-            return
-        threading.Event().wait(0.001)
-    raise AssertionError("it never came")
-
-
 def test_nothing_is_done_while_anybody_waits(model: LocalModel, chores: Chores, gate: Gate) -> None:
     # given parts that come due in the middle of answers
     async def main() -> None:
@@ -103,11 +93,11 @@ def test_whoever_comes_meanwhile_is_answered(model: LocalModel, chores: Chores) 
     chores.lingers, chores.left = True, 1
     model.prefix_match([1])
     assert chores.begun.wait(30)
+    chores.begun.clear()  # before anybody asks: soon after the answer it is begun again
     # when somebody does
     ids = some_ids(1, 9)
     assert_right(model.next_token_logprobs_sync(ids), ids)
     # then the part is taken up again afterwards
-    chores.begun.clear()
     assert chores.begun.wait(30)
     chores.lingers = False
     until(lambda: not chores.left)

@@ -1,0 +1,89 @@
+"""Quitting in the middle, or not even that: what was written is kept, and nobody is waited for beyond a limit."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from app import supervisor
+from app.workbench import workbench
+from runtime.client import EngineLimits, link
+from storage import SessionStore
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import OPTIONS, PATIENCE_SECONDS, Engine, Scene, own_tokens, rows, until
+from ui import TurnStatus
+
+QUIT_SECONDS = 2.0  # promised, where the engine answers
+HUNG_SECONDS = 3.0  # and where it has to be ended
+
+
+@pytest.mark.parametrize("when", ["saving", "loading", "streaming"])
+def test_quitting_in_the_middle_waits_for_no_limit_and_keeps_the_text(
+    play: Play, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    # given limits that nobody would sit out
+    for limit in ("PATIENCE_SECONDS", "KEEP_SECONDS"):
+        monkeypatch.setattr(f"app.workbench.workbench.{limit}", 1000.0)
+    monkeypatch.setattr("app.supervisor.CANCEL_SECONDS", 1000.0)
+    kept: list[int] = []
+
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        if when == "loading":
+            s.engine.loading = asyncio.Event()
+        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        if when == "saving":
+            await asyncio.sleep(0)
+        elif when == "loading":
+            await until(lambda: s.engine.starts)
+        else:
+            await until(lambda: s.arrived(session_id) == 7)
+        await asyncio.wait_for(s.workbench.close(), PATIENCE_SECONDS)
+        await sending  # it has ended, without a complaint
+        kept.append(7 if when == "streaming" else 0)
+
+    async def later(s: Scene) -> None:
+        session_id = (await s.workbench.sessions())[0].session_id
+        view = await s.view(session_id)
+        assert view.turns[1].run.text.count("hello") == 1
+        answer = view.turns[-1]
+        assert (answer.status, answer.note) == (TurnStatus.PARTIAL, "stopped")
+        assert len(own_tokens(answer)) == kept[0]
+
+    play(scene, engine=Engine(holds_after=7))
+    play(later)
+
+
+def test_the_steps_of_quitting_together_keep_the_promise() -> None:
+    answers, kv, engine = workbench.PATIENCE_SECONDS, workbench.KEEP_SECONDS, EngineLimits().close_seconds
+    ended = engine + link._TERM_SECONDS + link._LAST_WORDS_SECONDS
+    # answers of an engine that answers end when they are stopped: KV is written then, and it ends by itself
+    assert kv + engine < QUIT_SECONDS
+    # while one that starts is given up nothing is written, and one that hangs is waited for in vain each time
+    assert answers + supervisor.CANCEL_SECONDS < QUIT_SECONDS
+    assert answers + kv + ended < HUNG_SECONDS
+
+
+def test_a_crash_of_the_app_leaves_a_partial_answer(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        await until(lambda: s.arrived(session_id) == 6)
+        whole = len(s.workbench._sessions.opened(session_id).last_turn().run)  # header and six tokens, in one write or two
+        await until(lambda: rows(s.path, "SELECT sum(count) FROM token_chunks WHERE node_id = 3") == [(whole,)])
+        copy = s.path.parent / "crashed.db"
+        for suffix in ("", "-wal"):
+            (copy.parent / f"crashed.db{suffix}").write_bytes((s.path.parent / f"{s.path.name}{suffix}").read_bytes())
+        s.workbench.stop(session_id)
+        await sending
+
+        store = SessionStore.open(copy)
+        crashed = Scene(copy, s.engine, store, type(s.workbench)(store, s.workbench.supervisor, OPTIONS), [])
+        answer = await crashed.last(session_id)
+        assert answer.status is TurnStatus.PARTIAL
+        assert answer.note == "cut off when Elsewise ended"
+        assert answer.run.token_bytes == (await s.last(session_id)).run.token_bytes
+        await store.close()
+
+    play(scene, engine=Engine(holds_after=6))
