@@ -16,9 +16,12 @@ STRIPES = 64  # rows of a vocabulary laid out as a rectangle, for a first guess 
 
 _FEW_COLUMNS = 16  # a part of so much of them is picked out of the rectangle
 _FEW = 4  # a part of so much of a row is sorted
-_PER_CHOICE = 4  # entries for each that as many equally likely ones would be
+_CHOICES = 128  # equally likely ones that a row is as flat as for which `look_deep` is told how many
 
 Row = npt.NDArray[np.float32]
+Numbers = npt.NDArray[np.float64]
+_NO_IDS: npt.NDArray[np.int64] = np.empty(0, np.int64)
+_NO_VALUES: Row = np.empty(0, np.float32)
 
 
 class Reached(NamedTuple):
@@ -38,9 +41,10 @@ class Ranked:
         mass: The sum of exp over the row, where it is known.
         entropy: Of the distribution, in nats, where it is known and all entries are there.
         peaks: See there, where they are known.
+        heated: A temperature, and what all entries weigh once they are divided by it; see `scoring.heated_masses`.
     """
 
-    __slots__ = ("_alive", "_kin", "_peaks", "_row", "complete", "entropy", "ids", "mass", "reached", "values")
+    __slots__ = ("_alive", "_kin", "_peaks", "_row", "complete", "entropy", "heated", "ids", "mass", "reached", "values")
 
     def __init__(
         self,
@@ -48,12 +52,14 @@ class Ranked:
         mass: float | None = None,
         entropy: float | None = None,
         peaks: Row | None = None,
+        heated: tuple[float, float] | None = None,
     ) -> None:
         self._row = row
         self.mass = mass
         self.entropy = entropy
-        self.ids: npt.NDArray[np.int64] = np.empty(0, np.int64)  # the first ones
-        self.values: Row = np.empty(0, np.float32)  # theirs
+        self.heated = heated
+        self.ids = _NO_IDS  # the first ones
+        self.values = _NO_VALUES  # theirs
         self.complete = False  # whether they are all
         self.reached: Reached | None = None  # more than those, by their values alone
         self._alive: int | None = None
@@ -100,7 +106,7 @@ class Ranked:
             return
         parts = len(self.peaks)
         ids = self.ids
-        wanted = deep if self.entropy is None else max(deep, _PER_CHOICE * math.exp(min(self.entropy, 20.0)))
+        wanted = deep if self.entropy is None else deep * max(1.0, math.exp(min(self.entropy, 20.0)) / _CHOICES)
         if deep and parts >= PARTS and wanted < 3 * parts:  # else another search, that knows the mass, finds all
             least = self.peak_reached_by(wanted)
             ids = (self.row >= least).nonzero()[0]
@@ -110,15 +116,15 @@ class Ranked:
         found = self.row[ids]
         scores = np.sort(found)[::-1]
         self.reached = Reached(least, ids, found, scores)
-        self.ids = _fallen(self.row, ids[found >= scores[count - 1]], count)
+        first = found >= scores[count - 1]
+        self.ids = _sorted_down(ids[first], found[first], count)
         self.values = scores[:count]
 
     def peak_reached_by(self, count: float) -> np.float32:
         """The value of one of the `sample` that about so many entries reach; of entries that lie anywhere, and not of many."""
         sample = self.sample
         at = int(len(sample) * math.exp(-count / len(sample)))  # so many parts have none of so many entries
-        found: np.float32 = np.partition(sample, at)[at]
-        return found
+        return _picked(sample, at)
 
     @property
     def peaks(self) -> Row:
@@ -145,6 +151,21 @@ class Ranked:
         if self.complete or (len(self.values) and value >= self.values[-1]):
             return int((-self.values).searchsorted(-value))
         return int(np.count_nonzero(self.row > value))
+
+
+def ranked_rows(
+    rows: Row,
+    mass: Numbers,
+    entropy: Numbers | None,
+    peaks: Row | None,
+    temperatures: Numbers | None = None,
+    heated: Numbers | None = None,
+) -> list[Ranked]:
+    """`Ranked` of ``(n, vocab)`` rows, with what is known of each: columns of n."""
+    nothing = [None] * len(rows)
+    entropies = nothing if entropy is None else entropy.tolist()
+    hot = nothing if temperatures is None or heated is None else zip(temperatures.tolist(), heated.tolist(), strict=True)
+    return list(map(Ranked, rows, mass.tolist(), entropies, nothing if peaks is None else peaks, hot))
 
 
 def _among(ids: npt.NDArray[np.int64], others: npt.NDArray[np.int64], vocab: int) -> npt.NDArray[np.bool_]:
@@ -197,11 +218,20 @@ def rectangle(row: Row, stripes: int = STRIPES) -> Row:
 
 def _fallen(row: Row, ids: npt.NDArray[np.int64], k: int) -> npt.NDArray[np.int64]:
     """The first `k` of ascending ids by falling value, ties by id."""
-    return ids[(-row[ids]).argsort(kind="stable")[:k]]
+    return _sorted_down(ids, row[ids], k)
+
+
+def _sorted_down(ids: npt.NDArray[np.int64], values: Row, k: int) -> npt.NDArray[np.int64]:
+    """The same, where their values are known."""
+    return ids[(-values).argsort(kind="stable")[:k]]
 
 
 def _kth_largest(values: Row, k: int) -> np.float32:
-    at = len(values) - k
+    return _picked(values, len(values) - k)
+
+
+def _picked(values: Row, at: int) -> np.float32:
+    """What stands at a place of the rising order."""
     values = values.copy()
     values.partition(at)
     found: np.float32 = values[at]

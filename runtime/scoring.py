@@ -6,7 +6,10 @@ otherwise go through memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +20,9 @@ from runtime.scratch import scratch
 
 Float64 = npt.NDArray[np.float64]
 BLOCK_ENTRIES = 1 << 18  # 1 MiB of float32
-SUMMED_ENTRIES = 512  # that float32 adds up in a row
-_ONES = np.ones(SUMMED_ENTRIES, np.float32)
+SUMMED_ENTRIES = 512  # about so many does float32 add up in a row
+COLDEST = 1e-30  # below it float32 knows no temperature; the likeliest has all of the weight long before
+_ONES = np.ones(2 * SUMMED_ENTRIES, np.float32)
 
 
 def log_softmax(logits: npt.NDArray[np.floating]) -> Float32:
@@ -38,6 +42,8 @@ def normalised(
     mass: Float64 | None = None,
     out: Float32 | None = None,
     peaks: Float32 | None = None,
+    temperatures: Float64 | None = None,
+    heated: Float64 | None = None,
 ) -> Float32:
     """`log_softmax`, and from the same pass what else is asked for.
 
@@ -50,6 +56,8 @@ def normalised(
             is the same for all entries of a row.
         out: ``(n, vocab)``, filled with the answer; it may be `logits`. None makes a new one.
         peaks: ``(n, vocab // STRIPES)``, filled with what `Ranked.peaks` would find in the answer's rows.
+        temperatures: ``(n,)``, what `heated` is to be known for.
+        heated: ``(n,)``, filled with the rows' `heated_masses`.
     """
     rows = np.asarray(logits, np.float32)
     answer: Float32 = np.empty(rows.shape, np.float32) if out is None else out
@@ -70,11 +78,31 @@ def normalised(
                 np.add(top, log_total, out=shift[block])
             if mass is not None:
                 np.multiply(total, np.exp(-log_total, dtype=np.float64), out=mass[block])
+            if heated is not None and temperatures is not None:
+                heated[block] = heated_masses(below, temperatures[block])
             below -= log_total[:, None]
             if peaks is not None:  # rounding keeps the order: the largest of raw logits is that of log-probabilities
                 peaks[block] -= top[:, None]
                 peaks[block] -= log_total[:, None]
     return answer
+
+
+def asked_temperatures(temperatures: Sequence[float]) -> Float64 | None:
+    """As `normalised` takes them; None where all are 1."""
+    return np.array(temperatures) if any(temperature != 1.0 for temperature in temperatures) else None
+
+
+def heated_masses(below: Float32, temperatures: Float64) -> Float64:
+    """What all entries weigh, where the largest weighs 1, once rows are divided by a temperature.
+
+    Args:
+        below: ``(n, vocab)``, what entries have more than the largest of their row.
+        temperatures: ``(n,)`` from `COLDEST`.
+    """
+    weights = scratch("weights", below.size).reshape(below.shape)
+    np.multiply(below, (1.0 / temperatures).astype(np.float32)[:, None], out=weights)
+    masses: Float64 = row_sums(np.exp(weights, out=weights), np.float64)
+    return masses
 
 
 def empty_peaks(n: int, vocab: int) -> Float32 | None:
@@ -133,7 +161,7 @@ def summarise_ranked(ranked: Sequence[Ranked], targets: Int32 | None, k: int, en
     """`summarise` of rows whose order is known as far as draws have looked at it."""
     n = len(ranked)
     top_ids, top_logprobs = np.empty((n, k), np.int32), np.empty((n, k), np.float32)
-    logprob, rank = np.full(n, np.nan, np.float32), np.zeros(n, np.int32)
+    logprob, rank = [math.nan] * n, [0] * n
     for i, order in enumerate(ranked):
         order.reach(min(k, len(order.row)))
         held = min(len(order.ids), k)
@@ -143,10 +171,11 @@ def summarise_ranked(ranked: Sequence[Ranked], targets: Int32 | None, k: int, en
         if targets is not None:
             logprob[i] = own = order.row[targets[i]]
             rank[i] = 1 + order.above(own)
-    spread = [_entropy(order.row[None])[0] for order in ranked] if entropy is None else entropy
+    spread = np.array([_entropy(order.row[None])[0] for order in ranked]) if entropy is None else entropy
     covered = np.add.reduce(np.exp(top_logprobs), axis=-1, dtype=np.float64)
     mass = np.minimum(covered, 1.0).astype(np.float32)
-    return Scores(logprob, rank, np.array(spread, np.float32), top_ids, top_logprobs, mass)
+    columns = np.array(logprob, np.float32), np.array(rank, np.int32), spread.astype(np.float32)
+    return Scores(*columns, top_ids, top_logprobs, mass)
 
 
 def score_logits(logits: Float32, targets: Int32, k: int) -> tuple[Scores, npt.NDArray[np.bool_]]:
@@ -198,28 +227,39 @@ def ranks_of(logprobs: Float32, own: Float32) -> Int32:
     return np.array([1 + np.count_nonzero(row > value) for row, value in zip(logprobs, own, strict=True)], np.int32)
 
 
-def row_sums(weights: Float32) -> Float32:
-    """``(n,)``: sums of ``(n, vocab)``, in blocks that are added up pairwise: as good as numpy's, and quicker."""
-    whole = weights.shape[1] // SUMMED_ENTRIES * SUMMED_ENTRIES
-    sums: Float32 = np.add.reduce(np.vecdot(_in_blocks(weights, whole), _ONES), axis=-1)  # pairwise
-    if whole < weights.shape[1]:
-        sums += np.vecdot(weights[:, whole:], _ONES[: weights.shape[1] - whole])
+def row_sums(weights: Float32, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+    """``(n,)``: sums of ``(n, vocab)``, in blocks that are added up pairwise: as good as numpy's, and quicker.
+
+    Args:
+        weights: The rows.
+        dtype: That the blocks are added up in.
+    """
+    n, vocab = weights.shape
+    entries, whole = _summed(vocab)
+    blocks = np.vecdot(weights[:, :whole].reshape(n, -1, entries), _ONES[:entries])
+    sums: npt.NDArray[Any] = np.add.reduce(blocks, axis=-1, dtype=dtype)  # pairwise
+    if whole < vocab:
+        sums += np.vecdot(weights[:, whole:], _ONES[: vocab - whole])
     return sums
 
 
 def row_dots(weights: Float32, values: Float32) -> Float64:
     """``(n,)``: sums of weights times values ``(n, vocab)``, in such blocks: the digits of a long sum are the machine's."""
-    whole = weights.shape[1] // SUMMED_ENTRIES * SUMMED_ENTRIES
-    blocks = np.vecdot(_in_blocks(weights, whole), _in_blocks(values, whole))  # (n, blocks)
+    n, vocab = weights.shape
+    entries, whole = _summed(vocab)
+    blocks = np.vecdot(weights[:, :whole].reshape(n, -1, entries), values[:, :whole].reshape(n, -1, entries))
     sums: Float64 = np.add.reduce(blocks, axis=-1, dtype=np.float64)
-    if whole < weights.shape[1]:
+    if whole < vocab:
         sums += np.vecdot(weights[:, whole:], values[:, whole:])
     return sums
 
 
-def _in_blocks(rows: Float32, whole: int) -> Float32:
-    """``(n, blocks, SUMMED_ENTRIES)``, a view of the first `whole` columns."""
-    return rows[:, :whole].reshape(len(rows), -1, SUMMED_ENTRIES)
+@cache
+def _summed(vocab: int) -> tuple[int, int]:
+    """How many entries float32 adds up in a row, and how many of a row's lie in such blocks: all, where a size divides them."""
+    sizes = [size for size in range(SUMMED_ENTRIES // 2, 2 * SUMMED_ENTRIES + 1) if vocab % size == 0]
+    entries = min(sizes, key=lambda size: abs(size - SUMMED_ENTRIES), default=SUMMED_ENTRIES)
+    return entries, vocab // entries * entries
 
 
 def _entropy(logprobs: Float32) -> Float32:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from ui.port import QT_TRANSLATE_NOOP, Refusal, translate
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 BUG_TEXT = QT_TRANSLATE_NOOP(
     "Tasks", "This did not work: an error in Elsewise, written to the log. Nothing you wrote was lost."
@@ -77,3 +79,72 @@ class Tasks:
         except Exception:  # the border between clicks and code: a bug is logged, the window lives on
             logger.exception("a command of the window failed")
             refused(translate("Tasks", BUG_TEXT))
+
+
+class Stoppables:
+    """Work that can be stopped, one of each key. Its end is told when it is over: who hears of it may begin it again.
+
+    Args:
+        tasks: Run it.
+    """
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    def __contains__(self, key: str) -> bool:
+        """Whether that runs."""
+        return key in self._running
+
+    def begin(
+        self,
+        key: str,
+        work: Callable[[], Coroutine[Any, Any, T]],
+        *,
+        done: Callable[[T], None],
+        stopped: Callable[[], None],
+        refused: Callable[[str], None],
+    ) -> None:
+        """Starts `work`, unless that runs already.
+
+        Args:
+            key: Which.
+            work: Makes the coroutine.
+            done: Hears what came of it.
+            stopped: Hears that nothing did, as `stop` was called.
+            refused: Hears the words of a refusal.
+        """
+        if key in self._running:
+            return
+        task = self._running[key] = self._tasks.run(self._whole(key, work, done, stopped), refused)
+        task.add_done_callback(partial(self._over, key, stopped))
+
+    def stop(self, key: str) -> None:
+        """Ends it, if it runs."""
+        if key in self._running:
+            self._running[key].cancel()
+
+    async def cancel(self) -> None:
+        """Ends all of it and waits until it has ended."""
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _whole(
+        self, key: str, work: Callable[[], Coroutine[Any, Any, T]], done: Callable[[T], None], stopped: Callable[[], None]
+    ) -> None:
+        try:
+            try:
+                result = await work()
+            finally:
+                del self._running[key]  # before anything is told
+        except asyncio.CancelledError:
+            stopped()
+            raise
+        done(result)
+
+    def _over(self, key: str, stopped: Callable[[], None], task: asyncio.Task[None]) -> None:
+        if self._running.get(key) is task:  # it was stopped before it began
+            del self._running[key]
+            stopped()

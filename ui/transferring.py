@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from PySide6.QtCore import QObject, Qt
 from PySide6.QtWidgets import QFileDialog, QWidget
@@ -14,11 +14,14 @@ from PySide6.QtWidgets import QFileDialog, QWidget
 from ui.desk import Desk
 from ui.port import ExportKind, ImportResult, Workbench
 from ui.status import StatusBar
+from ui.tasks import Stoppables
 from ui.widgets import Notice
 
+T = TypeVar("T")
 _UNSAFE = re.compile(r'[\x00-\x1f/\\:*?"<>|]+')
 LONGEST_NAME = 60  # characters
 MOST_RECENT = 8  # files
+TRANSFER = "transfer"  # the key of all: one runs at a time
 READABLE = (ExportKind.JSON, ExportKind.PORTABLE, ExportKind.WITH_KV)  # what is exported so comes in again
 
 
@@ -40,7 +43,7 @@ class Transfers(QObject):
         self._status = status
         self._notice = notice
         self._window = window
-        self._task: asyncio.Task[None] | None = None
+        self._running = Stoppables(desk.tasks)
         self._closing = False
         self.recent: list[Path] = []  # files that were imported or exported, the last one first
         self._offered: tuple[tuple[int, ...], Path] | None = None  # sessions whose KV can be taken, and from where
@@ -70,51 +73,53 @@ class Transfers(QObject):
 
     def export(self, session_id: int, kind: ExportKind, path: Path) -> None:
         """Writes a session to a file."""
-        self._begin(self.tr("exporting"), self._export(session_id, kind, path))
+        work = partial(self._workbench.export_session, session_id, kind, path, self._status.transfer.show_progress)
+        self._begin(self.tr("exporting"), work, partial(self._exported, kind, path))
 
     def take(self, path: Path) -> None:
         """Imports a file and shows its first session."""
-        self._begin(self.tr("importing"), self._import(path))
+        work = partial(self._workbench.import_file, path, self._status.transfer.show_progress)
+        self._begin(self.tr("importing"), work, partial(self._imported, path))
 
     def stop(self) -> None:
         """Ends what is under way; nothing of it stays."""
-        if self._task is not None:
-            self._task.cancel()
+        self._running.stop(TRANSFER)
 
     async def close(self) -> None:
         """Ends what is under way and waits until it has ended: before the store is closed."""
         self._closing = True
-        task = self._task
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+        await self._running.cancel()
 
-    def _begin(self, words: str, work: Coroutine[Any, Any, None]) -> None:
-        if self._task is not None:
-            work.close()
+    def _begin(self, words: str, work: Callable[[], Coroutine[Any, Any, T]], done: Callable[[T], None]) -> None:
+        if TRANSFER in self._running:
             self._notice.say(self.tr("another file is still being written or read; stop it, or wait for its end"))
             return
         self._notice.clear()
         self._offered = None
         self._status.transfer.begin(words)
-        self._task = self._desk.tasks.run(work, self._notice.say)
-        self._task.add_done_callback(self._ended)
+        self._running.begin(
+            TRANSFER,
+            work,
+            done=partial(self._end, done),
+            stopped=partial(self._end, self._stopped),
+            refused=partial(self._end, self._notice.say),
+        )
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._task = None
+    def _end(self, tell: Callable[..., None], *told: object) -> None:
         self._status.transfer.end()
-        if task.cancelled() and not self._closing:
+        tell(*told)
+
+    def _stopped(self) -> None:
+        if not self._closing:
             self._notice.say(self.tr("stopped; nothing of it was kept"))
 
-    async def _export(self, session_id: int, kind: ExportKind, path: Path) -> None:
-        without = await self._workbench.export_session(session_id, kind, path, self._status.transfer.show_progress)
+    def _exported(self, kind: ExportKind, path: Path, without: str) -> None:
         if kind in READABLE:
             self._remember(path)
         said = self.tr("exported to {0}").format(path)
         self._notice.say(f"{said}; {without}" if without else said)
 
-    async def _import(self, path: Path) -> None:
-        result = await self._workbench.import_file(path, self._status.transfer.show_progress)
+    def _imported(self, path: Path, result: ImportResult) -> None:
         self._remember(path)
         if result.carries_kv:
             words = self.tr("{0}. It carries KV: take it only from people you trust, nobody can check what others computed")
@@ -132,11 +137,12 @@ class Transfers(QObject):
     def _take_offered(self) -> None:
         offered, self._offered = self._offered, None
         if offered is not None:
-            self._begin(self.tr("taking KV"), self._take_kv(*offered))
+            session_ids, path = offered
+            work = partial(self._workbench.take_kv, session_ids, path, self._status.transfer.show_progress)
+            self._begin(self.tr("taking KV"), work, partial(self._kv_taken, path))
 
-    async def _take_kv(self, session_ids: tuple[int, ...], path: Path) -> None:
-        taken = await self._workbench.take_kv(session_ids, path, self._status.transfer.show_progress)
-        self._notice.say(self.tr("{0:,} KV blocks were taken from {1}").format(taken, path.name))
+    def _kv_taken(self, path: Path, blocks: int) -> None:
+        self._notice.say(self.tr("{0:,} KV blocks were taken from {1}").format(blocks, path.name))
 
     def _told(self, result: ImportResult, path: Path) -> str:
         count = len(result.sessions)

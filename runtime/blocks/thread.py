@@ -13,6 +13,7 @@ from enum import IntEnum
 from typing import Any, TypeVar
 
 from runtime.blocks.store import BlockStore
+from runtime.errors import SessionClosedError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -40,13 +41,23 @@ class BlockThread:
         self._asked = queue.PriorityQueue()
         self._numbers = itertools.count()
         self._until: float | None = None  # monotonic seconds after which nothing more is begun
+        self._missing = False  # there is no store
+        self._lock = threading.Lock()  # of `_ended`: what is put before it is set is answered
+        self._ended = False  # nobody takes anything out of the queue any more
         self._thread = threading.Thread(target=self._run, name="elsewise-blocks", daemon=True)
         self._thread.start()
 
     def ask(self, urgency: Urgency, act: Callable[[BlockStore], T]) -> Future[T]:
-        """Runs `act` with the store; any thread. What it raises is in the future; `OSError` where there is no store."""
+        """Runs `act` with the store; any thread.
+
+        What it raises is in the future: `OSError` where there is no store, `SessionClosedError` where the thread has ended.
+        """
         future: Future[T] = Future()
-        self._asked.put((urgency, next(self._numbers), act, future))
+        with self._lock:
+            if not self._ended:
+                self._asked.put((urgency, next(self._numbers), act, future))
+                return future
+        future.set_exception(self._refusal())
         return future
 
     def close(self, seconds: float) -> None:
@@ -64,6 +75,7 @@ class BlockThread:
             self._on_open(None)
         except Exception as error:  # the border to somebody else's store: the engine goes on without
             log.warning("the block file cannot be used", exc_info=True)
+            self._missing = True
             self._on_open(error)
         while True:
             _, _, act, future = self._asked.get()
@@ -73,16 +85,24 @@ class BlockThread:
                 continue
             try:
                 if store is None or (self._until is not None and time.monotonic() > self._until):
-                    raise OSError("there is no block file" if store is None else "the model is being closed")
+                    raise self._refusal()
                 future.set_result(act(store))
             except Exception as error:  # noqa: BLE001  # as above
                 future.set_exception(error)
             del act, future  # what they hold is let go before the next one is waited for
+        with self._lock:
+            self._ended = True
         while not self._asked.empty():
             *_, left = self._asked.get()
-            left.cancel()
+            if left.set_running_or_notify_cancel():
+                left.set_exception(self._refusal())
         if store is not None:
             try:
                 store.close()
             except Exception:  # as above
                 log.warning("the block file could not be closed", exc_info=True)
+
+    def _refusal(self) -> Exception:
+        if self._missing:
+            return OSError("there is no block file")
+        return SessionClosedError("the model is closed; load it again")

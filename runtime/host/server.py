@@ -261,7 +261,7 @@ class Server:
 
     async def _push_while_busy(self) -> None:
         busy = True
-        while busy:
+        while busy or self._calls:  # a call that came during the last round finds this one at work and begins no other
             busy = bool(self._calls)  # one more round after the last answer: what a model counts afterwards
             await asyncio.sleep(_PUSH_SECONDS)
             self.connection.post(self._news())

@@ -16,7 +16,7 @@ from runtime.records import Float32, Int32
 from runtime.sampling.cuts import xtc
 from runtime.sampling.draw import DRAW_STAGE, XTC_STAGE, uniform
 from runtime.sampling.history import History
-from runtime.sampling.making import first_head, made_stage
+from runtime.sampling.making import first_head, heats, made_stage
 from runtime.sampling.pool import Pool, View
 from runtime.sampling.select import Place
 from runtime.sampling.settings import DEFAULTS, EDITS, Breaker, SamplingOptions
@@ -44,7 +44,7 @@ class Step(NamedTuple):
     u: float  # the random number it drew; NaN where it draws none
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # a frozen one takes three times as long to make
 class Traced:
     """A draw and how it came about."""
 
@@ -77,6 +77,7 @@ class Sampler:
     temperature: float = field(init=False)
     _stages: tuple[tuple[str, Any], ...] = field(init=False, repr=False, compare=False)
     _heads: list[tuple[int, int]] = field(init=False, repr=False, compare=False)  # see `first_head`; traced or not
+    _heats: list[float] = field(init=False, repr=False, compare=False)  # see `heats`; traced or not
 
     def __post_init__(self) -> None:
         chosen = {**DEFAULTS, **self.settings.given()}
@@ -86,8 +87,9 @@ class Sampler:
         if self.temperature == 0.0:  # greedy: what changes scores counts, what cuts has no say
             stages = [(name, made) for name, made in stages if name in EDITS]
         object.__setattr__(self, "_stages", tuple(stages))
-        heads = [first_head(stages, int(chosen["top_k"]), traced=traced) for traced in (False, True)]
+        heads = [first_head(stages, int(chosen["top_k"]), self.temperature, traced=traced) for traced in (False, True)]
         object.__setattr__(self, "_heads", heads)
+        object.__setattr__(self, "_heats", [heats(stages, self.temperature, traced=traced) for traced in (False, True)])
 
     @property
     def window(self) -> int:
@@ -98,6 +100,10 @@ class Sampler:
     def stages(self) -> tuple[str, ...]:
         """The stages that are on."""
         return tuple(name for name, _ in self._stages)
+
+    def heats(self, *, traced: bool) -> float:
+        """The temperature at which the weight of whole raw rows is asked for; 1 where it is not."""
+        return self._heats[traced]
 
     @property
     def remembers(self) -> bool:

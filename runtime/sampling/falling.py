@@ -12,14 +12,15 @@ from runtime.ranking import Ranked
 from runtime.records import Float32
 from runtime.sampling.depth import around, likely_depth
 from runtime.sampling.select import Place, mass_where, place_of_mass, spread_mass
+from runtime.scoring import COLDEST, heated_masses
 from runtime.scratch import scratch
 
 HEAD = 64  # most distributions are settled among this many
 DEEP = 512  # that are sorted by value where a stage looks for a mass: most of those that are not settled so
 _PART_SORTED = 4  # a part of so much of the row is sorted by value; what lies deeper is searched
 _SPARSE, _DENSE = 1 / 16, 0.1  # shares of a mask; between them numpy's search for what is set mispredicts every branch
+_MOST = 700.0  # whose exp float64 can hold
 LIGHTEST = np.float32(-1000.0)  # nats below the likeliest; long before, a weight is 0
-COLDEST = 1e-30  # below it float32 knows no temperature; the likeliest has all of the weight long before
 
 
 class Deep(NamedTuple):
@@ -117,12 +118,6 @@ class Falling:
         """How many entries have a score."""
         return self.ranked.alive
 
-    def all_weights(self, out: Float32 | None = None) -> Float32:
-        """The weights of all entries ``(vocab,)``, in float32."""
-        scaled = self.cooled(np.subtract(self.row, np.float32(self.top), out=out))
-        weights: Float32 = np.exp(scaled, out=scaled)
-        return weights
-
     def exact_weights(self) -> npt.NDArray[np.float64]:
         """The weights of all entries ``(vocab,)``, in float64."""
         return self._weigh(self.row)
@@ -139,15 +134,12 @@ class Falling:
 
     @property
     def tail(self) -> Float32:
-        """`all_weights` without the head's."""
+        """The weights of all entries ``(vocab,)``, in float32, but 0 for the head's."""
         if self._tail is None:
-            self._tail = self._without_head()
+            scaled = self.cooled(self.row - np.float32(self.top))
+            self._tail = np.exp(scaled, out=scaled)
+            self._tail[self.ids] = 0
         return self._tail
-
-    def _without_head(self, out: Float32 | None = None) -> Float32:
-        weights = self.all_weights(out)
-        weights[self.ids] = 0
-        return weights
 
     @property
     def total(self) -> float:
@@ -157,11 +149,17 @@ class Falling:
             if self.complete:
                 self._total = float(self.edges[-1])
             elif mass is not None and self.temperature == 1.0:
-                self._total = mass * float(np.exp(-np.float64(self.top)))
+                self._total = mass * math.exp(min(-self.top, _MOST))
+            elif self.temperature == 1.0:
+                self._total = float(self.edges[-1]) + mass_where(self.tail)
             else:
-                tail = self._without_head(scratch("weights", len(self.row))) if self._tail is None else self._tail
-                self._total = float(self.edges[-1]) + mass_where(tail)
+                temperature, heated = self.ranked.heated or (0.0, 0.0)
+                self._total = heated if temperature == self.temperature else self._heated_mass()
         return self._total
+
+    def _heated_mass(self) -> float:
+        below = np.subtract(self.row, self.ranked.values[0], out=scratch("below", len(self.row)))
+        return float(heated_masses(below[None], np.array([max(self.temperature, COLDEST)]))[0])
 
     @property
     def entropy(self) -> float:
@@ -184,13 +182,13 @@ class Falling:
     def at_mass(self, target: float, *, left: bool = False) -> Place:
         """The first entry at which the mass so far exceeds `target` (`left`: reaches it)."""
         if self.complete or (target <= self.edges[-1] if left else target < self.edges[-1]):
-            i = int(np.searchsorted(self.edges, target, side="left" if left else "right"))
+            i = int(self.edges.searchsorted(target, "left" if left else "right"))
             if i >= len(self.ids):  # the target is the whole mass, but for rounding
                 i = int(np.flatnonzero(self.weights)[-1])
             return self.at_rank(i)
         deep = self.reaching(target, left=left)
         if deep is not None:
-            return self.at_known(deep, int(deep.edges.searchsorted(target, side="left" if left else "right")))
+            return self.at_known(deep, int(deep.edges.searchsorted(target, "left" if left else "right")))
         guesses = [guess for guess in around(self, target) if guess is not None]
         return place_of_mass(
             self.row, self.tail, target, left=left, known=float(self.edges[-1]), total=self.total, guesses=guesses

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,95 +23,145 @@ SHOWN = HEAD  # tokens that a report shows: so many of the raw distribution, and
 _NUMBERS = {name: number for number, name in enumerate(STAGE_NAMES)}
 
 
-def report(traced: Traced) -> StageTable:
-    """One row."""
-    views = [step.view for step in traced.steps]
-    raw, last = views[0], views[-1]
-    raw.order.reach(SHOWN)
-    if last.order is not raw.order:
-        last.order.reach(SHOWN)
-    orders = [raw.order]  # the first one of each row of scores, the raw one first
-    numbers, kept, mass = [0], [raw.count], [raw.mass]  # by view
-    for before, view in pairwise(views):
-        if view is before:
-            numbers.append(numbers[-1])
-            kept.append(kept[-1])
-            mass.append(mass[-1])
-            continue
-        if view.order is not before.order and view.order.row is not before.order.row:
-            orders.append(view.order)
-        numbers.append(len(orders) - 1)
-        kept.append(view.count)
-        mass.append(view.mass)
-    ids = _shown(raw.order, last.order, [int(order.ids[0]) for order in orders], traced.token, same=len(orders) == 1)
-    scores = np.empty((1, len(orders), len(ids)), np.float32)
-    for order, column in zip(orders, scores[0], strict=True):
-        order.row.take(ids, out=column)
-    names, rows = _constant(tuple([step.stage for step in traced.steps]), tuple(numbers))
-    below = last.first.before if last.first else 0.0
-    floats = np.array([_temperature(traced), below, traced.u, _number_of_xtc(traced), traced.before])
-    return StageTable(
-        names=names,
-        rows=rows,
-        kept=np.array([kept], np.int32),
-        mass=np.array([mass]),
-        held=_held(views, numbers, ids, scores[0]),
-        temperature=floats[:1],
-        below=floats[1:2],
-        u=floats[2:3],
-        u_xtc=floats[3:4],
-        token=np.array([traced.token], np.int32),
-        before=floats[4:],
-        shift=np.array([traced.shift], np.float32),
-        ids=ids.astype(np.int32)[None],
-        scores=scores,
+class Told(NamedTuple):
+    """What is told of one draw: a row of a `StageTable`, whose columns its fields are."""
+
+    names: UInt8  # (s,)
+    rows: UInt8  # (s,)
+    kept: list[int]
+    mass: list[float]
+    held: bytes  # (s * b,)
+    numbers: tuple[float, float, float, float, float]  # temperature, below, u, u_xtc, before
+    token: int
+    shift: float
+    ids: Ids  # (k,)
+    scores: Float32  # (o, k)
+
+
+def told_of(traced: Traced) -> Told:
+    """What a draw was made of; what it was drawn from may go then."""
+    steps = traced.steps
+    views = [step.view for step in steps]
+    raw, last = views[0].order, views[-1].order
+    raw.reach(SHOWN)
+    if last is not raw:
+        last.reach(SHOWN)
+    if last.row is raw.row:  # no stage changed the scores
+        numbers = (0,) * len(views)
+        ids, scores, kept, held = _in_one_order(views, traced)
+    else:
+        numbers, ids, scores, held = _in_several_orders(views, traced.token)
+        kept = [view.count for view in views]
+    stages = tuple([step.stage for step in steps])
+    names, rows = _constant(stages, numbers)
+    first = views[-1].first
+    return Told(
+        names,
+        rows,
+        kept,
+        [view.mass for view in views],
+        held,
+        (
+            views[stages.index("temperature")].order.temperature if "temperature" in stages else 1.0,
+            first.before if first else 0.0,
+            traced.u,
+            steps[stages.index("xtc")].u if "xtc" in stages else np.nan,
+            traced.before,
+        ),
+        traced.token,
+        traced.shift,
+        ids,
+        scores,
     )
 
 
-def _temperature(traced: Traced) -> float:
-    """What the stage of that name divided by; 1 where it is off."""
-    return next((step.view.order.temperature for step in traced.steps if step.stage == "temperature"), 1.0)
+def report(traced: Traced) -> StageTable:
+    """One row."""
+    return tabulated([told_of(traced)])
 
 
-def _number_of_xtc(traced: Traced) -> float:
-    return next((step.u for step in traced.steps if step.stage == "xtc"), np.nan)
+def tabulated(told: Sequence[Told]) -> StageTable:
+    """A row for each draw, of one or more."""
+    if len({(len(each.names), each.scores.shape) for each in told}) > 1:
+        return StageTable.concat([tabulated([each]) for each in told])
+    names, rows, kept, mass, held, numbers, token, shift, ids, scores = zip(*told, strict=True)
+    temperature, below, u, u_xtc, before = np.array(numbers).T  # columns
+    return StageTable(
+        np.array(names),
+        np.array(rows),
+        np.array(kept, np.int32),
+        np.array(mass),
+        np.frombuffer(b"".join(held), np.uint8).reshape(len(told), len(kept[0]), -1),
+        temperature,
+        below,
+        u,
+        u_xtc,
+        np.array(token, np.int32),
+        before,
+        np.array(shift, np.float32),
+        np.array(ids, np.int32),
+        np.array(scores),
+    )
 
 
 @lru_cache(maxsize=256)
 def _constant(stages: tuple[str, ...], rows: tuple[int, ...]) -> tuple[UInt8, UInt8]:
-    """``(1, s)`` each, read-only: the stages' numbers and their rows', which are the same for most draws of a stream."""
-    names, numbered = np.array([[_NUMBERS[stage] for stage in stages]], np.uint8), np.array([rows], np.uint8)
+    """``(s,)`` each, read-only: the stages' numbers and their rows', which are the same for most draws of a stream."""
+    names, numbered = np.array([_NUMBERS[stage] for stage in stages], np.uint8), np.array(rows, np.uint8)
     names.flags.writeable = numbered.flags.writeable = False
     return names, numbered
 
 
-def _shown(raw: Falling, last: Falling, tops: Sequence[int], token: int, *, same: bool) -> Ids:
-    """The likeliest of the raw distribution in their order, then what else is to be known; `same`: in one order."""
+def _in_one_order(views: Sequence[View], traced: Traced) -> tuple[Ids, Float32, list[int], bytes]:
+    """The shown tokens ``(k,)`` and their scores ``(1, k)``, how many each view holds, and which of the shown ones.
+
+    What a view holds is a range of the order, whose first ones are shown; and the drawn one, if it is none of those.
+    """
+    order, rank, token = views[0].order, traced.rank, traced.token
+    ids, scores = order.ids[:SHOWN], order.ranked.values[None, :SHOWN]
+    head, alive = len(ids), order.alive
+    further = rank >= head
+    if further:
+        ids = np.concatenate([ids, [token]])
+        scores = np.concatenate([scores, order.row[None, token : token + 1]], axis=1)
+    kept: list[int] = []
+    held: list[int] = []
+    for view in views:
+        start, stop = view.first.rank if view.first else 0, view.last.rank + 1 if view.last else alive
+        bits = (1 << min(stop, head)) - 1 & -1 << min(start, head)
+        held.append(bits | 1 << head if further and start <= rank < stop else bits)
+        kept.append(stop - start)
+    return ids, scores, kept, _packed(held, len(ids))
+
+
+def _in_several_orders(views: Sequence[View], token: int) -> tuple[tuple[int, ...], Ids, Float32, bytes]:
+    """The same where stages changed scores: which row each view is of first, and the scores are ``(o, k)``."""
+    orders = [views[0].order]  # the first one of each row of scores, the raw one first
+    numbers = [0]
+    for before, view in pairwise(views):
+        if view.order is not before.order and view.order.row is not before.order.row:
+            orders.append(view.order)
+        numbers.append(len(orders) - 1)
+    ids = _shown(orders[0], views[-1].order, [int(order.ids[0]) for order in orders], token)
+    scores = np.empty((len(orders), len(ids)), np.float32)
+    for order, column in zip(orders, scores, strict=True):
+        order.row.take(ids, out=column)
+    held: list[int] = []
+    for place, (view, row) in enumerate(zip(views, numbers, strict=True)):
+        held.append(held[-1] if place and view is views[place - 1] else _bits(view.holds(ids, scores[row])))
+    return tuple(numbers), ids, scores, _packed(held, len(ids))
+
+
+def _shown(raw: Falling, last: Falling, tops: Sequence[int], token: int) -> Ids:
+    """The likeliest of the raw distribution in their order, then what else is to be known."""
     head = raw.ids[:SHOWN]
-    known = set(head.tolist())
-    rest = {*tops, token} if same else {*tops, token, *last.ids[:SHOWN].tolist()}
-    rest -= known
+    rest = {*tops, token, *last.ids[:SHOWN].tolist()} - set(head.tolist())
     return np.concatenate([head, np.array(sorted(rest), np.int64)]) if rest else head
 
 
-def _held(views: Sequence[View], rows: Sequence[int], ids: Ids, scores: Float32) -> UInt8:
-    """Which of the tokens each view holds, in bits."""
-    raw = views[0].order
-    head, whole = min(len(raw.ids), SHOWN), raw.alive == len(raw.row)
-    bits: list[int] = []
-    for place, (view, row) in enumerate(zip(views, rows, strict=True)):
-        if place and view is views[place - 1]:
-            bits.append(bits[-1])
-        elif row or not whole:
-            bits.append(_bits(view.holds(ids, scores[row])))
-        else:  # the first ones stand in the order
-            start, stop = view.first.rank if view.first else 0, view.last.rank + 1 if view.last else head
-            held = (1 << min(stop, head)) - 1 & -1 << min(start, head)
-            rest = _bits(view.holds(ids[head:], scores[0, head:])) if head < len(ids) else 0
-            bits.append(held | rest << head)
-    length = -(-len(ids) // 8)
-    data = b"".join([each.to_bytes(length, "little") for each in bits])
-    return np.frombuffer(data, np.uint8).reshape(1, len(views), length)
+def _packed(held: Sequence[int], shown: int) -> bytes:
+    length = -(-shown // 8)
+    return b"".join([bits.to_bytes(length, "little") for bits in held])
 
 
 def _bits(held: npt.NDArray[np.bool_]) -> int:

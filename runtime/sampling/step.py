@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from runtime.errors import InvalidRequestError
-from runtime.ranking import Ranked
+from runtime.ranking import ranked_rows
 from runtime.records import Float32, Int32, Scores
 from runtime.sampling.chain import Sampler
 from runtime.sampling.history import History
-from runtime.sampling.report import report
-from runtime.scoring import empty_peaks, normalised, summarise_ranked
+from runtime.sampling.report import Told, tabulated, told_of
+from runtime.scoring import asked_temperatures, empty_peaks, normalised, summarise_ranked
 from runtime.stages import StageTable
 
 
@@ -33,7 +33,7 @@ def draw_step(
         positions: Where in its path each token will stand.
         top_k: Alternatives recorded.
         histories: What each stream has said, prompt included, where penalties or DRY are on.
-        stages: Where what each draw was made of is put, one row for each stream, as with `GenerationOptions.stages`.
+        stages: Where what the draws were made of is put, a table with a row for each stream; see `GenerationOptions.stages`.
 
     Raises:
         InvalidRequestError: Rows, samplers, positions and histories differ in number, or logits are no numbers.
@@ -45,13 +45,17 @@ def draw_step(
             f"{n} rows, {len(samplers)} samplers, {len(positions)} positions, {len(said)} histories: give one each"
         )
     finite, shift = np.empty(n, np.bool_), np.empty(n, np.float32)
-    mass, entropy = np.empty(n), np.empty(n)
+    mass, entropy, heated = np.empty(n), np.empty(n), np.empty(n)
     peaks = empty_peaks(*logits.shape)
-    logprobs = normalised(logits, entropy=entropy, finite=finite, shift=shift, mass=mass, peaks=peaks)
+    temperatures = asked_temperatures([sampler.heats(traced=stages is not None) for sampler in samplers])
+    logprobs = normalised(
+        logits, entropy=entropy, finite=finite, shift=shift, mass=mass, peaks=peaks, temperatures=temperatures, heated=heated
+    )
     if not finite.all():
         raise InvalidRequestError(f"row {int((~finite).argmax())} of the logits holds NaN or infinity")
-    ranked = list(map(Ranked, logprobs, mass.tolist(), entropy.tolist(), [None] * n if peaks is None else peaks))
+    ranked = ranked_rows(logprobs, mass, entropy, peaks, temperatures, heated)
     tokens = np.empty(n, np.int32)
+    told: list[Told] = []
     for i, (sampler, row, position, history, moved) in enumerate(
         zip(samplers, ranked, positions, said, shift.tolist(), strict=True)
     ):
@@ -60,5 +64,7 @@ def draw_step(
         else:
             traced = sampler.trace(row, position, history=history, shift=moved)
             tokens[i] = traced.token
-            stages.append(report(traced))
+            told.append(told_of(traced))
+    if stages is not None and told:
+        stages.append(tabulated(told))
     return tokens, summarise_ranked(ranked, tokens, top_k, entropy)

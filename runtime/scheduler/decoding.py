@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from runtime.aio import together
@@ -23,26 +22,10 @@ from runtime.scheduler.logits import Distribution, Distributions, non_finite, no
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.room import NoRoomError
 from runtime.scheduler.rows import Drawn, Guesses, Row, draw, draw_along
+from runtime.scheduler.share import Share, temperatures
 from runtime.scheduler.standing import activate, bring_back
 from runtime.scheduler.stream import Stream
 from runtime.scheduler.workspace import Workspace
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What rows push in one forward: rows that say the same at the same place share a slot."""
-
-    rows: list[Row]
-    tokens: list[int]
-    parents: list[int]
-    at: list[int]  # each row's place among them
-
-    @classmethod
-    def of(cls, rows: list[Row]) -> Share:
-        """The rows' pending tokens."""
-        fresh: dict[tuple[int, int], int] = {}
-        at = [fresh.setdefault(row.due_next, len(fresh)) for row in rows]
-        return cls(rows, [token for _, token in fresh], [slot for slot, _ in fresh], at)
 
 
 class Decoding:
@@ -98,7 +81,8 @@ class Decoding:
             self._counters.publish(self._cache)  # before the first token, so that who sees it sees what the prompt cost
             for row in rows:
                 self._finish.ledger.prompted(row.job)
-            self._settle([draw(rows, Distributions.known(last), [0] * len(rows))])
+            at = [0] * len(rows)
+            self._settle([draw(rows, Distributions.known(last, temperatures(rows, at, 1)), at)])
             with together():
                 for row in rows:
                     row.stream.deliver()
@@ -163,8 +147,9 @@ class Decoding:
         base = workspace.size
         share = Share.of(rows)
         try:
-            _reserve(workspace, share)
-            after = normalise(workspace.forward(share.tokens, share.parents, range(len(share.tokens))), entropy=True)
+            share.reserve(workspace)
+            logits = workspace.forward(share.tokens, share.parents, range(len(share.tokens)))
+            after = normalise(logits, entropy=True, temperatures=share.temperatures)
             if not after.finite.all() and workspace.broken(base):
                 raise non_finite(rows[0].stream.position)
         except BaseException as error:  # noqa: BLE001  # bisected: only the guilty row fails
@@ -174,7 +159,7 @@ class Decoding:
                 return
             bisect(rows, error, partial(self._push, drawn), self.end)
             return
-        drawn.append(_moved(share, base, after))
+        drawn.append(share.draw(base, after))
 
     def _push_guessed(self, drawn: list[Drawn], row: Row) -> bool:
         """One forward of a row's pending token and of what may follow it; whether it came to that.
@@ -194,7 +179,8 @@ class Decoding:
         try:
             for slot, token in zip(parents, tokens, strict=True):
                 workspace.append(slot, token)
-            after = normalise(workspace.forward(tokens, parents, range(len(tokens))), entropy=True)
+            logits = workspace.forward(tokens, parents, range(len(tokens)))
+            after = normalise(logits, entropy=True, temperatures=[row.stream.heats] * len(tokens))
             if not after.finite.all() and workspace.broken(base):
                 raise non_finite(row.stream.position)
         except BaseException:  # noqa: BLE001  # without guesses it may go, or fails for whoever is guilty
@@ -221,7 +207,7 @@ class Decoding:
         base = workspace.size
         share = Share.of(rows[: self._options.max_batch_rows])
         try:
-            _reserve(workspace, share)
+            share.reserve(workspace)
             workspace.begin(share.tokens, share.parents)
         except BaseException:  # noqa: BLE001  # tried again, and bisected, by the next step
             workspace.unprepare()
@@ -246,14 +232,14 @@ class Decoding:
         logits = workspace.collect() if share is not None else None
         if share is None or logits is None:
             return []
-        after = normalise(logits, entropy=True)
+        after = normalise(logits, entropy=True, temperatures=share.temperatures)
         newest = workspace.size == base + len(share.tokens)  # else it was settled, and looked at, before others' were pushed
         if not after.finite.all() and newest and workspace.broken(base):
             workspace.rollback(base)
             return []  # pushed again, and bisected
         running = [i for i, row in enumerate(share.rows) if row in self.rows]
         rows, at = [share.rows[i] for i in running], [share.at[i] for i in running]
-        return [_moved(Share(rows, share.tokens, share.parents, at), base, after)] if rows else []
+        return [Share(rows, share.tokens, share.parents, at).draw(base, after)] if rows else []
 
     def _standing(self, rows: list[Row]) -> list[Row]:
         """The rows, each where a token can be appended now; one that cannot be brought back has ended.
@@ -332,16 +318,3 @@ class Decoding:
         except MemoryBudgetError as full:
             return typed(full)
         return None
-
-
-def _reserve(workspace: Workspace, share: Share) -> None:
-    for slot, token in zip(share.parents, share.tokens, strict=True):
-        workspace.append(slot, token)
-
-
-def _moved(share: Share, base: int, after: Distributions) -> Drawn:
-    """Each row stands on its new slot, and has drawn what follows."""
-    for row, i in zip(share.rows, share.at, strict=True):
-        row.slot = base + i
-        row.pushed += 1
-    return draw(share.rows, after, share.at)

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import NonFiniteLogitsError
-from runtime.ranking import Ranked
+from runtime.ranking import Ranked, ranked_rows
 from runtime.records import Float32
-from runtime.scoring import empty_peaks, normalised, normalisers
+from runtime.scoring import asked_temperatures, empty_peaks, heated_masses, normalised, normalisers
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,19 @@ class Distributions:
     ranked: list[Ranked]  # n: the same rows, with what the draws learn of their order, for the records
 
     @classmethod
-    def known(cls, last: Distribution) -> Distributions:
-        """One row, that is remembered."""
+    def known(cls, last: Distribution, temperatures: Sequence[float] = ()) -> Distributions:
+        """One row, that is remembered.
+
+        Args:
+            last: The row.
+            temperatures: As `normalise` takes them.
+        """
         logprobs = last.logprobs()
-        return cls(logprobs[None], np.ones(1, np.bool_), None, np.array([last.shift], np.float32), [Ranked(logprobs)])
+        ranked = Ranked(logprobs)
+        if (asked := asked_temperatures(temperatures)) is not None:
+            below = np.subtract(last.raw, last.top)
+            ranked.heated = float(asked[0]), float(heated_masses(below[None], asked)[0])
+        return cls(logprobs[None], np.ones(1, np.bool_), None, np.array([last.shift], np.float32), [ranked])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,10 +130,15 @@ class ChunkLogits:
         return rows
 
 
-def normalise(logits: Float32, *, entropy: bool) -> Distributions:
+def normalise(logits: Float32, *, entropy: bool, temperatures: Sequence[float] = ()) -> Distributions:
     """Log-probabilities of raw logits ``(n, vocab)``, in their place where they may be written to.
 
     A pass over memory that the forward has just written costs half of one over other memory.
+
+    Args:
+        logits: Of a forward.
+        entropy: Whether the rows' entropies are wanted.
+        temperatures: For each row the one at which draws will ask for the weight of all of it; 1 where they will not.
     """
     n, vocab = logits.shape
     finite = np.empty(n, np.bool_)
@@ -132,8 +146,19 @@ def normalise(logits: Float32, *, entropy: bool) -> Distributions:
     shift: Float32 = np.empty(n, np.float32)
     mass = np.empty(n)
     peaks = empty_peaks(n, vocab)
-    out = logits if logits.flags.writeable else None
-    logprobs = normalised(logits, entropy=spread, finite=finite, shift=shift, mass=mass, peaks=peaks, out=out)
+    asked = asked_temperatures(temperatures)
+    heated = None if asked is None else np.empty(n)
+    logprobs = normalised(
+        logits,
+        entropy=spread,
+        finite=finite,
+        shift=shift,
+        mass=mass,
+        out=logits if logits.flags.writeable else None,
+        peaks=peaks,
+        temperatures=asked,
+        heated=heated,
+    )
     if not finite.all():
         even = np.float32(-np.log(vocab))
         logprobs[~finite], shift[~finite], mass[~finite] = even, -even, 1.0
@@ -141,9 +166,9 @@ def normalise(logits: Float32, *, entropy: bool) -> Distributions:
             spread[~finite] = -even
         if peaks is not None:
             peaks[~finite] = even
-    nothing = [None] * n
-    spreads = nothing if spread is None else spread.tolist()
-    ranked = list(map(Ranked, logprobs, mass.tolist(), spreads, nothing if peaks is None else peaks))
+        if heated is not None:
+            heated[~finite] = vocab
+    ranked = ranked_rows(logprobs, mass, spread, peaks, asked, heated)
     return Distributions(logprobs, finite, spread, shift, ranked)
 
 

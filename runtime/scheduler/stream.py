@@ -18,11 +18,10 @@ from runtime.ranking import Ranked
 from runtime.records import Finish, Float32, Int32, Origin, Scores, TokenRun, UInt8
 from runtime.sampling.chain import Traced
 from runtime.sampling.history import History
-from runtime.sampling.report import report
+from runtime.sampling.report import Told, tabulated, told_of
 from runtime.scheduler.columns import GrowingScores
 from runtime.scheduler.jobs import GenerateJob
 from runtime.scheduler.stops import StopFinder
-from runtime.stages import StageTable
 
 DEFAULT_MAX_TOKENS = 512
 PACE_SECONDS = 0.016  # tokens that come faster than a screen shows them are told together: each telling wakes a thread
@@ -90,7 +89,7 @@ class Stream:
         self.new_ids: list[int] = []
         self.scores = GrowingScores(job.options.top_k)
         self._history = History(job.ids, job.sampler.window) if job.sampler.remembers else None
-        self._stages: list[StageTable] = []  # of the tokens that were not sent yet, where they are asked for
+        self._stages: list[Told] = []  # of the tokens that were not sent yet, where they are asked for
         self._traced: deque[Traced] = deque()  # draws that are not recorded yet
         self.finish = Finish.NONE
 
@@ -103,6 +102,11 @@ class Stream:
     def left(self) -> int:
         """Tokens that may come yet."""
         return min(self._limit, self._room + 1) - len(self.new_ids)
+
+    @property
+    def heats(self) -> float:
+        """See `Sampler.heats`; a grammar leaves no raw row whole."""
+        return 1.0 if self.job.constraint is not None else self.job.sampler.heats(traced=self.job.options.stages)
 
     def draw(self, logprobs: Float32 | Ranked, shift: float = 0.0) -> tuple[int, float]:
         """The next token and its random number, from ``(vocab,)`` log-probabilities; `shift` makes raw logits of them.
@@ -162,7 +166,7 @@ class Stream:
         """The numbers of the token taken last: row `row` of `scores`."""
         self.scores.append(scores, row)
         if self._traced:
-            self._stages.append(report(self._traced.popleft()))
+            self._stages.append(told_of(self._traced.popleft()))
 
     def _ending(self, token: int) -> Finish:
         if token in self._eos and not self.job.options.ignore_eos:
@@ -225,7 +229,7 @@ class Stream:
             origin=self._origins(),
             finish=finish,
             draw=np.array(self._draws[part], np.float32),
-            stages=StageTable.concat(self._stages[:n]) if self._stages else None,
+            stages=tabulated(self._stages[:n]) if self._stages else None,
         )
         self._sent = self._ready
         del self._texts[:n], self._stages[:n]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.ui.conftest import until
 from ui import Refusal
-from ui.tasks import BUG_TEXT, Tasks
+from ui.tasks import BUG_TEXT, Stoppables, Tasks
 
 Arun = Callable[[Coroutine[object, object, object]], object]
 
@@ -120,5 +120,87 @@ def test_ended_waits_for_all_that_runs_and_for_what_is_begun_meanwhile(arun: Aru
         await until(done.done)
         await tasks.ended()
         assert len(ended) == 4
+
+    arun(play())
+
+
+class Told:
+    """What somebody hears of one kind of work, and whether that was over by then."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, object, bool]] = []
+        self.running = Stoppables(Tasks(lambda _words: None))
+
+    def begin(self, work: Callable[[], Coroutine[object, object, int]]) -> None:
+        self.running.begin(
+            "count",
+            work,
+            done=lambda result: self._hear("done", result),
+            stopped=lambda: self._hear("stopped", None),
+            refused=lambda words: self._hear("refused", words),
+        )
+
+    def _hear(self, what: str, told: object) -> None:
+        self.heard.append((what, told, "count" not in self.running))
+
+
+async def seven() -> int:
+    return 7
+
+
+async def forever() -> int:
+    await asyncio.sleep(3600)
+    return 0
+
+
+async def refused() -> int:
+    raise Refusal("not now; try later")
+
+
+async def broken() -> int:
+    raise ZeroDivisionError
+
+
+def test_an_end_is_told_once_and_when_it_is_over(arun: Arun, caplog: pytest.LogCaptureFixture) -> None:
+    async def play() -> None:
+        told = Told()
+        for work in (seven, refused, broken):
+            told.begin(work)
+            assert "count" in told.running
+            await until(lambda: "count" not in told.running)
+        told.begin(forever)
+        told.running.stop("count")  # before its first step
+        await until(lambda: "count" not in told.running)
+        told.begin(forever)
+        await asyncio.sleep(0)
+        told.running.stop("count")
+        await until(lambda: "count" not in told.running)
+        told.running.stop("count")  # nothing is there to be stopped
+        assert told.heard == [
+            ("done", 7, True),
+            ("refused", "not now; try later", True),
+            ("refused", BUG_TEXT, True),
+            ("stopped", None, True),
+            ("stopped", None, True),
+        ]
+        caplog.clear()
+
+    arun(play())
+
+
+def test_what_runs_is_not_begun_again_and_is_waited_for_when_it_is_cancelled(arun: Arun) -> None:
+    async def play() -> None:
+        told, begun = Told(), list[int]()
+
+        async def noted() -> int:
+            begun.append(1)
+            return await forever()
+
+        told.begin(noted)
+        told.begin(noted)
+        await asyncio.sleep(0)
+        await told.running.cancel()
+        assert (begun, told.heard) == ([1], [("stopped", None, True)])
+        await told.running.cancel()  # nothing is there
 
     arun(play())

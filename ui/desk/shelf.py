@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from PySide6.QtCore import QObject, Signal
 from ui.desk.models import ModelsDesk
 from ui.desk.showing import Showing
 from ui.port import Bits, Download, LoadChoice, ModelPlan, TokenView
+from ui.tasks import Stoppables
 
 
 class ShelfDesk(QObject):
@@ -51,9 +52,7 @@ class ShelfDesk(QObject):
         self._tasks = showing.tasks
         self._workbench = showing.workbench
         self._models = models
-        self._verifying: dict[str, asyncio.Task[None]] = {}
-        self._quantising: dict[str, asyncio.Task[None]] = {}
-        self._importing: asyncio.Task[None] | None = None
+        self._running = Stoppables(showing.tasks)
         self.downloads: tuple[Download, ...] = ()
 
     # ---- what is here -------------------------------------------------------------------------------------------------
@@ -85,25 +84,31 @@ class ShelfDesk(QObject):
 
     def quantise(self, name: str, bits: int) -> None:
         """Makes one for mlx of it."""
-        task = self._tasks.run(self._quantise(name, 8 if bits == 8 else 4), lambda words: self.quantise_ended.emit(name, words))
-        self._quantising[name] = task
-        task.add_done_callback(lambda task: self._quantise_over(name, task))
+        self._running.begin(
+            f"quantise {name}",
+            partial(self._quantise, name, 8 if bits == 8 else 4),
+            done=partial(self.quantised.emit, name),
+            stopped=partial(self.quantise_ended.emit, name, ""),
+            refused=partial(self.quantise_ended.emit, name),
+        )
 
     def verify(self, name: str) -> None:
         """Reads all of it."""
-        task = self._tasks.run(self._verify(name), lambda words: self.verified.emit(name, words))
-        self._verifying[name] = task
-        task.add_done_callback(lambda task: self._over(name, task))
+        self._running.begin(
+            f"verify {name}",
+            partial(self._workbench.verify_model, name, partial(self.verifying.emit, name)),
+            done=lambda _: self.verified.emit(name, ""),
+            stopped=partial(self.verify_stopped.emit, name),
+            refused=partial(self.verified.emit, name),
+        )
 
     def stop_verifying(self, name: str) -> None:
         """Somebody has read enough."""
-        if name in self._verifying:
-            self._verifying[name].cancel()
+        self._running.stop(f"verify {name}")
 
     def stop_quantising(self, name: str) -> None:
         """Nothing of it stays."""
-        if name in self._quantising:
-            self._quantising[name].cancel()
+        self._running.stop(f"quantise {name}")
 
     def remove(self, name: str) -> None:
         """For good."""
@@ -119,14 +124,17 @@ class ShelfDesk(QObject):
 
     def import_gguf(self, path: Path, keep_quantised: bool) -> None:  # as the signal brings it
         """One at a time."""
-        if self._importing is None:
-            self._importing = self._tasks.run(self._import(path, keep_quantised=keep_quantised), self.refused.emit)
-            self._importing.add_done_callback(self._imported)
+        self._running.begin(
+            "import",
+            partial(self._import, path, keep_quantised=keep_quantised),
+            done=self.import_ended.emit,
+            stopped=partial(self.import_ended.emit, ""),
+            refused=self._refuse_import,
+        )
 
     def stop_import(self) -> None:
         """Nothing of it stays."""
-        if self._importing is not None:
-            self._importing.cancel()
+        self._running.stop("import")
 
     # ---- the hub ------------------------------------------------------------------------------------------------------
 
@@ -202,24 +210,9 @@ class ShelfDesk(QObject):
         await self._workbench.remember_context(name, context)
         self.context_kept.emit(name, context)
 
-    async def _quantise(self, name: str, bits: Bits) -> None:
+    async def _quantise(self, name: str, bits: Bits) -> str:
         self.quantising.emit(name, 0, 0)
-        made = await self._workbench.quantise_model(name, bits, lambda done, total: self.quantising.emit(name, done, total))
-        self.quantised.emit(name, made)
-
-    def _quantise_over(self, name: str, task: asyncio.Task[None]) -> None:
-        self._quantising.pop(name, None)
-        if task.cancelled():
-            self.quantise_ended.emit(name, "")
-
-    async def _verify(self, name: str) -> None:
-        await self._workbench.verify_model(name, lambda done, total: self.verifying.emit(name, done, total))
-        self.verified.emit(name, "")
-
-    def _over(self, name: str, task: asyncio.Task[None]) -> None:
-        self._verifying.pop(name, None)
-        if task.cancelled():
-            self.verify_stopped.emit(name)
+        return await self._workbench.quantise_model(name, bits, partial(self.quantising.emit, name))
 
     async def _remove(self, name: str) -> None:
         self.removed.emit(name, await self._workbench.remove_model(name))
@@ -230,16 +223,13 @@ class ShelfDesk(QObject):
     async def _plan_import(self, path: Path) -> None:
         self.import_planned.emit(await self._workbench.plan_gguf(path))
 
-    async def _import(self, path: Path, *, keep_quantised: bool) -> None:
+    async def _import(self, path: Path, *, keep_quantised: bool) -> str:
         self.importing.emit(0, 0)
-        name = ""
-        try:
-            name = await self._workbench.import_gguf(path, self.importing.emit, keep_quantised=keep_quantised)
-        finally:
-            self.import_ended.emit(name)
+        return await self._workbench.import_gguf(path, self.importing.emit, keep_quantised=keep_quantised)
 
-    def _imported(self, _task: asyncio.Task[None]) -> None:
-        self._importing = None
+    def _refuse_import(self, words: str) -> None:
+        self.import_ended.emit("")
+        self.refused.emit(words)
 
     async def _plan(self, wanted: str) -> None:
         self.planned.emit(await self._workbench.plan_model(wanted))

@@ -87,6 +87,53 @@ def test_a_stream_is_chunks_then_counters_then_its_end() -> None:
     asyncio.run(scenario())
 
 
+def test_counters_move_for_a_call_that_comes_while_the_last_round_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[asyncio.Event] = []
+    real = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        if seconds == server_module._PUSH_SECONDS:
+            rounds.append(asyncio.Event())
+            await rounds[-1].wait()
+        else:
+            await real(seconds)
+
+    async def scenario() -> None:
+        async with serving() as (server, peer):
+
+            async def end_round(count: int) -> None:
+                await eventually(lambda: len(rounds) == count)
+                rounds[-1].set()
+                await eventually(lambda: len(rounds) > count or server._pusher is None)
+
+            peer.send(LOAD)
+            await peer.until(Loaded)
+            # given that the first call is gone, and that this was seen
+            peer.send(call(1, "generate_runs", ids=[3], options=None))
+            await peer.until(Chunk, 1)
+            peer.send(Cancel(1))
+            await eventually(lambda: len(rounds) == 1 and not server._calls)
+            await end_round(1)
+            # when another comes in that time
+            peer.send(call(2, "generate_runs", ids=[3], options=None))
+            await peer.until(Chunk, 2)
+            pushed = sum(isinstance(reply, Push) for reply in peer.replies)
+            # then it has rounds of its own
+            await end_round(2)
+            assert len(rounds) == 3
+            await end_round(3)
+            await eventually(lambda: sum(isinstance(reply, Push) for reply in peer.replies) > pushed)
+            peer.send(Cancel(2))
+            await eventually(lambda: not server._calls)
+            for count in (4, 5):
+                await end_round(count)
+            assert (len(rounds), server._pusher) == (5, None)
+
+    monkeypatch.setattr(server_module, "_PUSH_SECONDS", 0.125)
+    monkeypatch.setattr("asyncio.sleep", sleep)
+    asyncio.run(scenario())
+
+
 def test_a_cancelled_call_gets_no_answer() -> None:
     async def scenario() -> None:
         async with serving() as (server, peer):

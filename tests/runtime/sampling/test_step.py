@@ -20,10 +20,9 @@ def test_stages_are_told_of_the_same_draws() -> None:
     # then the draws are the same, and each has one row of its stages
     assert plain.tolist() == told.tolist()
     assert np.array_equal(scores.top_ids, same.top_ids)
-    assert [[stage.name for stage in table.stages(0)] for table in tables] == [
-        ["raw", "temperature", "top_p", "xtc", "draw"]
-    ] * 3
-    assert [int(table.token[0]) for table in tables] == told.tolist()
+    [table] = tables
+    assert [[stage.name for stage in table.stages(i)] for i in range(3)] == [["raw", "temperature", "top_p", "xtc", "draw"]] * 3
+    assert table.token.tolist() == told.tolist()
 
 
 def test_every_row_has_one_of_each() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runtime.blocks.options import BlockOptions
-from runtime.errors import MemoryBudgetError
+from runtime.errors import MemoryBudgetError, SessionClosedError
 from runtime.members.blocks import BlocksSaved
 from runtime.model import LocalModel, load
 from runtime.options import GenerationOptions, SamplingOptions
@@ -202,3 +203,23 @@ def test_a_save_that_the_end_of_the_model_cuts_off_says_how_far_it_came(
         future.add_done_callback(lambda _: gate.set())
         model.close()
     assert future.result(5).tokens == (0 if where == "leading" else 128)
+
+
+def test_who_asks_a_closed_model_for_its_blocks_is_told_that_it_is_closed(options: BlockOptions) -> None:
+    keys, path = [bytes(32)], Path("other.db")
+
+    async def ask(work: Coroutine[Any, Any, object]) -> None:
+        with pytest.raises(SessionClosedError, match="the model is closed; load it again"):
+            await asyncio.wait_for(work, 5)
+
+    with load("anything", backend="fake", blocks=options) as model:
+        model.close()
+        asyncio.run(ask(model.copy_blocks_async(keys, path)))
+        asyncio.run(ask(model.take_blocks_async(keys, path)))
+        asyncio.run(ask(model.pin_blocks_async("kept", keys)))
+        with pytest.raises(SessionClosedError):
+            model.copy_blocks(keys, path)
+        with pytest.raises(SessionClosedError):
+            model.take_blocks(keys, path)
+        with pytest.raises(SessionClosedError):
+            model.pin_blocks("kept", keys)

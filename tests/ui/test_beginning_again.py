@@ -1,0 +1,154 @@
+"""Who hears that something has ended may begin the next one at once, and stop that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.ui.conftest import Scene, until
+from tests.ui.fakes import FakeWorkbench
+from ui import MainWindow
+
+Play = Callable[[Scene], None]
+SMOL = "smollm2"
+
+
+class Once:
+    """Begins the next one, behind a closed gate, when the first end is told; the others are noted."""
+
+    def __init__(self, bench: FakeWorkbench, begin: Callable[[], None]) -> None:
+        self._bench, self._begin = bench, begin
+        self.heard: list[tuple[object, ...]] = []
+
+    def __call__(self, *told: object) -> None:
+        self.heard.append(told)
+        if len(self.heard) == 1:
+            self._bench.gate = asyncio.Semaphore(0)
+            self._begin()
+
+
+@pytest.mark.parametrize("problem", ["", "model.safetensors is another file"])
+def test_a_model_is_verified_again_and_that_is_stopped(problem: str, in_window: Play, bench: FakeWorkbench) -> None:
+    bench.problem = problem
+
+    async def scene(window: MainWindow) -> None:
+        shelf, stopped = window.desk.shelf, list[str]()
+        again = Once(bench, lambda: shelf.verify(SMOL))
+        shelf.verified.connect(again)
+        shelf.verify_stopped.connect(stopped.append)
+        shelf.verify(SMOL)
+        await until(lambda: len(bench.asked("verify_model")) == 2)
+        shelf.stop_verifying(SMOL)
+        await until(lambda: stopped == [SMOL])
+        assert again.heard == [(SMOL, problem)]
+
+    in_window(scene)
+
+
+@pytest.mark.parametrize("problem", ["", "the disk is full"])
+def test_a_model_is_quantised_again_and_that_is_stopped(problem: str, in_window: Play, bench: FakeWorkbench) -> None:
+    bench.problem = problem
+
+    async def scene(window: MainWindow) -> None:
+        shelf, told = window.desk.shelf, list[tuple[str, str]]()
+        again = Once(bench, lambda: shelf.quantise(SMOL, 4))
+        shelf.quantise_ended.connect(lambda name, why: told.append((name, why)))
+        (shelf.quantise_ended if problem else shelf.quantised).connect(again)
+        shelf.quantise(SMOL, 8)
+        await until(lambda: bench.asked("quantise_model") == [(SMOL, 8), (SMOL, 4)])
+        shelf.stop_quantising(SMOL)
+        await until(lambda: told[-1:] == [(SMOL, "")])
+        assert again.heard[0] == (SMOL, problem or f"{SMOL}-8bit")
+
+    in_window(scene)
+
+
+@pytest.mark.parametrize("refusal", ["", "a.gguf: not a GGUF file"])
+def test_another_file_is_imported_and_that_is_stopped(refusal: str, in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        shelf, refused = window.desk.shelf, list[str]()
+        again = Once(bench, lambda: shelf.import_gguf(Path("b.gguf"), False))
+        shelf.import_ended.connect(again)
+        shelf.refused.connect(refused.append)
+        bench.refusal = refusal
+        shelf.import_gguf(Path("a.gguf"), True)
+        await until(lambda: (Path("b.gguf"), False) in bench.asked("import_gguf"))
+        shelf.stop_import()
+        await until(lambda: len(again.heard) == 2)
+        assert again.heard == [("" if refusal else "a",), ("",)]
+        assert refused == ([refusal] if refusal else [])
+
+    in_window(scene)
+
+
+def test_a_second_import_waits_for_nobody_and_is_not_begun(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        shelf, ended = window.desk.shelf, list[str]()
+        shelf.import_ended.connect(ended.append)
+        bench.gate = asyncio.Semaphore(0)
+        shelf.import_gguf(Path("a.gguf"), True)
+        shelf.import_gguf(Path("b.gguf"), True)
+        shelf.stop_import()  # before it began
+        await until(lambda: ended == [""])
+        bench.gate = None
+        shelf.import_gguf(Path("c.gguf"), True)
+        await until(lambda: ended == ["", "c"])
+        assert bench.asked("import_gguf") == [(Path("c.gguf"), True)]
+
+    in_window(scene)
+
+
+def test_kv_is_taken_by_who_is_offered_it_at_once(
+    in_window: Play, bench: FakeWorkbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(window: MainWindow) -> None:
+        notice, bar = window.parts.composer.notice, window.parts.status.transfer
+        say, said = notice.say, list[tuple[str, bool]]()
+
+        def and_act(words: str, action: str = "") -> None:
+            said.append((words, bar.isVisible()))
+            say(words, action)
+            if action == "Take KV":
+                notice.acted.emit()
+
+        monkeypatch.setattr(notice, "say", and_act)
+        window.transfers.take(tmp_path / "trip.kv.elsewise")
+        await until(lambda: len(said) == 2)
+        assert said[1] == ("1,234 KV blocks were taken from trip.kv.elsewise", False)
+        assert not any(visible for _, visible in said)
+
+    in_window(scene)
+
+
+@pytest.mark.parametrize("end", ["refused", "stopped"])
+def test_a_file_is_written_by_who_hears_that_another_was_not(
+    end: str, in_window: Play, bench: FakeWorkbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = {"refused": "in.json: not ours", "stopped": "stopped; nothing of it was kept"}[end]
+
+    async def scene(window: MainWindow) -> None:
+        notice, said = window.parts.composer.notice, list[str]()
+        say = notice.say
+
+        def and_act(words: str, action: str = "") -> None:
+            said.append(words)
+            say(words, action)
+            if len(said) == 1:
+                bench.gate = None
+                window.transfers.take(tmp_path / "other.json")
+
+        monkeypatch.setattr(notice, "say", and_act)
+        bench.gate = asyncio.Semaphore(0)
+        if end == "refused":
+            bench.refusal = words
+        window.transfers.take(tmp_path / "in.json")
+        if end == "stopped":
+            await until(lambda: bench.asked("import_file"))
+            window.transfers.stop()
+        await until(lambda: len(said) == 2)
+        assert said == [words, "imported other.json; 2 things were left out"]
+
+    in_window(scene)
