@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from app.workbench import AppWorkbench
+from runtime import EngineClient
 from tests.end_to_end.test_window import OpenApp, answered, engine_pid, generated, last, new_session, say, until
 from tests.tiny_models import tiny_folder
 from ui import EngineState, MainWindow, TurnStatus
@@ -31,9 +32,10 @@ def test_an_engine_killed_while_nobody_asks_is_started_again(open_app: OpenApp, 
         await new_session(window)
         await until(lambda: workbench.status.engine is EngineState.READY)
         first = engine_pid(workbench)
+        model = workbench.supervisor.running
         # given: it is killed while idle
         os.kill(first, signal.SIGKILL)
-        await asyncio.sleep(0.5)
+        await until(lambda: isinstance(model, EngineClient) and model.ended is not None)
         # when a message is sent, then it is answered: no turn is lost to the dead one
         say(window, "Are you there?")
         await answered(window, 3)
