@@ -169,15 +169,15 @@ class Supervisor:
         await self.close()
         self._tell(EngineState.NONE, "")
 
-    async def close(self) -> None:
-        """Ends the process, within 2 s."""
+    async def close(self, within: float | None = None) -> None:
+        """Ends the process, within 2 s or what is said."""
         starting, self._starting = self._starting, None
         model, self._model = self._model, None
         if starting is not None:
             starting.cancel()
             await asyncio.wait([starting], timeout=CANCEL_SECONDS)
         if model is not None:
-            await model.close_async()
+            await model.close_async(within=within)
 
     def _tell(self, state: EngineState, reason: str) -> None:
         self.state, self.reason = state, reason

@@ -230,8 +230,13 @@ class LanguageModel(
     def close(self) -> None:
         """Ends the model within 2 s and frees its memory; waiting callers get SessionClosedError. Blocking; idempotent."""
 
-    async def close_async(self) -> None:
-        """`close`, awaited."""
+    async def close_async(self, *, within: float | None = None) -> None:
+        """`close`, awaited.
+
+        Args:
+            within: Seconds after which an engine process has ended, by itself or not; None: 2. A model of this process takes
+                what it takes.
+        """
 
     async def __aenter__(self) -> Self:
         """Itself."""

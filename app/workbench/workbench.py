@@ -59,6 +59,7 @@ log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 0.5  # for answers to end by themselves when the app is closed
 KEEP_SECONDS = 0.5  # then for KV to be written
+ENGINE_SECONDS = 1.8  # after which the engine is over, by itself or not; what follows is the store's
 TIDY_SECONDS = 2.0  # after the start: what the first view needs goes first
 PRESET = GenerationOptions(max_tokens=1024, sampling=SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05))
 
@@ -211,6 +212,8 @@ class AppWorkbench(
         """
         if not self._windows.remove(self.window):
             return False
+        loop = asyncio.get_running_loop()
+        until = loop.time() + ENGINE_SECONDS
         self._sessions.closing = True
         self._chores.close()
         downloads = asyncio.create_task(self._downloads.close(), name="stop downloads")
@@ -219,7 +222,8 @@ class AppWorkbench(
         with suppress(TimeoutError):
             await asyncio.wait_for(self._answers.ended(), PATIENCE_SECONDS)
         await self._keeper.close(KEEP_SECONDS)
-        await asyncio.gather(self.supervisor.close(), self._second.close())
+        left = until - loop.time()
+        await asyncio.gather(self.supervisor.close(left), self._second.close(left))
         await self._answers.ended()
         await self._sessions.settle(self._answers.settle)
         self._chores.cancel()

@@ -16,7 +16,7 @@ from runtime.client.blocks import BlockCalls
 from runtime.client.branching import BranchingMembers
 from runtime.client.caching import CacheCalls
 from runtime.client.calls import Calls
-from runtime.client.link import EngineLink
+from runtime.client.link import EngineLink, grace_within
 from runtime.client.pins import PinCalls
 from runtime.client.texts import TextCalls
 from runtime.client.vectors import VectorCalls
@@ -218,8 +218,8 @@ class EngineClient(
         self._link.close_soon().result()
         self._link.join()
 
-    async def close_async(self) -> None:
-        await end_link(self._link)
+    async def close_async(self, *, within: float | None = None) -> None:
+        await end_link(self._link, grace=None if within is None else grace_within(within))
 
     async def __aenter__(self) -> Self:
         return self

@@ -123,11 +123,12 @@ class EngineLink:
         """Ends the engine without waiting; the same future every time.
 
         Args:
-            grace: Seconds for the engine to end by itself; None: as the limits say.
+            grace: Seconds for the engine to end by itself, where the limits do not say less.
         """
         with self._closing:
             if self._closed is None:
-                self._closed = self._thread.submit(self._close(self._limits.close_seconds if grace is None else grace))
+                limit = self._limits.close_seconds
+                self._closed = self._thread.submit(self._close(limit if grace is None else min(grace, limit)))
             return self._closed
 
     def join(self) -> None:
@@ -315,3 +316,8 @@ async def _wait_for_end(child: EngineProcess, seconds: float) -> bool:
 
 def _closed_error() -> SessionClosedError:
     return SessionClosedError("the model was closed; load it again")
+
+
+def grace_within(seconds: float) -> float:
+    """How long an engine may take to end by itself, when it is to be over after so many seconds in any case."""
+    return max(seconds - _TERM_SECONDS - _LAST_WORDS_SECONDS, 0.0)

@@ -124,8 +124,9 @@ class LocalModel(
         for each in self._in_use:
             each.release()
 
-    async def close_async(self) -> None:
-        """Off the loop."""
+    async def close_async(self, *, within: float | None = None) -> None:
+        """Off the loop; however long it takes."""
+        del within
         await asyncio.to_thread(self.close)
 
     async def __aenter__(self) -> Self:

@@ -50,7 +50,5 @@ class Workbench(
     async def close(self) -> bool:
         """The window ends. With the last one streams are stopped, everything is saved, the engine ends, within 2 s: True.
 
-        An engine that hangs has to be ended: within 3 s then.
-
         While others stand (False) what was asked for goes on, and is saved.
         """

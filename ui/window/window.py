@@ -232,7 +232,7 @@ class MainWindow(QMainWindow):
     # ---- the end ------------------------------------------------------------------------------------------------
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        """Waits for the workbench to save and end (< 3 s), then closes for good; asking twice changes nothing."""
+        """Waits for the workbench to save and end (< 2 s), then closes for good; asking twice changes nothing."""
         if self._ended:
             super().closeEvent(event)
             return

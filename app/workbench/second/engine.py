@@ -56,11 +56,11 @@ class SecondEngine:
         if self._held is not None:
             await self._held.died(model)
 
-    async def close(self) -> None:
-        """Ends it, within 2 s."""
+    async def close(self, within: float | None = None) -> None:
+        """Ends it, within 2 s or what is said."""
         held, self._held = self._held, None
         if held is not None:
-            await held.close()
+            await held.close(within)
 
 
 async def room_for(choice: SecondChoice, tokens: int) -> Fit | None:

@@ -66,9 +66,9 @@ class _Second:
             await self._engines.waits.wait()
         return await self.model.score_run(*ids, **how)
 
-    async def close_async(self) -> None:
+    async def close_async(self, *, within: float | None = None) -> None:
         self._engines.open.remove(self.model)
-        await self.model.close_async()
+        await self.model.close_async(within=within)
 
 
 async def compared(s: Scene, session_id: int, choice: SecondChoice, told: Told | None = None, **how: Any) -> PathComparison:

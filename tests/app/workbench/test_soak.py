@@ -75,7 +75,7 @@ class _Lent:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    async def close_async(self) -> None:
+    async def close_async(self, *, within: float | None = None) -> None:
         """Given back."""
 
 

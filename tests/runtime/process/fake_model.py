@@ -255,7 +255,7 @@ class FakeModel(
     def close(self) -> None:
         time.sleep(self.close_seconds)
 
-    async def close_async(self) -> None:
+    async def close_async(self, *, within: float | None = None) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:

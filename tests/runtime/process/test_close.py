@@ -106,6 +106,17 @@ def test_the_steps_of_closing_together_keep_the_promise() -> None:
     assert EngineLimits().close_seconds + link._TERM_SECONDS + link._LAST_WORDS_SECONDS < 2
 
 
+def test_an_engine_that_hangs_is_over_when_its_caller_says_so() -> None:
+    async def scenario() -> EngineClient:
+        client = await spawn_fake(limits=EngineLimits(close_seconds=1000))
+        os.kill(client.pid, signal.SIGSTOP)
+        await asyncio.wait_for(client.close_async(within=link._TERM_SECONDS + link._LAST_WORDS_SECONDS + 0.1), 30)
+        return client
+
+    client = asyncio.run(scenario())
+    assert _exit_code(client) == -signal.SIGKILL
+
+
 def test_a_model_that_closes_in_time_is_waited_for() -> None:
     client = asyncio.run(spawn_fake(limits=EngineLimits(close_seconds=30)))
     asyncio.run(client.complete("slow-close 0.5"))
