@@ -61,7 +61,7 @@ def normalised(
     """
     rows = np.asarray(logits, np.float32)
     answer: Float32 = np.empty(rows.shape, np.float32) if out is None else out
-    with np.errstate(invalid="ignore" if finite is not None else "warn"):
+    with np.errstate(invalid="ignore" if finite is not None else "warn", over="ignore"):  # cold rows: what is far below
         for block in _blocks(*rows.shape):
             raw, below = rows[block], answer[block]
             top = raw.max(axis=-1) if peaks is None else _tops(raw, peaks[block])
@@ -78,12 +78,12 @@ def normalised(
                 np.add(top, log_total, out=shift[block])
             if mass is not None:
                 np.multiply(total, np.exp(-log_total, dtype=np.float64), out=mass[block])
-            if heated is not None and temperatures is not None:
-                heated[block] = heated_masses(below, temperatures[block])
             below -= log_total[:, None]
             if peaks is not None:  # rounding keeps the order: the largest of raw logits is that of log-probabilities
                 peaks[block] -= top[:, None]
                 peaks[block] -= log_total[:, None]
+            if heated is not None and temperatures is not None:
+                heated[block] = heated_masses(below, -log_total, temperatures[block])
     return answer
 
 
@@ -92,15 +92,17 @@ def asked_temperatures(temperatures: Sequence[float]) -> Float64 | None:
     return np.array(temperatures) if any(temperature != 1.0 for temperature in temperatures) else None
 
 
-def heated_masses(below: Float32, temperatures: Float64) -> Float64:
-    """What all entries weigh, where the largest weighs 1, once rows are divided by a temperature.
+def heated_masses(logprobs: Float32, tops: Float32, temperatures: Float64) -> Float64:
+    """What all entries weigh, where the largest weighs 1, once rows are divided by a temperature: good to float32's digits.
 
     Args:
-        below: ``(n, vocab)``, what entries have more than the largest of their row.
+        logprobs: ``(n, vocab)``.
+        tops: ``(n,)``, the largest of each row.
         temperatures: ``(n,)`` from `COLDEST`.
     """
-    weights = scratch("weights", below.size).reshape(below.shape)
-    np.multiply(below, (1.0 / temperatures).astype(np.float32)[:, None], out=weights)
+    weights = scratch("weights", logprobs.size).reshape(logprobs.shape)
+    np.subtract(logprobs, tops[:, None], out=weights)
+    weights *= (1.0 / temperatures).astype(np.float32)[:, None]
     masses: Float64 = row_sums(np.exp(weights, out=weights), np.float64)
     return masses
 
@@ -121,18 +123,18 @@ def _tops(raw: Float32, peaks: Float32) -> Float32:
     return tops
 
 
-def normalisers(logits: Float32) -> tuple[Float32, Float32, npt.NDArray[np.bool_]]:
+def normalisers(logits: Float32) -> tuple[Float32, Float32, Float64, npt.NDArray[np.bool_]]:
     """What makes log-probabilities of raw logits, to the bit those of `normalised`: ``(raw - top) - log_total``.
 
     Args:
         logits: ``(n, vocab)``; only read.
 
     Returns:
-        ``(n,)`` each: the largest entries, the logarithms of the sums over what lies below them, and which rows held numbers
-        only; the others' mean nothing.
+        ``(n,)`` each: the largest entries, the logarithms of the sums over what lies below them, `normalised`'s masses, and
+        which rows held numbers only; the others' mean nothing.
     """
     n, vocab = logits.shape
-    tops, log_totals, finite = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(n, np.bool_)
+    tops, log_totals, masses, finite = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(n), np.empty(n, np.bool_)
     with np.errstate(invalid="ignore"):
         for block in _blocks(n, vocab):
             raw = logits[block]
@@ -141,8 +143,9 @@ def normalisers(logits: Float32) -> tuple[Float32, Float32, npt.NDArray[np.bool_
             np.exp(np.subtract(raw, top[:, None], out=weights), out=weights)
             total = row_sums(weights)
             tops[block], log_totals[block] = top, np.log(total)
+            np.multiply(total, np.exp(-log_totals[block], dtype=np.float64), out=masses[block])
             finite[block] = np.isfinite(total) & np.isfinite(raw.min(axis=-1))
-    return tops, log_totals, finite
+    return tops, log_totals, masses, finite
 
 
 def summarise(logprobs: Float32, targets: Int32 | None, k: int, entropy: Float64 | None = None) -> Scores:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.info import CacheReport, Metrics
+from runtime.language_model import LanguageModel
 from runtime.model import LocalModel, load
 from runtime.options import LoadOptions
 from runtime.records import Float32
@@ -45,6 +46,13 @@ def until(true: Callable[[], object]) -> None:
             return
         threading.Event().wait(0.001)
     raise AssertionError("it never came")
+
+
+async def settled_report(model: LanguageModel) -> CacheReport:
+    """The same of any model, on its caller's loop: what it holds."""
+    for _ in range(2):
+        await model.prefix_match_async([1])
+    return model.cache_report()
 
 
 def wait_for_close(model: LocalModel) -> None:

@@ -95,9 +95,10 @@ class Downloads:
                 freed = await asyncio.to_thread(_discard, repository)
             except RuntimeFault as fault:
                 raise Refusal(str(fault)) from fault
-        self._views.pop(repository, None)
-        self._wanted.pop(repository, None)
-        self._tell_all()
+        if repository not in self._tasks:  # else somebody has begun it again meanwhile
+            self._views.pop(repository, None)
+            self._wanted.pop(repository, None)
+            self._tell_all()
         return freed
 
     async def close(self) -> None:
@@ -130,13 +131,14 @@ class Downloads:
         return fetched
 
     def _over(self, repository: str, task: asyncio.Task[Fetched]) -> None:
-        error = None if task.cancelled() else task.exception()  # its own line says it; whoever waits hears it too
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, Refusal):  # a fault of ours
+            log.error("the download of %s failed", repository, exc_info=error)
         if self._tasks.get(repository) is not task:
-            return
+            return  # its own line says it; whoever waits hears it too
         if error is None:  # it never began
             self._end(repository, state=DownloadState.PAUSED)
-        else:  # a fault of ours: it can be tried again all the same
-            log.error("the download of %s failed", repository, exc_info=error)
+        else:  # it can be tried again all the same
             self._end(repository, state=DownloadState.FAILED, rate=0.0, eta=None, note=str(error))
 
     def _progress(self, repository: str, step: DownloadProgress) -> None:

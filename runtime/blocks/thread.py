@@ -54,7 +54,7 @@ class BlockThread:
         """
         future: Future[T] = Future()
         with self._lock:
-            if not self._ended:
+            if not (self._ended or self._late):
                 self._asked.put((urgency, next(self._numbers), act, future))
                 return future
         future.set_exception(self._refusal())
@@ -84,7 +84,7 @@ class BlockThread:
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                if store is None or (self._until is not None and time.monotonic() > self._until):
+                if store is None or self._late:
                     raise self._refusal()
                 future.set_result(act(store))
             except Exception as error:  # noqa: BLE001  # as above
@@ -101,6 +101,10 @@ class BlockThread:
                 store.close()
             except Exception:  # as above
                 log.warning("the block file could not be closed", exc_info=True)
+
+    @property
+    def _late(self) -> bool:
+        return self._until is not None and time.monotonic() > self._until
 
     def _refusal(self) -> Exception:
         if self._missing:

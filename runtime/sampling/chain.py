@@ -215,10 +215,11 @@ class Sampler:
         if self.temperature == 0.0:
             return pool.order.at_rank(0), float("nan")
         u = number(DRAW_STAGE)
-        order, below = pool.order, pool.below
-        place = order.at_mass(below + u * (pool.upto - below))
-        if pool.last is not None and place.rank > pool.last.rank:  # rounding, at the very end
-            place = pool.last
+        order, below, last = pool.order, pool.below, pool.last
+        upto = pool.upto if last or pool.first else order.total_for(u)
+        place = order.at_mass(below + u * (upto - below))
+        if last is not None and place.rank > last.rank:  # rounding, at the very end
+            place = last
         return place, u
 
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from runtime.sampling.falling import Deep, Falling
+from runtime.sampling.depth import Deep
+from runtime.sampling.falling import Falling
 from runtime.sampling.pool import Pool
 from runtime.sampling.select import Place, place_of_mass
 
@@ -160,9 +161,17 @@ def _typical_of_all(pool: Pool, p: float) -> None:
     near = np.flatnonzero(nearness >= border)
     kept = row[near]
     first, last = int(near[kept == kept.max()][0]), int(near[kept == kept.min()][-1])
-    before_first, before_last = order.before(ids, first), order.before(ids, last)
+    before_first, before_last = _before(order, ids, first), _before(order, ids, last)
     pool.first = Place(int(np.count_nonzero(before_first)), first, float(everyone[before_first].sum()), float(everyone[first]))
     pool.last = Place(int(np.count_nonzero(before_last)), last, float(everyone[before_last].sum()), float(everyone[last]))
+
+
+def _before(order: Falling, ids: npt.NDArray[np.int64], token: int) -> npt.NDArray[np.bool_]:
+    """Which of `ids` stand before `token`."""
+    row = order.row
+    own, scores = row[token], row[ids]
+    found: npt.NDArray[np.bool_] = (scores > own) | ((scores == own) & (ids < token))
+    return found
 
 
 CUTS: dict[str, tuple[str, Cut]] = {  # by stage: its setting, and what it does

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from runtime.ranking import PARTS
 from runtime.records import Float32
@@ -17,6 +18,17 @@ _SAMPLE = 2048  # entries of a row, where its mass lies everywhere
 _MARGIN = 6  # parts of a row
 _FEW = 64.0  # entries beyond the head, which
 _PER_ENTRY = 8  # times as many reach where each has less than the one before
+
+
+class Deep(NamedTuple):
+    """`Reached`, with the weights of the falling scores, and their sums so far."""
+
+    least: np.float32
+    ids: npt.NDArray[np.int64]
+    found: Float32
+    scores: Float32
+    weights: npt.NDArray[np.float64]
+    edges: npt.NDArray[np.float64]
 
 
 def likely_depth(order: Falling, target: float) -> np.float32 | None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.ranking import Ranked
 from runtime.records import Float32
-from runtime.sampling.depth import around, likely_depth
+from runtime.sampling.depth import Deep, around, likely_depth
 from runtime.sampling.select import Place, mass_where, place_of_mass, spread_mass
 from runtime.scoring import COLDEST, heated_masses
 from runtime.scratch import scratch
@@ -19,19 +18,9 @@ HEAD = 64  # most distributions are settled among this many
 DEEP = 512  # that are sorted by value where a stage looks for a mass: most of those that are not settled so
 _PART_SORTED = 4  # a part of so much of the row is sorted by value; what lies deeper is searched
 _SPARSE, _DENSE = 1 / 16, 0.1  # shares of a mask; between them numpy's search for what is set mispredicts every branch
+_NEARLY_ALL = 1 - 1e-5
 _MOST = 700.0  # whose exp float64 can hold
 LIGHTEST = np.float32(-1000.0)  # nats below the likeliest; long before, a weight is 0
-
-
-class Deep(NamedTuple):
-    """`Reached`, with the weights of the falling scores, and their sums so far."""
-
-    least: np.float32
-    ids: npt.NDArray[np.int64]
-    found: Float32
-    scores: Float32
-    weights: npt.NDArray[np.float64]
-    edges: npt.NDArray[np.float64]
 
 
 class Falling:
@@ -48,7 +37,7 @@ class Falling:
         deep: How many more are looked for with them, where somebody looks beyond the head.
     """
 
-    __slots__ = ("_deep", "_head", "_tail", "_total", "complete", "ids", "ranked", "temperature")
+    __slots__ = ("_deep", "_exact", "_head", "_tail", "_total", "complete", "ids", "ranked", "temperature")
 
     def __init__(self, ranked: Ranked, temperature: float, head: int = HEAD, deep: int = 0) -> None:
         self.temperature = temperature
@@ -58,6 +47,7 @@ class Falling:
             ranked.look_deep(head, deep)
         self._take_head()
         self._total: float | None = None
+        self._exact: float | None = None
 
     @property
     def row(self) -> Float32:
@@ -143,23 +133,34 @@ class Falling:
 
     @property
     def total(self) -> float:
-        """The sum of all weights."""
+        """The sum of all weights, good to float32's digits where it is known from the row's normaliser; see `exact_total`."""
         if self._total is None:
-            mass = self.ranked.mass
+            mass, heated = self.ranked.mass, self.ranked.heated
             if self.complete:
-                self._total = float(self.edges[-1])
-            elif mass is not None and self.temperature == 1.0:
+                self._total = self.exact_total
+            elif self.temperature != 1.0:
+                self._total = heated[1] if heated and heated[0] == self.temperature else self._heated_mass()
+            elif mass is not None:
                 self._total = mass * math.exp(min(-self.top, _MOST))
-            elif self.temperature == 1.0:
-                self._total = float(self.edges[-1]) + mass_where(self.tail)
             else:
-                temperature, heated = self.ranked.heated or (0.0, 0.0)
-                self._total = heated if temperature == self.temperature else self._heated_mass()
+                self._total = self.exact_total
         return self._total
 
+    @property
+    def exact_total(self) -> float:
+        """The same, good to the digits of what lies beyond the head: the sums in which a place is looked for end there."""
+        if self._exact is None:
+            self._exact = float(self.edges[-1]) + (0.0 if self.complete else mass_where(self.tail))
+        return self._exact
+
+    def total_for(self, share: float) -> float:
+        """The total of which so large a share is looked for: the exact one, where the other's last digits would decide."""
+        return self.exact_total if share > _NEARLY_ALL else self.total
+
     def _heated_mass(self) -> float:
-        below = np.subtract(self.row, self.ranked.values[0], out=scratch("below", len(self.row)))
-        return float(heated_masses(below[None], np.array([max(self.temperature, COLDEST)]))[0])
+        temperature = np.array([max(self.temperature, COLDEST)])
+        with np.errstate(over="ignore"):
+            return float(heated_masses(self.row[None], self.ranked.values[:1], temperature)[0])
 
     @property
     def entropy(self) -> float:
@@ -289,10 +290,3 @@ class Falling:
         last = int(ids[scores == scores.min()][-1])
         own = float(self.tail[last])
         return Place(count + len(ids) - 1, last, float(self.edges[-1]) + mass_where(self.tail, enough) - own, own)
-
-    def before(self, ids: npt.NDArray[np.int64], token: int) -> npt.NDArray[np.bool_]:
-        """Which of `ids` stand before `token`."""
-        row = self.row
-        own, scores = row[token], row[ids]
-        found: npt.NDArray[np.bool_] = (scores > own) | ((scores == own) & (ids < token))
-        return found

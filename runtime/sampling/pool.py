@@ -30,8 +30,7 @@ class View:
     @property
     def mass(self) -> float:
         """Of what is left, where the likeliest of all weighs 1: the normaliser."""
-        below = self.first.before if self.first else 0.0
-        return (self.last.before + self.last.mass if self.last else self.order.total) - below
+        return _upto(self.order, self.first, self.last) - (self.first.before if self.first else 0.0)
 
     @property
     def count(self) -> int:
@@ -64,6 +63,13 @@ class View:
         with np.errstate(over="ignore"):
             scores /= order.temperature
         return np.where(self.holds(ids), scores - np.log(self.mass), -np.inf)
+
+
+def _upto(order: Falling, first: Place | None, last: Place | None) -> float:
+    """The mass up to the end of a range; exact where what stands before it is taken away from it."""
+    if last:
+        return last.before + last.mass
+    return order.exact_total if first else order.total
 
 
 def _written(row: Float32, ids: npt.NDArray[np.int64], scores: Float32) -> Float32:
@@ -148,7 +154,7 @@ class Pool:
     @property
     def upto(self) -> float:
         """The mass up to the end of the range."""
-        return self.last.before + self.last.mass if self.last else self.order.total
+        return _upto(self.order, self.first, self.last)
 
     @property
     def mass(self) -> float:
@@ -221,7 +227,8 @@ class Pool:
     def _carry_out(self) -> None:
         share, self._share = self._share, None
         assert share is not None  # there is one
-        last = self.order.at_mass(self.below + share * self.mass, left=True)
+        mass = self.order.total_for(share) if self._last is None and self.first is None else self.mass
+        last = self.order.at_mass(self.below + share * mass, left=True)
         if self._last is None or last.rank < self._last.rank:
             self._last = last
 

@@ -33,10 +33,9 @@ class Distributions:
             temperatures: As `normalise` takes them.
         """
         logprobs = last.logprobs()
-        ranked = Ranked(logprobs)
+        ranked = Ranked(logprobs, last.mass)
         if (asked := asked_temperatures(temperatures)) is not None:
-            below = np.subtract(last.raw, last.top)
-            ranked.heated = float(asked[0]), float(heated_masses(below[None], asked)[0])
+            ranked.heated = float(asked[0]), float(heated_masses(logprobs[None], np.array([-last.log_total]), asked)[0])
         return cls(logprobs[None], np.ones(1, np.bool_), None, np.array([last.shift], np.float32), [ranked])
 
 
@@ -48,11 +47,13 @@ class Distribution:
         raw: ``(vocab,)``, read-only; the array that it lies in may hold others'.
         top: The largest of them.
         log_total: The logarithm of the sum over what lies below it.
+        mass: The sum of exp over the log-probabilities; 1 but for rounding.
     """
 
     raw: Float32
     top: np.float32
     log_total: np.float32
+    mass: float
 
     @property
     def shift(self) -> float:
@@ -77,7 +78,7 @@ class Distribution:
 
     def alone(self) -> Distribution:
         """The same in memory of its own."""
-        return Distribution(self.raw.copy(), self.top, self.log_total)
+        return Distribution(self.raw.copy(), self.top, self.log_total, self.mass)
 
 
 @dataclass(slots=True, eq=False)
@@ -117,10 +118,12 @@ class ChunkLogits:
         if 2 * len(rows) < len(self.raw):  # what is kept must not hold many others in memory
             rows = rows.copy()
         rows.flags.writeable = False
-        tops, log_totals, finite = normalisers(rows)
+        tops, log_totals, masses, finite = normalisers(rows)
         return {
-            place: Distribution(row, top, log_total) if numbers else None
-            for place, row, top, log_total, numbers in zip(self.ends, rows, tops, log_totals, finite.tolist(), strict=True)
+            place: Distribution(row, top, log_total, mass) if numbers else None
+            for place, row, top, log_total, mass, numbers in zip(
+                self.ends, rows, tops, log_totals, masses.tolist(), finite.tolist(), strict=True
+            )
         }
 
     def rows(self, chosen: Sequence[int]) -> Float32:

@@ -13,6 +13,7 @@ from PySide6.QtTest import QTest
 from app.workbench import AppWorkbench
 from tests.end_to_end.conftest import Scene
 from tests.end_to_end.test_window import last, new_session, say, until
+from tests.fakes import settled_report
 from tests.tiny_models import tiny_folder
 from ui import MainWindow, TurnView
 from ui.shown import typed_text
@@ -52,7 +53,7 @@ def test_the_order_is_that_of_transformers_and_a_second_look_computes_nothing(op
         turns = said(window)
         model = workbench.supervisor.running
         assert model is not None
-        held = model.cache_report()
+        held = await settled_report(model)
         # when the first question is compared, by the key
         window.stage.pin(turns[0].node_id, len(turns[0].run) // 2)
         panel = window.parts.similar
@@ -70,7 +71,7 @@ def test_the_order_is_that_of_transformers_and_a_second_look_computes_nothing(op
         np.testing.assert_allclose([row.similarity for row in rows], [expected[row.node_id] for row in rows], atol=1e-5)
         assert [row.node_id for row in rows if not row.on_path] == [other.node_id]
         # and nothing stays in the cache
-        assert model.cache_report().bytes == held.bytes
+        assert (await settled_report(model)).bytes == held.bytes
         # when one of another branch is gone to, its path is shown
         panel.list.setCurrentIndex(panel.list.rows.index(panel.list.rows.place(other.node_id) or 0))
         QTest.keyClick(panel.list, Qt.Key.Key_Return)

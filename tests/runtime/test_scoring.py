@@ -170,14 +170,16 @@ def test_normalisers_make_the_same_log_probabilities_to_the_bit() -> None:
     # given rows of many sizes of logits, more than fit one block, when only what normalises them is worked out
     rng = np.random.default_rng(4)
     logits = (rng.standard_normal((13, 49_152)) * rng.uniform(0.1, 200, (13, 1))).astype(np.float32)
-    tops, log_totals, finite = normalisers(logits)
+    tops, log_totals, masses, finite = normalisers(logits)
     # then it makes of every row what normalising all of them makes
     assert finite.all()
-    assert np.array_equal((logits - tops[:, None]) - log_totals[:, None], normalised(logits))
+    mass = np.empty(13)
+    assert np.array_equal((logits - tops[:, None]) - log_totals[:, None], normalised(logits, mass=mass))
+    assert np.array_equal(masses, mass)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_normalisers_find_the_rows_that_are_no_numbers(bad: float) -> None:
     logits = np.zeros((3, 700), np.float32)
     logits[1, 321] = bad
-    assert normalisers(logits)[2].tolist() == [True, False, True]
+    assert normalisers(logits)[3].tolist() == [True, False, True]

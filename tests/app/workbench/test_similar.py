@@ -12,6 +12,7 @@ from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Scene, alternative, own_tokens, rows
 from tests.app.workbench.second_scene import everything
 from tests.app.workbench.similar_scene import QUESTIONS, Embedding, Told, cosines, looked, running, talked
+from tests.fakes import settled_report
 from ui import SimilarTurns
 
 
@@ -148,9 +149,9 @@ def test_of_a_long_turn_the_beginning_is_compared(play: Play, monkeypatch: pytes
 def test_nothing_stays_in_the_cache(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await talked(s)
-        held = running(s).cache_report()
+        held = await settled_report(running(s))
         await looked(s, session_id, (await s.view(session_id)).turns[-1].node_id)
-        after = running(s).cache_report()
+        after = await settled_report(running(s))
         assert (after.tokens, after.bytes, after.pins) == (held.tokens, held.bytes, held.pins)
 
     play(scene, engine=Embedding())

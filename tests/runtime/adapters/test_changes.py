@@ -16,7 +16,7 @@ from runtime.errors import AdapterError, SessionClosedError, UnsupportedFeatureE
 from runtime.model import LocalModel, load
 from runtime.records import Float32
 from runtime.speculation.options import SpeculativeOptions
-from tests.fakes import TOLERANCE, Gate, fake_model, some_ids
+from tests.fakes import TOLERANCE, Gate, fake_model, settled, some_ids
 from tests.runtime.adapters.toys import GREEDY, INVOCATION, right, toy_adapter, wait_until_it_leaves
 
 
@@ -114,8 +114,7 @@ def test_the_same_tokens_under_each_stack_stay_apart(model: LocalModel) -> None:
     other = some_ids(5, 12)
     model.cache_kv(other)
     model.next_token_logprobs_sync(other, adapters=["A"])
-    model.prefix_match([1])
-    assert model.cache_report().last_cause == "other"
+    assert settled(model)[1].last_cause == "other"
 
 
 def test_random_requests_under_random_stacks_are_what_they_are_alone(model: LocalModel) -> None:

@@ -79,7 +79,8 @@ def test_a_long_text_in_chunks_is_the_whole(case: tuple[LocalModel, str], monkey
     monkeypatch.setattr(
         model._engine.scheduler._embeddings, "_options", LoadOptions(prefill_chunk_tokens=max(len(ids) // 3, 33))
     )
-    before, held = model.metrics(), model.cache_report().bytes
+    before, report = settled(model)
+    held = report.bytes
     for pooling in ("last", "mean"):
         got = model.embed_sync([LONG, "x"], pooling)
         np.testing.assert_allclose(got[0], expected(name, ids, pooling), atol=TOLERANCE, rtol=0)

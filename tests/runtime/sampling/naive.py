@@ -13,6 +13,8 @@ Float64 = npt.NDArray[np.float64]
 
 
 def softmax(scores: Float64) -> Float64:
+    if np.isneginf(scores).all():
+        return np.zeros_like(scores)
     weights: Float64 = np.exp(scores - scores.max())
     weights /= weights.sum()
     return weights

@@ -38,6 +38,11 @@ def compare(options: dict[str, Any], logprobs: Float32, places: range, seed: int
     mass = float(np.exp(logprobs, dtype=np.float64).sum())
     for place in places:
         scores = naive_scores(order, logprobs, options, [], uniform(seed, place, 0, XTC_STAGE))
+        if np.isneginf(scores).all():  # the only one that was left is banned
+            for act in (sampler.draw, sampler.trace):
+                with pytest.raises(InvalidRequestError, match="banned"):
+                    act(logprobs, place)
+            continue
         token, distance = naive_draw(scores, uniform(seed, place))
         if distance > TIGHT:
             assert sampler.draw(logprobs, place)[0] == token
@@ -82,7 +87,11 @@ FEW_OF_MANY: dict[str, Any] = {
 }
 
 
+NONE_LEFT: dict[str, Any] = {"top_k": 1, "banned_tokens": (17,), "order": ("top_k", "bias")}
+
+
 @settings(max_examples=60, deadline=None)
+@example(NONE_LEFT, 448, 100, 1.0)
 @example(FEW_OF_MANY, 2, 100, 2.5)  # what is left weighs a hundredth of what stands before it
 @given(any_settings(), st.integers(0, 1000), st.sampled_from([100, 150, 400]), st.floats(0.2, 4))
 def test_any_stages_in_any_order(options: dict[str, Any], seed: int, vocab: int, scale: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +15,11 @@ from runtime.ranking import Ranked
 from runtime.records import Float32
 from runtime.sampling.chain import make_sampler
 from runtime.sampling.falling import Falling
+from runtime.sampling.pool import Pool, View
 from runtime.sampling.report import report
 from runtime.sampling.settings import SamplingOptions
 from runtime.scheduler.logits import ChunkLogits, Distributions, normalise
-from runtime.scoring import COLDEST, heated_masses
+from runtime.scoring import COLDEST, heated_masses, log_softmax
 from tests.fakes import fake_model, some_ids
 
 TEMPERATURES = (COLDEST, 0.01, 0.7, 1.3, 40.0)
@@ -34,13 +36,19 @@ def logits(n: int, vocab: int, seed: int = 0) -> Float32:
     return (np.random.default_rng(seed).normal(size=(n, vocab)) * spread).astype(np.float32)
 
 
+def always(u: float) -> Callable[[int], float]:
+    """No chance."""
+    return lambda _: u
+
+
 @pytest.mark.parametrize("vocab", [1, 700, 1009, 50_000])  # the third is a prime
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_it_is_the_sum_of_float64(vocab: int, temperature: float) -> None:
-    below = logits(4, vocab)
-    below -= below.max(axis=-1, keepdims=True)
-    exact = np.exp(below.astype(np.float64) / temperature).sum(axis=-1)
-    np.testing.assert_allclose(heated_masses(below, np.full(4, temperature)), exact, rtol=3e-6)
+    logprobs = log_softmax(logits(4, vocab))
+    tops = logprobs.max(axis=-1)
+    exact = np.exp((logprobs.astype(np.float64) - tops[:, None]) / temperature).sum(axis=-1)
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(heated_masses(logprobs, tops, np.full(4, temperature)), exact, rtol=3e-6)
 
 
 def test_rows_weigh_the_same_alone_among_others_and_remembered() -> None:
@@ -74,7 +82,63 @@ def test_draws_and_stages_are_those_without_it(settings: dict[str, Any]) -> None
         told, alone = report(sampler.trace(row, i)), report(sampler.trace(bare, i))
         assert told.token == alone.token == sampler.draw(Ranked(row.row, row.mass, row.entropy), i)[0]
         assert told.kept.tolist() == alone.kept.tolist()
-        np.testing.assert_allclose(told.mass, alone.mass, rtol=1e-6)
+        assert told.mass.tolist() == alone.mass.tolist()
+
+
+def test_a_cut_at_the_very_border_is_the_same_for_who_is_told_of_it() -> None:
+    # given rows, and shares that end where a token does, as near as float64 tells
+    after = normalise(logits(40, 3000), entropy=True, temperatures=[0.8] * 40)
+    for i, row in enumerate(after.ranked):
+        order = Falling(Ranked(row.row, row.mass, row.entropy), 0.8)
+        share = float(order.edges[i]) / order.total
+        sampler = make_sampler(SamplingOptions(temperature=0.8, top_p=share, min_p=1e-6), 1)
+        # then who draws and who looks at every stage agree, also where chance takes the last that is left
+        for u in (0.5, 1 - 1e-9):
+            traced = sampler.trace(row, i, number=always(u))
+            pool = Pool(Ranked(row.row, row.mass, row.entropy))
+            sampler._run(pool, always(u), None, None, None)
+            assert sampler._pick(pool, always(u))[0].token == traced.token
+
+
+@pytest.mark.parametrize("temperature", [0.8, 1.0, 1.7])
+def test_chance_near_one_takes_nothing_that_weighs_nothing(temperature: float) -> None:
+    # given six likely tokens among many that have next to nothing
+    sampler = make_sampler(SamplingOptions(temperature=temperature), 0)
+    for seed in range(30):
+        raw = logits(1, 50_000, seed)
+        raw[0, :6] = 40 + np.arange(6) / 7
+        row = normalise(raw, entropy=True, temperatures=[temperature]).ranked[0]
+        exact = np.exp((row.row.astype(np.float64) - row.row.max()) / temperature)
+        beyond = 1 - exact[:6].sum() / exact.sum()
+        for u in (1 - 5e-8, 1 - 1e-12):
+            traced = sampler.trace(row, 0, number=always(u))
+            assert traced.rank <= 5 or beyond >= 1 - u
+
+
+@pytest.mark.parametrize("threshold", [1e-3, 1e-5, 1e-7])
+@pytest.mark.parametrize("temperature", [0.8, 1.0])
+def test_what_is_left_without_the_likeliest_is_exact(temperature: float, threshold: float) -> None:
+    raw = logits(1, 50_000, 3)
+    raw[0, :60] = np.linspace(40, 20, 60)
+    row = normalise(raw, entropy=True, temperatures=[temperature]).ranked[0]
+    settings = SamplingOptions(temperature=temperature, xtc_probability=1.0, xtc_threshold=threshold)
+    pool = sampler_steps(settings, row)
+    assert pool.first is not None
+    weights = np.sort(np.exp((row.row.astype(np.float64) - row.row.max()) / temperature))[::-1]
+    np.testing.assert_allclose(pool.mass, weights[pool.first.rank :].sum(), rtol=1e-5)
+
+
+def sampler_steps(settings: SamplingOptions, row: Ranked) -> View:
+    """What is left to draw from."""
+    return make_sampler(settings, 0).trace(row, 0, number=always(0.0)).steps[-1].view
+
+
+def test_finite_logits_far_below_are_nothing_to_warn_of() -> None:
+    raw = logits(2, 900)
+    raw[:, 5:20] = np.finfo(np.float32).min
+    after = normalise(raw, entropy=True, temperatures=[0.5, COLDEST])
+    assert all(row.heated is not None and np.isfinite(row.heated[1]) for row in after.ranked)
+    assert np.isfinite(Falling(Ranked(after.logprobs[0]), 0.5).total)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +165,7 @@ def test_streams_find_it_made(monkeypatch: pytest.MonkeyPatch) -> None:
     def alone(_: Falling) -> float:
         raise AssertionError("it was to be there")
 
+    real = Falling._heated_mass
     monkeypatch.setattr(Falling, "_heated_mass", alone)
     prompt = some_ids(3, 20)
     options = GenerationOptions(
@@ -118,5 +183,20 @@ def test_streams_find_it_made(monkeypatch: pytest.MonkeyPatch) -> None:
         fresh = list(model.generate_sync(prompt, options))
         first, *_ = asyncio.run(main())
         again = list(model.generate_sync(prompt, options))
+        monkeypatch.setattr(Falling, "_heated_mass", real)
+        model.clear_cache()
+
+        async def beside() -> list[Any]:
+            async def one(temperature: float, **how: Any) -> list[Any]:
+                sampling = SamplingOptions(temperature=temperature, top_p=0.9)
+                chosen = replace(options, sampling=sampling, **how)
+                return [record async for record in model.generate(prompt, chosen)]
+
+            each = await asyncio.gather(one(0.8), one(0.7), one(0.81, stages=False), one(1.0))
+            return list(each[0])
+
+        # and beside others with temperatures of their own, some of which go along for a while
+        mixed = asyncio.run(beside())
     # then all that is told is the same to the bit
+    assert [record.stages for record in mixed] == [record.stages for record in fresh]
     assert [record.stages for record in fresh] == [record.stages for record in first] == [record.stages for record in again]

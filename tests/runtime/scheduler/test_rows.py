@@ -11,6 +11,7 @@ import pytest
 from runtime.backends.fake import Behaviour
 from runtime.model import LocalModel, load
 from runtime.options import GenerationOptions, SamplingOptions
+from tests.fakes import settled
 from tests.runtime.backends.reference import random_ids
 from tests.tiny_models import tiny_path
 
@@ -80,10 +81,10 @@ def test_rows_join_and_leave_without_a_copy_of_the_others(backend: str, name: st
         copies = model._engine.call(lambda: Copies(model._engine.backend, monkeypatch)).result()
         # when rows come and go while others decode
         asyncio.run(crowd(model))
-        model.prefix_match([1])
+        report = settled(model)[1]
         # then nothing was loaded or moved for that, what grew was doubled, and what was kept was copied once
         (pack,) = model._engine.scheduler.cache.workspaces.open
         assert copies.slots["load"] == copies.slots["retain"] == 0
         assert copies.slots["resize"] <= 2 * pack.held
-        assert copies.slots["take"] == model.cache_report().tokens
+        assert copies.slots["take"] == report.tokens
         monkeypatch.undo()
