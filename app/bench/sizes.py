@@ -45,7 +45,7 @@ class Sizes:
     many_tokens: int = 32
     latency_seconds: float = 2.0  # W8, a window
     latency_windows: int = 5
-    sampler_tokens: int = 64  # of each vocabulary, number of rows and setting
+    sampler_tokens: int = 256  # of each vocabulary, number of rows and setting: laps of 10 ms differed by a twentieth
     sampler_rows: tuple[int, ...] = (1, 8, 32)
     speculative_tokens: int = 64
     trie_path: int = 100_000
