@@ -25,9 +25,11 @@ def test_every_scene_is_played_in_the_real_window(tmp_path: Path) -> None:
     folder = tmp_path / "tiny"
     case = Case("hf", "tiny-llama", folder, make_tiny("llama", folder))
     found = measure(case, replace(QUICK, window_turns=40, window_prompt=200, window_seconds=0.3))
-    # then the timer ticked in each of the scenes
+    # then the gaps make up the time of each scene, of which three last 0.3 s or longer (a coarse timer may be 5 % early)
     assert set(found) == SCENES
-    assert all(len(ticks) > 5 for ticks in found.values())
+    together = {name: sum(gaps) for name, gaps in found.items()}
+    assert min(together.values()) > 0
+    assert min(together[name] for name in ("idle", "open", "stream")) >= 280
 
 
 def test_a_loop_that_is_away_is_seen(qtbot: QtBot) -> None:
