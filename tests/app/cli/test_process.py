@@ -72,7 +72,7 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
 def test_interrupting_a_saved_answer_keeps_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "app", "--data-dir", str(tmp_path), "ask", "hi", "--session", "Trip", "--backend", "fake"]
     process = subprocess.Popen(
-        [*command, "--max-tokens", "100000", "--temperature", "0", "--json"],
+        [*command, "--max-tokens", "100000", "--option", "ignore_eos=true", "--temperature", "0", "--json"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
