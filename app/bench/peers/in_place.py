@@ -48,10 +48,6 @@ class InPlaceLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is no
         """Only these rows, in this order; one may be there several times."""
         self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
 
-    def truncate(self, length: int) -> None:
-        """Holds the first tokens of each row alone."""
-        self.length = length
-
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.length + query_length, 0
 
@@ -72,11 +68,6 @@ class InPlaceCache(Cache):  # type: ignore[misc]  # the same
         """Only these rows, in this order."""
         for layer in self.layers:
             layer.choose(torch.tensor(rows, device=layer.device))
-
-    def truncate(self, length: int) -> None:
-        """Holds the first tokens of each row alone."""
-        for layer in self.layers:
-            layer.truncate(length)
 
 
 def _room(held: torch.Tensor, more: int) -> torch.Tensor:

@@ -11,7 +11,6 @@ from transformers.generation.streamers import BaseStreamer
 
 from app.bench.clock import Lap, Stopwatch
 from app.bench.measure import Ids
-from app.bench.peers.in_place import InPlaceCache
 from app.bench.peers.transformers_model import TransformersModel
 
 TOP = 10  # alternatives in a record
@@ -50,21 +49,19 @@ class TorchStreams(TransformersModel):
         drawn = self._steps(tokens, cache, n, records=records)
         return watch.lap(len(prompts) * (n - 1), drawn)
 
-    def at_depth(self, prompt: Ids) -> Callable[[int], Lap]:
-        """A loop with records behind a long prompt: it is pushed once, and each lap of n tokens leaves no trace.
-
-        Keys and values are written in place, rather than copied at each step as the library's own cache does.
-        """
-        cache = InPlaceCache(self.layers)
-        first = self._push(self.tensor([prompt]), cache, records=False)
+    def records(self, prompt: Ids) -> Callable[[int], Lap]:
+        """Records alone: each lap makes that of the token behind a prompt, which is pushed once, n times."""
+        with torch.inference_mode():
+            logits = self.model(input_ids=self.tensor([prompt]), use_cache=False, logits_to_keep=1).logits[:, -1]
+        chosen = logits.argmax(-1)
 
         def run(n: int) -> Lap:
             watch = Stopwatch()
             watch.start()
-            drawn = self._steps(first, cache, n, records=True)
-            lap = watch.lap(n - 1, drawn)
-            cache.truncate(len(prompt))
-            return lap
+            with torch.inference_mode():
+                for _ in range(n):
+                    torch_records(logits, chosen)
+            return watch.lap(n)
 
         return run
 

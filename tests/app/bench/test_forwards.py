@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from app.bench import forwards as module
+from app.bench.forwards import Forwards
 from app.bench.our_branches import OurBranches
 from app.bench.our_streams import OurStreams
 from app.bench.ours import Ours
@@ -29,8 +31,9 @@ def test_a_lap_of_forwards_says_the_same_and_leaves_nothing_behind(folder: Path,
     with closing(OurStreams(folder, backend)) as ours:
         plain = ours.decode(PROMPTS, 6)
         alone = ours.forwards(lambda: ours.decode(PROMPTS, 6))
-        assert alone.outcome == plain.outcome
-        assert alone.wall_seconds > 0
+        rest = ours.rest(lambda: ours.decode(PROMPTS, 6))
+        assert alone.outcome == rest.outcome == plain.outcome
+        assert min(alone.wall_seconds, rest.wall_seconds) > 0
         # and afterwards the clocks are the usual ones, and nothing of it is left in the model
         backend_of = vars(ours._model._engine.backend)  # type: ignore[attr-defined]
         assert not {"forward", "begin"} & backend_of.keys()
@@ -70,6 +73,42 @@ def test_no_time_is_counted_twice(folder: Path, backend: str, monkeypatch: pytes
             ours.logprobs([[*PROMPTS[0], 9]])
         # then each call of the model took the second between its beginning and its end
         assert forwards.wall_seconds == ours.metrics.forward_calls - before == 2
+
+
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+def test_a_forward_is_no_part_of_the_rest(folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a clock that only forwards move: an hour each, half of it before the one that they may be made of
+    now = 0.0
+    monkeypatch.setattr(module, "time", SimpleNamespace(process_time=lambda: now, perf_counter=lambda: now))
+    with closing(OurStreams(folder, backend)) as ours:
+        model = ours._model._engine.backend  # type: ignore[attr-defined]
+        forward, begin = model.forward, model.begin
+        during: list[float] = []
+
+        def moved(call: Callable[..., object]) -> Callable[..., object]:
+            def moving(*args: object) -> object:
+                nonlocal now
+                before = rest.lap(0)
+                now += 1800.0
+                during.append(rest.lap(0).wall_seconds - before.wall_seconds)
+                try:
+                    return call(*args)
+                finally:
+                    now += 1800.0
+
+            return moving
+
+        model.forward, model.begin = moved(forward), moved(begin)
+        with Forwards(ours._model) as forwards:
+            rest, alone = forwards.watch_rest(), forwards.watch()
+            rest.start()
+            alone.start()
+            ours.decode(PROMPTS, 6)
+            now += 7.0
+            # then all of it is told apart: what was waited for at the end, and nothing while a forward was under way
+            assert (rest.lap(1).wall_seconds, rest.lap(1).cpu_seconds) == (7.0, 7.0)
+            assert alone.lap(1).wall_seconds == now - 7.0 >= 6 * 3600.0
+            assert set(during) == {0.0}
 
 
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
