@@ -74,8 +74,9 @@ def test_texts_of_many_callers_share_a_slice(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_between_two_tokens_of_a_chat_comes_one_slice(kind: str) -> None:
+def test_between_two_tokens_of_a_chat_comes_one_slice(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a chat that streams, when many texts and one of 6,000 tokens are embedded
+    monkeypatch.setattr("runtime.scheduler.stream.PACE_SECONDS", 0.0)  # every token is told in its step
     log: list[Any] = []
     behaviour = Behaviour(before_forward=lambda tokens: log.append(len(tokens)), recurrent=kind == "recurrent")
     with fake_model(behaviour, prefill_chunk_tokens=128) as model:
@@ -98,7 +99,7 @@ def test_between_two_tokens_of_a_chat_comes_one_slice(kind: str) -> None:
         assert ended.wait(10)
         # then in each gap between two tokens at most a slice was pushed besides the decoding row
         part = log[log.index("embedding") : log.index("embedded")]
-        part = part[: max(at for at, entry in enumerate(part) if isinstance(entry, int) and entry > 1)]  # then tokens are paced
+        part = part[: max(at for at, entry in enumerate(part) if isinstance(entry, int) and entry > 1)]  # to the last slice
         tokens = [at for at, entry in enumerate(part) if entry == "token"]
         gaps = [[rows for rows in part[a + 1 : b] if isinstance(rows, int)] for a, b in pairwise(tokens)]
         assert len(gaps) > 40
