@@ -191,13 +191,18 @@ def test_the_budget_holds_for_a_long_text(kind: str) -> None:
 
 def test_a_long_text_waits_for_room_that_a_chat_holds() -> None:
     # given a chat that fills the budget, when a long text is embedded beside it
-    with fake_model(kv_cache_bytes=400 * BIG, prefill_chunk_tokens=64) as model:
+    gate = Gate()
+    with fake_model(Behaviour(before_forward=gate), kv_cache_bytes=400 * BIG, prefill_chunk_tokens=64) as model:
         alone = model.embed_sync(["d" * 250])
 
         async def beside() -> Any:
+            gate.shut(after=6)  # the prompt's four, and two tokens
             stream = model.generate(some_ids(2, 200), GenerationOptions(max_tokens=60, seed=1, ignore_eos=True))
             await anext(stream)
+            assert await asyncio.to_thread(gate.reached.wait, 30)
             vectors = asyncio.create_task(model.embed(["d" * 250]))
+            await asyncio.to_thread(wait_for_jobs, model, 1)
+            gate.open()
             said = [record async for record in stream]
             assert said[-1].finish_reason == "length"
             return await vectors
