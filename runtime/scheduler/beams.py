@@ -144,9 +144,6 @@ class Beams:
         if one.job.constraint is not None and one.search.rules is not None:
             self._counters.count_grammar(tokens, one.search.rules)
         self._counters.tokens_reused += one.reused
-        seconds = time.monotonic() - one.started
-        if tokens > 1 and seconds > 0:
-            self._counters.tokens_per_second = (tokens - 1) / seconds
         for place in one.places:
             self._cache.leave(place)
         self._counters.publish(self._cache)  # before the answer, so that who has it sees its numbers

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -155,10 +154,7 @@ class Finisher:
     def end_row(self, row: Row, error: BaseException | None) -> None:
         """Publishes the tail, sends what was held back, ends the stream."""
         self._counters.tokens_reused += row.prefill.reused
-        seconds = time.monotonic() - row.started if row.started else 0.0
         made = len(row.stream.new_ids)
-        if made > 1 and seconds > 0:
-            self._counters.tokens_per_second = (made - 1) / seconds
         if row.job.constraint is not None:
             self._counters.count_grammar(made, row.job.constraint)
         try:

@@ -119,6 +119,8 @@ class Ledger:
             counters.first_token_latency = self._first.add(timings.first_token_seconds)
         if generated > 1:
             counters.token_latency = self._token.add(timings.decode_seconds / (generated - 1))
+        if timings.tokens_per_second is not None:
+            counters.tokens_per_second = timings.tokens_per_second
 
 
 class Window:

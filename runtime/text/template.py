@@ -27,13 +27,14 @@ _CHILD = Path(__file__).with_name("template_child.py")
 _START_SECONDS = 30.0  # interpreter and jinja2, on a machine that is busy
 _MAX_ANSWER_BYTES = 64 << 20
 _ENFORCED = sys.platform != "darwin"  # whether the system keeps RLIMIT_AS; macOS takes the call and does nothing
+_LOOK_SECONDS = 0.1  # between two looks at the clock: what the whole machine stood still is seen so soon
 _WATCH_SECONDS = 0.01  # between two looks at the child's memory where it does not: what a loop takes meanwhile is some MB
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "TZ")  # of the environment: what Python and the clock need, no secrets
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateLimits:
-    """What one render may take."""
+    """What one render may take; seconds in which the whole machine stood still are not counted."""
 
     seconds: float = 2.0
     memory_bytes: int = 512 << 20
@@ -185,6 +186,7 @@ class _Child:
     """The process and its socket. Closed when collected and at exit, so none outlives us."""
 
     def __init__(self) -> None:
+        self._deadline = 0.0  # monotonic seconds, of the answer that is waited for
         self._socket, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
@@ -210,27 +212,31 @@ class _Child:
             OSError: The child has gone.
             EOFError: The child went in the middle.
         """
-        deadline = time.monotonic() + seconds
+        self._deadline = time.monotonic() + seconds
         try:
             self._socket.settimeout(seconds)
             self._socket.sendall(len(request).to_bytes(4, "little") + request)
-            length = int.from_bytes(self._receive(4, deadline, watched_bytes), "little")
+            length = int.from_bytes(self._receive(4, watched_bytes), "little")
             if length > _MAX_ANSWER_BYTES:
                 raise EOFError(f"an answer of {length:,} bytes")
-            answer: dict[str, str] = json.loads(self._receive(length, deadline, watched_bytes))
+            answer: dict[str, str] = json.loads(self._receive(length, watched_bytes))
         except TimeoutError as fault:
             raise TemplateTimeoutError(seconds) from fault
         return answer
 
-    def _receive(self, n: int, deadline: float, watched_bytes: int | None) -> bytes:
+    def _receive(self, n: int, watched_bytes: int | None) -> bytes:
         data = bytearray()
         while len(data) < n:
-            left = max(deadline - time.monotonic(), 1e-3)
-            self._socket.settimeout(left if watched_bytes is None else min(left, _WATCH_SECONDS))
+            began = time.monotonic()
+            wait = min(max(self._deadline - began, 1e-3), _LOOK_SECONDS if watched_bytes is None else _WATCH_SECONDS)
+            self._socket.settimeout(wait)
             try:
                 part = self._socket.recv(min(n - len(data), 1 << 20))
             except TimeoutError:
-                if time.monotonic() >= deadline:
+                now = time.monotonic()
+                if now - began > wait + _LOOK_SECONDS:  # we stood still ourselves, and the child most likely with us
+                    self._deadline += now - began - wait
+                if now >= self._deadline:
                     raise
                 self._check_memory(watched_bytes)
                 continue

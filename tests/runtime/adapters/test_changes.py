@@ -16,11 +16,11 @@ from runtime.errors import AdapterError, SessionClosedError, UnsupportedFeatureE
 from runtime.model import LocalModel, load
 from runtime.records import Float32
 from runtime.speculation.options import SpeculativeOptions
-from tests.fakes import TOLERANCE, Gate, fake_model, settled, some_ids
+from tests.fakes import TOLERANCE, Gate, fake_model, settled, some_ids, wait_for_jobs
 from tests.runtime.adapters.toys import GREEDY, INVOCATION, right, toy_adapter, wait_until_it_leaves
 
 
-def test_a_running_answer_keeps_its_stack_and_the_next_has_the_new(model: LocalModel) -> None:
+def test_a_running_answer_keeps_its_stack_and_the_next_has_the_new(model: LocalModel, gate: Gate) -> None:
     ids = some_ids(1, 20)
     alone = {name: [r.token_id for r in model.generate_sync(ids, GREEDY)] for name in ("base",)}
     model.push_lora("A")
@@ -29,23 +29,17 @@ def test_a_running_answer_keeps_its_stack_and_the_next_has_the_new(model: LocalM
     model.clear_cache()
 
     async def both() -> tuple[list[int], list[int]]:
-        answers: list[list[int]] = [[], []]
+        async def run() -> list[int]:
+            return [record.token_id async for record in model.generate(ids, GREEDY)]
 
-        async def run(at: int) -> None:
-            async for record in model.generate(ids, GREEDY):
-                answers[at].append(record.token_id)
-                if at == 0 and len(answers[0]) == 3:  # in the middle of the first
-                    await model.push_lora_async("A")
-                    second.set_result(None)
-
-        second: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        async def later() -> None:
-            await second
-            await run(1)
-
-        await asyncio.gather(run(0), later())
-        return answers[0], answers[1]
+        gate.shut(after=3)
+        running = asyncio.create_task(run())
+        assert await asyncio.to_thread(gate.reached.wait, 30)  # in the middle of the first
+        await model.push_lora_async("A")
+        later = asyncio.create_task(run())
+        await asyncio.to_thread(wait_for_jobs, model, 1)
+        gate.open()
+        return await running, await later
 
     first, second = asyncio.run(both())
     assert first == alone["base"]

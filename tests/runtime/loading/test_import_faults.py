@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from runtime.errors import ModelLoadError
@@ -149,10 +151,12 @@ def test_a_converter_that_takes_more_memory_than_is_allowed_is_refused_it(gguf: 
 
 KILLED_IMPORT = """
 import sys, time
+import psutil
 from runtime.loading.importer import import_model
 def hold(progress):
     if progress.done:
-        print("converting", flush=True)
+        [child] = psutil.Process().children()
+        print(child.pid, flush=True)
         time.sleep(60)
 import_model(sys.argv[1], progress=hold)
 """
@@ -166,9 +170,11 @@ def test_a_killed_importer_takes_its_child_along_and_is_cleaned_up_after(shelf: 
         env={**os.environ, "ELSEWISE_MODELS": str(shelf)},
     ) as parent:
         assert parent.stdout is not None
-        assert parent.stdout.readline() == b"converting\n"
+        child = psutil.Process(int(parent.stdout.readline()))
         parent.send_signal(signal.SIGKILL)
     assert list_models() == []
+    with contextlib.suppress(psutil.NoSuchProcess):  # gone already
+        child.wait(timeout=30)  # nobody writes any more
     # when
     folder = import_model(gguf)
     # then

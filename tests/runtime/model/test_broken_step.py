@@ -19,7 +19,8 @@ from runtime.scheduler.stream import Stream
 from tests.runtime.model.trouble import NativePanic
 
 PATIENCE_SECONDS = 20
-LONG = GenerationOptions(max_tokens=400, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, resolve=False)
+MANY = 100_000  # tokens: nobody is done before the step breaks
+LONG = GenerationOptions(max_tokens=MANY, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, resolve=False)
 
 
 def at_call(number: int, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,7 +55,7 @@ def test_everybody_is_told(
 
         async def searched() -> BaseException | None:
             try:
-                await model.beam_generate([7, 8], BeamOptions(width=2, max_tokens=400, ignore_eos=True))
+                await model.beam_generate([7, 8], BeamOptions(width=2, max_tokens=MANY, ignore_eos=True))
             except BaseException as error:  # noqa: BLE001  # the same
                 return error
             return None

@@ -108,11 +108,11 @@ def test_closing_tells_everybody_who_waits() -> None:
     model = load((Behaviour(before_forward=gate), None), backend="fake")
 
     async def main() -> None:
+        gate.shut(after=1)  # behind the first token
         stream = model.generate([1, 2], GenerationOptions(max_tokens=1000, ignore_eos=True))
         first = await anext(stream)
         assert first.rank is not None
-        gate.shut()
-        await asyncio.to_thread(gate.reached.wait)
+        assert await asyncio.to_thread(gate.reached.wait, 30)
         asked: list[Any] = [model.next_token_logprobs([3]), model.score([1, 2]), model.sample([4], 9, [])]
         waiting = [asyncio.create_task(each) for each in (*asked, model.prefix_match_async([1]))]
         await asyncio.sleep(0.01)

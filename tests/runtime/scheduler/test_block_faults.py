@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from runtime.backends.fake import FakeBackend
 from runtime.blocks.options import BlockOptions
 from runtime.errors import MemoryBudgetError, SessionClosedError
 from runtime.members.blocks import BlocksSaved
@@ -18,7 +19,7 @@ from runtime.model import LocalModel, load
 from runtime.options import GenerationOptions, SamplingOptions
 from runtime.scheduler import saving
 from tests.block_stores import MemoryBlocks
-from tests.fakes import assert_right, fake_model, settled, some_ids
+from tests.fakes import Gate, assert_right, fake_model, settled, some_ids, wait_for_jobs
 from tests.runtime.model.trouble import audit
 
 GREEDY = GenerationOptions(max_tokens=60, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
@@ -43,15 +44,24 @@ def bend(monkeypatch: pytest.MonkeyPatch, model: LocalModel, member: str, error:
     monkeypatch.setattr(backend, member, act)
 
 
-async def beside(model: LocalModel, act: Callable[[], Any]) -> Any:
+async def beside(model: LocalModel, act: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     """Does something while a chat streams, which must be as if it were alone."""
-    alone = [record.token_id async for record in model.generate([5, 6, 7], GREEDY)]
-    said, got = [], None
-    async for record in model.generate([5, 6, 7], GREEDY):
-        said.append(record.token_id)
-        if len(said) == 3:
-            got = await act()
-    assert said == alone
+    gate, backend = Gate(), model._engine.backend
+    assert isinstance(backend, FakeBackend)
+    backend.behaviour.before_forward = gate
+
+    async def chat() -> list[int]:
+        return [record.token_id async for record in model.generate([5, 6, 7], GREEDY)]
+
+    alone = await chat()
+    gate.shut(after=3)
+    chatting = asyncio.create_task(chat())
+    assert await asyncio.to_thread(gate.reached.wait, 30)
+    acting = asyncio.create_task(act())
+    await asyncio.to_thread(wait_for_jobs, model, 1)
+    gate.open()
+    got = await acting
+    assert await chatting == alone
     return got
 
 

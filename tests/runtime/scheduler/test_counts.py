@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sized
 
 import numpy as np
 import pytest
 
 from runtime.backends.fake import Behaviour
 from runtime.model import LocalModel
-from runtime.options import GenerationOptions
-from tests.fakes import KINDS, assert_right, fake_model, settled, some_ids
+from tests.fakes import KINDS, Gate, assert_right, fake_model, settled, some_ids, wait_for_jobs
 
 
 def answer(model: LocalModel, ids: list[int], n: int) -> list[int]:
@@ -169,25 +169,29 @@ def test_no_more_rows_decode_at_once_than_may() -> None:
 def test_a_running_chat_waits_for_one_chunk_at_most() -> None:
     # given an answer that streams, when a long prompt arrives
     calls: list[int] = []
-    behaviour = Behaviour(delay=0.0005, before_forward=lambda tokens: calls.append(len(tokens)))
-    with fake_model(behaviour, prefill_chunk_tokens=32) as model:
+    gate = Gate()
 
-        async def main() -> list[int]:
-            marks: list[int] = []
-            stream = model.generate(some_ids(1, 5), GenerationOptions(max_tokens=30, ignore_eos=True, seed=1))
-            async for _ in stream:
-                marks.append(len(calls))
-                if len(marks) == 3:
-                    other = asyncio.create_task(model.next_token_logprobs(some_ids(2, 400)))
-            await other
-            return marks
+    def before(tokens: Sized) -> None:
+        calls.append(len(tokens))
+        gate(tokens)
+
+    with fake_model(Behaviour(before_forward=before), prefill_chunk_tokens=32) as model:
+
+        async def main() -> None:
+            gate.shut(after=3)
+            chat = asyncio.create_task(model.sample(some_ids(1, 5), 30, [], seed=1))
+            assert await asyncio.to_thread(gate.reached.wait, 30)
+            other = asyncio.ensure_future(model.next_token_logprobs(some_ids(2, 400)))
+            await asyncio.to_thread(wait_for_jobs, model, 1)
+            gate.open()
+            await asyncio.gather(chat, other)
 
         asyncio.run(main())
         # then decode steps (one token) and chunks take turns: never two chunks in a row while the answer runs
         big = [n > 1 for n in calls]
         first, last = big.index(True, 1), max(i for i, n in enumerate(calls) if n == 1)
         assert not any(a and b for a, b in zip(big[first:last], big[first + 1 : last], strict=False))
-        assert sum(big[first:]) >= 400 // 32
+        assert sum(big[first:last]) >= 400 // 32
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -74,8 +74,9 @@ def test_texts_of_many_callers_share_a_slice(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_between_two_tokens_of_a_chat_comes_one_slice(kind: str) -> None:
+def test_between_two_tokens_of_a_chat_comes_one_slice(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a chat that streams, when many texts and one of 6,000 tokens are embedded
+    monkeypatch.setattr("runtime.scheduler.stream.PACE_SECONDS", 0.0)  # every token is told in its step
     log: list[Any] = []
     behaviour = Behaviour(before_forward=lambda tokens: log.append(len(tokens)), recurrent=kind == "recurrent")
     with fake_model(behaviour, prefill_chunk_tokens=128) as model:
@@ -98,7 +99,7 @@ def test_between_two_tokens_of_a_chat_comes_one_slice(kind: str) -> None:
         assert ended.wait(10)
         # then in each gap between two tokens at most a slice was pushed besides the decoding row
         part = log[log.index("embedding") : log.index("embedded")]
-        part = part[: max(at for at, entry in enumerate(part) if isinstance(entry, int) and entry > 1)]  # then tokens are paced
+        part = part[: max(at for at, entry in enumerate(part) if isinstance(entry, int) and entry > 1)]  # to the last slice
         tokens = [at for at, entry in enumerate(part) if entry == "token"]
         gaps = [[rows for rows in part[a + 1 : b] if isinstance(rows, int)] for a, b in pairwise(tokens)]
         assert len(gaps) > 40
@@ -190,13 +191,18 @@ def test_the_budget_holds_for_a_long_text(kind: str) -> None:
 
 def test_a_long_text_waits_for_room_that_a_chat_holds() -> None:
     # given a chat that fills the budget, when a long text is embedded beside it
-    with fake_model(kv_cache_bytes=400 * BIG, prefill_chunk_tokens=64) as model:
+    gate = Gate()
+    with fake_model(Behaviour(before_forward=gate), kv_cache_bytes=400 * BIG, prefill_chunk_tokens=64) as model:
         alone = model.embed_sync(["d" * 250])
 
         async def beside() -> Any:
+            gate.shut(after=6)  # the prompt's four, and two tokens
             stream = model.generate(some_ids(2, 200), GenerationOptions(max_tokens=60, seed=1, ignore_eos=True))
             await anext(stream)
+            assert await asyncio.to_thread(gate.reached.wait, 30)
             vectors = asyncio.create_task(model.embed(["d" * 250]))
+            await asyncio.to_thread(wait_for_jobs, model, 1)
+            gate.open()
             said = [record async for record in stream]
             assert said[-1].finish_reason == "length"
             return await vectors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ import pytest
 
 from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.errors import MemoryBudgetError
+from runtime.model import LocalModel
 from runtime.options import GenerationOptions, SamplingOptions
-from tests.fakes import KINDS, assert_right, fake_model, reference, settled, some_ids
+from runtime.records import Float32
+from tests.fakes import KINDS, Gate, assert_right, fake_model, reference, settled, some_ids, wait_for_jobs
 
 TOKEN = 2 * 16 * 8  # bytes of the fake's KV
 GREEDY = SamplingOptions(temperature=0.0)
@@ -22,29 +25,28 @@ GREEDY = SamplingOptions(temperature=0.0)
 def test_slots_on_which_nobody_stands_give_way(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a stream, and many short queries that come and go beside it, more than the budget holds together
     retained: list[int] = []
+    asked: list[tuple[list[int], Future[Float32]]] = []
     retain = FakeBackend.retain
 
     def watched(self: FakeBackend, pack: Any, slots: Any, places: Any) -> None:
         retained.append(pack.tree.size - len(slots))
         retain(self, pack, slots, places)
 
+    def ask(_: object) -> None:
+        """The next query is there at the stream's next step, as soon as the one before it was answered."""
+        if not asked or asked[-1][1].done():
+            asked.append((some_ids(2 + len(asked), 25), Future()))
+            model._engine.submit([model._query(*asked[-1])])
+
     monkeypatch.setattr(FakeBackend, "retain", watched)
     prompt = some_ids(1, 20)
-    with fake_model(
-        Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping", delay=0.0005), kv_cache_bytes=260 * TOKEN
-    ) as model:
-
-        async def main() -> list[int]:
-            stream = asyncio.ensure_future(model.sample(prompt, 120, [], temperature=0.0))
-            seed = 2
-            while not stream.done():
-                ids = some_ids(seed, 25)
-                assert_right(await model.next_token_logprobs(ids), ids, kind)
-                seed += 1
-            return await stream
-
-        said = asyncio.run(main())
+    behaviour = Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping", before_forward=ask)
+    with fake_model(behaviour, kv_cache_bytes=260 * TOKEN) as model:
+        said = asyncio.run(model.sample(prompt, 120, [], temperature=0.0))
         # then every answer was right, the stream came to its end, and dead slots were dropped for that
+        assert len(asked) > 20
+        for ids, answer in asked:
+            assert_right(answer.result(60), ids, kind)
         path = list(prompt)
         for token in said:
             assert token == int(reference(path, kind).argmax())
@@ -98,22 +100,31 @@ def test_the_largest_of_a_batch_finds_no_room() -> None:
 
 
 def test_a_smaller_budget_than_live_rows_need_is_refused_and_nothing_is_lost() -> None:
-    prompt = some_ids(1, 50)
+    # given an answer that is held in the middle, when two budgets are asked for: too small a one, and another
+    prompt, gate = some_ids(1, 50), Gate()
 
-    async def main() -> None:
+    async def listen(model: LocalModel) -> list[int]:
         options = GenerationOptions(max_tokens=60, ignore_eos=True, sampling=GREEDY, seed=1)
-        path = list(prompt)
-        async for record in model.generate(prompt, options):
-            if len(path) == 60:
-                with pytest.raises(MemoryBudgetError, match="running requests hold"):
-                    await model.set_kv_budget_async(20 * TOKEN)
-                await model.set_kv_budget_async(400 * TOKEN)
-            assert record.token_id == int(reference(path).argmax())
-            path.append(record.token_id)
-        assert len(path) == 110
+        return [record.token_id async for record in model.generate(prompt, options)]
 
-    with fake_model(Behaviour(delay=0.001)) as model:
-        asyncio.run(main())
+    async def main(model: LocalModel) -> list[int]:
+        gate.shut(after=12)
+        listening = asyncio.create_task(listen(model))
+        assert await asyncio.to_thread(gate.reached.wait, 30)
+        budgets = [asyncio.create_task(model.set_kv_budget_async(n * TOKEN)) for n in (20, 400)]
+        await asyncio.to_thread(wait_for_jobs, model, 2)
+        gate.open()
+        with pytest.raises(MemoryBudgetError, match="running requests hold"):
+            await budgets[0]
+        await budgets[1]
+        return await listening
+
+    with fake_model(Behaviour(before_forward=gate)) as model:
+        said = asyncio.run(main(model))
+        # then the small one is refused, the other one holds, and the answer is right to its end
+        assert len(said) == 60
+        for at, token in enumerate(said):
+            assert token == int(reference([*prompt, *said[:at]]).argmax())
         assert settled(model)[0].kv_budget == 400 * TOKEN
 
 

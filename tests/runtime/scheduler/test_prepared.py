@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -14,6 +16,7 @@ from runtime.adapters.stacks import Tags
 from runtime.backends.fake import Behaviour
 from runtime.model import LocalModel, load
 from runtime.options import GenerationOptions, SamplingOptions
+from runtime.records import Float32
 from runtime.scheduler.workspace import Workspace
 from tests.fakes import reference
 from tests.runtime.backends.reference import HF, RECURRENT, TOLERANCE, expected, log_softmax
@@ -30,9 +33,14 @@ SOURCES = [("fake", "overlapping"), *(("mlx", name) for name in HF if name not i
 
 
 class Counted:
-    """How many forwards a model has prepared, and how many of these it has begun."""
+    """How many forwards a model has prepared, and how many of these it has begun.
 
-    def __init__(self, model: LocalModel) -> None:
+    Args:
+        model: Whose.
+        at_fifth: Called on the owner thread when the fifth of them is begun.
+    """
+
+    def __init__(self, model: LocalModel, at_fifth: Callable[[], None] = lambda: None) -> None:
         self.prepared = self.begun = 0
         backend: Any = model._engine.backend
         prepare = backend.prepare
@@ -43,6 +51,8 @@ class Counted:
 
             def begin(tokens: Any) -> Any:
                 self.begun += 1
+                if self.begun == 5:
+                    at_fifth()
                 return rest(tokens)
 
             return None if rest is None else begin
@@ -64,6 +74,11 @@ def options(way: str, seed: int = 3) -> GenerationOptions:
 async def said(model: LocalModel, prompt: list[int], how: GenerationOptions) -> list[tuple[int, float | None]]:
     async with aclosing(model.generate(prompt, how)) as records:
         return [(record.token_id, record.logprob) async for record in records]
+
+
+def after(backend: str, name: str, ids: list[int]) -> Float32:
+    """``(vocab,)`` log-probabilities behind a text, by the reference."""
+    return reference(ids) if backend == "fake" else expected(name, ids)[-1]
 
 
 def check(backend: str, name: str, prompt: list[int], answer: list[tuple[int, float | None]]) -> None:
@@ -111,8 +126,11 @@ def test_streams_that_come_and_go_say_what_they_say_alone(backend: str, name: st
         return answers
 
     with opened(backend, name) as model:
-        counted = Counted(model)
+        # a question of which it is certain that it comes in the middle of the answers
+        asked: Future[Float32] = Future()
+        counted = Counted(model, lambda: model._engine.submit([model._query([*stem, 200], asked)]))
         together = asyncio.run(all_of_them(model))
+        np.testing.assert_allclose(asked.result(60), after(backend, name, [*stem, 200]), atol=TOLERANCE, rtol=0)
         for prompt, answer in zip(prompts, together, strict=True):
             check(backend, name, prompt, answer)
         assert 0 < counted.begun < counted.prepared  # some were dropped for what came between

@@ -12,7 +12,7 @@ import pytest
 
 from runtime.backends.fake import Behaviour
 from runtime.options import GenerationOptions, SamplingOptions
-from tests.fakes import KINDS, Gate, assert_right, fake_model, settled, some_ids
+from tests.fakes import KINDS, Gate, assert_right, fake_model, settled, some_ids, wait_for_jobs
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -127,14 +127,20 @@ def test_cleared_is_gone_and_comes_back_right(kind: str) -> None:
 
 def test_after_a_clear_nothing_comes_from_what_others_still_hold() -> None:
     # given a stream that runs on through a clear, when its prompt is asked for, then it is computed anew
-    prompt = some_ids(1, 30)
-    with fake_model() as model:
+    prompt, gate = some_ids(1, 30), Gate()
+    with fake_model(Behaviour(before_forward=gate)) as model:
 
         async def main() -> None:
-            async for record in model.generate(prompt, GenerationOptions(max_tokens=20, seed=1, ignore_eos=True)):
-                if record.rank and not model.metrics().queries:
-                    await model.clear_cache_async()
-                    assert_right(await model.next_token_logprobs([*prompt, 1]), [*prompt, 1])
+            gate.shut(after=3)
+            stream = asyncio.create_task(model.sample(prompt, 20, [], seed=1))
+            assert await asyncio.to_thread(gate.reached.wait, 30)
+            clearing = asyncio.create_task(model.clear_cache_async())
+            asked = asyncio.ensure_future(model.next_token_logprobs([*prompt, 1]))
+            await asyncio.to_thread(wait_for_jobs, model, 2)
+            gate.open()
+            await clearing
+            assert_right(await asked, [*prompt, 1])
+            assert len(await stream) == 20
 
         asyncio.run(main())
         assert model.metrics().tokens_computed == 30 + 19 + 31

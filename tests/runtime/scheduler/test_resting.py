@@ -118,10 +118,10 @@ def test_what_is_computed_at_rest_is_counted(model: LocalModel, chores: Chores) 
 def test_a_cancelled_answer_leaves_a_rest_behind_it(model: LocalModel, chores: Chores, gate: Gate) -> None:
     # given an answer that is cancelled in the middle of a forward
     async def main() -> None:
+        gate.shut(after=1)  # behind the first token
         stream = model.generate(some_ids(1, 5), GREEDY)
         await anext(stream)
-        gate.shut()
-        await asyncio.to_thread(gate.reached.wait, 30)
+        assert await asyncio.to_thread(gate.reached.wait, 30)
         chores.left = 2
         await stream.aclose()
         gate.open()

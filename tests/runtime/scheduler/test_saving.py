@@ -18,7 +18,7 @@ from runtime.model import load
 from runtime.options import GenerationOptions, SamplingOptions
 from runtime.scheduler import saving
 from tests.block_stores import MemoryBlocks, memory_options
-from tests.fakes import assert_right, fake_model, some_ids
+from tests.fakes import assert_right, fake_model, some_ids, until
 from tests.runtime.model.trouble import audit
 
 GREEDY = GenerationOptions(max_tokens=40, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
@@ -56,6 +56,7 @@ def test_a_path_is_written_once_and_then_what_is_new_of_it(store: MemoryBlocks, 
         assert metrics.blocks_saved == 5
         assert metrics.block_bytes_saved == first.bytes + second.bytes
     assert store.threads == {"elsewise-blocks"}
+    until(lambda: store.closed)  # the model waits a second or two for it, no longer
     assert store.closed == 1
 
 
@@ -234,6 +235,7 @@ def test_closing_drops_what_was_not_cut_yet(
         assert reached.wait(20)
         future.add_done_callback(lambda _: gate.set())
     assert future.result(5).tokens == 0  # so far as anybody knew when it was closed
+    until(lambda: store.closed)
     assert 0 < len(store.blocks) <= 3  # those that were cut already
     assert store.closed == 1
 
