@@ -28,7 +28,7 @@ def test_who_asks_after_the_end_is_told_so() -> None:
     until(lambda: store.closed)  # which a busy machine may make later than the second that is waited for it
     for urgency in (Urgency.READ, Urgency.WRITE):
         with pytest.raises(SessionClosedError, match="the model is closed; load it again"):
-            thread.ask(urgency, look).result(1.0)
+            thread.ask(urgency, look).result(30.0)
     thread.close(1.0)
     assert store.closed == 1
 
@@ -43,7 +43,7 @@ def test_who_asks_while_it_ends_is_told_so() -> None:
     thread = BlockThread(lambda: MemoryBlocks(before=ask), lambda fault: None)
     thread.close(1.0)
     with pytest.raises(SessionClosedError):
-        asked[0].result(1.0)
+        asked[0].result(30.0)
 
 
 def test_what_there_is_no_time_for_is_told_so() -> None:
@@ -78,5 +78,5 @@ def test_a_thread_without_a_store_says_that_there_is_none() -> None:
         thread.ask(Urgency.READ, look).result(SECONDS)
     thread.close(1.0)
     with pytest.raises(OSError, match="there is no block file"):
-        thread.ask(Urgency.READ, look).result(1.0)
+        thread.ask(Urgency.READ, look).result(30.0)
     assert [str(fault) for fault in faults] == ["[Errno 5] Input/output error"]
