@@ -225,7 +225,10 @@ class LanguageModel(
         """The counters, as they stood when the last answer was given (every 100 ms at most while one is worked on)."""
 
     def cache_report(self) -> CacheReport:
-        """The cache, as it stood when the last answer was given."""
+        """The cache, as it stood at the end of a step: of the last one where nothing is worked on, else 0.25 s ago at most.
+
+        A step's report is made behind its answers, so that who asks at once after an answer may see the one before.
+        """
 
     def close(self) -> None:
         """Ends the model within 2 s and frees its memory; waiting callers get SessionClosedError. Blocking; idempotent."""
