@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal
 
 
 class EngineProcess:
-    """A child that runs `runtime.host` on one end of a socket pair. Used on one thread."""
+    """A child that runs `runtime.host` on one end of a socket pair. Used on one thread; `reap_later` is the last call."""
 
     def __init__(self, backend: str, threads: int | None, log_path: Path | None) -> None:
         """Starts it.
@@ -61,6 +62,10 @@ class EngineProcess:
         """Ends it and its own children."""
         if not self.ended():  # not yet reaped: the group's number is still its own
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    def reap_later(self) -> None:
+        """Lets a thread wait for its end, which may take the system a while: nobody else does, and it leaves no zombie."""
+        threading.Thread(target=self._process.wait, name="elsewise-engine-end", daemon=True).start()
 
     def obituary(self, verdict: str | None) -> str:
         """How it ended and what to do about it, for people.

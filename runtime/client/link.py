@@ -194,7 +194,8 @@ class EngineLink:
                     child.terminate()
                     if not await _wait_for_end(child, min(grace, _TERM_SECONDS)):
                         child.kill()
-                        await _wait_for_end(child, _LAST_WORDS_SECONDS)
+                        if not await _wait_for_end(child, _LAST_WORDS_SECONDS):
+                            child.reap_later()
             self._connection.close()
             if child is not None:
                 child.pipe.close()  # where it never became a connection
@@ -306,11 +307,12 @@ class EngineLink:
 
 async def _wait_for_end(child: EngineProcess, seconds: float) -> bool:
     """Whether the process ended within that time."""
-    deadline = time.monotonic() + seconds
+    deadline, late = time.monotonic() + seconds, False
     while not child.ended():
-        if time.monotonic() > deadline:
+        if late:  # before that look: one that ended while we did not run has ended in time
             return False
         await asyncio.sleep(_POLL_SECONDS)
+        late = time.monotonic() > deadline
     return True
 
 

@@ -7,6 +7,7 @@ import os
 os.environ["QT_QPA_PLATFORM"] = "offscreen"  # before PySide6 is imported anywhere
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
+import storage
 from app.paths import DataFolder
 from app.rescue import beside, remedies, rescue
 from storage import NewNode, SessionStore, StoreDamagedError
@@ -105,14 +107,24 @@ def test_a_fresh_folder_touches_nothing(qapp: QApplication, qtbot: QtBot, data: 
     assert [p.name for p in data.root.iterdir()] == ["sessions.db"]
 
 
-def test_closing_the_page_or_stopping_changes_nothing(qapp: QApplication, qtbot: QtBot, data: DataFolder) -> None:
+def test_closing_the_page_or_stopping_changes_nothing(
+    qapp: QApplication, qtbot: QtBot, data: DataFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     del qtbot
     cut = data.sessions.read_bytes()
+    pressed, salvage = threading.Event(), storage.salvage
+
+    def held(path: Path, progress: Callable[[str, int, int], None]) -> storage.Salvage:
+        assert pressed.wait(30)  # so small a file may be read before anybody can stop it
+        return salvage(path, progress)
+
+    monkeypatch.setattr(storage, "salvage", held)
 
     async def scene(page: RecoveryPage) -> None:
         press(page.recover_button)
         await asyncio.sleep(0)
         press(page.stop_button)
+        pressed.set()
         await until(page.recover_button.isVisible)
         assert page.state.text() == "stopped; nothing was changed"
 

@@ -7,7 +7,6 @@ import os
 os.environ["QT_QPA_PLATFORM"] = "offscreen"  # before PySide6 is imported anywhere
 
 import asyncio
-import gc
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -36,11 +35,9 @@ def paced() -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def collected_between_tests() -> Iterator[None]:
-    """Python collects nowhere but where the app lets it, also before and after its window."""
-    gc.disable()
-    yield
-    gc.enable()
+def patient_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session hears what of it is in memory, however long a busy machine takes to say so."""
+    monkeypatch.setattr("app.workbench.sessions.TIERS_SECONDS", 60)
 
 
 @pytest.fixture

@@ -12,7 +12,17 @@ import pytest
 
 from app.workbench import AppWorkbench
 from runtime import EngineClient
-from tests.end_to_end.test_window import OpenApp, answered, engine_pid, generated, last, new_session, say, until
+from tests.end_to_end.test_window import (
+    OpenApp,
+    answered,
+    endless_session,
+    engine_pid,
+    generated,
+    last,
+    new_session,
+    say,
+    until,
+)
 from tests.tiny_models import tiny_folder
 from ui import EngineState, MainWindow, TurnStatus
 
@@ -107,7 +117,7 @@ def test_quitting_does_not_wait_for_a_frozen_engine(open_app: OpenApp, paced: st
 @pytest.mark.slow
 def test_another_engine_answers_the_next_message(open_app: OpenApp, paced: str) -> None:
     async def scene(window: MainWindow, workbench: AppWorkbench) -> None:
-        await new_session(window)
+        await endless_session(window, workbench)
         await until(lambda: workbench.status.engine is EngineState.READY)
         first = engine_pid(workbench)
         # when another engine is chosen and a message follows at once

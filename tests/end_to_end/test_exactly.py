@@ -7,7 +7,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
 from app.workbench import AppWorkbench
-from tests.end_to_end.test_window import OpenApp, answered, generated, last, new_session, say, until
+from tests.end_to_end.test_window import OpenApp, answered, endless_session, generated, last, say, until
 from tests.tiny_models import tiny_folder
 from ui import MainWindow, TurnStatus, TurnView
 
@@ -35,7 +35,7 @@ def test_regenerate_exactly_before_and_after_a_restart(open_app: OpenApp, backen
     answers: list[TurnView] = []
 
     async def first(window: MainWindow, workbench: AppWorkbench) -> None:
-        await new_session(window)
+        await endless_session(window, workbench)
         say(window, "What is blue?")
         await answered(window, 8)
         window.desk.answers.stop()  # the tiny model would talk to its limit

@@ -12,7 +12,7 @@ from PySide6.QtTest import QTest
 
 from app.workbench import AppWorkbench
 from tests.end_to_end.conftest import Scene
-from tests.end_to_end.test_window import last, new_session, say, until
+from tests.end_to_end.test_window import last, say, seeded_session, until
 from tests.fakes import settled_report
 from tests.tiny_models import tiny_folder
 from ui import MainWindow, TurnView
@@ -40,7 +40,7 @@ def by_transformers(texts: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]:
 def test_the_order_is_that_of_transformers_and_a_second_look_computes_nothing(open_app: OpenApp) -> None:
     async def scene(window: MainWindow, workbench: AppWorkbench) -> None:
         # given a real conversation, of which the last answer was made twice
-        await new_session(window)
+        await seeded_session(window, workbench)
         assert window.desk.shown is not None
         await workbench.set_option(window.desk.shown.session_id, "max_tokens", 10)
         for question in QUESTIONS:

@@ -11,7 +11,7 @@ from PySide6.QtTest import QTest
 
 from app.workbench import AppWorkbench
 from tests.end_to_end.conftest import Scene
-from tests.end_to_end.test_window import answered, at_rest, click, generated, last, new_session, say, until, whole
+from tests.end_to_end.test_window import answered, at_rest, click, generated, last, say, seeded_session, until, whole
 from tests.tiny_models import tiny_folder
 from ui import MainWindow, TurnStatus, TurnView
 
@@ -19,8 +19,8 @@ OpenApp = Callable[[str, str, Scene], None]
 CONTROL_ALT = Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.AltModifier
 
 
-async def stopped_answer(window: MainWindow) -> TurnView:
-    await new_session(window)
+async def stopped_answer(window: MainWindow, workbench: AppWorkbench) -> TurnView:
+    await seeded_session(window, workbench)
     say(window, "Where should we go?")
     await answered(window, 24)
     QTest.keyClick(window, Qt.Key.Key_Period, Qt.KeyboardModifier.ControlModifier)
@@ -29,11 +29,12 @@ async def stopped_answer(window: MainWindow) -> TurnView:
 
 
 @pytest.mark.slow
-def test_continuations_beams_preview_and_why(open_app: OpenApp, paced: str) -> None:
+def test_continuations_beams_preview_and_why(open_app: OpenApp, paced: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.workbench.fans.DRAWN_TOKENS", 100_000)  # a column ends where it is stopped
     kept: dict[str, int] = {}
 
     async def scene(window: MainWindow, workbench: AppWorkbench) -> None:
-        turn = await stopped_answer(window)
+        turn = await stopped_answer(window, workbench)
         tokens, panel, why = window.parts.transcript.tokens, window.parts.columns, window.parts.inspector.why
         index = whole(turn, generated(turn)[2])
         await click(window, turn.node_id, index)

@@ -19,6 +19,7 @@ from app.workbench import AppWorkbench
 from app.workbench.reopening import DONE
 from runtime import EngineClient, Origin, TokenRun
 from tests.end_to_end.conftest import Scene
+from tests.end_to_end.paced import SPECIALS
 from tests.tiny_models import tiny_folder
 from tests.ui.transcript.conftest import centre
 from ui import EngineState, MainWindow, SessionView, Tier, TurnStatus, TurnView
@@ -74,6 +75,20 @@ async def new_session(window: MainWindow) -> None:
     await until(lambda: window.desk.shown is not None and not window.desk.shown.view.is_sample)
 
 
+async def seeded_session(window: MainWindow, workbench: AppWorkbench) -> None:
+    """A new session with a seed: its answers say the same every time, so that what is looked for in them is there."""
+    await new_session(window)
+    assert window.desk.shown is not None
+    await workbench.set_option(window.desk.shown.session_id, "seed", 7)
+
+
+async def endless_session(window: MainWindow, workbench: AppWorkbench) -> None:
+    """A new session whose answers do not end by themselves: random weights would say eos now and then."""
+    await new_session(window)
+    assert window.desk.shown is not None
+    await workbench.set_option(window.desk.shown.session_id, "banned_tokens", list(range(SPECIALS)))
+
+
 async def answered(window: MainWindow, tokens: int) -> TurnView:
     """When so many tokens have arrived."""
 
@@ -116,7 +131,7 @@ def test_a_chat_from_first_word_to_reopening(open_app: OpenApp, paced: str, data
         assert window.desk.shown.view.is_sample
         # and it offers the backend that was registered, without being told of it
         assert [choice.name for choice in workbench.backends() if choice.chosen] == [paced]
-        await new_session(window)
+        await seeded_session(window, workbench)
         # when a message is sent
         say(window, "Where should we go?")
         turn = await answered(window, 24)
@@ -179,13 +194,15 @@ def test_a_chat_from_first_word_to_reopening(open_app: OpenApp, paced: str, data
         await until(lambda: last(window).node_id != died)
         await answered(window, 4)
         kept["view"] = window.desk.shown.view
-        kept["engine"] = engine_pid(workbench)
+        kept["engine"] = psutil.Process(engine_pid(workbench))
         kept["quit"] = time.monotonic()
 
     open_app(model, paced, first_evening)
     # then it has ended by itself in the middle of the stream, with its engine; how soon says the sum of its limits
     assert time.monotonic() - float(str(kept["quit"])) < PATIENCE_SECONDS
-    assert not psutil.pid_exists(int(str(kept["engine"])))
+    engine = kept["engine"]
+    assert isinstance(engine, psutil.Process)
+    asyncio.run(until(lambda: not engine.is_running()))  # not even a zombie
 
     async def next_morning(window: MainWindow, workbench: AppWorkbench) -> None:
         # when the app is opened again, everything is there

@@ -94,9 +94,9 @@ def test_interrupting_a_saved_answer_keeps_it(tmp_path: Path) -> None:
     assert len(run("--data-dir", str(tmp_path), "sessions", "list").stdout.splitlines()) == 2
 
 
-def questions(path: Path, longest: int) -> list[str]:
+def questions(path: Path, longest: int, **more: str) -> list[str]:
     """A command that answers two short questions and six long ones."""
-    entries = [{"prompt": str(i), "max_tokens": 3 if i < 2 else longest, "ignore_eos": i >= 2} for i in range(8)]
+    entries = [{"prompt": str(i), "max_tokens": 3 if i < 2 else longest, "ignore_eos": i >= 2, **more} for i in range(8)]
     path.write_text("\n".join(map(json.dumps, entries)))
     return [sys.executable, "-m", "app", "ask", "--batch", str(path), "--backend", "fake"]
 
@@ -115,7 +115,7 @@ def test_an_interrupted_batch_keeps_what_it_wrote(tmp_path: Path) -> None:
 
 
 def test_a_batch_whose_reader_goes_away_ends(tmp_path: Path) -> None:
-    command = questions(tmp_path / "questions.jsonl", 400)
+    command = questions(tmp_path / "questions.jsonl", 400, id="x" * 300_000)  # no pipe takes all of what is answered
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()

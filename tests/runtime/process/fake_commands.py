@@ -93,7 +93,9 @@ async def _freeze(model: FakeModel, argument: str) -> str:
 
 
 async def _slow_close(model: FakeModel, argument: str) -> str:
+    """Takes so many seconds to close, and is left them."""
     model.close_seconds = float(argument)
+    _waits_for_its_model()
     return ""
 
 
@@ -101,7 +103,13 @@ async def _stubborn(model: FakeModel, argument: str) -> str:
     """Ignores what asks it to end, and closes slowly."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     model.close_seconds = 60
+    _waits_for_its_model()
     return ""
+
+
+def _waits_for_its_model() -> None:
+    """The process does not end itself before the model is closed: who asked for its end has to end it."""
+    vars(importlib.import_module("runtime.host.server"))["_SHUTDOWN_SECONDS"] = 60
 
 
 async def _write(model: FakeModel, argument: str) -> str:

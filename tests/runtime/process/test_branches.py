@@ -138,9 +138,9 @@ def test_records_say_of_which_branch_they_are(client: EngineClient) -> None:
 def test_a_slow_reader_gets_one_run_of_each_branch(client: EngineClient) -> None:
     async def scenario() -> None:
         before = int((await state_of(client))["generated"])
-        async with aclosing(client.continue_many_runs([0], 2, GenerationOptions(max_tokens=12))) as runs:
+        async with aclosing(client.continue_many_runs([0], 2, GenerationOptions(max_tokens=13))) as runs:
             await anext(runs)
-            await eventually(lambda: has_made(client, before + 2 * 12))
+            await eventually(lambda: has_made(client, before + 2 * 13))
             rest = [item async for item in runs]
         assert max(len(run) for _, run in rest) > 6
         assert len(rest) <= 4

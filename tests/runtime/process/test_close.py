@@ -7,12 +7,15 @@ import signal
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import psutil
 import pytest
 
 from runtime import EngineDiedError, GenerationOptions, ModelLoadError, SessionClosedError, TokenRecord
 from runtime.client import EngineClient, EngineLimits, link, spawn
+from runtime.client.child import EngineProcess
 from tests.runtime.process.conftest import LOADER, eventually, is_running, spawn_fake
 
 IO_THREAD = "elsewise-engine-io"
@@ -80,7 +83,11 @@ def test_who_waits_during_close_is_told() -> None:
         ("stopped", signal.SIGKILL),
     ],
 )
-def test_close_ends_an_engine_that_does_not_end_itself(state: str, ended_by: signal.Signals, tmp_path: Path) -> None:
+def test_close_ends_an_engine_that_does_not_end_itself(
+    state: str, ended_by: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "_LAST_WORDS_SECONDS", 30)  # its end is waited for, however busy the machine is
+
     async def scenario() -> EngineClient:
         client = await spawn_fake()
         if state == "stopped":
@@ -115,6 +122,37 @@ def test_an_engine_that_hangs_is_over_when_its_caller_says_so() -> None:
 
     client = asyncio.run(scenario())
     assert _exit_code(client) == -signal.SIGKILL
+
+
+def test_an_engine_that_ends_late_leaves_no_zombie(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given one that the system takes its time to end
+    killed: list[int] = []
+    monkeypatch.setattr(EngineProcess, "kill", lambda child: killed.append(child.pid))
+    monkeypatch.setattr(link, "_LAST_WORDS_SECONDS", 0.1)
+    client = asyncio.run(spawn_fake(limits=EngineLimits(close_seconds=0.1)))
+    os.kill(client.pid, signal.SIGSTOP)
+    # when it is closed, then it is not waited for longer than promised
+    client.close()
+    assert killed == [client.pid]
+    assert is_running(client.pid)
+    # and when it ends after all, nothing of it is left
+    os.kill(client.pid, signal.SIGKILL)
+    asyncio.run(eventually(lambda: _exit_code(client) == -signal.SIGKILL))
+    assert not psutil.pid_exists(client.pid)
+
+
+def test_an_engine_that_ended_while_we_slept_has_ended_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given one that ends right after it was looked at, and a caller that sleeps beyond the limit there
+    hours = [0.0]
+    monkeypatch.setattr(link, "time", SimpleNamespace(monotonic=lambda: hours[0] * 3600))
+
+    class Ending:
+        def ended(self) -> bool:
+            hours[0] += 1
+            return hours[0] > 1
+
+    # then the next look counts
+    assert asyncio.run(link._wait_for_end(cast("EngineProcess", Ending()), 0.5))
 
 
 def test_a_model_that_closes_in_time_is_waited_for() -> None:

@@ -128,8 +128,8 @@ def test_a_step_that_hangs_is_ended_though_it_beats() -> None:
 @pytest.mark.slow
 def test_long_work_in_short_steps_is_left_alone() -> None:
     async def scenario() -> None:
-        async with await spawn_fake(limits=replace(QUICK, silence_seconds=30)) as client:
-            assert await client.complete("move 2.5") == "moved"
+        async with await spawn_fake(limits=replace(QUICK, step_seconds=2, silence_seconds=30)) as client:
+            assert await client.complete("move 5") == "moved"
 
     asyncio.run(scenario())
 
@@ -191,7 +191,7 @@ def test_a_death_is_noticed_though_a_grandchild_holds_the_pipe() -> None:
 
 def test_ending_a_hung_engine_takes_its_children_along() -> None:
     async def scenario() -> None:
-        async with await spawn_fake(limits=QUICK) as client:
+        async with await spawn_fake(limits=replace(QUICK, silence_seconds=5)) as client:  # time enough to say its number
             grandchild = int(await client.complete("child"))
             await _fails(client.complete("freeze"))
             await eventually(lambda: not is_running(grandchild))
