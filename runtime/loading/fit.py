@@ -25,8 +25,8 @@ from runtime.loading.weight_bytes import has_float16, held_bytes, stored_numbers
 from runtime.options import LoadOptions
 
 CONTEXT = 8192  # tokens that are reckoned with where nobody says how many
-# Bytes of torch and transformers, or mlx and mlx-lm, with a tokenizer: the middle of what was measured. How much of their files is
-# resident depends on what the system holds of them already, some 30 MB more or less.
+# Bytes of torch and transformers, or mlx and mlx-lm, with a tokenizer: the middle of what was measured. How much of their files
+# is resident depends on what the system holds of them already, some 30 MB more or less.
 _LIBRARIES = {"hf": 505_000_000, "mlx": 430_000_000}
 _RESIDENT = 0.8  # of a converted file at the peak: 0.75 to 0.81 where the same weights were stored in 16 and in 32 bits
 _METAL_SHARE = 0.7  # of a Mac's memory that Metal recommends to hold at most, about; the machine itself says it exactly
