@@ -157,7 +157,7 @@ class Soak:
         await workbench.set_option(session_id, "max_tokens", LONG)
         await workbench.send(session_id, "and then?")
         await workbench.set_option(session_id, "max_tokens", None)
-        stopped = (await scene.last(session_id)).note == "stopped"  # while others are counted
+        stopped = (await scene.last(session_id)).note == "stopped"  # others count meanwhile
         self.cancelled += stopped
 
     async def reopen(self, scene: Scene, session_id: int) -> None:
