@@ -7,9 +7,11 @@ import os
 os.environ["QT_QPA_PLATFORM"] = "offscreen"  # before PySide6 is imported anywhere
 
 import asyncio
+import datetime
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -106,8 +108,11 @@ def inspector(app: QApplication, qtbot: QtBot) -> Inspector:
 
 
 @pytest.fixture
-def bench() -> FakeWorkbench:
-    return spring_trip(time.time())
+def bench(monkeypatch: pytest.MonkeyPatch) -> FakeWorkbench:
+    """Its sessions are as old as the list takes them to be: at noon, when what was said a minute ago was said today."""
+    noon = datetime.datetime(2026, 3, 18, 12, 0).astimezone().timestamp()
+    monkeypatch.setattr("ui.sessions.time", SimpleNamespace(time=lambda: noon))
+    return spring_trip(noon)
 
 
 Scene = Callable[[MainWindow], Awaitable[None]]

@@ -17,6 +17,7 @@ from ui.theme import current_theme
 from ui.theme.motion import FADE_MS, system_reduces
 
 Play = Callable[[Scene], None]
+LONG_MS = 60_000  # a fade that is not over before somebody looks at it
 
 
 @pytest.fixture(params=[Motion.SYSTEM, Motion.REDUCED])
@@ -33,7 +34,11 @@ def test_the_system_decides_unless_less_is_chosen(app: QApplication, monkeypatch
     assert current_theme().fade_ms == 0
 
 
-def test_another_branch_fades_in_over_the_one_before(in_window: Play, bench: FakeWorkbench, motion: Motion) -> None:
+def test_another_branch_fades_in_over_the_one_before(
+    in_window: Play, bench: FakeWorkbench, motion: Motion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ui.theme.scheme.FADE_MS", LONG_MS)
+
     async def scene(window: MainWindow) -> None:
         transcript = window.parts.transcript
         await until(lambda: window.parts.top.branch.forth.isEnabled())
@@ -49,7 +54,7 @@ def test_another_branch_fades_in_over_the_one_before(in_window: Play, bench: Fak
         assert veil.isVisible()
         fade = veil.findChild(QPropertyAnimation)
         assert fade is not None
-        assert fade.duration() == 120
+        assert fade.duration() == LONG_MS
         fade.pause()
         fade.setCurrentTime(0)
         assert veil.grab().toImage().pixelColor(400, 40) == before.pixelColor(400, 40)
@@ -60,6 +65,7 @@ def test_another_branch_fades_in_over_the_one_before(in_window: Play, bench: Fak
         assert window.childAt(at) is transcript.tokens.viewport()
         QTest.mouseClick(transcript.tokens.viewport(), Qt.MouseButton.LeftButton, pos=box.center())
         assert transcript.pinned == (other.node_id, 1)
+        fade.setCurrentTime(LONG_MS - 10)
         fade.resume()
         await until(lambda: not veil.isVisible())
         assert fade.state() is QAbstractAnimation.State.Stopped

@@ -24,7 +24,8 @@ Play = Callable[[Scene], None]
 def make_sample(bench: FakeWorkbench) -> None:
     """Given: the recorded sample is the first of the list."""
     trip = bench.views[TRIP]
-    bench.add(SessionSummary(SAMPLE, "A recording", time.time() + 1, 3, pinned=True, is_sample=True), trip.turns)
+    later = bench.summaries[TRIP].updated + 1
+    bench.add(SessionSummary(SAMPLE, "A recording", later, 3, pinned=True, is_sample=True), trip.turns)
 
 
 def rows(panel: SessionPanel) -> list[str]:
@@ -263,14 +264,15 @@ def test_rows_say_themselves_to_a_screen_reader(app: QApplication) -> None:
 
 def test_ten_thousand_sessions_are_one_list(app: QApplication) -> None:
     panel = SessionPanel()
-    many = [SessionSummary(i, f"s{i}", time.time(), i % 5, pinned=False, is_sample=False) for i in range(10_000)]
-    panel.show_sessions(many)
+    now = time.time()
+    many = [SessionSummary(i, f"s{i}", now, i % 5, pinned=False, is_sample=False) for i in range(10_000)]
+    panel.show_sessions(many, now)
     panel.resize(248, 600)
     panel.show()
     panel.view.scrollToBottom()
     assert not panel.grab().isNull()
     assert panel.rows.index_of(9_999).isValid()
     renamed = [replace(many[0], title="other"), *many[1:]]
-    panel.show_sessions(renamed)
+    panel.show_sessions(renamed, now)
     assert rows(panel)[1] == "other"
     panel.close()

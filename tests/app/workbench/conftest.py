@@ -21,6 +21,12 @@ def seeds(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"app.workbench.{module}.fresh_seed", lambda: next(numbers))
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What of a session is warm is asked once, and soon given up so that no window waits; here it is waited for."""
+    monkeypatch.setattr("app.workbench.sessions.TIERS_SECONDS", 60.0)
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "data" / "sessions.db"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from runtime import (
     LoadProgress,
     OnProgress,
     Priority,
+    RuntimeFault,
     SamplingOptions,
     TokenRun,
     load,
@@ -111,7 +113,8 @@ class FrailModel:
         self, ids: Sequence[int], n: int, options: GenerationOptions | None, *, on_progress: OnProgress | None = None
     ) -> AsyncGenerator[tuple[int, TokenRun], None]:
         runs = self.model.continue_many_runs(ids, n, options, on_progress=on_progress)
-        async with aclosing(self._frail("continue", ids, runs)) as tokens:
+        first = 0 if options is None else options.branch
+        async with aclosing(self._frail("continue", ids, in_turn(runs, range(first, first + n)))) as tokens:
             async for branch, token in tokens:
                 yield branch, token
 
@@ -135,6 +138,32 @@ class FrailModel:
                     made += 1
                     yield branch, run[at : at + 1]
                     await asyncio.sleep(0)
+
+
+async def in_turn(
+    runs: AsyncGenerator[tuple[int, TokenRun], None], branches: Sequence[int]
+) -> AsyncGenerator[tuple[int, TokenRun], None]:
+    """One token of each branch after the other, as they were drawn: what a late reader gets is joined branch by branch."""
+    waiting: dict[int, deque[TokenRun]] = {branch: deque() for branch in branches}
+    turns = deque(branches)  # of those that have not ended
+    fault: RuntimeFault | None = None
+    try:
+        async with aclosing(runs):
+            async for branch, run in runs:
+                waiting[branch].extend(run[at : at + 1] for at in range(len(run)))
+                while turns and waiting[turns[0]]:
+                    of = turns.popleft()
+                    token = waiting[of].popleft()
+                    if not token.finish[-1]:
+                        turns.append(of)
+                    yield of, token
+    except RuntimeFault as error:  # it comes after what had arrived
+        fault = error
+    for of in turns:  # whose turn did not come, since another one was cut off
+        for token in waiting[of]:
+            yield of, token
+    if fault is not None:
+        raise fault
 
 
 @dataclass

@@ -32,7 +32,7 @@ async def fail(s: Scene, session_id: int, how: str) -> None:
         s.engine.refuses = [EngineDiedError("the engine process has ended: signal 9 (SIGKILL)")]
     elif how == "stopped while loading":
         s.engine.loading = asyncio.Event()
-        asyncio.get_running_loop().call_later(0.05, s.workbench.stop, session_id)
+        s.engine.on_look = lambda what: s.workbench.stop(session_id) if what == "start" else None
     elif how == "stopped while reading":
         s.engine.on_look = lambda what: s.workbench.stop(session_id) if what == "score" else None
     await s.workbench.send(session_id, "one")

@@ -9,30 +9,37 @@ import pytest
 from runtime.backends.fake import Behaviour
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, own_tokens
+from tests.fakes import Gate
 from ui import Event, TurnChanged
 
 CHUNK = 64  # tokens of a long prompt at a time
 LONG = "word " * 200
 
 
-def in_chunks() -> Engine:
-    return Engine(source=(Behaviour(delay=0.005), None), options={"prefill_chunk_tokens": CHUNK})
+def in_chunks(gate: Gate | None = None) -> Engine:
+    return Engine(source=(Behaviour(before_forward=gate), None), options={"prefill_chunk_tokens": CHUNK})
 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_an_answer_stopped_while_its_prompt_is_read_counts_what_was_read(play: Play, first: bool) -> None:
+    gate = Gate()
+
     async def scene(s: Scene) -> None:
-        # given
+        # given a model that stands still after the first chunk that is new to it
         session_id = await (s.new() if first else s.asked("hi"))
         before = len(await s.path_ids(session_id))
 
         def stop_in_the_middle(event: Event) -> None:
             words = event.turn.note.split() if isinstance(event, TurnChanged) else []
             if words[:1] == ["reading"] and int(words[1].replace(",", "")) > before:
+                task = s.workbench._answers.running[session_id].task
+                assert task is not None
                 s.workbench.stop(session_id)
+                task.add_done_callback(lambda _: gate.open())  # not before the model was told
 
         # when
         s.workbench.subscribe(stop_in_the_middle)
+        gate.shut(after=1)
         await s.workbench.send(session_id, LONG)
         # then
         stopped = await s.last(session_id)
@@ -43,7 +50,7 @@ def test_an_answer_stopped_while_its_prompt_is_read_counts_what_was_read(play: P
         assert 0 < stopped.stats.computed < len(LONG)
         assert s.workbench.status.computed == stopped.stats.computed
 
-    play(scene, engine=in_chunks())
+    play(scene, engine=in_chunks(gate))
 
 
 def test_an_answer_stopped_while_the_engine_loads_has_no_such_numbers(play: Play) -> None:

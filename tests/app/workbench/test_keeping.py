@@ -43,8 +43,10 @@ def told(view: SessionView) -> set[Tier]:
 
 
 def test_an_answer_is_kept_and_its_session_reopens_from_disk(
-    tmp_path: Path, request: pytest.FixtureRequest, shelf: MemoryBlocks
+    tmp_path: Path, request: pytest.FixtureRequest, shelf: MemoryBlocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(workbench_module, "KEEP_SECONDS", 20.0)
+
     async def first() -> int:
         scene = Scene.open(tmp_path / "s.db", engine(request))
         session_id = await scene.asked("hello, this is a message of some length, so that it is worth a look " * 3)

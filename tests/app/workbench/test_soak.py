@@ -24,15 +24,16 @@ from runtime import BlockOptions, GenerationOptions, LanguageModel, SamplingOpti
 from runtime.model import LocalModel, load
 from runtime.trie import Lease
 from storage import BlockFile, SessionStore
-from tests.app.workbench.scene import Engine, Scene, alternative, own_tokens, until
+from tests.app.workbench.scene import Engine, Scene, alternative, own_tokens
 from tests.fakes import settled
 from tests.tiny_models import tiny_path
-from ui import TurnStatus
+from ui import Event, TokensArrived, TurnStatus
 
 ROUNDS, TOGETHER = 100, 2  # rounds of so many sessions at once, a workbench and a store of their own each time
 RELOAD = 10  # rounds with one loaded model; then it is closed, and the next one reads the block file: sessions reopen from it
 EARLY = 25  # rounds after which everything that is loaded once is there
 OPTIONS = GenerationOptions(max_tokens=4, sampling=SamplingOptions(temperature=0.9), seed=11)
+LONG = 64  # tokens of an answer that is stopped at its first
 KV_BYTES, BLOCK_BYTES = 4 << 20, 8 << 20
 GROWTH = 16 << 20  # bytes of the process from then to the end, 140 sessions and seven models later
 WATCHED = (AppWorkbench, OpenSession, Tree, SessionStore, Supervisor, LocalModel, BlockFile, Lease, TokenRun)
@@ -147,12 +148,17 @@ class Soak:
         if len(own_tokens(answer)) > 1:
             at = own_tokens(answer)[1]
             await workbench.branch(session_id, answer.node_id, at, alternative(answer, at))
-        said = scene.arrived(session_id)
-        sending = asyncio.create_task(workbench.send(session_id, "and then?"))
-        await until(lambda: sending.done() or scene.arrived(session_id) > said)
-        workbench.stop(session_id)
-        await sending
-        self.cancelled += (await scene.last(session_id)).note == "stopped"
+
+        def stop(event: Event) -> None:
+            if isinstance(event, TokensArrived) and event.session_id == session_id:
+                workbench.stop(session_id)
+
+        workbench.subscribe(stop)
+        await workbench.set_option(session_id, "max_tokens", LONG)
+        await workbench.send(session_id, "and then?")
+        await workbench.set_option(session_id, "max_tokens", None)
+        stopped = (await scene.last(session_id)).note == "stopped"  # others count meanwhile
+        self.cancelled += stopped
 
     async def reopen(self, scene: Scene, session_id: int) -> None:
         view = await scene.view(session_id)

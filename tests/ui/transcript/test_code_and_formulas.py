@@ -18,6 +18,12 @@ from ui.transcript.faces import Faces
 PYTHON = 'def f(x):  # 🐈 is kept\n    """two\n    lines"""\n    return "🐈" + x'
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is slow to be read stays plain, so that others are painted; here it is read to its end."""
+    monkeypatch.setattr("ui.transcript.code_ink.PATIENCE_SECONDS", 60.0)
+
+
 def coloured(document: QTextDocument) -> dict[str, str]:
     """What of a document has another colour than the rest, and which."""
     found = {}
