@@ -71,7 +71,7 @@ def test_workloads_have_their_figures_beside_their_bars(counted: Findings) -> No
         "W3 branches": [(1.05, False)] * 4,
         "W7 budget": [(1.0, False)] * 4 + [(1.05, False)] * 4,
     }
-    assert exact(counted) == {"W1 particles", "W2 chat", "W3 branches"}
+    assert exact(counted) == {"W1 particles", "W2 chat", "W3 branches", "W7 budget"}  # there the peak within the budget
     assert say_the_same(counted.results)
 
 
@@ -111,8 +111,8 @@ def bars(findings: Findings) -> dict[str, list[tuple[float, bool]]]:
 
 
 def exact(findings: Findings) -> set[str]:
-    """The rows whose figures are counts; all of them are met."""
-    counts = [v for v in findings.verdicts if not v.timed and v.row != "W7 budget"]
+    """The rows whose figures are counts; all of them are met, but for the least of W7 where chats are so few and short."""
+    counts = [v for v in findings.verdicts if not v.timed and (v.row, v.bar) != ("W7 budget", RATIO_BAR)]
     assert [v for v in counts if not v.met] == []
     return {v.row for v in counts}
 

@@ -14,7 +14,7 @@ from runtime.model import LocalModel, load
 from tests.runtime.backends.reference import random_ids
 from tests.tiny_models import tiny_path
 
-RECURRENT = ("lfm2",)
+RECURRENT = ("lfm2", "falcon_h1", "mamba")
 NAMES = ("llama", "gemma3", *RECURRENT)
 T = TypeVar("T")
 
