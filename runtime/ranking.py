@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,10 @@ STRIPES = 64  # rows of a vocabulary laid out as a rectangle, for a first guess 
 
 _FEW_COLUMNS = 16  # a part of so much of them is picked out of the rectangle
 _FEW = 4  # a part of so much of a row is sorted
-_CHOICES = 128  # equally likely ones that a row is as flat as for which `look_deep` is told how many
+_DEEP = 512  # entries, beyond which a row is flat: a sample tells more of it than its largest ones
+_SAMPLE = 2048  # entries of a flat row
+_THIN, _DENSE = 0.025, 0.1  # shares of a mask; the latter is where numpy changes its way
+_REST = 0.75  # of what is to be left out, so that what the sample does not tell seldom takes another search
 
 Row = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.float64]
@@ -31,6 +35,17 @@ class Reached(NamedTuple):
     ids: npt.NDArray[np.int64]  # ascending, where they are equals, beside the scores as they stand in the row
     found: Row  # theirs
     scores: Row  # the same, falling
+
+
+class Look(NamedTuple):
+    """How much of a row's order is looked for at first."""
+
+    head: int = 64  # most distributions are settled among so many
+    deep: float = 0.0  # so many times the choices that a row is as flat as are looked for too; 0: nobody looks beyond the head
+    share: float = 0.0  # of the mass, which those of a flat row reach together; 0: nobody knows
+
+
+SHALLOW = Look()
 
 
 class Ranked:
@@ -100,19 +115,26 @@ class Ranked:
         self.values = self.row[self.ids]
         self.complete = count == len(self.row) or len(self.ids) < count
 
-    def look_deep(self, count: int, deep: int) -> None:
-        """`reach`, with about so many more (of a flat row more still) by their values alone: one search for both."""
+    def look(self, look: Look) -> None:
+        """`reach`, with more by their values alone where it is likely that somebody asks for them: one search for both."""
+        count, deep, share = look
         if self.complete or len(self.ids) >= count:
             return
+        likely = _DEEP if self.entropy is None else deep * math.exp(min(self.entropy, 20.0))
         parts = len(self.peaks)
-        ids = self.ids
-        wanted = deep if self.entropy is None else deep * max(1.0, math.exp(min(self.entropy, 20.0)) / _CHOICES)
-        if deep and parts >= PARTS and wanted < 3 * parts:  # else another search, that knows the mass, finds all
-            least = self.peak_reached_by(wanted)
-            ids = (self.row >= least).nonzero()[0]
-        if not count <= len(ids) <= parts * STRIPES // _FEW:
+        flat = likely > _DEEP
+        if not deep or likely <= count or parts < PARTS or (flat and not share and likely >= 3 * parts):
             self.reach(count)
             return
+        least = self.peak_reached_by(max(min(likely, _DEEP) if share else likely, 2 * count))
+        if flat and share:
+            least = min(least, self.value_reached_by(share))
+        mask = self.row >= least
+        held = int(np.count_nonzero(mask))
+        if not count <= held <= parts * STRIPES // _FEW:
+            self.reach(count)
+            return
+        ids = places_of(mask, held)
         found = self.row[ids]
         scores = np.sort(found)[::-1]
         self.reached = Reached(least, ids, found, scores)
@@ -125,6 +147,18 @@ class Ranked:
         sample = self.sample
         at = int(len(sample) * math.exp(-count / len(sample)))  # so many parts have none of so many entries
         return _picked(sample, at)
+
+    def value_reached_by(self, share: float) -> np.float32:
+        """A value that entries which have a share of the mass together probably reach, in a row where it lies everywhere.
+
+        By what those weigh that do not reach it: they are many, so that every n-th of them tells.
+        """
+        every = max(len(self.row) // _SAMPLE, 1)
+        sample = np.sort(self.row[::every])
+        rest = np.exp(sample).cumsum()
+        at = int(rest.searchsorted(np.float32(_REST * (1.0 - share) * (self.mass or 1.0) / every)))
+        found: np.float32 = sample[min(at, len(sample) - 1)]
+        return found
 
     @property
     def peaks(self) -> Row:
@@ -208,6 +242,24 @@ def likeliest(row: Row, k: int, peaks: Row | None = None) -> npt.NDArray[np.int6
     if len(rest) and rest.max() >= border:
         ids = np.concatenate([ids, np.flatnonzero(rest >= border) + width * STRIPES])
     return _fallen(row, ids, k)
+
+
+def places_of(mask: npt.NDArray[np.bool_], count: int) -> npt.NDArray[np.int64]:
+    """Which entries ``(n,)`` are set, about `count` of them.
+
+    In a thin mask numpy jumps from one to the next and mispredicts each jump; a dense one is looked at evenly. What lies
+    between is made dense by others behind it.
+    """
+    n = len(mask)
+    if not _THIN < count / n <= _DENSE:
+        return mask.nonzero()[0]
+    more = _set(int(_DENSE * n) + n // 50)
+    return np.concatenate([mask, more]).nonzero()[0][: -len(more)]
+
+
+@cache
+def _set(n: int) -> npt.NDArray[np.bool_]:
+    return np.ones(n, np.bool_)
 
 
 def rectangle(row: Row, stripes: int = STRIPES) -> Row:

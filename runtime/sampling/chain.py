@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import GrammarError, InvalidRequestError
-from runtime.ranking import Ranked
+from runtime.ranking import Look, Ranked
 from runtime.records import Float32, Int32
 from runtime.sampling.cuts import xtc
 from runtime.sampling.draw import DRAW_STAGE, XTC_STAGE, uniform
 from runtime.sampling.history import History
-from runtime.sampling.making import first_head, heats, made_stage
+from runtime.sampling.making import first_look, heats, made_stage
 from runtime.sampling.pool import Pool, View
 from runtime.sampling.select import Place
 from runtime.sampling.settings import DEFAULTS, EDITS, Breaker, SamplingOptions
@@ -76,7 +76,7 @@ class Sampler:
     breakers: tuple[int, ...] = ()
     temperature: float = field(init=False)
     _stages: tuple[tuple[str, Any], ...] = field(init=False, repr=False, compare=False)
-    _heads: list[tuple[int, int]] = field(init=False, repr=False, compare=False)  # see `first_head`; traced or not
+    _looks: list[Look] = field(init=False, repr=False, compare=False)  # see `first_look`; traced or not
     _heats: list[float] = field(init=False, repr=False, compare=False)  # see `heats`; traced or not
 
     def __post_init__(self) -> None:
@@ -87,8 +87,8 @@ class Sampler:
         if self.temperature == 0.0:  # greedy: what changes scores counts, what cuts has no say
             stages = [(name, made) for name, made in stages if name in EDITS]
         object.__setattr__(self, "_stages", tuple(stages))
-        heads = [first_head(stages, int(chosen["top_k"]), self.temperature, traced=traced) for traced in (False, True)]
-        object.__setattr__(self, "_heads", heads)
+        looks = [first_look(stages, chosen, self.temperature, traced=traced) for traced in (False, True)]
+        object.__setattr__(self, "_looks", looks)
         object.__setattr__(self, "_heats", [heats(stages, self.temperature, traced=traced) for traced in (False, True)])
 
     @property
@@ -137,8 +137,7 @@ class Sampler:
                 return int(logprobs.argmax()), float("nan")
             logprobs.reach(1)  # the records look for it too
             return int(logprobs.ids[0]), float("nan")
-        head, deep = self._heads[False]
-        pool = Pool(logprobs, shift, head=head, deep=deep)
+        pool = Pool(logprobs, shift, look=self._looks[False])
         number = partial(self._number, position)
         self._run(pool, number, history, allowed, None)
         place, u = self._pick(pool, number)
@@ -155,7 +154,7 @@ class Sampler:
         number: Callable[[int], float] | None = None,
     ) -> Traced:
         """`draw`, with what each stage left; `number` gives other random numbers, by the stage's place in the counter."""
-        pool = Pool(logprobs, shift, traced=True, deep=self._heads[True][1])
+        pool = Pool(logprobs, shift, traced=True, look=self._looks[True])
         steps = [Step("raw", pool.view, float("nan"))]
         number = number or partial(self._number, position)
         self._run(pool, number, history, allowed, steps)

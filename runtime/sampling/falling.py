@@ -7,17 +7,14 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from runtime.ranking import Ranked
+from runtime.ranking import SHALLOW, Look, Ranked, places_of
 from runtime.records import Float32
 from runtime.sampling.depth import Deep, around, likely_depth
 from runtime.sampling.select import Place, mass_where, place_of_mass, spread_mass
 from runtime.scoring import COLDEST, heated_masses
 from runtime.scratch import scratch
 
-HEAD = 64  # most distributions are settled among this many
-DEEP = 512  # that are sorted by value where a stage looks for a mass: most of those that are not settled so
 _PART_SORTED = 4  # a part of so much of the row is sorted by value; what lies deeper is searched
-_SPARSE, _DENSE = 1 / 16, 0.1  # shares of a mask; between them numpy's search for what is set mispredicts every branch
 _NEARLY_ALL = 1 - 1e-5
 _MOST = 700.0  # whose exp float64 can hold
 LIGHTEST = np.float32(-1000.0)  # nats below the likeliest; long before, a weight is 0
@@ -33,18 +30,17 @@ class Falling:
         ranked: ``(vocab,)`` scores, -inf for what cannot be drawn, and what is known of their order, which all temperatures
             share.
         temperature: Divides the scores.
-        head: How many are sorted at first.
-        deep: How many more are looked for with them, where somebody looks beyond the head.
+        look: How much of it is looked for at first.
     """
 
     __slots__ = ("_deep", "_exact", "_head", "_tail", "_total", "complete", "ids", "ranked", "temperature")
 
-    def __init__(self, ranked: Ranked, temperature: float, head: int = HEAD, deep: int = 0) -> None:
+    def __init__(self, ranked: Ranked, temperature: float, look: Look = SHALLOW) -> None:
         self.temperature = temperature
         self.ranked = ranked
         self._deep: Deep | None = None
-        if len(ranked.ids) * 2 <= head:  # else about so many will do
-            ranked.look_deep(head, deep)
+        if len(ranked.ids) * 2 <= look.head:  # else about so many will do
+            ranked.look(look)
         self._take_head()
         self._total: float | None = None
         self._exact: float | None = None
@@ -235,14 +231,8 @@ class Falling:
         count = int(np.count_nonzero(mask))
         if not 0 < count + (0 if deep is None else len(deep.scores)) <= len(self.row) // _PART_SORTED:
             return None
-        dense = _SPARSE < count / len(self.row) <= _DENSE
-        if dense:  # enough for its quick way, once some others are added
-            mask[:: int(1 / _DENSE) - 1] = True
-        ids = mask.nonzero()[0]
+        ids = places_of(mask, count)
         found = self.row[ids]
-        if dense:
-            wanted = found >= score if deep is None else (found >= score) & (found < deep.least)
-            ids, found = ids[wanted], found[wanted]
         scores = np.sort(found)[::-1]
         weights = self._weigh(scores)
         if deep is None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from runtime.ranking import SHALLOW, Look
 from runtime.sampling.cuts import CUTS
 from runtime.sampling.edits import Bias, Dry, Penalties
-from runtime.sampling.falling import DEEP, HEAD
 from runtime.sampling.settings import DEFAULTS
 from runtime.scoring import COLDEST
 
 LONGEST_HEAD = 256  # that are sorted at first because top-k asks for so many
-_COLD = 0.9  # a temperature at which a mass takes half as many of the likeliest, about, or fewer
+_DEEP = 4.0  # times as many as equally likely ones would be (e to the entropy) have nine tenths of the mass
+_USUAL = 0.9  # share of the mass; of a larger one twice as many
+_COLD = 0.9  # a temperature at which they are fewer
+_COLD_DEEP = 2.0
 
 
 def made_stage(name: str, chosen: dict[str, Any], breakers: Sequence[int]) -> Any:
@@ -42,18 +45,22 @@ def made_stage(name: str, chosen: dict[str, Any], breakers: Sequence[int]) -> An
     return None if value == DEFAULTS[setting] else lambda pool: cut(pool, value)
 
 
-def first_head(stages: Sequence[tuple[str, object]], k: int, temperature: float, *, traced: bool) -> tuple[int, int]:
-    """How much of the order is sorted at first, and how much more is looked for by value.
+def first_look(stages: Sequence[tuple[str, object]], chosen: Mapping[str, Any], temperature: float, *, traced: bool) -> Look:
+    """How much of the order is looked for at first.
 
-    As much as top-k asks for where it cuts first; more where the place of a mass is looked for. That of top-p is not, where
-    min-p keeps less and nobody is told what top-p did. In the cold it lies less deep.
+    As much as top-k asks for where it cuts first and nobody is told what the others did; more where the place of a mass is
+    looked for. That of top-p is not, where min-p keeps less and nobody is told what top-p did. In the cold it lies less deep.
     """
-    cutting = [name for name, _ in stages if name in ("top_k", "top_p", "min_p", "typical")]
+    names = [name for name, _ in stages]
+    cutting = [name for name in names if name in ("top_k", "top_p", "min_p", "typical")]
     if cutting[:1] == ["top_k"]:
-        return min(k, LONGEST_HEAD), 0
-    deep = "typical" in cutting or ("top_p" in cutting and (traced or "min_p" not in cutting))
-    cold = stages[0][0] == "temperature" and temperature <= _COLD if stages else False
-    return HEAD, 0 if not deep else DEEP // 2 if cold else DEEP
+        return SHALLOW if traced else Look(min(int(chosen["top_k"]), LONGEST_HEAD))
+    if "typical" not in cutting and ("top_p" not in cutting or ("min_p" in cutting and not traced)):
+        return SHALLOW
+    if names[0] == "temperature":
+        return Look(deep=_COLD_DEEP if temperature <= _COLD else _DEEP)
+    share = float(chosen[CUTS[cutting[0]][0]]) if cutting[0] != "min_p" else 0.0
+    return Look(deep=_DEEP if share <= _USUAL else 2 * _DEEP, share=share)
 
 
 def heats(stages: Sequence[tuple[str, object]], temperature: float, *, traced: bool) -> float:

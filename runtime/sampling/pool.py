@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from runtime.ranking import Ranked
+from runtime.ranking import SHALLOW, Look, Ranked
 from runtime.records import Float32
-from runtime.sampling.falling import HEAD, Falling
+from runtime.sampling.falling import Falling
 from runtime.sampling.select import Place
 from runtime.scratch import scratch
 
@@ -87,18 +87,15 @@ class Pool:
         logprobs: ``(vocab,)`` raw log-probabilities, never written; ranked where others want to know their order too.
         shift: Added to them, they are the raw logits.
         traced: Keep every row that a `view` was taken of.
-        head: How much of the order is sorted at first.
-        deep: How much more is looked for with it, see `Falling`.
+        look: How much of the order is looked for at first.
     """
 
     __slots__ = (
-        "_changed", "_deep", "_edited", "_head", "_last", "_mass", "_now", "_order", "_own", "_ranked", "_row", "_share",
-        "_traced", "first", "shift", "temperature",
+        "_changed", "_edited", "_last", "_look", "_mass", "_now", "_order", "_own", "_ranked", "_row", "_share", "_traced",
+        "first", "shift", "temperature",
     )  # fmt: skip
 
-    def __init__(
-        self, logprobs: Float32 | Ranked, shift: float = 0.0, *, traced: bool = False, head: int = HEAD, deep: int = 0
-    ) -> None:
+    def __init__(self, logprobs: Float32 | Ranked, shift: float = 0.0, *, traced: bool = False, look: Look = SHALLOW) -> None:
         self._ranked = logprobs if isinstance(logprobs, Ranked) else Ranked(logprobs)
         self._row = self._ranked.row
         self._changed: tuple[npt.NDArray[np.int64], Float32] | None = None  # ids and their scores, not written down yet
@@ -109,8 +106,7 @@ class Pool:
         self._share: float | None = None  # that a cut is to keep, not carried out yet
         self._own = False
         self._traced = traced
-        self._head = head
-        self._deep = deep
+        self._look = look
         self._mass = self._ranked.mass  # of the row as it is now, where it is known
         self._edited: list[npt.NDArray[np.int64]] | None = []  # ids; None: the row has little in common with the ranked one
         self._now: Ranked | None = None
@@ -138,7 +134,7 @@ class Pool:
     def order(self) -> Falling:
         """The falling order of the row."""
         if self._order is None:
-            self._order = Falling(self._current, self.temperature, self._head, self._deep)
+            self._order = Falling(self._current, self.temperature, self._look)
         return self._order
 
     @property
@@ -176,14 +172,14 @@ class Pool:
             elif not self._edited:
                 self._now = Ranked(self.row, self._mass)
             else:
-                self._ranked.reach(self._head)
+                self._ranked.reach(self._look.head)
                 if self._changed is not None:
                     self._now = self._ranked.edited(partial(_written, self._row, *self._changed), *self._changed, self._mass)
                 else:
                     ids = self._edited[0] if len(self._edited) == 1 else np.unique(np.concatenate(self._edited))
                     self._now = self._ranked.edited(self.row, ids, self.row[ids], self._mass)
             if not len(self._now.ids):
-                self._now.look_deep(self._head, self._deep)
+                self._now.look(self._look)
         return self._now
 
     # ---- what stages do --------------------------------------------------------------------------------------------

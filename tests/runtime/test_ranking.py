@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.ranking import Ranked, likeliest
+from runtime.ranking import Look, Ranked, likeliest, places_of
 from runtime.records import Float32
 from runtime.scoring import empty_peaks, log_softmax, normalised, summarise, summarise_ranked
 
@@ -107,7 +107,7 @@ def test_the_mass_of_a_row_is_one_but_for_rounding() -> None:
 def test_the_head_and_what_lies_deeper_are_found_in_one_search(vocab: int, digits: int, entropy: float | None) -> None:
     row = row_of(3, vocab, digits)
     ranked = Ranked(row, entropy=entropy)
-    ranked.look_deep(64, 512)
+    ranked.look(Look(64, 4.0))
     head = min(64, vocab)
     assert ranked.ids[:head].tolist() == sorted_ids(row)[:head]
     assert ranked.values.tolist() == row[ranked.ids].tolist()
@@ -118,6 +118,44 @@ def test_the_head_and_what_lies_deeper_are_found_in_one_search(vocab: int, digit
         assert scores.tolist() == sorted(found.tolist(), reverse=True)
     flat = {63: 0.0, 3000: 0.0, 20_011: 5.0, 50_000: 6.0}[vocab]  # of which the second search finds all, knowing the mass
     assert (ranked.reached is not None) == ((entropy or 3.0) < flat)
+
+
+@pytest.mark.parametrize("digits", [7, 1])
+@pytest.mark.parametrize("spread", [2.75, 3.0])
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.95])
+def test_of_a_flat_row_about_so_many_are_found_as_have_a_share(digits: int, spread: float, share: float) -> None:
+    enough, looked, more = 0, 0, 0.0
+    for seed in range(20):
+        entropy, mass = np.empty(1), np.empty(1)
+        logits = row_of(seed, 50_000, digits)[None] * np.float32(spread)
+        row = normalised(logits, entropy=entropy, mass=mass)[0]
+        ranked = Ranked(row, float(mass[0]), float(entropy[0]))
+        if np.exp(entropy[0]) < 150:
+            continue
+        looked += 1
+        ranked.look(Look(64, 4.0, share))
+        # then the head is exact and all that reach the value are there
+        assert ranked.ids.tolist() == sorted_ids(row)[:64]
+        if ranked.reached is None:  # more than are worth a sort
+            continue
+        assert ranked.reached.ids.tolist() == np.flatnonzero(row >= ranked.reached.least).tolist()
+        # and they seldom lack any of those that have the share together, nor are they many more
+        weights = np.sort(np.exp(row.astype(np.float64)))[::-1].cumsum()
+        needed = int(weights.searchsorted(share * weights[-1])) + 1
+        enough += len(ranked.reached.ids) >= needed
+        more = max(more, len(ranked.reached.ids) / max(needed, 512))
+    assert looked > 10
+    assert enough >= 0.85 * looked
+    assert more < 2
+
+
+@pytest.mark.parametrize("n", [1, 1000, 50_001])
+def test_what_a_mask_holds_is_found_however_much_it_is(n: int) -> None:
+    rng = np.random.default_rng(1)
+    for share in (0.0, 0.001, 0.02, 0.03, 0.06, 0.09, 0.11, 0.5, 1.0):
+        mask = rng.random(n) < share
+        for count in (0, int(np.count_nonzero(mask)), int(0.05 * n)):
+            assert places_of(mask, count).tolist() == np.flatnonzero(mask).tolist()
 
 
 @pytest.mark.parametrize("vocab", [64, 1000, 20_011])

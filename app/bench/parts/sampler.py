@@ -46,24 +46,26 @@ OURS, TORCH, PASSES = "elsewise", "log_softmax, topk, entropy", "numpy's passes 
 CALLS, FEW_PASSES = "elsewise, 1,024 entries", "numpy's passes, 1,024 entries"
 FEW_ENTRIES = 1024
 STRIPES = 64  # a row laid out as a rectangle has its largest entries found in one pass
+FRESH, FRESH_ENTRIES = 16, 2_000_000  # so many steps have rows of their own, or as many as have so many entries together
 LIMIT = "the same calls with 1,024 entries, and what numpy's bare passes over whole rows take more than over those"
 
 
 def sampler(nowhere: Case, sizes: Sizes, tell: Told) -> Findings:
     """Draws and records of whole steps, for the usual settings of a chat, those of the app, single stages, and none.
 
-    The rows are normal logits whose spread makes distributions from nearly certain to a few hundred likely tokens.
+    The rows are normal logits whose spread makes distributions from nearly certain to a few hundred likely tokens. Steps have
+    different ones, as those of a stream do: a processor learns by heart where the large entries of one row lie.
     """
     timings: list[Timing] = []
     verdicts: list[Verdict] = []
     for vocabulary in VOCABULARIES:
         for rows in sizes.sampler_rows:
-            logits = step_logits(rows, vocabulary)
+            logits = step_logits(rows, vocabulary, min(max(FRESH_ENTRIES // (rows * vocabulary), 1), FRESH))
             steps = max(sizes.sampler_tokens // rows, 1)
             case = Case("numpy", f"{vocabulary:,} x {rows}", nowhere.folder, vocabulary)
             for name in SETTINGS if rows <= FEW_ROWS else USUAL:
                 settings = SETTINGS[name]
-                few, stages = np.ascontiguousarray(logits[:, :FEW_ENTRIES]), name == "stages"
+                few, stages = np.ascontiguousarray(logits[..., :FEW_ENTRIES]), name == "stages"
                 contenders = {
                     OURS: partial(_ours, logits, settings, steps, stages=stages),
                     TORCH: partial(_torch, logits, steps),
@@ -92,54 +94,57 @@ def sampler(nowhere: Case, sizes: Sizes, tell: Told) -> Findings:
     return Findings(timings=tuple(timings), verdicts=tuple(verdicts))
 
 
-def step_logits(rows: int, vocabulary: int) -> npt.NDArray[np.float32]:
-    """``(rows, vocabulary)``: entropies from about 6 nats down to a fraction of one."""
+def step_logits(rows: int, vocabulary: int, steps: int = 1) -> npt.NDArray[np.float32]:
+    """``(steps, rows, vocabulary)``: entropies from about 6 nats down to a fraction of one."""
     spread = np.linspace(3.0, 6.0, rows) if rows > 1 else np.array([4.0])
-    logits = np.random.default_rng(rows).normal(size=(rows, vocabulary)) * spread[:, None]
-    return logits.astype(np.float32)
+    rng = np.random.default_rng(rows)
+    return np.stack([(rng.normal(size=(rows, vocabulary)) * spread[:, None]).astype(np.float32) for _ in range(steps)])
 
 
 def _ours(logits: npt.NDArray[np.float32], settings: SamplingOptions, steps: int, *, stages: bool) -> Lap:
-    samplers = [make_sampler(settings, seed) for seed in range(len(logits))]
-    phrase = np.random.default_rng(1).integers(0, logits.shape[1], SAID - PHRASE, np.int32)
+    fresh, rows, vocabulary = logits.shape
+    samplers = [make_sampler(settings, seed) for seed in range(rows)]
+    phrase = np.random.default_rng(1).integers(0, vocabulary, SAID - PHRASE, np.int32)
     said = np.concatenate([phrase, phrase[:PHRASE]])  # its end has been there before, which is what DRY looks for
     histories = [History(said) if each.remembers else None for each in samplers]  # counted as they grow, as in a stream
 
     def step(i: int) -> object:
         told: list[Any] | None = [] if stages else None
-        return draw_step(logits, samplers, [i] * len(logits), ALTERNATIVES, histories=histories, stages=told)
+        return draw_step(logits[i % fresh], samplers, [i] * rows, ALTERNATIVES, histories=histories, stages=told)
 
-    return _lap(step, len(logits), steps)
+    return _lap(step, rows, steps)
 
 
 def _torch(logits: npt.NDArray[np.float32], steps: int) -> Lap:
     import torch
 
-    rows = torch.from_numpy(logits)
+    fresh = torch.from_numpy(logits)
 
-    def three_calls(_: int) -> None:
-        logprobs = torch.log_softmax(rows, dim=-1)
+    def three_calls(i: int) -> None:
+        logprobs = torch.log_softmax(fresh[i % len(fresh)], dim=-1)
         torch.topk(logprobs, ALTERNATIVES, dim=-1)
         -(logprobs.exp() * logprobs).sum(dim=-1)
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # ours has one
     try:
-        return _lap(three_calls, len(logits), steps)
+        return _lap(three_calls, logits.shape[1], steps)
     finally:
         torch.set_num_threads(threads)
 
 
 def _passes(logits: npt.NDArray[np.float32], settings: SamplingOptions, steps: int, *, stages: bool) -> Lap:
     """What every entry must be read for, in as few calls as numpy can do it."""
-    width = logits.shape[1] // STRIPES
+    fresh, rows, vocabulary = logits.shape
+    width = vocabulary // STRIPES
     deep = (settings.typical_p or settings.top_p) is not None and settings.top_k is None
     deep = deep and (stages or settings.min_p is None)  # nothing cuts before it
-    cut = np.partition(logits, -width // 2, axis=-1)[:, -width // 2] if deep else None  # one for each row
+    cut = np.partition(logits, -width // 2, axis=-1)[..., -width // 2] if deep else None  # one for each row
     temperature = np.float32(settings.temperature or 1.0)
 
-    def passes(_: int) -> None:
-        for row in logits:
+    def passes(i: int) -> None:
+        step = logits[i % fresh]
+        for row in step:
             logprobs = row - row.max()
             weights = np.exp(logprobs)
             total = weights.sum()
@@ -149,10 +154,10 @@ def _passes(logits: npt.NDArray[np.float32], settings: SamplingOptions, steps: i
             if stages and temperature != 1.0:
                 np.exp(np.divide(logprobs, temperature, out=logprobs), out=logprobs).sum()
         if cut is not None:
-            for row, border in zip(logits, cut, strict=True):
+            for row, border in zip(step, cut[i % fresh], strict=True):
                 np.count_nonzero(row >= border)
 
-    return _lap(passes, len(logits), steps)
+    return _lap(passes, rows, steps)
 
 
 def _lap(step: Callable[[int], object], rows: int, steps: int) -> Lap:

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from runtime.errors import GrammarError, InvalidRequestError
 from runtime.options import SamplingOptions
-from runtime.ranking import Ranked
+from runtime.ranking import SHALLOW, Ranked
 from runtime.records import Float32
 from runtime.sampling.chain import Sampler
 from runtime.sampling.draw import XTC_STAGE, uniform
-from runtime.sampling.falling import HEAD
 from runtime.sampling.report import report
 from runtime.sampling.settings import ORDER
 from runtime.scoring import log_softmax
@@ -129,7 +128,7 @@ def test_large_vocabularies_are_searched_not_sorted(options: dict[str, Any], sca
 def test_equal_scores_are_drawn_by_id() -> None:
     # given many ties, beyond the head too
     rng = np.random.default_rng(0)
-    logprobs = log_softmax(rng.integers(0, 4, (1, 40 * HEAD)).astype(np.float32))[0]
+    logprobs = log_softmax(rng.integers(0, 4, (1, 40 * SHALLOW.head)).astype(np.float32))[0]
     for options in ({}, {"top_p": 0.6}, {"top_k": 700}, {"typical_p": 0.5}, {"xtc_probability": 1.0, "xtc_threshold": 1e-4}):
         compare(options, logprobs, range(10))
 

@@ -9,10 +9,10 @@ import numpy.typing as npt
 import pytest
 
 from runtime.options import SamplingOptions
+from runtime.ranking import SHALLOW
 from runtime.records import Float32
 from runtime.sampling.chain import Sampler
 from runtime.sampling.draw import fresh_seed, uniform
-from runtime.sampling.falling import HEAD
 from runtime.sampling.settings import LARGEST
 from runtime.scoring import log_softmax
 
@@ -176,14 +176,14 @@ def test_the_last_kept_token_is_the_warpers(stages: dict[str, Any], monkeypatch:
 
 def test_draws_reach_beyond_the_head() -> None:
     # given an even distribution over many more ids than are looked at first
-    vocab = 40 * HEAD
+    vocab = 40 * SHALLOW.head
     logprobs = log_softmax(np.random.default_rng(0).normal(size=(1, vocab)).astype(np.float32) * 0.01)[0]
     cases: tuple[dict[str, Any], ...] = ({}, {"top_p": 0.97}, {"min_p": 0.5})
     for stages in cases:
         sampler = sampler_of(**stages)
         ids = [sampler.draw(logprobs, position)[0] for position in range(60)]
         order = np.argsort(np.argsort(-logprobs, kind="stable"))
-        assert np.mean(order[ids] >= HEAD) > 0.9
+        assert np.mean(order[ids] >= SHALLOW.head) > 0.9
         probs = warped(sampler, logprobs)
         assert ids == [by_inverse_cdf(probs, uniform(1, position)) for position in range(60)]
 
@@ -193,7 +193,7 @@ def test_equals_that_lie_deep_are_told_apart_by_id(temperature: float) -> None:
     # given few different scores, most draws beyond the head, and ids that do not follow the order
     rng = np.random.default_rng(4)
     levels = np.sort(rng.normal(size=200)).astype(np.float32)
-    logprobs = log_softmax(rng.choice(levels, size=(1, 60 * HEAD)))[0]
+    logprobs = log_softmax(rng.choice(levels, size=(1, 60 * SHALLOW.head)))[0]
     sampler = sampler_of(temperature=temperature)
     probs = warped(sampler, logprobs)
     order = np.lexsort((np.arange(len(probs)), -logprobs))

@@ -38,8 +38,21 @@ def test_the_place_of_a_mass_is_that_of_a_full_sort(spread: float, digits: int, 
         assert place.before == pytest.approx(edges[place.rank] - weights[place.rank], rel=1e-6, abs=1e-9)
 
 
-@pytest.mark.parametrize("spread", [0.5, 2.0, 4.0])
-@pytest.mark.parametrize("stages", [{"typical_p": 0.9}, {"typical_p": 0.3}, {"top_p": 0.95}, {"typical_p": 0.9, "top_p": 0.9}])
+@pytest.mark.parametrize("spread", [0.5, 2.0, 3.0, 4.0])
+@pytest.mark.parametrize(
+    "stages",
+    [
+        {"typical_p": 0.9},
+        {"typical_p": 0.3},
+        {"typical_p": 0.999},
+        {"top_p": 0.95},
+        {"top_p": 0.2},
+        {"typical_p": 0.9, "top_p": 0.9},
+        {"typical_p": 0.9, "banned_tokens": (1, 2)},
+        {"min_p": 1e-4, "typical_p": 0.9, "order": ("min_p", "typical")},
+    ],
+    ids=str,
+)
 def test_what_is_known_of_a_row_changes_no_draw(spread: float, stages: dict[str, Any]) -> None:
     logits = (np.random.default_rng(3).normal(size=(1, VOCAB)) * spread).astype(np.float32)
     entropy, mass = np.empty(1), np.empty(1)
