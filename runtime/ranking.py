@@ -17,9 +17,10 @@ STRIPES = 64  # rows of a vocabulary laid out as a rectangle, for a first guess 
 
 _FEW_COLUMNS = 16  # a part of so much of them is picked out of the rectangle
 _FEW = 4  # a part of so much of a row is sorted
-_DEEP = 512  # entries, beyond which a row is flat: a sample tells more of it than its largest ones
-_SAMPLE = 2048  # entries of a flat row
+_TOLD = 3  # times as many entries as there are peaks; of more, peaks do not tell
+_SAMPLE = 2048  # entries of a flat row, about
 _THIN, _DENSE = 0.025, 0.1  # shares of a mask; the latter is where numpy changes its way
+_MADE_DENSE = 0.12  # so much of a mask that is set makes it dense
 _REST = 0.75  # of what is to be left out, so that what the sample does not tell seldom takes another search
 
 Row = npt.NDArray[np.float32]
@@ -41,7 +42,8 @@ class Look(NamedTuple):
     """How much of a row's order is looked for at first."""
 
     head: int = 64  # most distributions are settled among so many
-    deep: float = 0.0  # so many times the choices that a row is as flat as are looked for too; 0: nobody looks beyond the head
+    times: float = 0.0  # as many as equally likely ones would be (e to the entropy) are looked for too
+    fewest: int = 0  # that are, if they are more than the head; 0: nobody looks beyond it
     share: float = 0.0  # of the mass, which those of a flat row reach together; 0: nobody knows
 
 
@@ -117,21 +119,23 @@ class Ranked:
 
     def look(self, look: Look) -> None:
         """`reach`, with more by their values alone where it is likely that somebody asks for them: one search for both."""
-        count, deep, share = look
+        count, times, fewest, share = look
         if self.complete or len(self.ids) >= count:
             return
-        likely = _DEEP if self.entropy is None else deep * math.exp(min(self.entropy, 20.0))
-        parts = len(self.peaks)
-        flat = likely > _DEEP
-        if not deep or likely <= count or parts < PARTS or (flat and not share and likely >= 3 * parts):
+        likely = fewest if self.entropy is None else times * math.exp(min(self.entropy, 20.0))
+        least = None
+        if likely > count and (parts := len(self.peaks)) >= PARTS:
+            wanted = max(likely, fewest)
+            if wanted < _TOLD * parts:
+                least = self.peak_reached_by(wanted)
+            elif share:
+                least = self.value_reached_by(share)
+        if least is None:
             self.reach(count)
             return
-        least = self.peak_reached_by(max(min(likely, _DEEP) if share else likely, 2 * count))
-        if flat and share:
-            least = min(least, self.value_reached_by(share))
         mask = self.row >= least
         held = int(np.count_nonzero(mask))
-        if not count <= held <= parts * STRIPES // _FEW:
+        if not count <= held <= len(self.row) // _FEW:
             self.reach(count)
             return
         ids = places_of(mask, held)
@@ -148,16 +152,20 @@ class Ranked:
         at = int(len(sample) * math.exp(-count / len(sample)))  # so many parts have none of so many entries
         return _picked(sample, at)
 
-    def value_reached_by(self, share: float) -> np.float32:
+    def value_reached_by(self, share: float) -> np.float32 | None:
         """A value that entries which have a share of the mass together probably reach, in a row where it lies everywhere.
 
-        By what those weigh that do not reach it: they are many, so that every n-th of them tells.
+        By what those weigh that do not reach it: they are many, so that every n-th of them tells. None where those that do
+        are too many to be sorted.
         """
-        every = max(len(self.row) // _SAMPLE, 1)
+        every = len(self.row) // _SAMPLE + 1
         sample = np.sort(self.row[::every])
         rest = np.exp(sample).cumsum()
-        at = int(rest.searchsorted(np.float32(_REST * (1.0 - share) * (self.mass or 1.0) / every)))
-        found: np.float32 = sample[min(at, len(sample) - 1)]
+        mass = 1.0 if self.mass is None else self.mass
+        at = int(rest.searchsorted(np.float32(_REST * (1.0 - share) * mass / every)))
+        if at == len(sample) or (len(sample) - at) * _FEW > len(sample):
+            return None
+        found: np.float32 = sample[at]
         return found
 
     @property
@@ -253,12 +261,12 @@ def places_of(mask: npt.NDArray[np.bool_], count: int) -> npt.NDArray[np.int64]:
     n = len(mask)
     if not _THIN < count / n <= _DENSE:
         return mask.nonzero()[0]
-    more = _set(int(_DENSE * n) + n // 50)
+    more = _all_set(int(_MADE_DENSE * n) + 1)
     return np.concatenate([mask, more]).nonzero()[0][: -len(more)]
 
 
 @cache
-def _set(n: int) -> npt.NDArray[np.bool_]:
+def _all_set(n: int) -> npt.NDArray[np.bool_]:
     return np.ones(n, np.bool_)
 
 

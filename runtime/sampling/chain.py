@@ -87,7 +87,7 @@ class Sampler:
         if self.temperature == 0.0:  # greedy: what changes scores counts, what cuts has no say
             stages = [(name, made) for name, made in stages if name in EDITS]
         object.__setattr__(self, "_stages", tuple(stages))
-        looks = [first_look(stages, chosen, self.temperature, traced=traced) for traced in (False, True)]
+        looks = [first_look(stages, chosen, traced=traced) for traced in (False, True)]
         object.__setattr__(self, "_looks", looks)
         object.__setattr__(self, "_heats", [heats(stages, self.temperature, traced=traced) for traced in (False, True)])
 

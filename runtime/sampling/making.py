@@ -14,10 +14,12 @@ from runtime.sampling.settings import DEFAULTS
 from runtime.scoring import COLDEST
 
 LONGEST_HEAD = 256  # that are sorted at first because top-k asks for so many
-_DEEP = 4.0  # times as many as equally likely ones would be (e to the entropy) have nine tenths of the mass
-_USUAL = 0.9  # share of the mass; of a larger one twice as many
+_FEWEST = 512  # that are looked for by value where a stage looks for a mass: most of those that the head does not settle
+_USUAL = 0.9  # a share of the mass
+_TIMES = 4.0  # times as many tokens have it, mostly, as equally likely ones of that entropy would be
+_MORE_TIMES = 8.0  # have more than that; and where it is warm
 _COLD = 0.9  # a temperature at which they are fewer
-_COLD_DEEP = 2.0
+_COLD_TIMES = 2.0
 
 
 def made_stage(name: str, chosen: dict[str, Any], breakers: Sequence[int]) -> Any:
@@ -45,7 +47,7 @@ def made_stage(name: str, chosen: dict[str, Any], breakers: Sequence[int]) -> An
     return None if value == DEFAULTS[setting] else lambda pool: cut(pool, value)
 
 
-def first_look(stages: Sequence[tuple[str, object]], chosen: Mapping[str, Any], temperature: float, *, traced: bool) -> Look:
+def first_look(stages: Sequence[tuple[str, object]], chosen: Mapping[str, Any], *, traced: bool) -> Look:
     """How much of the order is looked for at first.
 
     As much as top-k asks for where it cuts first and nobody is told what the others did; more where the place of a mass is
@@ -57,10 +59,11 @@ def first_look(stages: Sequence[tuple[str, object]], chosen: Mapping[str, Any], 
         return SHALLOW if traced else Look(min(int(chosen["top_k"]), LONGEST_HEAD))
     if "typical" not in cutting and ("top_p" not in cutting or ("min_p" in cutting and not traced)):
         return SHALLOW
-    if names[0] == "temperature":
-        return Look(deep=_COLD_DEEP if temperature <= _COLD else _DEEP)
-    share = float(chosen[CUTS[cutting[0]][0]]) if cutting[0] != "min_p" else 0.0
-    return Look(deep=_DEEP if share <= _USUAL else 2 * _DEEP, share=share)
+    first, temperature = cutting[0], float(chosen["temperature"])
+    if "temperature" in names[: names.index(first)]:  # the share is one of another distribution than the row's
+        return Look(times=_COLD_TIMES, fewest=_FEWEST // 2) if temperature <= _COLD else Look(times=_MORE_TIMES, fewest=_FEWEST)
+    share = 0.0 if first == "min_p" else float(chosen[CUTS[first][0]])
+    return Look(times=_TIMES if share <= _USUAL else _MORE_TIMES, fewest=_FEWEST, share=share)
 
 
 def heats(stages: Sequence[tuple[str, object]], temperature: float, *, traced: bool) -> float:

@@ -46,7 +46,7 @@ OURS, TORCH, PASSES = "elsewise", "log_softmax, topk, entropy", "numpy's passes 
 CALLS, FEW_PASSES = "elsewise, 1,024 entries", "numpy's passes, 1,024 entries"
 FEW_ENTRIES = 1024
 STRIPES = 64  # a row laid out as a rectangle has its largest entries found in one pass
-FRESH, FRESH_ENTRIES = 16, 2_000_000  # so many steps have rows of their own, or as many as have so many entries together
+FRESH, FRESH_ENTRIES, FEWEST = 16, 2_000_000, 3  # so many steps have rows of their own, or as many as have so many entries
 LIMIT = "the same calls with 1,024 entries, and what numpy's bare passes over whole rows take more than over those"
 
 
@@ -54,13 +54,13 @@ def sampler(nowhere: Case, sizes: Sizes, tell: Told) -> Findings:
     """Draws and records of whole steps, for the usual settings of a chat, those of the app, single stages, and none.
 
     The rows are normal logits whose spread makes distributions from nearly certain to a few hundred likely tokens. Steps have
-    different ones, as those of a stream do: a processor learns by heart where the large entries of one row lie.
+    different ones in turn, as those of a stream do: a processor learns by heart where the large entries of one row lie.
     """
     timings: list[Timing] = []
     verdicts: list[Verdict] = []
     for vocabulary in VOCABULARIES:
         for rows in sizes.sampler_rows:
-            logits = step_logits(rows, vocabulary, min(max(FRESH_ENTRIES // (rows * vocabulary), 1), FRESH))
+            logits = step_logits(rows, vocabulary, steps=min(max(FRESH_ENTRIES // (rows * vocabulary), FEWEST), FRESH))
             steps = max(sizes.sampler_tokens // rows, 1)
             case = Case("numpy", f"{vocabulary:,} x {rows}", nowhere.folder, vocabulary)
             for name in SETTINGS if rows <= FEW_ROWS else USUAL:
@@ -94,7 +94,7 @@ def sampler(nowhere: Case, sizes: Sizes, tell: Told) -> Findings:
     return Findings(timings=tuple(timings), verdicts=tuple(verdicts))
 
 
-def step_logits(rows: int, vocabulary: int, steps: int = 1) -> npt.NDArray[np.float32]:
+def step_logits(rows: int, vocabulary: int, *, steps: int) -> npt.NDArray[np.float32]:
     """``(steps, rows, vocabulary)``: entropies from about 6 nats down to a fraction of one."""
     spread = np.linspace(3.0, 6.0, rows) if rows > 1 else np.array([4.0])
     rng = np.random.default_rng(rows)
