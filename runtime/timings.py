@@ -23,6 +23,8 @@ class RequestTimings:
         decode_seconds: From its first token to its end.
         total_seconds: From its call to its end.
         seed: Of a generation's random numbers, also where nobody chose it: with it the same is drawn again.
+        drafted: Tokens guessed ahead by speculative decoding.
+        accepted: Of them, those that the model drew as well.
     """
 
     request: int
@@ -38,11 +40,18 @@ class RequestTimings:
     decode_seconds: float
     total_seconds: float
     seed: int | None = None
+    drafted: int = 0
+    accepted: int = 0
 
     @property
     def tokens_per_second(self) -> float | None:
         """After the first token; None for fewer than two."""
         return (self.generated_tokens - 1) / self.decode_seconds if self.generated_tokens > 1 and self.decode_seconds else None
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted among drafted tokens; None where nothing was guessed."""
+        return self.accepted / self.drafted if self.drafted else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,8 +48,9 @@ def ask(settings: Settings, text: str | None, **flags: Unpack[Flags]) -> None:
         raise click.UsageError("TEXT is empty; write a message")
     printer = Printer(asked.alternatives, asked.as_json, formed=asked.formed)
     if flags["session"] is not None:
-        seed, told, precision = asyncio.run(ask_saved(settings.data, flags["session"], text, asked, printer.run))
-        printer.summary = replace(printer.summary, options=told, precision=precision)
+        saved = asyncio.run(ask_saved(settings.data, flags["session"], text, asked, printer.run))
+        seed = saved.seed
+        printer.summary = replace(printer.summary, options=saved.options, precision=saved.precision, guesses=saved.guesses)
     else:
         seed = asked.seed
         with load_model(asked.model, asked.backend, **asked.load) as model:
@@ -65,11 +66,14 @@ async def _stream(model: LanguageModel, text: str, asked: Asked, printer: Printe
     told = told_options(plain_options(resolved.options), resolved.sources)
     printer.summary = replace(printer.summary, options=told, precision=told_precision(model))
     printer.vocabulary = model.decode_token
+    request = 0
     with ExitStack() as bar:
         show = bar.enter_context(reading())
 
         def on_progress(progress: PromptProgress) -> None:
+            nonlocal request
             show(progress)
+            request = progress.request
             if progress.done == progress.total:
                 bar.close()  # what follows is the answer
                 printer.summary = replace(printer.summary, reused=progress.reused, computed=progress.computed)
@@ -77,7 +81,10 @@ async def _stream(model: LanguageModel, text: str, asked: Asked, printer: Printe
         async with aclosing(model.generate_runs(ids, resolved.options, on_progress=on_progress)) as runs:
             async for run in runs:
                 printer.run(run, model.decode_token)
-    printer.summary = replace(printer.summary, rate=model.metrics().tokens_per_second)
+    metrics = model.metrics()
+    printer.summary = replace(printer.summary, rate=metrics.tokens_per_second)
+    if resolved.options.speculative is not None and (took := metrics.request(request)) is not None:
+        printer.summary = replace(printer.summary, guesses=(took.drafted, took.accepted))
 
 
 async def prompt_ids(model: LanguageModel, text: str, asked: Asked) -> list[int]:

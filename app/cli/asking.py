@@ -17,6 +17,7 @@ from app.cli.values import (
     format_of,
     grammar_of,
     lark_of,
+    load_options,
     named_options,
     naming_tokens,
     offload_of,
@@ -47,6 +48,7 @@ class Flags(TypedDict):
     adapters: tuple[str, ...]
     offload: str | None
     weights: str | None
+    loads: tuple[str, ...]
     system: str | None
     raw: bool
     session: str | None
@@ -94,6 +96,14 @@ OPTIONS = (
         metavar="PATH|NAME[:SCALE]",
         help="Put a LoRA adapter on the model, a folder or one that elsewise models list shows; may be given again, they add "
         "up. Example: --adapter ./pirate:0.8 --adapter org/polite",
+    ),
+    click.option(
+        "--load",
+        "loads",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Any option of loading by its name, the value as JSON or text; may be given again. Examples: --load kv_dtype=q8 "
+        "--load draft_model=MODEL (of the same vocabulary; it guesses ahead with --option 'speculative={}')",
     ),
     click.option("--system", help='A system prompt. Example: --system "Answer in one word."'),
     click.option("--raw", is_flag=True, help="Continue TEXT as it is: no template, no roles."),
@@ -143,7 +153,9 @@ OPTIONS = (
         metavar="NAME=VALUE",
         help="Any other option of the sampler by its name, the value as JSON; may be given again. Examples: "
         "--option typical_p=0.9 --option xtc_probability=0.5 --option dry_multiplier=0.8 --option presence_penalty=0.5 "
-        """--option 'logit_bias={" Paris": -5}' --option 'banned_tokens=[" rain", 36413]' (tokens by text or id)""",
+        """--option 'logit_bias={" Paris": -5}' --option 'banned_tokens=[" rain", 36413]' (tokens by text or id) """
+        """--option 'speculative={"method": "prompt_lookup"}' (guesses ahead what was said before: the same answer, maybe """
+        "faster)",
     ),
     click.option("--seed", type=click.IntRange(0), help="The same seed gives the same answer. Example: --seed 7"),
     click.option(
@@ -188,7 +200,9 @@ class Asked:
         Raises:
             click.UsageError: A value out of range, or two that contradict each other.
         """
-        _check_company(flags)
+        load = load_options("--load", flags["loads"]) | format_of(flags["template"]) | adapter_options(flags["adapters"])
+        load |= offload_of(flags["offload"]) | weights_of(flags["weights"])
+        _check_company(flags, load)
         in_session = flags["session"] is not None  # which may have a seed of its own
         seed = fresh_seed() if flags["seed"] is None and not in_session else flags["seed"]
         recorded = max(flags["alternatives"], 10) if in_session else flags["alternatives"]
@@ -213,10 +227,7 @@ class Asked:
         return cls(
             model=flags["model"] or settings.model,
             backend=flags["backend"] or settings.backend,
-            load=format_of(flags["template"])
-            | adapter_options(flags["adapters"])
-            | offload_of(flags["offload"])
-            | weights_of(flags["weights"]),
+            load=load,
             call={name: value for name, value in call.items() if value is not None},
             naming=naming,
             system=flags["system"] or None,
@@ -263,12 +274,14 @@ class Asked:
         return self.call | (with_token_ids(self.naming, model.byte_vocab) if self.naming else {})
 
 
-def _check_company(flags: Flags) -> None:
+def _check_company(flags: Flags, load: Mapping[str, Any]) -> None:
     """Options that make no sense together."""
     if flags["session"] is not None and (flags["system"] or flags["raw"]):
         raise click.UsageError("--session keeps its own system prompt and template: leave out --system and --raw")
-    if flags["session"] is not None and flags["template"] == "none":
+    if flags["session"] is not None and load.get("chat_format") == "none":
         raise click.UsageError("--session is a chat: --format none has no roles; choose another, such as plain")
+    if flags["session"] is not None and "blocks" in load:
+        raise click.UsageError("--session keeps its KV where the window keeps it: leave out --load blocks")
     if flags["raw"] and (flags["system"] or flags["template"]):
         raise click.UsageError("--raw knows no roles: leave out --system and --format")
     if flags["batch"] is not None:

@@ -18,6 +18,7 @@ class Summary:
     """What the end line says.
 
     Attributes:
+        guesses: Tokens guessed ahead, and of them the right ones; None where nobody guessed.
         options: Every option that held, by name, with its value and who said so.
     """
 
@@ -27,6 +28,7 @@ class Summary:
     reused: int | None = None
     computed: int | None = None
     rate: float | None = None
+    guesses: tuple[int, int] | None = None
     precision: str = ""  # `ModelInfo.precision`; told where the weights are in another form than their dtype
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -74,6 +76,8 @@ class Printer:
             end["incomplete"] = summary.incomplete
             extra = {"reused": summary.reused, "computed": summary.computed, "tokens_per_second": summary.rate}
             end |= {"precision": summary.precision} if summary.precision else {}
+            if summary.guesses is not None:
+                extra["drafted"], extra["accepted"] = summary.guesses
             end |= {k: v for k, v in extra.items() if v is not None}
             click.echo(json.dumps(end | {"options": summary.options}, ensure_ascii=False))
         else:
@@ -81,6 +85,7 @@ class Printer:
                 click.echo()
             told = f", {summary.precision}" if summary.precision else ""
             rate = f", {summary.rate:.1f} tok/s" if summary.rate else ""
+            rate += f", {guessed(*summary.guesses)}" if summary.guesses is not None else ""
             click.echo(f"{summary.tokens} tokens, {summary.finish}{rate}, seed {seed}{told}", err=True)
         if self.broken:
             click.echo(incomplete(summary.finish, summary.tokens), err=True)
@@ -108,6 +113,13 @@ class Printer:
 
     def _text(self, token: int) -> str:
         return self.vocabulary(token).decode(errors="replace")
+
+
+def guessed(drafted: int, accepted: int) -> str:
+    """Whether guessing ahead helped."""
+    if not drafted:
+        return "guessed nothing"
+    return f"guessed {drafted:,}, kept {accepted:,} ({100 * accepted / drafted:.0f} %)"
 
 
 def incomplete(finish: str | None, tokens: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -23,18 +23,23 @@ from ui import Event, Refusal, SessionSetup, TokensArrived
 Decode = Callable[[int], bytes]
 
 
+class Saved(NamedTuple):
+    """How an answer in a session was made."""
+
+    seed: int  # the command's, else the session's, else a fresh one
+    options: dict[str, Any]  # every option that held, with who said so
+    guesses: tuple[int, int] | None  # tokens guessed ahead, and of them the right ones; None where nobody guessed
+    precision: str = ""  # what the numbers were computed with (see `told_precision`)
+
+
 async def ask_saved(
     data: DataFolder,
     title: str,
     text: str,
     asked: Asked,
     on_run: Callable[[TokenRun, Decode], None],
-) -> tuple[int, dict[str, Any], str]:
+) -> Saved:
     """Sends `text` in the session called `title` (made if there is none) and streams the answer to `on_run`.
-
-    Returns:
-        The seed that the answer was drawn with (the command's, else the session's, else a fresh one), and every option that
-        held, with who said so, and what the numbers were computed with (see `told_precision`).
 
     Raises:
         click.ClickException: Another process writes into the data folder, or the answer failed.
@@ -56,8 +61,8 @@ async def ask_saved(
         try:
             if asked.naming:  # tokens by their text, whose ids only the model knows
                 call.update(asked.call_on(await supervisor.model()))
-            seed, told = await _send(workbench, store, title, text, asked, on_run)
-            return seed, told, told_precision(supervisor.running) if supervisor.running is not None else ""
+            saved = await _send(workbench, store, title, text, asked, on_run)
+            return saved if supervisor.running is None else saved._replace(precision=told_precision(supervisor.running))
         finally:
             await workbench.close()
     finally:
@@ -71,7 +76,7 @@ async def _send(
     text: str,
     asked: Asked,
     on_run: Callable[[TokenRun, Decode], None],
-) -> tuple[int, dict[str, Any]]:
+) -> Saved:
     rows = [row for row in await store.sessions() if row.title == title and not row.is_sample]
     session_id = rows[0].id if rows else await store.create_session(title)
 
@@ -97,7 +102,8 @@ async def _send(
     nodes = (await store.load_session(session_id)).nodes
     stats = next(node.stats for node in nodes if node.id == last.node_id)
     made = stats.get(MADE) or {}
-    return stats["seed"], told_options(made.get("options") or {}, stored_sources(made))
+    guesses = (stats["drafted"], stats["accepted"]) if "drafted" in stats else None
+    return Saved(stats["seed"], told_options(made.get("options") or {}, stored_sources(made)), guesses)
 
 
 def _check_stack(title: str, setup: SessionSetup) -> None:

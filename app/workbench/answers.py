@@ -28,6 +28,7 @@ from app.workbench.scoring import score_prompt
 from app.workbench.session import OpenSession
 from app.workbench.setup.setups import Asked, Setups
 from app.workbench.speaker import Speaker
+from app.workbench.turn_notes import turn_stats
 from runtime import Finish, GenerationOptions, LanguageModel, PromptProgress, RuntimeFault, TokenRun
 from storage import SessionStore, StoreError
 from ui import (
@@ -38,7 +39,6 @@ from ui import (
     SessionChanged,
     TokensArrived,
     TurnChanged,
-    TurnStats,
     TurnStatus,
     translate,
 )
@@ -189,6 +189,8 @@ class Answers(Claims):
             async for run in runs:
                 self._take(answer, run)
                 recorder.add(run)
+        if options.speculative is not None and (took := model.metrics().request(answer.request)) is not None:
+            answer.guesses = took.drafted, took.accepted
 
     def _tell_start(self) -> None:
         """Answers that wait for the engine say how far it is."""
@@ -204,7 +206,7 @@ class Answers(Claims):
         """Counts what the prompt costs, on top of what was computed `before`; a long one says how far it is."""
         if answer.node_id not in answer.session.states:  # it has ended; this was on its way
             return
-        answer.computed = before + progress.computed
+        answer.computed, answer.request = before + progress.computed, progress.request
         answer.reused = max(progress.reused - before, 0)  # what was computed a moment ago is found, but not saved
         session, node_id = answer.session, answer.node_id
         if progress.total - progress.done >= LONG_PROMPT:
@@ -249,13 +251,7 @@ class Answers(Claims):
         ending = Ending(node_id, answer.finish, answer.incomplete, stats, text, answer.recorder, cut)
         session.states.pop(node_id, None)
         if answer.first_token is not None:
-            session.stats[node_id] = TurnStats(
-                reused=stats.get("reused"),
-                computed=stats.get("computed"),
-                first_token_seconds=stats["first_token_seconds"],
-                tokens_per_second=stats["tokens_per_second"],
-                logprob=stats["logprob"],
-            )
+            session.stats[node_id] = turn_stats(stats)
         try:
             await ending.save(self._store)
         except StoreError as fault:

@@ -70,6 +70,8 @@ def stats_of(answer: Answer, run: TokenRun) -> dict[str, Any]:
         stats[CHANGED] = list(answer.changed)
     if answer.reused or answer.computed:  # else nothing of the prompt was read
         stats |= {"reused": answer.reused, "computed": answer.computed}
+    if answer.guesses is not None:
+        stats["drafted"], stats["accepted"] = answer.guesses
     if answer.overflow:
         stats[OVERFLOW] = True
     if answer.foreign:

@@ -121,6 +121,7 @@ def how_made(node: NodeRow) -> Made | None:
         translate("Workbench", "seed"): "" if beams_of(node) else seed.format(options.get("seed")),
         translate("Workbench", "prompt"): _tokens(stats.get("prompt")),
         translate("Workbench", "generated"): _tokens(stats.get("generated")),
+        translate("Workbench", "guessed ahead"): _guesses(stats.get("drafted"), stats.get("accepted")),
         translate("Workbench", "reused"): _tokens(stats.get("reused")),
         translate("Workbench", "computed"): _tokens(stats.get("computed")),
         translate("Workbench", "first token after"): _seconds(stats.get("first_token_seconds")),
@@ -154,6 +155,13 @@ def _tokens(count: Any) -> str:
     if not isinstance(count, int):
         return ""
     return translate("Workbench", "1 token") if count == 1 else translate("Workbench", "{0:,} tokens").format(count)
+
+
+def _guesses(drafted: Any, accepted: Any) -> str:
+    if not (isinstance(drafted, int) and isinstance(accepted, int) and drafted > 0):
+        return _tokens(drafted)
+    kept = translate("Workbench", "{0}, {1:,} kept ({2:.0f} %)")
+    return kept.format(_tokens(drafted), accepted, 100 * accepted / drafted)
 
 
 def _seconds(seconds: Any) -> str:

@@ -75,13 +75,17 @@ def _not_seen(tree: Tree, node: NodeRow) -> str:
 
 def stored_stats(node: NodeRow) -> TurnStats | None:
     """How a stored answer was made."""
-    stats = node.stats
-    if "generated" not in stats and "reused" not in stats:
-        return None
+    return turn_stats(node.stats) if "generated" in node.stats or "reused" in node.stats else None
+
+
+def turn_stats(stats: Mapping[str, Any]) -> TurnStats:
+    """How an answer was made, of what is stored with it."""
     return TurnStats(
         reused=stats.get("reused"),  # neither where nothing was read
         computed=stats.get("computed"),
         first_token_seconds=stats.get("first_token_seconds"),
         tokens_per_second=stats.get("tokens_per_second"),
         logprob=stats.get("logprob"),
+        drafted=stats.get("drafted"),  # neither in older ones
+        accepted=stats.get("accepted"),
     )

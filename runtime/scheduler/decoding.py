@@ -190,6 +190,7 @@ class Decoding:
         right = max(len(part.rows) - 1, 0)
         self._counters.tokens_drafted += len(guesses)
         self._counters.tokens_accepted += right
+        row.drafted, row.accepted = row.drafted + len(guesses), row.accepted + right
         # as transformers' heuristic: further after a hit, less far after a miss, whose forward was dearer for nothing
         row.reach = min(len(guesses) + 2, speculative.num_tokens) if right == len(guesses) else max(right, 1)
         workspace.truncate(base + 1 + right)

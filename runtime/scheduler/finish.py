@@ -169,6 +169,8 @@ class Finisher:
                 reused=row.prefill.reused,
                 computed=row.prefill.computed,
                 first=row.started,
+                drafted=row.drafted,
+                accepted=row.accepted,
             )
             self._counters.publish(self._cache)  # before the end, so that who sees the end sees the numbers
             try:

@@ -72,6 +72,8 @@ class Ledger:
         reused: int = 0,
         computed: int = 0,
         first: float = 0.0,
+        drafted: int = 0,
+        accepted: int = 0,
     ) -> None:
         """It has ended; whoever says so first is right.
 
@@ -83,6 +85,8 @@ class Ledger:
             reused: Prompt tokens found.
             computed: Prompt tokens pushed.
             first: Monotonic seconds of the first token; 0: there was none.
+            drafted: Tokens guessed ahead.
+            accepted: Of them, those that were right.
         """
         for branch in _branches(job):
             self.leave(branch, finish, prompt=prompt, generated=generated, reused=reused, computed=computed, first=first)
@@ -110,6 +114,8 @@ class Ledger:
             decode_seconds=now - first if first else 0.0,
             total_seconds=now - job.submitted,
             seed=job.sampler.seed if isinstance(job, GenerateJob) else None,
+            drafted=drafted,
+            accepted=accepted,
         )
         job.number = -job.number
         self._recent.append(timings)

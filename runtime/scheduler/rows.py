@@ -48,6 +48,8 @@ class Row:
     invoked: bool = False  # its last token activates an adapter: the path is to be computed under another route
     outdated: list[slice] = field(default_factory=list)  # generated tokens whose numbers are not those of the route
     reach: int = 0  # guesses that are asked for next; 0: as many as may be
+    drafted: int = 0  # guesses pushed so far
+    accepted: int = 0  # of them, those that were right
 
     @property
     def job(self) -> GenerateJob:

@@ -36,6 +36,8 @@ class TurnStats:
     first_token_seconds: float | None  # from when the engine was there to be asked
     tokens_per_second: float | None
     logprob: float | None  # of the generated tokens together
+    drafted: int | None = None  # tokens guessed ahead; None where nobody guessed, or nobody counted
+    accepted: int | None = None  # of them, those that the model drew as well
 
 
 @dataclass(frozen=True, slots=True)

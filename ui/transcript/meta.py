@@ -177,6 +177,8 @@ def _standing(view: TurnView) -> list[_Wanted]:
     if stats is not None and view.role == "assistant":
         if stats.tokens_per_second is not None:
             wanted.append(_Wanted(numbers.rate(stats.tokens_per_second), gives_way=True))
+        if stats.drafted is not None and stats.accepted is not None:
+            wanted.append(_Wanted(_guessed(stats.drafted, stats.accepted), gives_way=True))
         if stats.reused is not None and stats.computed is not None and stats.reused + stats.computed:
             made = translate("Transcript", "reused {0}, computed {1}")
             counts = numbers.count(stats.reused), numbers.count(stats.computed)
@@ -194,6 +196,14 @@ def _standing(view: TurnView) -> list[_Wanted]:
         words = note.split()
         wanted += [_Wanted(word, Tone.SOFT, gap=_GAP_PX if i == 0 else 3) for i, word in enumerate(words)]
     return wanted
+
+
+def _guessed(drafted: int, accepted: int) -> str:
+    """Whether guessing ahead helped."""
+    if not drafted:
+        return translate("Transcript", "guessed nothing")
+    words = translate("Transcript", "guessed {0}, kept {1} ({2:.0f} %)")
+    return words.format(numbers.count(drafted), numbers.count(accepted), 100 * accepted / drafted)
 
 
 def _ways_on(view: TurnView) -> list[tuple[str, Action]]:

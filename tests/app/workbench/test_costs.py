@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from runtime import SamplingOptions
 from runtime.backends.fake import Behaviour
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.scene import Engine, Scene, own_tokens
+from tests.app.workbench.scene import OPTIONS, Engine, Scene, own_tokens
 from tests.fakes import Gate
-from ui import Event, TurnChanged
+from ui import Event, Guess, TurnChanged
 
 CHUNK = 64  # tokens of a long prompt at a time
 LONG = "word " * 200
@@ -98,3 +100,58 @@ def test_the_first_token_is_timed_from_when_the_engine_is_ready(play: Play, monk
         assert stats.first_token_seconds == 3.0
 
     play(scene)
+
+
+def test_an_answer_says_how_many_guesses_were_right(play: Play) -> None:
+    # given a letter said again and again, which a look-up guesses right
+    options = replace(OPTIONS, max_tokens=40, sampling=SamplingOptions(logit_bias={97: 100.0}))
+    told: list[tuple[int | None, int | None]] = []
+
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked()
+        plain = await s.last(session_id)
+        assert plain.stats is not None
+        assert (plain.stats.drafted, plain.stats.accepted) == (None, None)
+        # when it guesses ahead, twice
+        await s.workbench.set_guess(session_id, Guess.PROMPT_LOOKUP)
+        for _ in range(2):
+            await s.workbench.send(session_id, "and then?")
+            turn = await s.last(session_id)
+            assert turn.stats is not None
+            told.append((turn.stats.drafted, turn.stats.accepted))
+            made = s.workbench.how_made(session_id, turn.node_id)
+            assert made is not None
+            drafted, accepted = turn.stats.drafted or 0, turn.stats.accepted or 0
+            assert made.facts["guessed ahead"] == f"{drafted} tokens, {accepted} kept ({100 * accepted / drafted:.0f} %)"
+        # then each answer has its own guesses, which together are the model's
+        metrics = (await s.workbench.supervisor.model()).metrics()
+        assert [sum(part or 0 for part in parts) for parts in zip(*told, strict=True)] == [
+            metrics.tokens_drafted,
+            metrics.tokens_accepted,
+        ]
+        assert all(drafted and accepted and accepted <= drafted for drafted, accepted in told)
+
+    async def reopened(s: Scene) -> None:
+        session_id = (await s.workbench.sessions())[0].session_id
+        turns = [turn for turn in (await s.view(session_id)).turns if turn.role == "assistant"]
+        stats = [turn.stats for turn in turns]
+        assert [(one.drafted, one.accepted) for one in stats if one is not None] == [(None, None), *told]
+
+    play(scene, options=options)
+    play(reopened, options=options)
+
+
+def test_an_answer_for_which_nothing_could_be_guessed_says_none(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        # given an answer whose only token comes with the prompt
+        session_id = await s.new()
+        await s.workbench.set_guess(session_id, Guess.PROMPT_LOOKUP)
+        await s.workbench.send(session_id, "hello")
+        turn = await s.last(session_id)
+        assert turn.stats is not None
+        assert (turn.stats.drafted, turn.stats.accepted) == (0, 0)
+        made = s.workbench.how_made(session_id, turn.node_id)
+        assert made is not None
+        assert made.facts["guessed ahead"] == "0 tokens"
+
+    play(scene, options=replace(OPTIONS, max_tokens=1))

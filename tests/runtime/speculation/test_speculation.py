@@ -17,6 +17,7 @@ from runtime import (
     GenerationOptions,
     Grammar,
     InvalidRequestError,
+    Metrics,
     SamplingOptions,
     SpeculativeOptions,
     TokenRecord,
@@ -95,6 +96,7 @@ def test_right_guesses_save_forwards_and_wrong_ones_cost_no_word(
             drafted = after.tokens_drafted - before.tokens_drafted
             accepted = after.tokens_accepted - before.tokens_accepted
             wrong = drafted - accepted
+            assert (after.recent[-1].drafted, after.recent[-1].accepted) == (drafted, accepted)
             assert forwards <= (10 if not spoilt else 20)
             assert (wrong == 0) is not spoilt
             assert after.tokens_computed - before.tokens_computed == 30 + 39 + wrong
@@ -117,6 +119,25 @@ def test_the_text_itself_is_looked_up() -> None:
         got = list(model.generate_sync(recurring, speculating(prompt_lookup_min=2)))
         assert_same(got, wanted)
         assert settled(model)[0].tokens_drafted > 0
+
+
+def test_each_request_has_the_guesses_of_its_own() -> None:
+    # given one without guesses, two with them, a letter said again and again, and one cut off at its first token
+    same = replace(PLAIN, sampling=SamplingOptions(logit_bias={7: 100.0}))
+    with fake_model() as model:
+        list(model.generate_sync(some_ids(1, 20), same))
+        list(model.generate_sync(some_ids(2, 20), speculating(same)))
+        list(model.generate_sync(some_ids(3, 20), speculating(replace(same, max_tokens=12))))
+        model.generate_sync(some_ids(4, 20), speculating(same)).close()
+        metrics = settled(model)[0]
+        without, long, short = metrics.recent[:3]
+        assert (without.drafted, without.accepted, without.acceptance_rate) == (0, 0, None)
+        for one in (long, short):
+            assert 0 < one.accepted <= one.drafted
+            assert one.acceptance_rate == one.accepted / one.drafted
+        assert short.accepted < long.accepted
+        assert sum(one.drafted for one in metrics.recent) == metrics.tokens_drafted
+        assert sum(one.accepted for one in metrics.recent) == metrics.tokens_accepted
 
 
 def test_several_streams_stop_strings_and_early_ends(oracle: type[Oracle]) -> None:
@@ -233,17 +254,20 @@ def test_what_cannot_speculate_is_refused_before_anything_is_computed() -> None:
 
 @pytest.mark.slow
 def test_guesses_cross_the_pipe() -> None:
-    async def main() -> tuple[list[TokenRecord], list[TokenRecord], float | None]:
+    async def main() -> tuple[list[TokenRecord], list[TokenRecord], Metrics]:
         async with await spawn(tiny_path("llama"), backend="hf", draft_model=str(tiny_path("llama"))) as model:
             prompt = some_ids(2, 20)
             plain = [r async for r in model.generate(prompt, PLAIN)]
             got = [r async for r in model.generate(prompt, speculating())]
-            return plain, got, model.metrics().acceptance_rate
+            return plain, got, model.metrics()
 
-    plain, got, rate = asyncio.run(main())
+    plain, got, metrics = asyncio.run(main())
     assert_same(got, plain)
-    assert rate is not None
-    assert rate > 0.9
+    assert metrics.acceptance_rate is not None
+    assert metrics.acceptance_rate > 0.9
+    without, guessed = metrics.recent
+    assert (without.drafted, without.accepted) == (0, 0)
+    assert (guessed.drafted, guessed.accepted) == (metrics.tokens_drafted, metrics.tokens_accepted)
 
 
 def test_little_memory_ends_guessing_and_not_the_answer() -> None:

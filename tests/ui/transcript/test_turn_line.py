@@ -76,6 +76,25 @@ def test_an_answer_whose_making_is_known_can_be_made_again_exactly(qtbot: QtBot,
     assert asked == [known.node_id]
 
 
+@pytest.mark.parametrize(
+    ("drafted", "accepted", "said"),
+    [(120, 84, ["guessed 120, kept 84 (70 %)"]), (1200, 0, ["guessed 1,200, kept 0 (0 %)"]), (0, 0, ["guessed nothing"])],
+)
+def test_an_answer_that_was_guessed_ahead_says_whether_it_helped(
+    show: Show, drafted: int, accepted: int, said: list[str]
+) -> None:
+    answer = drawn().turns[1]
+    assert answer.stats is not None
+    guessed = replace(answer, stats=replace(answer.stats, drafted=drafted, accepted=accepted))
+    # when it stands beside one that nobody guessed ahead of
+    transcript = show(session(guessed, answer))
+    lines = [[part.text for part in box.meta.parts(hovered=False)] for box in transcript.tokens.page.boxes]
+    # then it says so after its speed, and the other one says all else
+    assert [words for words in lines[0] if words not in lines[1]] == said
+    assert lines[0][lines[0].index("41 tok/s") + 1] == said[0]
+    assert [words for words in lines[0] if words not in said] == lines[1]
+
+
 def test_ones_own_turn_can_be_edited_and_copied(qtbot: QtBot, either: TranscriptView) -> None:
     asked: list[object] = []
     either.edit_requested.connect(asked.append)
