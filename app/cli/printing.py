@@ -119,7 +119,7 @@ def guessed(drafted: int, accepted: int) -> str:
     """Whether guessing ahead helped."""
     if not drafted:
         return "guessed nothing"
-    return f"guessed {drafted:,}, kept {accepted:,} ({100 * accepted / drafted:.0f} %)"
+    return f"guessed {drafted:,}, kept {accepted:,} ({100 * accepted // drafted} %)"
 
 
 def incomplete(finish: str | None, tokens: int) -> str:

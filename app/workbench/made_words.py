@@ -160,8 +160,8 @@ def _tokens(count: Any) -> str:
 def _guesses(drafted: Any, accepted: Any) -> str:
     if not (isinstance(drafted, int) and isinstance(accepted, int) and drafted > 0):
         return _tokens(drafted)
-    kept = translate("Workbench", "{0}, {1:,} kept ({2:.0f} %)")
-    return kept.format(_tokens(drafted), accepted, 100 * accepted / drafted)
+    kept = translate("Workbench", "{0}, {1:,} kept ({2} %)")
+    return kept.format(_tokens(drafted), accepted, 100 * accepted // drafted)
 
 
 def _seconds(seconds: Any) -> str:

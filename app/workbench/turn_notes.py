@@ -81,11 +81,21 @@ def stored_stats(node: NodeRow) -> TurnStats | None:
 def turn_stats(stats: Mapping[str, Any]) -> TurnStats:
     """How an answer was made, of what is stored with it."""
     return TurnStats(
-        reused=stats.get("reused"),  # neither where nothing was read
-        computed=stats.get("computed"),
-        first_token_seconds=stats.get("first_token_seconds"),
-        tokens_per_second=stats.get("tokens_per_second"),
-        logprob=stats.get("logprob"),
-        drafted=stats.get("drafted"),  # neither in older ones
-        accepted=stats.get("accepted"),
+        reused=_count(stats, "reused"),  # neither where nothing was read
+        computed=_count(stats, "computed"),
+        first_token_seconds=_number(stats, "first_token_seconds"),
+        tokens_per_second=_number(stats, "tokens_per_second"),
+        logprob=_number(stats, "logprob"),
+        drafted=_count(stats, "drafted"),  # neither in older ones
+        accepted=_count(stats, "accepted"),
     )
+
+
+def _count(stats: Mapping[str, Any], name: str) -> int | None:
+    value = stats.get(name)
+    return value if isinstance(value, int) else None  # a session from elsewhere may say anything
+
+
+def _number(stats: Mapping[str, Any], name: str) -> float | None:
+    value = stats.get(name)
+    return value if isinstance(value, int | float) else None

@@ -200,10 +200,10 @@ def _standing(view: TurnView) -> list[_Wanted]:
 
 def _guessed(drafted: int, accepted: int) -> str:
     """Whether guessing ahead helped."""
-    if not drafted:
+    if drafted <= 0:
         return translate("Transcript", "guessed nothing")
-    words = translate("Transcript", "guessed {0}, kept {1} ({2:.0f} %)")
-    return words.format(numbers.count(drafted), numbers.count(accepted), 100 * accepted / drafted)
+    words = translate("Transcript", "guessed {0}, kept {1} ({2} %)")
+    return words.format(numbers.count(drafted), numbers.count(accepted), 100 * accepted // drafted)
 
 
 def _ways_on(view: TurnView) -> list[tuple[str, Action]]:

@@ -30,7 +30,7 @@ def test_an_answer_says_how_many_guesses_were_right(elsewise: Elsewise) -> None:
     assert 0 < accepted <= drafted
     found = GUESSED.search(guessed.err)
     assert found is not None
-    assert [int(part) for part in found.groups()] == [drafted, accepted, round(100 * accepted / drafted)]
+    assert [int(part) for part in found.groups()] == [drafted, accepted, 100 * accepted // drafted]
     # and without them nobody speaks of guesses
     assert "guessed" not in plain.err
     assert "drafted" not in json.loads(elsewise(*ASK, "--json").out.splitlines()[-1])

@@ -7,12 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from app.workbench.turn_notes import stored_stats
 from runtime import SamplingOptions
 from runtime.backends.fake import Behaviour
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import OPTIONS, Engine, Scene, own_tokens
+from tests.app.workbench.trees import node
 from tests.fakes import Gate
-from ui import Event, Guess, TurnChanged
+from ui import Event, Guess, TurnChanged, TurnStats
 
 CHUNK = 64  # tokens of a long prompt at a time
 LONG = "word " * 200
@@ -122,7 +124,7 @@ def test_an_answer_says_how_many_guesses_were_right(play: Play) -> None:
             made = s.workbench.how_made(session_id, turn.node_id)
             assert made is not None
             drafted, accepted = turn.stats.drafted or 0, turn.stats.accepted or 0
-            assert made.facts["guessed ahead"] == f"{drafted} tokens, {accepted} kept ({100 * accepted / drafted:.0f} %)"
+            assert made.facts["guessed ahead"] == f"{drafted} tokens, {accepted} kept ({100 * accepted // drafted} %)"
         # then each answer has its own guesses, which together are the model's
         metrics = (await s.workbench.supervisor.model()).metrics()
         assert [sum(part or 0 for part in parts) for parts in zip(*told, strict=True)] == [
@@ -155,3 +157,11 @@ def test_an_answer_for_which_nothing_could_be_guessed_says_none(play: Play) -> N
         assert made.facts["guessed ahead"] == "0 tokens"
 
     play(scene, options=replace(OPTIONS, max_tokens=1))
+
+
+def test_what_another_program_wrote_for_numbers_is_passed_over() -> None:
+    names = ("reused", "computed", "first_token_seconds", "tokens_per_second", "logprob", "drafted", "accepted")
+    told = replace(node(4, 3, "assistant"), stats={"generated": 3, **dict.fromkeys(names, "many")})
+    assert stored_stats(told) == TurnStats(None, None, None, None, None)
+    # and what is no answer's has none of them
+    assert stored_stats(node(4, 3, "user")) is None
