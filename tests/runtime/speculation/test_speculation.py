@@ -128,9 +128,15 @@ def test_each_request_has_the_guesses_of_its_own() -> None:
         list(model.generate_sync(some_ids(1, 20), same))
         list(model.generate_sync(some_ids(2, 20), speculating(same)))
         list(model.generate_sync(some_ids(3, 20), speculating(replace(same, max_tokens=12))))
-        model.generate_sync(some_ids(4, 20), speculating(same)).close()
+
+        async def cut() -> None:
+            async with aclosing(model.generate(some_ids(4, 20), speculating(replace(same, max_tokens=400)))) as records:
+                await anext(records)
+
+        asyncio.run(cut())
         metrics = settled(model)[0]
-        without, long, short = metrics.recent[:3]
+        without, long, short, stopped = metrics.recent
+        assert stopped.finish == "cancelled"
         assert (without.drafted, without.accepted, without.acceptance_rate) == (0, 0, None)
         for one in (long, short):
             assert 0 < one.accepted <= one.drafted
