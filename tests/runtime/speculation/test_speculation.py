@@ -27,7 +27,7 @@ from runtime import (
 from runtime.backends.fake import Behaviour
 from runtime.model import LocalModel, load
 from runtime.speculation.lookup import PromptLookup
-from tests.fakes import assert_right, fake_model, settled, some_ids
+from tests.fakes import Gate, assert_right, fake_model, settled, some_ids
 from tests.runtime.grammar.judge import accepts
 from tests.tiny_models import tiny_path
 
@@ -124,14 +124,17 @@ def test_the_text_itself_is_looked_up() -> None:
 def test_each_request_has_the_guesses_of_its_own() -> None:
     # given one without guesses, two with them, a letter said again and again, and one cut off at its first token
     same = replace(PLAIN, sampling=SamplingOptions(logit_bias={7: 100.0}))
-    with fake_model() as model:
+    gate = Gate()
+    with fake_model(Behaviour(before_forward=gate)) as model:
         list(model.generate_sync(some_ids(1, 20), same))
         list(model.generate_sync(some_ids(2, 20), speculating(same)))
         list(model.generate_sync(some_ids(3, 20), speculating(replace(same, max_tokens=12))))
 
         async def cut() -> None:
-            async with aclosing(model.generate(some_ids(4, 20), speculating(replace(same, max_tokens=400)))) as records:
+            gate.shut(after=1)  # behind the first token
+            async with aclosing(model.generate(some_ids(4, 20), speculating(same))) as records:
                 await anext(records)
+            gate.open()
 
         asyncio.run(cut())
         metrics = settled(model)[0]
