@@ -22,19 +22,10 @@ from runtime import (
 from runtime.model import LocalModel
 from tests.fakes import fake_model, some_ids
 from tests.runtime.grammar.judge import accepts
+from tests.runtime.grammar.samples import TIGHT, TWICE
 from tests.runtime.grammar.validator import holds
 
 PROMPT = some_ids(1, 12)
-TIGHT = {"x-guidance": {"whitespace_flexible": False}}
-# llguidance counts members, and not names: the one answer that is allowed here has a name twice
-TWICE: dict[str, Any] = {
-    "type": "object",
-    "patternProperties": {"^a$": {"const": 1}},
-    "additionalProperties": False,
-    "minProperties": 2,
-    "maxProperties": 2,
-    **TIGHT,
-}
 EITHER = {**TWICE, "patternProperties": {"^[ab]$": {"const": 1}}}  # one in two
 FORCED = Grammar.json_schema(TWICE)
 SAID = b'{"a":1,"a":1}'
@@ -148,12 +139,16 @@ def test_a_hypothesis_that_an_eos_ends(model: LocalModel) -> None:
     grammar = Grammar.json_schema({"enum": [1, 12], **TIGHT})
     for one in asyncio.run(model.beam_generate(PROMPT, BeamOptions(width=3, grammar=grammar, max_tokens=8))):
         assert (json.loads(one.text) in (1, 12), one.incomplete) == (True, False)
-    # and one of a number that nothing holds
+    # and a number that no float holds: it ends there, or is cut behind each digit that may follow
     grammar = Grammar.json_schema({"type": "number"})
-    options = BeamOptions(width=2, grammar=grammar, grammar_prefix=5, max_tokens=1)
-    for one in asyncio.run(model.beam_generate([*PROMPT, *b"1e999"], options)):
-        assert one.incomplete
-        assert one.text in ("", *"0123456789")
+    options = BeamOptions(width=12, grammar=grammar, grammar_prefix=5, max_tokens=1)
+    found = asyncio.run(model.beam_generate([*PROMPT, *b"1e999"], options))
+    assert sorted((one.finish_reason, one.text) for one in found) == [
+        ("eos", ""),
+        ("eos", ""),
+        *(("length", digit) for digit in "0123456789"),
+    ]
+    assert all(one.incomplete for one in found)
 
 
 def test_sessions_and_what_goes_on_in_them(model: LocalModel) -> None:

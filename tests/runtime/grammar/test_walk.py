@@ -1,4 +1,4 @@
-"""Random ways through schemas' masks, without a model: what ends and is said to be sound parses and validates, and only that."""
+"""Random ways through schemas' masks, without a model: what is said to be sound parses and validates, and only that."""
 
 from __future__ import annotations
 
