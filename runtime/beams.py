@@ -149,11 +149,11 @@ class Hypothesis:
     @property
     def text(self) -> str:
         """Its text, without that of an end-of-text token and without a stop string."""
-        return "".join(t for t, f in zip(self.run.texts, self.run.finish.tolist(), strict=True) if f != Finish.EOS)
+        return "".join(t for t, end in zip(self.run.texts, self.run.by_eos.tolist(), strict=True) if not end)
 
     @property
     def incomplete(self) -> bool:
-        """Whether it was cut before it came to its own end."""
+        """See `Completion.incomplete`."""
         return Finish(int(self.run.finish[-1])).incomplete
 
     @property

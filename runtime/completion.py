@@ -11,8 +11,9 @@ class Completion(str):
     """An answer's text. It is a `str` like any other; what is made of it (slices, joins) is plain text again.
 
     `finish_reason` is "eos", "stop", "length", "context" or "grammar". `incomplete` is True where the answer was cut before
-    it came to its own end (by `max_tokens`, by the context, by a stop string inside a grammar's structure): a JSON answer
-    that is not incomplete parses.
+    it came to its own end (by `max_tokens`, by the context, by a stop string inside a grammar's structure), and where it came
+    to it but is not what was asked for once it is read: with a name twice in one object, or a number that no float holds. So
+    a JSON answer that is not incomplete parses and validates.
     """
 
     __slots__ = ("finish",)
@@ -30,7 +31,7 @@ class Completion(str):
 
     @property
     def incomplete(self) -> bool:
-        """Whether it was cut."""
+        """Whether it was cut, or is not sound."""
         return self.finish.incomplete
 
     def __repr__(self) -> str:

@@ -212,7 +212,7 @@ class LanguageModel(
     async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
         """The text that follows `prompt`: a plain text is continued, a list of messages is answered by chat template.
 
-        It says how it ended: `finish_reason`, and `incomplete` where it was cut before its own end.
+        It says how it ended: `finish_reason`, and `incomplete` where it was cut before its own end, or is no sound JSON.
 
         Raises:
             GrammarError: The grammar cannot be used (before anything is computed), or it fails on the way.

@@ -45,16 +45,35 @@ class Finish(IntEnum):
     ERROR = 7
     ENGINE_DIED = 8
     STOP_INSIDE = 9  # a stop string came where the answer's grammar was not at an end
+    EOS_UNSOUND = 10  # as EOS, of a JSON answer that is none any more once it is read: a name twice, an infinite number
+    GRAMMAR_UNSOUND = 11  # likewise, as GRAMMAR
 
     @property
     def label(self) -> str | None:
         """The name users and files see ("eos", "length", ...); None for NONE."""
-        return "stop" if self is Finish.STOP_INSIDE else self.name.lower() if self else None
+        return _PLAIN.get(self, self).name.lower() if self else None
 
     @property
     def incomplete(self) -> bool:
-        """Whether the answer was cut before it came to its own end."""
+        """Whether the answer was cut before it came to its own end, or is not sound."""
         return self not in (Finish.NONE, Finish.EOS, Finish.STOP, Finish.GRAMMAR)
+
+    @property
+    def by_eos(self) -> bool:
+        """Whether an end-of-text token ended it, whose name is no text of the answer."""
+        return _PLAIN.get(self, self) is Finish.EOS
+
+    @property
+    def unsound(self) -> bool:
+        """Whether the answer came to its end, but is not the JSON that was asked for once it is read."""
+        return self in (Finish.EOS_UNSOUND, Finish.GRAMMAR_UNSOUND)
+
+
+_PLAIN = {
+    Finish.STOP_INSIDE: Finish.STOP,
+    Finish.EOS_UNSOUND: Finish.EOS,
+    Finish.GRAMMAR_UNSOUND: Finish.GRAMMAR,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +95,7 @@ class TokenRecord:
     covered_mass: float | None  # probability of the top-k together
     origin: Origin
     finish_reason: str | None = None  # on the last token: `Finish.label`
-    incomplete: bool = False  # on the last token: the answer was cut before it came to its own end
+    incomplete: bool = False  # on the last token: `Finish.incomplete`
     stages: tuple[Stage, ...] | None = None  # what the sampler did, where it was asked for
     shift: float | None = None  # what its raw logits had more than their log-probabilities; with stages
     redrawn: int | None = None  # the id drawn once more from what is stored; None without stages, or beyond what is stored
@@ -131,6 +150,12 @@ class TokenRun:
     def text(self) -> str:
         """The text of all tokens."""
         return "".join(self.texts)
+
+    @property
+    def by_eos(self) -> npt.NDArray[np.bool_]:
+        """``(n,)`` which tokens are the end of their answer by their name, which is no text of it."""
+        ends: npt.NDArray[np.bool_] = (self.finish == Finish.EOS) | (self.finish == Finish.EOS_UNSOUND)
+        return ends
 
     @property
     def top_k(self) -> int:

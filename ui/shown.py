@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from runtime import Finish, Origin, TokenRecord, TokenRun
+from runtime import Origin, TokenRecord, TokenRun
 from ui.port import SessionView, TurnStatus, TurnView
 
 RUNNING = (TurnStatus.WAITING, TurnStatus.STREAMING)
@@ -35,8 +35,8 @@ class Fork:
 
 def typed_text(run: TokenRun) -> str:
     """What was said: the run's text without what the chat template put around it, and without the token that ends it."""
-    rows = zip(run.texts, run.origin, run.finish, strict=True)
-    return "".join(text for text, origin, finish in rows if origin != Origin.TEMPLATE and finish != Finish.EOS)
+    rows = zip(run.texts, run.origin, run.by_eos, strict=True)
+    return "".join(text for text, origin, end in rows if origin != Origin.TEMPLATE and not end)
 
 
 class Shown:

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from app.cli.asking import Asked
 from app.cli.common import console, load_model, told_precision
 from app.cli.lines import Line, read_lines, refuse
+from app.cli.printing import UNSOUND
 from app.cli.values import with_token_ids
 from runtime import Finish, GenerationOptions, LanguageModel, RuntimeFault, ToolCallError, parse_tool_calls
 
@@ -31,6 +32,7 @@ class Tally:
         self.tokens = 0
         self.failed = 0
         self.broken = 0
+        self.unsound = 0  # of the broken ones
 
     def count(self, tokens: int) -> None:
         """Tokens that arrived."""
@@ -55,8 +57,11 @@ def answer_batch(file: str, asked: Asked) -> None:
         precision = told_precision(model)
     said = f"{len(lines):,} answers, {tally.tokens:,} tokens"
     click.echo(", ".join(filter(None, (said, precision))), err=True)
-    if tally.broken:
-        click.echo(f'{tally.broken:,} of them incomplete ("incomplete": true): allow more with --max-tokens', err=True)
+    if tally.broken > tally.unsound:
+        cut = tally.broken - tally.unsound
+        click.echo(f'{cut:,} of them incomplete ("incomplete": true): allow more with --max-tokens', err=True)
+    if tally.unsound:
+        click.echo(f'{tally.unsound:,} of them incomplete ("incomplete": true), {UNSOUND}', err=True)
     if tally.failed:
         click.echo(f'{tally.failed:,} of them failed ("error" says why)', err=True)
     if tally.failed or tally.broken:
@@ -130,17 +135,17 @@ async def _answer(model: LanguageModel, line: Line, request: Request, tally: Tal
     try:
         async with aclosing(model.generate_runs(ids, options)) as runs:
             async for run in runs:
-                ends = run.finish.tolist()
-                pieces.extend(text for text, end in zip(run.texts, ends, strict=True) if end != Finish.EOS)
+                pieces.extend(text for text, end in zip(run.texts, run.by_eos.tolist(), strict=True) if not end)
                 tokens += len(run)
                 tally.count(len(run))
-                finish = Finish(ends[-1])
+                finish = Finish(int(run.finish[-1]))
     except RuntimeFault as fault:
         tally.failed += 1
         result["error"] = str(fault)
     text = "".join(pieces)
     incomplete = finish.incomplete or "error" in result
     tally.broken += incomplete and options.grammar is not None and "error" not in result
+    tally.unsound += finish.unsound and "error" not in result
     result |= {"text": text, "tokens": tokens, "finish_reason": finish.label, "seed": options.seed}
     result["incomplete"] = incomplete
     if line.tools:

@@ -12,6 +12,11 @@ import click
 
 from runtime import Finish, TokenRecord, TokenRun
 
+UNSOUND = (
+    "but read as JSON it is not what the schema describes: a name comes twice in an object, or a number is beyond what can be "
+    "held; ask with another --seed, or name the properties in the schema and bound its numbers"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:
@@ -123,7 +128,9 @@ def guessed(drafted: int, accepted: int) -> str:
 
 
 def incomplete(finish: str | None, tokens: int) -> str:
-    """What is said of an answer that ended before it had its form."""
+    """What is said of an answer that ended before it had its form, or has it no more once it is read."""
+    if finish in (Finish.EOS.label, Finish.GRAMMAR.label):
+        return f"incomplete: the answer ended ({finish}) after {tokens:,} tokens, {UNSOUND}"
     way_out = {"length": "; allow more with --max-tokens", "stop": "; a --stop text cut it"}.get(finish or "", "")
     return f"incomplete: the answer ended ({finish}) after {tokens:,} tokens, before it had the form asked for{way_out}"
 

@@ -179,7 +179,7 @@ class Answers(Claims):
                 self._tell(TurnChanged(session.id, turn))
         session.states[node_id] = TurnStatus.STREAMING
         self._tell(TurnChanged(session.id, session.last_turn()))
-        if len(known) and int(known.finish[-1]) == Finish.EOS:
+        if len(known) and Finish(int(known.finish[-1])).by_eos:
             answer.finish = "eos"
             return
         if options.grammar is not None:

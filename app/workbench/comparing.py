@@ -15,7 +15,7 @@ from app.workbench.outline import outline
 from app.workbench.reading import read
 from app.workbench.refusals import GONE
 from app.workbench.session import OpenSession
-from runtime import Finish, Origin, TokenRun, texts_of
+from runtime import Origin, TokenRun, texts_of
 from storage import SessionStore
 from ui import BranchDiff, DiffPart, DiffSide, Refusal, translate
 
@@ -84,7 +84,7 @@ def line(session: OpenSession, tip: int, name: str) -> Line:
         runs.append(run)
         starts += [segment.node.turn_start and at == 0 for at in range(len(run))]
     whole = TokenRun.concat(runs)
-    template = (whole.origin == int(Origin.TEMPLATE)) | (whole.finish == int(Finish.EOS))
+    template = (whole.origin == int(Origin.TEMPLATE)) | whole.by_eos
     logprob = np.where(whole.rank > 0, whole.logprob, np.nan).astype(np.float32)
     return Line(name, whole.token_bytes, template, logprob, np.array(starts, np.bool_))
 

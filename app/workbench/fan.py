@@ -13,7 +13,7 @@ from app.workbench.growing import EMPTY
 from app.workbench.path_tokens import content_of
 from app.workbench.session import OpenSession
 from app.workbench.tree import Segment
-from app.workbench.turn_notes import NOTES
+from app.workbench.turn_notes import ending_note
 from runtime import Finish, TokenRun
 from storage import NewNode, SessionStore, StoreError
 from ui import QT_TRANSLATE_NOOP, BeamRules, Column, ColumnKind, Columns, translate
@@ -81,7 +81,11 @@ class Fan:
 
     def _column(self, place: int, strand: Answer) -> Column:
         running = self.running and strand.node_id not in self.ended
-        note = "" if running or strand.finish == "length" else strand.message or _ended(strand.finish)
+        note = (
+            ""
+            if running or strand.finish == "length"
+            else strand.message or ending_note(strand.finish, incomplete=strand.incomplete)
+        )
         return Column(
             strand.node_id,
             self.session.runs.get(strand.node_id, EMPTY),
@@ -145,9 +149,3 @@ class Endings:
         self.left = failed
         if fault is not None:
             raise fault
-
-
-def _ended(finish: str) -> str:
-    """How a strand ended, in words; "" where nothing is to be said of it."""
-    note = NOTES.get(finish, "")
-    return translate("Workbench", note) if note else ""

@@ -13,7 +13,7 @@ from app.workbench.course import Bool, Course, Int64
 from app.workbench.growing import BROKEN, EMPTY, Runs
 from app.workbench.setup.beginning import Beginning
 from app.workbench.tree import Segment, Tree, Turn
-from runtime import Finish, Origin, TokenRun, texts_of
+from runtime import Origin, TokenRun, texts_of
 from storage import NodeColumns, NodeRow, StoredChunk
 from ui import QT_TRANSLATE_NOOP, Refusal, TurnStatus, translate
 
@@ -177,7 +177,7 @@ def with_text(run: TokenRun, text: str) -> TokenRun:
 
 def content_of(run: TokenRun) -> str:
     """The text of a run without the template's tokens and the closing eos."""
-    kept = (run.origin != int(Origin.TEMPLATE)) & (run.finish != int(Finish.EOS))
+    kept = (run.origin != int(Origin.TEMPLATE)) & ~run.by_eos
     return "".join(text for text, keep in zip(run.texts, kept.tolist(), strict=True) if keep)
 
 

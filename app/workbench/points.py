@@ -28,7 +28,7 @@ def point(session: OpenSession, node_id: int, index: int | None) -> NewNode:
     run = session.runs.get(node_id, EMPTY)
     if node.role != "assistant" or not began(run):
         raise Refusal(translate("Workbench", "there is no answer to go on from; click a token of one, and go on from there"))
-    if int(run.finish[-1]) == Finish.EOS:
+    if Finish(int(run.finish[-1])).by_eos:
         raise Refusal(
             translate(
                 "Workbench", "the answer is complete; the model ended it itself. Click one of its tokens to go on from there"

@@ -23,6 +23,10 @@ NOTES = {
     "edited": QT_TRANSLATE_NOOP("Workbench", "edited"),
 }
 CUT = QT_TRANSLATE_NOOP("Workbench", "a stop text cut it before it had the form asked for")
+UNSOUND = QT_TRANSLATE_NOOP(
+    "Workbench",
+    "read as JSON it is not what the schema describes: a name comes twice in an object, or a number is beyond what can be held",
+)
 DAMAGED = QT_TRANSLATE_NOOP(
     "Workbench", "some of this turn's stored rows are damaged; what could be read is shown, and no model goes on from it"
 )
@@ -43,10 +47,15 @@ def note_of(tree: Tree, node: NodeRow, *, damaged: bool) -> str:
     message = node.stats.get("message")
     if isinstance(message, str):
         return message
-    cut = (node.status, node.finish_reason) == ("partial", "stop")
-    ended = CUT if cut else NOTES.get(node.finish_reason or "", "")
-    ended = translate("Workbench", ended) if ended else ""
+    ended = ending_note(node.finish_reason or "", incomplete=node.status == "partial")
     return " · ".join(note for note in (repeat_note(node.stats), changed_note(node.stats), ended) if note)
+
+
+def ending_note(finish: str, *, incomplete: bool) -> str:
+    """How an answer ended, in words; "" where nothing is to be said of it."""
+    ended = {"stop": CUT, "eos": UNSOUND, "grammar": UNSOUND}.get(finish) if incomplete else None
+    note = ended or NOTES.get(finish, "")
+    return translate("Workbench", note) if note else ""
 
 
 def changed_note(stats: Mapping[str, Any]) -> str:

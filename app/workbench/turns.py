@@ -218,7 +218,7 @@ class Turns:
             run = await self._cut(session, node)
         if node.role != "assistant" or not began(run):
             raise Refusal(translate("Workbench", "there is nothing to go on from; regenerate the answer instead"))
-        if int(run.finish[-1]) == Finish.EOS:
+        if Finish(int(run.finish[-1])).by_eos:
             raise Refusal(translate("Workbench", "the answer is complete; the model ended it itself"))
         new = NewNode(session.id, node_id, "assistant", turn_start=False, status="open")
         target = await self._copies.target(session)

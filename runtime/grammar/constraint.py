@@ -30,7 +30,13 @@ class Constraint(Protocol):
         """A second one at the same place; what happens to either is nothing to the other."""
 
     def could_end(self, back: int = 0, then: bytes = b"") -> bool:
-        """Whether the answer may end: before its last `back` tokens, with `then` instead of them."""
+        """Whether the answer may end, and would be sound: before its last `back` tokens, with `then` instead of them."""
+
+    def sound(self, back: int = 0) -> bool:
+        """Whether an answer that ends here, or before its last `back` tokens, is still one of the grammar's once it was read.
+
+        See `runtime.grammar.reading`; other answers than those of a JSON schema are read as they are written.
+        """
 
     @property
     def stuck(self) -> bool:

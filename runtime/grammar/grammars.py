@@ -152,7 +152,8 @@ class Grammars:
             worker = self._worker
         if made is None:  # many others were compiled meanwhile
             return self.constraint(grammar, prefix)
-        new = MatcherConstraint(made.result().deep_copy(), self._tokenizer, self._width, worker)
+        is_json = grammar.kind == "json_schema"
+        new = MatcherConstraint(made.result().deep_copy(), self._tokenizer, self._width, worker, is_json=is_json)
         if prefix:
             new.advance(prefix)
         if new.finished:

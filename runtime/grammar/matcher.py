@@ -12,6 +12,7 @@ import numpy as np
 from runtime.errors import GrammarError
 from runtime.grammar.compile import readable
 from runtime.grammar.constraint import Mask
+from runtime.grammar.reading import as_read
 
 _NOTHING = "NoExtension"  # how llguidance's message begins where no token can come
 
@@ -24,15 +25,19 @@ class MatcherConstraint:
         tokenizer: The `llguidance.LLTokenizer` it was made with.
         width: Of the logits; the tokenizer may know an eos beyond it.
         worker: One thread, for masks.
-        accepted: Tokens the matcher has consumed.
+        is_json: Answers are JSON that is read, see `sound`.
+        said: Tokens the matcher has consumed.
     """
 
-    def __init__(self, matcher: Any, tokenizer: Any, width: int, worker: Executor, *, accepted: int = 0) -> None:
+    def __init__(
+        self, matcher: Any, tokenizer: Any, width: int, worker: Executor, *, is_json: bool, said: Sequence[int] = ()
+    ) -> None:
         self._matcher = matcher
         self._tokenizer = tokenizer
         self._width = width
         self._worker = worker
-        self._accepted = accepted
+        self._is_json = is_json
+        self._said = list(said)
         self._bits = np.empty((1, (tokenizer.vocab_size + 31) // 32), np.int32)
         self._mask: Mask | None = None
         self._coming: Future[Mask] | None = None
@@ -50,7 +55,7 @@ class MatcherConstraint:
     def allowed(self) -> Mask:
         """The mask; waits for it."""
         if self._finished:
-            raise GrammarError(f"the answer is complete after {self._accepted:,} tokens: its grammar lets nothing follow")
+            raise GrammarError(f"the answer is complete after {len(self._said):,} tokens: its grammar lets nothing follow")
         if self._mask is None:
             self.begin()
             began = time.perf_counter()
@@ -75,46 +80,44 @@ class MatcherConstraint:
         began = time.thread_time()
         taken = self._matcher.try_consume_tokens(list(tokens))
         self.work_seconds += time.thread_time() - began
-        self._accepted += taken
+        self._said += tokens[:taken]
         self._check()
         if taken < len(tokens):
             raise GrammarError(
-                f"token id {tokens[taken]} cannot be token {self._accepted + 1:,} of the answer: its grammar does not allow it"
+                f"token id {tokens[taken]} cannot be token {len(self._said) + 1:,} of the answer: its grammar does not allow it"
             )
         self._finished = bool(self._matcher.is_stopped())
 
     def rollback(self, count: int) -> None:
         """Back by `count` tokens; the next mask is begun when it is asked for."""
-        if not 0 <= count <= self._accepted:
-            raise GrammarError(f"{count} tokens cannot be taken back of {self._accepted:,}")
+        if not 0 <= count <= len(self._said):
+            raise GrammarError(f"{count} tokens cannot be taken back of {len(self._said):,}")
         self._settle()
         if count and not self._matcher.rollback(count):
             self._check()
             raise GrammarError(f"{count} tokens could not be taken back")
-        self._accepted -= count
+        del self._said[len(self._said) - count :]
         self._finished = bool(self._matcher.is_stopped())
 
     def fork(self) -> MatcherConstraint:
         """A copy at the same place."""
         self._settle(keep=True)
-        copy = MatcherConstraint(self._matcher.deep_copy(), self._tokenizer, self._width, self._worker, accepted=self._accepted)
+        copy = MatcherConstraint(
+            self._matcher.deep_copy(), self._tokenizer, self._width, self._worker, is_json=self._is_json, said=self._said
+        )
         copy._mask = self._mask
         return copy
 
     def could_end(self, back: int = 0, then: bytes = b"") -> bool:
         """Tried out on a copy."""
-        self._settle(keep=True)
-        matcher = self._matcher.deep_copy()
-        if back and not matcher.rollback(back):
+        try:
+            return self._may_end(back, then.decode()) and self._reads(back, then)
+        except UnicodeDecodeError:
             return False
-        if then:
-            try:
-                pieces = self._tokenizer.greedy_tokenize(then.decode())
-            except UnicodeDecodeError:
-                return False
-            if not matcher.consume_tokens(pieces):
-                return False
-        return bool(matcher.is_accepting())
+
+    def sound(self, back: int = 0) -> bool:
+        """Read once, and where it is spelled otherwise than it is read, that is tried out on a copy."""
+        return self._reads(back, b"")
 
     @property
     def stuck(self) -> bool:
@@ -125,6 +128,29 @@ class MatcherConstraint:
     def finished(self) -> bool:
         """Whether nothing can follow; no mask is needed to know it."""
         return self._finished
+
+    def _may_end(self, back: int, then: str) -> bool:
+        self._settle(keep=True)
+        matcher = self._matcher.deep_copy()
+        if back and not matcher.rollback(back):
+            return False
+        if then and not matcher.consume_tokens(self._tokenizer.greedy_tokenize(then)):
+            return False
+        return bool(matcher.is_accepting())
+
+    def _reads(self, back: int, then: bytes) -> bool:
+        """Whether what is read of the answer is one of the grammar's too."""
+        if not self._is_json:
+            return True
+        began = time.thread_time()
+        try:
+            text = (self._tokenizer.decode_bytes(self._said[: len(self._said) - back]) + then).decode()
+        except UnicodeDecodeError:
+            return False
+        read = as_read(text)
+        sound = read is not None and (read == text or self._may_end(len(self._said), read))
+        self.work_seconds += time.thread_time() - began
+        return sound
 
     # ---- on the worker ----------------------------------------------------------------------------------------------
 
@@ -143,7 +169,7 @@ class MatcherConstraint:
         try:
             return coming.result()
         except Exception as fault:
-            raise GrammarError(f"the grammar failed after {self._accepted:,} tokens: {fault}") from fault
+            raise GrammarError(f"the grammar failed after {len(self._said):,} tokens: {fault}") from fault
 
     def _settle(self, *, keep: bool = False) -> None:
         """Nobody else is at the matcher any more; the mask, which holds for this place alone, is dropped."""
@@ -159,4 +185,4 @@ class MatcherConstraint:
         reason = self._matcher.get_error()
         if self.stuck:
             reason = "it allows nothing here, and the answer is not complete"
-        raise GrammarError(f"the grammar failed after {self._accepted:,} tokens: {readable(reason)}")
+        raise GrammarError(f"the grammar failed after {len(self._said):,} tokens: {readable(reason)}")

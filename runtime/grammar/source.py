@@ -33,6 +33,10 @@ class Grammar:
         Between its parts stand at most one line break and 32 spaces (a small model would fill pages with them);
         the schema can say otherwise: ``"x-guidance": {"whitespace_flexible": False}`` for none, or a ``whitespace_pattern``.
 
+        A grammar compares no names and reads no numbers. So an answer that ends is read once: one that has a name twice in an
+        object (as two free names that make up ``minProperties`` may be), a number beyond a float's, or that the schema
+        describes no longer once its escaped names and its longest fractions are read, is marked incomplete.
+
         Args:
             schema: A dictionary, its JSON text, or a pydantic class.
 

@@ -172,7 +172,7 @@ class GenerationMembers(TextMembers):
         runs = self.generate_runs(ids, options)
         try:
             async for run in runs:
-                pieces.extend(t for t, f in zip(run.texts, run.finish.tolist(), strict=True) if f != Finish.EOS)
+                pieces.extend(t for t, end in zip(run.texts, run.by_eos.tolist(), strict=True) if not end)
                 finish = Finish(int(run.finish[-1]))
         finally:
             await runs.aclose()

@@ -10,6 +10,7 @@ import numpy as np
 from runtime.errors import GrammarError
 from runtime.grammar.constraint import Constraint, Mask
 from runtime.records import Finish
+from runtime.scheduler.ends import own_end
 from runtime.scheduler.stops import StopFinder
 from runtime.scheduler.stream import TextDecoder
 
@@ -116,15 +117,12 @@ class BeamRules:
         if constraint is not None:
             constraint = constraint.fork()
             constraint.accept(token)  # the mask after it is worked out while the forward runs
-        if token in self._eos:
-            finish = Finish.EOS
-        elif constraint is not None and constraint.finished:
-            finish = Finish.GRAMMAR
+        finish = own_end(constraint, eos=token in self._eos) or finish
         decoder, stops = start.decoder.fork(), start.stops and start.stops.fork()
         text = decoder.feed(self._token_bytes[token])
         if finish:
             text += decoder.flush()
-        begins = stops.feed(text) if stops is not None and finish is not Finish.EOS else None  # eos's name is no text
+        begins = stops.feed(text) if stops is not None and not finish.by_eos else None  # eos's name is no text
         if begins is None:
             return Standing(before, token, text, finish, 0, decoder, stops, constraint)
         cut = len(text) - begins

@@ -20,6 +20,7 @@ from runtime.sampling.chain import Traced
 from runtime.sampling.history import History
 from runtime.sampling.report import Told, tabulated, told_of
 from runtime.scheduler.columns import GrowingScores
+from runtime.scheduler.ends import own_end
 from runtime.scheduler.jobs import GenerateJob
 from runtime.scheduler.stops import StopFinder
 
@@ -154,7 +155,7 @@ class Stream:
         text = self._decoder.feed(self._token_bytes[token])
         self._texts.append(text + self._decoder.flush() if self.finish else text)
         held = 0
-        if self._stops is not None and self.finish is not Finish.EOS:  # whose name is no text of the answer
+        if self._stops is not None and not self.finish.by_eos:  # whose name is no text of the answer
             begins = self._stops.feed(self._texts[-1])
             if begins is not None:
                 self._cut(self._tokens_of(len(self._texts[-1]) - begins))
@@ -169,10 +170,9 @@ class Stream:
             self._stages.append(told_of(self._traced.popleft()))
 
     def _ending(self, token: int) -> Finish:
-        if token in self._eos and not self.job.options.ignore_eos:
-            return Finish.EOS
-        if self.job.constraint is not None and self.job.constraint.finished:
-            return Finish.GRAMMAR
+        end = own_end(self.job.constraint, eos=token in self._eos and not self.job.options.ignore_eos)
+        if end:
+            return end
         if len(self.new_ids) >= self._room + 1:
             return Finish.CONTEXT
         if len(self.new_ids) >= self._limit:

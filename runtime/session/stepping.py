@@ -205,7 +205,7 @@ class Stepping(SessionCore):
         else:
             path.push("generated", record.token_id)
         if len(path) >= self.limit and record.finish_reason is None:
-            record = replace(record, finish_reason=Finish.CONTEXT.label)
+            record = replace(record, finish_reason=Finish.CONTEXT.label, incomplete=Finish.CONTEXT.incomplete)
         if record.finish_reason is not None and self._standing.generation is not None:
             self._standing.generation = replace(self._standing.generation, finish=record.finish_reason)
         return record

@@ -99,7 +99,17 @@ def test_columns_of_different_length_are_refused() -> None:
 
 def test_finish_reasons_have_the_names_users_see() -> None:
     labels = [f.label for f in Finish]
-    assert labels == [None, "eos", "stop", "length", "context", "cancelled", "grammar", "error", "engine_died", "stop"]
+    plain = [None, "eos", "stop", "length", "context", "cancelled", "grammar", "error", "engine_died"]
+    assert labels == [*plain, "stop", "eos", "grammar"]
+
+
+def test_an_end_is_whole_by_eos_or_neither() -> None:
+    assert {f for f in Finish if not f.incomplete} == {Finish.NONE, Finish.EOS, Finish.STOP, Finish.GRAMMAR}
+    assert {f for f in Finish if f.by_eos} == {Finish.EOS, Finish.EOS_UNSOUND}
+    assert {f for f in Finish if f.unsound} == {Finish.EOS_UNSOUND, Finish.GRAMMAR_UNSOUND}
+    run = TokenRun.concat([replace(scored()[:1], finish=np.array([int(f)], np.uint8)) for f in Finish])
+    assert run.by_eos.tolist() == [f.by_eos for f in Finish]
+    assert [r.incomplete for r in run] == [f.incomplete for f in Finish]
 
 
 def test_scores_are_cut_into_memory_of_their_own() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from runtime import Finish, Origin, TokenRecord, TokenRun
+from runtime import Origin, TokenRecord, TokenRun
 from ui.theme.palette import SURPRISE_STEPS_BITS
 from ui.transcript.measure import Measure, steps
 
@@ -137,7 +137,7 @@ def _marks(run: TokenRun, measure: Measure) -> bytes:
         return _few_marks(run)
     marks = steps(run, measure)
     marks[run.rank > _RARE_RANK] |= RARE
-    marks[run.finish == int(Finish.EOS)] |= END
+    marks[run.by_eos] |= END
     marks |= _BY_ORIGIN[run.origin]
     return marks.tobytes()
 
@@ -148,16 +148,16 @@ def _over_marks(run: TokenRun, over: Over, start: int) -> bytes:
     steps_over, lines = (part[start : start + len(run)] for part in over)
     marks[: len(steps_over)] = steps_over
     marks[: len(lines)][lines] |= RARE
-    marks[run.finish == int(Finish.EOS)] |= END
+    marks[run.by_eos] |= END
     return (marks | _BY_ORIGIN[run.origin]).tobytes()
 
 
 def _few_marks(run: TokenRun) -> bytes:
     marks = bytearray()
-    columns = (run.logprob.tolist(), run.rank.tolist(), run.origin.tolist(), run.finish.tolist())
-    for logprob, rank, origin, finish in zip(*columns, strict=True):
+    columns = (run.logprob.tolist(), run.rank.tolist(), run.origin.tolist(), run.by_eos.tolist())
+    for logprob, rank, origin, end in zip(*columns, strict=True):
         mark = int(_BY_ORIGIN[origin])
         if rank > 0:
             mark |= bisect_right(SURPRISE_STEPS_BITS, -logprob / _LN2) | (RARE if rank > _RARE_RANK else 0)
-        marks.append(mark | (END if finish == int(Finish.EOS) else 0))
+        marks.append(mark | (END if end else 0))
     return bytes(marks)

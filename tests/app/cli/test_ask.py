@@ -12,6 +12,7 @@ from app.cli.asking import PRESET
 from runtime import GenerationOptions, SamplingOptions, load
 from runtime.model import LocalModel
 from tests.app.cli.conftest import Elsewise
+from tests.runtime.grammar.samples import TWICE
 
 ASK = ("--backend", "fake", "--max-tokens", "8", "--seed", "1")
 
@@ -207,6 +208,20 @@ def test_an_answer_has_the_form_that_was_asked_for_or_says_that_it_has_not(elsew
     saved = elsewise("ask", "hello", *more, "--regex", "(yes|no)", "--session", "A")
     assert (saved.code, saved.out in ("yes\n", "no\n")) == (0, True)
     assert elsewise("ask", "hello", *more[:5], "1", "--regex", "[xy]{3}", "--session", "A").code == 1
+
+
+def test_json_that_holds_no_more_when_it_is_read_is_not_passed_off_as_done(elsewise: Elsewise) -> None:
+    # given a schema of which the one answer that llguidance lets pass has a name twice
+    more = ("--seed", "1", "--backend", "fake", "--max-tokens", "200", "--schema", json.dumps(TWICE))
+    done = elsewise("ask", "hello", *more)
+    assert (done.code, done.out) == (1, '{"a":1,"a":1}\n')
+    assert "incomplete: the answer ended (grammar) after 13 tokens, but read as JSON it is not what the schema" in done.err
+    assert "--seed" in done.err
+    told = lines(elsewise("ask", "hello", *more, "--json").out)[-1]
+    assert (told["finish_reason"], told["incomplete"]) == ("grammar", True)
+    saved = elsewise("ask", "hello", *more, "--session", "A")
+    assert (saved.code, saved.out) == (1, '{"a":1,"a":1}\n')
+    assert "read as JSON it is not what the schema describes" in saved.err
 
 
 def test_the_help_has_an_example_of_each_way_to_ask(elsewise: Elsewise) -> None:

@@ -13,6 +13,7 @@ import pytest
 from runtime import Finish, GenerationOptions, Grammar, Origin, SamplingOptions, TokenRun, load
 from runtime.model import LocalModel
 from tests.app.cli.conftest import Elsewise
+from tests.runtime.grammar.samples import TWICE
 
 FAKE = ("--backend", "fake", "--max-tokens", "6")
 
@@ -131,6 +132,23 @@ def test_raw_lines_are_continued_and_a_stop_is_not_shown(elsewise: Elsewise, fil
     whole, cut = results(elsewise("ask", "--batch", str(file), "--raw", *FAKE).out)
     assert whole["text"].startswith(letter)
     assert (cut["text"], cut["finish_reason"], cut["incomplete"]) == ("", "stop", False)
+
+
+def test_json_that_holds_no_more_when_it_is_read_is_incomplete(elsewise: Elsewise, file: Path) -> None:
+    # given one of these, one that is cut and one that is whole
+    schema = {"type": "json_schema", "json_schema": {"schema": TWICE}}
+    write(
+        file,
+        {"prompt": "a", "response_format": schema, "max_tokens": 40},
+        {"prompt": "a", "response_format": schema, "max_tokens": 4},
+        {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": [True]}}}},
+    )
+    done = elsewise("ask", "--batch", str(file), *FAKE)
+    found = [(r["text"], r["finish_reason"], r["incomplete"]) for r in results(done.out)]
+    assert found == [('{"a":1,"a":1}', "grammar", True), ('{"a"', "length", True), ("true", "grammar", False)]
+    assert done.code == 1
+    assert '1 of them incomplete ("incomplete": true): allow more with --max-tokens' in done.err
+    assert '1 of them incomplete ("incomplete": true), but read as JSON it is not what the schema describes' in done.err
 
 
 def test_lines_come_from_standard_input_too(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.app.workbench.conftest import Play
+from tests.app.workbench.fan_scene import last_columns
 from tests.app.workbench.scene import Scene, own_tokens, rows
+from tests.runtime.grammar.samples import TWICE
 from ui import AnswerFormat, FormatKind, Refusal
 
 DIGITS = AnswerFormat(FormatKind.REGEX, "[0-9]{4}")
@@ -28,6 +31,25 @@ def test_an_answer_has_the_form_asked_for_also_when_it_goes_on(play: Play) -> No
         # free again
         await s.workbench.set_format(session_id, AnswerFormat())
         assert (await s.workbench.setup(session_id)).answer_format.kind is FormatKind.FREE
+
+    play(scene)
+
+
+def test_json_that_holds_no_more_when_it_is_read_is_marked_and_says_why(play: Play, path: Path) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        await s.workbench.set_format(session_id, AnswerFormat(FormatKind.JSON_SCHEMA, json.dumps(TWICE)))
+        await s.workbench.send(session_id, "a twice")
+        cut = await s.last(session_id)
+        assert cut.note == "reached the length limit"  # a token before its end
+        # when it comes to its end, alone and twice beside each other
+        await s.workbench.continue_turn(session_id, cut.node_id)
+        told = await s.last(session_id)
+        assert told.run.text.endswith('{"a":1,"a":1}')
+        assert told.note.startswith("read as JSON it is not what the schema describes")
+        assert rows(path, "SELECT status, finish_reason FROM nodes ORDER BY id DESC LIMIT 1") == [("partial", "grammar")]
+        await s.workbench.continue_many(session_id, told.node_id, len(told.run) - 1, 2)
+        assert [column.note for column in last_columns(s).columns] == [told.note, told.note]
 
     play(scene)
 

@@ -47,7 +47,7 @@ def test_the_next_mask_is_ready_before_the_forward_has_begun_to_compute(
 
     def noted(self: MatcherConstraint) -> Any:
         mask = compute(self)
-        done.setdefault(self._accepted, threading.Event()).set()
+        done.setdefault(len(self._said), threading.Event()).set()
         return mask
 
     monkeypatch.setattr(MatcherConstraint, "_compute", noted)
