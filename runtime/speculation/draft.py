@@ -66,10 +66,10 @@ class Draft:
     def propose(self, limit: int) -> list[int]:
         """The `limit` tokens that the draft model finds likeliest, one after the other.
 
-        None while it is still reading the text, where there is no memory, or once it has failed.
+        None where none is wanted, while it is still reading the text, where there is no memory, or once it has failed.
         """
         context = self._backend.info.context_length
-        if self._failed or len(self._text) + limit > context:
+        if limit < 1 or self._failed or len(self._text) + limit > context:
             return []
         try:
             return self._guess(limit)

@@ -12,6 +12,7 @@ import pytest
 
 from runtime.model import LocalModel, load
 from tests.runtime.adapters.makers import TARGETS, Peft, adapters_of
+from tests.runtime.adapters.said import assert_same_bits, what_it_says
 from tests.runtime.backends.reference import random_ids
 from tests.tiny_models import tiny_path
 
@@ -111,3 +112,27 @@ def test_the_base_is_the_same_to_the_bit_while_adapters_are_there_and_after(case
     model.load_adapter("A")
     model.load_adapter("B")
     np.testing.assert_array_equal(model.next_token_logprobs_uncached(ids, adapters=["A"]), under)
+
+
+@pytest.mark.parametrize("which", CASES)
+def test_the_base_is_the_same_to_the_bit_as_before_any_adapter(which: tuple[str, str], root: Path) -> None:
+    backend, name = which
+    # given what a model says that has never seen an adapter, and says again
+    with load(tiny_path(name), backend=backend) as model:
+        before = what_it_says(model)
+        assert_same_bits(what_it_says(model), before)
+        # when adapters are loaded
+        for folder in adapters_of(name, root):
+            model.load_adapter(model.add_adapter(folder))
+        # then they change it where they are asked for, and nothing where they are not
+        assert_same_bits(what_it_says(model), before)
+        model.push_lora("A")
+        model.push_lora("B", 0.5)
+        under = what_it_says(model)
+        for row, other in zip(under[0], before[0], strict=True):
+            assert np.abs(row - other).max() > 0.05
+        # and nothing once they are gone
+        model.unload_adapter("A")
+        model.unload_adapter("B")
+        assert model.lora_stack == ()
+        assert_same_bits(what_it_says(model), before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from runtime.errors import DownloadError, ModelLoadError
 from runtime.hub.downloading import Download
 from runtime.hub.kept import discard_download, unfinished_downloads
 from runtime.hub.plan import DownloadProgress, HubId
+from runtime.loading.manifest import read_manifest
 from runtime.loading.shelf import ModelShelf
 from runtime.loading.source import resolve
 from tests.runtime.hub.conftest import Fetch
@@ -51,6 +53,10 @@ def test_a_model_is_fetched_and_loads(hub: LocalHub, fetch: Fetch, tiny: Files, 
     entry = ModelShelf().find("org/tiny")
     assert (entry.commit, entry.format, entry.source, entry.complete) == (commit, "download", "org/tiny@main", True)
     assert remains(shelf) == []
+    # and its manifest names the template
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    assert manifest.template_digest == hashlib.sha256(tiny["chat_template.jinja"]).hexdigest()
 
 
 def test_the_answers_are_readable_by_their_owner_alone(hub: LocalHub, fetch: Fetch, tiny: Files, shelf: Path) -> None:

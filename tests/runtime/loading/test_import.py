@@ -200,6 +200,9 @@ def test_a_folder_is_copied_and_only_what_is_needed(shelf: Path, tmp_path: Path)
     }
     assert (folder.weights_digest, folder.text_digest) == (resolve(source).weights_digest, resolve(source).text_digest)
     assert list_models()[0].name == "org/tiny@abc123"
+    manifest = read_manifest(folder.path)
+    assert manifest is not None
+    assert manifest.template_digest == hashlib.sha256((source / "chat_template.jinja").read_bytes()).hexdigest()
 
 
 def test_progress_comes_while_it_works(shelf: Path, gguf: Path) -> None:

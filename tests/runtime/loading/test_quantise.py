@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from safetensors.numpy import load_file, save_file
 from runtime import InvalidRequestError, ModelLoadError, ModelShelf, Progress, convert_model, list_models, load
 from runtime.loading import placing, quantise
 from runtime.loading.children import Child
+from runtime.loading.manifest import read_manifest
 from tests.runtime.backends.reference import expected, random_ids
 from tests.tiny_models import tiny_path
 
@@ -62,6 +64,9 @@ def test_a_converted_model_is_listed_and_answers_as_the_plain_one_within_what_is
     ModelShelf().verify(entry.name)
     assert told[-1].done == told[-1].total > 0
     assert {step.stage for step in told} == {"quantise"}
+    manifest = read_manifest(folder.path)
+    assert manifest is not None
+    assert manifest.template_digest == hashlib.sha256((tiny_path(name) / "chat_template.jinja").read_bytes()).hexdigest()
     # and mlx computes with it
     ids = random_ids(4, 30)
     with load(entry.name, "mlx", device="cpu") as model:

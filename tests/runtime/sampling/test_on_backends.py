@@ -84,9 +84,8 @@ def test_why_replays_the_original_draw(model: LocalModel, settings: dict[str, An
     )
     records: list[TokenRecord] = list(model.generate_sync(PROMPT, options))
     told = [replay_draw(record).token for record in records]
-    # then it is the same token, wherever the stored head reaches as far as the draw
-    assert all(again in (None, record.token_id) for again, record in zip(told, records, strict=True))
-    assert sum(again is not None for again in told) >= 10
+    # then it is the same token every time: beyond the stored head, what is stored of its own place leads to it
+    assert told == [record.token_id for record in records]
     # and with other settings it says what those would have drawn
     greedy = [replay_draw(record, SamplingOptions(temperature=0.0)).token for record in records]
     if set(settings) <= {"temperature", "top_k", "top_p", "min_p"}:

@@ -46,11 +46,17 @@ def assert_same(got: Sequence[TokenRecord], wanted: Sequence[TokenRecord]) -> No
     assert [r.finish_reason for r in got] == [r.finish_reason for r in wanted]
     np.testing.assert_allclose(numbers(got), numbers(wanted), atol=TOLERANCE)
     assert [r.top_ids[:1] for r in got] == [r.top_ids[:1] for r in wanted]
+    for one, other in zip(got, wanted, strict=True):
+        # tokens that nearly tie may change places, and the last in its place with the first that was left out
+        known, last = dict(zip(other.top_ids, other.top_logprobs, strict=True)), other.top_logprobs[-1]
+        assert len(one.top_ids) == len(known) > 1
+        np.testing.assert_allclose(one.top_logprobs, other.top_logprobs, atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(one.top_logprobs, [known.get(i, last) for i in one.top_ids], atol=TOLERANCE, rtol=0)
 
 
 def numbers(records: Sequence[TokenRecord]) -> npt.NDArray[np.float64]:
-    """``(n, 2)``: log-probability and entropy."""
-    return np.array([(r.logprob, r.entropy) for r in records], np.float64)
+    """``(n, 3)``: log-probability, entropy, and what the top tokens cover."""
+    return np.array([(r.logprob, r.entropy, r.covered_mass) for r in records], np.float64)
 
 
 class Oracle(PromptLookup):

@@ -49,6 +49,32 @@ MISTRAL = """{%- if messages[0]["role"] == "system" %}
 {%- endfor %}
 """
 
+# As Mistral-7B-Instruct-v0.2 has it: the system message in the first turn, not in the last, and a blank before [INST].
+MISTRAL_V02 = """{%- if messages[0]["role"] == "system" %}
+    {%- set system_message = messages[0]["content"] %}
+    {%- set loop_messages = messages[1:] %}
+{%- else %}
+    {%- set loop_messages = messages %}
+{%- endif %}
+{{- bos_token }}
+{%- for message in loop_messages %}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('Roles must alternate after the optional system message') }}
+    {%- endif %}
+    {%- if message["role"] == "user" %}
+        {%- if loop.first and system_message is defined %}
+            {{- " [INST] " + system_message + "\\n\\n" + message["content"] + " [/INST]" }}
+        {%- else %}
+            {{- " [INST] " + message["content"] + " [/INST]" }}
+        {%- endif %}
+    {%- elif message["role"] == "assistant" %}
+        {{- " " + message["content"] + eos_token}}
+    {%- else %}
+        {{- raise_exception('Only user and assistant roles are supported') }}
+    {%- endif %}
+{%- endfor %}
+"""
+
 GEMMA = """{{ bos_token }}
 {%- if messages[0]['role'] == 'system' -%}
     {%- set first_user_prefix = messages[0]['content'] + '\\n\\n' -%}

@@ -47,7 +47,12 @@ EXPECTED = {
     ),
     "plain": "<s>Be brief.\n\nUser: Hi there\n\nAssistant: Hello!\n\nUser: So?\n\nAssistant:",
 }
-KNOWN = {"chatml": template_texts.CHATML, "llama3": template_texts.LLAMA3, "gemma": template_texts.GEMMA}
+KNOWN = {
+    "chatml": template_texts.CHATML,
+    "llama3": template_texts.LLAMA3,
+    "mistral": template_texts.MISTRAL_V02,
+    "gemma": template_texts.GEMMA,
+}
 
 
 ALL_MARKS = tokenizer_with(*MARKS)
