@@ -7,14 +7,29 @@ from collections.abc import Iterable
 
 from runtime.errors import InvalidRequestError
 
+MISTYPED = 0.75  # from here on a name is another one with a letter or two wrong
+LIKE = 0.6  # below this there is nothing in common that a reader would see
+LONGEST_NAME = 100  # characters that are compared: the time grows with their square
+FEW = 12  # names that a reader looks through at once
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for a misspelt name: the nearest known one, or the list of what there is."""
+    """A hint for a misspelt name: the nearest known one, and all of them where none is much like it."""
     import difflib  # for a mistake alone: the window opens without it
+    import re
 
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+    asked = name[:LONGEST_NAME].casefold()
+    alike = {each: difflib.SequenceMatcher(None, each.casefold(), asked).ratio() for each in known}  # 0 to 1
+    words = set(re.findall(r"\w{3,}", asked.replace("_", " ")))
+    sharing = [each for each in known if words.intersection(each.casefold().replace("_", " ").split())]
+    best = max(known, key=alike.__getitem__, default="")
+    if sharing and alike[best] < MISTYPED:  # `penalty`, `eos`: a part of the name that was meant
+        return f"did you mean {max(sharing, key=alike.__getitem__)!r}?"
+    if best and alike[best] >= LIKE:
+        return f"did you mean {best!r}?"
+    listed = f"known: {', '.join(known)}"
+    return listed if len(known) <= FEW else f"the nearest is {best!r}; {listed}"
 
 
 def whole(value: object, least: int) -> bool:

@@ -83,6 +83,7 @@ def resolve_options(
     order = _PREFIX + "order"
     values[order], sources[order] = _order(layers, values, sources)
     _drop_what_a_grammar_excludes(values, sources, list(layers))
+    _drop_what_a_ban_excludes(values, sources, list(layers))
     sampling = {name.removeprefix(_PREFIX): values.pop(name) for name in list(values) if name.startswith(_PREFIX)}
     made = replace(_PLAIN, **values, sampling=_without_what_is_off(SamplingOptions(**sampling), sources)).check()
     return ResolvedOptions(made if ends is None else _with_ends(made, ends, sources), sources)
@@ -113,6 +114,22 @@ def _drop_what_a_grammar_excludes(values: dict[str, Any], sources: dict[str, str
         values[lower], sources[lower] = plain if lower == name else None, sources[other]
     if values["grammar_prefix"] and rank[sources["grammar"]] < rank[sources["grammar_prefix"]]:
         values["grammar_prefix"], sources["grammar_prefix"] = 0, sources["grammar"]  # the beginning of another one's answer
+
+
+def _drop_what_a_ban_excludes(values: dict[str, Any], sources: dict[str, str], layers: list[str]) -> None:
+    """Of a ban and a bias in favour of one token, in different layers, the lower layer's is dropped; the rest of it stays."""
+    bans, biases = _PREFIX + "banned_tokens", _PREFIX + "logit_bias"
+    if sources[bans] == sources[biases]:
+        return
+    both = {token for token in values[bans] if values[biases].get(token, 0) > 0}
+    if not both:
+        return
+    lower, upper = sorted((bans, biases), key=lambda name: -layers.index(sources[name]))
+    if lower == bans:
+        values[bans] = tuple(token for token in values[bans] if token not in both)
+    else:
+        values[biases] = {token: bias for token, bias in values[biases].items() if token not in both}
+    sources[lower] = _joined(sources[upper], sources[lower] if values[lower] else None)
 
 
 def _with_ends(options: GenerationOptions, ends: AnswerEnds, sources: dict[str, str]) -> GenerationOptions:

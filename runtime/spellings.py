@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from runtime.checking import nearest
+from runtime.elsewhere import elsewhere
 from runtime.errors import InvalidRequestError
 from runtime.grammar.source import Grammar
 from runtime.options import GenerationOptions
@@ -53,7 +54,8 @@ def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         GrammarError: A JSON schema that is none.
-        InvalidRequestError: An unknown name (the nearest is named), or two spellings that contradict each other.
+        InvalidRequestError: An unknown name (the nearest is named, or where it belongs), or two spellings that contradict
+            each other.
     """
     if not isinstance(options, Mapping):
         raise InvalidRequestError(f"options are a mapping of names and values, not {options!r:.80}")
@@ -85,7 +87,8 @@ class _Reading:
 
     def take(self, name: str, field: str, value: Any) -> None:
         if name not in OPTION_NAMES:
-            raise InvalidRequestError(f"unknown option {name!r}: {nearest(str(name), OPTION_NAMES)}")
+            hint = elsewhere(name) or nearest(str(name), OPTION_NAMES)
+            raise InvalidRequestError(f"unknown option {name!r}: {hint}")
         if value is None:
             return
         if name == "logprobs" and isinstance(value, bool):  # OpenAI's chat: whether, beside how many

@@ -210,27 +210,6 @@ def test_the_texts_name_targets_and_commands_that_exist() -> None:
         assert done.exit_code == 0, f"{command}: {done.output}"
 
 
-@pytest.mark.slow
-def test_the_examples_of_the_readme_run_as_they_stand() -> None:
-    _, *examples = (ROOT / "README.md").read_text("utf-8").split("```python\n")
-    told = []
-    for example in examples:
-        done = python("-W", "error", "-c", example.partition("```")[0])
-        assert (done.returncode, done.stderr) == (0, "")
-        told.append(done.stdout)
-    assert "' Paris'" in told[0]
-    for stage in ("typical", "xtc", "dry", "penalties", "bias"):
-        assert re.search(rf"^{stage} +[0-9,]+ left", told[0], re.MULTILINE)
-    assert re.search(r"^xtc .*, u = 0\.\d{3}: ", told[0], re.MULTILINE)
-    assert any("Let me look.  clock {'zone': 'CET'}" in text for text in told)
-    assert any("GRAMMAR" in text for text in told)
-    adapters = next(text for text in told if "tokens computed for the swap: 0\n" in text)  # swapping back is warm
-    assert "\ncomputed under the adapter: 3 of 19\n" in adapters
-    assert "['adapter_config.json', 'adapters.safetensors'] 0.0\n" in adapters
-    assert any("bytes of weights are on disk" in text for text in told)
-    assert any("cached and uncached agree: True" in text and "raise kv_cache_bytes" in text for text in told)
-
-
 def test_the_steps_of_the_readme_are_numbered_and_none_stands_there_twice() -> None:
     tour = (ROOT / "README.md").read_text("utf-8").partition("## The first five minutes\n")[2].partition("\n## ")[0]
     steps = re.findall(r"^(\d+)\. (.*)$", tour, re.MULTILINE)

@@ -15,7 +15,19 @@ INTERRUPTED = 130  # as shells say it of ctrl-C
 MODELS = ("tiny", "llama", "qwen3", "smollm2")
 
 
-@click.command()
+PARTS_TOLD = """\b
+Parts:
+  W1 particles, W2 chat, W3 branches, W4 reopening (in another process),
+  W5 decode, cpu (SmolLM2, weights in fewer bits), rows (recurrent models),
+  overhead (per token), W6 score, W7 byte budget, many (branches of one
+  prompt, beams), W8 event-loop latency, swap (of adapters), sampler, grammar,
+  speculative (decoding), trie, shelf (saved sessions, KV blocks), files (of
+  models), view (the window's text and list), window (the whole one), start
+  (to it)
+"""
+
+
+@click.command(epilog=PARTS_TOLD)
 @click.option("--quick", is_flag=True, help="Smaller sizes, some parts on one backend; two minutes.")
 @click.option("--only", multiple=True, type=click.Choice(PARTS, case_sensitive=False), help="These parts; default: all.")
 @click.option(
@@ -31,13 +43,8 @@ MODELS = ("tiny", "llama", "qwen3", "smollm2")
 def bench(
     context: click.Context, quick: bool, only: tuple[str, ...], model: str, backends: tuple[str, ...], json_path: Path | None
 ) -> None:
-    r"""Measures Elsewise beside other libraries: tokens computed against tokens needed, speed, memory, latency.
+    """Measures Elsewise beside other libraries: tokens computed against tokens needed, speed, memory, latency.
 
-    \b
-    W1 particles, W2 chat, W3 branches, W5 decode, cpu (SmolLM2, weights in fewer bits), rows (recurrent
-    models), overhead (per token), W6 score, W7 byte budget, many (branches of one prompt, beams), W8
-    event-loop latency, swap (of adapters), sampler, grammar, speculative (decoding), trie, shelf (saved
-    sessions, KV blocks), files (of models), view (the window's text and list), window (the whole one), start (to it).
     Every figure is printed beside its bar; ctrl-C prints those that there are.
     """
     from app.bench.run import run_bench  # the peers are imported for a benchmark alone

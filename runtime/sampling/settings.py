@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Self
 
-from runtime.checking import in_range, nearest, whole
+from runtime.checking import FEW, in_range, nearest, whole
 from runtime.errors import InvalidRequestError
 
 Breaker = int | str  # a token id, or a text: every token that contains it
 
+BANNING: Final = -1e9  # a bias from here down: beside it nothing of float32's is left of a score that models give
 LARGEST: Final = 1e30  # that a score is changed by, either way: float32 ends at 3e38, and infinity less infinity is no score
 EDITS = ("bias", "penalties", "dry")  # change scores
 CUTS = ("top_k", "top_p", "min_p", "typical", "xtc")  # remove tokens
@@ -81,8 +82,8 @@ class SamplingOptions:
         dry_allowed_length: Repetitions shorter than this cost nothing.
         dry_range: DRY looks at so many last tokens; 0 is all.
         dry_breakers: Token ids, or texts that stand for every token containing them; no repetition goes across one.
-        logit_bias: Is added to the score of an id; -100 or less in practice bans it.
-        banned_tokens: Ids that are never drawn.
+        logit_bias: Is added to the score of an id; -100 or less in practice bans it, and -1e9 or less counts as a ban.
+        banned_tokens: Ids that are never drawn; a positive bias of one is a contradiction.
         order: Names of stages, of `SAMPLING_STAGES`.
     """
 
@@ -165,8 +166,26 @@ class SamplingOptions:
                 raise InvalidRequestError("dry_breakers: an empty text stands in every token; leave it out")
             if not isinstance(breaker, str):
                 _token("dry_breakers", breaker, vocab)
-        if vocab is not None and len(set(self.banned_tokens or ())) >= vocab:
-            raise InvalidRequestError(f"banned_tokens bans all {vocab:,} tokens of the vocabulary: nothing is left to draw")
+        self._check_bans(vocab)
+
+    def _check_bans(self, vocab: int | None) -> None:
+        """What is banned is not favoured as well, and is not everything."""
+        banned = set(self.banned_tokens or ())
+        biases = self.logit_bias or {}
+        both = sorted(token for token in banned.intersection(biases) if biases[token] > 0)
+        if both:
+            ids = ", ".join(map(str, both[:FEW])) + (f" and {len(both) - FEW:,} more" if len(both) > FEW else "")
+            raise InvalidRequestError(
+                f"banned_tokens bans what logit_bias makes likelier (token id {ids}): take each out of one of the two"
+            )
+        if vocab is None or len(banned) + len(biases) < vocab:
+            return
+        away = {token for token, bias in biases.items() if bias <= BANNING} - banned
+        if len(banned) + len(away) >= vocab:
+            who = " and ".join(name for name, some in (("banned_tokens", banned), ("logit_bias", away)) if some)
+            how = f" (a bias of {BANNING:g} or less bans)" if away else ""
+            verb = "ban" if banned and away else "bans"
+            raise InvalidRequestError(f"{who} {verb} all {vocab:,} tokens of the vocabulary{how}: nothing is left to draw")
 
     def given(self) -> dict[str, Any]:
         """The fields that are set."""

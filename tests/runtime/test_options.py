@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
+import time
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
 
+from runtime import BeamOptions, LanguageModel
+from runtime.elsewhere import _PLACES, elsewhere
 from runtime.errors import InvalidRequestError
 from runtime.options import GenerationOptions, LoadOptions, SamplingOptions, nearest
+from runtime.spellings import OPTION_NAMES
 
 
 @pytest.mark.parametrize(
@@ -132,3 +138,73 @@ def test_numpy_floats_are_numbers() -> None:
 def test_a_misspelt_name_gets_the_nearest_or_the_list() -> None:
     assert nearest("temprature", ["temperature", "top_k"]) == "did you mean 'temperature'?"
     assert nearest("xyz", ["b", "a"]) == "known: a, b"
+    assert nearest("TOP_K", ["temperature", "top_k"]) == "did you mean 'top_k'?"
+    assert nearest("anything", []) == "known: "
+
+
+def test_a_part_of_a_name_finds_it() -> None:
+    assert nearest("xtc", ["seed", "xtc_threshold"]) == "did you mean 'xtc_threshold'?"
+    assert nearest("repetition", ["repeat_last_n", "repetition_penalty", "seed"]) == "did you mean 'repetition_penalty'?"
+
+
+def test_of_many_names_the_nearest_stands_first_even_where_none_is_like_it() -> None:
+    many = [f"setting_{letter}" for letter in "abcdefghijklm"]
+    assert nearest("7_k", many) == f"the nearest is 'setting_k'; known: {', '.join(many)}"
+
+
+def test_an_endless_name_is_answered_at_once() -> None:
+    began = time.thread_time()
+    assert "seed" in nearest("seed" * 1_000_000, ["seed", "stop"])
+    assert time.thread_time() - began < 1
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("num_beams", "model.beam_generate(ids, BeamOptions(width=...))"),
+        ("beam_width", "model.beam_generate(ids, BeamOptions(width=...))"),
+        ("length_penalty", "model.beam_generate(ids, BeamOptions(length_penalty=...))"),
+        ("early_stopping", "model.beam_generate(ids, BeamOptions(early_stopping=...))"),
+        ("n", "model.continue_many(ids, n, options)"),
+        ("num_return_sequences", "model.continue_many(ids, n, options)"),
+        ("tools", "model.render_chat(messages, tools=...)"),
+        ("stream", "iterate over model.generate(ids, options)"),
+        ("messages", "model.complete(text or messages, options)"),
+        ("max_length", "max_tokens counts the answer's tokens alone"),
+        ("min_new_tokens", "ignore_eos=True goes on to max_tokens"),
+        ("echo", "model.score(ids)"),
+        ("guided_json", "Grammar.json_schema(...)"),
+        ("assistant_model", "load(..., draft_model=...)"),
+        ("kv_cache_bytes", "load(..., kv_cache_bytes=...)"),
+        ("ignoreEOS", "did you mean 'ignore_eos'?"),
+        ("eos", "eos"),
+        ("topp", "did you mean 'top_p'?"),
+        ("repetition", "did you mean 'repetition_penalty'?"),
+        ("xyz", "the nearest is 'typ_p'; known: adapters, alternatives, "),
+    ],
+)
+def test_an_unknown_option_is_told_with_the_nearest_or_with_where_it_belongs(name: str, says: str) -> None:
+    for options in ({name: 1}, {"sampling": {name: 1}}):
+        with pytest.raises(InvalidRequestError, match=f"^unknown option '{name}': ") as caught:
+            GenerationOptions.from_mapping(options)
+        assert says in str(caught.value)
+
+
+def test_no_name_that_is_an_option_is_sent_elsewhere() -> None:
+    assert set(_PLACES).isdisjoint(OPTION_NAMES)
+    assert [name for name in _PLACES if elsewhere(name) is None] == []
+    assert elsewhere("Num-Beams") == elsewhere("num_beams")
+
+
+def test_the_calls_that_names_are_sent_to_exist() -> None:
+    text = " ".join(_PLACES.values())
+    calls = set(re.findall(r"model\.(\w+)\(", text))
+    assert {"beam_generate", "continue_many", "render_chat", "generate"} <= calls
+    assert [name for name in calls if not callable(getattr(LanguageModel, name, None))] == []
+    assert set(re.findall(r"BeamOptions\((\w+)=", text)) <= {field.name for field in fields(BeamOptions)}
+    assert set(re.findall(r"load\(\.\.\., (\w+)=", text)) <= {field.name for field in fields(LoadOptions)}
+
+
+@pytest.mark.parametrize("name", ["logprobs", "top_logprobs"])
+def test_openais_log_probabilities_are_the_alternatives_of_records(name: str) -> None:
+    assert GenerationOptions.from_mapping({name: 3}).top_k == 3

@@ -10,6 +10,7 @@ from app.bench.catalogue import NAMES, chosen_parts
 from app.bench.findings import Case, Findings, Timing
 from app.bench.measure import Result
 from app.bench.parts.counts import RATIO_BAR
+from app.bench.parts.grammar import PLAIN
 from app.bench.parts.sampler import SETTINGS
 from app.bench.run import measure_all
 from tests.app.bench.small import SMALL
@@ -100,6 +101,16 @@ def test_draws_have_their_figures_beside_their_bars(drawn: Findings) -> None:
         **{f"sampler, {name}": [(1.5, False)] * 4 for name in SETTINGS},
     }
     assert say_the_same(drawn.timings)
+
+
+def test_grammars_have_what_the_library_alone_takes_beside_both_figures(drawn: Findings) -> None:
+    work, wait = (verdict for verdict in drawn.verdicts if verdict.row == "grammar")
+    assert work.limit is not None
+    assert wait.limit is not None
+    assert work.limit.figure > 0
+    free = next(row.wall_ms for row in drawn.timings if row.who == PLAIN)
+    assert wait.limit.figure == max(work.limit.figure - free, 0.0)
+    assert work.limit.what != wait.limit.what
 
 
 def bars(findings: Findings) -> dict[str, list[tuple[float, bool]]]:

@@ -126,6 +126,9 @@ def test_ids_outside_the_vocabulary_are_refused_before_compute(model: LocalModel
         SamplingOptions(logit_bias={vocab: 1.0}),
         SamplingOptions(banned_tokens=(vocab + 5,)),
         SamplingOptions(banned_tokens=tuple(range(vocab))),
+        SamplingOptions(banned_tokens=(5,), logit_bias={5: 1.0}),
+        SamplingOptions(logit_bias=dict.fromkeys(range(vocab), -1e30)),
+        SamplingOptions(banned_tokens=tuple(range(9)), logit_bias=dict.fromkeys(range(vocab), -1e10)),
         SamplingOptions(dry_multiplier=1.0, dry_breakers=("no token has this in it",)),
     ):
         with pytest.raises(InvalidRequestError):

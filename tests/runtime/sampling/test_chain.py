@@ -74,6 +74,9 @@ def any_settings(draw: st.DrawFn) -> dict[str, Any]:
         "xtc": {"xtc_probability": st.sampled_from([0.5, 1.0]), "xtc_threshold": st.floats(0.01, 0.5)},
     }
     chosen = {name: draw(made) for stage in order for name, made in values[stage].items()}
+    for token in chosen.get("banned_tokens", ()):
+        if chosen["logit_bias"].get(token, 0) > 0:  # refused as a contradiction
+            del chosen["logit_bias"][token]
     return {**chosen, "order": tuple(order)}
 
 

@@ -43,6 +43,17 @@ from runtime.options import GenerationOptions, SamplingOptions
         ({"banned_tokens": (3, 100)}, "banned_tokens: token id 100 is outside the vocabulary of 100"),
         ({"banned_tokens": 3}, "banned_tokens is a sequence of token ids, not 3"),
         ({"banned_tokens": tuple(range(100))}, "banned_tokens bans all 100 tokens of the vocabulary"),
+        ({"banned_tokens": (3, 4), "logit_bias": {4: 0.5, 5: 1.0}}, "bans what logit_bias makes likelier (token id 4): "),
+        ({"banned_tokens": tuple(range(30)), "logit_bias": dict.fromkeys(range(30), 1)}, "10, 11 and 18 more): take each out"),
+        (
+            {"logit_bias": dict.fromkeys(range(100), -1e30)},
+            "logit_bias bans all 100 tokens of the vocabulary (a bias of -1e+09",
+        ),
+        ({"logit_bias": dict.fromkeys(range(100), -1e9)}, "nothing is left to draw"),
+        (
+            {"banned_tokens": tuple(range(60)), "logit_bias": dict.fromkeys(range(50, 100), -1e9)},
+            "banned_tokens and logit_bias ban all 100 tokens of the vocabulary",
+        ),
         ({"order": "top_p"}, "order is a sequence"),
         ({"order": ("temperature", "topp")}, "unknown stage 'topp': did you mean 'top_p'?"),
         ({"order": ("top_p", "min_p", "top_p")}, "stage 'top_p' stands there twice"),
@@ -60,10 +71,19 @@ def test_bad_settings_are_refused(settings: dict[str, Any], says: str) -> None:
 def test_what_makes_sense_is_taken() -> None:
     for settings in (
         SamplingOptions(logit_bias={99: -100}, banned_tokens=tuple(range(99)), dry_breakers=("\n", 3), order=("bias", "dry")),
+        SamplingOptions(logit_bias={3: -5.0, 4: 0.0, 5: 2.0}, banned_tokens=(3, 4)),
+        SamplingOptions(logit_bias=dict.fromkeys(range(100), -100)),
+        SamplingOptions(logit_bias=dict.fromkeys(range(99), -1e30)),
+        SamplingOptions(logit_bias=dict.fromkeys(range(40), -1e30), banned_tokens=tuple(range(30, 99))),
         SamplingOptions(order=(), typical_p=1, top_k=0, temperature=1.0),
         SamplingOptions(presence_penalty=-2, frequency_penalty=2.0, repetition_penalty=0.5, typical_p=1),
     ):
         assert settings.check(100) is settings
+
+
+def test_a_ban_and_a_favour_of_one_token_are_refused_without_a_vocabulary_too() -> None:
+    with pytest.raises(InvalidRequestError, match=r"token id 7\b"):
+        GenerationOptions.from_mapping({"banned_tokens": [7], "logit_bias": {"7": 2}})
 
 
 def test_settings_survive_json() -> None:
