@@ -145,7 +145,12 @@ OPTIONS = (
         "--option typical_p=0.9 --option xtc_probability=0.5 --option dry_multiplier=0.8 --option presence_penalty=0.5 "
         """--option 'logit_bias={" Paris": -5}' --option 'banned_tokens=[" rain", 36413]' (tokens by text or id)""",
     ),
-    click.option("--seed", type=click.IntRange(0), help="The same seed gives the same answer. Example: --seed 7"),
+    click.option(
+        "--seed",
+        type=click.IntRange(0),
+        help="The same seed gives the same answer, alone or beside others; with --weights bfloat16, int8 or int4, or a model "
+        "that computes in 16 bits, only where it is asked in the same way again. Example: --seed 7",
+    ),
     click.option(
         "--top-k", "alternatives", type=click.IntRange(0, 1000), default=0, help="Show so many alternatives per token."
     ),
