@@ -86,8 +86,8 @@ class HfBackend(PackedBackend[TorchPack]):
         plain = loaded.perplexities is None  # packed weights are no tensors, which is all that can be recorded
         self._replay = Replay(self._model, self._takes, self.count) if ours and plain and not self.recurrent else None
         self.info = self._describe(options, warnings=())
-        warnings = self_test(self) + kv_warning(self, self._kv) + stream_warning(self, self._kv)
-        warnings += self._weights_warning() + loaded.passed_over
+        warnings = self_test(self) + kv_warning(self, self._kv) + self._weights_warning()
+        warnings += stream_warning(self, self._kv) + loaded.passed_over
         if loaded.offload is not None:
             started = time.monotonic()
             self.logits_uncached([1])
