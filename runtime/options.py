@@ -36,6 +36,9 @@ class LoadOptions:
     are others than those of the float32 weights: `ModelInfo.warnings` has the perplexity of both on a fixed text, and
     `ModelInfo.precision` stands beside the numbers. Embeddings, norms and KV stay as they are; the head has 16 bits or more.
 
+    One seed draws the same alone, in a batch and after a branch with `dtype` float32 and `weights` float32 or float16. In other
+    forms, and where KV rests in fewer bits than it was computed with, it may not: `ModelInfo.warnings` says so of a model.
+
     `chat_format` says how messages become text: "auto" is the model's own template, or none; "none" knows no roles: text is
     continued; the names are the formats of well-known families, for models without a template or in place of their own.
     `chat_template` and `chat_template_file` take the user's template instead; it runs in a sandbox with limits. What ends a

@@ -157,7 +157,12 @@ OPTIONS = (
         """--option 'speculative={"method": "prompt_lookup"}' (guesses ahead what was said before: the same answer, maybe """
         "faster)",
     ),
-    click.option("--seed", type=click.IntRange(0), help="The same seed gives the same answer. Example: --seed 7"),
+    click.option(
+        "--seed",
+        type=click.IntRange(0),
+        help="The same seed gives the same answer, alone or beside others; with --weights bfloat16, int8 or int4, or a model "
+        "that computes in 16 bits, only where it is asked in the same way again. Example: --seed 7",
+    ),
     click.option(
         "--top-k", "alternatives", type=click.IntRange(0, 1000), default=0, help="Show so many alternatives per token."
     ),

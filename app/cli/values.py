@@ -15,8 +15,8 @@ from runtime import CHAT_FORMATS, Grammar, InvalidRequestError, LoadOptions
 
 WEIGHTS: Final = ("float32", "float16", "bfloat16", "int8", "int4")
 WEIGHTS_HELP: Final = (
-    "Hold linear weights in fewer bits: faster on a processor (hf), and the numbers are others; what that costs is said. "
-    "Example: --weights float16"
+    "Hold linear weights in fewer bits: faster on a processor (hf), and the numbers are others; what that costs is said. With "
+    "bfloat16, int8 and int4 a seed can give another answer in a batch or after a branch. Example: --weights float16"
 )
 TEMPLATES = ("auto", "none", *CHAT_FORMATS)
 OWN_FLAGS: Final = {

@@ -84,6 +84,32 @@ def kv_warning(backend: PackedBackend[Any], kv: KvFormat) -> tuple[str, ...]:
     )
 
 
+def stream_warning(backend: PackedBackend[Any], kv: KvFormat, *, even: bool = False) -> tuple[str, ...]:
+    """That one seed may draw other tokens in other company, where numbers are rounded so that a draw can see it.
+
+    Sums come out in another order beside other rows, in the last bit of float32. What rounds them to 16 bits afterwards makes
+    that bit a step of its own; so does KV that comes back with fewer bits than it was computed with.
+
+    Args:
+        backend: Of the model, described.
+        kv: How its KV rests.
+        even: Whether the library adds up a row of 16 bits in one order, whatever is computed beside it.
+    """
+    info, rounding = backend.info, _rounding(backend.info)
+    if rounding in ("float16", "bfloat16") and not even:
+        way_out = "dtype='float32'" if rounding == info.dtype else "weights='float32' (or 'float16')"
+        return (
+            f"numbers are rounded to {rounding}, a little differently beside others than alone: with the same seed a stream "
+            f"can draw other tokens in a batch or after a branch; {way_out} keeps it the same",
+        )
+    if backend.slot_bytes and kv.name not in (info.dtype, "float32"):
+        return (
+            f"KV rests in {kv.name}: with the same seed a stream can draw other tokens after a cached prefix than afresh; "
+            "kv_dtype='auto' keeps it the same",
+        )
+    return ()
+
+
 def kv_gaps(backend: PackedBackend[Any], trunk: Int64, tail: Int64) -> Float32:
     """How far log-probabilities move when the KV of `trunk` has rested in a payload.
 

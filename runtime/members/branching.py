@@ -20,6 +20,9 @@ class BranchingMembers(Protocol):
     `finish_reason`. One that fails ends alone: what it yielded stays valid, the others run to their end, and then its
     error is raised; a note on it has the numbers of all that failed (the last record of a branch that failed has no
     `finish_reason`). Closing a generator early, best with `contextlib.aclosing`, stops all; `Branches.drop` stops one.
+
+    What a stream says beside others is what it says alone within the rounding of float32. Of a model that computes in 16 bits,
+    or with weights in bfloat16, int8 or int4, it can be something else under the same seed: `ModelInfo.warnings` says so.
     """
 
     def continue_many(
@@ -29,7 +32,7 @@ class BranchingMembers(Protocol):
 
         The prefix is computed once and held once: tokens computed are those of the prefix that the cache does not have,
         and n times the new ones. Branches have one seed and the numbers from ``options.branch`` on (0 unless it says
-        otherwise); branch k says what ``generate`` says with this seed and ``branch=k``.
+        otherwise); branch k says what ``generate`` says with this seed and ``branch=k`` (see above).
 
         Args:
             ids: The point: all tokens up to it.
@@ -53,8 +56,8 @@ class BranchingMembers(Protocol):
     ) -> Branches[TokenRecord]:
         """Answers different prompts in one batch, ``(prompt's number, record)`` as they come; called without await.
 
-        Row i says what ``generate(prompts[i], options of i)`` says. Prompts are checked before any is computed; an error
-        names the number. As many as make a batch (`max_batch_rows`) run at a time, the next begins when one has ended.
+        Row i says what ``generate(prompts[i], options of i)`` says (see above). Prompts are checked before any is computed; an
+        error names the number. As many as make a batch (`max_batch_rows`) run at a time, the next begins when one has ended.
 
         Args:
             prompts: Token ids, or raw text, which is tokenised as it is: no template, no roles.

@@ -1,7 +1,9 @@
 """The random number behind a draw, and the draw itself.
 
 A draw is u from Philox(key = seed, counter = (position, branch, stage)) through the inverse CDF over falling
-probability, ties by id: the same stream samples the same alone, in a batch, on a branch and after a reload.
+probability, ties by id. u belongs to its place: the same stream samples the same alone, in a batch, on a branch and after a
+reload where the model's numbers are the same there, within the rounding of float32. Models whose numbers are rounded further
+say so in `ModelInfo.warnings` (ARCHITECTURE.md, Tolerances).
 """
 
 from __future__ import annotations

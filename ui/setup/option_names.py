@@ -55,7 +55,10 @@ LABELS = {
     ),
     "seed": (
         QT_TRANSLATE_NOOP("Options", "seed"),
-        QT_TRANSLATE_NOOP("Options", "the same seed draws the same answer; empty: a fresh one each time"),
+        QT_TRANSLATE_NOOP(
+            "Options",
+            "the same seed draws the same answer, but where the model's page says otherwise; empty: a fresh one each time",
+        ),
     ),
 }
 MORE = {  # folded away until they are wanted, or said by the session

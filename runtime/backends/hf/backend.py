@@ -29,7 +29,7 @@ from runtime.backends.hf.replay import Replay
 from runtime.backends.hf.threads import CHOICE
 from runtime.backends.hf.weights import weight_bytes
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
-from runtime.backends.selftest import kv_warning, self_test
+from runtime.backends.selftest import kv_warning, self_test, stream_warning
 from runtime.backends.sized import state_size
 from runtime.backends.stored import Stored
 from runtime.backends.tree import Bool, Int64
@@ -86,7 +86,8 @@ class HfBackend(PackedBackend[TorchPack]):
         plain = loaded.perplexities is None  # packed weights are no tensors, which is all that can be recorded
         self._replay = Replay(self._model, self._takes, self.count) if ours and plain and not self.recurrent else None
         self.info = self._describe(options, warnings=())
-        warnings = self_test(self) + kv_warning(self, self._kv) + self._weights_warning() + loaded.passed_over
+        warnings = self_test(self) + kv_warning(self, self._kv) + self._weights_warning()
+        warnings += stream_warning(self, self._kv) + loaded.passed_over
         if loaded.offload is not None:
             started = time.monotonic()
             self.logits_uncached([1])

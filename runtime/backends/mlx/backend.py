@@ -27,7 +27,7 @@ from runtime.backends.mlx.masks import Window
 from runtime.backends.mlx.parts import parts_of
 from runtime.backends.mlx.payload import MlxPayload
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
-from runtime.backends.selftest import kv_warning, self_test
+from runtime.backends.selftest import kv_warning, self_test, stream_warning
 from runtime.backends.sized import state_size
 from runtime.backends.stored import Stored
 from runtime.backends.tree import Bool, Int64
@@ -80,7 +80,8 @@ class MlxBackend(PackedBackend[MlxPack]):
         self.shares = self.recurrent
         self._vocabulary = int(self._model(mx.zeros((1, 1), mx.int32)).shape[-1])
         self.info = self._describe(options, warnings=())
-        warnings = self_test(self) + kv_warning(self, self._kv) + passed_over
+        on_cpu = mx.default_device() == mx.cpu  # whose kernels go through a row alone; Metal's differ with the number of rows
+        warnings = self_test(self) + kv_warning(self, self._kv) + stream_warning(self, self._kv, even=on_cpu) + passed_over
         if loaded.config.get("model_type") not in PROVEN:
             warnings += ("mlx-lm's version of this architecture was not compared with transformers; backend='hf' was",)
         if options.threads is not None:
