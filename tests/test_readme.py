@@ -10,6 +10,7 @@ from tests.test_house import ROOT, python
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # each example loads a model, some of them three
 def test_the_examples_of_the_readme_run_as_they_stand() -> None:
     _, *examples = (ROOT / "README.md").read_text("utf-8").split("```python\n")
     told = []

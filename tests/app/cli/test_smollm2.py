@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shlex
+import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from runtime.loading.source import resolve
-from tests.app.cli.conftest import Elsewise
+from tests.app.cli.conftest import Done, Elsewise
 
 pytestmark = pytest.mark.slow
 GREEDY = ("--temperature", "0")
@@ -32,13 +36,13 @@ def test_raw_text_is_continued(ask: Elsewise) -> None:
 
 
 README = Path(__file__).parents[3] / "README.md"
+BLOCKS = re.findall(r"^```sh\n(.*?)^```$", README.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 EXAMPLES = [
-    shlex.split(line, comments=True)
-    for block in re.findall(r"^```sh\n(.*?)^```$", README.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    for line in block.splitlines()
-    if line.startswith("elsewise ask ")
+    shlex.split(line, comments=True) for block in BLOCKS for line in block.splitlines() if line.startswith("elsewise ask ")
 ]
 OWN = ("--model", "--adapter", "--batch", "--schema", "my.jinja")  # need files that the reader has, or has just written
+COMMAND = re.compile(r"^(?:.*<<'END'\n(?:.*\n)*?END|.+)$", re.MULTILINE)  # a line, with the document that follows it
+WRITES = ("cat ", "echo ", "printf ")  # files for the commands below them
 
 
 @pytest.mark.parametrize("words", [e for e in EXAMPLES if not set(OWN) & set(e)], ids=" ".join)
@@ -48,6 +52,70 @@ def test_the_examples_of_the_readme_answer(ask: Elsewise, words: list[str]) -> N
     done = ask(*arguments, *limit)
     assert done.code == 0, done.err
     assert done.out.strip()
+
+
+Walk = Callable[..., dict[str, Done]]
+
+
+def _redirected(words: list[str]) -> tuple[list[str], list[str]]:
+    """A command, and the file that its answer goes to, if any."""
+    return (words[: words.index(">")], words[words.index(">") + 1 :]) if ">" in words else (words, [])
+
+
+@pytest.fixture
+def walk(elsewise: Elsewise, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Walk:
+    """Runs what the block with some words writes, and its commands that have one of the words; what each says."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str, more: Sequence[str] = ()) -> dict[str, Done]:
+        [block] = [block for block in BLOCKS if all(word in block for word in words)]
+        found: dict[str, Done] = {}
+        for command in COMMAND.findall(block):
+            if command.startswith(WRITES):
+                subprocess.run(["sh", "-c", command], check=True, timeout=60)
+            elif command.startswith("elsewise ") and any(word in command for word in words):
+                _, *arguments = shlex.split(command, comments=True)
+                arguments, into = _redirected(arguments)
+                done = elsewise(*arguments, *more, "--model", folder)
+                assert done.code == 0, (command, done.err)
+                for name in into:
+                    Path(name).write_text(done.out, "utf-8")
+                found[" ".join(arguments)] = done
+        return found
+
+    return run
+
+
+def test_the_schema_and_the_template_of_the_readme_answer(walk: Walk) -> None:
+    person, hello = walk("--schema person.json", "my.jinja", more=GREEDY).values()
+    told = json.loads(person.out)
+    assert told.keys() == {"name", "age"}
+    assert len(told["name"]) <= 20
+    assert hello.out.strip()
+    assert "user:" not in hello.out
+
+
+def test_the_batch_of_the_readme_answers_every_line(walk: Walk) -> None:
+    (done,) = walk("--batch questions.jsonl", more=("--max-tokens", "16")).values()
+    answers = {answer["id"]: answer for answer in map(json.loads, done.out.splitlines())}
+    assert list(answers) == ["sea", "rome", "dice", "long", "wet", "ages"]  # in the order asked
+    assert answers["wet"]["text"] in ("yes", "no")
+    assert 1 <= int(answers["ages"]["text"]) <= 99
+    assert "7" not in answers["ages"]["text"]
+    assert all(answer["text"].strip() for answer in answers.values())
+
+
+def test_the_scores_and_vectors_of_the_readme_are_there(walk: Walk) -> None:
+    said = walk("elsewise score", "elsewise embed")
+    assert len(said) == 4
+    rows = list(csv.DictReader(Path("scores.csv").read_text("utf-8").splitlines()))
+    assert "".join(row["text"] for row in rows).strip() == "The quick brown fox jumps over the lazy dog."
+    compared = [done.out for command, done in said.items() if "--against" in command]
+    assert len(compared) == 2
+    assert all("fox" in out for out in compared)
+    vectors = np.load("notes.npy")
+    assert vectors.shape[0] == 2
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
 
 
 def test_the_readme_has_an_example_of_every_setting_of_the_sampler() -> None:
