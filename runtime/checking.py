@@ -23,7 +23,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     alike = {each: difflib.SequenceMatcher(None, each.casefold(), asked).ratio() for each in known}  # 0 to 1
     words = set(re.findall(r"\w{3,}", asked.replace("_", " ")))
     sharing = [each for each in known if words.intersection(each.casefold().replace("_", " ").split())]
-    best = max(known, key=alike.__getitem__, default="")
+    best = max(known, key=lambda each: (alike[each], each), default="")
     if sharing and alike[best] < MISTYPED:  # `penalty`, `eos`: a part of the name that was meant
         return f"did you mean {max(sharing, key=alike.__getitem__)!r}?"
     if best and alike[best] >= LIKE:

@@ -287,8 +287,8 @@ def test_tokens_are_named_by_what_they_say(play: Play) -> None:
         # the toy's tokens are bytes
         setup = await s.workbench.set_option(session_id, "banned_tokens", ["e", " ", 101, 7])
         assert option(setup, "banned_tokens").own == [101, 32, 7]
-        setup = await s.workbench.set_option(session_id, "logit_bias", {'" "': -5, "e": 2, "65": 1, '"7"': 3})
-        assert option(setup, "logit_bias").own == {"32": -5, "101": 2, "65": 1, "55": 3}
+        setup = await s.workbench.set_option(session_id, "logit_bias", {'" "': -5, "f": 2, "65": 1, '"7"': 3})
+        assert option(setup, "logit_bias").own == {"32": -5, "102": 2, "65": 1, "55": 3}
         # what is no token is refused, and says what it begins with; nothing is changed
         with pytest.raises(Refusal, match='"hello" is more than one token: it begins with "h"'):
             await s.workbench.set_option(session_id, "banned_tokens", ["hello"])
