@@ -92,7 +92,8 @@ def test_a_gguf_file_in_both_forms(walk: Walk) -> None:
 
 def test_folders_of_ones_own(walk: Walk) -> None:
     Path("a-base-model").symlink_to(tiny_path("llama"))
-    Path("a-large-one").symlink_to(tiny_path("llama"))
+    for name in ("a-large-one", "a-small-one"):
+        Path(name).symlink_to(tiny_path("llama"))
     for seed, name in enumerate(("pirate", "polite")):
         config = save_adapter(Path(name), "llama", seed=seed) / "adapter_config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": "smollm2"}))
