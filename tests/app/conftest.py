@@ -23,10 +23,15 @@ def no_thread_is_left() -> Iterator[None]:
     """The store's thread, the engine's: every one that a test started has ended."""
     before = set(threading.enumerate())
     yield
-    for thread in set(threading.enumerate()) - before:
+    for thread in _ours(before):
         thread.join(PATIENCE_SECONDS)  # one that was told to end may still be on its way
-    left = [thread.name for thread in threading.enumerate() if thread not in before]
+    left = [thread.name for thread in _ours(before)]
     assert not left, left
+
+
+def _ours(before: set[threading.Thread]) -> list[threading.Thread]:
+    """Those that came since, but the one of transformers' bars, which stays for the whole process."""
+    return [thread for thread in threading.enumerate() if thread not in before and thread.name != "tqdm_monitor"]
 
 
 @pytest.fixture(autouse=True)
