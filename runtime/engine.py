@@ -131,22 +131,12 @@ class Engine:
                     closing = self._closing
                     break
                 self._phase = "idle"
-                rested = not self._wake.wait(REST_SECONDS if self._stale or scheduler.resting.due else None)
+                rested = not self._wake.wait(REST_SECONDS if self._stale else None)
             if rested:
-                self._rest(scheduler)
+                self._renew_report(scheduler, whole=True)
         self._phase = "step"
         scheduler.submit(arrived)
         return not closing
-
-    def _rest(self, scheduler: Scheduler) -> None:
-        """Nobody asks for anything: what can wait is done, a part at a time."""
-        if scheduler.resting.due:
-            self._phase = "step"  # which has a limit
-            scheduler.resting.go_on(self._asked)
-        self._renew_report(scheduler, whole=True)
-
-    def _asked(self) -> bool:
-        return bool(self._inbox) or self._closing
 
     def _look_due(self, scheduler: Scheduler) -> bool:
         """Whether every edge is looked at for the largest: always where they are few, else when there is time for it.

@@ -248,4 +248,3 @@ class CacheReport:
     working_bytes: int = 0  # of packs, beside the trie's `bytes`
     vector_bytes: int = 0  # of kept next-token vectors
     pins: int = 0  # paths that open sessions keep; their leases are among `leases`
-    side_bytes: int = 0  # of recordings of the model's forward (hf on a processor), which are no KV and not of the budget

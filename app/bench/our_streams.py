@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -15,9 +14,6 @@ from app.bench.forwards import Watched
 from app.bench.measure import Ids
 from app.bench.ours import open_model
 from runtime import GenerationOptions, SamplingOptions
-
-SETTLED = 80  # tokens
-REST_SECONDS = 0.01  # between two looks at whether they are
 
 
 class OurStreams(Watched):
@@ -53,14 +49,6 @@ class OurStreams(Watched):
         if not warm:
             self._model.clear_cache()
         return self._runner.run(self._decode(prompts, n, top_k))
-
-    def settle(self, prompts: Sequence[Ids]) -> None:
-        """Decodes until the model does so as it will from then on: on hf its forwards are recorded after 64 tokens, at rest."""
-        if self._model.info.backend == "hf":
-            self.decode(prompts, SETTLED)
-            resting: Any = self._model._engine.scheduler.resting  # type: ignore[attr-defined]  # noqa: SLF001  # nor so deep
-            while resting.due:
-                time.sleep(REST_SECONDS)
 
     def score(self, ids: Ids) -> Lap:
         """Records of all tokens of a text."""

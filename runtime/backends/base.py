@@ -44,14 +44,6 @@ class Backend(Protocol):
     lent: int  # bytes that copies may take in the middle of a `forward`; fewer than `copy_cost`: in more calls of the model
     overlaps: bool  # whether a forward that was begun computes while the caller does something else
 
-    @property
-    def due(self) -> bool:
-        """Whether there is something to do for `rest`."""
-
-    @property
-    def side_bytes(self) -> int:
-        """Held beside weights and KV, for the sake of speed."""
-
     def open_pack(self) -> Pack:
         """An empty pack."""
 
@@ -255,15 +247,6 @@ class Backend(Protocol):
 
     def reclaim(self) -> None:
         """Gives memory that is free but still held by the library back to the device, at once."""
-
-    def rest(self, asked: Callable[[], bool]) -> None:
-        """Nobody waits for anything: does a part of what makes later forwards quicker, while some is `due`.
-
-        What it pushes through the model is counted.
-
-        Args:
-            asked: Whether somebody asks for something meanwhile: then it gives way soon, and does the part another time.
-        """
 
     def set_kv_budget(self, nbytes: int) -> None:
         """Tells how many bytes of KV may be held in all, so that a device with limits of its own can set them once."""

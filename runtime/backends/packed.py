@@ -82,19 +82,6 @@ class PackedBackend(ChainedBackend[P]):
     def unload_adapter(self, digest: str) -> None:
         """Frees an adapter's weights; where none can be loaded there is nothing to do."""
 
-    @property
-    def due(self) -> bool:
-        """Whether there is something to do for `rest`: not in most libraries."""
-        return False
-
-    @property
-    def side_bytes(self) -> int:
-        """Held beside weights and KV, for the sake of speed."""
-        return 0
-
-    def rest(self, asked: Callable[[], bool]) -> None:
-        """A part of what makes later forwards quicker; see `runtime.backends.base.Backend.rest`."""
-
     def free_bytes(self) -> int:
         """The machine's free memory; devices with their own say otherwise."""
         return int(psutil.virtual_memory().available)

@@ -35,13 +35,6 @@ class Step:
         """How many tokens precede the new ones in the buffers that the model sees."""
         return int(self.slots[0]) if self.path is None else len(self.path)
 
-    @property
-    def decodes(self) -> bool:
-        """Whether it is what running streams push: a token at the end of a chain, or some of a tree, all of them wanted."""
-        n = len(self.tokens)
-        plain = self.path is None and self.stacks is None and not self.hidden
-        return plain and len(self.want) == n and (n == 1 or self.mask is not None)
-
 
 def steps_of(bucket: Bucket) -> Iterator[Step]:
     """The rows of a bucket as forwards of their own."""

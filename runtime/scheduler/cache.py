@@ -317,7 +317,6 @@ class Cache:
             working_bytes=self.workspaces.nbytes,
             vector_bytes=self.vectors.bytes + self.pins.nbytes,
             pins=len(self.pins),
-            side_bytes=self._backend.side_bytes,
         )
 
     def set_budget(self, budget: int) -> None:

@@ -25,7 +25,6 @@ from runtime.scheduler.jobs import CallJob, Job, QueryJob, ScoreJob, StayingJob,
 from runtime.scheduler.ledger import Ledger
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.prompts import Prompts
-from runtime.scheduler.resting import Resting
 from runtime.scheduler.starting import Starting
 from runtime.scheduler.stream import TextDecoder, Vocabulary
 from runtime.scheduler.waiting import Waiting
@@ -94,7 +93,6 @@ class Scheduler:
             vocabulary,
         )
         self._starting = Starting(self.cache, self._ledger, self._decoding, self._beams, self._drafter, vocabulary)
-        self.resting = Resting((backend,) if draft is None else (backend, draft), self.cache, self.counters)
         self.steps = 0
 
     @property

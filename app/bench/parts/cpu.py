@@ -51,8 +51,6 @@ def _measured(case: Case, sizes: Sizes, tell: Told) -> Findings:
     weights = {form: streams.weight_bytes for form, streams in forms.items()}
     prompt: list[int] = np.random.default_rng(5).integers(min(case.vocabulary, 1000), size=sizes.decode_prompt).tolist()
     n = sizes.cpu_tokens
-    for streams in forms.values():
-        streams.settle([prompt])
     contenders: dict[str, Callable[[], Lap]] = {form: partial(s.decode, [prompt], n) for form, s in forms.items()}
     contenders[FORWARDS] = partial(forms[OURS].forwards, contenders[OURS])
     contenders[GENERATE] = partial(peer.generate, prompt, n, records=False)

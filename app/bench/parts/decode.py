@@ -34,8 +34,6 @@ def decode(case: Case, sizes: Sizes, tell: Told) -> Findings:
     n = sizes.decode_tokens
     tell("W5: loading")
     ours, peer = our_streams(case), peer_streams(case)
-    ours.settle(prompts[:1])
-    ours.settle(prompts)
     one: dict[str, Run] = {
         OURS: partial(ours.decode, prompts[:1], n),
         OURS_BARE: partial(ours.decode, prompts[:1], n, top_k=0),

@@ -36,7 +36,6 @@ def overhead(case: Case, sizes: Sizes, tell: Told) -> Findings:
     ours, peer = our_streams(case), peer_streams(case)
     shortest, longest = sizes.contexts[0], sizes.contexts[-1]
     prompts: dict[int, list[int]] = {each: rng.integers(case.vocabulary, size=each).tolist() for each in sizes.contexts}
-    ours.settle([prompts[shortest]])
     contenders: dict[tuple[str, str], Callable[[], Lap]] = {}
     for context, prompt in prompts.items():  # all lengths take turns: the difference between two is that of one moment
         decode = partial(ours.decode, [prompt], n, warm=True)

@@ -39,16 +39,11 @@ class Arguments:
             arguments["position_ids"] = torch.from_numpy(step.positions).to(self._device)[None]
         if "logits_to_keep" in self._takes and not step.hidden:
             arguments["logits_to_keep"] = self._kept(step.want, len(step.tokens))
-        if (masks := self.tree_masks(pack, step)) is not None:
-            arguments["attention_mask"] = masks
+        if step.mask is not None:  # a tree; else the library's own causal mask serves
+            visible, first = step.mask, step.mask.shape[1] - step.mask.shape[0]
+            by_window = {w: visible if w is None else pack.tree.within(visible, first, w) for w in self._windows}
+            arguments["attention_mask"] = self._masks(by_window)
         return arguments
-
-    def tree_masks(self, pack: TorchPack, step: Step) -> torch.Tensor | dict[str, torch.Tensor] | None:
-        """Who sees whom in it: bool or float ``(1, 1, n, slots)``, by kind of layer where there are several; None: causal."""
-        if step.mask is None:
-            return None
-        visible, first = step.mask, step.mask.shape[1] - step.mask.shape[0]
-        return self._masks({w: visible if w is None else pack.tree.within(visible, first, w) for w in self._windows})
 
     def of_rows(self, pack: TorchPack, bucket: Bucket) -> dict[str, Any]:
         """The same for chains side by side; the library's own causal mask serves where they are equally long."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from runtime.backends.hf.cache import Shape, SlotLayer, Tensors, TorchPack, make
 from runtime.backends.hf.codec import codec_of
 from runtime.backends.hf.loading import LoadedModel, load_model
 from runtime.backends.hf.payload import TorchPayload
-from runtime.backends.hf.replay import Replay
 from runtime.backends.hf.threads import CHOICE
 from runtime.backends.hf.weights import weight_bytes
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
@@ -82,9 +80,6 @@ class HfBackend(PackedBackend[TorchPack]):
         self._arguments = Arguments(self._takes, self._windows, self._device, self._dtype, eager=eager)
         self.tree = not self.recurrent and "position_ids" in self._takes
         self.shares = self.recurrent and attention_of(self._model) == OWN
-        ours = loaded.folder and loaded.offload is None and self._device.type == "cpu"  # nobody else's hooks, one fast device
-        plain = loaded.perplexities is None  # packed weights are no tensors, which is all that can be recorded
-        self._replay = Replay(self._model, self._takes, self.count) if ours and plain and not self.recurrent else None
         self.info = self._describe(options, warnings=())
         warnings = self_test(self) + kv_warning(self, self._kv) + self._weights_warning()
         warnings += stream_warning(self, self._kv) + loaded.passed_over
@@ -125,11 +120,8 @@ class HfBackend(PackedBackend[TorchPack]):
             self.count(len(step.tokens))
             if step.hidden:
                 logits = self._model.base_model(**self._arguments.of(pack, step)).last_hidden_state[0]  # (n, hidden)
-            elif self._replay is not None and step.decodes:
-                masks, forward = partial(self._arguments.tree_masks, pack, step), partial(self._logits, pack, step)
-                logits = self._replay.logits(pack, step, masks, forward)
             else:
-                logits = self._logits(pack, step)  # (rows, vocab)
+                logits = self._model(**self._arguments.of(pack, step)).logits[0]  # (rows, vocab)
             if step.hidden or "logits_to_keep" not in self._takes:
                 logits = logits[torch.from_numpy(step.want).to(self._device)]
             if self._shapes == ():
@@ -140,21 +132,6 @@ class HfBackend(PackedBackend[TorchPack]):
                 (state,) = pack.get_states(1)
                 pack.clear_state()
             return logits.float().cpu().numpy(), state
-
-    @property
-    def due(self) -> bool:
-        """See `runtime.backends.base.Backend.due`."""
-        return self._replay is not None and self._replay.due
-
-    @property
-    def side_bytes(self) -> int:
-        """See `runtime.backends.base.Backend.side_bytes`."""
-        return 0 if self._replay is None else self._replay.nbytes
-
-    def rest(self, asked: Callable[[], bool]) -> None:
-        if self._replay is not None:
-            with _computing():
-                self._replay.rest(asked)
 
     def push_rows(self, pack: TorchPack, bucket: Bucket) -> tuple[Float32, Sequence[State | None]]:
         rows, width = bucket.tokens.shape
@@ -273,7 +250,7 @@ class HfBackend(PackedBackend[TorchPack]):
         if self._loaded.offload is not None:
             self._loaded.offload.close()
         self._adapters.close()
-        del self._model, self._loaded, self._adapters, self._replay
+        del self._model, self._loaded, self._adapters
         self.reclaim()
 
     def reclaim(self) -> None:
@@ -281,10 +258,6 @@ class HfBackend(PackedBackend[TorchPack]):
             torch.cuda.empty_cache()
         elif self._device.type == "mps":
             torch.mps.empty_cache()
-
-    def _logits(self, pack: TorchPack, step: Step) -> torch.Tensor:
-        logits: torch.Tensor = self._model(**self._arguments.of(pack, step)).logits[0]
-        return logits
 
     def _describe(self, options: LoadOptions, warnings: tuple[str, ...]) -> ModelInfo:
         loaded, config = self._loaded, self._loaded.config

@@ -114,18 +114,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
             return self.keys[:, :, self.start : end], self.values[:, :, self.start : end]
         self.keys[:, :, self.start : end] = key_states
         self.values[:, :, self.start : end] = value_states
-        return self.seen_by_new()
-
-    def new(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The places of new tokens that stand side by side, still to be written."""
-        self.reserve(self.end)
-        n = self.end - self.start
-        return self.keys.narrow(2, self.start, n), self.values.narrow(2, self.start, n)
-
-    def seen_by_new(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """All that such tokens see, a tree's mask aside; their own places are the last."""
         first = self._first_seen()
-        return self.keys.narrow(2, first, self.end - first), self.values.narrow(2, first, self.end - first)
+        return self.keys[:, :, first:end], self.values[:, :, first:end]
 
     def _gathered(self, path: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.keys.index_copy_(2, self.slots, keys)

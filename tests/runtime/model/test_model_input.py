@@ -66,7 +66,6 @@ def watched(backend: str, name: str, **options: Any) -> Iterator[tuple[LocalMode
             calls = door.calls
         else:
             calls = []
-            inner._replay = None  # which would not call the hook
             inner._model.register_forward_pre_hook(
                 lambda _, args, kwargs: calls.append(int(kwargs["input_ids"].numel())), with_kwargs=True
             )

@@ -67,7 +67,6 @@ class Troubled:
             layers = backend._model.layers
             layers[1] = Trap(layers[1], self)
         else:
-            backend._replay = None  # which would not call the hook
             layers = backend._model.get_decoder().layers
             layers[1].register_forward_pre_hook(lambda *_: self.spring())
 
@@ -195,7 +194,6 @@ def poison(model: LocalModel, token: int, value: float) -> None:
     elif backend.info.backend == "fake":
         backend._embed[token] = value
     else:
-        backend._replay = None  # which would not call the hook
         embedding = backend._model.get_input_embeddings()
         embedding.register_forward_hook(lambda _, ids, out: out.masked_fill((ids[0] == token)[..., None], value))
 
