@@ -1,4 +1,4 @@
-"""`elsewise bench`: the benchmark of this machine."""
+"""`elsewise bench`: the benchmark of this machine, in a checkout of the source."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-# As app.bench.catalogue has them, without its imports.
+# As benchmarks.catalogue has them, without its imports.
 PARTS = (
     *("W1", "W2", "W3", "W4", "W5", "cpu", "rows", "overhead", "W6", "W7", "many", "W8"),
     *("swap", "sampler", "grammar", "speculative", "trie", "shelf", "files", "view", "window", "start"),
@@ -47,7 +47,11 @@ def bench(
 
     Every figure is printed beside its bar; ctrl-C prints those that there are.
     """
-    from app.bench.run import run_bench  # the peers are imported for a benchmark alone
-
+    try:
+        from benchmarks.run import run_bench  # not part of an installed app
+    except ModuleNotFoundError as error:
+        if error.name != "benchmarks":
+            raise
+        raise click.ClickException("the benchmark comes with the source code: run `make bench` in a checkout of it") from error
     if not run_bench(quick=quick, model=model, backends=backends, only=only, json_path=json_path):
         context.exit(INTERRUPTED)

@@ -65,7 +65,7 @@ def counted(backend: str) -> dict[str, list[tuple[str, str]]]:
             return {"batched query of four rows": query, "one generated token": token}
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]  # the stub knows no way back
+        threading.setprofile(None)
 
 
 def _query(calls: Calls, model: Any, rows: list[list[int]]) -> list[tuple[str, str]]:

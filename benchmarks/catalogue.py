@@ -1,0 +1,104 @@
+"""Which parts there are, and on which models each is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from benchmarks.clock import Told
+from benchmarks.findings import Case, Findings
+from benchmarks.parts.budget import budget
+from benchmarks.parts.counts import branches, chat, particles
+from benchmarks.parts.cpu import cpu
+from benchmarks.parts.decode import decode
+from benchmarks.parts.files import files
+from benchmarks.parts.grammar import grammar
+from benchmarks.parts.latency import latency
+from benchmarks.parts.many import many
+from benchmarks.parts.overhead import overhead
+from benchmarks.parts.reopen import reopen
+from benchmarks.parts.rows import rows
+from benchmarks.parts.sampler import sampler
+from benchmarks.parts.score import score
+from benchmarks.parts.shelf import shelf
+from benchmarks.parts.speculative import speculative
+from benchmarks.parts.swap import swap
+from benchmarks.parts.trie import trie
+from benchmarks.parts.view import view
+from benchmarks.parts.window import window
+from benchmarks.sizes import Sizes
+from benchmarks.start import start
+
+
+class On(Enum):
+    """What a part is run on."""
+
+    ALL = "every model on every backend"
+    TINY = "every tiny model on every backend"
+    BACKENDS = "one model on every backend"
+    ONCE = "no model"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the benchmark. `run` is told what to say of its progress."""
+
+    name: str  # what `--only` takes
+    title: str
+    on: On
+    run: Callable[[Case, Sizes, Told], Findings]
+
+    def meant_for(self, case: Case, cases: Sequence[Case], *, quick: bool) -> bool:
+        """Whether it is run on this one of the models."""
+        if self.on is On.ONCE or (self.on is On.TINY and not case.tiny):
+            return False
+        if quick and self.name in ONE_BACKEND:
+            return case is cases[0]
+        if quick or self.on is On.BACKENDS:
+            return case is next(each for each in cases if each.backend == case.backend)
+        return True
+
+
+ONE_BACKEND = (
+    "W4",
+    "cpu",
+    "rows",
+    "many",
+    "W8",
+    "swap",
+    "grammar",
+    "speculative",
+    "window",
+)  # quick ones are run on the first backend alone
+PARTS = (
+    Part("W1", "particles: counts and cpu", On.ALL, particles),
+    Part("W2", "chat: counts", On.ALL, chat),
+    Part("W3", "branches: counts", On.ALL, branches),
+    Part("W4", "a saved session in another process, SmolLM2", On.BACKENDS, reopen),
+    Part("W5", "decode, one stream and eight", On.ALL, decode),
+    Part("cpu", "decode on a processor, weights in fewer bits, SmolLM2", On.BACKENDS, cpu),
+    Part("rows", "recurrent rows together", On.BACKENDS, rows),
+    Part("overhead", "per-token overhead", On.TINY, overhead),
+    Part("W6", "score a text", On.ALL, score),
+    Part("W7", "chats under a byte budget", On.TINY, budget),
+    Part("many", "branches of one prompt, beams", On.ALL, many),
+    Part("W8", "event-loop latency", On.BACKENDS, latency),
+    Part("swap", "adapters that take turns: counts", On.BACKENDS, swap),
+    Part("sampler", "sampler and records", On.ONCE, sampler),
+    Part("grammar", "answers under a grammar", On.BACKENDS, grammar),
+    Part("speculative", "prompt lookup against plain decoding, SmolLM2", On.BACKENDS, speculative),
+    Part("trie", "the token trie alone", On.ONCE, trie),
+    Part("shelf", "saved sessions: open, list, search; KV blocks", On.ONCE, shelf),
+    Part("files", "files of models: a header of 10 GB, verifying", On.ONCE, files),
+    Part("view", "the window's transcript and list", On.ONCE, view),
+    Part("window", "the whole window's event loop: a session opens, a prompt prefills", On.BACKENDS, window),
+    Part("start", "from the process to the window", On.ONCE, start),
+)
+LATER: dict[str, str] = {}  # rows that are not measured yet, and why
+NAMES = tuple(part.name for part in PARTS)
+
+
+def chosen_parts(names: tuple[str, ...]) -> tuple[Part, ...]:
+    """The parts of these names, in the catalogue's order; all for none."""
+    return tuple(part for part in PARTS if not names or part.name in names)

@@ -1,0 +1,98 @@
+"""What of Elsewise's time its calls of the model take: it could not need less, however little stood around them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from benchmarks.clock import Clock, Lap, Stopwatch
+from runtime import LanguageModel
+
+FORWARDS = "elsewise, its forwards alone"
+REST = "elsewise, all but its forwards"
+LIMIT = "its forwards alone, from tokens to logits in numpy"
+
+
+class Forwards:
+    """Stops the time of a model's forwards while it is entered; each is waited for, so that none hides behind other work.
+
+    Args:
+        model: In this process, and idle whenever this is entered or left.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._backend: Any = model._engine.backend  # type: ignore[attr-defined]  # noqa: SLF001  # nothing public lies so deep
+        self.cpu_seconds = self.wall_seconds = 0.0
+        self._began: tuple[float, float] | None = None  # the one under way; one of them may be made of the other
+
+    def __enter__(self) -> Self:
+        forward, begin = self._backend.forward, self._backend.begin
+
+        def at_once(*args: Any) -> Any:
+            slots, wait = begin(*args)
+            logits = wait()
+            return slots, lambda: logits
+
+        self._backend.forward, self._backend.begin = self._timed(forward), self._timed(at_once)
+        self._backend.prepare = lambda *_: None  # nothing of a forward is done elsewhere
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        del self._backend.forward, self._backend.begin, self._backend.prepare
+
+    def watch(self) -> Stopwatch:
+        """One that runs while the model does."""
+        return Stopwatch(lambda: self.cpu_seconds, lambda: self.wall_seconds)
+
+    def watch_rest(self) -> Stopwatch:
+        """One that runs while the model does not: it stands still from the beginning of each forward to its end."""
+        return Stopwatch(lambda: self._rest(time.process_time, 0), lambda: self._rest(time.perf_counter, 1))
+
+    def _rest(self, clock: Clock, which: int) -> float:
+        began, now = self._began, clock()
+        return (now if began is None else began[which]) - (self.cpu_seconds, self.wall_seconds)[which]
+
+    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any) -> Any:
+            if self._began is not None:
+                return call(*args)
+            cpu, wall = self._began = time.process_time(), time.perf_counter()
+            try:
+                return call(*args)
+            finally:
+                self.cpu_seconds += time.process_time() - cpu
+                self.wall_seconds += time.perf_counter() - wall
+                self._began = None
+
+        return timed
+
+
+class Watched:
+    """A model in this process whose laps can be timed by its forwards alone.
+
+    Args:
+        model: It; its laps are stopped by the watch that `_watch` makes.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._forwards_of = model
+        self._watch: Callable[[], Stopwatch] = Stopwatch
+
+    def forwards(self, run: Callable[[], Lap]) -> Lap:
+        """A lap whose times are those of its forwards alone."""
+        return self._watched(run, Forwards.watch)
+
+    def rest(self, run: Callable[[], Lap]) -> Lap:
+        """A lap whose times are those of all that is not a forward, one after the other: nothing hides behind a forward."""
+        return self._watched(run, Forwards.watch_rest)
+
+    def _watched(self, run: Callable[[], Lap], watch: Callable[[Forwards], Stopwatch]) -> Lap:
+        with Forwards(self._forwards_of) as forwards:
+            self._watch = partial(watch, forwards)
+            try:
+                return run()
+            finally:
+                self._watch = Stopwatch

@@ -1,0 +1,125 @@
+"""W1, W2, W3: tokens computed against tokens needed, beside other libraries; for W1 the cpu-seconds as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from benchmarks.clock import Told
+from benchmarks.findings import Case, Findings, Limit, Verdict
+from benchmarks.forwards import FORWARDS, LIMIT
+from benchmarks.measure import Result, Subject, Workload, measure, medians
+from benchmarks.ours import Ours, our_subject
+from benchmarks.peers.bare import NAME as BARE
+from benchmarks.sizes import WARM_UP, Sizes
+
+RATIO_BAR = 1.05  # tokens over ideal that Elsewise promises to stay within
+CPU_BAR = 1.5  # times the cpu-seconds of bare forwards
+ONCE = "transformers, stateless"  # minutes of work that no bar asks for: once is enough
+ROW = "W1 cpu"
+
+
+def particles(case: Case, sizes: Sizes, tell: Told) -> Findings:
+    """W1: counts, and cpu-seconds over several rounds in which all take turns."""
+    results = _play(case, sizes, tell, index=0, rounds=sizes.rounds)
+    found = [medians(laps) for laps in results.values()]
+    verdicts = [_counted(found[0]), *_by_cpu(results)]
+    return Findings(results=tuple(found), verdicts=tuple(verdicts))
+
+
+def chat(case: Case, sizes: Sizes, tell: Told) -> Findings:
+    """W2."""
+    return _count(case, sizes, tell, index=1)
+
+
+def branches(case: Case, sizes: Sizes, tell: Told) -> Findings:
+    """W3."""
+    return _count(case, sizes, tell, index=2)
+
+
+def _count(case: Case, sizes: Sizes, tell: Told, *, index: int) -> Findings:
+    found = [medians(laps) for laps in _play(case, sizes, tell, index=index, rounds=1).values()]
+    return Findings(results=tuple(found), verdicts=(_counted(found[0]),))
+
+
+def _play(case: Case, sizes: Sizes, tell: Told, *, index: int, rounds: int) -> dict[str, list[Result]]:
+    """Elsewise first and its peers after it, in turns; in W1 a lap of its forwards alone as well."""
+    workload = sizes.workloads(case.vocabulary)[index]
+    results: dict[str, list[Result]] = {}
+    tell(f"{workload.name}: loading")
+    ours, others = our_subject(case), peers(case, particles=index == 0)
+    for subject in (ours, *others):
+        WARM_UP.workloads(case.vocabulary)[index].play(subject)  # imports, first allocations
+
+    def play(name: str, lap: Callable[[], Result]) -> None:
+        tell(f"{workload.name}, {name}")
+        results.setdefault(name, []).append(lap())
+
+    for turn in range(rounds):
+        play(ours.name, partial(_lap, workload, ours, case))
+        for subject in others:
+            if turn == 0 or subject.name != ONCE:
+                play(subject.name, partial(_lap, workload, subject, case))
+        if index == 0:
+            play(FORWARDS, partial(_forwards, workload, ours, case))
+    return results
+
+
+def _lap(workload: Workload, subject: Subject, case: Case) -> Result:
+    return measure(workload, subject, backend=case.backend, model=case.model)
+
+
+def _forwards(workload: Workload, ours: Ours, case: Case) -> Result:
+    with ours.forwards() as forwards:
+        lap = _lap(workload, ours, case)
+    return replace(lap, subject=FORWARDS, cpu_seconds=forwards.cpu_seconds, wall_seconds=forwards.wall_seconds)
+
+
+def peers(case: Case, *, particles: bool) -> list[Subject]:
+    """The peers of a case's backend; their libraries are imported here.
+
+    Args:
+        case: The model, which each of them loads once.
+        particles: Whether bare forwards are among them, which can do nothing else.
+    """
+    kinds: list[Callable[[Path], Subject]] = []
+    if case.backend == "hf":
+        from benchmarks.peers.bare_torch import BareTorch
+        from benchmarks.peers.one_cache import OneCache
+        from benchmarks.peers.stateless import Stateless
+
+        kinds += [OneCache] + [Stateless] * case.tiny + [BareTorch] * particles
+    elif case.backend == "mlx":
+        from benchmarks.peers.bare_mlx import BareMlx
+        from benchmarks.peers.mlx_prompt_cache import MlxPromptCache
+
+        kinds += [MlxPromptCache] + [BareMlx] * particles
+    return [case.loaded.get(kind, partial(kind, case.folder)) for kind in kinds]
+
+
+def _counted(ours: Result) -> Verdict:
+    return Verdict(
+        ours.workload, ours.backend, ours.model, "tokens computed / ideal", ours.ratio, RATIO_BAR, at_least=False, timed=False
+    )
+
+
+def _by_cpu(results: Mapping[str, Sequence[Result]]) -> list[Verdict]:
+    """Ours against bare forwards, and against whoever keeps a cache."""
+    ours = results[Ours.name]
+    verdicts = []
+    for name, peer in results.items():
+        if name not in (Ours.name, ONCE, FORWARDS):
+            bar = CPU_BAR if name == BARE else 1.0
+            limit = Limit(_share(results[FORWARDS], peer), LIMIT)
+            figure = _share(ours, peer)
+            first = ours[0]
+            verdicts.append(Verdict(ROW, first.backend, first.model, f"cpu / {name}", figure, bar, at_least=False, limit=limit))
+    return verdicts
+
+
+def _share(ours: Sequence[Result], peer: Sequence[Result]) -> float:
+    """Of a peer's cpu-seconds, the median of the rounds."""
+    return median(a.cpu_seconds / b.cpu_seconds for a, b in zip(ours, peer, strict=True))

@@ -1,0 +1,205 @@
+"""W4: a long session is saved, and opened again in another process; what that writes, reads and holds up."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.clock import Told
+from benchmarks.findings import EMBEDDED, Case, Findings, Verdict
+from benchmarks.ours import one_thread
+from benchmarks.sizes import Sizes
+from runtime import GenerationOptions, LanguageModel, SamplingOptions, load
+from storage import open_blocks
+
+REOPEN, SAVE, DISK = "W4 reopen", "W4 save", "W4 disk"
+LIMIT_BAR, COLD_BAR, LLAMA = 1.5, 0.08, 0.027
+BLOCKS_BAR, ENGINE_BAR_MS, STALL_BAR_MS, DISK_BAR = 5, 100.0, 50.0, 1.3
+TURN = 200  # tokens
+TAIL, BRANCHES = 100, 10  # tokens of a branch off the stem on the disk, and how many there are
+NEW = 1  # tokens after the session that is opened again
+PATIENCE_SECONDS = 900.0
+BESIDE = 48  # tokens of the stream beside a save
+BUDGET = 8 << 30  # bytes on the disk
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a process found that opened a saved session; seconds. See `benchmarks.reopened`."""
+
+    reopen: float
+    read: float  # the same bytes out of the same file, and their SHA-256
+    copy: float
+    forward: float  # of one token, after that session
+    cold: float  # a session as long that nobody saved; 0: not measured
+    computed: int  # tokens
+
+    @property
+    def limit(self) -> float:
+        """Below this nothing can come that reads, checks and copies those bytes and computes a token."""
+        return self.read + self.copy + self.forward
+
+
+def reopen(case: Case, sizes: Sizes, tell: Told) -> Findings:
+    """On the embedded model in a full run, on the case's in a quick one: its times are mostly those of Python.
+
+    Bytes on the disk are counted, whoever's they are: on the case's model.
+    """
+    own, where = case, str(case.folder)
+    if sizes.reopen_embedded:
+        case = replace(case, model=EMBEDDED)
+    source = EMBEDDED if sizes.reopen_embedded else where
+    with tempfile.TemporaryDirectory(prefix="elsewise-bench-") as made:
+        file = Path(made) / "blocks.db"
+        tell(f"{REOPEN}: loading")
+        saved = _save(case, source, file, sizes, tell)
+        opened: list[Opened] = []
+        for lap in range(min(sizes.rounds, sizes.reopen_processes)):
+            tell(f"{REOPEN}: process {lap + 1}")
+            opened.append(_in_another_process(case, source, file, sizes, cold=lap == 0 and sizes.reopen_embedded))
+        tell(DISK)
+        disk = _disk(own, where, Path(made) / "disk.db", sizes.disk_stem)
+    return Findings(verdicts=(*_reopened(case, opened, timed=sizes.reopen_embedded), *saved, disk))
+
+
+def ids_of(seed: int, n: int, vocabulary: int) -> list[int]:
+    """The tokens of a made-up session."""
+    ids: list[int] = np.random.default_rng(seed).integers(vocabulary, size=n).tolist()
+    return ids
+
+
+def session(tokens: int, turn: int, vocabulary: int) -> list[int]:
+    """The session with one of its last turns, which are siblings."""
+    return [*ids_of(1, tokens, vocabulary), *ids_of(10 + turn, TURN, vocabulary)]
+
+
+def loading(backend: str, file: Path) -> dict[str, Any]:
+    """How both processes load the model."""
+    return {"blocks": {"factory": "storage:open_blocks", "path": str(file), "budget": BUDGET}, **one_thread(backend)}
+
+
+def _reopened(case: Case, opened: list[Opened], *, timed: bool) -> tuple[Verdict, ...]:
+    def verdict(what: str, figure: float, bar: float, *, counted: bool = False) -> Verdict:
+        return Verdict(REOPEN, case.backend, case.model, what, figure, bar, at_least=False, timed=not counted)
+
+    exact = verdict("tokens computed beyond the new ones", max(each.computed for each in opened) - NEW, 1, counted=True)
+    if not timed:
+        return (exact,)
+    ratio = median(each.reopen / each.limit for each in opened)
+    cold = opened[0].cold
+    parts = ", ".join(f"{name} {median(getattr(each, name) for each in opened):.2f}" for name in ("read", "copy", "forward"))
+    seconds = median(each.reopen for each in opened)
+    return (
+        verdict(f"{seconds:.2f} s / (read + hash, memcpy, one forward: {parts})", ratio, LIMIT_BAR),
+        verdict(f"of cold prefill + first token, {cold:.1f} s (llama.cpp's slot file: {LLAMA})", seconds / cold, COLD_BAR),
+        exact,
+    )
+
+
+def _in_another_process(case: Case, source: str, file: Path, sizes: Sizes, *, cold: bool) -> Opened:
+    """Runs `benchmarks.reopened`.
+
+    Raises:
+        RuntimeError: It failed; its words are in the message.
+    """
+    asked = json.dumps(
+        {
+            "source": source,
+            "backend": case.backend,
+            "file": str(file),
+            "tokens": sizes.reopen_tokens,
+            "turn": sizes.rounds - 1,
+            "vocabulary": case.vocabulary,
+            "cold": cold,
+        }
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.reopened", asked], capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
+    if done.returncode:
+        raise RuntimeError(f"the process that opens the session again failed: {done.stderr[-2000:]}")
+    return Opened(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def _save(case: Case, source: str, file: Path, sizes: Sizes, tell: Told) -> tuple[Verdict, ...]:
+    """A session of the usual length is saved, then a turn is added to it and saved beside another stream."""
+    ids = ids_of(1, sizes.reopen_tokens, case.vocabulary)
+    written, engine_ms, stalls = 0, 0.0, list[float]()  # ms, the longest of each lap
+    with closing(load(source, case.backend, **loading(case.backend, file))) as model:
+        tell(f"{SAVE}: the session")
+        model.cache_kv(ids)
+        model.save_blocks(ids)
+        for lap in range(sizes.rounds):
+            tell(f"{SAVE}: turn {lap + 1}")
+            turn = session(sizes.reopen_tokens, lap, case.vocabulary)
+            model.cache_kv(turn)
+            saved, stall = asyncio.run(_beside_a_stream(model, turn, case.vocabulary))
+            written, engine_ms = max(written, saved.written), max(engine_ms, saved.engine_seconds * 1000)
+            stalls.append(stall * 1000)
+    stalled = f"ms a stream beside it waits longer for a token, the longest of a lap, median (the most: {max(stalls):.1f})"
+
+    def verdict(what: str, figure: float, bar: float, *, counted: bool = False) -> Verdict:
+        return Verdict(SAVE, case.backend, case.model, what, figure, bar, at_least=False, timed=not counted)
+
+    return (
+        verdict(f"blocks written after a turn of {TURN} tokens", written, BLOCKS_BAR, counted=True),
+        verdict("ms of engine time, the most of a lap", engine_ms, ENGINE_BAR_MS),
+        verdict(stalled, median(stalls), STALL_BAR_MS),
+    )
+
+
+async def _beside_a_stream(model: LanguageModel, ids: list[int], vocabulary: int) -> tuple[Any, float]:
+    """What `save_blocks` says, and by how much the longest gap between tokens meanwhile exceeded the usual one before."""
+    options = GenerationOptions(max_tokens=BESIDE, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, resolve=False)
+    prompt = ids_of(99, 16, vocabulary)
+    times: list[float] = []
+    saving: asyncio.Task[Any] | None = None
+    began = ended = 0.0
+
+    async def save() -> Any:
+        nonlocal ended
+        saved = await model.save_blocks_async(ids)
+        ended = time.perf_counter()
+        return saved
+
+    async for _ in model.generate(prompt, options):
+        times.append(time.perf_counter())
+        if len(times) == BESIDE // 3:
+            began = time.perf_counter()
+            saving = asyncio.create_task(save())
+    assert saving is not None
+    saved = await saving
+    pairs = list(itertools.pairwise(times))
+    beside = [b - a for a, b in pairs if b >= began and a <= ended]
+    usual = median(b - a for a, b in pairs if b < began)
+    return saved, max(max(beside, default=0.0) - usual, 0.0)
+
+
+def _disk(case: Case, source: str, file: Path, length: int) -> Verdict:
+    """Bytes of branches off one stem, against those of their tokens once each."""
+    stem = ids_of(2, length, case.vocabulary)
+    with closing(load(source, case.backend, **loading(case.backend, file))) as model:
+        model.cache_kv(stem)
+        model.save_blocks(stem)
+        for branch in range(BRANCHES):
+            path = [*stem, *ids_of(100 + branch, TAIL, case.vocabulary)]
+            model.cache_kv(path)
+            model.save_blocks(path)
+        per_token = model.info.kv_bytes_per_token
+    with closing(open_blocks(file, BUDGET, read_only=True)) as store:
+        held = store.stats().bytes
+    what = f"x the KV of {BRANCHES} tails of {TAIL} tokens and their stem of {length:,}, on disk"
+    figure = held / (per_token * (length + BRANCHES * TAIL))
+    return Verdict(DISK, case.backend, case.model, what, figure, DISK_BAR, at_least=False, timed=False)

@@ -1,0 +1,172 @@
+"""Sampler and records: from a step's raw logits to drawn tokens and their numbers, beside torch's three calls.
+
+A row that misses its bar is printed with the least that the same numbers take in numpy, all measured in the same run: the same
+steps with next to no entries (the first 1,024), which is what the calls themselves cost, and what numpy's bare passes over the
+whole rows take more than over so few, with no draw and no record made of them (`_passes`). A row's log-probabilities,
+normaliser and entropy are six passes, one of them exp, its likeliest entries one more; a cut beyond the first few compares
+every entry once; stages that are told have the normaliser of each temperature, which is an exp of every entry. None can be left
+out, since records hold what each gives. The calls are some eighty (twice as many with stages): they cost the same however large
+the vocabulary is, so that small vocabularies, one row at a time, come nearest to the bar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.clock import Lap, Stopwatch, Told, cpu, speed, take_turns
+from benchmarks.findings import Case, Findings, Limit, Timing, Verdict, timing
+from benchmarks.sizes import Sizes
+from runtime import History, SamplingOptions, draw_step, make_sampler
+
+ROW = "sampler"
+BAR = 1.5
+ALTERNATIVES = 10
+VOCABULARIES = (50_000, 256_000)
+SAID, PHRASE = 512, 20  # tokens of prompt and answer, for penalties; of those, the last that repeat the first
+SETTINGS = {
+    "chat": SamplingOptions(temperature=0.8, top_p=0.95, top_k=40),
+    "open": SamplingOptions(temperature=1.0),
+    "preset": SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05),  # the window's and the command line's
+    "top-p": SamplingOptions(top_p=0.9),
+    "penalties": SamplingOptions(repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.1),
+    "typical": SamplingOptions(typical_p=0.95),
+    "XTC": SamplingOptions(xtc_probability=0.5, xtc_threshold=0.05),
+    "DRY": SamplingOptions(dry_multiplier=0.8),
+    "bias": SamplingOptions(logit_bias=dict.fromkeys(range(100, 200), 2.0), banned_tokens=tuple(range(200, 300))),
+    "stages": SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05),  # the preset, with what each stage did
+}
+USUAL = ("chat", "open", "preset", "top-p", "penalties")
+FEW_ROWS = 8  # up to which the others are measured too
+OURS, TORCH, PASSES = "elsewise", "log_softmax, topk, entropy", "numpy's passes alone"
+CALLS, FEW_PASSES = "elsewise, 1,024 entries", "numpy's passes, 1,024 entries"
+FEW_ENTRIES = 1024
+STRIPES = 64  # a row laid out as a rectangle has its largest entries found in one pass
+FRESH, FRESH_ENTRIES, FEWEST = 16, 2_000_000, 3  # so many steps have rows of their own, or as many as have so many entries
+LIMIT = "the same calls with 1,024 entries, and what numpy's bare passes over whole rows take more than over those"
+
+
+def sampler(nowhere: Case, sizes: Sizes, tell: Told) -> Findings:
+    """Draws and records of whole steps, for the usual settings of a chat, those of the app, single stages, and none.
+
+    The rows are normal logits whose spread makes distributions from nearly certain to a few hundred likely tokens. Steps have
+    different ones in turn, as those of a stream do: a processor learns by heart where the large entries of one row lie.
+    """
+    timings: list[Timing] = []
+    verdicts: list[Verdict] = []
+    for vocabulary in VOCABULARIES:
+        for rows in sizes.sampler_rows:
+            logits = step_logits(rows, vocabulary, steps=min(max(FRESH_ENTRIES // (rows * vocabulary), FEWEST), FRESH))
+            steps = max(sizes.sampler_tokens // rows, 1)
+            case = Case("numpy", f"{vocabulary:,} x {rows}", nowhere.folder, vocabulary)
+            for name in SETTINGS if rows <= FEW_ROWS else USUAL:
+                settings = SETTINGS[name]
+                few, stages = np.ascontiguousarray(logits[..., :FEW_ENTRIES]), name == "stages"
+                contenders = {
+                    OURS: partial(_ours, logits, settings, steps, stages=stages),
+                    TORCH: partial(_torch, logits, steps),
+                    PASSES: partial(_passes, logits, settings, steps, stages=stages),
+                    CALLS: partial(_ours, few, settings, steps, stages=stages),
+                    FEW_PASSES: partial(_passes, few, settings, steps, stages=stages),
+                }
+                title = f"{ROW}, {name}"
+                laps = take_turns(contenders, sizes.rounds, partial(_tell, tell, title), warm_up=True)
+                timings += [timing(title, case, who, each) for who, each in laps.items()]
+                share, calls, passes, few_passes = (
+                    1 / speed(laps[who], laps[TORCH], cpu) for who in (OURS, CALLS, PASSES, FEW_PASSES)
+                )
+                verdicts.append(
+                    Verdict(
+                        title,
+                        case.backend,
+                        case.model,
+                        f"cpu / {TORCH}",
+                        share,
+                        BAR,
+                        at_least=False,
+                        limit=Limit(calls + passes - few_passes, LIMIT),
+                    )
+                )
+    return Findings(timings=tuple(timings), verdicts=tuple(verdicts))
+
+
+def step_logits(rows: int, vocabulary: int, *, steps: int) -> npt.NDArray[np.float32]:
+    """``(steps, rows, vocabulary)``: entropies from about 6 nats down to a fraction of one."""
+    spread = np.linspace(3.0, 6.0, rows) if rows > 1 else np.array([4.0])
+    rng = np.random.default_rng(rows)
+    return np.stack([(rng.normal(size=(rows, vocabulary)) * spread[:, None]).astype(np.float32) for _ in range(steps)])
+
+
+def _ours(logits: npt.NDArray[np.float32], settings: SamplingOptions, steps: int, *, stages: bool) -> Lap:
+    fresh, rows, vocabulary = logits.shape
+    samplers = [make_sampler(settings, seed) for seed in range(rows)]
+    phrase = np.random.default_rng(1).integers(0, vocabulary, SAID - PHRASE, np.int32)
+    said = np.concatenate([phrase, phrase[:PHRASE]])  # its end has been there before, which is what DRY looks for
+    histories = [History(said) if each.remembers else None for each in samplers]  # counted as they grow, as in a stream
+
+    def step(i: int) -> object:
+        told: list[Any] | None = [] if stages else None
+        return draw_step(logits[i % fresh], samplers, [i] * rows, ALTERNATIVES, histories=histories, stages=told)
+
+    return _lap(step, rows, steps)
+
+
+def _torch(logits: npt.NDArray[np.float32], steps: int) -> Lap:
+    import torch
+
+    fresh = torch.from_numpy(logits)
+
+    def three_calls(i: int) -> None:
+        logprobs = torch.log_softmax(fresh[i % len(fresh)], dim=-1)
+        torch.topk(logprobs, ALTERNATIVES, dim=-1)
+        -(logprobs.exp() * logprobs).sum(dim=-1)
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # ours has one
+    try:
+        return _lap(three_calls, logits.shape[1], steps)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _passes(logits: npt.NDArray[np.float32], settings: SamplingOptions, steps: int, *, stages: bool) -> Lap:
+    """What every entry must be read for, in as few calls as numpy can do it."""
+    fresh, rows, vocabulary = logits.shape
+    width = vocabulary // STRIPES
+    deep = (settings.typical_p or settings.top_p) is not None and settings.top_k is None
+    deep = deep and (stages or settings.min_p is None)  # nothing cuts before it
+    cut = np.partition(logits, -width // 2, axis=-1)[..., -width // 2] if deep else None  # one for each row
+    temperature = np.float32(settings.temperature or 1.0)
+
+    def passes(i: int) -> None:
+        step = logits[i % fresh]
+        for row in step:
+            logprobs = row - row.max()
+            weights = np.exp(logprobs)
+            total = weights.sum()
+            np.vecdot(weights, logprobs)
+            logprobs -= np.log(total)
+            logprobs[: width * STRIPES].reshape(STRIPES, width).max(axis=0)
+            if stages and temperature != 1.0:
+                np.exp(np.divide(logprobs, temperature, out=logprobs), out=logprobs).sum()
+        if cut is not None:
+            for row, border in zip(step, cut[i % fresh], strict=True):
+                np.count_nonzero(row >= border)
+
+    return _lap(passes, rows, steps)
+
+
+def _lap(step: Callable[[int], object], rows: int, steps: int) -> Lap:
+    watch = Stopwatch()
+    watch.start()
+    for i in range(steps):
+        step(i)
+    return watch.lap(rows * steps)
+
+
+def _tell(tell: Told, part: str, who: str) -> None:
+    tell(f"{part}, {who}")

@@ -1,0 +1,66 @@
+"""The barest way through W1: one forward of all rows per step, nothing looked up, nothing packed, nothing kept but KV."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from benchmarks.measure import Float32, Ids
+from runtime import UnsupportedFeatureError
+
+NAME = "bare forwards"
+
+
+class BareRows(ABC):
+    """Rows of one length that grow by a token per call, as particles do; a library's version says how a forward is made.
+
+    It can answer nothing else: no prompts of different lengths, no generation.
+    """
+
+    name = NAME
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[int, ...], int] = {}  # what each row of the cache holds
+        self._last: Float32 | None = None  # the answer of the last call, by row
+
+    def logprobs(self, contexts: Sequence[Ids]) -> Float32:
+        """All contexts are those of the call before, or each is one of them and a token, or nothing was there before."""
+        wanted = [tuple(context) for context in contexts]
+        if self._last is not None and all(context in self._rows for context in wanted):
+            chosen = [self._rows[context] for context in wanted]
+            self.choose(chosen)
+            self._last = self._last[chosen]
+        elif self._last is None:
+            self._last = self.forward(list(contexts))
+        else:
+            parents = [self._rows[context[:-1]] for context in wanted]
+            if parents != list(range(len(self._rows))):
+                self.choose(parents)
+            self._last = self.forward([context[-1:] for context in contexts])
+        self._rows = {context: row for row, context in reversed(list(enumerate(wanted)))}
+        return self._last
+
+    def answers(self, prompts: Sequence[Ids], n: int) -> list[list[int]]:
+        """Not what it is for.
+
+        Raises:
+            UnsupportedFeatureError: Always.
+        """
+        raise UnsupportedFeatureError(f"{self.name} generate nothing: {len(prompts)} prompts, {n} tokens")
+
+    def forget(self) -> None:
+        """An empty cache."""
+        self._rows, self._last = {}, None
+        self.clear()
+
+    @abstractmethod
+    def forward(self, rows: list[Ids]) -> Float32:
+        """Pushes rows of equal length: float32 log-probabilities after each, ``(rows, vocab)``."""
+
+    @abstractmethod
+    def choose(self, rows: list[int]) -> None:
+        """The cache holds these of its rows from now on, in this order."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """An empty cache."""

@@ -1,0 +1,168 @@
+"""How large the workloads are, and how often they are run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.measure import Workload
+from benchmarks.workloads.branches import branches
+from benchmarks.workloads.chat import chat
+from benchmarks.workloads.particles import particles
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Tokens and counts; see the workloads' own modules."""
+
+    particles: int = 32  # W1
+    steps: int = 24
+    particle_prompt: int = 256
+    resample_every: int = 4
+    turns: int = 12  # W2
+    chat_tokens: int = 3000
+    branches: int = 16  # W3
+    transcript: int = 1500
+    branch_tokens: int = 8
+    stem: int = 1500  # that eight rows of a recurrent model share
+    rounds: int = 5  # of whatever is timed
+    reopen_tokens: int = 3000  # W4
+    reopen_embedded: bool = True  # on the embedded model, whatever is measured else
+    reopen_processes: int = 5  # each opens it once; one where nothing but counts is wanted of it
+    disk_stem: int = 2000
+    decode_prompt: int = 32  # W5
+    decode_tokens: int = 96
+    cpu_tokens: int = 16  # of each contender and lap, on the embedded model
+    cpu_rounds: int = 3
+    contexts: tuple[int, ...] = (300, 1000, 3000)  # per-token overhead
+    overhead_tokens: int = 48
+    score_tokens: int = 1000  # W6
+    chats: int = 8  # W7
+    visits: int = 120
+    message: int = 40
+    message_answer: int = 10
+    budget_tokens: int = 4000
+    many_prompt: int = 256  # branches and beams
+    many_tokens: int = 32
+    latency_seconds: float = 2.0  # W8, a window
+    latency_windows: int = 5
+    sampler_tokens: int = 256  # of each vocabulary, number of rows and setting: laps of 10 ms differed by a twentieth
+    sampler_rows: tuple[int, ...] = (1, 8, 32)
+    speculative_tokens: int = 64
+    trie_path: int = 100_000
+    trie_branches: int = 10_000
+    shelf_turns: int = 5000  # of one saved session
+    shelf_sessions: int = 10_000  # in the list
+    shelf_searched: int = 1000
+    shelf_blocks: int = 46  # 138 MB
+    file_layers: int = 39  # of a GGUF file with 8 bits a weight: 10 GB
+    file_words: int = 128_256  # of its vocabulary
+    file_verified: int = 256 << 20  # bytes of weights that are verified
+    view_tokens: int = 100_000  # the window's transcript
+    view_sessions: int = 10_000  # and its list
+    window_turns: int = 5000  # of the session that the whole window opens and exports
+    window_prompt: int = 2800  # tokens
+    window_seconds: float = 5.0  # of an idle window, and of streaming
+    window_laps: int = 4  # of opening and of a prompt
+    starts: int = 5  # of the app, that count
+
+    def workloads(self, vocabulary: int) -> tuple[Workload, ...]:
+        """W1, W2, W3."""
+        return (
+            particles(
+                vocabulary,
+                count=self.particles,
+                steps=self.steps,
+                prompt=self.particle_prompt,
+                resample_every=self.resample_every,
+            ),
+            chat(vocabulary, turns=self.turns, tokens=self.chat_tokens),
+            branches(vocabulary, count=self.branches, transcript=self.transcript, tokens=self.branch_tokens),
+        )
+
+
+FULL = Sizes()
+QUICK = Sizes(
+    particles=8,
+    steps=4,
+    particle_prompt=64,
+    turns=4,
+    chat_tokens=320,
+    branches=6,
+    transcript=200,
+    stem=600,
+    rounds=2,
+    reopen_tokens=600,
+    reopen_embedded=False,
+    reopen_processes=1,
+    disk_stem=600,
+    decode_tokens=14,
+    cpu_tokens=8,
+    cpu_rounds=2,
+    contexts=(100, 600),
+    overhead_tokens=12,
+    score_tokens=150,
+    visits=32,
+    budget_tokens=1200,
+    many_prompt=96,
+    many_tokens=16,
+    latency_seconds=0.4,
+    latency_windows=2,
+    sampler_tokens=16,
+    sampler_rows=(8,),
+    speculative_tokens=16,
+    shelf_turns=500,  # a path of up to 400 is shown whole
+    shelf_sessions=200,
+    shelf_searched=60,
+    shelf_blocks=6,
+    view_tokens=6_000,
+    view_sessions=3_000,
+    window_turns=500,
+    window_prompt=600,
+    window_seconds=0.5,
+    window_laps=2,
+    file_words=32_000,
+    file_verified=32 << 20,
+    starts=1,
+)
+LARGE_MODEL = Sizes(  # SmolLM2: a token takes twenty times as long
+    particles=8,
+    steps=12,
+    particle_prompt=64,
+    turns=6,
+    chat_tokens=600,
+    branches=6,
+    transcript=300,
+    rounds=3,
+    decode_tokens=24,
+    many_prompt=96,
+    many_tokens=12,
+    latency_seconds=3.0,
+)
+LARGE_QUICK = Sizes(
+    particles=4,
+    steps=6,
+    particle_prompt=32,
+    turns=3,
+    chat_tokens=120,
+    branches=4,
+    transcript=100,
+    branch_tokens=4,
+    rounds=1,
+    reopen_tokens=600,
+    decode_tokens=8,
+    cpu_tokens=8,
+    cpu_rounds=1,
+    score_tokens=200,
+    many_prompt=32,
+    many_tokens=5,
+    latency_seconds=1.0,
+    speculative_tokens=16,
+)
+WARM_UP = Sizes(particles=2, steps=2, particle_prompt=8, resample_every=1, turns=2, chat_tokens=40, branches=2, transcript=16)
+
+
+def sizes_for(*, tiny: bool, quick: bool) -> Sizes:
+    """Those of a run on tiny models or on a large one."""
+    if tiny:
+        return QUICK if quick else FULL
+    return LARGE_QUICK if quick else LARGE_MODEL

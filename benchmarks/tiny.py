@@ -1,0 +1,122 @@
+"""Tiny models with random weights, written by numpy alone: every library reads them, none is needed to make them.
+
+They are large enough to be of the real architecture and small enough that what a library does around the model shows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from safetensors.numpy import save_file
+
+from benchmarks.measure import Float32
+from runtime import list_models
+
+ARCHITECTURES = ("llama", "qwen3")
+EMBEDDED = "smollm2"
+HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 64, 128, 3, 4, 2, 16
+CONTEXT = 4096  # tokens
+ROPE = 100_000.0
+INNER_SCALE = 0.2  # standard deviation of what lies between the embeddings: enough for context to matter
+OUTER_SCALE = 0.5  # of the embeddings: logits with a standard deviation of 4, about as sure as a real model
+TEXT_FILES = ("tokenizer.json", "tokenizer_config.json")
+END = "<|endoftext|>"
+
+
+def shelf_tokenizer() -> Path | None:
+    """The folder of the embedded model, whose tokenizer is used where it is there; else None."""
+    return next((entry.path for entry in list_models() if entry.name == EMBEDDED and entry.complete), None)
+
+
+def make_tiny(architecture: str, folder: Path, text: Path | None = None) -> int:
+    """Writes the model folder of a tiny model; the same one whenever the arguments are the same.
+
+    Args:
+        architecture: One of `ARCHITECTURES`.
+        folder: Where; it is made.
+        text: A folder whose tokenizer is copied. None: a token per byte.
+
+    Returns:
+        The size of its vocabulary.
+    """
+    folder.mkdir(parents=True)
+    if text is None:
+        write_byte_tokenizer(folder)
+    else:
+        for name in TEXT_FILES:
+            (folder / name).write_bytes((text / name).read_bytes())
+    vocabulary = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
+    (folder / "config.json").write_text(json.dumps(_config(architecture, vocabulary), indent=1))
+    weights = dict(_weights(architecture, vocabulary))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})  # transformers insists on the note
+    return vocabulary
+
+
+def _config(architecture: str, vocabulary: int) -> dict[str, Any]:
+    return {
+        "architectures": [{"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}[architecture]],
+        "model_type": architecture,
+        "vocab_size": vocabulary,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "max_position_embeddings": CONTEXT,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "rope_theta": ROPE,  # where mlx_lm reads it
+        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE},  # and transformers
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "dtype": "float32",
+    }
+
+
+def _weights(architecture: str, vocabulary: int) -> Iterator[tuple[str, Float32]]:
+    """Names as transformers gives them, matrices ``(out, in)``."""
+    rng = np.random.default_rng(ARCHITECTURES.index(architecture))
+
+    def matrix(rows: int, columns: int, scale: float) -> Float32:
+        return rng.standard_normal((rows, columns), np.float32) * np.float32(scale)
+
+    yield "model.embed_tokens.weight", matrix(vocabulary, HIDDEN, OUTER_SCALE)
+    yield "lm_head.weight", matrix(vocabulary, HIDDEN, OUTER_SCALE)
+    yield "model.norm.weight", np.ones(HIDDEN, np.float32)
+    sizes = {
+        "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN),
+        "self_attn.k_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+        "self_attn.v_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+        "self_attn.o_proj": (HIDDEN, HEADS * HEAD_DIM),
+        "mlp.gate_proj": (INNER, HIDDEN),
+        "mlp.up_proj": (INNER, HIDDEN),
+        "mlp.down_proj": (HIDDEN, INNER),
+    }
+    norms = {"input_layernorm": HIDDEN, "post_attention_layernorm": HIDDEN}
+    if architecture == "qwen3":
+        norms |= {"self_attn.q_norm": HEAD_DIM, "self_attn.k_norm": HEAD_DIM}
+    for layer in range(LAYERS):
+        for name, (rows, columns) in sizes.items():
+            yield f"model.layers.{layer}.{name}.weight", matrix(rows, columns, INNER_SCALE)
+        for name, width in norms.items():
+            yield f"model.layers.{layer}.{name}.weight", np.ones(width, np.float32)
+
+
+def write_byte_tokenizer(folder: Path) -> None:
+    """A token per byte, and the end of a text."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({char: i for i, char in enumerate([END, *alphabet])}, []))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens([tokenizers.AddedToken(END, special=True, normalized=False)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "add_bos_token": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))

@@ -1,0 +1,225 @@
+"""A process of its own that opens the whole window without a screen and says, as one JSON line, how long its loop was away.
+
+`python -m benchmarks.window MODEL BACKEND TURNS PROMPT SECONDS LAPS`: real store, real engine, real window; a 5 ms timer
+ticks while nothing happens, while a session of so many turns opens, while a prompt of so many tokens prefills, while answers
+stream, and while the long session is exported as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+os.environ["QT_QPA_PLATFORM"] = "offscreen"  # before PySide6 is imported
+
+import numpy as np
+import tokenizers
+from PySide6.QtCore import QObject, Qt, QTimer
+from PySide6.QtWidgets import QApplication
+from qasync import QEventLoop
+
+from app.paths import DataFolder
+from app.window import run_window
+from app.workbench import AppWorkbench
+from benchmarks.parts.shelf import WORDS, save_long
+from storage import SessionStore
+from ui import EngineState, ExportKind, MainWindow, Scheme, TurnStatus, TurnView, apply_theme
+
+TICK_MS = 5
+AFTERWARDS_SECONDS = 0.3  # of an opened session: what follows from showing it is part of it
+PATIENCE_SECONDS = 240.0
+POLL_SECONDS = 0.002
+SENTENCE = "What happened next?"
+
+
+class Ticks(QObject):
+    """Milliseconds between the ticks of a 5 ms timer, by what happened meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, list[float]] = {}
+        self._now: list[float] | None = None
+        self._before = 0.0
+        self._timer = QTimer(self)
+        self._timer.setTimerType(Qt.TimerType.PreciseTimer)
+        self._timer.timeout.connect(self._tick)
+
+    @contextmanager
+    def during(self, name: str) -> Iterator[None]:
+        """Ticks belong to `name` until the end; a gap that has not ended by then is part of it."""
+        self._now = self.found.setdefault(name, [])
+        self._before = time.perf_counter()
+        self._timer.start(TICK_MS)
+        try:
+            yield
+        finally:
+            self._timer.stop()
+            self._tick()
+            self._now = None
+
+    def _tick(self) -> None:
+        now = time.perf_counter()
+        if self._now is not None:
+            self._now.append((now - self._before) * 1000)
+        self._before = now
+
+
+class Scenes:
+    """What a person does in the window, one after the other.
+
+    Args:
+        window: The first one, with its first session.
+        workbench: Its use cases.
+        folder: The model's: its tokenizer says how long a text is.
+        room: Where an export goes.
+    """
+
+    def __init__(self, window: MainWindow, workbench: AppWorkbench, folder: Path, room: Path) -> None:
+        self._window = window
+        self._workbench = workbench
+        self._folder = folder
+        self._room = room
+        self.ticks = Ticks()
+
+    async def play(self, prompt: int, seconds: float, laps: int) -> None:
+        """All of them, `seconds` for those that have no end of their own, `laps` of opening and of a prompt."""
+        desk = self._window.desk
+        rows = {row.is_sample: row.session_id for row in await self._workbench.sessions()}
+        sample, long = rows[True], rows[False]
+        await until(lambda: desk.engine is EngineState.READY)
+        with self.ticks.during("idle"):
+            await asyncio.sleep(seconds)
+        for _ in range(laps):
+            desk.open(sample)
+            await until(lambda: desk.is_shown(sample))
+            await asyncio.sleep(AFTERWARDS_SECONDS)
+            with self.ticks.during("open"):
+                desk.open(long)
+                await until(lambda: desk.is_shown(long))
+                await asyncio.sleep(AFTERWARDS_SECONDS)
+        with self.ticks.during("export"):
+            await self._export(long)
+        for lap in range(laps):
+            await self._prefill(lap, prompt)
+        with self.ticks.during("stream"):
+            end = time.perf_counter() + seconds
+            while time.perf_counter() < end:
+                await self._answer(end)
+
+    async def _export(self, session_id: int) -> None:
+        path, bar = self._room / "long.json", self._window.parts.status.transfer
+        self._window.transfers.export(session_id, ExportKind.JSON, path)
+        await until(lambda: path.exists() and bar.isHidden())
+
+    async def _prefill(self, lap: int, tokens: int) -> None:
+        """A message that nothing of is known, until the first token of its answer."""
+        await self._new_session()
+        text = said(self._folder, tokens, lap)
+        with self.ticks.during("prefill"):
+            self._window.desk.answers.send(text)
+            await until(lambda: generated(self._last()) > 0)
+        await self._stop()
+
+    async def _answer(self, end: float) -> None:
+        """One answer in a new session, whole or until the time is up."""
+        await self._new_session()
+        self._window.desk.answers.send(SENTENCE)
+        await until(lambda: generated(self._last()) > 0)
+        await until(lambda: time.perf_counter() > end or not self._streams())
+        await self._stop()
+
+    async def _new_session(self) -> None:
+        desk = self._window.desk
+        before = desk.shown
+        desk.new_session()
+        await until(lambda: desk.shown is not None and desk.shown is not before)
+
+    async def _stop(self) -> None:
+        self._window.desk.answers.stop()
+        await until(lambda: not self._streams())
+
+    def _streams(self) -> bool:
+        last = self._last()
+        return last is not None and last.status is TurnStatus.STREAMING
+
+    def _last(self) -> TurnView | None:
+        shown = self._window.desk.shown
+        return shown.view.turns[-1] if shown is not None and shown.view.turns else None
+
+
+def main() -> None:
+    """Measures, and prints the findings."""
+    folder, backend = Path(sys.argv[1]), sys.argv[2]
+    turns, prompt, seconds, laps = int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]), int(sys.argv[6])
+    application = QApplication(["elsewise"])
+    application.setQuitOnLastWindowClosed(False)
+    apply_theme(application, Scheme.LIGHT)
+    with tempfile.TemporaryDirectory(prefix="elsewise-window-") as room:
+        data = DataFolder(Path(room) / "data")
+        data.make()
+        asyncio.run(save_long(data.sessions, turns))
+        with asyncio.Runner(loop_factory=lambda: QEventLoop(application)) as runner:
+            found = runner.run(played(data, folder, backend, prompt=prompt, seconds=seconds, laps=laps))
+    print(json.dumps(found))
+
+
+async def played(
+    data: DataFolder, folder: Path, backend: str, *, prompt: int, seconds: float, laps: int
+) -> dict[str, list[float]]:
+    """The scenes in the app as it starts; it is closed behind them.
+
+    Raises:
+        TimeoutError: Something that was asked for did not come.
+    """
+    acting: list[asyncio.Task[dict[str, list[float]]]] = []
+
+    async def act(window: MainWindow, workbench: AppWorkbench) -> dict[str, list[float]]:
+        scenes = Scenes(window, workbench, folder, data.root)
+        try:
+            await scenes.play(prompt, seconds, laps)
+        finally:
+            window.close()
+        return scenes.ticks.found
+
+    def on_shown(window: MainWindow, workbench: AppWorkbench) -> None:
+        acting.append(asyncio.create_task(act(window, workbench)))
+
+    await run_window(data, SessionStore.open(data.sessions), str(folder), backend, on_shown=on_shown)
+    return await acting[0]
+
+
+def said(folder: Path, tokens: int, lap: int) -> str:
+    """Words of so many tokens, others in each lap from the first on."""
+    drawn = np.random.default_rng(lap).choice(WORDS, size=tokens)
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = tokenizer.encode(f"{lap} {' '.join(drawn)}", add_special_tokens=False).ids
+    return str(tokenizer.decode(ids[:tokens]))
+
+
+def generated(turn: TurnView | None) -> int:
+    """Tokens of an answer."""
+    return len(turn.run) if turn is not None and turn.role == "assistant" else 0
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Lets the app run until the condition holds.
+
+    Raises:
+        TimeoutError: It never did.
+    """
+    give_up = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        if time.monotonic() > give_up:
+            raise TimeoutError("what was asked of the window did not come")
+        await asyncio.sleep(POLL_SECONDS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Elsewise's laps of which only the forwards are timed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks import forwards as module
+from benchmarks.forwards import Forwards
+from benchmarks.our_branches import OurBranches
+from benchmarks.our_streams import OurStreams
+from benchmarks.ours import Ours
+from benchmarks.tiny import make_tiny
+
+PROMPTS = [[1, 2, 3, 4], [5, 6, 7, 8, 9], [1, 2, 9]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_tiny("llama", tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+def test_a_lap_of_forwards_says_the_same_and_leaves_nothing_behind(folder: Path, backend: str) -> None:
+    with closing(OurStreams(folder, backend)) as ours:
+        plain = ours.decode(PROMPTS, 6)
+        alone = ours.forwards(lambda: ours.decode(PROMPTS, 6))
+        rest = ours.rest(lambda: ours.decode(PROMPTS, 6))
+        assert alone.outcome == rest.outcome == plain.outcome
+        assert min(alone.wall_seconds, rest.wall_seconds) > 0
+        # and afterwards the clocks are the usual ones, and nothing of it is left in the model
+        backend_of = vars(ours._model._engine.backend)  # type: ignore[attr-defined]
+        assert not {"forward", "begin"} & backend_of.keys()
+        assert ours.decode(PROMPTS, 6).outcome == plain.outcome
+
+
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+def test_every_token_is_pushed_within_the_time_of_forwards(folder: Path, backend: str) -> None:
+    # given a count of what goes through the forwards that are timed
+    with closing(Ours(folder, backend)) as ours:
+        model = ours._model._engine.backend  # type: ignore[attr-defined]
+        pushed = 0
+        really = model.forward
+
+        def counted(pack: object, tokens: list[int], *rest: object) -> object:
+            nonlocal pushed
+            pushed += len(tokens)
+            return really(pack, tokens, *rest)
+
+        model.forward = counted
+        before = ours.tokens_computed
+        with ours.forwards() as forwards:
+            ours.logprobs(PROMPTS)
+        assert pushed == ours.tokens_computed - before > 0
+        assert forwards.wall_seconds > 0
+
+
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+def test_no_time_is_counted_twice(folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given clocks that go on by a second whenever somebody looks, and a forward that may be made of a begun one
+    seconds = itertools.count()
+    monkeypatch.setattr(module, "time", SimpleNamespace(process_time=lambda: 0.0, perf_counter=lambda: float(next(seconds))))
+    with closing(Ours(folder, backend)) as ours:
+        before = ours.metrics.forward_calls
+        with ours.forwards() as forwards:
+            ours.logprobs(PROMPTS[:1])
+            ours.logprobs([[*PROMPTS[0], 9]])
+        # then each call of the model took the second between its beginning and its end
+        assert forwards.wall_seconds == ours.metrics.forward_calls - before == 2
+
+
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+def test_a_forward_is_no_part_of_the_rest(folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a clock that only forwards move: an hour each, half of it before the one that they may be made of
+    now = 0.0
+    monkeypatch.setattr(module, "time", SimpleNamespace(process_time=lambda: now, perf_counter=lambda: now))
+    with closing(OurStreams(folder, backend)) as ours:
+        model = ours._model._engine.backend  # type: ignore[attr-defined]
+        forward, begin = model.forward, model.begin
+        during: list[float] = []
+
+        def moved(call: Callable[..., object]) -> Callable[..., object]:
+            def moving(*args: object) -> object:
+                nonlocal now
+                before = rest.lap(0)
+                now += 1800.0
+                during.append(rest.lap(0).wall_seconds - before.wall_seconds)
+                try:
+                    return call(*args)
+                finally:
+                    now += 1800.0
+
+            return moving
+
+        model.forward, model.begin = moved(forward), moved(begin)
+        with Forwards(ours._model) as forwards:
+            rest, alone = forwards.watch_rest(), forwards.watch()
+            rest.start()
+            alone.start()
+            ours.decode(PROMPTS, 6)
+            now += 7.0
+            # then all of it is told apart: what was waited for at the end, and nothing while a forward was under way
+            assert (rest.lap(1).wall_seconds, rest.lap(1).cpu_seconds) == (7.0, 7.0)
+            assert alone.lap(1).wall_seconds == now - 7.0 >= 6 * 3600.0
+            assert set(during) == {0.0}
+
+
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+def test_branches_compute_their_prompt_and_each_token_once(folder: Path, backend: str) -> None:
+    # given eight branches of six tokens: the last one of each is not pushed, and those that begin alike share tokens
+    with closing(OurBranches(folder, backend)) as ours:
+        ours.branches(PROMPTS[0], 8, 6)
+        assert len(PROMPTS[0]) < ours.needed <= len(PROMPTS[0]) + 8 * 5
+        assert ours.computed == ours.needed

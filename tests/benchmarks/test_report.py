@@ -1,0 +1,137 @@
+"""The whole report of tiny models on both backends, in parts that share what they measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from benchmarks.catalogue import NAMES, chosen_parts
+from benchmarks.findings import Case, Findings, Timing
+from benchmarks.measure import Result
+from benchmarks.parts.counts import RATIO_BAR
+from benchmarks.parts.grammar import PLAIN
+from benchmarks.parts.sampler import SETTINGS
+from benchmarks.run import measure_all
+from tests.benchmarks.small import SMALL
+
+pytestmark = pytest.mark.slow
+# with processes, models or tests of their own
+OTHERS = ("W4", "W8", "cpu", "start", "view", "window", "shelf", "files", "speculative")
+COUNTED = ("W1", "W2", "W3", "W7")
+DRAWN = ("sampler", "grammar")
+TIMED = tuple(name for name in NAMES if name not in (*OTHERS, *COUNTED, *DRAWN))
+ALONE = {"bare forwards", "elsewise, its forwards alone"}
+PEERS = {"hf": {"transformers, one cache", "transformers, stateless"}, "mlx": {"mlx_lm, prompt cache"}}
+
+
+@pytest.fixture(scope="module")
+def counted(cases: list[Case]) -> Findings:
+    return measure_all(cases, chosen_parts(COUNTED), SMALL, quick=False).findings
+
+
+@pytest.fixture(scope="module")
+def timed(cases: list[Case]) -> Findings:
+    return measure_all(cases, chosen_parts(TIMED), SMALL, quick=True).findings
+
+
+@pytest.fixture(scope="module")
+def drawn(cases: list[Case]) -> Findings:
+    return measure_all(cases, chosen_parts(DRAWN), SMALL, quick=True).findings
+
+
+def test_every_subject_plays_every_workload_on_every_model(counted: Findings) -> None:
+    played = {(r.backend, r.model, r.workload, r.subject) for r in counted.results}
+    wanted = {
+        (backend, f"tiny-{name}", workload, subject)
+        for backend, peers in PEERS.items()
+        for name in ("llama", "qwen3")
+        for workload in ("W1 particles", "W2 chat", "W3 branches")
+        for subject in {"elsewise"} | peers | (ALONE if workload == "W1 particles" else set())
+    }
+    assert {p for p in played if p[2] != "W7 budget"} == wanted
+    assert len(played) == len(counted.results) == len(wanted) + 4
+
+
+def test_every_token_is_computed_once(counted: Findings) -> None:
+    ours = [r for r in counted.results if r.subject == "elsewise" and r.workload != "W7 budget"]
+    assert len(ours) == 2 * 2 * 3
+    assert {(r.backend, r.model, r.workload): r.ratio for r in ours if not 1 <= r.ratio <= RATIO_BAR} == {}
+
+
+def test_nobody_stays_below_the_ideal_and_who_keeps_nothing_is_far_above(counted: Findings) -> None:
+    assert all(r.tokens >= r.ideal for r in counted.results)
+    assert all(r.ratio > 1.5 for r in counted.results if r.subject == "transformers, stateless")
+
+
+def test_workloads_have_their_figures_beside_their_bars(counted: Findings) -> None:
+    assert bars(counted) == {
+        "W1 particles": [(1.05, False)] * 4,
+        "W1 cpu": [(1.0, False)] * 4 + [(1.5, False)] * 4,
+        "W2 chat": [(1.05, False)] * 4,
+        "W3 branches": [(1.05, False)] * 4,
+        "W7 budget": [(1.0, False)] * 4 + [(1.05, False)] * 4,
+    }
+    assert exact(counted) == {"W1 particles", "W2 chat", "W3 branches", "W7 budget"}  # there the peak within the budget
+    assert say_the_same(counted.results)
+
+
+def test_speeds_have_their_figures_beside_their_bars(timed: Findings) -> None:
+    assert bars(timed) == {
+        "W5 one stream": [(0.95, True), (1.0, True), (1.15, True)],
+        "W5 eight streams": [(0.9, True)] * 2,
+        "W5 eight streams, recurrent": [(2.5, True)],
+        "W3 eight branches, recurrent": [(1.3, True)],
+        "W1 particles, recurrent": [(1.5, True)],
+        "overhead": [(0.1, False)] * 2 + [(0.3, False)] * 2,
+        "W6 score": [(1.0, False)] * 2 + [(1.2, False)] * 2,
+        "adapter swap": [(0.0, False)],
+        "many tokens": [(1.0, False)],
+        "many branches": [(1.0, False)],
+        "many beams": [(1.0, False)],
+        "trie": [(1.0, False), (50.0, False)],
+    }
+    assert exact(timed) == {"W6 score", "many tokens", "adapter swap", "trie"}
+    assert say_the_same(timed.timings)
+
+
+def test_draws_have_their_figures_beside_their_bars(drawn: Findings) -> None:
+    assert bars(drawn) == {
+        "grammar": [(0.5, False)] * 2,
+        **{f"sampler, {name}": [(1.5, False)] * 4 for name in SETTINGS},
+    }
+    assert say_the_same(drawn.timings)
+
+
+def test_grammars_have_what_the_library_alone_takes_beside_both_figures(drawn: Findings) -> None:
+    work, wait = (verdict for verdict in drawn.verdicts if verdict.row == "grammar")
+    assert work.limit is not None
+    assert wait.limit is not None
+    assert work.limit.figure > 0
+    free = next(row.wall_ms for row in drawn.timings if row.who == PLAIN)
+    assert wait.limit.figure == max(work.limit.figure - free, 0.0)
+    assert work.limit.what != wait.limit.what
+
+
+def bars(findings: Findings) -> dict[str, list[tuple[float, bool]]]:
+    """Each row's bars, and whether a figure is to reach it from below."""
+    found: dict[str, list[tuple[float, bool]]] = {}
+    for verdict in findings.verdicts:
+        found.setdefault(verdict.row, []).append((verdict.bar, verdict.at_least))
+    return {row: sorted(each) for row, each in found.items()}
+
+
+def exact(findings: Findings) -> set[str]:
+    """The rows whose figures are counts; all of them are met, but for the least of W7 where chats are so few and short."""
+    counts = [v for v in findings.verdicts if not v.timed and (v.row, v.bar) != ("W7 budget", RATIO_BAR)]
+    assert [v for v in counts if not v.met] == []
+    return {v.row for v in counts}
+
+
+def say_the_same(rows: Sequence[Result | Timing]) -> bool:
+    """Whether all subjects drew the same tokens, wherever the same was asked of them."""
+    outcomes: dict[tuple[str, str, str], set[str]] = {}
+    for row in rows:
+        part = row.workload if isinstance(row, Result) else row.part
+        outcomes.setdefault((row.backend, row.model, part), set()).add(row.outcome)
+    return all(len(found) == 1 for found in outcomes.values())

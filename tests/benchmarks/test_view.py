@@ -1,0 +1,35 @@
+"""The part that measures the window's widgets: it measures what it says, in a process that needs no screen."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.parts.view import measure, verdicts
+from benchmarks.run import NOWHERE
+from benchmarks.sizes import QUICK
+
+COUNTED = ("scroll", "move", "switch", "slider_head", "slider_row", "list_scroll")
+
+
+@pytest.mark.slow
+def test_every_frame_is_measured() -> None:
+    # when a short stream and a short list are driven
+    found = measure(400, 30)
+    # then there is a frame for each run of five tokens, and each of the other things was done
+    assert len(found["append_paragraphs"]) == len(found["append_one"]) == 80
+    assert {name: len(frames) for name, frames in found.items() if name in COUNTED} == {
+        "scroll": 300,
+        "move": 2000,
+        "switch": 12,
+        "slider_head": 100,
+        "slider_row": 100,
+        "list_scroll": 300,
+    }
+    assert all(frame > 0 for name, frames in found.items() if not name.startswith("rss") for frame in frames)
+    rows = verdicts(NOWHERE, found, QUICK)
+    assert [row.bar for row in rows] == [1.0, 8.0, 1.0, 8.0, 30.0, 0.1, 16.0, 50.0, 10.0, 10.0, 16.0]
+
+
+def test_a_widget_that_cannot_be_shown_is_told_and_no_figure_made(capsys: pytest.CaptureFixture[str]) -> None:
+    assert measure(-1, 0) == {}
+    assert "was not measured" in capsys.readouterr().err
