@@ -31,11 +31,11 @@ from runtime.members.branching import BranchingMembers
 from runtime.members.caching import CacheMembers
 from runtime.members.pins import PinMembers
 from runtime.members.resolving import ResolvingMembers
+from runtime.members.scoring import ScoringMembers
 from runtime.members.sessions import SessionMembers
 from runtime.members.texts import Message, TextMembers
 from runtime.members.vectors import VectorMembers
 from runtime.options import GenerationOptions
-from runtime.priority import Priority
 from runtime.records import Float32, TokenRecord, TokenRun
 
 __all__ = ["LanguageModel", "Message", "PrefixMatch"]
@@ -63,6 +63,7 @@ class LanguageModel(
     CacheMembers,
     PinMembers,
     ResolvingMembers,
+    ScoringMembers,
     SessionMembers,
     TextMembers,
     VectorMembers,
@@ -121,46 +122,6 @@ class LanguageModel(
     async def prefix_match_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> PrefixMatch:
         """`prefix_match`, awaited."""
 
-    # ---- scores of given tokens ------------------------------------------------------------------------------
-
-    async def score(
-        self,
-        ids: Sequence[int],
-        top_k: int = 10,
-        start: int = 0,
-        *,
-        adapters: Adapters = None,
-        priority: Priority = Priority.INSPECTOR,
-        on_progress: OnProgress | None = None,
-    ) -> list[TokenRecord]:
-        """What the model thinks of each given token.
-
-        Args:
-            ids: The whole sequence, from its first token on.
-            top_k: Alternatives recorded per token.
-            start: The first position wanted; those before it are context only.
-            adapters: As of `next_token_logprobs`.
-            priority: Before whom it is read; a generation's prompt is read as `Priority.CHAT`.
-            on_progress: Hears how far it is after each chunk, on the caller's loop, in order; the last time before the
-                answer. So of `generate`, for its prompt.
-
-        Returns:
-            ``len(ids) - start`` records: record i scores ``ids[start + i]`` given everything before it. Where nothing
-            precedes a token, its numbers are None.
-        """
-
-    async def score_run(
-        self,
-        ids: Sequence[int],
-        top_k: int = 10,
-        start: int = 0,
-        *,
-        adapters: Adapters = None,
-        priority: Priority = Priority.INSPECTOR,
-        on_progress: OnProgress | None = None,
-    ) -> TokenRun:
-        """`score` as columns, for the pipe and the window."""
-
     # ---- generation ------------------------------------------------------------------------------------------
 
     def generate(
@@ -218,6 +179,9 @@ class LanguageModel(
             GrammarError: The grammar cannot be used (before anything is computed), or it fails on the way.
             UnsupportedFeatureError: Messages, but there is no chat template (a `chat_format` at load gives one).
         """
+
+    def complete_sync(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
+        """`complete`, blocking."""
 
     # ---- state -----------------------------------------------------------------------------------------------
 

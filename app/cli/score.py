@@ -18,7 +18,7 @@ from app.cli.common import comparing, load_model, print_table, read_text, readin
 from app.cli.printing import probability, shown
 from app.cli.settings import Settings
 from app.cli.values import WEIGHTS, WEIGHTS_HELP, adapter_options, load_options, weights_of
-from runtime import LanguageModel, ModelComparison, TokenRun, compare_models
+from runtime import LanguageModel, ModelComparison, OnProgress, TokenRun, compare_models
 
 
 @click.command()
@@ -26,6 +26,12 @@ from runtime import LanguageModel, ModelComparison, TokenRun, compare_models
 @click.option("--model", help="A model folder, a GGUF file, or a name on the shelf.")
 @click.option("--backend", help="auto, hf, mlx, mock, or a registered one.")
 @click.option("--top-k", type=click.IntRange(0, 1000), default=3, show_default=True, help="Alternatives per token.")
+@click.option(
+    "--stride",
+    type=click.IntRange(1),
+    help="Take a text longer than the context: in windows of its length, each so many tokens further; every token is scored "
+    "once, with at least the context less the stride before it. Example: --stride 1024",
+)
 @click.option("--weights", type=click.Choice(WEIGHTS), help=WEIGHTS_HELP)
 @click.option("--json", "as_json", is_flag=True, help="One object a line.")
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values with a header.")
@@ -48,6 +54,7 @@ def score(
     model: str | None,
     backend: str | None,
     top_k: int,
+    stride: int | None,
     weights: str | None,
     as_json: bool,
     as_csv: bool,
@@ -65,6 +72,8 @@ def score(
     beside = bool(against or against_backend or against_adapters or against_weights or against_loads)
     if kl and not beside:
         raise click.UsageError("--kl compares two models: give --against")
+    if stride and beside:
+        raise click.UsageError("--stride scores a text with one model: leave out --against")
     own = load_options("--load", loads) | weights_of(weights)
     other = load_options("--against-load", against_loads) | weights_of(against_weights) | adapter_options(against_adapters)
     text = read_text(file)
@@ -81,7 +90,7 @@ def score(
     with load_model(model or settings.model, backend or settings.backend, **own) as loaded:
         ids = loaded.tokenize(text)
         with reading() as on_progress:
-            run = asyncio.run(loaded.score_run(ids, top_k=top_k, on_progress=on_progress))
+            run = asyncio.run(_scored(loaded, ids, top_k, stride, on_progress))
         write = _write_json if as_json else _write_csv if as_csv else _write_table
         write(run, loaded)
         precision = told_precision(loaded)
@@ -92,6 +101,17 @@ def score(
         click.echo(
             f"{len(run):,} tokens, log-probability {sum(total):,.2f} nats, perplexity {math.exp(-mean):,.2f}{told}", err=True
         )
+
+
+async def _scored(model: LanguageModel, ids: list[int], top_k: int, stride: int | None, on_progress: OnProgress) -> TokenRun:
+    context = model.info.context_length
+    if stride is None and len(ids) > context:
+        raise click.ClickException(
+            f"{len(ids):,} tokens do not fit into the context of {context:,}; score them in windows: --stride {context // 2}"
+        )
+    if stride is not None and stride >= context:
+        raise click.UsageError(f"--stride {stride} leaves nothing before a window: give less than the context of {context:,}")
+    return await model.score_run(ids, top_k, stride=stride, on_progress=on_progress)
 
 
 def _compare(

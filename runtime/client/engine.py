@@ -25,6 +25,7 @@ from runtime.errors import RuntimeFault
 from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
 from runtime.language_model import Message, PrefixMatch
 from runtime.members.resolving import ResolvingMembers
+from runtime.members.scoring import ScoringMembers
 from runtime.options import GenerationOptions, given
 from runtime.priority import Priority, check_priority
 from runtime.records import Float32, TokenRecord, TokenRun
@@ -35,7 +36,16 @@ from runtime.wire.messages import Loaded
 
 
 class EngineClient(
-    TextCalls, CacheCalls, AdapterCalls, BlockCalls, BranchingMembers, VectorCalls, PinCalls, OpensSessions, ResolvingMembers
+    TextCalls,
+    CacheCalls,
+    AdapterCalls,
+    BlockCalls,
+    BranchingMembers,
+    VectorCalls,
+    PinCalls,
+    OpensSessions,
+    ResolvingMembers,
+    ScoringMembers,
 ):
     """A model in an engine process, made by `spawn`. Every member is described by `LanguageModel`.
 
@@ -111,30 +121,24 @@ class EngineClient(
 
     # ---- scores ----------------------------------------------------------------------------------------------
 
-    async def score(
+    async def _score_window(
         self,
         ids: Sequence[int],
-        top_k: int = 10,
-        start: int = 0,
+        top_k: int,
+        start: int,
         *,
-        adapters: Adapters = None,
-        priority: Priority = Priority.INSPECTOR,
-        on_progress: OnProgress | None = None,
-    ) -> list[TokenRecord]:
-        return list(await self.score_run(ids, top_k, start, on_progress=on_progress, priority=priority, adapters=adapters))
-
-    async def score_run(
-        self,
-        ids: Sequence[int],
-        top_k: int = 10,
-        start: int = 0,
-        *,
-        adapters: Adapters = None,
-        priority: Priority = Priority.INSPECTOR,
-        on_progress: OnProgress | None = None,
+        adapters: Adapters,
+        priority: Priority,
+        on_progress: OnProgress | None,
     ) -> TokenRun:
         asked = {"top_k": top_k, "start": start, "priority": check_priority(priority), **plain_query(ids, adapters)}
         return cast("TokenRun", await self._calls.call("score_run", on_progress=on_progress, **asked))
+
+    def _score_window_sync(
+        self, ids: Sequence[int], top_k: int, start: int, *, adapters: Adapters, priority: Priority
+    ) -> TokenRun:
+        asked = {"top_k": top_k, "start": start, "priority": check_priority(priority), **plain_query(ids, adapters)}
+        return cast("TokenRun", self._calls.call_sync("score_run", **asked))
 
     # ---- generation ------------------------------------------------------------------------------------------
 
@@ -209,8 +213,10 @@ class EngineClient(
         return cast("list[list[int]]", answer)
 
     async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
-        plain = clean_text(prompt) if isinstance(prompt, str) else plain_messages(prompt)
-        return cast("Completion", await self._calls.call("complete", prompt=plain, options=options and given(options)))
+        return cast("Completion", await self._calls.call("complete", **_prompt(prompt, options)))
+
+    def complete_sync(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
+        return cast("Completion", self._calls.call_sync("complete", **_prompt(prompt, options)))
 
     # ---- end -------------------------------------------------------------------------------------------------
 
@@ -240,6 +246,11 @@ async def end_link(link: EngineLink, *, grace: float | None = None) -> None:
     """Ends the engine without blocking the loop; cancelled, the ending goes on by itself."""
     await asyncio.shield(asyncio.wrap_future(link.close_soon(grace=grace)))
     link.join()  # at once: the thread has nothing left to do
+
+
+def _prompt(prompt: str | Sequence[Message], options: GenerationOptions | None) -> dict[str, Any]:
+    plain = clean_text(prompt) if isinstance(prompt, str) else plain_messages(prompt)
+    return {"prompt": plain, "options": options and given(options)}
 
 
 def _queries(batch: Sequence[Sequence[int]], adapters: Adapters) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import aclosing, closing
 from dataclasses import replace
 from operator import index
 
@@ -85,7 +86,12 @@ class GenerationMembers(TextMembers):
         self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
     ) -> Iterator[TokenRecord]:
         """Blocking."""
-        job = self._generation(ids, options)
+        with closing(self._runs_sync(self._generation(ids, options), on_progress)) as runs:
+            for run in runs:
+                yield from run
+
+    def _runs_sync(self, job: GenerateJob, on_progress: OnProgress | None = None) -> Generator[TokenRun, None, None]:
+        """Whatever has arrived, blocking."""
         arrived: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         job.on_run = job.on_end = arrived.put
         if on_progress is not None:
@@ -96,7 +102,7 @@ class GenerationMembers(TextMembers):
                 if isinstance(item, BaseException):
                     raise item
                 if isinstance(item, TokenRun):
-                    yield from item
+                    yield item
                 elif on_progress is not None:
                     on_progress(item)
         finally:
@@ -164,19 +170,17 @@ class GenerationMembers(TextMembers):
 
     async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
         """Text in, text out."""
-        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
-            raise InvalidRequestError(f"complete takes a text or a list of messages, not {type(prompt).__name__}")
+        _check_prompt(prompt)
         ids = await (self.tokenize_async(prompt) if isinstance(prompt, str) else self.render_chat_async(prompt))
-        pieces: list[str] = []
-        finish = Finish.NONE
-        runs = self.generate_runs(ids, options)
-        try:
-            async for run in runs:
-                pieces.extend(t for t, end in zip(run.texts, run.by_eos.tolist(), strict=True) if not end)
-                finish = Finish(int(run.finish[-1]))
-        finally:
-            await runs.aclose()
-        return Completion("".join(pieces), finish)
+        async with aclosing(self.generate_runs(ids, options)) as runs:
+            return completed([run async for run in runs])
+
+    def complete_sync(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
+        """Blocking."""
+        _check_prompt(prompt)
+        ids = self.tokenize(prompt) if isinstance(prompt, str) else self.render_chat(prompt)
+        with closing(self._runs_sync(self._generation(ids, options))) as runs:
+            return completed(list(runs))
 
     async def _compiled(self, options: GenerationOptions | None) -> None:
         """Compiles the grammar off the loop, so that `_generation` need not do it on it."""
@@ -246,6 +250,17 @@ class GenerationMembers(TextMembers):
                     "ban fewer, or allow more in the grammar"
                 )
         return constraint
+
+
+def _check_prompt(prompt: object) -> None:
+    if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+        raise InvalidRequestError(f"complete takes a text or a list of messages, not {type(prompt).__name__}")
+
+
+def completed(runs: Sequence[TokenRun]) -> Completion:
+    """The text of a whole answer, without the name of the eos that ended it."""
+    pieces = [text for run in runs for text, end in zip(run.texts, run.by_eos.tolist(), strict=True) if not end]
+    return Completion("".join(pieces), Finish(int(runs[-1].finish[-1])) if runs else Finish.NONE)
 
 
 def eos_set(eos_token_ids: Iterable[int]) -> frozenset[int]:

@@ -15,10 +15,11 @@ from runtime.aio import Reply
 from runtime.errors import InvalidRequestError
 from runtime.info import OnProgress
 from runtime.language_model import PrefixMatch
+from runtime.members.scoring import ScoringMembers
 from runtime.model.core import Core, some
 from runtime.options import GenerationOptions
 from runtime.priority import Priority, check_priority
-from runtime.records import Float32, Int32, Origin, Scores, TokenRecord, TokenRun
+from runtime.records import Float32, Int32, Origin, Scores, TokenRun
 from runtime.scheduler.jobs import CallJob, QueryJob, Rows, ScoreJob, Waiter, settle
 from runtime.scoring import log_softmax
 from runtime.text.utf8 import texts_of
@@ -37,7 +38,7 @@ def _pass_on(done: Future[None], answer: Future[PrefixMatch]) -> None:
         settle(answer, error=error)
 
 
-class QueryMembers(Core):
+class QueryMembers(Core, ScoringMembers):
     """`next_token_logprobs` and its kin, `prefix_match`, `score`; see `LanguageModel`."""
 
     async def next_token_logprobs(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
@@ -166,36 +167,18 @@ class QueryMembers(Core):
         self._engine.call(look).add_done_callback(lambda done: _pass_on(done, answer))
         return answer
 
-    async def score(
+    async def _score_window(
         self,
         ids: Sequence[int],
-        top_k: int = 10,
-        start: int = 0,
+        top_k: int,
+        start: int,
         *,
-        adapters: Adapters = None,
-        priority: Priority = Priority.INSPECTOR,
-        on_progress: OnProgress | None = None,
-    ) -> list[TokenRecord]:
-        """Records."""
-        return list(await self.score_run(ids, top_k, start, on_progress=on_progress, priority=priority, adapters=adapters))
-
-    async def score_run(
-        self,
-        ids: Sequence[int],
-        top_k: int = 10,
-        start: int = 0,
-        *,
-        adapters: Adapters = None,
-        priority: Priority = Priority.INSPECTOR,
-        on_progress: OnProgress | None = None,
+        adapters: Adapters,
+        priority: Priority,
+        on_progress: OnProgress | None,
     ) -> TokenRun:
         """Columns."""
-        checked = self._check(ids)
-        if not 0 <= start < len(checked):
-            raise InvalidRequestError(f"start must lie within 0 and {len(checked) - 1}, not {start}")
-        GenerationOptions(top_k=top_k).check()
-        namespace, before = self._route(checked, adapters)
-        job = ScoreJob(checked, namespace, check_priority(priority), before=before, start=start, k=top_k)
+        job = self._score(ids, top_k, start, adapters, priority)
         if on_progress is not None:
             mailbox = self._mailbox()
             job.on_progress = lambda progress: mailbox.post(partial(on_progress, progress))
@@ -204,7 +187,27 @@ class QueryMembers(Core):
             scores = await asyncio.wrap_future(job.future)
         finally:
             self._cancel(job)
-        return self._scored_run(checked, start, scores)
+        return self._scored_run(job.ids, start, scores)
+
+    def _score_window_sync(
+        self, ids: Sequence[int], top_k: int, start: int, *, adapters: Adapters, priority: Priority
+    ) -> TokenRun:
+        """Columns, blocking."""
+        job = self._score(ids, top_k, start, adapters, priority)
+        self._engine.submit([job])
+        try:
+            scores = job.future.result()
+        finally:  # Ctrl-C, as a rule
+            self._cancel(job)
+        return self._scored_run(job.ids, start, scores)
+
+    def _score(self, ids: Sequence[int], top_k: int, start: int, adapters: Adapters, priority: Priority) -> ScoreJob:
+        checked = self._check(ids)
+        if not 0 <= start < len(checked):
+            raise InvalidRequestError(f"start must lie within 0 and {len(checked) - 1}, not {start}")
+        GenerationOptions(top_k=top_k).check()
+        namespace, before = self._route(checked, adapters)
+        return ScoreJob(checked, namespace, check_priority(priority), before=before, start=start, k=top_k)
 
     def _scored_run(self, ids: Int32, start: int, scores: Scores) -> TokenRun:
         own = ids[start:]

@@ -82,6 +82,28 @@ def test_what_cannot_be_scored_is_said(elsewise: Elsewise, tmp_path: Path, file:
     assert elsewise("score", file, "--json", "--csv").code == 2
 
 
+def test_a_stride_takes_a_text_longer_than_the_context(elsewise: Elsewise, tmp_path: Path) -> None:
+    text = "so it goes on and on. " * 9
+    (tmp_path / "long").write_text(text)
+    call = ("score", str(tmp_path / "long"), "--backend", "fake", "--load", "context_length=64")
+    refused = elsewise(*call)
+    assert (refused.code, refused.out) == (1, "")
+    assert "198 tokens do not fit into the context of 64; score them in windows: --stride 32" in refused.err
+    # every token is scored once, those of later windows behind at least 64 - 24 others
+    done = elsewise(*call, "--stride", "24", "--json")
+    rows = [json.loads(line) for line in done.out.splitlines()]
+    assert "".join(row["text"] for row in rows) == text
+    with load("x", backend="fake") as model:
+        ids = model.tokenize(text)
+        for at, begin in ((63, 0), (64, 24), (87, 24), (88, 48), (197, 144)):
+            logprobs = model.next_token_logprobs_sync(ids[begin:at])
+            assert rows[at]["logprob"] == pytest.approx(float(logprobs[ids[at]]), abs=1e-5), at
+    mean = sum(row["logprob"] for row in rows[1:]) / 197
+    assert f"198 tokens, log-probability {mean * 197:,.2f} nats, perplexity {math.exp(-mean):,.2f}" in done.err
+    assert "leaves nothing before a window" in elsewise(*call, "--stride", "64").err
+    assert "leave out --against" in elsewise(*call, "--stride", "24", "--against-backend", "mock").err
+
+
 def test_one_token_has_nothing_before_it(elsewise: Elsewise, tmp_path: Path) -> None:
     (tmp_path / "one").write_text("a")
     done = elsewise("score", str(tmp_path / "one"), "--backend", "fake")

@@ -39,6 +39,7 @@ from runtime import errors as runtime_errors
 from runtime.adapters.uses import Adapters
 from runtime.info import OnProgress, PromptProgress
 from runtime.members.resolving import ResolvingMembers
+from runtime.members.scoring import ScoringMembers
 from runtime.records import Float32
 from runtime.resolution import AnswerEnds
 from runtime.session.opening import OpensSessions
@@ -74,7 +75,16 @@ def load(source: str, backend: str = "auto", **options: Any) -> FakeModel:
 
 
 class FakeModel(
-    FakeAdapters, FakeBlocks, FakeBranching, FakeCache, FakePins, FakeTexts, FakeVectors, OpensSessions, ResolvingMembers
+    FakeAdapters,
+    FakeBlocks,
+    FakeBranching,
+    FakeCache,
+    FakePins,
+    FakeTexts,
+    FakeVectors,
+    OpensSessions,
+    ResolvingMembers,
+    ScoringMembers,
 ):
     """Satisfies `LanguageModel` in the engine process."""
 
@@ -152,32 +162,25 @@ class FakeModel(
     async def prefix_match_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> PrefixMatch:
         return self.prefix_match(ids)
 
-    async def score(
+    async def _score_window(
         self,
         ids: Sequence[int],
-        top_k: int = 10,
-        start: int = 0,
+        top_k: int,
+        start: int,
         *,
-        adapters: Adapters = None,
-        priority: Priority = Priority.INSPECTOR,
-        on_progress: OnProgress | None = None,
-    ) -> list[TokenRecord]:
-        return list(await self.score_run(ids, top_k, start))
-
-    async def score_run(
-        self,
-        ids: Sequence[int],
-        top_k: int = 10,
-        start: int = 0,
-        *,
-        adapters: Adapters = None,
-        priority: Priority = Priority.INSPECTOR,
-        on_progress: OnProgress | None = None,
+        adapters: Adapters,
+        priority: Priority,
+        on_progress: OnProgress | None,
     ) -> TokenRun:
-        self.priorities.append(priority)
         if on_progress is not None:
             on_progress(PromptProgress(len(ids) // 2, len(ids), 1, len(ids) // 2 - 1))
             on_progress(PromptProgress(len(ids), len(ids), 1, len(ids) - 1))
+        return self._score_window_sync(ids, top_k, start, adapters=adapters, priority=priority)
+
+    def _score_window_sync(
+        self, ids: Sequence[int], top_k: int, start: int, *, adapters: Adapters, priority: Priority
+    ) -> TokenRun:
+        self.priorities.append(priority)
         return run_of(ids[start:], Origin.TYPED, top_k=top_k)
 
     # ---- generation ------------------------------------------------------------------------------------------
@@ -251,6 +254,9 @@ class FakeModel(
             return Completion(json.dumps([dict(message) for message in prompt]), Finish.EOS)
         command, _, argument = prompt.partition(" ")
         return Completion(str(await COMMANDS[command](self, argument)), Finish.EOS)
+
+    def complete_sync(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
+        return asyncio.run(self.complete(prompt, options))
 
     def close(self) -> None:
         time.sleep(self.close_seconds)

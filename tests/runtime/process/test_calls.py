@@ -80,6 +80,8 @@ def test_every_blocking_member_answers_also_inside_a_running_loop(client: Engine
         assert client.detokenize([0, 27]) == "aé"
         assert client.render_chat([{"content": "abc"}]) == [1, 0, 1, 3]
         assert [r.token_id for r in client.generate_sync([0], GenerationOptions(max_tokens=3))] == [0, 1, 2]
+        assert [r.token_id for r in client.score_sync([1, 2, 3], 3, 1)] == [2, 3]
+        assert client.complete_sync([{"role": "user", "content": "hi"}]) == '[{"role": "user", "content": "hi"}]'
         client.cache_kv([1, 2])
         client.clear_kv_cache()
         client.clear_cache()

@@ -1,0 +1,123 @@
+"""Texts longer than the context, scored in windows; and the blocking twins of `score` and `complete`."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from runtime import (
+    ContextOverflowError,
+    GenerationOptions,
+    InvalidRequestError,
+    LanguageModel,
+    PromptProgress,
+    SamplingOptions,
+    load,
+    spawn,
+)
+from tests.runtime.backends.reference import TOLERANCE, expected, random_ids
+from tests.tiny_models import tiny_path
+
+CONTEXT = 64
+TEXT = [int(i) for i in random_ids(5, 300)]
+GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0))
+
+
+@pytest.fixture(scope="module", params=["hf", "mlx", "spawned"])
+def model(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
+    if request.param == "spawned":
+        loaded: LanguageModel = asyncio.run(spawn(tiny_path("llama"), "hf", context_length=CONTEXT, threads=1))
+    else:
+        loaded = load(tiny_path("llama"), request.param, context_length=CONTEXT, threads=1)
+    with loaded:
+        yield loaded
+
+
+def by_hand(stride: int) -> list[float]:
+    """The loop of transformers' guide to perplexity, over its own logits; NaN for the first token, which follows nothing."""
+    found = [math.nan]
+    previous_end = 0
+    for begin in range(0, len(TEXT), stride):
+        end = min(begin + CONTEXT, len(TEXT))
+        window = TEXT[begin:end]
+        logprobs = expected("llama", window)  # row i: what follows token i
+        found += [float(logprobs[place - begin - 1][TEXT[place]]) for place in range(max(previous_end, 1), end)]
+        previous_end = end
+        if end == len(TEXT):
+            break
+    return found
+
+
+@pytest.mark.parametrize("stride", [1, 17, 32, CONTEXT - 1])
+def test_every_token_is_scored_once_as_in_the_loop_of_transformers_guide(model: LanguageModel, stride: int) -> None:
+    if stride == 1 and model.info.backend == "mlx":
+        stride = 5  # 237 windows are enough once
+    records = asyncio.run(model.score(TEXT, 3, stride=stride))
+    assert [record.token_id for record in records] == TEXT
+    got = [math.nan if record.logprob is None else record.logprob for record in records]
+    np.testing.assert_allclose(got, by_hand(stride), atol=TOLERANCE, rtol=0)
+    assert all(len(record.top_ids) == 3 for record in records[1:])
+    # and blocking, and from a position on, these are the same records
+    assert model.score_sync(TEXT, 3, stride=stride) == records
+    assert model.score_sync(TEXT, 3, 111, stride=stride) == records[111:]
+
+
+def test_what_fits_is_scored_as_without_a_stride(model: LanguageModel) -> None:
+    short = TEXT[:CONTEXT]
+    assert model.score_sync(short, stride=9) == model.score_sync(short) == asyncio.run(model.score(short))
+
+
+def test_without_a_stride_a_longer_text_is_refused(model: LanguageModel) -> None:
+    with pytest.raises(ContextOverflowError, match="300"):
+        model.score_sync(TEXT)
+    with pytest.raises(ContextOverflowError, match="300"):
+        asyncio.run(model.score(TEXT))
+
+
+@pytest.mark.parametrize("stride", [0, -1, CONTEXT, 1.5, True])
+def test_a_stride_that_leaves_tokens_without_context_is_refused(model: LanguageModel, stride: int) -> None:
+    with pytest.raises(InvalidRequestError, match=f"from 1 to {CONTEXT - 1}"):
+        model.score_sync(TEXT, stride=stride)
+
+
+def test_a_bad_id_is_named_by_its_place_in_the_whole_text_before_anything_is_computed(model: LanguageModel) -> None:
+    before = model.metrics().tokens_computed
+    with pytest.raises(InvalidRequestError, match="position 200"):
+        model.score_sync([*TEXT[:200], 10**6, *TEXT[201:]], stride=32)
+    assert model.metrics().tokens_computed == before
+
+
+def test_progress_counts_the_tokens_of_all_windows(model: LanguageModel) -> None:
+    model.clear_cache()
+    heard: list[PromptProgress] = []
+    asyncio.run(model.score(TEXT, stride=48, on_progress=heard.append))
+    done = [progress.done for progress in heard]
+    assert done == sorted(done)
+    assert {progress.total for progress in heard} == {done[-1]}
+    assert done[-1] == 5 * CONTEXT + len(TEXT) - 5 * 48
+
+
+def test_a_character_cut_by_two_windows_is_whole(model: LanguageModel) -> None:
+    text = "日本語 é " * 12
+    ids = model.tokenize(text)
+    assert len(ids) > CONTEXT
+    for stride in (31, 32, 33):
+        assert "".join(record.text for record in model.score_sync(ids, stride=stride)) == model.detokenize(ids)
+
+
+def test_complete_sync_says_what_complete_says_also_inside_a_running_loop(model: LanguageModel) -> None:
+    said = asyncio.run(model.complete("The parser", GREEDY))
+    again = model.complete_sync("The parser", GREEDY)
+    assert (again, again.finish_reason, again.incomplete) == (said, "length", True)
+
+    async def inside() -> None:
+        assert model.complete_sync("The parser", GREEDY) == said
+        assert [r.token_id for r in model.score_sync(TEXT[:9])] == TEXT[:9]
+
+    asyncio.run(inside())
+    with pytest.raises(InvalidRequestError):
+        model.complete_sync(b"bytes", GREEDY)  # type: ignore[arg-type]  # the mistake
