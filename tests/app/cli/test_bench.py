@@ -11,6 +11,5 @@ from tests.app.cli.conftest import Elsewise
 
 def test_the_command_says_where_the_benchmark_is(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "benchmarks", None)  # as where it is not installed
-    monkeypatch.delitem(sys.modules, "benchmarks.run", raising=False)
     done = elsewise("bench", "--quick", "--only", "trie")
     assert (done.code, "make bench" in done.err) == (1, True)
