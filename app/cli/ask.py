@@ -21,7 +21,7 @@ from runtime import LanguageModel, PromptProgress
 
 EXAMPLES = """\b
 Examples:
-  elsewise ask "Name three colours." --top-k 5
+  elsewise ask "Name three colours." --alternatives 5
   elsewise ask "Once upon a time" --raw --temperature 1 --seed 7
   elsewise ask "One, two, three," --raw --temperature 0 --stop seven
   elsewise ask "Is water wet?" --regex "(yes|no)"
@@ -50,7 +50,9 @@ def ask(settings: Settings, text: str | None, **flags: Unpack[Flags]) -> None:
     if flags["session"] is not None:
         saved = asyncio.run(ask_saved(settings.data, flags["session"], text, asked, printer.run))
         seed = saved.seed
-        printer.summary = replace(printer.summary, options=saved.options, precision=saved.precision, guesses=saved.guesses)
+        printer.summary = replace(
+            printer.summary, options=saved.options, precision=saved.precision, guesses=saved.guesses, rate=saved.rate
+        )
     else:
         seed = asked.seed
         with load_model(asked.model, asked.backend, **asked.load) as model:

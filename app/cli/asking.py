@@ -59,6 +59,7 @@ class Flags(TypedDict):
     regex: str | None
     lark: str | None
     temperature: float | None
+    top_k: int | None
     sample_top_k: int | None
     top_p: float | None
     min_p: float | None
@@ -133,7 +134,8 @@ OPTIONS = (
     click.option(
         "--temperature", type=float, **_preset("temperature"), help="0 takes the likeliest token each time. Example: 0.2"
     ),
-    click.option("--sample-top-k", type=click.IntRange(0), help="Sample among so many tokens only. Example: 40"),
+    click.option("--top-k", type=click.IntRange(0), help="Sample among the so many likeliest tokens only. Example: 40"),
+    click.option("--sample-top-k", type=click.IntRange(0), hidden=True),  # the name before; goes with the next release
     click.option(
         "--top-p",
         type=float,
@@ -163,9 +165,7 @@ OPTIONS = (
         help="The same seed gives the same answer, alone or beside others; with --weights bfloat16, int8 or int4, or a model "
         "that computes in 16 bits, only where it is asked in the same way again. Example: --seed 7",
     ),
-    click.option(
-        "--top-k", "alternatives", type=click.IntRange(0, 1000), default=0, help="Show so many alternatives per token."
-    ),
+    click.option("--alternatives", type=click.IntRange(0, 1000), default=0, help="Show so many alternatives per token."),
     click.option("--json", "as_json", is_flag=True, help="One object a line: tokens, then the end."),
 )
 
@@ -214,7 +214,7 @@ class Asked:
         call: dict[str, Any] = {
             "max_tokens": flags["max_tokens"],
             "temperature": flags["temperature"],
-            "top_k": flags["sample_top_k"],
+            "top_k": top_k_of(flags),
             "top_p": flags["top_p"],
             "min_p": flags["min_p"],
             "stop": flags["stop"] or None,
@@ -279,6 +279,23 @@ class Asked:
         return self.call | (with_token_ids(self.naming, model.byte_vocab) if self.naming else {})
 
 
+def top_k_of(flags: Flags) -> int | None:
+    """How many of the likeliest tokens are sampled among. For one release, notes say what the names meant before."""
+    top_k, before = flags["top_k"], flags["sample_top_k"]
+    if before is not None:
+        if top_k is not None:
+            raise click.UsageError("--sample-top-k is the old name of --top-k: give one of the two")
+        click.echo("note: --sample-top-k is called --top-k now", err=True)
+        return before
+    if top_k is not None and not flags["alternatives"] and flags["batch"] is None:
+        click.echo(
+            f"note: --top-k {top_k} samples among the {top_k} likeliest tokens; what it was before, alternatives beside each "
+            f"token, is --alternatives {top_k}",
+            err=True,
+        )
+    return top_k
+
+
 def _check_company(flags: Flags, load: Mapping[str, Any]) -> None:
     """Options that make no sense together."""
     if flags["session"] is not None and (flags["system"] or flags["raw"]):
@@ -290,6 +307,6 @@ def _check_company(flags: Flags, load: Mapping[str, Any]) -> None:
     if flags["raw"] and (flags["system"] or flags["template"]):
         raise click.UsageError("--raw knows no roles: leave out --system and --format")
     if flags["batch"] is not None:
-        for name, given in (("--session", flags["session"] is not None), ("--top-k", flags["alternatives"])):
+        for name, given in (("--session", flags["session"] is not None), ("--alternatives", flags["alternatives"])):
             if given:
                 raise click.UsageError(f"--batch answers lines, each on its own: leave out {name}")

@@ -30,6 +30,7 @@ class Saved(NamedTuple):
     options: dict[str, Any]  # every option that held, with who said so
     guesses: tuple[int, int] | None  # tokens guessed ahead, and of them the right ones; None where nobody guessed
     precision: str = ""  # what the numbers were computed with (see `told_precision`)
+    rate: float | None = None  # tokens per second
 
 
 async def ask_saved(
@@ -62,7 +63,10 @@ async def ask_saved(
             if asked.naming:  # tokens by their text, whose ids only the model knows
                 call.update(asked.call_on(await supervisor.model()))
             saved = await _send(workbench, store, title, text, asked, on_run)
-            return saved if supervisor.running is None else saved._replace(precision=told_precision(supervisor.running))
+            model = supervisor.running
+            if model is None:
+                return saved
+            return saved._replace(precision=told_precision(model), rate=model.metrics().tokens_per_second)
         finally:
             await workbench.close()
     finally:

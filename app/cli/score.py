@@ -25,7 +25,8 @@ from runtime import LanguageModel, ModelComparison, OnProgress, TokenRun, compar
 @click.argument("file")
 @click.option("--model", help="A model folder, a GGUF file, or a name on the shelf.")
 @click.option("--backend", help="auto, hf, mlx, mock, or a registered one.")
-@click.option("--top-k", type=click.IntRange(0, 1000), default=3, show_default=True, help="Alternatives per token.")
+@click.option("--alternatives", type=click.IntRange(0, 1000), show_default="3", help="So many for each token.")
+@click.option("--top-k", type=click.IntRange(0, 1000), hidden=True)  # the name before; goes with the next release
 @click.option(
     "--stride",
     type=click.IntRange(1),
@@ -53,7 +54,8 @@ def score(
     file: str,
     model: str | None,
     backend: str | None,
-    top_k: int,
+    alternatives: int | None,
+    top_k: int | None,
     stride: int | None,
     weights: str | None,
     as_json: bool,
@@ -74,6 +76,11 @@ def score(
         raise click.UsageError("--kl compares two models: give --against")
     if stride and beside:
         raise click.UsageError("--stride scores a text with one model: leave out --against")
+    if top_k is not None:
+        if alternatives is not None:
+            raise click.UsageError("--top-k is the old name of --alternatives here: give one of the two")
+        click.echo("note: --top-k is called --alternatives here now; elsewhere it is a setting of the sampler", err=True)
+    count = next((given for given in (alternatives, top_k) if given is not None), 3)
     own = load_options("--load", loads) | weights_of(weights)
     other = load_options("--against-load", against_loads) | weights_of(against_weights) | adapter_options(against_adapters)
     text = read_text(file)
@@ -90,7 +97,7 @@ def score(
     with load_model(model or settings.model, backend or settings.backend, **own) as loaded:
         ids = loaded.tokenize(text)
         with reading() as on_progress:
-            run = asyncio.run(_scored(loaded, ids, top_k, stride, on_progress))
+            run = asyncio.run(_scored(loaded, ids, count, stride, on_progress))
         write = _write_json if as_json else _write_csv if as_csv else _write_table
         write(run, loaded)
         precision = told_precision(loaded)

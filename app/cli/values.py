@@ -23,9 +23,9 @@ OWN_FLAGS: Final = {
     "grammar": "--schema, --regex or --lark",
     "response_format": "--schema",
     "adapters": "--adapter",
-    "alternatives": "--top-k",
-    "logprobs": "--top-k",
-    "top_logprobs": "--top-k",
+    "alternatives": "--alternatives",
+    "logprobs": "--alternatives",
+    "top_logprobs": "--alternatives",
     "stages": "the window's Why, or Python",
     "sampling": "--option with the setting's own name",
 }

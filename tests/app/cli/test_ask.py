@@ -31,7 +31,7 @@ def test_the_answer_goes_to_stdout_and_the_summary_to_stderr(elsewise: Elsewise)
 
 
 def test_json_is_an_object_a_line_and_then_the_end(elsewise: Elsewise) -> None:
-    done = elsewise("ask", "hello", *ASK, "--json", "--top-k", "3")
+    done = elsewise("ask", "hello", *ASK, "--json", "--alternatives", "3")
     *tokens, end = lines(done.out)
     assert [token["type"] for token in tokens] == ["token"] * 8
     assert end["type"] == "end"
@@ -124,9 +124,9 @@ def test_a_text_that_is_no_token_is_refused(elsewise: Elsewise) -> None:
 
 
 def test_alternatives_stand_on_a_line_per_token(elsewise: Elsewise) -> None:
-    done = elsewise("ask", "hello", *ASK, "--top-k", "2")
+    done = elsewise("ask", "hello", *ASK, "--alternatives", "2")
     assert len(done.out.splitlines()) == 8
-    first = lines(elsewise("ask", "hello", *ASK, "--top-k", "2", "--json").out)[0]
+    first = lines(elsewise("ask", "hello", *ASK, "--alternatives", "2", "--json").out)[0]
     assert f"rank {first['rank']}" in done.out.splitlines()[0]
     assert done.out.splitlines()[0].count(".") == 3  # its own probability and two others
 
@@ -144,8 +144,19 @@ def test_the_same_seed_gives_the_same_answer_and_another_one_another(elsewise: E
 def test_temperature_zero_and_a_top_k_of_one_take_the_likeliest(elsewise: Elsewise) -> None:
     greedy = elsewise("ask", "hello", *ASK, "--temperature", "0", "--json")
     assert {token["rank"] for token in lines(greedy.out)[:-1]} == {1}
-    one = elsewise("ask", "hello", *ASK, "--sample-top-k", "1", "--json")
+    one = elsewise("ask", "hello", *ASK, "--top-k", "1", "--json")
     assert [token["id"] for token in lines(one.out)[:-1]] == [token["id"] for token in lines(greedy.out)[:-1]]
+    # which is what its old name does, and what the name itself no longer means is said, each for a release
+    before = elsewise("ask", "hello", *ASK, "--sample-top-k", "1", "--json")
+    assert lines(before.out)[:-1] == lines(one.out)[:-1]
+    assert "note: --sample-top-k is called --top-k now" in before.err
+    assert "note: --top-k 1 samples among" in one.err
+    assert "--alternatives 1" in one.err
+    both = elsewise("ask", "hello", *ASK, "--top-k", "1", "--alternatives", "2", "--json")
+    assert "note" not in both.err
+    assert [token["id"] for token in lines(both.out)[:-1]] == [token["id"] for token in lines(one.out)[:-1]]
+    assert {len(token["top"]) for token in lines(both.out)[:-1]} == {2}
+    assert elsewise("ask", "hello", *ASK, "--top-k", "1", "--sample-top-k", "1").code == 2
 
 
 def test_raw_goes_on_with_the_text_itself_and_system_comes_first(elsewise: Elsewise) -> None:
@@ -251,7 +262,7 @@ def test_the_global_options_choose_the_model_too(elsewise: Elsewise) -> None:
         (("ask", "hi", "--backend", "fake", "--temperature", "nan"), 2, "temperature"),
         (("ask", "hi", "--backend", "fake", "--temperature", "warm"), 2, "--temperature"),
         (("ask", "hi", "--backend", "fake", "--seed", str(1 << 64)), 2, "seed must be a whole number within 0 and 2**64"),
-        (("ask", "hi", "--backend", "fake", "--top-k", "1001"), 2, "--top-k"),
+        (("ask", "hi", "--backend", "fake", "--alternatives", "1001"), 2, "--alternatives"),
         (("ask", "hi", "--session", "A", "--raw"), 2, "leave out --system and --raw"),
         (("ask", "hi", "--raw", "--system", "be"), 2, "leave out --system and --format"),
         (("ask", "hi", "--raw", "--format", "chatml"), 2, "leave out --system and --format"),

@@ -56,7 +56,7 @@ def test_what_the_command_says_holds_for_lines_that_say_nothing_else(elsewise: E
     assert [r["seed"] for r in (first, second, third)] == [7, 8, 9]
     same = ("ask", "hello", *FAKE, "--temperature", "1.5")
     assert first["text"] + "\n" == elsewise(*same, "--system", "see", "--seed", "7").out
-    assert second["text"] + "\n" == elsewise(*same, "--system", "be", "--seed", "8", "--sample-top-k", "1").out
+    assert second["text"] + "\n" == elsewise(*same, "--system", "be", "--seed", "8", "--top-k", "1").out
     assert third["text"] + "\n" == elsewise(*same, "--system", "see", "--seed", "9").out
 
 

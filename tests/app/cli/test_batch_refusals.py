@@ -92,7 +92,7 @@ def test_of_many_bad_lines_the_first_are_named(elsewise: Elsewise, file: Path) -
     [
         (("hi", "--batch", "FILE"), 2, "leave out TEXT"),
         (("--batch", "FILE", "--session", "A"), 2, "leave out --session"),
-        (("--batch", "FILE", "--top-k", "3"), 2, "leave out --top-k"),
+        (("--batch", "FILE", "--alternatives", "3"), 2, "leave out --alternatives"),
         (("--batch", "nowhere.jsonl"), 1, "No such file"),
         (("--batch", "FILE", "--raw"), 2, '"messages" have roles'),
         (("--batch", "FILE", "--format", "none"), 2, "continue texts with --raw, or choose a --format"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import sqlite3
 import stat
 from pathlib import Path
@@ -89,7 +90,7 @@ def test_the_second_answer_knows_the_first_turn(elsewise: Elsewise) -> None:
 
 
 def test_json_and_alternatives_work_in_a_session_too(elsewise: Elsewise) -> None:
-    done = elsewise("ask", "one", "--session", "A", *ASK, "--json", "--top-k", "2")
+    done = elsewise("ask", "one", "--session", "A", *ASK, "--json", "--alternatives", "2")
     *tokens, end = [json.loads(line) for line in done.out.splitlines()]
     assert [len(token["top"]) for token in tokens] == [2] * 6
     assert bytes.fromhex(tokens[0]["bytes"]).decode(errors="replace") == tokens[0]["text"]
@@ -98,6 +99,13 @@ def test_json_and_alternatives_work_in_a_session_too(elsewise: Elsewise) -> None
     assert end["options"]["max_tokens"] == {"value": 6, "source": "call"}
     assert end["options"]["sampling.min_p"] == {"value": 0.05, "source": "preset"}
     assert end["options"]["sampling.typical_p"] == {"value": 1.0, "source": "default"}
+
+
+def test_a_session_says_the_speed_too(elsewise: Elsewise) -> None:
+    said = elsewise("ask", "one", "--session", "A", *ASK).err
+    assert re.search(r"^6 tokens, length, [0-9.]+ tok/s, seed 1$", said, re.MULTILINE), said
+    end = json.loads(elsewise("ask", "two", "--session", "A", *ASK, "--json").out.splitlines()[-1])
+    assert end["tokens_per_second"] > 0
 
 
 def test_a_locked_data_folder_is_refused_before_any_model_is_loaded(

@@ -25,7 +25,7 @@ def file(tmp_path: Path) -> str:
 
 
 def test_json_has_the_models_numbers(elsewise: Elsewise, file: str) -> None:
-    done = elsewise("score", file, "--backend", "fake", "--json", "--top-k", "4")
+    done = elsewise("score", file, "--backend", "fake", "--json", "--alternatives", "4")
     rows = [json.loads(line) for line in done.out.splitlines()]
     with load("x", backend="fake") as model:
         ids = model.tokenize(TEXT)
@@ -80,6 +80,15 @@ def test_what_cannot_be_scored_is_said(elsewise: Elsewise, tmp_path: Path, file:
         assert (done.code, done.out) == (code, ""), name
         assert words in done.err
     assert elsewise("score", file, "--json", "--csv").code == 2
+
+
+def test_the_old_name_of_alternatives_goes_on_for_a_release_with_a_note(elsewise: Elsewise, file: str) -> None:
+    now = elsewise("score", file, "--backend", "fake", "--json", "--alternatives", "2")
+    before = elsewise("score", file, "--backend", "fake", "--json", "--top-k", "2")
+    assert before.out == now.out
+    assert before.err.startswith("note: --top-k is called --alternatives here now")
+    assert "note" not in now.err
+    assert elsewise("score", file, "--backend", "fake", "--top-k", "2", "--alternatives", "2").code == 2
 
 
 def test_a_stride_takes_a_text_longer_than_the_context(elsewise: Elsewise, tmp_path: Path) -> None:

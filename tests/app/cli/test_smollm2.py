@@ -121,7 +121,7 @@ def test_the_scores_and_vectors_of_the_readme_are_there(walk: Walk) -> None:
 def test_the_readme_has_an_example_of_every_setting_of_the_sampler() -> None:
     said = {word.partition("=")[0] for example in EXAMPLES for word in example}
     wanted = {"typical_p", "xtc_probability", "dry_multiplier", "presence_penalty", "frequency_penalty", "logit_bias"}
-    assert {*wanted, "banned_tokens", "order", "--top-p", "--min-p", "--sample-top-k", "--temperature"} <= said
+    assert {*wanted, "banned_tokens", "order", "--top-p", "--min-p", "--top-k", "--temperature"} <= said
 
 
 def test_a_plain_format_answers_and_does_not_speak_for_the_user(ask: Elsewise) -> None:
