@@ -108,6 +108,7 @@ if TYPE_CHECKING:
     from runtime.spellings import OPTION_NAMES
     from runtime.stages import Stage, StageTable
     from runtime.text.formats import CHAT_FORMATS
+    from runtime.text.pieces import check_fits
     from runtime.text.utf8 import clean_text, texts_of
     from runtime.timings import Latency, RequestTimings
     from runtime.tools.calls import ToolCall, ToolCalls
@@ -228,6 +229,7 @@ __all__ = [
     "brings_text",
     "catalogue",
     "check_backend",
+    "check_fits",
     "clean_text",
     "compare_models",
     "convert_adapter",
@@ -439,6 +441,7 @@ _NAMES = {
         "StageTable",
     ),
     "runtime.text.formats": ("CHAT_FORMATS",),
+    "runtime.text.pieces": ("check_fits",),
     "runtime.text.utf8": (
         "clean_text",
         "texts_of",

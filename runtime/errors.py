@@ -42,19 +42,22 @@ class ContextOverflowError(InvalidRequestError):
         resident: Tokens that were already held.
         additional: Tokens that were to be added.
         limit: The context length in tokens.
+        counted: Whether `additional` was counted; else it is the least that a text of its size can have.
     """
 
-    def __init__(self, stage: str, resident: int, additional: int, limit: int) -> None:
+    def __init__(self, stage: str, resident: int, additional: int, limit: int, counted: bool = True) -> None:
         self.stage, self.resident, self.additional, self.limit = stage, resident, additional, limit
+        self.counted = counted
         over = resident + additional - limit
+        least = "" if counted else "at least "
         super().__init__(
-            f"{stage}: {resident + additional:,} tokens do not fit into the context of {limit:,} "
+            f"{stage}: {least}{resident + additional:,} tokens do not fit into the context of {limit:,} "
             f"({over:,} too many); shorten the text, or choose a model with a longer context "
             "(a context_length given at load can be raised up to the model's own)"
         )
 
-    def __reduce__(self) -> tuple[type[ContextOverflowError], tuple[str, int, int, int]]:
-        return type(self), (self.stage, self.resident, self.additional, self.limit)
+    def __reduce__(self) -> tuple[type[ContextOverflowError], tuple[str, int, int, int, bool]]:
+        return type(self), (self.stage, self.resident, self.additional, self.limit, self.counted)
 
 
 class UnknownBackendError(RuntimeFault, ValueError):

@@ -17,7 +17,7 @@ from app.cli.common import console, load_model, told_precision
 from app.cli.lines import Line, read_lines, refuse
 from app.cli.printing import UNSOUND
 from app.cli.values import with_token_ids
-from runtime import Finish, GenerationOptions, LanguageModel, RuntimeFault, ToolCallError, parse_tool_calls
+from runtime import Finish, GenerationOptions, LanguageModel, RuntimeFault, ToolCallError, check_fits, parse_tool_calls
 
 Request = tuple[list[int], GenerationOptions]
 AT_ONCE = 256  # requests handed to the scheduler, which takes as many into one forward as its limits allow
@@ -120,6 +120,8 @@ async def _requests(file: str, model: LanguageModel, lines: Sequence[Line], aske
 
 
 async def _ids(model: LanguageModel, line: Line) -> list[int]:
+    contents = [line.prompt] if line.messages is None else [message.get("content") for message in line.messages]
+    check_fits(model, *(text for text in contents if isinstance(text, str)))
     if line.messages is not None:
         return await model.render_chat_async(line.messages, tools=line.tools)
     assert line.prompt is not None  # one of the two is there

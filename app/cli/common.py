@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 from rich.console import Console
@@ -18,6 +18,8 @@ from runtime import LanguageModel, LoadProgress, OnComparison, OnProgress, Promp
 
 console = Console(stderr=True)
 PIPE_WIDTH = 10_000  # characters; wider than any row
+LARGEST_TEXT: Final = 256 << 20  # bytes that a command reads of one file, or of stdin
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 def load_model(model: str, backend: str, **options: Any) -> LanguageModel:
@@ -70,14 +72,29 @@ def print_table(table: Table) -> None:
 
 
 def read_text(file: str) -> str:
-    """A file's text, or stdin's for "-".
+    """A file's text, or stdin's for "-": the same bytes give the same text from both.
+
+    A UTF-8 byte order mark in front is not part of the text; nothing else is changed, line ends neither.
 
     Raises:
-        click.ClickException: It cannot be read, or is not UTF-8.
+        click.ClickException: It cannot be read, is too large, or is not UTF-8.
     """
+    name = "stdin" if file == "-" else file
     try:
-        return sys.stdin.read() if file == "-" else Path(file).read_text("utf-8")
+        if file != "-":
+            with Path(file).open("rb") as stream:
+                data = stream.read(LARGEST_TEXT + 1)  # a device may have no end
+        elif sys.stdin is not None:
+            data = sys.stdin.buffer.read(LARGEST_TEXT + 1)
+        else:
+            raise click.ClickException("stdin is closed; name a file instead of -")
     except OSError as error:
-        raise click.ClickException(f"{file}: {error.strerror}") from error
+        raise click.ClickException(f"{name}: {error.strerror}") from error
+    if len(data) > LARGEST_TEXT:
+        raise click.ClickException(f"{name}: more than {LARGEST_TEXT:,} bytes; split it into smaller files")
+    mark = len(BYTE_ORDER_MARK) if data.startswith(BYTE_ORDER_MARK) else 0
+    try:
+        return data[mark:].decode()
     except UnicodeDecodeError as error:
-        raise click.ClickException(f"{file}: not UTF-8 at byte {error.start:,}; only plain text can be read") from error
+        at = error.start + mark
+        raise click.ClickException(f"{name}: not UTF-8 at byte {at:,}; only plain text can be read") from error

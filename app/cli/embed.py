@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.cli.common import load_model, read_text, reading
+from app.cli.group import ESCAPE
 from app.cli.settings import Settings
 from app.cli.values import adapter_options
 from runtime import POOLINGS, Pooling, RuntimeFault
@@ -90,7 +91,7 @@ def read_texts(file: str, *, jsonl: bool) -> list[str]:
     Raises:
         click.ClickException: It cannot be read, is empty, or a line holds no text; the line is named.
     """
-    lines = read_text(file).removeprefix("\ufeff").split("\n")
+    lines = read_text(file).split("\n")
     if not lines[-1].strip("\r"):
         lines.pop()  # what follows the last line's end
     if not any(line.strip() for line in lines):
@@ -135,7 +136,7 @@ def _write(out: Path, texts: list[str], vectors: npt.NDArray[np.float32]) -> Non
             with part.open("wb") as file:
                 np.save(file, vectors, allow_pickle=False)
         else:
-            part.write_text("".join(f"{line}\n" for line in json_lines(texts, vectors)), "utf-8")
+            part.write_text("".join(f"{line}\n" for line in json_lines(texts, vectors)), "utf-8", errors=ESCAPE)
         part.replace(out)
     except OSError as error:
         part.unlink(missing_ok=True)

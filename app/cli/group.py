@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 import gc
+import io
 import logging
+import os
 import sys
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -16,6 +20,7 @@ from app.paths import DataFolder
 from runtime import BackendUnavailableError, RuntimeFault, UnknownBackendError, __version__
 from storage import StoreError
 
+ESCAPE: Final = "elsewise-escape"  # the error handler of stdout
 COMMANDS = ("ask", "bench", "doctor", "embed", "models", "score", "sessions")  # modules of `app.cli`, each its command
 
 
@@ -33,8 +38,24 @@ class Commands(click.Group):
         return command
 
 
+def _named_folder(_context: click.Context, _option: click.Parameter, folder: str | None) -> Path | None:
+    """Refuses the empty path, which an unset variable of a script leaves: it would mean the working directory.
+
+    Raises:
+        click.BadParameter: It is empty.
+    """
+    if folder == "":
+        raise click.BadParameter("the path is empty; name a folder, or leave the option out")
+    return None if folder is None else Path(folder)
+
+
 @click.group(cls=Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--data-dir", type=click.Path(path_type=Path, file_okay=False), help="Where sessions and settings live.")
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False),
+    callback=_named_folder,
+    help="Where sessions and settings live.",
+)
 @click.option("--verbose", is_flag=True, help="Say more on stderr.")
 @click.option("--model", default="smollm2", show_default=True, help="A model folder, a GGUF file, or a name on the shelf.")
 @click.option("--backend", default="auto", show_default=True, help="auto, hf, mlx, mock, or a registered one.")
@@ -72,8 +93,27 @@ def _check_known(backend: str) -> None:
         check_backend(backend)
 
 
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    r"""Characters that an output's encoding lacks, as JSON writes them: ``\u00e9``."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4)), error.end
+
+
+def _make_output_safe() -> None:
+    """Every text can be written to stdout: UTF-8 in place of ASCII, as click has it, escapes elsewhere, so JSON stays JSON."""
+    codecs.register_error(ESCAPE, _escaped)
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # until the process ends
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        ascii_only = codecs.lookup(sys.stdout.encoding).name == "ascii"
+        sys.stdout.reconfigure(encoding="utf-8" if ascii_only else None, errors=ESCAPE)
+
+
 def run() -> None:
     """Runs the command line and exits."""
+    _make_output_safe()
     try:
         code = cli(standalone_mode=False)
     except click.exceptions.Abort:

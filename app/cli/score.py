@@ -7,7 +7,7 @@ import csv
 import json
 import math
 import sys
-from typing import Any
+from typing import Any, Final
 
 import click
 from rich.table import Table
@@ -18,7 +18,9 @@ from app.cli.common import comparing, load_model, print_table, read_text, readin
 from app.cli.printing import probability, shown
 from app.cli.settings import Settings
 from app.cli.values import WEIGHTS, WEIGHTS_HELP, adapter_options, load_options, weights_of
-from runtime import LanguageModel, ModelComparison, OnProgress, TokenRun, compare_models
+from runtime import ContextOverflowError, LanguageModel, ModelComparison, OnProgress, TokenRun, check_fits, compare_models
+
+LONGEST_IN_WINDOWS: Final = 16 << 20  # characters: some 4,000,000 tokens, and 2 GB while they are tokenised
 
 
 @click.command()
@@ -31,7 +33,7 @@ from runtime import LanguageModel, ModelComparison, OnProgress, TokenRun, compar
     "--stride",
     type=click.IntRange(1),
     help="Take a text longer than the context: in windows of its length, each so many tokens further; every token is scored "
-    "once, with at least the context less the stride before it. Example: --stride 1024",
+    "once, with at least the context less the stride before it (at most 16 Mi characters). Example: --stride 1024",
 )
 @click.option("--weights", type=click.Choice(WEIGHTS), help=WEIGHTS_HELP)
 @click.option("--json", "as_json", is_flag=True, help="One object a line.")
@@ -95,6 +97,7 @@ def score(
             click.echo(line, err=True)
         return
     with load_model(model or settings.model, backend or settings.backend, **own) as loaded:
+        _check_size(loaded, file, text, stride)
         ids = loaded.tokenize(text)
         with reading() as on_progress:
             run = asyncio.run(_scored(loaded, ids, count, stride, on_progress))
@@ -108,6 +111,23 @@ def score(
         click.echo(
             f"{len(run):,} tokens, log-probability {sum(total):,.2f} nats, perplexity {math.exp(-mean):,.2f}{told}", err=True
         )
+
+
+def _check_size(model: LanguageModel, file: str, text: str, stride: int | None) -> None:
+    """Refuses by its size a text that is too long, before it is tokenised.
+
+    Raises:
+        click.ClickException: It cannot fit into the context, or with `stride` is longer than `LONGEST_IN_WINDOWS`.
+    """
+    if stride is not None:
+        if len(text) > LONGEST_IN_WINDOWS:
+            most = f"at most {LONGEST_IN_WINDOWS:,} are scored in windows"
+            raise click.ClickException(f"{file}: {len(text):,} characters; {most}: split the text")
+        return
+    try:
+        check_fits(model, text, stage=file)
+    except ContextOverflowError as fault:
+        raise click.ClickException(f"{fault}; or score it in windows: --stride {fault.limit // 2}") from fault
 
 
 async def _scored(model: LanguageModel, ids: list[int], top_k: int, stride: int | None, on_progress: OnProgress) -> TokenRun:

@@ -15,6 +15,7 @@ from runtime.info import OnProgress, PromptProgress
 from runtime.language_model import LanguageModel
 from runtime.priority import Priority
 from runtime.records import NO_TOKEN, TokenRun
+from runtime.text.pieces import check_fits
 from runtime.text.utf8 import clean_text
 
 TOLD = ("weights", "dtype", "kv_dtype", "attention", "device", "cache")  # options that change numbers
@@ -59,6 +60,9 @@ async def compare_models(
         InvalidRequestError: There is nothing to compare, or a tokenizer reads the text as other bytes, or cannot at all.
         RuntimeFault: Of `score_run`, of either model.
     """
+    if isinstance(text, str):
+        check_fits(left, text)
+        check_fits(right, text)
     ids = await left.tokenize_async(text) if isinstance(text, str) else list(text)
     if not ids:
         raise InvalidRequestError(NOTHING)

@@ -52,6 +52,7 @@ class Grammar:
             raise GrammarError(f"a JSON schema is a dictionary, its JSON text or a pydantic class, not {schema!r:.80}")
         if isinstance(schema, str):
             return cls("json_schema", schema).check_source()
+        _check_size(made)
         try:
             text = json.dumps(dict(made), ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as fault:
@@ -109,6 +110,44 @@ class Grammar:
     def label(self) -> str:
         """What kind it is, in words."""
         return _LABELS.get(self.kind, str(self.kind))
+
+
+def _check_size(schema: Mapping[Any, Any]) -> None:
+    """Refuses by counting what cannot be written within the limit: parts that are shared are written once for each use.
+
+    Raises:
+        GrammarError: It is too large, or holds itself.
+    """
+    most = MAX_CHARACTERS["json_schema"]
+    written: dict[int, int] = {}  # characters that a part takes at least, by identity
+    inside: set[int] = set()
+
+    def least(part: object) -> int:
+        if isinstance(part, str):
+            return len(part) + 2
+        if not isinstance(part, Mapping | list | tuple):
+            return 1
+        if id(part) in inside:
+            raise GrammarError("the JSON schema holds itself; write the repeated part as a $ref")
+        if id(part) not in written:
+            inside.add(id(part))
+            if isinstance(part, Mapping):
+                size = 2 + sum(len(str(key)) + 4 + least(value) for key, value in part.items())
+            else:
+                size = 2 + sum(map(least, part))
+            inside.discard(id(part))
+            written[id(part)] = size
+        return written[id(part)]
+
+    try:
+        size = least(schema)
+    except RecursionError as fault:
+        raise GrammarError(f"the JSON schema holds what JSON cannot: {fault}") from fault
+    if size > most:
+        raise GrammarError(
+            f"the JSON schema has at least {size:,} characters written out; at most {most:,} are read: shorten it, or write "
+            "parts that come again as a $ref"
+        )
 
 
 def _schema_of(given: type) -> object:

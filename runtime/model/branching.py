@@ -29,6 +29,7 @@ from runtime.priority import Priority
 from runtime.records import TokenRun
 from runtime.scheduler.branching import BeamJob, FanJob
 from runtime.scheduler.jobs import GenerateJob, StayingJob
+from runtime.text.pieces import check_fits
 
 
 class BranchingMembers(GenerationMembers, BranchRecords):
@@ -83,6 +84,9 @@ class BranchingMembers(GenerationMembers, BranchRecords):
         self, gathering: Gathering, prompts: Prompts, options: Options
     ) -> AsyncGenerator[tuple[int, TokenRun], None]:
         each = options_for(check_prompts(prompts), options)
+        for i, prompt in enumerate(prompts):
+            if isinstance(prompt, str):
+                check_fits(self, prompt, stage=f"prompt {i}")
         texts = [await self.tokenize_async(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
         with self._grammars.holding(own.grammar for own in each if own is not None and own.grammar is not None):
             await self._compiled_for(each)

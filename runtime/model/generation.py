@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections import deque
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, closing
 from dataclasses import replace
@@ -31,6 +31,7 @@ from runtime.sampling.draw import fresh_seed
 from runtime.sampling.report import SHOWN
 from runtime.scheduler.jobs import GenerateJob
 from runtime.speculation.draft import check_speculative
+from runtime.text.pieces import check_fits
 
 Arrival = TokenRun | PromptProgress | BaseException | None  # what the owner thread tells; None: the end
 
@@ -170,17 +171,23 @@ class GenerationMembers(TextMembers):
 
     async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
         """Text in, text out."""
-        _check_prompt(prompt)
+        self._check_prompt(prompt)
         ids = await (self.tokenize_async(prompt) if isinstance(prompt, str) else self.render_chat_async(prompt))
         async with aclosing(self.generate_runs(ids, options)) as runs:
             return completed([run async for run in runs])
 
     def complete_sync(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
         """Blocking."""
-        _check_prompt(prompt)
+        self._check_prompt(prompt)
         ids = self.tokenize(prompt) if isinstance(prompt, str) else self.render_chat(prompt)
         with closing(self._runs_sync(self._generation(ids, options))) as runs:
             return completed(list(runs))
+
+    def _check_prompt(self, prompt: object) -> None:
+        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+            raise InvalidRequestError(f"complete takes a text or a list of messages, not {type(prompt).__name__}")
+        texts = [prompt] if isinstance(prompt, str) else [m.get("content") for m in prompt if isinstance(m, Mapping)]
+        check_fits(self, *(text for text in texts if isinstance(text, str)))
 
     async def _compiled(self, options: GenerationOptions | None) -> None:
         """Compiles the grammar off the loop, so that `_generation` need not do it on it."""
@@ -250,11 +257,6 @@ class GenerationMembers(TextMembers):
                     "ban fewer, or allow more in the grammar"
                 )
         return constraint
-
-
-def _check_prompt(prompt: object) -> None:
-    if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
-        raise InvalidRequestError(f"complete takes a text or a list of messages, not {type(prompt).__name__}")
 
 
 def completed(runs: Sequence[TokenRun]) -> Completion:

@@ -17,6 +17,7 @@ from runtime.priority import Priority
 from runtime.records import Float32, Int32
 from runtime.scheduler.embedding import EmbedJob
 from runtime.scheduler.ids import check_ids
+from runtime.text.pieces import check_fits
 
 
 class VectorMembers(TextMembers):
@@ -73,4 +74,5 @@ class VectorMembers(TextMembers):
 
     def _path(self, row: int, text: str) -> Int32:
         info = self.info
+        check_fits(self, text, stage=f"texts[{row}]")
         return check_ids(self.tokenize(text), vocab=info.vocab_size, context=info.context_length, stage=f"texts[{row}]")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -49,6 +50,11 @@ def elsewise(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         return Done(code, captured.out, captured.err)
 
     return run
+
+
+def stdin_of(data: bytes) -> io.TextIOWrapper:
+    """A stdin that gives these bytes, as a process has it."""
+    return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", newline="\n")
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from runtime import Finish, GenerationOptions, Grammar, Origin, SamplingOptions, TokenRun, load
 from runtime.model import LocalModel
-from tests.app.cli.conftest import Elsewise
+from tests.app.cli.conftest import Elsewise, stdin_of
 from tests.runtime.grammar.samples import TWICE
 
 FAKE = ("--backend", "fake", "--max-tokens", "6")
@@ -152,7 +151,7 @@ def test_json_that_holds_no_more_when_it_is_read_is_incomplete(elsewise: Elsewis
 
 
 def test_lines_come_from_standard_input_too(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO('{"prompt": "a"}\n{"prompt": "b"}'))
+    monkeypatch.setattr(sys, "stdin", stdin_of(b'{"prompt": "a"}\n{"prompt": "b"}'))
     done = elsewise("ask", "--batch", "-", *FAKE)
     assert [r["id"] for r in results(done.out)] == [1, 2]
 

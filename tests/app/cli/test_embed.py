@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from runtime import load
-from tests.app.cli.conftest import Elsewise
+from tests.app.cli.conftest import Elsewise, stdin_of
 
 TEXTS = ["so it goes", "é “quoted”", "so it goes"]
 
@@ -49,9 +48,9 @@ def test_npy_and_jsonl_files_hold_the_same(elsewise: Elsewise, file: str, tmp_pa
 
 
 def test_a_dash_reads_stdin(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("one\r\ntwo"))
+    monkeypatch.setattr(sys, "stdin", stdin_of(b"one\r\ntwo"))
     assert [json.loads(line)["text"] for line in elsewise("embed", "-", "--backend", "fake").out.splitlines()] == ["one", "two"]
-    monkeypatch.setattr(sys, "stdin", io.StringIO('{"text": "one\\ntwo", "id": 7}\n'))
+    monkeypatch.setattr(sys, "stdin", stdin_of(b'{"text": "one\\ntwo", "id": 7}\n'))
     done = elsewise("embed", "-", "--jsonl", "--backend", "fake")
     assert json.loads(done.out)["text"] == "one\ntwo"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from runtime import load
-from tests.app.cli.conftest import Elsewise
+from tests.app.cli.conftest import Elsewise, stdin_of
 
 TEXT = "so it goes, é\n\t“quoted”"
 
@@ -60,7 +60,7 @@ def test_the_table_has_a_line_per_token_and_the_sum_goes_to_stderr(elsewise: Els
 
 
 def test_a_dash_reads_stdin(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("abc"))
+    monkeypatch.setattr(sys, "stdin", stdin_of(b"abc"))
     done = elsewise("score", "-", "--backend", "fake", "--json")
     assert [json.loads(line)["text"] for line in done.out.splitlines()] == ["a", "b", "c"]
 

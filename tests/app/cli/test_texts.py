@@ -1,0 +1,193 @@
+"""Texts that commands read and write: the same bytes give the same tokens and refusals, whatever they come from and go to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime import ContextOverflowError, GenerationOptions, compare_models, load
+from tests.app.cli.conftest import Elsewise, stdin_of
+
+ROOT = Path(__file__).parents[3]
+PATIENCE_SECONDS = 120
+TEXTS = {
+    "carriage returns": b"one\r\ntwo\rthree\n",
+    "mark": b"\xef\xbb\xbfone",
+    "mark inside": b"one\xef\xbb\xbf",
+    "Latin-1": "caf\xe9 noir".encode("latin-1"),
+    "Latin-1 behind a mark": b"\xef\xbb\xbfcaf\xe9",
+    "cut": "é".encode()[:1],
+    "NUL": b"a\x00b\x1a",
+    "empty": b"",
+}
+
+
+def process(*arguments: str, shell: str = "", **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """A command in a process of its own; `shell` comes behind it."""
+    line = " ".join([sys.executable, "-m", "app", *arguments, shell])
+    return subprocess.run(
+        ["bash", "-c", line],
+        cwd=ROOT,
+        capture_output=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+        env=os.environ | environment,
+    )
+
+
+@pytest.mark.parametrize("command", [("score", "--json"), ("embed",)], ids=["score", "embed"])
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_a_file_and_stdin_are_read_alike(
+    elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: tuple[str, ...], text: bytes
+) -> None:
+    (tmp_path / "text").write_bytes(text)
+    name, *more = command
+    from_file = elsewise(name, str(tmp_path / "text"), "--backend", "fake", *more)
+    monkeypatch.setattr(sys, "stdin", stdin_of(text))
+    from_stdin = elsewise(name, "-", "--backend", "fake", *more)
+    said = from_stdin.err.replace("stdin", str(tmp_path / "text")).replace("-:", f"{tmp_path / 'text'}:")
+    assert (from_stdin.code, from_stdin.out, said) == (from_file.code, from_file.out, from_file.err)
+
+
+def test_the_tokens_are_those_of_the_bytes(elsewise: Elsewise, tmp_path: Path) -> None:
+    for written, scored in (
+        (b"a\r\nb\rc", b"a\r\nb\rc"),
+        (b"\xef\xbb\xbfa", b"a"),  # which is no text, as in the window's pinned files
+    ):
+        (tmp_path / "text").write_bytes(written)
+        done = elsewise("score", str(tmp_path / "text"), "--backend", "fake", "--json")
+        assert bytes.fromhex("".join(json.loads(line)["bytes"] for line in done.out.splitlines())) == scored
+    (tmp_path / "text").write_bytes(b"\xef\xbb\xbfcaf\xe9")
+    done = elsewise("score", str(tmp_path / "text"), "--backend", "fake")
+    assert (done.code, "not UTF-8 at byte 6" in done.err) == (1, True)
+
+
+def test_a_batch_may_begin_with_a_byte_order_mark(elsewise: Elsewise, file: Path) -> None:
+    file.write_bytes(b'\xef\xbb\xbf{"prompt": "a", "max_tokens": 2}\r\n')
+    done = elsewise("ask", "--batch", str(file), "--backend", "fake")
+    assert (done.code, json.loads(done.out)["tokens"]) == (0, 2)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closes a stream by a shell")
+@pytest.mark.parametrize("command", ["score -", "embed -", "ask --batch -"])
+def test_a_closed_stdin_is_said_in_a_line(command: str, tmp_path: Path) -> None:
+    done = process("--data-dir", str(tmp_path), command, "--backend", "fake", shell="<&-")
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, b"", 1)
+    assert b"stdin is closed; name a file" in done.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closes a stream by a shell")
+def test_a_closed_stdout_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("one")
+    done = process("score", str(tmp_path / "text"), "--backend", "fake", shell=">&-")
+    assert (done.returncode, b"Traceback" in done.stderr) == (0, False)
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="reads a device")
+@pytest.mark.parametrize("command", ["score /dev/zero", "score - ", "embed /dev/zero", "ask --batch /dev/zero"])
+def test_a_text_without_an_end_is_refused(command: str, tmp_path: Path) -> None:
+    done = process("--data-dir", str(tmp_path), command, "--backend", "fake", shell="</dev/zero")
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, b"", 1)
+    assert b"more than 268,435,456 bytes; split it into smaller files" in done.stderr
+
+
+def test_characters_that_stdout_lacks_are_escaped_as_json_writes_them(tmp_path: Path) -> None:
+    (tmp_path / "words.jsonl").write_text('{"text": "é \U0001f600"}\n', "utf-8")
+    (tmp_path / "halves.jsonl").write_text('{"text": "a\\ud800b"}\n')
+    for encoding in ("ascii", "utf-8", "latin-1", "utf-16"):
+        words = process("embed", str(tmp_path / "words.jsonl"), "--backend", "fake", PYTHONIOENCODING=encoding)
+        written = words.stdout.decode("utf-8" if encoding == "ascii" else encoding)
+        assert (words.returncode, json.loads(written)["text"]) == (0, "é \U0001f600"), encoding
+        assert process("score", str(tmp_path / "words.jsonl"), "--backend", "fake", PYTHONIOENCODING=encoding).returncode == 0
+    for encoding in ("ascii", "utf-8", "latin-1"):
+        embedded = process("embed", str(tmp_path / "halves.jsonl"), "--backend", "fake", PYTHONIOENCODING=encoding)
+        assert (embedded.returncode, json.loads(embedded.stdout)["text"]) == (0, "a\ud800b")
+
+
+def test_vectors_of_broken_text_can_be_written_to_a_file(elsewise: Elsewise, tmp_path: Path) -> None:
+    (tmp_path / "halves.jsonl").write_text('{"text": "a\\ud800b"}\n')
+    out = tmp_path / "vectors.jsonl"
+    assert elsewise("embed", str(tmp_path / "halves.jsonl"), "--backend", "fake", "--out", str(out)).code == 0
+    assert json.loads(out.read_text("utf-8"))["text"] == "a\ud800b"
+
+
+def test_sessions_are_listed_on_an_ascii_terminal(elsewise: Elsewise, data: Path) -> None:
+    assert elsewise("ask", "héllo", "--session", "Ünïcode", "--backend", "fake", "--max-tokens", "2").code == 0
+    for command in ("sessions list", "sessions show 1"):
+        done = process("--data-dir", str(data), command, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+        assert done.returncode == 0, done.stderr
+        assert "Ünïcode" in done.stdout.decode()
+
+
+def test_an_empty_data_folder_is_not_the_working_directory(elsewise: Elsewise, tmp_path: Path) -> None:
+    done = elsewise("--data-dir", "", "ask", "hi", "--session", "A", "--backend", "fake")
+    assert (done.code, done.out) == (2, "")
+    assert "the path is empty; name a folder, or leave the option out" in done.err
+
+
+SHARED = """
+import resource, sys
+from runtime import Grammar, GrammarError
+schema = {"type": "string"}
+for _ in range(25):
+    schema = {"type": "object", "properties": {"a": schema, "b": schema}}
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    Grammar.json_schema(schema)
+except GrammarError as fault:
+    print(fault)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_a_schema_is_refused_by_its_size_before_it_is_written_out() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SHARED], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
+    )
+    said, grown = done.stdout.splitlines()
+    assert "characters written out; at most 131,072 are read" in said
+    assert int(grown) < 64_000  # KiB; written out it takes 2 GB
+
+
+def test_a_text_is_refused_by_its_size_before_it_is_tokenised(elsewise: Elsewise, tmp_path: Path) -> None:
+    long = "so it goes. " * 400_000
+    (tmp_path / "long").write_text(long)
+    (tmp_path / "batch").write_text(json.dumps({"prompt": long}))
+    for command in (("score",), ("score", "--against-backend", "mock"), ("embed",), ("ask", "--raw", "--batch")):
+        name = "batch" if "--batch" in command else "long"
+        done = elsewise(command[0], *command[1:], str(tmp_path / name), "--backend", "fake")
+        assert (done.code != 0, done.out) == (True, ""), command
+        assert "at least 369,231 tokens do not fit into the context of 131,072" in done.err, command
+
+
+def test_a_text_that_is_scored_in_windows_has_a_limit_too(elsewise: Elsewise, tmp_path: Path) -> None:
+    (tmp_path / "long").write_bytes(bytes((16 << 20) + 1))
+    done = elsewise("score", "--stride", "64", str(tmp_path / "long"), "--backend", "fake")
+    assert (done.code, done.out) == (1, "")
+    assert "16,777,217 characters; at most 16,777,216 are scored in windows: split the text" in done.err
+
+
+def test_no_way_into_a_model_tokenises_what_cannot_fit() -> None:
+    long = "so it goes. " * 400_000
+    with load("x", backend="fake") as model, load("x", backend="fake") as other:
+
+        async def each() -> None:
+            with pytest.raises(ContextOverflowError, match="at least"):
+                await model.complete(long)
+            with pytest.raises(ContextOverflowError, match="at least"):
+                await model.complete([{"role": "user", "content": long}])
+            with pytest.raises(ContextOverflowError, match="at least"):
+                await compare_models(model, other, long)
+            with pytest.raises(ContextOverflowError, match=r"texts\[1\]: at least"):
+                await model.embed(["short", long])
+            with pytest.raises(ContextOverflowError, match="prompt 1: at least"):
+                async for _ in model.generate_many([[1], long], GenerationOptions(max_tokens=1)):
+                    pass
+
+        asyncio.run(each())
