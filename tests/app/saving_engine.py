@@ -1,7 +1,7 @@
 """A process that computes and saves KV and is going to be killed, or whose disk is going to fail: says what it was told.
 
-Each line on stdout is one JSON object: ["saved", place, tokens] or ["warned", message]. Arguments: the block file, a fault and
-a file for its log (see `failing_vfs`).
+Each line on stdout is one JSON object: ["saved", place, tokens] or ["warned", message]. Arguments: the block file;
+optionally a fault and a file for its log (see `failing_vfs`).
 """
 
 from __future__ import annotations
@@ -40,5 +40,5 @@ def main(file: str) -> None:
 
 if __name__ == "__main__":
     logging.getLogger().addHandler(logging.NullHandler())  # what it has to say is in `info.warnings`
-    injector = install(sys.argv[2], Path(sys.argv[3]))
+    injector = install(sys.argv[2], Path(sys.argv[3])) if len(sys.argv) > 2 else None
     main(sys.argv[1])

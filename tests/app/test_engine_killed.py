@@ -15,37 +15,12 @@ import pytest
 
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench
-from runtime import BlockOptions, BlocksSaved, EngineClient, GenerationOptions, SamplingOptions
+from runtime import BlocksSaved, EngineClient, GenerationOptions, SamplingOptions
 from storage import BlockFile, SessionStore
-from tests.app.saving_engine import PATHS, path_of
-from tests.fakes import assert_right, fake_model
+from tests.reliability.crashes import check_saved
+from tests.storage.blocks.helpers import BUDGET
 from tests.storage.faults import fired, run, under
 from ui import Refusal
-
-BUDGET = 1 << 30
-
-
-def save_under(file: Path, fault: str, log: Path) -> list[list[Any]]:
-    return run(under("vfs", [sys.executable, "-m", "tests.app.saving_engine", str(file)], file, fault, log))
-
-
-def check(file: Path, said: Sequence[Sequence[Any]]) -> None:
-    """What was said to be saved is there; whatever is there gives what a fresh run gives; and saving goes on."""
-    saved = {words[1]: words[2] for words in said if words[0] == "saved"}
-    with fake_model(blocks=BlockOptions("storage:open_blocks", str(file), BUDGET)) as model:
-        for number in range(PATHS):
-            path = path_of(number)
-            assert model.prefix_match(path).tokens >= saved.get(number, 0)
-            assert_right(model.next_token_logprobs_sync([*path, 1]), [*path, 1])
-            assert model.save_blocks(path).tokens == len(path)
-        assert model.info.warnings == ()
-    with BlockFile(file, BUDGET) as blocks:
-        assert blocks.stats().damaged == 0
-        assert blocks.stats().blocks >= PATHS * 2
-    with fake_model(blocks=BlockOptions("storage:open_blocks", str(file), BUDGET)) as model:
-        assert model.prefix_match(path_of(0)).tokens == len(path_of(0))
-        assert_right(model.next_token_logprobs_sync([*path_of(0), 2]), [*path_of(0), 2])
-        assert model.metrics().tokens_restored == len(path_of(0))
 
 
 def sweep(
@@ -56,10 +31,10 @@ def sweep(
     faults = heard = 0
     for k in places:
         file, log = tmp_path / f"{k}.db", tmp_path / f"{k}.log"
-        said = save_under(file, fault.format(k=k), log)
+        said = run(under("vfs", [sys.executable, "-m", "tests.app.saving_engine", str(file)], file, fault.format(k=k), log))
         faults += fired(log)
         heard += any(words[0] == "warned" for words in said)
-        check(file, said)
+        check_saved(file, said)
         assert not caplog.records
     tell(f"engine saving, {fault}: {faults} faults fired in {len(places)} runs, {heard} were told")
     return faults, heard
@@ -67,16 +42,6 @@ def sweep(
 
 def test_an_engine_killed_while_it_saves(tmp_path: Path, caplog: pytest.LogCaptureFixture, tell: Callable[[str], None]) -> None:
     assert sweep(tmp_path, "pwrite64:signal=SIGKILL:when={k}", [45], caplog, tell) == (1, 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["SIGKILL", "TORN"])
-def test_an_engine_killed_at_many_writes(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, tell: Callable[[str], None], kind: str
-) -> None:
-    places = range(1, 120, 17)
-    faults, _ = sweep(tmp_path, f"pwrite64:signal={kind}:when={{k}}", places, caplog, tell)
-    assert faults >= len(places) - 2
 
 
 @pytest.mark.slow

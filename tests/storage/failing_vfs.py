@@ -51,7 +51,8 @@ class _Vfs(ctypes.Structure):
 class Fault:
     """What happens at which call, spelt as strace does: `pwrite64:error=ENOSPC:when=7+`.
 
-    Beside strace's `error=` and `signal=SIGKILL` there is `signal=TORN`: killed with half of the bytes written.
+    Beside strace's `error=` and `signal=SIGKILL` there are `signal=TORN`, killed with half of the bytes written, and
+    `count=COUNT`, which spoils nothing: each call is a line in the log.
     """
 
     call: str
@@ -122,7 +123,9 @@ class _Injector:
         if self._calls < fault.first or (self._calls > fault.first and not fault.again):
             return None
         with self._log.open("a") as log:
-            log.write(f"{fault.call} {self._calls} (INJECTED)\n")
+            log.write(f"{fault.call} {self._calls}{'' if fault.action == 'COUNT' else ' (INJECTED)'}\n")
+        if fault.action == "COUNT":
+            return None
         if fault.action == "TORN":
             half()
         if fault.action in ("SIGKILL", "TORN"):

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from storage import NodeRow, SessionStore
 from tests.storage.helpers import ids, with_store
 
@@ -48,25 +46,16 @@ def under(road: str, command: Sequence[str], path: Path, fault: str, log: Path) 
     return ["strace", "-f", "-o", str(log), *files, "-e", f"trace={fault.split(':')[0]}", "-e", f"inject={fault}", *command]
 
 
-def strace(path: Path, rounds: int, fault: str, log: Path) -> list[str]:
-    """The writer under a strace that spoils its writes to the database and its WAL."""
-    return under("strace", writer(path, rounds), path, fault, log)
-
-
 def vfs(path: Path, rounds: int, fault: str, log: Path) -> list[str]:
-    """The writer with a SQLite that spoils them itself: the same faults where strace is missing or ptrace is forbidden."""
+    """The writer with a SQLite that spoils its writes to the database and its WAL."""
     return under("vfs", writer(path, rounds), path, fault, log)
 
 
-ROADS = {"vfs": vfs, "strace": strace}
-
-
-def require(road: str) -> None:
-    """Skips the second of the two roads where it is closed; the first is open everywhere."""
-    if road == "strace" and (
-        shutil.which("strace") is None or subprocess.run(["strace", "-o", "/dev/null", "true"], check=False).returncode
-    ):
-        pytest.skip("needs strace and the right to use ptrace; the same sweep runs in SQLite's own VFS")
+def is_open(road: str) -> bool:
+    """Whether faults can come by it here: the second needs strace and the right to use ptrace."""
+    return road != "strace" or (
+        shutil.which("strace") is not None and not subprocess.run(["strace", "-o", "/dev/null", "true"], check=False).returncode
+    )
 
 
 def fired(log: Path) -> int:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from storage import NewNode, SessionStore
-from tests.storage.faults import REPOSITORY, ROADS, check_nothing_was_lost, fired, require, run, vfs, writer
+from tests.storage.faults import REPOSITORY, check_nothing_was_lost, fired, run, vfs, writer
 from tests.storage.helpers import chunk, with_store
 
 
@@ -88,68 +86,8 @@ def test_a_full_disk_is_said_and_loses_nothing(path: Path, limit: int) -> None:
     check_nothing_was_lost(path, said)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("road", "fault", "step"),
-    [
-        ("vfs", "pwrite64:signal=SIGKILL:when={k}", 1),
-        ("vfs", "pwrite64:signal=TORN:when={k}", 3),
-        ("strace", "pwrite64:signal=SIGKILL:when={k}", 3),  # the same kills by the kernel
-    ],
-)
-def test_kill_9_at_every_write(
-    path: Path, tmp_path: Path, road: str, fault: str, step: int, tell: Callable[[str], None]
-) -> None:
-    require(road)
-    with_store(path, lambda store: store.sessions())
-    killed = 0
-    for k in itertools.count(1, step):  # to the last write there is
-        copy, log = tmp_path / f"{k}.sqlite3", tmp_path / f"{k}.log"
-        copy.write_bytes(path.read_bytes())
-        said = run(ROADS[road](copy, 1, fault.format(k=k), log))
-        check_nothing_was_lost(copy, said)
-        if not fired(log):
-            break
-        killed += 1
-    tell(f"kill -9 by {road}: {killed} fired, at every {step}. write")
-    assert said[-1] == ["done"]
-    assert killed >= 100 // step
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("road", ROADS)
-@pytest.mark.parametrize(
-    ("fault", "errors"),
-    [
-        ("pwrite64:error=ENOSPC:when={k}", set[str]()),  # once: the retry saves it
-        ("pwrite64:error=ENOSPC:when={k}+", {"StoreFullError"}),
-        ("pwrite64:error=EIO:when={k}+", {"StoreFullError", "StoreDiskError"}),
-        ("fdatasync:error=EIO:when={k}+", {"StoreDiskError"}),
-    ],
-)
-def test_a_failing_disk_is_said_and_loses_nothing(
-    path: Path, tmp_path: Path, road: str, fault: str, errors: set[str], tell: Callable[[str], None]
-) -> None:
-    require(road)
-    with_store(path, lambda store: store.sessions())
-    faults, seen = 0, set[str]()
-    for k in itertools.count(1, 11 if fault.startswith("pwrite64") else 1):  # to the last one there is
-        copy, log = tmp_path / f"{k}.sqlite3", tmp_path / f"{k}.log"
-        copy.write_bytes(path.read_bytes())
-        said = run(ROADS[road](copy, 1, fault.format(k=k), log))
-        check_nothing_was_lost(copy, said)
-        if not fired(log):
-            break
-        faults += 1
-        seen |= {words[1] for words in said if words[0] == "failed"}
-    tell(f"{fault} by {road}: {faults} faults fired, seen as {seen or 'nothing'}")
-    assert faults >= 6
-    assert seen <= errors
-    assert bool(seen) == bool(errors)
-
-
 def test_one_write_of_each_kind_fails_without_ptrace(path: Path, tmp_path: Path) -> None:
-    # the sweeps are slow: here one fault of each kind shows that what injects them works on this machine
+    # the sweeps are rows of tests/reliability: here one fault of each kind shows that what injects them works on this machine
     with_store(path, lambda store: store.sessions())
     for k, fault in enumerate(
         (

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
-import random
 import resource
 import shutil
 import sqlite3
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from storage import BlockFile
+from tests.reliability.damage import KB, PATHS, fill_blocks, flips_of_blocks, truncations_of_blocks
+from tests.reliability.suite import Order
 from tests.storage.blocks.helpers import BUDGET, block, chain, data, expected, key, keys
 from tests.storage.helpers import sql
-
-PATHS = [("a", "b", str(n), "tip") for n in range(6)]
-KB = 1024
 
 
 @pytest.fixture
@@ -29,84 +25,19 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "blocks.sqlite3"
 
 
-def fill(file: Path) -> bytes:
-    with BlockFile(file, BUDGET) as store:
-        for path in PATHS:
-            store.put(chain(*path, nbytes=9 * KB))
-        store.pin("chat", keys(*PATHS[0]))
-    return file.read_bytes()
+def test_no_flipped_bit_is_given_out(tmp_path: Path) -> None:
+    tally = flips_of_blocks(Order(1, 30, tmp_path))
+    assert tally.failures == []
+    assert tally.seen["dropped and named"] >= 10, tally.seen
 
 
-def use(file: Path) -> str:
-    """Everything that an engine does with the file; fails where it is given a wrong byte. What was noticed."""
-    with BlockFile(file, BUDGET) as store:
-        complete = True
-        for path in PATHS:
-            told = store.leading(keys(*path))
-            got = store.get(keys(*path))
-            assert got == expected(*path, nbytes=9 * KB)[: len(got)]
-            complete = complete and len(got) == len(path) == told
-        damaged = store.stats().damaged
-        for path in PATHS:  # what is missing is computed and kept again
-            store.put(chain(*path, nbytes=9 * KB))
-            assert store.get(keys(*path)) == expected(*path, nbytes=9 * KB)
-        store.evict(20 * KB)
-        damaged = max(damaged, store.stats().damaged)
-    return "dropped and named" if damaged else "no effect" if complete else "forgotten"
-
-
-def sweep(file: Path, spoilt: Iterator[bytes], caplog: pytest.LogCaptureFixture) -> Counter[str]:
-    outcomes = Counter[str]()
-    caplog.set_level(logging.WARNING)
-    for content in spoilt:
-        file.write_bytes(content)
-        caplog.clear()
-        outcome = use(file)
-        if file.with_stem("blocks.damaged").exists() or list(file.parent.glob("blocks.foreign*")):
-            outcome = "moved aside and made anew"
-            for kept in file.parent.glob("blocks.*.sqlite3"):
-                kept.unlink()
-        assert bool(caplog.records) == (outcome not in ("no effect", "forgotten"))
-        outcomes[outcome] += 1
-    return outcomes
-
-
-def flipped(whole: bytes, count: int, seed: int) -> Iterator[bytes]:
-    rng = random.Random(seed)
-    for _ in range(count):
-        at, bit = rng.randrange(len(whole)), rng.randrange(8)
-        yield whole[:at] + bytes([whole[at] ^ (1 << bit)]) + whole[at + 1 :]
-
-
-def truncated(whole: bytes, count: int) -> Iterator[bytes]:
-    for n in range(count):
-        yield whole[: n * len(whole) // count]
-
-
-def test_no_flipped_bit_is_given_out(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    outcomes = sweep(file, flipped(fill(file), 30, seed=1), caplog)
-    assert outcomes["dropped and named"] >= 10, outcomes
-
-
-def test_a_truncated_file_is_made_anew(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    outcomes = sweep(file, truncated(fill(file), 10), caplog)
-    assert outcomes == {"moved aside and made anew": 10}
-
-
-@pytest.mark.slow
-def test_no_flipped_bit_of_many_is_given_out(file: Path, caplog: pytest.LogCaptureFixture, tell: Callable[[str], None]) -> None:
-    whole = fill(file)
-    outcomes = sweep(file, flipped(whole, 300, seed=2), caplog) + sweep(
-        file, flipped(whole[: 6 * 16 * KB], 100, seed=3), caplog
-    )
-    outcomes += sweep(file, truncated(whole, 100), caplog)
-    tell(f"block file, 400 bit flips and 100 truncations: {dict(outcomes)}")
-    assert outcomes["dropped and named"] >= 100, outcomes
-    assert outcomes["moved aside and made anew"] >= 100, outcomes
+def test_a_truncated_file_is_made_anew(tmp_path: Path) -> None:
+    tally = truncations_of_blocks(Order(1, 10, tmp_path))
+    assert (tally.failures, tally.seen) == ([], {"moved aside and made anew": 10})
 
 
 def test_a_damaged_block_goes_with_all_that_hangs_on_it(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    fill(file)
+    fill_blocks(file)
     sql(
         file,
         "UPDATE kv_chunks SET data = zeroblob(9216) WHERE id >> 20 = (SELECT id FROM kv_blocks WHERE key = ?)",
@@ -122,7 +53,7 @@ def test_a_damaged_block_goes_with_all_that_hangs_on_it(file: Path, caplog: pyte
 
 
 def test_a_block_that_lies_about_its_parent_is_written_anew(file: Path) -> None:
-    fill(file)
+    fill_blocks(file)
     sql(file, "UPDATE kv_blocks SET parent = ? WHERE key = ?", key("x"), key("a", "b"))
     with BlockFile(file, BUDGET) as store:
         assert store.get(keys("a", "b")) == expected("a", nbytes=9 * KB)
@@ -132,7 +63,7 @@ def test_a_block_that_lies_about_its_parent_is_written_anew(file: Path) -> None:
 
 
 def test_a_circle_of_parents_goes_when_the_file_is_opened(file: Path) -> None:
-    fill(file)
+    fill_blocks(file)
     with BlockFile(file, BUDGET) as store:
         store.put(chain("x", "y", nbytes=9 * KB))
         store.pin("chat", keys(*PATHS[0]))
@@ -147,7 +78,7 @@ def test_a_circle_of_parents_goes_when_the_file_is_opened(file: Path) -> None:
 
 
 def test_a_circle_that_damage_makes_while_the_file_is_open_ends_nothing(file: Path) -> None:
-    fill(file)
+    fill_blocks(file)
     with BlockFile(file, BUDGET) as store:
         store._write(lambda conn: conn.execute("UPDATE kv_blocks SET parent = ? WHERE key = ?", [key(*PATHS[0]), key("a")]))
         assert store.get(keys(*PATHS[0])) == []
@@ -156,7 +87,7 @@ def test_a_circle_that_damage_makes_while_the_file_is_open_ends_nothing(file: Pa
 
 
 def test_a_block_that_is_its_own_parent_goes_and_one_whose_parent_is_not_held_stays(file: Path) -> None:
-    fill(file)
+    fill_blocks(file)
     with BlockFile(file, BUDGET) as store:
         store.put(chain("x", "y"))
     sql(file, "UPDATE kv_blocks SET parent = key WHERE key = ?", key("a"))
@@ -228,7 +159,7 @@ def no_links(*_: object) -> None:
 
 
 def test_a_newer_file_is_refused_untouched(file: Path) -> None:
-    fill(file)
+    fill_blocks(file)
     sql(file, "PRAGMA user_version = 2")
     before = file.read_bytes()
     with pytest.raises(OSError, match="newer version") as refused:

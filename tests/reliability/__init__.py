@@ -1,0 +1,1 @@
+"""What could go wrong, tried many times: `python -m tests.reliability`, see docs/reliability.md."""

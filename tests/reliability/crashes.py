@@ -1,0 +1,325 @@
+"""kill -9 and failing disks: what was acknowledged is there, nothing is wrong, and the next start goes on.
+
+Faults are injected by SQLite's own VFS (`tests.storage.failing_vfs`), one in five by strace where ptrace is allowed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from app.faults import STOPPED
+from app.supervisor import Supervisor
+from app.workbench import AppWorkbench
+from runtime import BlockOptions, EngineClient
+from storage import BlockFile, SessionStore
+from tests.app.saving_engine import PATHS, path_of
+from tests.app.workbench.scene import until
+from tests.fakes import assert_right, fake_model
+from tests.reliability.suite import REPOSITORY, Order, Tally
+from tests.reliability.talker import OPTIONS
+from tests.storage.blocks.helpers import BUDGET, block, expected, keys
+from tests.storage.blocks.writer import NBYTES
+from tests.storage.failing_vfs import Fault
+from tests.storage.faults import check_nothing_was_lost, fired, is_open, run, under, writer
+from tests.storage.helpers import with_store
+from ui import TurnStatus
+
+WRITES = 60  # of a session, or of a save of KV, at which a process is killed
+ORPHAN_SECONDS = 15  # for an engine to end after its app was killed, on a busy machine
+PATIENCE_SECONDS = 60
+STRACE_CALLS = 30  # it counts the calls of each thread by itself, so that later ones may never come
+MESSAGES = 4  # of an app that is killed
+BLOCK_ROUNDS = 2
+BLOCK_FAULTS = (("pwrite64", "ENOSPC"), ("pwrite64", "EIO"), ("fdatasync", "EIO"))
+
+
+@cache
+def roads() -> tuple[str, ...]:
+    """By which a fault can come, the frequent one four times."""
+    return ("vfs", "vfs", "vfs", "vfs", "strace" if is_open("strace") else "vfs")
+
+
+def under_fault(order: Order, number: int, fault: str, command: list[str], file: Path) -> tuple[list[list[Any]], int, str]:
+    """Runs a command whose writes to `file` are spoilt: what it said, the faults that fired, and by which road."""
+    parsed, log = Fault.parse(fault), order.folder / f"{number}.log"
+    suits = parsed.action != "TORN" and parsed.first <= STRACE_CALLS
+    road = roads()[number % len(roads())] if suits else "vfs"
+    said = run(under(road, command, file, fault, log))
+    return said, fired(log), road
+
+
+# ---- the app ------------------------------------------------------------------------------------------------------------
+
+
+def talker(path: Path, messages: int, where: str) -> list[str]:
+    """The command line of an app that chats."""
+    return [sys.executable, "-m", "tests.reliability.talker", str(path), str(messages), where]
+
+
+def check_sessions(path: Path, said: Sequence[Sequence[Any]]) -> None:
+    """What an app that was killed had acknowledged is in its file, and nothing there is damaged or left open."""
+    asked = [words[1] for words in said if words[0] == "asked"]
+    answered = [words[1:] for words in said if words[0] == "answered"]
+
+    async def look(store: SessionStore) -> None:
+        assert await store.verify() == []
+        nodes = [node for row in await store.sessions() for node in (await store.load_session(row.id)).nodes]
+        assert all(node.status != "open" and not node.damaged for node in nodes)
+        users = {node.id: node.text for node in nodes if node.role == "user"}
+        assert set(asked) <= set(users.values()), "a message that was being answered is not there"
+        for text, answer in answered:
+            kept = [node.text for node in nodes if users.get(node.parent_id or 0) == text]
+            assert kept == [answer], f"the answer to {text!r} was {answer!r}, and is {kept}"
+
+    with_store(path, look)
+
+
+def app_at_writes(order: Order) -> Tally:
+    """The app killed at each of its first writes, before the write and in the middle of it."""
+    tally = Tally()
+    for number in range(order.count):
+        at = 1 + number % WRITES if order.count >= WRITES else 1 + (order.seed + number * WRITES // order.count) % WRITES
+        kind = "TORN" if number // WRITES % 2 or (order.count < WRITES and number % 4 == 3) else "SIGKILL"
+        path = order.folder / f"{number}.sqlite3"
+
+        def act(path: Path = path, number: int = number, fault: str = f"pwrite64:signal={kind}:when={at}") -> str:
+            said, faults, road = under_fault(order, number, fault, talker(path, MESSAGES, "here"), path)
+            assert faults == 1, "it was not killed"
+            if path.exists():
+                check_sessions(path, said)
+            return f"by {road}"
+
+        tally.attempt(f"{kind} at write {at}", act)
+        for file in order.folder.glob(f"{number}.*"):
+            file.unlink()
+    return tally
+
+
+def app_at_moments(order: Order) -> Tally:
+    """The app, with an engine process beside it, killed at a random moment; the engine ends too."""
+    tally, chance = Tally(), random.Random(order.seed)
+    began = time.monotonic()
+    assert run(talker(order.folder / "whole.sqlite3", MESSAGES, "process"))[-1] == ["done"]
+    whole = time.monotonic() - began
+    for number in range(order.count):
+        path, after = order.folder / f"{number}.sqlite3", chance.uniform(0.2, 1.1) * whole
+
+        def act(path: Path = path, after: float = after) -> str:
+            with subprocess.Popen(talker(path, MESSAGES, "process"), cwd=REPOSITORY, stdout=subprocess.PIPE) as process:
+                time.sleep(after)
+                engines = [child for child in psutil.Process(process.pid).children() if process.poll() is None]
+                process.kill()
+                output = process.communicate()[0]
+            said = [json.loads(line) for line in output.splitlines()]
+            _, alive = psutil.wait_procs(engines, timeout=ORPHAN_SECONDS)
+            for engine in alive:
+                engine.kill()
+            assert not alive, f"{len(alive)} child processes have outlived it"
+            if path.exists():
+                check_sessions(path, said)
+            return "after an answer" if any(words[0] == "answered" for words in said) else "before the first answer"
+
+        tally.attempt(f"killed after {after:.2f} s", act)
+    return tally
+
+
+# ---- the engine ---------------------------------------------------------------------------------------------------------
+
+
+def check_saved(file: Path, said: Sequence[Sequence[Any]]) -> None:
+    """What was said to be saved is there; whatever is there gives what a fresh run gives; and saving goes on."""
+    saved = {words[1]: words[2] for words in said if words[0] == "saved"}
+    with fake_model(blocks=BlockOptions("storage:open_blocks", str(file), BUDGET)) as model:
+        for number in range(PATHS):
+            path = path_of(number)
+            assert model.prefix_match(path).tokens >= saved.get(number, 0)
+            assert_right(model.next_token_logprobs_sync([*path, 1]), [*path, 1])
+            assert model.save_blocks(path).tokens == len(path)
+        assert model.info.warnings == ()
+    with BlockFile(file, BUDGET) as blocks:
+        assert blocks.stats().damaged == 0
+        assert blocks.stats().blocks >= PATHS * 2
+    with fake_model(blocks=BlockOptions("storage:open_blocks", str(file), BUDGET)) as model:
+        assert model.prefix_match(path_of(0)).tokens == len(path_of(0))
+        assert_right(model.next_token_logprobs_sync([*path_of(0), 2]), [*path_of(0), 2])
+        assert model.metrics().tokens_restored == len(path_of(0))
+
+
+def engine_at_writes(order: Order) -> Tally:
+    """The engine killed at each of the first writes of its block file; the next one reads nothing that is wrong."""
+    tally = Tally()
+    for number in range(order.count):
+        at = 1 + number % WRITES if order.count >= WRITES else 1 + (order.seed + number * WRITES // order.count) % WRITES
+        kind = "TORN" if number // WRITES % 2 or (order.count < WRITES and number % 4 == 3) else "SIGKILL"
+        file = order.folder / f"{number}.db"
+
+        def act(file: Path = file, number: int = number, fault: str = f"pwrite64:signal={kind}:when={at}") -> str:
+            command = [sys.executable, "-m", "tests.app.saving_engine", str(file)]
+            said, faults, road = under_fault(order, number, fault, command, file)
+            assert faults == 1, "it was not killed"
+            check_saved(file, said)
+            return f"by {road}"
+
+        tally.attempt(f"{kind} at write {at}", act)
+    return tally
+
+
+def engine_at_moments(order: Order) -> Tally:
+    """The engine killed at a random moment of a message: the text is whole, and the next message is answered."""
+    tally, chance = Tally(), random.Random(order.seed)
+    path, file = order.folder / "sessions.sqlite3", order.folder / "blocks.db"
+    blocks = {"factory": "storage:open_blocks", "path": str(file), "budget": BUDGET}
+
+    async def play() -> None:
+        store = SessionStore.open(path)
+        workbench = AppWorkbench(store, Supervisor("x", "fake", blocks=blocks), OPTIONS)
+        session_id = (await workbench.new_session()).session_id
+        await workbench.send(session_id, "the first message")
+        for number in range(order.count):
+            tally.tried += 1
+            try:
+                outcome = await killed(workbench, store, session_id, f"message {number}", chance.uniform(0, 0.15))
+                tally.seen[outcome] += 1
+            except Exception as error:  # noqa: BLE001  # as in `Tally.attempt`
+                tally.fail(f"kill {number}", error)
+            if number % 10 == 9:  # paths stay short
+                session_id = (await workbench.new_session()).session_id
+        if await store.verify() != []:
+            tally.failures.append("the sessions file is damaged")
+        await workbench.close()
+
+    asyncio.run(play())
+    with BlockFile(file, BUDGET) as held:
+        if held.stats().damaged:
+            tally.failures.append("the block file is damaged")
+    return tally
+
+
+async def killed(workbench: AppWorkbench, store: SessionStore, session_id: int, text: str, after: float) -> str:
+    """Sends a message, kills the engine meanwhile or soon after, and sends another; what became of the first."""
+    model = await workbench.supervisor.model()
+    assert isinstance(model, EngineClient)
+    sending = asyncio.ensure_future(workbench.send(session_id, text))
+    await asyncio.sleep(after)
+    during = not sending.done()
+    os.kill(model.pid, signal.SIGKILL)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await asyncio.gather(sending, return_exceptions=True)  # how it is refused is the window's affair
+        await until(lambda: model.ended is not None)
+        await workbench.send(session_id, f"{text}, once more")
+    nodes = (await store.load_session(session_id)).nodes
+    texts = [node.text for node in nodes]
+    assert text in texts
+    assert f"{text}, once more" in texts
+    last = (await workbench.open_session(session_id)).turns[-1]
+    assert last.role == "assistant"
+    assert last.status in (TurnStatus.COMPLETE, TurnStatus.PARTIAL)
+    assert STOPPED not in last.note
+    return "during an answer" if during else "between two"
+
+
+# ---- disks --------------------------------------------------------------------------------------------------------------
+
+
+def sweep(
+    order: Order, faults: Sequence[tuple[str, frozenset[Any]]], start: Callable[[Path], list[str]], check: Callable[..., None]
+) -> Tally:
+    """Runs a writer with each fault at every call that there is, or at as many as were asked for, evenly.
+
+    Args:
+        order: What is asked for.
+        faults: As `tests.storage.failing_vfs.Fault` spells them, with "{k}" for the call; what the writer may say failed then.
+        start: The command line of the writer.
+        check: Gets the file and what was said; fails where something acknowledged is not there.
+    """
+    tally, number = Tally(), 0
+    for fault, allowed in faults:
+        calls, most = calls_of(order, fault.split(":")[0], start), -(-order.count // len(faults))
+        places = range(1, calls + 1) if calls <= most else [1 + (order.seed + i * calls // most) % calls for i in range(most)]
+        for at in places:
+            number += 1
+            file = order.folder / f"{number}.sqlite3"
+
+            def act(file: Path = file, number: int = number, fault: str = fault.format(k=at), allowed: Any = allowed) -> str:
+                shutil.copyfile(order.folder / "empty.sqlite3", file)
+                said, faults, road = under_fault(order, number, fault, start(file), file)
+                assert faults, "no fault fired"
+                failed = {words[1] for words in said if words[0] == "failed"}
+                assert failed <= allowed, f"said {failed}"
+                check(file, said)
+                return f"{fault.split(':')[0]} {fault.split(':')[1][6:]} by {road}"
+
+            tally.attempt(fault.format(k=at), act)
+    return tally
+
+
+def calls_of(order: Order, call: str, start: Callable[[Path], list[str]]) -> int:
+    """How many writes or syncs the writer makes where nothing fails."""
+    file, log = order.folder / f"{call}.sqlite3", order.folder / f"{call}.log"
+    shutil.copyfile(order.folder / "empty.sqlite3", file)
+    assert run(under("vfs", start(file), file, f"{call}:count=COUNT:when=1+", log))[-1] == ["done"]
+    return len(log.read_text().splitlines())
+
+
+FULL, DISK = frozenset({"StoreFullError"}), frozenset({"StoreDiskError"})
+
+
+def sessions_on_a_full_disk(order: Order) -> Tally:
+    """ENOSPC at every write of a session, once (a retry saves it) and from there on."""
+    faults = [("pwrite64:error=ENOSPC:when={k}", frozenset[str]()), ("pwrite64:error=ENOSPC:when={k}+", FULL)]
+    return sweep_sessions(order, faults)
+
+
+def sessions_on_a_failing_disk(order: Order) -> Tally:
+    """EIO from every write and every sync of a session on."""
+    return sweep_sessions(order, [("pwrite64:error=EIO:when={k}+", FULL | DISK), ("fdatasync:error=EIO:when={k}+", DISK)])
+
+
+def sweep_sessions(order: Order, faults: Sequence[tuple[str, frozenset[Any]]]) -> Tally:
+    """The faults under the writer of sessions."""
+    with_store(order.folder / "empty.sqlite3", lambda store: store.sessions())
+    return sweep(order, faults, lambda file: writer(file, 1), check_nothing_was_lost)
+
+
+def blocks_on_a_bad_disk(order: Order) -> Tally:
+    """The same under the writer of the block file, which is a cache: what it says is kept is there, the rest may not be."""
+    with BlockFile(order.folder / "empty.sqlite3", BUDGET) as store:
+        store.put([block("old")])
+    errors = frozenset({errno.ENOSPC, errno.EIO})
+    faults = [(f"{call}:error={error}:when={{k}}+", errors) for call, error in BLOCK_FAULTS]
+    return sweep(order, faults, blocks_writer, check_blocks)
+
+
+def blocks_writer(file: Path) -> list[str]:
+    """The command line of the writer of a block file."""
+    return [sys.executable, "-m", "tests.storage.blocks.writer", str(file), str(BLOCK_ROUNDS)]
+
+
+def check_blocks(file: Path, said: Sequence[Sequence[Any]]) -> None:
+    """What was acknowledged is there, unless it was evicted on purpose; all that is there is right; nothing is damaged."""
+    acknowledged = [tuple(words[1:]) for words in said if words[0] == "put"]
+    halves = {path for path in acknowledged if len(path) == 2}
+    with BlockFile(file, BUDGET) as store:
+        for n in range(BLOCK_ROUNDS):
+            for path in (("stem", f"half {n}"), ("stem", f"{n}", "tip"), (f"loose {n}",)):
+                got = store.get(keys(*path))
+                assert got == expected(*path, nbytes=NBYTES)[: len(got)]
+                if path in acknowledged and path not in halves:
+                    assert len(got) == len(path)
+        assert store.put([block("new")]) == 1
+        assert store.stats().damaged == 0

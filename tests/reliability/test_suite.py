@@ -1,0 +1,94 @@
+"""What makes the table: a row can fail in every way, and the page says what the rows are."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.reliability import __main__, suite
+from tests.reliability.suite import ROWS, Order, Result, Row, Tally, run_all, table
+
+HERE = "tests.reliability.test_suite"
+
+
+def sound(order: Order) -> Tally:
+    tally = Tally()
+    for _ in range(order.count):
+        tally.attempt("nothing", lambda: f"seed {order.seed}")
+    return tally
+
+
+def wrong(order: Order) -> Tally:
+    tally = sound(order)
+
+    def fail() -> str:
+        raise AssertionError("the text is another one")
+
+    tally.attempt("bit 3 of byte 9", fail)
+    return tally
+
+
+def hung(order: Order) -> Tally:
+    time.sleep(600)
+    return sound(order)
+
+
+def dead(order: Order) -> Tally:
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return sound(order)
+
+
+def idle(_: Order) -> Tally:
+    return Tally()
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (sound, None),
+        (wrong, r"bit 3 of byte 9: AssertionError: the text is another one \(test_suite.py:\d+: raise AssertionError"),
+        (hung, "not done after 10 s"),
+        (dead, "its process ended with -11"),
+        (idle, "nothing was tried"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_row_fails_for_whatever_goes_wrong(
+    row: Callable[[Order], Tally], says: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # given a registry of this one row, in the row's process too
+    starter = tmp_path / "sitecustomize.py"
+    given = f"Row({row.__name__!r}, '{HERE}:{row.__name__}', 3, 2, 10.0)"
+    starter.write_text(f"from tests.reliability import suite\nsuite.ROWS = (suite.{given},)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{suite.REPOSITORY}")
+    # when
+    heard: list[Result] = []
+    [result] = run_all([(Row(row.__name__, f"{HERE}:{row.__name__}", 3, 2, 10.0), 3)], 5, 1, heard.append)
+    # then
+    assert heard == [result]
+    if says is None:
+        assert (result.tried, result.failures, result.seen) == (3, [], {"seed 5": 3})
+    else:
+        [failure] = result.failures
+        assert re.search(says, failure), failure
+        assert failure in table([result])
+
+
+@pytest.mark.parametrize("failures", [[], ["bad"]])
+def test_the_exit_status_says_whether_all_is_well(
+    failures: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["reliability", "--short", "--only", ROWS[0].name])
+
+    def ran(rows: list[tuple[Row, int]], seed: int, jobs: int, told: Callable[[Result], None]) -> list[Result]:
+        return [Result(row.name, seed, count, failures, {}) for row, count in rows]
+
+    monkeypatch.setattr(__main__, "run_all", ran)
+    assert __main__.main() == len(failures)
+    assert f"| {ROWS[0].name} | {ROWS[0].short} | {len(failures)} | 0 | {suite.SEED} |" in capsys.readouterr().out
