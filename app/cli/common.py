@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from resources.files import read_regular
 from runtime import LanguageModel, LoadProgress, OnComparison, OnProgress, PromptProgress, load
 
 console = Console(stderr=True)
@@ -71,10 +72,14 @@ def print_table(table: Table) -> None:
     Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
 
 
-def read_text(file: str) -> str:
+def read_text(file: str, limit: int = LARGEST_TEXT) -> str:
     """A file's text, or stdin's for "-": the same bytes give the same text from both.
 
     A UTF-8 byte order mark in front is not part of the text; nothing else is changed, line ends neither.
+
+    Args:
+        file: Its path.
+        limit: Bytes that it may have.
 
     Raises:
         click.ClickException: It cannot be read, is too large, or is not UTF-8.
@@ -82,16 +87,15 @@ def read_text(file: str) -> str:
     name = "stdin" if file == "-" else file
     try:
         if file != "-":
-            with Path(file).open("rb") as stream:
-                data = stream.read(LARGEST_TEXT + 1)  # a device may have no end
+            data = read_regular(Path(file), limit)
         elif sys.stdin is not None:
-            data = sys.stdin.buffer.read(LARGEST_TEXT + 1)
+            data = sys.stdin.buffer.read(limit + 1)
         else:
             raise click.ClickException("stdin is closed; name a file instead of -")
     except OSError as error:
         raise click.ClickException(f"{name}: {error.strerror}") from error
-    if len(data) > LARGEST_TEXT:
-        raise click.ClickException(f"{name}: more than {LARGEST_TEXT:,} bytes; split it into smaller files")
+    if len(data) > limit:
+        raise click.ClickException(f"{name}: more than {limit:,} bytes; split it into smaller files")
     mark = len(BYTE_ORDER_MARK) if data.startswith(BYTE_ORDER_MARK) else 0
     try:
         return data[mark:].decode()

@@ -18,6 +18,7 @@ WEIGHTS_HELP: Final = (
     "Hold linear weights in fewer bits: faster on a processor (hf), and the numbers are others; what that costs is said. With "
     "bfloat16, int8 and int4 a seed can give another answer in a batch or after a branch. Example: --weights float16"
 )
+MAX_GRAMMAR_BYTES: Final = 8 << 20
 TEMPLATES = ("auto", "none", *CHAT_FORMATS)
 OWN_FLAGS: Final = {
     "grammar": "--schema, --regex or --lark",
@@ -60,7 +61,7 @@ def lark_of(given: str | None) -> str | None:
     Raises:
         click.ClickException: The file cannot be read.
     """
-    return given if given is None or (":" in given and not Path(given).is_file()) else read_text(given)
+    return given if given is None or (":" in given and not _is_path(given)) else read_text(given, MAX_GRAMMAR_BYTES)
 
 
 def schema_of(given: str | None) -> str | None:
@@ -69,7 +70,15 @@ def schema_of(given: str | None) -> str | None:
     Raises:
         click.ClickException: The file cannot be read.
     """
-    return given if given is None or given.lstrip().startswith(("{", "[")) else read_text(given)
+    return given if given is None or given.lstrip().startswith(("{", "[")) else read_text(given, MAX_GRAMMAR_BYTES)
+
+
+def _is_path(given: str) -> bool:
+    """Whether something has that name; a grammar is longer than any name."""
+    try:
+        return Path(given).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def format_of(given: str | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -14,6 +15,7 @@ from app.supervisor import Supervisor
 from app.workbench.load_choices import LoadChoices, options_of
 from app.workbench.refusals import stored
 from app.workbench.setup.presets import OWN, Presets
+from resources.files import read_regular
 from runtime import EngineDiedError, LoadOptions, RuntimeFault
 from storage import SessionStore, StoreError
 from ui import QT_TRANSLATE_NOOP, AppSettings, DataFacts, LoadChoice, Refusal, SettingsView, translate
@@ -195,15 +197,12 @@ def read_settings(held: object) -> tuple[AppSettings, list[str]]:
 def _read_template(path: Path) -> None:
     """Refuses a file that cannot be a template; the engine, which has the sandbox, compiles it when it loads the model."""
     try:
-        data = path.read_bytes() if path.stat().st_size <= MOST_TEMPLATE else None
+        data = read_regular(path, MOST_TEMPLATE)
     except OSError as fault:
+        if fault.errno == errno.EFBIG:
+            words = translate("Workbench", "{0} is larger than {1:,} bytes; a chat template is a short text")
+            raise Refusal(words.format(path.name, MOST_TEMPLATE)) from fault
         raise Refusal(translate("Workbench", "{0} cannot be read: {1}").format(path.name, fault.strerror or fault)) from fault
-    if data is None:
-        raise Refusal(
-            translate("Workbench", "{0} is larger than {1:,} bytes; a chat template is a short text").format(
-                path.name, MOST_TEMPLATE
-            )
-        )
     try:
         data.decode()
     except UnicodeDecodeError as fault:

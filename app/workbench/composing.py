@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from app.workbench.sessions import Sessions
 from app.workbench.setup.adapters import stack_of_session
 from app.workbench.setup.beginning import LEFT_OUT, Beginning, file_block, left_out
 from app.workbench.tree import Turn
+from resources.files import read_regular
 from runtime import EngineDiedError, LanguageModel, Origin, Priority, RuntimeFault, clean_text
 from ui import Composition, ContextPart, PartKind, Refusal, TextFile, translate
 
@@ -228,15 +230,11 @@ def _latest(session: OpenSession, turns: list[Turn], room: float) -> list[Turn]:
 
 def _read_text(path: Path) -> TextFile:
     try:
-        size = path.stat().st_size
-        if size > MOST_FILE_BYTES:
-            raise Refusal(
-                translate("Workbench", "{0} has {1:,} bytes; at most {2:,} are read. Attach a part of it").format(
-                    path.name, size, MOST_FILE_BYTES
-                )
-            )
-        data = path.read_bytes()
+        data = read_regular(path, MOST_FILE_BYTES)
     except OSError as fault:
+        if fault.errno == errno.EFBIG:
+            words = translate("Workbench", "{0} has {1:,} bytes; at most {2:,} are read. Attach a part of it")
+            raise Refusal(words.format(path.name, path.stat().st_size, MOST_FILE_BYTES)) from fault
         raise Refusal(translate("Workbench", "{0} cannot be read: {1}").format(path.name, fault.strerror or fault)) from fault
     zero = data.find(0)
     if zero >= 0:

@@ -7,7 +7,7 @@ from pathlib import Path
 from runtime.adapters import mlx_layout, peft_layout
 from runtime.adapters.layout import AdapterHeader
 from runtime.errors import AdapterError, ModelLoadError
-from runtime.loading.check import read_json
+from runtime.loading.check import check_entries, read_json
 from runtime.loading.manifest import read_manifest, verify
 from runtime.loading.paths import ADAPTER_CONFIG, is_adapter, is_model_id, models_dir, shelf_id, shelf_path
 
@@ -27,12 +27,15 @@ def read_header(source: str | Path) -> AdapterHeader:
     """
     folder = adapter_folder(source)
     try:
+        linked = check_entries(folder)
         manifest = read_manifest(folder)
         if manifest is not None:
             verify(folder, manifest)
         config = read_json(folder / CONFIG)
     except ModelLoadError as fault:
         raise AdapterError(str(fault)) from fault
+    if linked:
+        raise AdapterError(f"{linked[0]}; put the file itself there")
     if config is None:
         what = "a whole model" if (folder / "config.json").is_file() else "no adapter"
         raise AdapterError(f"{folder}: no {CONFIG}; this folder holds {what}")

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, deserialize, safe_open
 
+from resources.files import read_regular
 from runtime.errors import AdapterError
 from runtime.records import Float32
 
+MAX_BYTES = 64 << 30  # read whole; adapters of the largest models have a few GB
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
@@ -40,7 +42,7 @@ def read_tensors(path: Path) -> dict[str, Float32]:
         AdapterError: Damaged, or a tensor with NaN or infinity (it is named).
     """
     try:
-        found: list[tuple[str, dict[str, Any]]] = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]  # safetensors has no hints for it
+        found: list[tuple[str, dict[str, Any]]] = deserialize(read_regular(path, MAX_BYTES))  # type: ignore[no-untyped-call]  # safetensors has no hints for it
     except (SafetensorError, OSError, ValueError) as fault:
         raise AdapterError(f"{path}: damaged safetensors file ({fault}); fetch it again") from fault
     tensors: dict[str, Float32] = {}

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from resources.files import open_regular
 from runtime.adapters.stacks import namespaced, stack_of
 from runtime.backends.stored import Stored, first
 from runtime.blocks.packing import dtype_name
@@ -271,7 +272,7 @@ def _check_header(metadata: dict[str, str], info: ModelInfo) -> None:
 
 def _check_seal(path: Path) -> None:
     """That the header is ours and as it was written."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         size = int.from_bytes(file.read(8), "little")
         held = os.fstat(file.fileno()).st_size
         text = file.read(size).rstrip(b" ").decode(errors="replace") if 8 + size <= held else ""

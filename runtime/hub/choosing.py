@@ -9,10 +9,18 @@ from typing import Any
 from runtime.errors import DownloadError, ModelLoadError
 from runtime.hub.listing import Listing
 from runtime.hub.plan import HubFile, Kind
-from runtime.loading.check import INDEX, MAX_JSON_BYTES, PICKLES, SETTINGS_FILES, TEXT_FILES, check_config, quantised_with
+from runtime.loading.check import (
+    INDEX,
+    MAX_JSON_BYTES,
+    MAX_TOKENIZER_BYTES,
+    PICKLES,
+    SETTINGS_FILES,
+    TEXT_FILES,
+    check_config,
+    quantised_with,
+)
 from runtime.loading.describing import describe
 from runtime.loading.paths import ADAPTER_CONFIG
-from runtime.text.tokenizer import MAX_TOKENIZER_BYTES
 
 _SHARD = re.compile(r"[A-Za-z0-9][\w.+-]*\.safetensors", re.ASCII)
 _ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapters.safetensors")  # peft's and mlx-lm's

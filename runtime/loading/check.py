@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from resources.files import kind_of_file, read_regular
 from runtime.errors import ModelLoadError
 from runtime.loading.architectures import libraries_knowing
 from runtime.loading.config import check_sizes, normalised
 from runtime.loading.digests import digest_of_all, known_sha256
 from runtime.loading.folder import ModelFolder
 from runtime.loading.manifest import Manifest, read_manifest, verify
-from runtime.loading.paths import is_adapter
+from runtime.loading.paths import ADAPTER_CONFIG, is_adapter
 from runtime.loading.safetensors import check_safetensors
 
 TEXT_FILES = (
@@ -27,6 +29,9 @@ TEXT_FILES = (
 SETTINGS_FILES = ("config.json", "generation_config.json")
 INDEX = "model.safetensors.index.json"
 MAX_JSON_BYTES = 32 << 20  # an index of a very large model has a few MB
+MAX_TOKENIZER_BYTES = 256 << 20
+WEIGHTS = ".safetensors"
+_OPENED = (".json", ".jinja", WEIGHTS)  # by us or by a library
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -41,6 +46,7 @@ def open_folder(path: Path, *, name: str | None = None, backend: str = "hf") -> 
     Raises:
         ModelLoadError: Anything missing, broken, absurd or changed since its import; one line that names it.
     """
+    linked = check_entries(path)
     manifest = read_manifest(path)
     if manifest is not None:
         verify(path, manifest)
@@ -69,7 +75,47 @@ def open_folder(path: Path, *, name: str | None = None, backend: str = "hf") -> 
         generation_config=read_json(path / "generation_config.json") or {},
         chat_template=chat_template_of(path, tokenizer_config),
         quantisation=_quantisation(raw, path, backend, manifest),
+        warnings=linked,
     )
+
+
+def check_entries(folder: Path) -> tuple[str, ...]:
+    """Looks at every file of a folder that is hashed, or that a library may open by itself, before any is.
+
+    Returns:
+        What is to be reported: weights that are links to a file outside of the folder.
+
+    Raises:
+        ModelLoadError: One is a pipe, a socket or a device, or a text is enormous; or a text is a link to a file outside of
+            the folder, and that is not the cache of huggingface_hub, whose folders are made of such links.
+    """
+    reported = []
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.suffix in _OPENED)
+    except OSError as fault:
+        raise ModelLoadError(f"{folder}: cannot be listed ({fault.strerror}); check its permissions") from fault
+    for path in paths:
+        with suppress(OSError):  # a link to nothing, or to itself: the same as a file that is missing
+            info = path.stat()
+            kind = kind_of_file(info.st_mode)
+            if kind not in (None, "a folder"):
+                rest = "which is no weights" if path.suffix == WEIGHTS else "which is never read"
+                raise ModelLoadError(f"{path}: {kind}, {rest}; put the model's own file there, or remove it")
+            limit = MAX_TOKENIZER_BYTES if path.name == "tokenizer.json" else MAX_JSON_BYTES
+            if info.st_size > limit and path.name in (*TEXT_FILES, *SETTINGS_FILES, ADAPTER_CONFIG):
+                raise ModelLoadError(f"{path}: {info.st_size:,} bytes; at most {limit:,} are read")
+            if path.is_symlink() and not _belongs(path.resolve(), folder.resolve()):
+                words = f"{path}: a link to {path.resolve()}, outside of the model's folder"
+                if path.suffix != WEIGHTS:
+                    raise ModelLoadError(f"{words}; put the file itself there")
+                reported.append(f"{words}; whoever can write to that file changes the model")
+    return tuple(reported)
+
+
+def _belongs(target: Path, folder: Path) -> bool:
+    """Whether a link's target is in the folder, or in the cache of huggingface_hub: models--ORG--NAME/blobs/HASH."""
+    blobs = target.parent
+    return target.is_relative_to(folder) or (blobs.name == "blobs" and blobs.parent.name.startswith("models--"))
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -79,14 +125,11 @@ def read_json(path: Path) -> dict[str, Any] | None:
         ModelLoadError: Too large, no JSON, or no object.
     """
     try:
-        size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
-            raise ModelLoadError(f"{path}: {size:,} bytes; at most {MAX_JSON_BYTES:,} are read")
-        value = json.loads(path.read_text("utf-8"), parse_constant=_no_constant)
+        value = json.loads(read_regular(path, MAX_JSON_BYTES).decode(), parse_constant=_no_constant)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as fault:
-        raise ModelLoadError(f"{path}: cannot be read ({fault.strerror}); check its permissions") from fault
+        raise ModelLoadError(f"{path}: cannot be read ({fault.strerror}); put the model's own file there") from fault
     except (ValueError, RecursionError) as fault:
         raise ModelLoadError(f"{path}: not readable as JSON ({str(fault)[:120]}); fetch the file again") from fault
     if not isinstance(value, dict):
@@ -201,13 +244,14 @@ def chat_template_of(path: Path, tokenizer_config: Mapping[str, Any]) -> str | N
         ModelLoadError: It is too large, or no text.
     """
     file = path / "chat_template.jinja"
-    if file.is_file():
-        try:
-            if file.stat().st_size > MAX_JSON_BYTES:
-                raise ModelLoadError(f"{file}: {file.stat().st_size:,} bytes; at most {MAX_JSON_BYTES:,} are read")
-            return file.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as fault:
-            raise ModelLoadError(f"{file}: not readable as text ({fault}); fetch it again") from fault
+    try:
+        return _one_newline(read_regular(file, MAX_JSON_BYTES).decode())
+    except FileNotFoundError:
+        pass
+    except OSError as fault:
+        raise ModelLoadError(f"{file}: cannot be read ({fault.strerror}); put the model's own file there") from fault
+    except UnicodeDecodeError as fault:
+        raise ModelLoadError(f"{file}: not readable as text ({fault}); fetch it again") from fault
     for config in (read_json(path / "chat_template.json") or {}, tokenizer_config):
         found = config.get("chat_template")
         if isinstance(found, list):
@@ -216,6 +260,11 @@ def chat_template_of(path: Path, tokenizer_config: Mapping[str, Any]) -> str | N
         if isinstance(found, str):
             return found
     return None
+
+
+def _one_newline(text: str) -> str:
+    """As transformers reads templates."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _no_constant(text: str) -> NoReturn:

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from resources.files import open_regular
 from runtime.errors import ModelLoadError
 from runtime.loading.paths import make_private, models_dir
 
@@ -23,7 +24,7 @@ def sha256_of(path: Path, tell: Callable[[int], None] | None = None) -> str:
         ModelLoadError: It cannot be read.
     """
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             digest = hashlib.sha256()
             while chunk := stream.read(_CHUNK):
                 digest.update(chunk)

@@ -22,3 +22,4 @@ class ModelFolder:
     generation_config: Mapping[str, Any] = field(default_factory=dict)  # generation_config.json, likewise
     chat_template: str | None = None  # source of the template; None for a base model
     quantisation: str | None = None  # "4 bit (mlx)", or None for plain weights
+    warnings: tuple[str, ...] = ()  # what the user should know, for `ModelInfo.warnings`

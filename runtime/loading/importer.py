@@ -7,6 +7,7 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+from resources.files import kind_of_file, open_regular
 from runtime.errors import ModelLoadError
 from runtime.loading.check import INDEX, SETTINGS_FILES, TEXT_FILES, chat_template_of, open_folder, read_json, weight_files
 from runtime.loading.children import Child
@@ -67,14 +68,15 @@ def import_model(
         needed = sum(file.stat().st_size for file in _wanted(source))
         kind, sha256 = "folder", digest_of_all({file.name: known_sha256(file) for file in _wanted(source)})
     else:
-        raise ModelLoadError(f"{source}: no such file or folder")
+        what = kind_of_file(source.stat().st_mode) if source.exists() else "no such file or folder"
+        raise ModelLoadError(f"{source}: {what}; give a model folder or a GGUF file")
 
     def make(hidden: Path, model_id: str) -> None:
         parameters = (
             _convert(source, hidden, progress, quantised=quantised) if kind == "gguf" else _copy(source, hidden, progress)
         )
         if keep and kind == "gguf":
-            with source.open("rb") as there, create_private(hidden / SOURCE) as here:
+            with open_regular(source) as there, create_private(hidden / SOURCE) as here:
                 shutil.copyfileobj(there, here, 8 << 20)
         template = chat_template_of(hidden, read_json(hidden / "tokenizer_config.json") or {})
         manifest = Manifest(

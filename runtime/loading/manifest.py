@@ -7,11 +7,13 @@ from typing import Literal
 
 import msgspec
 
+from resources.files import read_regular
 from runtime.errors import ModelLoadError
 from runtime.loading.digests import known_sha256, sha256_of, write_atomically
 
 MANIFEST = "elsewise.json"
 FORMAT = 1
+_MAX_BYTES = 8 << 20  # it names each file of a model in some 200
 
 
 class FileNote(msgspec.Struct, frozen=True):
@@ -69,7 +71,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     """
     path = folder / MANIFEST
     try:
-        data = path.read_bytes()
+        data = read_regular(path, _MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as fault:

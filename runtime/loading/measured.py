@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from resources.files import read_regular
 from runtime.loading.digests import write_atomically
 from runtime.loading.paths import make_private, models_dir
 
@@ -61,7 +62,6 @@ def _file(digest: str) -> Path:
 
 def _read(file: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        if file.stat().st_size <= MAX_BYTES:
-            found = json.loads(file.read_text("utf-8"))
-            return found if isinstance(found, dict) else {}
+        found = json.loads(read_regular(file, MAX_BYTES))
+        return found if isinstance(found, dict) else {}
     return {}

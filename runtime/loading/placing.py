@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import filelock
 
+from resources.files import open_regular
 from runtime.errors import AdapterError, ModelLoadError
 from runtime.loading.digests import sync_all, sync_folder
 from runtime.loading.manifest import Manifest, read_manifest
@@ -152,7 +153,7 @@ def copy_files(files: Sequence[Path], target: Path, progress: OnProgress) -> Non
     """Copies files into a folder, readable by their owner alone; tells of bytes."""
     total, done = sum(file.stat().st_size for file in files), 0
     for file in files:
-        with file.open("rb") as there, create_private(target / file.name) as here:
+        with open_regular(file) as there, create_private(target / file.name) as here:
             while chunk := there.read(8 << 20):
                 here.write(chunk)
                 done += len(chunk)

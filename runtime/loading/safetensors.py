@@ -9,6 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from resources.files import open_regular
 from runtime.errors import ModelLoadError
 
 MAX_HEADER_BYTES = 32 << 20  # those of the largest models have a few MB
@@ -47,7 +48,7 @@ def check_safetensors(path: Path) -> int:
 
 def _header(path: Path) -> bytes:
     """The JSON at the beginning, after its length."""
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         size = int.from_bytes(stream.read(8), "little")
         if size > MAX_HEADER_BYTES:
             raise ValueError(f"its header has {size:,} bytes; at most {MAX_HEADER_BYTES:,} are read")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from resources.files import kind_of_file
 from runtime.backends.registry import default_backend
 from runtime.errors import ModelLoadError, ModelMissingError
 from runtime.loading.check import PICKLES, open_folder
@@ -44,6 +45,8 @@ def resolve(source: str | Path, *, backend: str = "hf") -> ModelFolder:
         return open_folder(path.absolute(), backend=backend)
     if path.is_file():
         return _from_file(path.absolute(), backend)
+    if path.exists():
+        raise ModelLoadError(f"{path}: {kind_of_file(path.stat().st_mode)}; give a model folder or a GGUF file")
     raise ModelMissingError(_not_here(source, path), str(source))
 
 

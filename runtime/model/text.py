@@ -26,6 +26,7 @@ class TextSide:
     template: ChatTemplate | None
     own: OwnOptions  # what the model's generation_config.json asks for
     format: ChosenFormat | None = None  # None until `with_format`
+    warnings: tuple[str, ...] = ()  # about the model's files
 
     def with_format(self, options: LoadOptions) -> TextSide:
         """The same with the chat format that the options ask for.
@@ -57,9 +58,9 @@ class TextSide:
 
     def described(self, info: ModelInfo) -> ModelInfo:
         """What a backend says of its model, with the format in force."""
-        chosen = self.format
+        chosen, found = self.format, (*self.warnings, *self.own.warnings)
         if chosen is None:
-            return replace(info, warnings=(*info.warnings, *self.own.warnings))
+            return replace(info, warnings=(*info.warnings, *found))
         text_print = info.model_fingerprint
         return replace(
             info,
@@ -67,14 +68,15 @@ class TextSide:
             template_digest=chosen.digest,
             model_fingerprint=facts.digest("format", text_print, chosen.digest) if chosen.replaces else text_print,
             options={**info.options, "chat_format": chosen.name},
-            warnings=(*info.warnings, *chosen.warnings, *self.own.warnings),
+            warnings=(*info.warnings, *chosen.warnings, *found),
         )
 
     @classmethod
     def from_folder(cls, folder: ModelFolder) -> TextSide:
         """Reads what the folder says."""
         tokenizer = Tokenizer.from_folder(folder)
-        return cls(tokenizer, ChatTemplate.from_folder(folder, tokenizer), OwnOptions.read(folder.generation_config))
+        own = OwnOptions.read(folder.generation_config)
+        return cls(tokenizer, ChatTemplate.from_folder(folder, tokenizer), own, warnings=folder.warnings)
 
     @classmethod
     def from_transformers(cls, model: Any, tokenizer: Any) -> TextSide:

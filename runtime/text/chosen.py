@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from resources.files import read_regular
 from runtime.errors import InvalidRequestError
 from runtime.loading.digests import template_digest
 from runtime.options import LoadOptions
@@ -109,11 +110,7 @@ def _custom_source(options: LoadOptions) -> str | None:
         return options.chat_template
     path = Path(options.chat_template_file)
     try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_TEMPLATE_BYTES + 1)
-        if len(data) > MAX_TEMPLATE_BYTES:
-            raise InvalidRequestError(f"{path}: a chat template has at most {MAX_TEMPLATE_BYTES:,} bytes; this file has more")
-        return data.decode()
+        return read_regular(path, MAX_TEMPLATE_BYTES).decode()
     except OSError as fault:
         raise InvalidRequestError(f"{path}: the chat template cannot be read ({fault.strerror})") from fault
     except UnicodeDecodeError as fault:

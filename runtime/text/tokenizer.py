@@ -10,12 +10,12 @@ from typing import Any, Self
 
 import tokenizers
 
+from resources.files import read_regular
 from runtime.errors import InvalidRequestError, ModelLoadError, RuntimeFault, UnsupportedFeatureError
+from runtime.loading.check import MAX_TOKENIZER_BYTES
 from runtime.loading.folder import ModelFolder
 from runtime.text.utf8 import clean_text, spare_characters
 from runtime.text.vocabulary import bytes_by_id
-
-MAX_TOKENIZER_BYTES = 256 << 20
 
 
 class Tokenizer:
@@ -68,12 +68,15 @@ class Tokenizer:
             ModelLoadError: No tokenizer.json, or one that the library rejects.
         """
         path = folder.path / "tokenizer.json"
-        if not path.is_file():
-            raise ModelLoadError(f"{folder.path}: no tokenizer.json; choose a folder that has the fast tokenizer's file")
-        if path.stat().st_size > MAX_TOKENIZER_BYTES:
-            raise ModelLoadError(f"{path}: {path.stat().st_size:,} bytes; at most {MAX_TOKENIZER_BYTES:,} are read")
+        try:
+            data = read_regular(path, MAX_TOKENIZER_BYTES)
+        except FileNotFoundError as fault:
+            reason = f"{folder.path}: no tokenizer.json; choose a folder that has the fast tokenizer's file"
+            raise ModelLoadError(reason) from fault
+        except OSError as fault:
+            raise ModelLoadError(f"{path}: cannot be read ({fault.strerror}); put the model's own file there") from fault
         with _library_faults(f"{path}: not a usable tokenizer"):
-            backend = tokenizers.Tokenizer.from_str(path.read_text("utf-8"))
+            backend = tokenizers.Tokenizer.from_str(data.decode())
             adds_bos = folder.tokenizer_config.get("add_bos_token")
             return cls(
                 backend,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from resources.files import open_regular
 from storage.errors import InvalidFileError, StoreNewerError
 from storage.records import MAX_TOKENS
 from storage.text import clean
@@ -45,8 +47,8 @@ class JsonFile:
     def __init__(self, path: Path) -> None:
         self._name = path.name
         self._stem = path.stem
-        self._file = path.open("rb")
-        self.total = path.stat().st_size  # bytes
+        self._file = open_regular(path)
+        self.total = os.fstat(self._file.fileno()).st_size  # bytes
         self._scanner = Scanner(self._file, self._name, STREAMED)
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
+from resources.files import open_regular
 from storage.copies import SessionSource
 from storage.database import Database
 from storage.errors import InvalidFileError
@@ -159,7 +160,7 @@ async def _on(reader: ThreadPoolExecutor, work: Callable[[], T]) -> T:
 
 def _opened(path: Path) -> _Source:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             portable = file.read(len(MAGIC)) == MAGIC
         return PortableFile(path) if portable else JsonFile(path)
     except OSError as fault:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import os
-import stat
 import struct
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from resources.files import open_regular
 from runtime.errors import ModelLoadError
 from runtime.loading.gguf.layout import (
     ARRAY,
@@ -44,11 +44,8 @@ def read_header(path: Path) -> GgufHeader:
         ModelLoadError: Not a GGUF file, damaged, truncated, or of a kind that is not known; says what and where.
     """
     try:
-        with path.open("rb") as stream:
-            info = os.fstat(stream.fileno())
-            if not stat.S_ISREG(info.st_mode):
-                raise ModelLoadError(f"{path}: not a plain file")
-            return _Reader(path, stream, info.st_size).header()
+        with open_regular(path) as stream:
+            return _Reader(path, stream, os.fstat(stream.fileno()).st_size).header()
     except OSError as fault:
         raise ModelLoadError(f"{path}: cannot be read ({fault.strerror}); check the path and its permissions") from fault
 

@@ -1,0 +1,52 @@
+"""Pipes, devices and enormous files where a command reads a text: refused by name, never waited for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.app.cli.conftest import Elsewise
+from tests.tiny_models import tiny_path
+
+pytestmark = pytest.mark.timeout(60)
+
+COMMANDS = {
+    "score": ("score", "FILE"),
+    "embed": ("embed", "FILE"),
+    "batch": ("ask", "--batch", "FILE"),
+    "schema": ("ask", "hi", "--schema", "FILE"),
+    "lark": ("ask", "hi", "--lark", "FILE"),
+    "sessions": ("sessions", "import", "FILE"),
+    "models": ("models", "import", "FILE"),
+}
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "enormous"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_waits_for_no_special_file(command: str, kind: str, elsewise: Elsewise, tmp_path: Path) -> None:
+    # given
+    file = tmp_path / "given"
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        with file.open("wb") as stream:
+            stream.truncate(1 << 40)
+    words = [str(file) if word == "FILE" else word for word in COMMANDS[command]]
+    model = [] if command in ("sessions", "models") else ["--model", str(tiny_path("llama"))]
+    # when
+    done = elsewise(*words, *model)
+    # then
+    assert done.code not in (0, 130)
+    assert "given" in done.err
+    if kind != "enormous":
+        assert {"pipe": "a named pipe", "device": "a device"}[kind] in done.err
+
+
+def test_a_grammar_longer_than_any_name_is_a_grammar(elsewise: Elsewise) -> None:
+    grammar = f'start: "{"a" * 5000}"'
+    done = elsewise("ask", "hi", "--model", "mock", "--backend", "mock", "--lark", grammar, "--max-tokens", "1")
+    assert done.out.startswith("a")
