@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
+from runtime.checking import check_fields, number, option, shown, whole
 from runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from runtime.grammar.source import Grammar
-from runtime.options import GenerationOptions
+from runtime.options import ALTERNATIVES, GenerationOptions
 from runtime.records import Finish, TokenRun
 from runtime.speculation.options import SpeculativeOptions
 
 MOST_BEAMS = 1024  # each holds the KV of its own tokens, and a step looks at three candidates or more of each
 STEEPEST = 50.0  # the largest length penalty: of the longest context its power is still a number
+
+
+def _when_to_stop(value: Any) -> str | None:
+    return None if isinstance(value, bool) or value == "never" else "{option} is True, False or 'never', not {value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +45,14 @@ class BeamOptions:
         speculative: Refused: a step is one forward for all beams already, and what was guessed for one is none of another's.
     """
 
-    width: int = 4
-    max_tokens: int | None = None
-    length_penalty: float = 1.0
-    early_stopping: bool | Literal["never"] = False
-    num_return: int | None = None
+    width: int = option(4, whole(1, MOST_BEAMS, of="beams"))
+    max_tokens: int | None = option(None, whole(1))
+    length_penalty: float = option(1.0, number(-STEEPEST, STEEPEST))
+    early_stopping: bool | Literal["never"] = option(False, _when_to_stop)
+    num_return: int | None = option(None, whole(1, MOST_BEAMS))
     eos_token_ids: tuple[int, ...] | None = None
     ignore_eos: bool = False
-    top_k: int = 10
+    top_k: int = option(10, ALTERNATIVES)
     stop: tuple[str, ...] = ()
     grammar: Grammar | None = None
     grammar_prefix: int = 0
@@ -64,43 +69,29 @@ class BeamOptions:
             GrammarError: Something that contradicts the grammar.
             UnsupportedFeatureError: It is to speculate.
         """
-        if not _whole(self.width, 1) or self.width > MOST_BEAMS:
-            raise InvalidRequestError(f"width (beams) must be a whole number within 1 and {MOST_BEAMS:,}, not {self.width!r}")
+        check_fields(self)
         if vocabulary is not None and self.width > vocabulary:
             raise InvalidRequestError(
                 f"{self.width:,} beams are wider than the vocabulary of {vocabulary:,} tokens: no step has so many different "
                 f"continuations; ask for a width of {vocabulary:,} at most"
             )
-        if self.max_tokens is not None and not _whole(self.max_tokens, 1):
-            raise InvalidRequestError(f"max_tokens must be a whole number, 1 or more, not {self.max_tokens!r}")
-        penalty = self.length_penalty
-        if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not abs(penalty) <= STEEPEST:  # NaN too
-            raise InvalidRequestError(f"length_penalty must lie within [-{STEEPEST:g}, {STEEPEST:g}], not {penalty!r}")
-        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
-            raise InvalidRequestError(f"early_stopping is True, False or 'never', not {self.early_stopping!r}")
-        if self.num_return is not None and (not _whole(self.num_return, 1) or self.num_return > self.width):
+        if self.num_return is not None and self.num_return > self.width:
             raise InvalidRequestError(
                 f"num_return must be a whole number within 1 and the width of {self.width:,}, not {self.num_return!r}"
             )
-        for token in self.eos_token_ids or ():
-            if vocabulary is not None and (not _whole(token, 0) or token >= vocabulary):
-                raise InvalidRequestError(f"eos_token_ids must lie within the vocabulary of {vocabulary:,}, not {token!r}")
-        if not isinstance(self.ignore_eos, bool):
-            raise InvalidRequestError(f"ignore_eos is True or False, not {self.ignore_eos!r}")
-        if not _whole(self.top_k, 0) or self.top_k > 1000:
-            raise InvalidRequestError(f"top_k (alternatives recorded) must lie within 0 and 1,000, not {self.top_k!r}")
         if self.speculative is not None:
             raise UnsupportedFeatureError(
                 "beam search does not speculate: a step is one forward for all beams already; leave `speculative` out"
             )
-        # the same fields, with the same meaning
-        GenerationOptions(
+        alike = GenerationOptions(  # the same fields, with the same meaning
             stop=self.stop,
             ignore_eos=self.ignore_eos,
             eos_token_ids=self.eos_token_ids,
             grammar=self.grammar,
             grammar_prefix=self.grammar_prefix,
         ).check()
+        if vocabulary is not None:
+            alike.check_within(vocabulary)
         return self
 
 
@@ -169,9 +160,5 @@ def given_beams(options: BeamOptions | None, vocabulary: int | None = None) -> B
         InvalidRequestError: Something else than options, or a value out of range.
     """
     if options is not None and not isinstance(options, BeamOptions):
-        raise InvalidRequestError(f"options of a beam search is a BeamOptions, not {options!r:.80}")
+        raise InvalidRequestError(f"options of a beam search is a BeamOptions, not {shown(options)}")
     return (options or BeamOptions()).check(vocabulary)
-
-
-def _whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least

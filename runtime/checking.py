@@ -1,25 +1,181 @@
-"""What the checks of options share: one value within its range, and a hint for a misspelt name."""
+"""What an option may be: each field of an options class carries its rule, and one function checks all of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import field, fields
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from runtime.errors import InvalidRequestError
+import numpy as np
+
+from runtime.errors import OptionError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 MISTYPED = 0.75  # from here on a name is another one with a letter or two wrong
 LIKE = 0.6  # below this there is nothing in common that a reader would see
 LONGEST_NAME = 100  # characters that are compared: the time grows with their square
 FEW = 12  # names that a reader looks through at once
+MOST: Final = (1 << 63) - 1  # the largest whole number that an engine, a file and the pipe hold
+MOST_SEED: Final = (1 << 64) - 1
+SHOWN = 80  # characters of a value in a message
+
+Fault = Callable[[Any], str | None]
+"""What is wrong with a value: a sentence in which ``{option}`` and ``{value}`` stand for its name and itself; None: nothing."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def option(default: Any, fault: Fault) -> Any:  # of the field's own type
+    """A field of an options class, with its rule. One whose default is None may be None: the choice is left to others."""
+    return field(default=default, metadata={"fault": fault})
+
+
+def check_fields(options: DataclassInstance, place: str = "") -> None:
+    """Passes options whose fields follow their rules.
+
+    Args:
+        options: Of a class whose fields were made by `option`; other fields are not looked at.
+        place: What a message has in front of a field's name, such as ``"blocks: "``.
+
+    Raises:
+        OptionError: Of the first field that does not.
+    """
+    for name, fault, optional in _rules(type(options)):
+        value = getattr(options, name)
+        if value is not None or not optional:
+            check_value(place + name, value, fault)
+
+
+def check_value(name: str, value: object, fault: Fault) -> None:
+    """Passes a value that follows a rule.
+
+    Raises:
+        OptionError: It does not.
+    """
+    words = fault(value)
+    if words is not None:
+        raise OptionError(words, name, shown(value))
+
+
+@cache
+def _rules(kind: type[DataclassInstance]) -> tuple[tuple[str, Fault, bool], ...]:
+    return tuple((f.name, f.metadata["fault"], f.default is None) for f in fields(kind) if "fault" in f.metadata)
+
+
+def plain_number(value: Any) -> Any:
+    """A number of numpy's as Python's own; everything else as it is."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def shown(value: object) -> str:
+    """A value in a message, cut to a readable length."""
+    try:
+        return f"{value!r:.{SHOWN}}"
+    except Exception:  # noqa: BLE001  # a whole number of thousands of digits, an object whose own repr fails
+        return f"a {type(value).__name__} that cannot be shown"
+
+
+# ---- rules ---------------------------------------------------------------------------------------------------------------
+
+
+def is_whole(value: object, least: int, most: int = MOST) -> bool:
+    """Whether it is a whole number between the two; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def is_number(value: object, low: float = -math.inf, high: float = math.inf) -> bool:
+    """Whether it is a number between the two that a float can hold; NaN and infinity are not, nor are True and False."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return low <= value <= high and abs(value) <= sys.float_info.max
+
+
+def whole(least: int, most: int = MOST, *, least_is: str = "", of: str = "") -> Fault:
+    """A whole number; `least_is` explains the least one, `of` what is counted."""
+    bounds = f" within {least} and {'2**64 - 1' if most == MOST_SEED else f'{most:,}'}"
+    if most == MOST:
+        bounds = f", {least}{f' ({least_is})' if least_is else ''} or more"
+    words = f"{{option}}{f' ({of})' if of else ''} must be a whole number{bounds}, not {{value}}"
+
+    def fault(value: Any) -> str | None:
+        if is_whole(value, least, most):
+            return None
+        large = most == MOST and isinstance(value, int) and value > MOST
+        return "{option} must be a whole number below 2**63, not {value}" if large else words
+
+    return fault
+
+
+def number(low: float, high: float, *, open_low: bool = False) -> Fault:
+    """A number within the range; NaN and infinity are never within."""
+    left = "(" if open_low or low == -math.inf else "["
+    right = ")" if high == math.inf else "]"
+    words = f"{{option}} must lie within {left}{low:g}, {high:g}{right}, not {{value}}"
+
+    return lambda value: None if is_number(value, low, high) and not (open_low and value == low) else words
+
+
+def flag(value: Any) -> str | None:
+    """True or False."""
+    return None if isinstance(value, bool) else "{option} is True or False, not {value}"
+
+
+def one_of(*names: str) -> Fault:
+    """One of these texts; the nearest to another one is named."""
+
+    def fault(value: Any) -> str | None:
+        if isinstance(value, str) and value in names:
+            return None
+        return "{option}={value}: " + nearest(value, names)
+
+    return fault
+
+
+def text(what: str) -> Fault:
+    """A text that says something; `what` it is."""
+
+    def fault(value: Any) -> str | None:
+        sound = isinstance(value, str) and value.strip() and "\0" not in value
+        return None if sound else f"{{option}} is {what}, not {{value}}"
+
+    return fault
+
+
+def path(what: str) -> Fault:
+    """The path of a file, as text or as a `Path`; `what` it is."""
+    as_text = text(what)
+    return lambda value: as_text(str(value) if isinstance(value, Path) else value)
+
+
+def many(what: str, takes: Callable[[Any], bool] = lambda _: True) -> Fault:
+    """A list or tuple of what it takes; `what` that is."""
+
+    def fault(value: Any) -> str | None:
+        sound = isinstance(value, list | tuple) and all(map(takes, value))
+        return None if sound else f"{{option}} is a sequence of {what}, not {{value}}"
+
+    return fault
+
+
+def instance(kind: type, what: str) -> Fault:
+    """An object of a class; `what` is said of how it is made."""
+    return lambda value: None if isinstance(value, kind) else f"{{option}} is {what}, not {{value}}"
+
+
+# ---- names ---------------------------------------------------------------------------------------------------------------
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
     """A hint for a misspelt name: the nearest known one, and all of them where none is much like it."""
     import difflib  # for a mistake alone: the window opens without it
     import re
 
     known = sorted(known)
-    asked = name[:LONGEST_NAME].casefold()
+    asked = (name if isinstance(name, str) else shown(name))[:LONGEST_NAME].casefold()
     alike = {each: difflib.SequenceMatcher(None, each.casefold(), asked).ratio() for each in known}  # 0 to 1
     words = set(re.findall(r"\w{3,}", asked.replace("_", " ")))
     sharing = [each for each in known if words.intersection(each.casefold().replace("_", " ").split())]
@@ -30,23 +186,3 @@ def nearest(name: str, known: Iterable[str]) -> str:
         return f"did you mean {best!r}?"
     listed = f"known: {', '.join(known)}"
     return listed if len(known) <= FEW else f"the nearest is {best!r}; {listed}"
-
-
-def whole(value: object, least: int) -> bool:
-    """Whether it is a whole number, `least` or more."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def in_range(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
-    """Passes None and numbers within the range; infinity is never within.
-
-    Raises:
-        InvalidRequestError: Anything else; the message has name, range and value.
-    """
-    if value is None:
-        return
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not low <= value <= high or (open_low and value == low):  # type: ignore[arg-type, operator]  # a number from here on
-        left = "(" if open_low or low == -math.inf else "["
-        right = ")" if high == math.inf else "]"
-        raise InvalidRequestError(f"{name} must lie within {left}{low:g}, {high:g}{right}, not {value!r}")

@@ -2,7 +2,8 @@
 
     RuntimeFault
     ├── InvalidRequestError (ValueError)        what was asked makes no sense
-    │   └── ContextOverflowError                longer than the model can hold
+    │   ├── ContextOverflowError                longer than the model can hold
+    │   └── OptionError                         an option has a value that it does not take
     ├── UnknownBackendError (ValueError)        no backend has that name
     ├── BackendUnavailableError (ImportError)   known, but its libraries are not installed
     ├── GrammarError, AdapterError, ToolCallError
@@ -32,6 +33,27 @@ class RuntimeFault(Exception):
 
 class InvalidRequestError(RuntimeFault, ValueError):
     """The request itself is wrong; nothing was computed."""
+
+
+class OptionError(InvalidRequestError):
+    """An option has a value that it does not take.
+
+    Args:
+        words: What is wrong; ``{option}`` and ``{value}`` stand for the two others.
+        option: Its name, as the caller spelt it.
+        value: What was given, in a readable length.
+    """
+
+    def __init__(self, words: str, option: str = "", value: str = "") -> None:
+        self.words, self.option, self.value = words, option, value
+        super().__init__(self.told(option))
+
+    def told(self, option: str) -> str:
+        """The message under another name of the option: that of a command line, or of another library."""
+        return self.words.replace("{option}", option).replace("{value}", self.value)
+
+    def __reduce__(self) -> tuple[type[OptionError], tuple[str, str, str]]:
+        return type(self), (self.words, self.option, self.value)
 
 
 class ContextOverflowError(InvalidRequestError):

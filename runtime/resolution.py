@@ -177,7 +177,6 @@ def _given(layer: Layer) -> dict[str, Any]:
         found = {f.name: getattr(layer, f.name) for f in fields(layer) if getattr(layer, f.name) != getattr(_PLAIN, f.name)}
     elif isinstance(layer, Mapping):
         found = read_options(layer)
-        GenerationOptions(**found).check()
     else:
         raise InvalidRequestError(f"options are GenerationOptions or a mapping, not {layer!r:.80}")
     sampling = found.pop("sampling", None)

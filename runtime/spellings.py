@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-import numpy as np
-
-from runtime.checking import nearest
+from runtime.checking import check_value, flag, nearest, plain_number, shown
 from runtime.elsewhere import elsewhere
-from runtime.errors import InvalidRequestError
+from runtime.errors import InvalidRequestError, OptionError
 from runtime.grammar.source import Grammar
 from runtime.options import GenerationOptions
 from runtime.sampling.settings import SamplingOptions
@@ -44,7 +42,7 @@ OPTION_NAMES = frozenset({*_SAMPLING, *_GENERATION, *_SPELLINGS, "alternatives",
 
 
 def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `GenerationOptions`, not yet checked.
+    """Fields of `GenerationOptions`, checked.
 
     A value of None is as good as not given. In a flat mapping `top_k` is the sampler's, as everywhere else, and
     `alternatives` (or `top_logprobs`) says how many are recorded; beside a nested `sampling` it is `GenerationOptions.top_k`.
@@ -54,15 +52,15 @@ def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         GrammarError: A JSON schema that is none.
-        InvalidRequestError: An unknown name (the nearest is named, or where it belongs), or two spellings that contradict
-            each other.
+        InvalidRequestError: An unknown name (the nearest is named, or where it belongs), two spellings that contradict
+            each other, or a value out of range (named as it was given).
     """
     if not isinstance(options, Mapping):
-        raise InvalidRequestError(f"options are a mapping of names and values, not {options!r:.80}")
+        raise InvalidRequestError(f"options are a mapping of names and values, not {shown(options)}")
     nested = options.get("sampling")
     inner = dict(nested.given()) if isinstance(nested, SamplingOptions) else nested
     if inner is not None and not isinstance(inner, Mapping):
-        raise InvalidRequestError(f"sampling is a mapping of names and values, not {inner!r:.80}")
+        raise InvalidRequestError(f"sampling is a mapping of names and values, not {shown(inner)}")
     read = _Reading()
     for name, value in options.items():
         if name != "sampling":
@@ -83,24 +81,23 @@ class _Reading:
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
         self._said: dict[str, str] = {}  # name and value as they were given
+        self._names: dict[str, str] = {}  # as they were given
         self._sampled = False  # asked for by name
 
     def take(self, name: str, field: str, value: Any) -> None:
-        if name not in OPTION_NAMES:
-            hint = elsewhere(name) or nearest(str(name), OPTION_NAMES)
-            raise InvalidRequestError(f"unknown option {name!r}: {hint}")
+        if not isinstance(name, str) or name not in OPTION_NAMES:
+            hint = elsewhere(name) or nearest(name, OPTION_NAMES)
+            raise InvalidRequestError(f"unknown option {shown(name)}: {hint}")
         if value is None:
             return
         if name == "logprobs" and isinstance(value, bool):  # OpenAI's chat: whether, beside how many
             if value:
                 return
             value = 0
-        if isinstance(value, np.generic):  # a number of numpy's, out of somebody's loop
-            value = value.item()
-        said = f"{name}={value!r:.80}"
+        value = plain_number(value)
+        said = f"{name}={shown(value)}"
         if name == "do_sample":
-            if not isinstance(value, bool):
-                raise InvalidRequestError(f"do_sample is True or False, not {value!r}")
+            check_value(name, value, flag)
             self._sampled = value
             if value:
                 return
@@ -109,7 +106,7 @@ class _Reading:
         value = None if off else _SHAPES.get(field, _as_it_is)(name, value)
         if field in self._values and self._values[field] != value:
             raise InvalidRequestError(f"{self._said[field]} and {said} contradict each other: give one of the two")
-        self._values[field], self._said[field] = value, said
+        self._values[field], self._said[field], self._names[field] = value, said, name
 
     def made(self) -> dict[str, Any]:
         if self._sampled and self._values.get("temperature") == 0:
@@ -121,6 +118,11 @@ class _Reading:
             found["top_k"] = self._values["alternatives"]
         if sampling:
             found["sampling"] = SamplingOptions(**sampling)
+        try:
+            GenerationOptions(**found).check()
+        except OptionError as fault:
+            field = "alternatives" if fault.option == "top_k" and "top_k" not in sampling else fault.option
+            raise OptionError(fault.words, self._names.get(field, fault.option), fault.value) from None
         return found
 
 
@@ -142,7 +144,7 @@ def _ids(name: str, value: Any) -> Any:
         return _tuple(name, value)
     for word in value:
         if not isinstance(word, list | tuple) or len(word) != 1:
-            raise InvalidRequestError(f"bad_words_ids: only words of one token can be banned, not {word!r:.80}")
+            raise InvalidRequestError(f"bad_words_ids: only words of one token can be banned, not {shown(word)}")
     return tuple(word[0] for word in value)
 
 
@@ -153,7 +155,7 @@ def _biases(name: str, value: Any) -> Any:
     try:
         return {int(token) if isinstance(token, str) else token: bias for token, bias in value.items()}
     except ValueError:
-        raise InvalidRequestError(f"{name}: its keys are token ids, not {sorted(map(str, value))!r:.80}") from None
+        raise InvalidRequestError(f"{name}: its keys are token ids, not {shown(list(value))}") from None
 
 
 def _speculative(_: str, value: Any) -> Any:
@@ -162,7 +164,7 @@ def _speculative(_: str, value: Any) -> Any:
     known = [f.name for f in fields(SpeculativeOptions)]
     for name in value:
         if name not in known:
-            raise InvalidRequestError(f"unknown option {name!r} of speculative: {nearest(str(name), known)}")
+            raise InvalidRequestError(f"unknown option {shown(name)} of speculative: {nearest(name, known)}")
     return SpeculativeOptions(**value)
 
 
@@ -189,7 +191,7 @@ def _formed(given: Any) -> Grammar | None:
     if kind == "json_schema" and isinstance(inner, Mapping) and "schema" in inner:
         return Grammar.json_schema(inner["schema"])
     wanted = '{"type": "json_schema", "json_schema": {"schema": ...}}, {"type": "json_object"} or {"type": "text"}'
-    raise InvalidRequestError(f"response_format is {wanted}, not {given!r:.80}")
+    raise InvalidRequestError(f"response_format is {wanted}, not {shown(given)}")
 
 
 def _adapters(_: str, value: Any) -> Any:

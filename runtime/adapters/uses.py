@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Sequence
 
+from runtime.checking import is_number, shown
 from runtime.errors import AdapterError
 
 AdapterUse = str | tuple[str, float]  # an adapter's name, or (name, scale); a bare name has scale 1
@@ -22,14 +22,14 @@ def check_adapters(adapters: object) -> tuple[tuple[str, float], ...]:
         AdapterError: Not a sequence of names and (name, scale) pairs, an empty name, or a scale that is not finite.
     """
     if isinstance(adapters, str) or not isinstance(adapters, list | tuple):
-        raise AdapterError(f"adapters is a sequence of names or (name, scale) pairs, not {adapters!r:.80}")
+        raise AdapterError(f"adapters is a sequence of names or (name, scale) pairs, not {shown(adapters)}")
     return tuple(_adapter_use(use) for use in adapters)
 
 
 def _adapter_use(use: object) -> tuple[str, float]:
     name, scale = use if isinstance(use, list | tuple) and len(use) == 2 else (use, 1.0)
     if not isinstance(name, str) or not name.strip():
-        raise AdapterError(f"an adapter is a name or a (name, scale) pair, not {use!r:.80}")
+        raise AdapterError(f"an adapter is a name or a (name, scale) pair, not {shown(use)}")
     return name, check_scale(name, scale)
 
 
@@ -39,9 +39,9 @@ def check_scale(name: str, scale: object) -> float:
     Raises:
         AdapterError: Not a finite number.
     """
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
-        raise AdapterError(f"the scale of adapter {name!r} must be a finite number (1 is as trained), not {scale!r:.40}")
-    return float(scale)
+    if not is_number(scale):
+        raise AdapterError(f"the scale of adapter {name!r} must be a finite number (1 is as trained), not {shown(scale)}")
+    return float(scale)  # type: ignore[arg-type]  # a number
 
 
 def digest_of_stack(uses: Uses) -> str:

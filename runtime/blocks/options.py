@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
-from runtime.checking import nearest, whole
-from runtime.errors import InvalidRequestError
+from runtime.checking import check_fields, nearest, option, shown, text, whole
+from runtime.errors import InvalidRequestError, OptionError
+
+
+def _dotted(value: Any) -> str | None:
+    sound = isinstance(value, str) and all(value.partition(":"))
+    return None if sound else "{option} is 'package.module:name', not {value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,34 +25,35 @@ class BlockOptions:
         budget: Bytes that it may hold.
     """
 
-    factory: str
-    path: str
-    budget: int = 4 << 30
+    factory: str = field(metadata={"fault": _dotted})
+    path: str = field(metadata={"fault": text("the path of a file, as text")})
+    budget: int = option(4 << 30, whole(1))  # bytes
 
     @classmethod
     def from_given(cls, given: object) -> Self:
-        """Checked, from an object of this class or a mapping with its names.
+        """From an object of this class or a mapping with its names, not yet checked.
 
         Raises:
             InvalidRequestError: Something else; the name and the value are named.
         """
         if isinstance(given, cls):
-            made = given
-        elif isinstance(given, Mapping):
+            return given
+        if isinstance(given, Mapping):
             known = set(cls.__slots__)
             for name in given:
                 if name not in known:
-                    raise InvalidRequestError(f"unknown option {name!r} of blocks: {nearest(str(name), known)}")
-            values: dict[str, Any] = dict(given)
-            if not {"factory", "path"} <= set(values):
+                    raise InvalidRequestError(f"unknown option {shown(name)} of blocks: {nearest(name, known)}")
+            if not {"factory", "path"} <= set(given):
                 raise InvalidRequestError("blocks needs a factory ('package.module:name') and a path")
-            made = cls(**values)
-        else:
-            raise InvalidRequestError(f"blocks is BlockOptions(factory, path, budget) or a mapping of them, not {given!r:.80}")
-        if not isinstance(made.factory, str) or not all(made.factory.partition(":")):
-            raise InvalidRequestError(f"blocks: factory is 'package.module:name', not {made.factory!r:.80}")
-        if not isinstance(made.path, str) or not made.path.strip():
-            raise InvalidRequestError(f"blocks: path is the path of a file, as text, not {made.path!r:.80}")
-        if not whole(made.budget, 1):
-            raise InvalidRequestError(f"blocks: budget must be a whole number of bytes above 0, not {made.budget!r}")
-        return made
+            return cls(**given)
+        words = "{option} is BlockOptions(factory, path, budget) or a mapping of them, not {value}"
+        raise OptionError(words, "blocks", shown(given))
+
+    def check(self) -> Self:
+        """Itself.
+
+        Raises:
+            InvalidRequestError: A value out of range; the message names it.
+        """
+        check_fields(self, "blocks: ")
+        return self

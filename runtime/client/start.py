@@ -15,6 +15,7 @@ from runtime.client.link import EngineLink
 from runtime.client.waiters import LoopCall
 from runtime.errors import InvalidRequestError
 from runtime.loading.telling import LoadProgress, OnLoad
+from runtime.options import LoadOptions
 from runtime.wire.messages import Load, Loaded
 
 DEFAULT_LOADER = "runtime.model:load"
@@ -50,6 +51,8 @@ async def spawn(
     """
     if not isinstance(source, str | Path):
         raise InvalidRequestError(f"a {type(source).__name__} cannot be sent to an engine process; load it in this one")
+    if loader == DEFAULT_LOADER:
+        LoadOptions.from_mapping(options)  # refused here, before a process starts
     if limits is None:
         limits = EngineLimits() if options.get("offload", "none") == "none" else patient(EngineLimits(), str(source))
     name = backend or "auto"

@@ -11,7 +11,7 @@ from typing import Final
 
 from runtime.adapters.uses import Adapters
 from runtime.blocks.snapshot import SnapshotWriter, open_snapshot
-from runtime.checking import whole
+from runtime.checking import is_whole
 from runtime.errors import InvalidRequestError, MemoryBudgetError, UnsupportedFeatureError
 from runtime.members.blocks import BlocksSaved
 from runtime.model.queries import QueryMembers
@@ -91,7 +91,7 @@ class BlockMembers(QueryMembers):
 
     def kv_restore(self, path: str | Path, upto: int | None = None) -> int:
         """Blocking."""
-        if upto is not None and not whole(upto, 1):
+        if upto is not None and not is_whole(upto, 1):
             raise InvalidRequestError(f"upto counts tokens, 1 or more, not {upto!r}")
         with open_snapshot(Path(path), self.info) as snapshot:
             job = Job(self._check(snapshot.ids), snapshot.spans[-1][0], before=snapshot.before)
@@ -128,7 +128,7 @@ class BlockMembers(QueryMembers):
 
     def _save(self, ids: Sequence[int], adapters: Adapters, replaces: int | None = None) -> Future[BlocksSaved]:
         job = self._whole_path(ids, adapters)
-        if replaces is not None and not (whole(replaces, 1) and replaces <= len(job.ids)):
+        if replaces is not None and not (is_whole(replaces, 1) and replaces <= len(job.ids)):
             raise InvalidRequestError(f"replaces counts leading tokens of the path, 1 to {len(job.ids):,}, not {replaces!r}")
         self._blocks()
         answer: Future[BlocksSaved] = Future()

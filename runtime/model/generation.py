@@ -203,8 +203,7 @@ class GenerationMembers(TextMembers):
         if call.speculative is not None:
             check_speculative(call.speculative, self.info)
         chosen = resolve_options(call, model=self._text.own.options, ends=self._ends).options if call.resolve else call
-        chosen.sampling.check(self.info.vocab_size)
-        chosen.check_eos(self.info.vocab_size)
+        chosen.check_within(self.info.vocab_size)
         if chosen.stages:
             chosen = replace(chosen, top_k=max(chosen.top_k, SHOWN))
         if chosen.seed is None:

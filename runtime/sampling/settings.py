@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Self
 
-from runtime.checking import FEW, in_range, nearest, whole
+from runtime.checking import FEW, check_fields, check_value, is_whole, many, nearest, number, option, shown, whole
 from runtime.errors import InvalidRequestError
 
 Breaker = int | str  # a token id, or a text: every token that contains it
@@ -40,6 +39,8 @@ DEFAULTS: Final[dict[str, Any]] = {
     "order": ORDER,
 }
 
+CHANGE: Final = number(-LARGEST, LARGEST)  # of a score
+
 STAGE_OF: Final = {  # the setting that turns a stage on
     "logit_bias": "bias",
     "banned_tokens": "bias",
@@ -54,6 +55,11 @@ STAGE_OF: Final = {  # the setting that turns a stage on
     "typical_p": "typical",
     "xtc_probability": "xtc",
 }
+
+
+def _biases(value: Any) -> str | None:
+    wants = "{option} is a dictionary of token ids and numbers, not {value}"
+    return None if isinstance(value, dict) else wants
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,25 +93,25 @@ class SamplingOptions:
         order: Names of stages, of `SAMPLING_STAGES`.
     """
 
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    penalty_window: int | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: int | None = None
-    dry_range: int | None = None
-    dry_breakers: tuple[Breaker, ...] | None = None
-    logit_bias: dict[int, float] | None = None
-    banned_tokens: tuple[int, ...] | None = None
-    order: tuple[str, ...] | None = None
+    temperature: float | None = option(None, number(0.0, LARGEST))
+    top_k: int | None = option(None, whole(0, least_is="off"))
+    top_p: float | None = option(None, number(0.0, 1.0, open_low=True))
+    min_p: float | None = option(None, number(0.0, 1.0))
+    typical_p: float | None = option(None, number(0.0, 1.0, open_low=True))
+    xtc_probability: float | None = option(None, number(0.0, 1.0))
+    xtc_threshold: float | None = option(None, number(0.0, 0.5, open_low=True))
+    repetition_penalty: float | None = option(None, number(1 / LARGEST, LARGEST))
+    presence_penalty: float | None = option(None, CHANGE)
+    frequency_penalty: float | None = option(None, CHANGE)
+    penalty_window: int | None = option(None, whole(0, least_is="all"))
+    dry_multiplier: float | None = option(None, number(0.0, math.inf))
+    dry_base: float | None = option(None, number(1.0, math.inf))
+    dry_allowed_length: int | None = option(None, whole(1))
+    dry_range: int | None = option(None, whole(0, least_is="all"))
+    dry_breakers: tuple[Breaker, ...] | None = option(None, many("token ids and texts"))
+    logit_bias: dict[int, float] | None = option(None, _biases)
+    banned_tokens: tuple[int, ...] | None = option(None, many("token ids"))
+    order: tuple[str, ...] | None = option(None, many("names of stages", lambda each: isinstance(each, str)))
 
     def check(self, vocab: int | None = None) -> Self:
         """Itself.
@@ -117,20 +123,7 @@ class SamplingOptions:
             InvalidRequestError: A value out of range, an id outside the vocabulary, an order with an unknown or repeated
                 stage or without one that is set, or nothing left to draw; the message names it.
         """
-        in_range("temperature", self.temperature, 0.0, LARGEST)
-        in_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        in_range("min_p", self.min_p, 0.0, 1.0)
-        in_range("typical_p", self.typical_p, 0.0, 1.0, open_low=True)
-        in_range("xtc_probability", self.xtc_probability, 0.0, 1.0)
-        in_range("xtc_threshold", self.xtc_threshold, 0.0, 0.5, open_low=True)
-        in_range("repetition_penalty", self.repetition_penalty, 0.0, LARGEST, open_low=True)
-        in_range("presence_penalty", self.presence_penalty, -LARGEST, LARGEST)
-        in_range("frequency_penalty", self.frequency_penalty, -LARGEST, LARGEST)
-        in_range("dry_multiplier", self.dry_multiplier, 0.0, math.inf)
-        in_range("dry_base", self.dry_base, 1.0, math.inf)
-        for name in ("top_k", "penalty_window", "dry_range"):
-            _count(name, getattr(self, name), 0, " (off)" if name == "top_k" else " (all)")
-        _count("dry_allowed_length", self.dry_allowed_length, 1, "")
+        check_fields(self)
         self._check_order()
         self._check_ids(vocab)
         return self
@@ -138,10 +131,9 @@ class SamplingOptions:
     def _check_order(self) -> None:
         if self.order is None:
             return
-        _sequence("order", self.order, "names of stages")
         for place, name in enumerate(self.order):
             if name not in ORDER:
-                raise InvalidRequestError(f"order: unknown stage {name!r}: {nearest(str(name), ORDER)}")
+                raise InvalidRequestError(f"order: unknown stage {name!r}: {nearest(name, ORDER)}")
             if name in self.order[:place]:
                 raise InvalidRequestError(f"order: stage {name!r} stands there twice")
         for name, stage in STAGE_OF.items():
@@ -152,13 +144,9 @@ class SamplingOptions:
                 )
 
     def _check_ids(self, vocab: int | None) -> None:
-        _sequence("banned_tokens", self.banned_tokens, "token ids")
-        _sequence("dry_breakers", self.dry_breakers, "token ids and texts")
-        if self.logit_bias is not None and not isinstance(self.logit_bias, dict):
-            raise InvalidRequestError(f"logit_bias is a dictionary of token ids and numbers, not {self.logit_bias!r:.80}")
         for token, bias in (self.logit_bias or {}).items():
             _token("logit_bias", token, vocab)
-            in_range(f"logit_bias of token {token}", bias, -LARGEST, LARGEST)
+            check_value(f"logit_bias of token {token}", bias, CHANGE)
         for token in self.banned_tokens or ():
             _token("banned_tokens", token, vocab)
         for breaker in self.dry_breakers or ():
@@ -202,18 +190,8 @@ class SamplingOptions:
 _NAMES = tuple(f.name for f in fields(SamplingOptions))
 
 
-def _count(name: str, value: object, least: int, meaning: str) -> None:
-    if value is not None and not whole(value, least):
-        raise InvalidRequestError(f"{name} must be a whole number, {least}{meaning} or more, not {value!r}")
-
-
-def _sequence(name: str, value: Sequence[object] | None, of: str) -> None:
-    if value is not None and not isinstance(value, list | tuple):
-        raise InvalidRequestError(f"{name} is a sequence of {of}, not {value!r:.80}")
-
-
 def _token(name: str, token: object, vocab: int | None) -> None:
-    if not whole(token, 0):
-        raise InvalidRequestError(f"{name}: a token id is a whole number, 0 or more, not {token!r:.80}")
+    if not is_whole(token, 0):
+        raise InvalidRequestError(f"{name}: a token id is a whole number, 0 or more, not {shown(token)}")
     if vocab is not None and token >= vocab:  # type: ignore[operator]  # a whole number
         raise InvalidRequestError(f"{name}: token id {token} is outside the vocabulary of {vocab:,}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Self
 
+from runtime.checking import check_fields, one_of, option, whole
 from runtime.errors import InvalidRequestError
 
 
@@ -20,10 +21,10 @@ class SpeculativeOptions:
     gains nothing by it, and `continue_many` with several branches and beam search refuse it.
     """
 
-    num_tokens: int = 5  # guessed at a time, at most
-    method: Literal["auto", "draft", "prompt_lookup"] = "auto"
-    prompt_lookup_max: int = 3  # tokens that must recur, at most
-    prompt_lookup_min: int = 1  # and at least
+    num_tokens: int = option(5, whole(1, 64))  # guessed at a time, at most
+    method: Literal["auto", "draft", "prompt_lookup"] = option("auto", one_of("auto", "draft", "prompt_lookup"))
+    prompt_lookup_max: int = option(3, whole(1, 16))  # tokens that must recur, at most
+    prompt_lookup_min: int = option(1, whole(1, 16))  # and at least
 
     def check(self) -> Self:
         """Itself.
@@ -31,14 +32,9 @@ class SpeculativeOptions:
         Raises:
             InvalidRequestError: A value out of range; the message names it.
         """
-        for name, most in (("num_tokens", 64), ("prompt_lookup_max", 16), ("prompt_lookup_min", 16)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                raise InvalidRequestError(f"{name} must be a whole number within 1 and {most}, not {value!r}")
+        check_fields(self)
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise InvalidRequestError(
                 f"prompt_lookup_min ({self.prompt_lookup_min}) is more than prompt_lookup_max ({self.prompt_lookup_max})"
             )
-        if self.method not in ("auto", "draft", "prompt_lookup"):
-            raise InvalidRequestError(f"method is 'auto', 'draft' or 'prompt_lookup', not {self.method!r}")
         return self

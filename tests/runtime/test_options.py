@@ -110,7 +110,7 @@ def test_what_makes_sense_is_taken(options: GenerationOptions) -> None:
         ({"attention": "flash"}, "attention='flash'"),
         ({"add_bos": True}, "add_bos=True"),
         ({"cache": "no"}, "cache is True or False, not 'no'"),
-        ({"context_length": 0}, "context_length must be a whole number above 0, not 0"),
+        ({"context_length": 0}, "context_length must be a whole number, 1 or more, not 0"),
         ({"max_batch_rows": 1.5}, "not 1.5"),
         ({"max_batch_tokens": True}, "not True"),
         ({"prefill_chunk_tokens": -1}, "not -1"),

@@ -184,7 +184,7 @@ def test_other_libraries_spellings(mapping: dict[str, Any], options: GenerationO
         ({"response_format": {"type": "json_object"}, "grammar": Grammar.regex("a")}, "contradict each other"),
         ({"eos_token_id": 2, "stop_token_ids": [3]}, "eos_token_id=2 and stop_token_ids=[3] contradict"),
         ({"response_format": {"type": "text"}, "grammar": Grammar.regex("a")}, "contradict each other"),
-        ({"eos_token_id": "</s>"}, "eos_token_ids is a sequence of token ids"),
+        ({"eos_token_id": "</s>"}, "eos_token_id is a sequence of token ids"),
         ({"do_sample": "yes"}, "do_sample is True or False"),
         ({"bad_words_ids": [[3, 4]]}, "only words of one token"),
         ({"logit_bias": {"a": 1}}, "its keys are token ids"),
