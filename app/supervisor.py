@@ -120,10 +120,10 @@ class Supervisor:
 
     def _loading(self, start: asyncio.Task[Any] | None, words: str, progress: LoadProgress) -> None:
         if self._starting is start:  # else another one has begun meanwhile
-            self._tell(
-                EngineState.STARTING,
-                translate("Workbench", "{0}: {1:,} of {2:,} tensors").format(words, progress.done, progress.total),
-            )
+            far = translate("Workbench", "{0}: {1:,} of {2:,} tensors").format(words, progress.done, progress.total)
+            if progress.stage == "checking":
+                far = translate("Workbench", "{0}: checking the numbers").format(words)
+            self._tell(EngineState.STARTING, far)
 
     def busy(self, busy: bool) -> None:
         """The engine works for somebody, or does not any more."""

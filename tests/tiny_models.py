@@ -169,6 +169,7 @@ BUILDERS: dict[str, Callable[[], Any]] = {
 }
 BESIDE: dict[str, Callable[[], Any]] = {  # built the same way; not everything is tested with them
     "recurrent_gemma": _recurrent_gemma,  # windows and recurrent layers in turns: right in mlx-lm
+    "llama_deep": lambda: _llama(num_hidden_layers=30),
     "zaya": _zaya,  # windows and a convolution in each layer: right in transformers
 }
 

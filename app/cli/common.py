@@ -31,7 +31,8 @@ def load_model(model: str, backend: str, **options: Any) -> LanguageModel:
     with console.status(f"loading {model}") as status:
 
         def show(progress: LoadProgress) -> None:
-            status.update(f"loading {model}: {progress.done:,} of {progress.total:,} tensors")
+            far = f"{progress.done:,} of {progress.total:,} tensors"
+            status.update(f"loading {model}: {'checking the numbers' if progress.stage == 'checking' else far}")
 
         loaded = load(model, backend, on_progress=show, **options)
     asked = set(options) - {"blocks"}  # which nobody asks for

@@ -101,6 +101,10 @@ class PackedBackend(ChainedBackend[P]):
         """Whether a library's array holds numbers only."""
         return bool(np.isfinite(array).all())
 
+    def broken_weights(self) -> str | None:
+        """The name of a tensor that holds something else than finite numbers, where a library can look."""
+        return None
+
     def sound(self, pack: P) -> Bool:
         """See `runtime.backends.base.Backend.sound`."""
         sound = self.finite_slots(pack)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,19 +13,66 @@ from runtime.backends.packed import Float32, PackedBackend, chain_parents
 from runtime.backends.tree import ROOT, Int64
 from runtime.errors import MemoryBudgetError, ModelLoadError
 from runtime.info import ModelInfo
+from runtime.loading.telling import tell_checking
+
+log = logging.getLogger(__name__)
+Warnings = tuple[str, ...]
 
 TOLERANCES = {"float32": 1e-3, "float16": 6e-2, "bfloat16": 4e-1}  # nats between log-probabilities
 _TOP = 20  # tokens whose numbers people look at
 _RESTED = 56  # tokens
 _TRUNK = 9  # tokens
 _TAILS = (5, 1, 3)  # tokens of the branches: ragged on purpose
+_PIECE = 7  # tokens
+_WAYS = ("tree", "stepwise", "buckets", "ragged", "shares")  # that a copy's test decides on
 
 
-def self_test(backend: PackedBackend[Any]) -> tuple[str, ...]:
+def prove(backend: PackedBackend[Any], copies: Iterable[tuple[Callable[[], PackedBackend[Any]], tuple[int, ...]]]) -> Warnings:
+    """The self-test, on a small random copy in float32 of what was loaded.
+
+    Rounding to 16 bits has no part in it, nor has the model's depth. The ways of pushing that failed on the copy are switched
+    off in `backend`.
+
+    Args:
+        backend: Of the model.
+        copies: Makers of backends over copies, each with the lengths at which something may change; the first that can be made
+            and computes is tested.
+
+    Returns:
+        Warnings for `ModelInfo.warnings`, empty when all is well.
+
+    Raises:
+        ModelLoadError: As `self_test`.
+    """
+    for make, lengths in copies:
+        try:
+            copy = make()
+            copy.logits_uncached([1, 2])
+        except MemoryBudgetError:
+            raise
+        except Exception as error:  # noqa: BLE001  # the border to a library: sizes that it cannot do; the next copy has others
+            log.debug("no small copy of %s: %s", backend.info.name, error)
+            continue
+        warnings = self_test(copy, lengths, name=backend.info.name)
+        for way in _WAYS:
+            setattr(backend, way, getattr(copy, way))
+        return warnings
+    return self_test(backend, strict=_rounding(backend.info) == "float32")
+
+
+def self_test(
+    backend: PackedBackend[Any], lengths: Sequence[int] = (), *, name: str | None = None, strict: bool = True
+) -> Warnings:
     """Pushes a small tree in every way and switches off the ways that disagree with plain single runs.
 
-    Sets `backend.tree`, `stepwise`, `buckets`, `ragged` and `shares`. About 90 tokens, 120 more where branches are no tree, and
-    60 more where rows share a prefix.
+    Sets `backend.tree`, `stepwise`, `buckets`, `ragged` and `shares`. About 90 tokens, 120 more where branches are no tree, 60
+    more where rows share a prefix, and some texts about as long as each of `lengths`.
+
+    Args:
+        backend: Of the model, or of a copy.
+        lengths: Tokens at which something may change, within the context.
+        name: Of the model, where `backend` is of a copy.
+        strict: Whether a chain that disagrees refuses the model; else it is said.
 
     Returns:
         Warnings for `ModelInfo.warnings`, empty when all is well.
@@ -33,23 +81,39 @@ def self_test(backend: PackedBackend[Any]) -> tuple[str, ...]:
         ModelLoadError: Even a single chain disagrees with the library's own uncached forward.
     """
     rng = np.random.default_rng(20_260_101)
-    ids = rng.integers(0, backend.info.vocab_size, _TRUNK + sum(_TAILS))
+    vocabulary = backend.info.vocab_size
+    ids = rng.integers(0, vocabulary, _TRUNK + sum(_TAILS))
     tolerance = TOLERANCES[_rounding(backend.info)]
     trunk, tails = ids[:_TRUNK], np.split(ids[_TRUNK:], np.cumsum(_TAILS)[:-1])
     plain = np.stack([backend.logits_uncached([*trunk, *tail]) for tail in tails])
+    text = rng.integers(0, vocabulary, max(lengths, default=0))
+    ends = sorted({n + d for n in lengths for d in (-1, 0, 1) if n + d <= len(text)})
+    whole = [backend.logits_uncached(text[:end].tolist()) for end in ends]
+
+    def cached() -> float:
+        """How far chains come out, in pieces."""
+        apart = [_gap(_alone(backend, trunk, tail), row) for tail, row in zip(tails, plain, strict=True)]
+        return max([*apart, *map(_gap, _in_pieces(backend, text, ends), whole)])
+
     warnings = []
-    off = [_gap(_alone(backend, trunk, tail), row) for tail, row in zip(tails, plain, strict=True)]
-    if max(off) > tolerance and backend.recurrent:
+    off = cached()
+    if off > tolerance and backend.recurrent:
         backend.stepwise = True
-        off = [_gap(_alone(backend, trunk, tail), row) for tail, row in zip(tails, plain, strict=True)]
+        off = cached()
         warnings.append("this library carries recurrent state over one token at a time: long prompts are slow to continue")
-    if not max(off) <= tolerance:
-        raise ModelLoadError(
-            f"{backend.info.name}: {backend.info.backend} answers {max(off):.3g} nats apart with and without a cache "
-            f"(allowed: {tolerance:g}); this architecture is not supported"
+    if not off <= tolerance:
+        said = (
+            f"{backend.info.backend} answers {off:.3g} nats apart with and without a cache (allowed: {tolerance:g}"
+            f"{', in a small copy of the model in float32' if name else ''})"
         )
+        if strict:
+            raise ModelLoadError(f"{name or backend.info.name}: {said}; this architecture is not supported")
+        warnings.append(said)
     if not backend.chained:
-        gap = max(_gap(a, b) for a, b in zip(_branching(backend, trunk, tails), plain, strict=True))
+        gaps = [_gap(a, b) for a, b in zip(_branching(backend, trunk, tails), plain, strict=True)]
+        if len(text):
+            gaps += map(_gap, _side_by_side(backend, text, trunk, tails[0]), (whole[-1], plain[0]))
+        gap = max(gaps)
         if not gap <= tolerance:
             backend.tree = False
             backend.ragged = False  # a library that got a tree's mask wrong is asked to honour no other
@@ -59,6 +123,31 @@ def self_test(backend: PackedBackend[Any]) -> tuple[str, ...]:
     if backend.chained:
         warnings += _check_rows(backend, trunk, tails, tolerance)
     return tuple(warnings)
+
+
+def check_finite(backend: PackedBackend[Any]) -> None:
+    """One short forward of the model as it is loaded: it also tells the shapes of keys and values.
+
+    Raises:
+        ModelLoadError: What it answers is no number; the message names the tensor.
+    """
+    tell_checking()
+    tokens = backend.info.vocab_size * np.arange(1, 1 + min(4, backend.info.context_length)) // 5
+    pack = backend.open_pack()
+    try:
+        _, logits = backend.forward(pack, tokens, chain_parents(0, len(tokens), ROOT), np.array([len(tokens) - 1]))
+    finally:
+        backend.close(pack)
+    if np.isfinite(logits).all():
+        return
+    tensor, info = backend.broken_weights(), backend.info
+    if tensor is not None:
+        raise ModelLoadError(
+            f"the weights of {info.name} hold numbers that are not finite (tensor {tensor}); fetch the model again"
+        )
+    if info.dtype != "float32":
+        raise ModelLoadError(f"{info.name} answers with numbers that are not finite in {info.dtype}; use dtype='float32'")
+    raise ModelLoadError(f"{info.name}: {info.backend} answers with numbers that are not finite; use another model")
 
 
 def _rounding(info: ModelInfo) -> str:
@@ -204,6 +293,32 @@ def _alone(backend: PackedBackend[Any], trunk: Int64, tail: Int64) -> Float32:
     finally:
         backend.close(pack)
         backend.close(other)
+
+
+def _in_pieces(backend: PackedBackend[Any], text: Int64, ends: Sequence[int]) -> list[Float32]:
+    """The rows before each of `ends`, of a text pushed a few tokens at a time."""
+    pack, rows = backend.open_pack(), []
+    try:
+        for start in range(0, len(text), _PIECE):
+            piece = text[start : start + _PIECE]
+            want = np.array([end - 1 - start for end in ends if start < end <= start + len(piece)], np.int64)
+            parents = chain_parents(start, len(piece), start - 1 if start else ROOT)
+            rows += list(backend.forward(pack, piece, parents, want)[1])
+        return rows
+    finally:
+        backend.close(pack)
+
+
+def _side_by_side(backend: PackedBackend[Any], text: Int64, trunk: Int64, tail: Int64) -> Float32:
+    """The last rows of a long text, whose last token is pushed beside all of a short one."""
+    pack, base = backend.open_pack(), len(text) - 1
+    try:
+        backend.forward(pack, text[:-1], chain_parents(0, base, ROOT), np.empty(0, np.int64))
+        short = np.concatenate([trunk, tail])
+        parents = np.concatenate([[base - 1], chain_parents(base + 1, len(short), ROOT)])
+        return backend.forward(pack, np.concatenate([text[-1:], short]), parents, np.array([0, len(short)]))[1]
+    finally:
+        backend.close(pack)
 
 
 def _branching(backend: PackedBackend[Any], trunk: Int64, tails: list[Int64]) -> Float32:

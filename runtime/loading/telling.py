@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 T = TypeVar("T")
 TELL_SECONDS: Final = 0.1  # between two lines about a load
@@ -19,11 +19,13 @@ class LoadProgress:
 
     Attributes:
         done: Tensors.
-        total: Of so many.
+        total: Of so many; 0 in a stage that counts none.
+        stage: "reading" the weights, or "checking" the numbers once they are in place.
     """
 
     done: int
     total: int
+    stage: Literal["reading", "checking"] = "reading"
 
 
 OnLoad = Callable[[LoadProgress], None]
@@ -43,6 +45,13 @@ def listening(on_progress: OnLoad | None) -> Iterator[None]:
         yield
     finally:
         _listener.reset(token)
+
+
+def tell_checking() -> None:
+    """The weights are in place, and are checked."""
+    on_progress = listener()
+    if on_progress is not None:
+        on_progress(LoadProgress(0, 0, "checking"))
 
 
 def told(tensors: Iterable[T]) -> Iterator[T]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,13 +24,14 @@ from runtime.backends.hf.arguments import Arguments
 from runtime.backends.hf.attention import OWN, attention_of
 from runtime.backends.hf.cache import Shape, SlotLayer, Tensors, TorchPack, make_layers
 from runtime.backends.hf.codec import codec_of
-from runtime.backends.hf.loading import LoadedModel, load_model
+from runtime.backends.hf.loading import LoadedModel, load_model, random_copy
 from runtime.backends.hf.payload import TorchPayload
-from runtime.backends.hf.threads import CHOICE
+from runtime.backends.hf.threads import CHOICE, one_thread
 from runtime.backends.hf.weights import weight_bytes
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
-from runtime.backends.selftest import kv_warning, self_test, stream_warning
+from runtime.backends.selftest import check_finite, kv_warning, prove, stream_warning
 from runtime.backends.sized import state_size
+from runtime.backends.small import small_copies
 from runtime.backends.stored import Stored
 from runtime.backends.tree import Bool, Int64
 from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
@@ -46,7 +49,9 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> HfBacke
     """
     loaded = load_model(source, options)
     try:
-        return HfBackend(loaded, options)
+        backend = HfBackend(loaded, options)
+        backend.check(options)
+        return backend
     except BaseException:
         if loaded.offload is not None:
             loaded.offload.close()
@@ -81,7 +86,18 @@ class HfBackend(PackedBackend[TorchPack]):
         self.tree = not self.recurrent and "position_ids" in self._takes
         self.shares = self.recurrent and attention_of(self._model) == OWN
         self.info = self._describe(options, warnings=())
-        warnings = self_test(self) + kv_warning(self, self._kv) + self._weights_warning()
+
+    def check(self, options: LoadOptions) -> None:
+        """Proves the numbers, on a small copy, and says in `info` what the model's user should know.
+
+        Raises:
+            ModelLoadError: They depend on how tokens are pushed, or are no numbers.
+        """
+        loaded = self._loaded
+        check_finite(self)
+        with one_thread():
+            warnings = prove(self, self._copies(options))
+        warnings += kv_warning(self, self._kv) + self._weights_warning()
         warnings += stream_warning(self, self._kv) + loaded.passed_over
         if loaded.offload is not None:
             started = time.monotonic()
@@ -90,6 +106,16 @@ class HfBackend(PackedBackend[TorchPack]):
         if self._device.type == "cpu" and options.threads is None and loaded.offload is None and loaded.folder:
             CHOICE.measure(loaded.weights_digest, self._weights, lambda: self.logits_uncached([0]))
         self.info = self._describe(options, warnings)
+
+    def _copies(self, options: LoadOptions) -> Iterator[tuple[Callable[[], PackedBackend[Any]], tuple[int, ...]]]:
+        """For `prove`: plain ones, in float32 on the same device, with the same attention."""
+        plain = replace(options, dtype="float32", weights="auto", kv_dtype="auto", offload="none")
+        for small in small_copies(self._loaded.config.to_dict(), self.info.context_length):
+            chosen = replace(plain, context_length=small.context)
+            yield partial(self._copy, small.config, chosen), small.lengths
+
+    def _copy(self, config: Mapping[str, Any], options: LoadOptions) -> HfBackend:
+        return HfBackend(random_copy(self._loaded, config), options)
 
     @property
     def weight_bytes(self) -> int:
@@ -182,6 +208,10 @@ class HfBackend(PackedBackend[TorchPack]):
         with _computing():
             finite: Bool = pack.finite().cpu().numpy()
             return finite
+
+    def broken_weights(self) -> str | None:
+        tensors = ((name, tensor) for name, tensor in self._model.named_parameters() if tensor.device.type != "meta")
+        return next((name for name, tensor in tensors if not torch.isfinite(tensor).all()), None)
 
     def finite(self, array: torch.Tensor) -> bool:
         return bool(torch.isfinite(array).all())

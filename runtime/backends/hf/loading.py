@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging
 
 from runtime.backends import facts
-from runtime.backends.hf.attention import attention_of, use_own_attention
+from runtime.backends.hf.attention import OWN, attention_of, use_own_attention
 from runtime.backends.hf.offload import Offload, check_not_offloaded, offloading
 from runtime.backends.hf.perplexity import pack_and_measure
 from runtime.backends.hf.threads import CHOICE
@@ -104,6 +104,26 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         weights=weights,
         passed_over=passed_over,
     )
+
+
+def random_copy(loaded: LoadedModel, config: Mapping[str, Any]) -> LoadedModel:
+    """The same architecture with random weights in float32, of the sizes that a configuration says.
+
+    Args:
+        loaded: The model.
+        config: As its own configuration's `to_dict` spells it.
+    """
+    made = type(loaded.config).from_dict(dict(config))
+    whole = isinstance(loaded.model.config, type(loaded.config))  # else it stands in a model that also sees or hears
+    with torch.random.fork_rng(devices=[]), torch.device(loaded.device):
+        torch.manual_seed(20_260_103)
+        model = type(loaded.model)(made) if whole else AutoModelForCausalLM.from_config(made)
+    model = model.float().eval().requires_grad_(requires_grad=False)
+    if attention_of(loaded.model) != OWN:
+        model.set_attn_implementation(attention_of(loaded.model))
+    else:
+        use_own_attention(model, loaded.device)
+    return replace(loaded, model=model, config=made, attention_before=None, folder=False, offload=None, weights="auto")
 
 
 @contextmanager

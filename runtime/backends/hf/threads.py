@@ -11,7 +11,8 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import psutil
 import torch
@@ -63,6 +64,17 @@ class ThreadChoice:
         if any(os.environ.get(name) for name in VARIABLES):
             return True
         return torch.get_num_threads() not in (self._ours, cores(), _logical())
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """For a model so small that more threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def probe(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -22,13 +24,14 @@ from runtime.backends.mlx.blank import Blank
 from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, make_caches
 from runtime.backends.mlx.codec import codec_of
 from runtime.backends.mlx.corrections import PROVEN, SelectRows, hidden_window
-from runtime.backends.mlx.loading import LoadedModel, check_fits, flat_parameters, load_model
+from runtime.backends.mlx.loading import LoadedModel, check_fits, flat_parameters, full_config, load_model, random_copy
 from runtime.backends.mlx.masks import Window
 from runtime.backends.mlx.parts import parts_of
 from runtime.backends.mlx.payload import MlxPayload
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
-from runtime.backends.selftest import kv_warning, self_test, stream_warning
+from runtime.backends.selftest import check_finite, kv_warning, prove, stream_warning
 from runtime.backends.sized import state_size
+from runtime.backends.small import small_copies
 from runtime.backends.stored import Stored
 from runtime.backends.tree import Bool, Int64
 from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
@@ -52,7 +55,9 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> MlxBack
         raise UnsupportedFeatureError("attention='eager' is not something MLX has; leave it on auto")
     loaded = load_model(source, options)
     try:
-        return MlxBackend(loaded, options, passed_over)
+        backend = MlxBackend(loaded, options)
+        backend.check(options, passed_over)
+        return backend
     except BaseException:
         loaded.limits.reset()
         raise
@@ -63,7 +68,7 @@ class MlxBackend(PackedBackend[MlxPack]):
 
     overlaps = True
 
-    def __init__(self, loaded: LoadedModel, options: LoadOptions, passed_over: tuple[str, ...] = ()) -> None:
+    def __init__(self, loaded: LoadedModel, options: LoadOptions) -> None:
         self._loaded = loaded
         self._model = loaded.model
         self._window = hidden_window(loaded.config)
@@ -80,13 +85,33 @@ class MlxBackend(PackedBackend[MlxPack]):
         self.shares = self.recurrent
         self._vocabulary = int(self._model(mx.zeros((1, 1), mx.int32)).shape[-1])
         self.info = self._describe(options, warnings=())
+
+    def check(self, options: LoadOptions, passed_over: tuple[str, ...] = ()) -> None:
+        """Proves the numbers, on a small copy, and says in `info` what the model's user should know.
+
+        Raises:
+            ModelLoadError: They depend on how tokens are pushed, or are no numbers.
+        """
+        loaded = self._loaded
         on_cpu = mx.default_device() == mx.cpu  # whose kernels go through a row alone; Metal's differ with the number of rows
-        warnings = self_test(self) + kv_warning(self, self._kv) + stream_warning(self, self._kv, even=on_cpu) + passed_over
+        check_finite(self)
+        warnings = prove(self, self._copies(options)) + kv_warning(self, self._kv)
+        warnings += stream_warning(self, self._kv, even=on_cpu) + passed_over
         if loaded.config.get("model_type") not in PROVEN:
             warnings += ("mlx-lm's version of this architecture was not compared with transformers; backend='hf' was",)
         if options.threads is not None:
             warnings += ("threads has no meaning with MLX",)
         self.info = self._describe(options, warnings)
+
+    def _copies(self, options: LoadOptions) -> Iterator[tuple[Callable[[], PackedBackend[Any]], tuple[int, ...]]]:
+        """For `prove`: plain ones, in float32."""
+        plain = replace(options, dtype="float32", kv_dtype="auto")
+        for small in small_copies(full_config(self._loaded), self.info.context_length):
+            chosen = replace(plain, context_length=small.context)
+            yield partial(self._copy, small.config, chosen), small.lengths
+
+    def _copy(self, config: Mapping[str, Any], options: LoadOptions) -> MlxBackend:
+        return MlxBackend(random_copy(self._loaded, config), options)
 
     def open_pack(self) -> MlxPack:
         return MlxPack(make_caches(self._model, self._window))
@@ -222,6 +247,10 @@ class MlxBackend(PackedBackend[MlxPack]):
     def finite_slots(self, pack: MlxPack) -> Bool:
         with _memory():
             return np.array(pack.finite())
+
+    def broken_weights(self) -> str | None:
+        floats = ((name, a) for name, a in flat_parameters(self._model) if mx.issubdtype(a.dtype, mx.floating))
+        return next((name for name, array in floats if not self.finite(array)), None)
 
     def finite(self, array: mx.array) -> bool:
         return bool(mx.isfinite(array).all().item())

@@ -11,6 +11,8 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model as load_mlx_model
 
@@ -75,6 +77,29 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         limits=limits,
         free=free,
     )
+
+
+def full_config(loaded: LoadedModel) -> dict[str, Any]:
+    """The configuration with what mlx-lm's class filled in."""
+    return {**loaded.config, **{key: value for key, value in vars(loaded.model.args).items() if not key.startswith("_")}}
+
+
+def random_copy(loaded: LoadedModel, config: Mapping[str, Any]) -> LoadedModel:
+    """The same architecture with random weights in float32, of the sizes that a configuration says.
+
+    Args:
+        loaded: The model.
+        config: As `full_config` spells it.
+    """
+    model = type(loaded.model)(type(loaded.model.args).from_dict(dict(config)))
+    rng = np.random.default_rng(20_260_103)
+    for module in model.modules():
+        if isinstance(module, Linear | Embedding):  # larger than the library's, so that a wrong position shows
+            scale = 1.6 / module.weight.shape[-1] ** 0.5
+            module.weight = mx.array(rng.normal(0, scale, module.weight.shape).astype(np.float32))
+    model.set_dtype(mx.float32)
+    correct(model, config)
+    return replace(loaded, model=model, config=config, dtype=mx.float32, quantisation=None)
 
 
 def check_fits(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> tuple[str, ...]:

@@ -263,6 +263,8 @@ def test_a_turn_and_the_status_say_how_far_the_model_is(play: Play) -> None:
         s.engine.tell(LoadProgress(1200, 4000))
         assert (await s.last(session_id)).note == "starting the engine… loading x: 1,200 of 4,000 tensors"
         assert s.workbench.supervisor.reason == "loading x: 1,200 of 4,000 tensors"
+        s.engine.tell(LoadProgress(0, 0, "checking"))
+        assert s.workbench.supervisor.reason == "loading x: checking the numbers"
         assert s.engine.loading is not None
         s.engine.loading.set()
         await sending

@@ -114,7 +114,7 @@ def test_a_failed_load_leaves_no_folder(temporary: Path, monkeypatch: pytest.Mon
         raise ModelLoadError("no such thing")
 
     with monkeypatch.context() as patch:
-        patch.setattr("runtime.backends.hf.backend.self_test", fails)
+        patch.setattr("runtime.backends.hf.backend.prove", fails)
         with pytest.raises(ModelLoadError, match="no such thing"):
             offloaded("llama")
     with monkeypatch.context() as patch:
