@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from runtime.errors import (
     AdapterError,
     BackendUnavailableError,
+    BlockFileError,
     ContextOverflowError,
     DownloadError,
     EngineDiedError,
@@ -128,6 +129,7 @@ __all__ = [
     "BackendUnavailableError",
     "BeamOptions",
     "BeamStep",
+    "BlockFileError",
     "BlockOptions",
     "BlockStore",
     "BlocksSaved",

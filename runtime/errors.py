@@ -17,6 +17,7 @@
     ├── UnsupportedFeatureError                 this model or backend cannot do it
     ├── SessionClosedError, SessionFatalError, SessionBusyError
     ├── MemoryBudgetError                       does not fit into the KV budget
+    ├── BlockFileError (OSError)                KV blocks cannot be kept: another process has the file, it is newer, not a file
     ├── NonFiniteLogitsError                    the model answered NaN or infinity
     ├── FullVocabUnavailableError               the engine gives only the top of the distribution
     └── EngineDiedError                         the engine process ended
@@ -174,6 +175,10 @@ class SessionBusyError(RuntimeFault):
 
 class MemoryBudgetError(RuntimeFault):
     """The request does not fit into the KV budget; the message says what to free."""
+
+
+class BlockFileError(RuntimeFault, OSError):
+    """The block file could not be opened; the model goes on without, and conversations are computed again."""
 
 
 class NonFiniteLogitsError(RuntimeFault):

@@ -19,6 +19,7 @@ import sqlite_utils
 
 from storage.errors import (
     StoreClosedError,
+    StoreDamagedError,
     StoreMissingError,
     is_write_fault,
     typed_errors,
@@ -119,6 +120,8 @@ def connect(path: Path, *, read_only: bool = False, immutable: bool = False) -> 
     """
     if read_only and not path.exists():
         raise StoreMissingError(f"{path}: there are no saved sessions here yet")
+    if path.exists() and not path.is_file():  # SQLite waits for a pipe's other end
+        raise StoreDamagedError(f"{path} is no regular file; move it away or choose another data folder")
     uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}{'&immutable=1' if immutable else ''}"
     conn = sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)
     try:

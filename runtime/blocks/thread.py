@@ -13,10 +13,17 @@ from enum import IntEnum
 from typing import Any, TypeVar
 
 from runtime.blocks.store import BlockStore
-from runtime.errors import SessionClosedError
+from runtime.errors import BlockFileError, SessionClosedError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+def told(error: BaseException) -> str:
+    """An error in a line: of the operating system's, the file and what is wrong with it."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 class Urgency(IntEnum):
@@ -41,7 +48,7 @@ class BlockThread:
         self._asked = queue.PriorityQueue()
         self._numbers = itertools.count()
         self._until: float | None = None  # monotonic seconds after which nothing more is begun
-        self._missing = False  # there is no store
+        self._missing: BlockFileError | None = None  # why there is no store
         self._lock = threading.Lock()  # of `_ended`: what is put before it is set is answered
         self._ended = False  # nobody takes anything out of the queue any more
         self._thread = threading.Thread(target=self._run, name="elsewise-blocks", daemon=True)
@@ -50,7 +57,8 @@ class BlockThread:
     def ask(self, urgency: Urgency, act: Callable[[BlockStore], T]) -> Future[T]:
         """Runs `act` with the store; any thread.
 
-        What it raises is in the future: `OSError` where there is no store, `SessionClosedError` where the thread has ended.
+        What it raises is in the future: `BlockFileError` where there is no store, `SessionClosedError` where the
+        thread has ended.
         """
         future: Future[T] = Future()
         with self._lock:
@@ -73,9 +81,8 @@ class BlockThread:
         try:
             store = self._open_store()
             self._on_open(None)
-        except Exception as error:  # the border to somebody else's store: the engine goes on without
-            log.warning("the block file cannot be used", exc_info=True)
-            self._missing = True
+        except Exception as error:  # noqa: BLE001  # the border to somebody else's store: the engine goes on without
+            self._missing = BlockFileError(f"the block file cannot be used: {told(error)}")
             self._on_open(error)
         while True:
             _, _, act, future = self._asked.get()
@@ -107,6 +114,6 @@ class BlockThread:
         return self._until is not None and time.monotonic() > self._until
 
     def _refusal(self) -> Exception:
-        if self._missing:
-            return OSError("there is no block file")
+        if self._missing is not None:
+            return BlockFileError(*self._missing.args)
         return SessionClosedError("the model is closed; load it again")

@@ -55,6 +55,7 @@ class BlockMembers(Protocol):
 
         Raises:
             InvalidRequestError: `replaces` is no place on the path.
+            BlockFileError: The block file could not be opened: another process has it, or it is newer, or no file.
             UnsupportedFeatureError: The model was loaded without `blocks`, or without a cache.
         """
 
@@ -77,7 +78,7 @@ class BlockMembers(Protocol):
 
         Raises:
             UnsupportedFeatureError: The model was loaded without `blocks`, or without a cache.
-            OSError: One of the files fails; what was copied before stays.
+            OSError: One of the files fails (`BlockFileError`: ours could not be opened); what was copied before stays.
         """
 
     async def copy_blocks_async(self, keys: Sequence[bytes], path: str | Path) -> int:
@@ -97,7 +98,8 @@ class BlockMembers(Protocol):
 
         Raises:
             UnsupportedFeatureError: The model was loaded without `blocks`, or without a cache.
-            OSError: One of the files fails, or the other has no blocks; what was copied before stays.
+            OSError: One of the files fails (`BlockFileError`: ours could not be opened), or the other has no blocks; what was
+                copied before stays.
         """
 
     async def take_blocks_async(self, keys: Sequence[bytes], path: str | Path) -> int:
@@ -112,7 +114,7 @@ class BlockMembers(Protocol):
 
         Raises:
             UnsupportedFeatureError: The model was loaded without `blocks`, or without a cache.
-            OSError: The block file cannot be written.
+            OSError: The block file cannot be written (`BlockFileError`: it could not be opened).
         """
 
     async def pin_blocks_async(self, name: str, keys: Sequence[bytes]) -> None:

@@ -15,8 +15,9 @@ from typing import TypeVar
 from runtime.blocks.options import BlockOptions
 from runtime.blocks.reach import reach
 from runtime.blocks.store import BlockStore
-from runtime.blocks.thread import BlockThread, Urgency
+from runtime.blocks.thread import BlockThread, Urgency, told
 from runtime.dotted import resolve
+from runtime.errors import BlockFileError
 from runtime.members.blocks import BlocksSaved
 from runtime.scheduler.cache import Cache
 from runtime.scheduler.counters import Counters
@@ -50,6 +51,7 @@ class Blocks:
         self.wake: Callable[[], None] = lambda: None  # the owner thread, from the block thread
         self._told: set[str] = set()
         self._thread: BlockThread | None = None
+        self._fault = ""  # why the file could not be opened
         if options is not None and cache.enabled:
             self._thread = BlockThread(partial(_open, options), lambda fault: self.post(partial(self._opened, fault)))
         recurrent = "recurrent" in self._backend.info.attention_kinds
@@ -89,8 +91,8 @@ class Blocks:
 
     def save(self, job: Job, future: Future[BlocksSaved], replaces: int | None = None) -> None:
         """Begins to save a path, in place of its first `replaces` tokens; the future is settled when it is written."""
-        if self._thread is None:  # it could not be opened, as `ModelInfo.warnings` says
-            settle(future, BlocksSaved(0, 0, 0, 0, 0.0, 0.0))
+        if self._thread is None:
+            settle(future, error=self._refusal())
         else:
             self._savings.begin(job, future, replaces)
 
@@ -116,10 +118,10 @@ class Blocks:
 
     def _write(self, act: Callable[[BlockStore], int]) -> Future[int]:
         thread = self._thread
-        if thread is None:  # it could not be opened, as `ModelInfo.warnings` says
-            nothing: Future[int] = Future()
-            nothing.set_result(0)
-            return nothing
+        if thread is None:
+            refused: Future[int] = Future()
+            refused.set_exception(self._refusal())
+            return refused
         return thread.ask(Urgency.WRITE, act)
 
     def depth(self, job: Job, warm: int, future: Future[int]) -> None:
@@ -143,11 +145,11 @@ class Blocks:
         """The store could not do what was asked: said once, and the model goes on without."""
         if isinstance(error, CancelledError) or self._thread is None:  # that it cannot be opened is said already
             return
-        text = f"the block file: {error}; conversations reopen by computing them again"
+        text = f"the block file: {told(error)}; conversations reopen by computing them again"
         if text in self._told:
             return
         self._told.add(text)
-        log.warning(text, exc_info=error)
+        log.warning(text, exc_info=None if isinstance(error, OSError) else error)  # a disk is no fault of the program
         self._backend.info = replace(self._backend.info, warnings=(*self._backend.info.warnings, text))
 
     def close(self) -> None:
@@ -158,9 +160,13 @@ class Blocks:
         if self._thread is not None:
             self._thread.close(CLOSE_SECONDS)
 
+    def _refusal(self) -> BlockFileError:
+        return BlockFileError(f"the block file cannot be used: {self._fault}")
+
     def _opened(self, fault: Exception | None) -> None:
         if fault is not None:
             self.failed(fault)
+            self._fault = told(fault)
             thread, self._thread = self._thread, None
             assert thread is not None
             thread.close(0.0)

@@ -15,7 +15,7 @@ from runtime.blocks.packing import pack
 from runtime.blocks.scores import as_arrays
 from runtime.blocks.store import Block, BlockStore
 from runtime.blocks.thread import Urgency
-from runtime.errors import MemoryBudgetError
+from runtime.errors import BlockFileError, MemoryBudgetError
 from runtime.members.blocks import BlocksSaved
 from runtime.records import Scores
 from runtime.scheduler.cache import Cache
@@ -153,6 +153,8 @@ class Savings:
         if error := _fault(done):
             self._failed(error)
             saving.lose(0)
+            if isinstance(error, BlockFileError):
+                settle(saving.future, error=error)
         else:
             saving.todo.extend(done.result())
         self._end(saving)

@@ -180,6 +180,8 @@ def _survey(path: Path) -> None:
 
 
 def _connect(path: Path, *, read_only: bool = False, immutable: bool = False) -> sqlite3.Connection:
+    if path.exists() and not path.is_file():  # SQLite waits for a pipe's other end
+        raise OSError(errno.EINVAL, "it is no regular file; move it away", str(path))
     uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}{'&immutable=1' if immutable else ''}"
     conn = sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
     conn.text_factory = lambda raw: raw.decode("utf-8", "replace")

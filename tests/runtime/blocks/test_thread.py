@@ -9,7 +9,7 @@ import pytest
 
 from runtime.blocks.store import BlockStore
 from runtime.blocks.thread import BlockThread, Urgency
-from runtime.errors import SessionClosedError
+from runtime.errors import BlockFileError, SessionClosedError
 from tests.block_stores import MemoryBlocks
 from tests.fakes import until
 
@@ -74,9 +74,9 @@ def test_a_thread_without_a_store_says_that_there_is_none() -> None:
 
     faults: list[Exception | None] = []
     thread = BlockThread(broken, faults.append)
-    with pytest.raises(OSError, match="there is no block file"):
+    with pytest.raises(BlockFileError, match=r"the block file cannot be used: .*Input/output error"):
         thread.ask(Urgency.READ, look).result(SECONDS)
     thread.close(1.0)
-    with pytest.raises(OSError, match="there is no block file"):
+    with pytest.raises(BlockFileError, match=r"the block file cannot be used: .*Input/output error"):
         thread.ask(Urgency.READ, look).result(30.0)
     assert [str(fault) for fault in faults] == ["[Errno 5] Input/output error"]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from runtime import (
+    BlockFileError,
     BlockOptions,
     BlocksSaved,
     EngineClient,
@@ -81,7 +82,8 @@ def test_a_file_that_is_no_block_file_is_no_reason_to_stop(tmp_path: Path) -> No
     async def play() -> None:
         async with await spawn("anything", "fake", blocks=blocks(tmp_path / "b.db")) as model:
             await model.next_token_logprobs(IDS)
-            assert (await model.save_blocks_async(IDS)).written == 0
+            with pytest.raises(BlockFileError, match=r"b\.db: it is no regular file; move it away"):
+                await model.save_blocks_async(IDS)
             assert "block file" in model.info.warnings[0]
 
     asyncio.run(play())

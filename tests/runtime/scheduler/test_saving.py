@@ -12,7 +12,7 @@ import pytest
 
 from runtime.backends.fake import Behaviour
 from runtime.blocks.options import BlockOptions
-from runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from runtime.errors import BlockFileError, InvalidRequestError, UnsupportedFeatureError
 from runtime.members.blocks import BlocksSaved
 from runtime.model import load
 from runtime.options import GenerationOptions, SamplingOptions
@@ -198,7 +198,12 @@ def test_a_file_that_cannot_be_opened_is_a_warning() -> None:
         with fake_model(blocks=BlockOptions(factory, "x")) as model:
             ids = some_ids(1, 100)
             assert_right(model.next_token_logprobs_sync(ids), ids)
-            assert model.save_blocks(ids).written == 0
+            with pytest.raises(BlockFileError, match="the block file cannot be used: "):
+                model.save_blocks(ids)
+            with pytest.raises(BlockFileError, match="the block file cannot be used: "):
+                model.pin_blocks("a", [])
+            with pytest.raises(BlockFileError, match="the block file cannot be used: "):
+                model.copy_blocks([b"a"], "y")
             assert model.prefix_match([*ids, 1]).tier == "warm"
             assert "block file" in model.info.warnings[0]
 
