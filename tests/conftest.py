@@ -56,7 +56,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol() -> Generator[None, object, object]:
-    """Reference cycles are looked for between two tests, in the main thread, as `ui.collector` does between two events.
+    """Reference cycles are looked for between two tests, in the main thread, as `ui.core.collector` does between two events.
 
     Left to itself Python collects in whatever thread is running. One test's window is then destroyed by the engine's thread of
     the next test, and Qt ends the process.

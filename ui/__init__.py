@@ -103,14 +103,14 @@ from ui.port import (
 )
 
 if TYPE_CHECKING:
-    from ui.collector import Collector
+    from ui.core.collector import Collector
+    from ui.core.shown import Spot
     from ui.inspector import Inspector
-    from ui.recovery import RecoveryPage
-    from ui.sessions import SessionPanel
-    from ui.shown import Spot
+    from ui.sidebar.sessions import SessionPanel
     from ui.theme import DARK, HIGH_DARK, HIGH_LIGHT, LIGHT, Contrast, Motion, Palette, Scheme, Theme, apply_theme
     from ui.transcript import Measure, TranscriptView
-    from ui.window import MainWindow, WindowState
+    from ui.window.recovery import RecoveryPage
+    from ui.window.window import MainWindow, WindowState
 
 __all__ = [
     "DARK",
@@ -226,11 +226,11 @@ __all__ = [
 ]
 
 _NAMES = {
-    "ui.collector": ("Collector",),
+    "ui.core.collector": ("Collector",),
     "ui.inspector": ("Inspector",),
-    "ui.recovery": ("RecoveryPage",),
-    "ui.shown": ("Spot",),
-    "ui.sessions": ("SessionPanel",),
+    "ui.window.recovery": ("RecoveryPage",),
+    "ui.core.shown": ("Spot",),
+    "ui.sidebar.sessions": ("SessionPanel",),
     "ui.theme": (
         "DARK",
         "HIGH_DARK",
@@ -244,7 +244,7 @@ _NAMES = {
         "apply_theme",
     ),
     "ui.transcript": ("Measure", "TranscriptView"),
-    "ui.window": ("MainWindow", "WindowState"),
+    "ui.window.window": ("MainWindow", "WindowState"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 

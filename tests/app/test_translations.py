@@ -19,8 +19,8 @@ SHOWN = [WORKBENCH, APP / "faults.py", APP / "supervisor.py", UI]  # what the wi
 NO_WORDS = [
     UI / "theme" / "style.py",
     UI / "theme" / "fonts.py",
-    UI / "transcript" / "maths.py",
-    UI / "transcript" / "blocks.py",
+    UI / "transcript" / "read_mode" / "markup.py",
+    UI / "transcript" / "read_mode" / "document.py",
 ]
 TRANSLATES = {"tr", "translate", "QT_TRANSLATE_NOOP"}
 LOGS = {"debug", "info", "warning", "error", "exception"}

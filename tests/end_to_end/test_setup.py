@@ -15,7 +15,7 @@ from tests.end_to_end.test_window import OpenApp, last, new_session, say, until
 from tests.runtime.adapters.makers import save_adapter
 from tests.tiny_models import tiny_folder
 from ui import EngineState, MainWindow
-from ui.setup.pages import FORM, SAMPLING
+from ui.setup.desk import FORM, SAMPLING
 
 LEFT = Qt.MouseButton.LeftButton
 

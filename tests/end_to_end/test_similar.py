@@ -16,7 +16,7 @@ from tests.end_to_end.test_window import last, say, seeded_session, until
 from tests.fakes import settled_report
 from tests.tiny_models import tiny_folder
 from ui import MainWindow, TurnView
-from ui.shown import typed_text
+from ui.core.shown import typed_text
 
 OpenApp = Callable[[str, str, Scene], None]
 CONTROL_SHIFT = Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier

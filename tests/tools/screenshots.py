@@ -25,7 +25,7 @@ from storage import SessionStore
 from tests.tools import more_scenes as more
 from tests.tools.more_scenes import MODEL_SECONDS, keep, settled
 from ui import AppSettings, MainWindow, Scheme, TurnView, apply_theme
-from ui.setup.pages import FORM, SAMPLING
+from ui.setup.desk import FORM, SAMPLING
 
 Scene = Callable[[MainWindow, AppWorkbench, Path], Awaitable[None]]
 

@@ -111,7 +111,7 @@ def inspector(app: QApplication, qtbot: QtBot) -> Inspector:
 def bench(monkeypatch: pytest.MonkeyPatch) -> FakeWorkbench:
     """Its sessions are as old as the list takes them to be: at noon, when what was said a minute ago was said today."""
     noon = datetime.datetime(2026, 3, 18, 12, 0).astimezone().timestamp()
-    monkeypatch.setattr("ui.sessions.time", SimpleNamespace(time=lambda: noon))
+    monkeypatch.setattr("ui.sidebar.sessions.time", SimpleNamespace(time=lambda: noon))
     return spring_trip(noon)
 
 

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QApplication, QWidget
 from benchmarks.view import append, empty_view, made_runs
 from ui import Scheme, apply_theme
 from ui.inspector.alternatives import Alternative, Alternatives
-from ui.widgets import IconButton
+from ui.widgets.labels import IconButton
 
 PARTS = ("tokens", "icon", "bars")
 

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication
 from tests.ui.conftest import Scene, until
 from ui import EngineState, MainWindow, SimilarTurn
 from ui.similar.panel import SimilarPanel
-from ui.transcript.meta import Action
+from ui.transcript.pane.meta import Action
 
 Play = Callable[[Scene], None]
 Key = Qt.Key

@@ -13,7 +13,7 @@ from tests.ui.conftest import frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.test_setup import LEFT, Play, opened
 from ui import AdapterChoice, AdapterLine, MainWindow
-from ui.setup.pages import SAMPLING
+from ui.setup.desk import SAMPLING
 
 
 def test_an_adapter_is_added_from_a_folder_scaled_moved_and_taken_off(

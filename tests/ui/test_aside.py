@@ -10,10 +10,9 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QLineEdit, QPushButton, QVBoxLayout, QWidget
 from pytestqt.qtbot import QtBot
 
-from ui.models.aside import Aside
-from ui.models.ask import AskBar
+from ui.models.bars import AskBar, QuantiseBar
 from ui.models.load_card import LoadCard
-from ui.models.quantise_bar import QuantiseBar
+from ui.models.token_row import Aside
 from ui.port import LoadChoice, LoadPlan
 
 

@@ -14,7 +14,7 @@ from tests.ui.spoken import run_of
 from tests.ui.test_conversation import finish
 from ui import MainWindow, SessionChanged, TokensArrived, ToolCard, TurnChanged, TurnStatus, TurnView
 from ui.transcript import Mode
-from ui.transcript.calling import called_name, open_call
+from ui.transcript.read_mode.markup import called_name, open_call
 
 Play = Callable[[Scene], None]
 PIECES = [

@@ -9,7 +9,7 @@ import pytest
 from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
-from ui.collector import Collector
+from ui.core.collector import Collector
 
 
 class Ring(QWidget):

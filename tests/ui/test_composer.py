@@ -14,7 +14,7 @@ from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.test_conversation import finish, turns
 from ui import MainWindow, TurnStatus
-from ui.composer import Composer
+from ui.composer.composer import Composer
 
 Play = Callable[[Scene], None]
 

@@ -16,7 +16,7 @@ from tests.ui.test_conversation import finish, turns
 from tests.ui.test_sidebar import make_sample
 from tests.ui.test_window import closed
 from ui import MainWindow, SessionCopied, WindowState
-from ui.drafts import MOST_KEPT, NEW, Draft, Drafts
+from ui.composer.drafts import MOST_KEPT, NEW, Draft, Drafts
 
 Play = Callable[[Scene], None]
 Arun = Callable[[Coroutine[object, object, object]], object]

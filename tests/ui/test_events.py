@@ -25,7 +25,7 @@ from ui import (
     TokensArrived,
     TurnChanged,
 )
-from ui.events import EventQueue, merged
+from ui.core.events import EventQueue, merged
 
 Arun = Callable[[Coroutine[object, object, object]], object]
 
@@ -122,7 +122,7 @@ def test_news_that_takes_long_to_show_is_shown_in_several_turns_of_the_loop(
     arun: Arun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a frame that is over with every event
-    monkeypatch.setattr("ui.events.SLICE_SECONDS", 0.0)
+    monkeypatch.setattr("ui.core.events.SLICE_SECONDS", 0.0)
     bench = FakeWorkbench()
     turns = [bench.turn("user", [word]) for word in "abcd"]
 

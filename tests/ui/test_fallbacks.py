@@ -15,7 +15,7 @@ from ui import MainWindow
 from ui.theme import fallbacks
 from ui.theme.fallbacks import SCRIPTS, FallbackFaces
 from ui.theme.fonts import interface_font
-from ui.transcript.faces import Faces, reading_font
+from ui.transcript.text.faces import Faces, reading_font
 
 Play = Callable[[Scene], None]
 

@@ -18,10 +18,10 @@ from tests.ui.fakes import FakeWorkbench
 from tests.ui.spoken import Vocabulary, ended, run_of
 from tests.ui.transcript.conftest import PATIENCE_MS
 from ui import EngineState, Made, SessionView, Setting, StatusView, Tier
+from ui.core.shown import Shown, Spot
 from ui.inspector import Inspector, words
 from ui.inspector.path import numbers_of
 from ui.inspector.token import alternatives_of
-from ui.shown import Shown, Spot
 from ui.theme import current_theme
 
 

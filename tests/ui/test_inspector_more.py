@@ -17,7 +17,7 @@ from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.test_conversation import finish
 from ui import MainWindow
-from ui.inspector.empty import Empty
+from ui.inspector.facts import Empty
 from ui.inspector.path import numbers_of
 from ui.inspector.words import token
 from ui.theme.fonts import mono_font

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QApplication, QMenu
 from tests.ui.conftest import Scene, until
 from tests.ui.fakes import FakeWorkbench
 from ui import MainWindow, WindowState
-from ui.legend import ranges
+from ui.frame.legend import ranges
 from ui.transcript import Measure, Mode
 
 Play = Callable[[Scene], None]

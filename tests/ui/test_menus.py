@@ -16,7 +16,7 @@ from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from ui import MainWindow, SessionChanged, SessionSummary, StatusChanged
 from ui.port import BackendChoice, EngineState, StatusView
-from ui.setup.pages import MODEL
+from ui.setup.desk import MODEL
 
 Play = Callable[[Scene], None]
 HOSTILE = "<img src='/etc/passwd'><b>bold</b> & \x1b[31m"

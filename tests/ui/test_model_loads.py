@@ -16,7 +16,7 @@ from tests.ui.fakes import FakeWorkbench
 from tests.ui.test_models_page import BIG, LEFT, QWEN, SMOL, opened
 from ui import DownloadState, LoadChoice, MainWindow
 from ui.models.load_card import LoadCard
-from ui.parts import Combo
+from ui.widgets.controls import Combo
 
 Play = Callable[[Scene], None]
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ui import numbers
+from ui.widgets import numbers
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.transcript.conftest import centre
 from ui import MainWindow, TurnStatus
-from ui.transcript.ghost import ghost_of, next_alternative
+from ui.transcript.tokens_mode.ghost import ghost_of, next_alternative
 
 Play = Callable[[Scene], None]
 

@@ -26,7 +26,7 @@ from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import FakeWorkbench
 from tests.ui.test_conversation import finish
 from ui import MainWindow
-from ui.setup.pages import FORM, MODEL, SAMPLING, TOOLS
+from ui.setup.desk import FORM, MODEL, SAMPLING, TOOLS
 from ui.transcript import Mode
 
 Play = Callable[[Scene], None]

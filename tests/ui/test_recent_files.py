@@ -12,8 +12,8 @@ from PySide6.QtGui import QAction
 from tests.ui.conftest import Scene, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from ui import ExportKind, MainWindow, WindowState
-from ui.transferring import MOST_RECENT
-from ui.window.recent import known_paths
+from ui.window.menu import known_paths
+from ui.window.transfers import MOST_RECENT
 
 Play = Callable[[Scene], None]
 

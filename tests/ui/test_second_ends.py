@@ -20,7 +20,7 @@ from tests.ui.second_window import Play, choose, compare, compared, marks, menu
 from ui import DARK, LIGHT, MainWindow, Palette, TokensArrived
 from ui.second.compared import difference_steps
 from ui.second.words import difference_ranges
-from ui.setup.pages import MODEL
+from ui.setup.desk import MODEL
 
 
 def test_it_is_stopped_in_the_middle(in_window: Play, bench: FakeWorkbench) -> None:

@@ -16,13 +16,13 @@ from pytestqt.qtbot import QtBot
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import FakeWorkbench
 from ui import DARK, HIGH_LIGHT, LIGHT, AppSettings, Contrast, MainWindow, Motion, Scheme, apply_theme
-from ui.parts import Combo, Page
 from ui.settings import APPEARANCE, DATA, MEMORY, SettingsWindow
-from ui.setup.pages import SAMPLING
+from ui.setup.desk import SAMPLING
 from ui.theme import current_theme
 from ui.theme.text_size import resize_text
 from ui.transcript import Measure, Mode
-from ui.widgets import Label
+from ui.widgets.controls import Combo, Page
+from ui.widgets.labels import Label
 
 Play = Callable[[Scene], None]
 LEFT = Qt.MouseButton.LeftButton

@@ -14,8 +14,8 @@ from PySide6.QtWidgets import QApplication, QCheckBox, QLineEdit, QPushButton, Q
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from ui import AnswerFormat, FormatKind, Guess, MainWindow, SessionChanged
-from ui.setup.option_text import text_of, value_of
-from ui.setup.pages import FORM, MODEL, SAMPLING, TOOLS
+from ui.setup.desk import FORM, MODEL, SAMPLING, TOOLS
+from ui.setup.option_names import text_of, value_of
 from ui.setup.popover import SetupPopover
 
 Play = Callable[[Scene], None]

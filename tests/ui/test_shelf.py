@@ -12,8 +12,8 @@ from PySide6.QtWidgets import QApplication, QLineEdit, QMenu, QPushButton
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from ui import FolderView, MainWindow, SessionSummary
-from ui.session_rows import MIME
-from ui.sessions import SessionPanel
+from ui.sidebar.session_rows import MIME
+from ui.sidebar.sessions import SessionPanel
 
 Play = Callable[[Scene], None]
 PROOFS, BOAT, RECIPE = 3, 4, 5

@@ -15,8 +15,8 @@ from PySide6.QtWidgets import QApplication, QLineEdit, QMenu, QPushButton
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import SAMPLE, TRIP, FakeWorkbench
 from ui import BranchRow, MainWindow, SessionSummary
-from ui.sessions import SessionPanel
-from ui.tree import BranchTree
+from ui.sidebar.branch_tree import BranchTree
+from ui.sidebar.sessions import SessionPanel
 
 Play = Callable[[Scene], None]
 

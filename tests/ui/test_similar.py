@@ -15,7 +15,7 @@ from tests.ui.conftest import frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.similar_window import ROME, Key, Play, listed, press, spoken, standing
 from ui import MainWindow
-from ui.transcript.meta import Action
+from ui.transcript.pane.meta import Action
 
 
 def test_a_turn_is_compared_from_the_line_under_it(in_window: Play, bench: FakeWorkbench) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.ui.conftest import until
 from ui import Refusal
-from ui.tasks import BUG_TEXT, Stoppables, Tasks
+from ui.core.tasks import BUG_TEXT, Stoppables, Tasks
 
 Arun = Callable[[Coroutine[object, object, object]], object]
 

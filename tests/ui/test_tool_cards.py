@@ -14,8 +14,8 @@ from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.test_conversation import finish
 from ui import MainWindow, SessionChanged, ToolCard
-from ui.draft_field import DraftField
-from ui.tool_cards import CallCard, TurnCards
+from ui.composer.draft_field import DraftField
+from ui.frame.tool_cards import CallCard, TurnCards
 from ui.transcript import Mode
 
 Play = Callable[[Scene], None]

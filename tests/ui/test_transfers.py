@@ -17,7 +17,7 @@ from tests.ui.conftest import Scene, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from ui import ExportKind, MainWindow
 from ui.port import BranchRow, DiffPart, DiffSide, SessionChanged
-from ui.transferring import file_name
+from ui.window.transfers import file_name
 
 Play = Callable[[Scene], None]
 

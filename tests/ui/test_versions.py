@@ -16,7 +16,7 @@ from tests.ui.conftest import Scene, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.test_conversation import finish
 from ui import MainWindow
-from ui.shown import typed_text
+from ui.core.shown import typed_text
 
 Play = Callable[[Scene], None]
 

@@ -15,10 +15,10 @@ from tests.ui.test_inspector import spot_of
 from tests.ui.test_why import FIRST, ROW, SHARES, move
 from ui.inspector import Inspector
 from ui.inspector.candidates import cut_words
-from ui.inspector.settings_rows import DIALS
+from ui.inspector.provenance import DIALS
 from ui.inspector.stage_rows import StageRow
 from ui.inspector.why_tab import WhyTab
-from ui.numbers import probability
+from ui.widgets.numbers import probability
 
 ALL = SamplingOptions(
     logit_bias={FIRST + 1: 0.5}, banned_tokens=(FIRST + 8,), repetition_penalty=1.2, presence_penalty=0.1,

@@ -10,11 +10,11 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWi
 
 from runtime import TokenRun
 from ui.columns.text import ColumnText
-from ui.numbers import UNKNOWN, nats, signed
 from ui.port import Column
 from ui.theme.fonts import interface_font
 from ui.transcript.measure import Measure
-from ui.widgets import ElidedLabel, Label, plain_tooltip
+from ui.widgets.labels import ElidedLabel, Label, plain_tooltip
+from ui.widgets.numbers import UNKNOWN, nats, signed
 
 LEAST_PX = 172  # narrower columns are hard to read: they scroll sideways instead
 

@@ -14,7 +14,7 @@ from ui.columns.card import LEAST_PX, ColumnCard
 from ui.port import ColumnKind, Columns
 from ui.theme.fonts import interface_font
 from ui.transcript.measure import Measure
-from ui.widgets import ElidedLabel, Hairline, IconButton, Label
+from ui.widgets.labels import ElidedLabel, Hairline, IconButton, Label
 
 STACKED_BELOW = 2 * LEAST_PX + 40  # pixels of panel: columns stand one under the other
 _GAP = 0

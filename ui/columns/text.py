@@ -9,11 +9,11 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 from runtime import TokenRun
 from ui.port import Column, TurnStatus, TurnView
 from ui.theme.scheme import current_theme
-from ui.transcript.faces import Faces
-from ui.transcript.ink import Ink
 from ui.transcript.measure import Measure
-from ui.transcript.tokens_body import TokensBody
-from ui.transcript.turn import Turn
+from ui.transcript.path import Turn
+from ui.transcript.text.faces import Faces
+from ui.transcript.text.ink import Ink
+from ui.transcript.tokens_mode.tokens_body import TokensBody
 
 SCALE = 0.9  # of the transcript's text
 _CARET_PX = 2

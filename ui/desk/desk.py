@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QObject, Signal
 
+from ui.core.undo import UndoStack
 from ui.desk.answers import AnswersDesk
 from ui.desk.cache import CacheDesk
 from ui.desk.drafts import DraftsDesk
@@ -18,7 +19,6 @@ from ui.desk.shelf import ShelfDesk
 from ui.desk.showing import Showing
 from ui.desk.similar import SimilarDesk
 from ui.desk.tree import TreeDesk
-from ui.desk.undo import UndoStack
 from ui.port import (
     ColumnsChanged,
     ColumnTokens,

@@ -8,8 +8,8 @@ from typing import Any, ParamSpec
 
 from PySide6.QtCore import QObject, Signal
 
+from ui.core.undo import Undo, UndoStack
 from ui.desk.showing import Showing
-from ui.desk.undo import Undo, UndoStack
 from ui.port import FolderView, SessionSummary
 
 P = ParamSpec("P")

@@ -9,10 +9,10 @@ from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
+from ui.core.tasks import Stoppables
 from ui.desk.models import ModelsDesk
 from ui.desk.showing import Showing
 from ui.port import Bits, Download, LoadChoice, ModelPlan, TokenView
-from ui.tasks import Stoppables
 
 
 class ShelfDesk(QObject):

@@ -9,10 +9,10 @@ from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
-from ui.events import EventQueue
+from ui.core.events import EventQueue
+from ui.core.shown import Shown
+from ui.core.tasks import Tasks
 from ui.port import Event, SessionView, ShownElsewhere, Workbench
-from ui.shown import Shown
-from ui.tasks import Tasks
 
 Command = Callable[[int], Coroutine[Any, Any, None]]  # of the session with that id
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from PySide6.QtCore import QObject, Signal
 
+from ui.core.shown import typed_text
 from ui.desk.showing import Showing
 from ui.port import ModelRefusal, SessionView
-from ui.shown import typed_text
 
 if TYPE_CHECKING:
     from runtime import Pooling

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject, Signal
 
+from ui.core.undo import Undo, UndoStack
 from ui.desk.showing import Showing
-from ui.desk.undo import Undo, UndoStack
 
 
 class TreeDesk(QObject):

@@ -13,7 +13,7 @@ from ui.inspector.words import likely, percent, token
 from ui.theme.fonts import interface_font, mono_font, scaled
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_height, panel_width
-from ui.widgets import plain_tooltip
+from ui.widgets.labels import plain_tooltip
 
 ROW_HEIGHT = 26
 TOKEN_PX, MOST_TOKEN_PX = 74, 118  # the column of tokens is as wide as they need, within these

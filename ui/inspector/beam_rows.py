@@ -1,15 +1,41 @@
-"""What a beam search goes by, folded away under a link: how length counts, and when it ends."""
+"""Several continuations of a place: how many, and the rules of a beam search."""
 
 from __future__ import annotations
 
-from PySide6.QtWidgets import QDoubleSpinBox, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QDoubleSpinBox, QHBoxLayout, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
-from ui.inspector.ways import Ways
-from ui.parts import Combo, button, row
 from ui.port import BeamRules
 from ui.theme.fonts import interface_font
 from ui.theme.text_size import fix_width
-from ui.widgets import Label, plain_tooltip
+from ui.widgets.controls import Combo, button, row
+from ui.widgets.labels import ElidedLabel, Label, plain_tooltip
+
+COUNTS = (2, 4, 8)
+
+
+class Ways(QWidget):
+    """Three buttons and what they give."""
+
+    wanted = Signal(int)  # how many
+
+    def __init__(self, words: str, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(7)
+        self.buttons: dict[int, QPushButton] = {}
+        for count in COUNTS:
+            button = QPushButton(str(count))
+            button.setProperty("kind", "quiet")
+            button.setFont(interface_font(12.5))
+            fix_width(button, 32)
+            button.setAccessibleName(f"{count} {words}")
+            button.clicked.connect(lambda _checked=False, count=count: self.wanted.emit(count))
+            self.buttons[count] = button
+            row.addWidget(button)
+        row.addWidget(ElidedLabel(words, "soft", interface_font(12.5)), 1)
+
 
 STEEPEST = 50.0  # of the length penalty, either way; the runtime's own bound
 FONT_PX = 12.5

@@ -10,11 +10,11 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from ui.inspector.facts import Facts
 from ui.inspector.words import percent
-from ui.numbers import count, size
-from ui.parts import button, row, words
 from ui.port import CacheCheck, CacheView, EdgeView, EngineState, StatusView, Tier
-from ui.transcript.visible import one_line
-from ui.widgets import Caption
+from ui.widgets.controls import button, row, words
+from ui.widgets.labels import Caption
+from ui.widgets.numbers import count, size
+from ui.widgets.visible import one_line
 
 LOOK_MS = 1000  # between two looks while it is in sight: the engine tells of itself, nobody is asked
 TAIL_MOST = 20  # characters at the end of an edge that tell it from others

@@ -14,10 +14,10 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from ui.inspector.replaying import Candidate
 from ui.inspector.words import token
-from ui.numbers import probability
 from ui.theme.fonts import caption_font, interface_font, mono_font, scaled
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import panel_width
+from ui.widgets.numbers import probability
 
 ROW_HEIGHT, HEAD_HEIGHT = 23, 20
 TOKEN_PX, SHARE_PX, AFTER_PX = 84, 44, 62

@@ -10,11 +10,11 @@ from PySide6.QtWidgets import QGridLayout, QVBoxLayout, QWidget
 
 from ui.inspector import words
 from ui.inspector.facts import Facts
-from ui.numbers import UNKNOWN, probability
 from ui.second.compared import SideFacts, SpanFacts
 from ui.second.words import LEFT, RIGHT, difference, divergence, in_nats
 from ui.theme.fonts import interface_font, mono_font
-from ui.widgets import Caption, ElidedLabel, Hairline, Label
+from ui.widgets.labels import Caption, ElidedLabel, Hairline, Label
+from ui.widgets.numbers import UNKNOWN, probability
 
 
 class ComparedRows(QWidget):

@@ -1,16 +1,17 @@
-"""Names and numbers in quiet columns."""
+"""Facts as rows of labels; without a token, how to choose one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QSizePolicy, QWidget
+from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
 
 from ui.theme.fonts import interface_font
 from ui.theme.text_size import fix_height
-from ui.widgets import ElidedLabel, Label
+from ui.widgets.controls import button, row, words
+from ui.widgets.labels import ElidedLabel, Label
 
 ROW_HEIGHT = 17
 
@@ -64,3 +65,30 @@ class Cell(QWidget):
         row.setSpacing(6)
         row.addWidget(self.name)
         row.addWidget(self.value, 1)
+
+
+class Empty(QWidget):
+    """Words and a button: to a token where there are some, else to the message field."""
+
+    token_wanted = Signal()
+    message_wanted = Signal()
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._has_tokens = False
+        self.button = button("")
+        self.button.clicked.connect(self._act)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(10)
+        column.addWidget(words(text))
+        column.addLayout(row(self.button, 1))
+        self.set_has_tokens(False)
+
+    def set_has_tokens(self, has: bool) -> None:  # a state, not an option
+        """Whether there is a token to go to."""
+        self._has_tokens = has
+        self.button.setText(self.tr("Show an uncertain token") if has else self.tr("Write a message"))
+
+    def _act(self) -> None:
+        (self.token_wanted if self._has_tokens else self.message_wanted).emit()

@@ -8,15 +8,15 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QFont
 from PySide6.QtWidgets import QButtonGroup, QFrame, QHBoxLayout, QPushButton, QScrollArea, QStackedWidget, QVBoxLayout, QWidget
 
+from ui.core.shown import Spot
 from ui.inspector.cache import CacheTab
 from ui.inspector.path import PathTab
 from ui.inspector.token import TokenTab, Vocabulary
 from ui.inspector.why_tab import WhyTab
-from ui.parts import take_focus
 from ui.port import Made, StatusView, TurnView
-from ui.shown import Spot
 from ui.theme.fonts import interface_font
 from ui.theme.text_size import fix_height, fix_width
+from ui.widgets.controls import take_focus
 
 WIDTH = 332
 HowMade = Callable[[int], Made | None]  # of an answer's node

@@ -12,14 +12,13 @@ from PySide6.QtGui import QColor, QMouseEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
 
 from ui.inspector import words
-from ui.inspector.empty import Empty
-from ui.inspector.facts import Facts
-from ui.inspector.making import Making
-from ui.numbers import count
-from ui.numbers import nats as joint_nats
+from ui.inspector.facts import Empty, Facts
+from ui.inspector.provenance import Making
 from ui.port import Made, TurnView
 from ui.theme.scheme import current_theme
-from ui.widgets import Caption
+from ui.widgets.labels import Caption
+from ui.widgets.numbers import count
+from ui.widgets.numbers import nats as joint_nats
 
 Float32 = npt.NDArray[np.float32]
 

@@ -9,22 +9,19 @@ from PySide6.QtGui import QFont, QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 from runtime import Origin, SamplingOptions
+from ui.core.shown import Spot
 from ui.inspector import words
 from ui.inspector.candidates import Candidates, Line, cut_words
-from ui.inspector.draw_line import DrawLine
-from ui.inspector.empty import Empty
-from ui.inspector.facts import Facts
-from ui.inspector.replaying import Candidate, Outcome, Row, at_stage, candidates, replayed, same_draw
-from ui.inspector.settings_rows import SettingsRows
-from ui.inspector.stage_words import stage_words
-from ui.inspector.token import Vocabulary
-from ui.inspector.why import WhyFacts
-from ui.numbers import count
-from ui.parts import button
+from ui.inspector.facts import Empty, Facts
+from ui.inspector.provenance import SettingsRows
+from ui.inspector.replaying import Candidate, DrawLine, Outcome, Row, at_stage, candidates, replayed, same_draw
+from ui.inspector.stage_rows import stage_words
+from ui.inspector.token import Vocabulary, WhyFacts
 from ui.port import Drawing
-from ui.shown import Spot
 from ui.theme.fonts import interface_font, mono_font
-from ui.widgets import Caption, ElidedLabel, Label, Notice
+from ui.widgets.controls import button
+from ui.widgets.labels import Caption, ElidedLabel, Label, Notice
+from ui.widgets.numbers import count
 
 MOST_CANDIDATES = 12
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ui.numbers import UNKNOWN, bits, probability, signed
-from ui.transcript.visible import visible
+from ui.widgets.numbers import UNKNOWN, bits, probability, signed
+from ui.widgets.visible import visible
 
 
 def token(data: bytes, most: int = 40) -> str:

@@ -1,18 +1,108 @@
-"""Painted bars: how far something is, and what a model takes of the machine's memory."""
+"""Bars of the models page: questions, choices, and the progress of imports and downloads."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import QRectF, Qt
-from PySide6.QtGui import QColor, QPainter, QPaintEvent
-from PySide6.QtWidgets import QHBoxLayout, QWidget
+from collections.abc import Sequence
 
-from ui.numbers import size
-from ui.port import FitView
+from PySide6.QtCore import QRectF, Qt, Signal
+from PySide6.QtGui import QColor, QPainter, QPaintEvent
+from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
+
+from ui.models.token_row import Aside
+from ui.port import FitView, GgufPlan, translate
 from ui.theme.fonts import interface_font, scaled
 from ui.theme.palette import Palette
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_height
-from ui.widgets import ElidedLabel
+from ui.widgets.controls import Choice, button, row, words
+from ui.widgets.labels import ElidedLabel
+from ui.widgets.numbers import size
+from ui.widgets.visible import one_line
+
+
+class AskBar(Aside):
+    """Hidden until something is asked. The keyboard is on the way that changes nothing, and goes back to `home`.
+
+    Args:
+        home: What was pressed to get here.
+        leave: What the way is called that changes nothing.
+    """
+
+    agreed = Signal()
+
+    def __init__(self, home: QWidget, leave: str) -> None:
+        super().__init__(home, "undo")
+        self._words = words("", "")
+        self.do_button = button("", "link")
+        self.keep_button = button(leave, "plain")
+        self.do_button.clicked.connect(self._agree)
+        self.keep_button.clicked.connect(self.leave)
+        line = QHBoxLayout(self)
+        line.setContentsMargins(10, 5, 10, 5)
+        line.setSpacing(14)
+        line.addWidget(self._words, 1)
+        line.addWidget(self.do_button)
+        line.addWidget(self.keep_button)
+
+    @property
+    def words(self) -> str:
+        """What it asks; "" while it does not."""
+        return "" if self.isHidden() else self._words.text()
+
+    def ask(self, question: str, action: str) -> None:
+        """Asks."""
+        self._words.setText(question)
+        self.setAccessibleName(question)
+        self.do_button.setText(action)
+        self.open_at(self.keep_button)
+
+    def _agree(self) -> None:
+        self.leave()
+        self.agreed.emit()
+
+
+class ChoiceBar(Aside):
+    """Hidden until something is asked; the keyboard goes back to `home`.
+
+    Args:
+        home: What was pressed to get here.
+        name: Of what is chosen.
+        labels: Of the answers.
+        action: What the way is called that goes on.
+    """
+
+    agreed = Signal(int)  # the place of the answer
+
+    def __init__(self, home: QWidget, name: str, labels: Sequence[str], action: str) -> None:
+        super().__init__(home, "undo")
+        self.question = words("", "")
+        self.choice = Choice(name, labels)
+        self.do_button = button(action, "link")
+        self.keep_button = button(self.tr("Not now"), "plain")
+        self.do_button.clicked.connect(self._agree)
+        self.keep_button.clicked.connect(self.leave)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(10, 6, 10, 6)
+        column.setSpacing(6)
+        column.addWidget(self.question)
+        column.addLayout(row(self.choice, self.do_button, self.keep_button, 1, spacing=14))
+
+    @property
+    def buttons(self) -> tuple[QWidget, ...]:
+        """In the order of the keyboard."""
+        return *self.choice.buttons, self.do_button, self.keep_button
+
+    def ask_about(self, question: str, place: int) -> None:
+        """Asks; one of the answers is marked."""
+        self.question.setText(question)
+        self.setAccessibleName(question)
+        self.choice.show_choice(place)
+        self.open_at(self.do_button)
+
+    def _agree(self) -> None:
+        self.leave()
+        self.agreed.emit(self.choice.place)
+
 
 THIN, THICK, SWATCH = 3, 9, 8  # pixels at 100 % text
 
@@ -145,3 +235,54 @@ class _Swatch(QWidget):
 def colours(palette: Palette) -> tuple[str, str, str, str]:
     """Of weights, KV, work, and what is needed while loading."""
     return palette.accent, palette.disk, palette.bar_rest, palette.faint
+
+
+KEPT, FLOAT32 = range(2)
+
+
+class ImportBar(ChoiceBar):
+    """Hidden until there is a file; one of which mlx can keep nothing as it is packed is not asked about."""
+
+    wanted = Signal(object, bool)  # the path; whether its weights stay quantised
+
+    def __init__(self, home: QWidget) -> None:
+        labels = [translate("ImportBar", "as packed, for mlx"), translate("ImportBar", "float32, for every engine")]
+        super().__init__(home, translate("ImportBar", "Weights"), labels, translate("ImportBar", "Import"))
+        self._plan: GgufPlan | None = None
+        self.agreed.connect(self._go_on)
+
+    def ask_form(self, plan: GgufPlan) -> None:
+        """Asks, or goes on where there is nothing to choose."""
+        self._plan = plan
+        if not plan.kept:
+            self._go_on(FLOAT32)
+            return
+        question = self.tr(
+            "{0}: kept as packed its weights take {1} and run on mlx alone; in float32 they take {2} and run on every engine. "
+            "Their numbers are the same."
+        ).format(one_line(plan.path.name), size(plan.kept), size(plan.float32))
+        note = f" {one_line(plan.note)}." if plan.note else ""
+        self.ask_about(question + note, KEPT if plan.keeps else FLOAT32)
+
+    def _go_on(self, place: int) -> None:
+        assert self._plan is not None
+        self.wanted.emit(self._plan.path, place == KEPT)
+
+
+BITS = (4, 8)
+
+
+class QuantiseBar(ChoiceBar):
+    """Hidden until it is asked; the keyboard goes back to `home`."""
+
+    wanted = Signal(int)  # bits
+
+    def __init__(self, home: QWidget) -> None:
+        labels = [translate("QuantiseBar", "{0} bit").format(bits) for bits in BITS]
+        super().__init__(home, translate("QuantiseBar", "Bits of a weight"), labels, translate("QuantiseBar", "Quantise"))
+        self.agreed.connect(lambda place: self.wanted.emit(BITS[place]))
+
+    def ask(self) -> None:
+        """Asks."""
+        question = self.tr("A second model for mlx beside this one, smaller and faster: 8 bit is more exact, 4 bit smaller.")
+        self.ask_about(question, max(self.choice.place, 0))

@@ -9,9 +9,9 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QFrame, QVBoxLayout
 
 from ui.models.offers import Offers
-from ui.parts import button, row
 from ui.port import Offer
-from ui.widgets import Caption, IconButton
+from ui.widgets.controls import button, row
+from ui.widgets.labels import Caption, IconButton
 
 
 class FirstModels(QFrame):

@@ -8,14 +8,13 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QLineEdit, QVBoxLayout, QWidget
 
 from ui.desk.shelf import ShelfDesk
-from ui.models.finds import Finds
-from ui.models.offers import Offers
+from ui.models.offers import Finds, Offers
 from ui.models.plan_card import PlanCard
 from ui.models.token_row import TokenRow
-from ui.parts import button, row, words
 from ui.port import FitView, HubFind, ModelPlan, Offer
 from ui.theme.fonts import interface_font
-from ui.widgets import Caption
+from ui.widgets.controls import button, row, words
+from ui.widgets.labels import Caption
 
 
 class GetSection(QWidget):

@@ -1,19 +1,46 @@
-"""What loading a model takes, before it is loaded: a bar, and what can be chosen for this model alone."""
+"""What loading a model takes, and the ways to load it."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import QCoreApplication, Signal
 from PySide6.QtGui import QFont
 from PySide6.QtWidgets import QGridLayout, QPushButton, QVBoxLayout, QWidget
 
-from ui.models.aside import Aside
 from ui.models.bars import FitBar, FitLegend
-from ui.models.contexts import context_words, contexts
+from ui.models.token_row import Aside
 from ui.models.wording import fit_words
-from ui.parts import LINE_PX, Combo, button, row, words
 from ui.port import FitView, LoadChoice, LoadPlan
 from ui.theme.fonts import interface_font
-from ui.widgets import Label
+from ui.widgets.controls import LINE_PX, Combo, button, row, words
+from ui.widgets.labels import Label
+from ui.widgets.numbers import count
+
+LEAST_CONTEXT = 1024  # tokens
+
+
+def contexts(fit: FitView, most: int | None) -> list[tuple[str, int]]:
+    """What each is called, and its tokens, rising: powers of two, the model's own, that of the fit, and the longest that fits.
+
+    Args:
+        fit: Says what fits.
+        most: Tokens that the model was made for.
+    """
+    top = most or fit.context
+    sizes = {fit.context, top}
+    tokens = LEAST_CONTEXT
+    while tokens < top:
+        sizes.add(tokens)
+        tokens *= 2
+    whole = fit.longest // LEAST_CONTEXT * LEAST_CONTEXT
+    if LEAST_CONTEXT <= whole < top:
+        sizes.add(whole)
+    return [(context_words(tokens, fit.longest), tokens) for tokens in sorted(sizes)]
+
+
+def context_words(tokens: int, longest: int) -> str:
+    """One of them."""
+    name = QCoreApplication.translate("Models", "{0} tokens").format(count(tokens))
+    return name if tokens <= longest else QCoreApplication.translate("Models", "{0}: too many").format(name)
 
 
 class LoadCard(Aside):

@@ -10,15 +10,14 @@ from PySide6.QtCore import QSize, Qt
 from PySide6.QtWidgets import QFileDialog, QScrollArea, QVBoxLayout, QWidget
 
 from ui.desk.shelf import ShelfDesk
-from ui.models.bars import ThinBar
-from ui.models.download_row import DownloadRow
+from ui.models.bars import ImportBar, ThinBar
+from ui.models.downloads import DownloadRow
 from ui.models.getting import GetSection
-from ui.models.import_bar import ImportBar
 from ui.models.shelf_row import ShelfRow
-from ui.numbers import size
-from ui.parts import Page, button, row, words
 from ui.port import Download, GgufPlan, LoadPlan, ShelfModel
-from ui.widgets import Caption, Notice
+from ui.widgets.controls import Page, button, row, words
+from ui.widgets.labels import Caption, Notice
+from ui.widgets.numbers import size
 
 
 class ModelsPage(Page):

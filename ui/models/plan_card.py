@@ -7,14 +7,14 @@ from PySide6.QtGui import QFont
 from PySide6.QtWidgets import QFrame, QGridLayout, QPushButton, QVBoxLayout, QWidget
 
 from ui.models.bars import FitBar, FitLegend
-from ui.models.contexts import contexts
+from ui.models.load_card import contexts
 from ui.models.wording import FINGERPRINT_SHOWN, fit_words
-from ui.numbers import size
-from ui.parts import Combo, button, row, words
 from ui.port import FitView, ModelPlan
 from ui.theme.fonts import interface_font, mono_font
-from ui.transcript.visible import one_line
-from ui.widgets import ElidedLabel, Label
+from ui.widgets.controls import Combo, button, row, words
+from ui.widgets.labels import ElidedLabel, Label
+from ui.widgets.numbers import size
+from ui.widgets.visible import one_line
 
 MOST_FILES = 200  # that are listed
 

@@ -8,17 +8,15 @@ from PySide6.QtCore import Qt, QUrl, Signal
 from PySide6.QtGui import QDesktopServices, QFont
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
-from ui.models.ask import AskBar
-from ui.models.bars import ThinBar
+from ui.models.bars import AskBar, QuantiseBar, ThinBar
 from ui.models.load_card import LoadCard
-from ui.models.quantise_bar import QuantiseBar
 from ui.models.wording import facts_of
-from ui.numbers import size
-from ui.parts import button, row, words
 from ui.port import LoadPlan, ShelfModel
 from ui.theme.fonts import interface_font
-from ui.transcript.visible import one_line
-from ui.widgets import ElidedLabel, Hairline, Label
+from ui.widgets.controls import button, row, words
+from ui.widgets.labels import ElidedLabel, Hairline, Label
+from ui.widgets.numbers import size
+from ui.widgets.visible import one_line
 
 
 class ShelfRow(QWidget):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ui.numbers import count, size
 from ui.port import FitView, ShelfModel, translate
+from ui.widgets.numbers import count, size
 
 FINGERPRINT_SHOWN = 12  # hexadecimal digits
 DAY = 86_400  # seconds

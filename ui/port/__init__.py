@@ -7,11 +7,22 @@ the listener given to `subscribe`, on the same thread, in order.
 
 from __future__ import annotations
 
-from ui.port.answers import AnswerCommands, Made, Setting
-from ui.port.cache import CacheCheck, CacheCommands, CacheView, EdgeView
-from ui.port.drafts import Composition, ContextPart, DraftCommands, PartKind
+from ui.port.cache import CacheCheck, CacheCommands, CacheView, EdgeView, SimilarCommands, SimilarTurn, SimilarTurns
 from ui.port.drawing import BeamRules, Column, ColumnKind, Columns, Drawing, DrawingUses
-from ui.port.engine import BackendChoice, EngineCommands, EngineState, ModelChoice, StatusView
+from ui.port.engine import (
+    BackendChoice,
+    Bits,
+    EngineCommands,
+    EngineState,
+    GgufPlan,
+    LoadChoice,
+    LoadCommands,
+    LoadPlan,
+    ModelChoice,
+    StatusView,
+    TokenView,
+    WeightsForm,
+)
 from ui.port.events import (
     ColumnsChanged,
     ColumnTokens,
@@ -25,7 +36,6 @@ from ui.port.events import (
     TurnChanged,
     WindowWanted,
 )
-from ui.port.loads import Bits, GgufPlan, LoadChoice, LoadCommands, LoadPlan, TokenView, WeightsForm
 from ui.port.models import (
     Download,
     DownloadsChanged,
@@ -39,28 +49,41 @@ from ui.port.models import (
     Offer,
     ShelfModel,
 )
-from ui.port.refusals import ModelRefusal, Refusal, ShownElsewhere
+from ui.port.refusals import QT_TRANSLATE_NOOP, ModelRefusal, Refusal, ShownElsewhere, translate, translate_with
 from ui.port.second import NoRoomRefusal, OnCompared, PathComparison, SecondChoice, SecondCommands
-from ui.port.sentences import QT_TRANSLATE_NOOP, translate, translate_with
-from ui.port.sessions import BranchRow, SessionCommands, SessionSummary, SessionView
-from ui.port.settings import AppSettings, Backup, DataFacts, SettingsCommands, SettingsView
-from ui.port.setup import (
+from ui.port.sessions import BranchRow, FolderView, SessionCommands, SessionSummary, SessionView, ShelfCommands, TrashedSession
+from ui.port.settings import (
     AdapterChoice,
     AdapterLine,
     AnswerFormat,
+    AppSettings,
+    Backup,
+    DataFacts,
     FormatKind,
     Guess,
     ModelFacts,
     OptionView,
     SessionSetup,
+    SettingsCommands,
+    SettingsView,
     SetupCommands,
     TextFile,
     ToolCard,
 )
-from ui.port.shelf import FolderView, ShelfCommands, TrashedSession
-from ui.port.similar import SimilarCommands, SimilarTurn, SimilarTurns
 from ui.port.transfers import BranchDiff, DiffPart, DiffSide, ExportKind, ImportResult, OnTransfer, TransferCommands
-from ui.port.turns import Tier, TurnStats, TurnStatus, TurnView
+from ui.port.turns import (
+    AnswerCommands,
+    Composition,
+    ContextPart,
+    DraftCommands,
+    Made,
+    PartKind,
+    Setting,
+    Tier,
+    TurnStats,
+    TurnStatus,
+    TurnView,
+)
 from ui.port.workbench import Workbench
 
 __all__ = [

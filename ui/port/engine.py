@@ -1,12 +1,15 @@
-"""The engine: what it is doing, and which model it runs on which backend."""
+"""The engine's state, and loading a model into it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from pathlib import Path
+from typing import Literal, Protocol
 
+from ui.port.models import FitView
+from ui.port.transfers import OnTransfer
 from ui.port.turns import Tier
 
 
@@ -78,3 +81,113 @@ class EngineCommands(Protocol):
 
     async def choose_backend(self, name: str) -> None:
         """Runs the model on another engine from the next request on."""
+
+
+Bits = Literal[4, 8]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadChoice:
+    """What holds for one model alone, and is remembered with it; None and "auto": as the settings have it."""
+
+    context: int | None = None  # tokens
+    weights: str = "auto"  # float32, float16, bfloat16, int8, int4: of linear layers, on a processor (hf)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsForm:
+    """A form that weights can be held in.
+
+    Attributes:
+        name: As `LoadChoice.weights` has it.
+        cost: The perplexity of a fixed text with it and without; "" where nobody measured it yet.
+    """
+
+    name: str
+    cost: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """What loading a model of the shelf means.
+
+    Attributes:
+        choice: What it is reckoned for.
+        fit: What it takes then; None where nobody can tell.
+        most: Tokens that the model was made for, where it says so.
+        forms: That its weights can be held in here; empty where there is no choice.
+        set_context: Tokens that the settings have for every model; None: those that it was made for.
+        set_weights: The form that the settings have; "auto": the engine's own.
+    """
+
+    choice: LoadChoice
+    fit: FitView | None
+    most: int | None = None
+    forms: Sequence[WeightsForm] = ()
+    set_context: int | None = None
+    set_weights: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class GgufPlan:
+    """What taking in a GGUF file means, by its header.
+
+    Attributes:
+        path: Of the file.
+        kept: Bytes of its weights where they stay quantised, for mlx alone; 0 where mlx can keep none of them so.
+        float32: Bytes of its weights in float32, for every engine.
+        keeps: They stay quantised unless somebody says otherwise.
+        note: What becomes float32 all the same, and why; "" where all stays as it is.
+    """
+
+    path: Path
+    kept: int
+    float32: int
+    keeps: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenView:
+    """Whether private models can be asked for. The token itself is never shown.
+
+    Attributes:
+        kept: One is in the system keychain.
+        hub: The address that it is for.
+        variable: Of the environment, whose token is used before that one; "" where none is set.
+    """
+
+    kept: bool
+    hub: str
+    variable: str = ""
+
+
+class LoadCommands(Protocol):
+    """Every coroutine may raise `Refusal`; none asks the network."""
+
+    async def load_plan(self, name: str, choice: LoadChoice | None = None) -> LoadPlan:
+        """What loading a model of the shelf takes: with a choice, or with the one that is remembered with it."""
+
+    async def open_model(self, name: str, choice: LoadChoice) -> None:
+        """Remembers the choice with the model, and takes it from the next request on."""
+
+    async def remember_context(self, name: str, context: int) -> None:
+        """A model, here or to be fetched, is loaded with so many tokens from its next start on; others are as they were."""
+
+    async def plan_gguf(self, path: Path) -> GgufPlan:
+        """What taking in a GGUF file means; nothing but its header is read."""
+
+    async def import_gguf(self, path: Path, progress: OnTransfer, *, keep_quantised: bool) -> str:
+        """Takes a GGUF file onto the shelf; its name there. May be cancelled: nothing of it stays then."""
+
+    async def quantise_model(self, name: str, bits: Bits, progress: OnTransfer) -> str:
+        """Makes one for mlx out of a plain model, beside it on the shelf; its name. May be cancelled: nothing stays then."""
+
+    async def hub_token(self) -> TokenView:
+        """Whether there is one."""
+
+    async def keep_hub_token(self, token: str) -> TokenView:
+        """Puts it into the system keychain, in place of another; a refusal does not show it."""
+
+    async def forget_hub_token(self) -> TokenView:
+        """Removes it from there."""

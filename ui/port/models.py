@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal, Protocol
 
-from ui.port.setup import SessionSetup
+from ui.port.settings import SessionSetup
 from ui.port.transfers import OnTransfer
 
 Holds = Literal["model", "adapter"]  # what a folder or a repository holds

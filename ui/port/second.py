@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from runtime import ModelComparison
 from ui.port.refusals import Refusal
-from ui.port.setup import AdapterChoice
+from ui.port.settings import AdapterChoice
 
 OnCompared = Callable[[str, int, int], None]  # what is done, how much of how much (0 of 0: not known); on the window's thread
 

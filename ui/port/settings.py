@@ -1,9 +1,10 @@
-"""What holds for the whole app: models and device, memory, generation, appearance, data."""
+"""Settings of the app and of a session."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 
@@ -81,3 +82,164 @@ class SettingsCommands(Protocol):
 
     async def dismiss_hint(self, name: str) -> bool:
         """It is not shown again, by any window; whether this call was the first to say so."""
+
+
+class FormatKind(StrEnum):
+    """What an answer has to look like."""
+
+    FREE = "free"
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"
+
+
+class Guess(StrEnum):
+    """Where tokens that are guessed ahead come from."""
+
+    OFF = "off"
+    PROMPT_LOOKUP = "prompt_lookup"
+    DRAFT = "draft"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """The form of an answer; `source` is the schema, the pattern or the grammar."""
+
+    kind: FormatKind = FormatKind.FREE
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterChoice:
+    """One adapter of a session's stack."""
+
+    folder: str
+    name: str
+    scale: float = 1.0  # 1 is as trained
+    on: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLine:
+    """An adapter of the stack, and what is known of it."""
+
+    choice: AdapterChoice
+    detail: str = ""  # "lora, rank 8, 3.1 MB"; "" while the engine does not run
+    loaded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OptionView:
+    """One setting of generation: what holds, and who said so."""
+
+    name: str
+    value: object  # None: nobody set it (a fresh seed)
+    source: str  # call, session, preset, model, default
+    own: object = None  # what the session itself says; None: nothing
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """The model that is loaded."""
+
+    name: str
+    fingerprint: str  # hexadecimal
+    architecture: str
+    parameters: int
+    backend: str
+    device: str
+    dtype: str
+    context_length: int  # tokens
+    kv_bytes_per_token: int
+    draft: str = ""  # the model that guesses ahead, if one was loaded beside it
+    takes_roles: bool = True
+    warnings: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TextFile:
+    """A file as a model reads it."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSetup:
+    """Everything one session is set to, and what of it holds."""
+
+    session_id: int
+    system: str = ""  # the system prompt of the path shown
+    files: Sequence[TextFile] = ()  # pinned: they stand behind the system prompt, before every turn
+    tools: str = ""  # definitions offered on the path shown, as JSON
+    options: Sequence[OptionView] = ()
+    preset: str = ""  # "" is the default one
+    presets: Mapping[str, bool] = field(default_factory=dict)  # by name; whether it can be deleted
+    default_preset: str = ""  # the name of that one, which the settings choose
+    answer_format: AnswerFormat = field(default_factory=AnswerFormat)
+    adapters: Sequence[AdapterLine] = ()
+    guess: Guess = Guess.OFF
+    model: ModelFacts | None = None  # None while no engine runs
+    notes: Sequence[str] = ()  # what was stored and could not be taken
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCard:
+    """A call that a model wrote: data, never executed."""
+
+    name: str
+    arguments: str  # JSON, indented
+    problem: str = ""  # why it is no call that could be answered
+    span: tuple[int, int] = (0, 0)  # the characters of the answer that are the call: where it begins, and where it ends
+
+
+class SetupCommands(Protocol):
+    """What a session is set to. Every change holds from the next answer on; one that runs keeps what it began with.
+
+    Every coroutine may raise `Refusal`; nothing was changed then. Those that give a `SessionSetup` give what holds now.
+    """
+
+    async def setup(self, session_id: int) -> SessionSetup:
+        """What the session is set to."""
+
+    async def set_option(self, session_id: int, name: str, value: object) -> SessionSetup:
+        """Sets one option of the session, or (None) leaves it to preset, model and default."""
+
+    async def choose_preset(self, session_id: int, name: str) -> SessionSetup:
+        """The session takes a preset; what it says itself is put aside."""
+
+    async def save_preset(self, session_id: int, name: str) -> SessionSetup:
+        """Saves what preset and session say as a preset of that name, and chooses it."""
+
+    async def delete_preset(self, session_id: int, name: str) -> SessionSetup:
+        """Deletes a preset that was saved; sessions that had it take the default one."""
+
+    async def set_system(self, session_id: int, text: str) -> SessionSetup:
+        """Another system prompt: a new beginning beside the old one, which stays as it is (`SessionChanged` shows it)."""
+
+    async def set_tools(self, session_id: int, source: str) -> SessionSetup:
+        """Offers other tools (JSON); they stand with the system prompt, so this is a new beginning likewise."""
+
+    async def pin_files(self, session_id: int, files: Sequence[TextFile]) -> SessionSetup:
+        """Pins these files and no others as context: a new beginning likewise."""
+
+    async def check_tools(self, source: str) -> tuple[Sequence[str], str]:
+        """The names of the tools defined, and what is wrong with the definitions ("": nothing)."""
+
+    async def set_format(self, session_id: int, answer_format: AnswerFormat) -> SessionSetup:
+        """The form of the next answers."""
+
+    async def check_format(self, answer_format: AnswerFormat) -> str:
+        """What is wrong with a form, in the grammar library's own words ("": nothing). Takes its time, elsewhere."""
+
+    async def add_adapter(self, session_id: int, folder: str) -> SessionSetup:
+        """Puts an adapter on top of the session's stack, and brings its weights in."""
+
+    async def set_adapters(self, session_id: int, stack: Sequence[AdapterChoice]) -> SessionSetup:
+        """Another order, other scales, some off, some gone."""
+
+    async def set_guess(self, session_id: int, guess: Guess) -> SessionSetup:
+        """Where guesses come from, if anybody guesses ahead."""
+
+    async def answer_call(self, session_id: int, node_id: int, results: Sequence[str]) -> None:
+        """The results of the calls in the answer `node_id`, in their order, each a tool's turn; then streams an answer."""

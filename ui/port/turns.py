@@ -1,12 +1,73 @@
-"""One turn of a conversation: its tokens, where it stands, where its KV is, what it cost."""
+"""Turns and drafts: what the window shows of them, and what it asks."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 from runtime import TokenRun
-from ui.port.setup import ToolCard
+from ui.port.settings import TextFile, ToolCard
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An option that held, and who said so: call, session, preset, model or default."""
+
+    name: str
+    value: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """One answer's making."""
+
+    facts: Mapping[str, str]  # name and value: model, engine, seed, counts, times, its end
+    settings: tuple[Setting, ...]  # every option; those that somebody chose first
+
+
+class AnswerCommands(Protocol):
+    """Messages and answers. Every coroutine may raise `Refusal`; tokens come as `TokensArrived`."""
+
+    async def send(self, session_id: int, text: str, replaces: int | None = None) -> None:
+        """Saves the user's turn, then streams an answer; returns when the answer has ended.
+
+        With `replaces`, the turn stands beside that earlier user turn as another version of it (edit). So does a message
+        after one that did not fit into the context. Beside a turn of the model's, the text is another version of that one;
+        nothing is streamed, and `continue_turn` goes on from it.
+        """
+
+    async def open_as_text(self, session_id: int, node_id: int) -> None:
+        """The path to a turn once more, as another beginning without tokens, which any model can go on from.
+
+        Where it ends with a question, an answer is streamed.
+        """
+
+    async def branch(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
+        """Makes a sibling that replaces token `index` of the turn (an index into its run) by `token_id` and streams on."""
+
+    async def regenerate(self, session_id: int, node_id: int) -> None:
+        """Another answer beside the model's turn `node_id`."""
+
+    async def regenerate_exactly(self, session_id: int, node_id: int) -> None:
+        """The model's turn once more beside it, with the options, seed and model that made it.
+
+        Its note says whether the two are the same, token for token, or where they part.
+        """
+
+    async def continue_turn(self, session_id: int, node_id: int) -> None:
+        """Goes on with an answer that was stopped."""
+
+    def stop(self, session_id: int) -> None:
+        """Stops the stream of a session; what arrived is kept."""
+
+    def how_made(self, session_id: int, node_id: int) -> Made | None:
+        """How an answer was made; None where nobody kept it."""
+
+    def token_text(self, session_id: int, token_ids: Sequence[int]) -> Sequence[bytes]:
+        """The bytes of any token (alternatives), without the engine; empty where the vocabulary is not known."""
 
 
 class TurnStatus(StrEnum):
@@ -65,3 +126,57 @@ class TurnView:
     def variant(self) -> int:
         """Which of the variants this is, from 0."""
         return self.variants.index(self.node_id)
+
+
+class PartKind(StrEnum):
+    """What a part of the context is."""
+
+    SYSTEM = "system"
+    FILES = "files"
+    HISTORY = "history"
+    DRAFT = "draft"
+
+
+@dataclass(frozen=True, slots=True)
+class ContextPart:
+    """A stretch of the context."""
+
+    kind: PartKind
+    tokens: int
+    warm: int  # of them, those that need not be computed
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """What the typed text will cost."""
+
+    tokens: int | None  # None until an engine runs that can count them
+    bits: float | None  # None until scored
+    context_used: int  # tokens of path and draft together
+    context_length: int | None  # None while no model is known
+    parts: tuple[ContextPart, ...] = ()  # in order; empty where they are not known
+    can_grow: bool = False  # the model has a larger context than it was loaded with, and the KV of all of it has room
+    whole_context: int | None = None  # tokens, where it was loaded with fewer
+    whole_bytes: int = 0  # of KV that all of it takes
+    kv_budget: int = 0  # bytes, that KV may take
+    new_tokens: int | None = None  # to be computed before the first token of the answer
+    takes_roles: bool = True  # False: the model has no chat format, and continues the text as it stands
+
+
+class DraftCommands(Protocol):
+    """The message before it is sent. Every coroutine may raise `Refusal`."""
+
+    async def compose(self, session_id: int, text: str, replaces: int | None = None) -> Composition:
+        """Tokens and context of a draft, or of another version of the user's turn `replaces`; no forward."""
+
+    async def score_draft(self, session_id: int, text: str, replaces: int | None = None) -> float | None:
+        """Bits of a draft, computed behind everything else; None where that is not to be had now. May be cancelled."""
+
+    async def read_file(self, path: str) -> TextFile:
+        """A text file to go with a message; a binary one or one that is too large is refused, with numbers."""
+
+    async def grow_context(self) -> None:
+        """Loads the model with all the context it has, from the next request on."""
+
+    async def leave_out(self, session_id: int, text: str) -> int:
+        """Makes room for a message: the latest turns alone go on, beside the whole conversation; how many are left out."""

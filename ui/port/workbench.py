@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from ui.port.answers import AnswerCommands
-from ui.port.cache import CacheCommands
-from ui.port.drafts import DraftCommands
+from ui.port.cache import CacheCommands, SimilarCommands
 from ui.port.drawing import DrawingUses
-from ui.port.engine import EngineCommands
+from ui.port.engine import EngineCommands, LoadCommands
 from ui.port.events import Event
-from ui.port.loads import LoadCommands
 from ui.port.models import ModelCommands
 from ui.port.second import SecondCommands
-from ui.port.sessions import SessionCommands
-from ui.port.settings import SettingsCommands
-from ui.port.setup import SetupCommands
-from ui.port.shelf import ShelfCommands
-from ui.port.similar import SimilarCommands
+from ui.port.sessions import SessionCommands, ShelfCommands
+from ui.port.settings import SettingsCommands, SetupCommands
 from ui.port.transfers import TransferCommands
+from ui.port.turns import AnswerCommands, DraftCommands
 
 
 class Workbench(

@@ -6,11 +6,11 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
 
-from ui.parts import Check, button, row
 from ui.port import PathComparison
 from ui.second.words import summary
 from ui.theme.fonts import interface_font
-from ui.widgets import IconButton, Label
+from ui.widgets.controls import Check, button, row
+from ui.widgets.labels import IconButton, Label
 
 MARGIN = 16  # until it is told where the text stands
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QObject
 
-from ui.actions import Actions
-from ui.frame import Frame
+from ui.core.shown import Spot
+from ui.frame.frame import Frame
 from ui.port import PathComparison, SessionView
 from ui.second.compared import Compared
-from ui.shown import Spot
 from ui.transcript import Mode
+from ui.window.actions import Actions
 
 
 class SecondStage(QObject):

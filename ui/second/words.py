@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from PySide6.QtWidgets import QApplication
 
-from ui.numbers import UNKNOWN, bits, logprob, signed, to_bits
 from ui.port import PathComparison
 from ui.second.compared import DIFFERENCE_STEPS_BITS, SpanFacts
+from ui.widgets.numbers import UNKNOWN, bits, logprob, signed, to_bits
 
 LEFT, RIGHT = "A", "B"
 

@@ -9,9 +9,9 @@ from PySide6.QtCore import QUrl, Signal
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QLabel
 
-from ui.numbers import size
-from ui.parts import Page, button, row, words
 from ui.port import DataFacts, Workbench
+from ui.widgets.controls import Page, button, row, words
+from ui.widgets.numbers import size
 
 BACKUPS_SHOWN = 8
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QGridLayout, QSpinBox, QWidget
 
-from ui.parts import LINE_PX, Combo, words
 from ui.theme.fonts import interface_font
-from ui.transcript.visible import one_line
-from ui.widgets import Label
+from ui.widgets.controls import LINE_PX, Combo, words
+from ui.widgets.labels import Label
+from ui.widgets.visible import one_line
 
 Changed = Callable[[str, object], None]
 

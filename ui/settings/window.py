@@ -21,14 +21,14 @@ from PySide6.QtWidgets import (
 )
 
 from ui.desk import Desk
-from ui.legend import name_of
+from ui.frame.legend import name_of
 from ui.models.page import ModelsPage
-from ui.parts import Page, tab, take_focus
 from ui.port import AppSettings, SettingsView, Workbench, translate
 from ui.settings.data_page import DataPage
 from ui.settings.rows import Rows
 from ui.transcript.measure import Measure
-from ui.widgets import Notice, plain_tooltip
+from ui.widgets.controls import Page, tab, take_focus
+from ui.widgets.labels import Notice, plain_tooltip
 
 MEGABYTE = 1_000_000
 MODELS, ENGINE, MEMORY, GENERATION, APPEARANCE, DATA = range(6)  # pages

@@ -9,6 +9,8 @@ from PySide6.QtCore import QObject, Signal
 from ui.desk import Desk
 from ui.port import AnswerFormat, SessionSetup, Workbench
 
+MODEL, SAMPLING, FORM, TOOLS = range(4)
+
 Change = Callable[[Workbench, int], Awaitable[SessionSetup]]
 
 

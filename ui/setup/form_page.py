@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from PySide6.QtCore import QTimer, Signal
 
-from ui.parts import Choice, Page, SourceField, button, row, words
 from ui.port import AnswerFormat, FormatKind, SessionSetup
+from ui.widgets.controls import Choice, Page, SourceField, button, row, words
 
 CHECK_DELAY_MS = 400
 KINDS = (FormatKind.FREE, FormatKind.JSON_SCHEMA, FormatKind.REGEX, FormatKind.LARK)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFileDialog, QGridLayout, QWidget
 
-from ui.numbers import count, size
-from ui.parts import LINE_PX, Choice, Page, button, row, words
 from ui.port import Guess, ModelFacts, SessionSetup
-from ui.setup.adapter_field import AdapterField
-from ui.setup.adapter_rows import AdapterRows
+from ui.setup.adapters import AdapterField, AdapterRows
 from ui.theme.fonts import interface_font, mono_font
-from ui.widgets import ElidedLabel, Label
+from ui.widgets.controls import LINE_PX, Choice, Page, button, row, words
+from ui.widgets.labels import ElidedLabel, Label
+from ui.widgets.numbers import count, size
 
 FINGERPRINT_SHOWN = 12  # hexadecimal digits
 GUESSES = (Guess.OFF, Guess.PROMPT_LOOKUP, Guess.DRAFT)

@@ -8,12 +8,11 @@ from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QGridLayout, QLineEdit, QVBoxLayout, QWidget
 
-from ui.parts import LINE_PX, button, row
 from ui.port import OptionView, translate
-from ui.setup.option_names import LABELS, MORE
-from ui.setup.option_text import Bytes, text_of, unknown, value_of
+from ui.setup.option_names import LABELS, MORE, Bytes, text_of, unknown, value_of
 from ui.theme.fonts import interface_font
-from ui.widgets import IconButton, Label, plain_tooltip
+from ui.widgets.controls import LINE_PX, button, row
+from ui.widgets.labels import IconButton, Label, plain_tooltip
 
 SHORT = 20  # characters that a field has room for
 

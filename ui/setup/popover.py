@@ -16,17 +16,16 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from ui.parts import tab, take_focus
 from ui.port import SessionSetup, Workbench
-from ui.setup.desk import Change, SetupDesk
+from ui.setup.desk import MODEL, Change, SetupDesk
 from ui.setup.form_page import FormPage
 from ui.setup.model_page import ModelPage
-from ui.setup.pages import MODEL
 from ui.setup.sampling_page import SamplingPage
 from ui.setup.tools_page import ToolsPage
 from ui.theme.fonts import scaled
 from ui.theme.text_size import panel_width
-from ui.widgets import Notice
+from ui.widgets.controls import tab, take_focus
+from ui.widgets.labels import Notice
 
 WIDTH, HEIGHT = 400, 600
 EDGE = 8  # pixels that stay free around it

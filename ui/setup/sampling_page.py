@@ -5,12 +5,12 @@ from __future__ import annotations
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QLineEdit, QSizePolicy
 
-from ui.file_chips import FileChips
-from ui.parts import LINE_PX, Combo, Page, SourceField, button, row, words
+from ui.composer.file_chips import FileChips
 from ui.port import SessionSetup, translate
 from ui.setup.option_rows import OptionRows
 from ui.theme.fonts import interface_font
-from ui.transcript.visible import one_line
+from ui.widgets.controls import LINE_PX, Combo, Page, SourceField, button, row, words
+from ui.widgets.visible import one_line
 
 DEFAULT = ""  # the preset that the settings choose
 

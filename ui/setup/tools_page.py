@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QTimer, Signal
 
-from ui.parts import Page, SourceField, button, row, words
 from ui.port import SessionSetup
-from ui.transcript.visible import one_line
+from ui.widgets.controls import Page, SourceField, button, row, words
+from ui.widgets.visible import one_line
 
 CHECK_DELAY_MS = 300
 EXAMPLE = """[{"name": "weather",

@@ -15,14 +15,14 @@ from PySide6.QtWidgets import (
 )
 
 from ui.port import SimilarTurn, SimilarTurns
-from ui.session_list import paint_row_ground
-from ui.session_rows import Index
+from ui.sidebar.session_list import paint_row_ground
+from ui.sidebar.session_rows import Index
 from ui.similar.words import aside, bar_explained, cosine, role, spoken
 from ui.theme.fonts import interface_font, scaled
 from ui.theme.scheme import current_theme
-from ui.transcript.turn import ROLES
-from ui.transcript.visible import one_line
-from ui.widgets import plain_tooltip
+from ui.transcript.path import ROLES
+from ui.widgets.labels import plain_tooltip
+from ui.widgets.visible import one_line
 
 ROW_HEIGHT = 27
 MOST_ROWS, LEAST_ROWS = 6, 2  # that are in sight at once; further ones are scrolled to

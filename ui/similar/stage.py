@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject
 
-from ui.actions import Actions
 from ui.desk import Desk
-from ui.frame import Frame
+from ui.frame.frame import Frame
 from ui.port import EngineState
-from ui.transcript.turn import has_own_words
+from ui.transcript.path import has_own_words
+from ui.window.actions import Actions
 
 
 class SimilarStage(QObject):

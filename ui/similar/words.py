@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ui.numbers import count, signed
 from ui.port import SimilarTurn, SimilarTurns, translate
-from ui.transcript.turn import ROLES
+from ui.transcript.path import ROLES
+from ui.widgets.numbers import count, signed
 
 if TYPE_CHECKING:
     from runtime import Pooling

@@ -1,7 +1,6 @@
 """The conversation, as text and as tokens."""
 
-from ui.transcript.measure import SCALES, Measure
-from ui.transcript.mode import Mode
+from ui.transcript.measure import SCALES, Measure, Mode
 from ui.transcript.strip import EntropyStrip
 from ui.transcript.view import TranscriptView
 

@@ -1,4 +1,4 @@
-"""The card over a token: what stood before it, how open the choice was, and the likeliest alternatives."""
+"""The card of the token under the pointer: its number, and what else might have come."""
 
 from __future__ import annotations
 
@@ -10,13 +10,62 @@ from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPaintEvent, Q
 from PySide6.QtWidgets import QWidget
 
 from runtime import TokenRecord
-from ui import numbers
 from ui.port import translate
 from ui.theme.fonts import interface_font, mono_font, text_scale
 from ui.theme.palette import Palette
 from ui.theme.scheme import current_theme
-from ui.transcript.faces import tracked
-from ui.transcript.shadow import SHADOW_PX, paint_shadow
+from ui.transcript.path import Turn
+from ui.transcript.text.compose import is_hidden
+from ui.transcript.text.faces import tracked
+from ui.transcript.text.ink import SHADOW_PX, paint_shadow
+from ui.widgets import numbers
+from ui.widgets.visible import visible_bytes
+
+_BEFORE_CHARACTERS = 14
+
+
+def words_of(record: TokenRecord, resolved: Sequence[bytes]) -> list[str]:
+    """What to call each alternative of a token; `#36413` where its bytes are not known.
+
+    Args:
+        record: The token; its own bytes are known without a vocabulary.
+        resolved: The bytes of its alternatives; may be shorter, or empty where unknown.
+    """
+    words = []
+    for place, token in enumerate(record.top_ids):
+        data = resolved[place] if place < len(resolved) else b""
+        if token == record.token_id:
+            data = record.token_bytes
+        words.append(visible_bytes(data) if data else f"#{token}")
+    return words
+
+
+def words_before(turns: Sequence[Turn], turn: int, index: int) -> str:
+    """The last words in front of a token on one line, with an ellipsis where more stood before."""
+    text = ""
+    while turn >= 0 and len(text) <= _BEFORE_CHARACTERS:
+        tokens = turns[turn].tokens
+        for position in range(index - 1, -1, -1):
+            if not is_hidden(tokens.marks[position], template=False):
+                text = tokens.texts[position][-2 * _BEFORE_CHARACTERS :] + text
+            if len(text) > _BEFORE_CHARACTERS:
+                break
+        turn -= 1
+        if turn >= 0 and len(text) <= _BEFORE_CHARACTERS:
+            index = len(turns[turn].tokens)
+            text = "\n" + text
+    stripped = text.strip()
+    return _shortened(visible_bytes(stripped.encode(errors="replace"))) if stripped else ""
+
+
+def _shortened(text: str) -> str:
+    """Whole words from the end."""
+    if len(text) <= _BEFORE_CHARACTERS:
+        return text
+    tail = text[-_BEFORE_CHARACTERS:]
+    space = tail.find(" ")
+    return "…" + (tail[space + 1 :] if 0 <= space < len(tail) - 1 else tail)
+
 
 ALTERNATIVES = 4
 _WIDTH, _PAD_X, _PAD_Y, _ROW, _GAP = 218, 12, 10, 23, 8

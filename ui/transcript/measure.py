@@ -1,7 +1,4 @@
-"""What colours a token: how surprising it was, or how unsure the model was where it stands.
-
-Every measure takes the same ramp of five steps; where a number is not known a token has no colour.
-"""
+"""How the path is shown: read or as tokens, and by which measure tokens are coloured."""
 
 from __future__ import annotations
 
@@ -15,6 +12,14 @@ import numpy.typing as npt
 
 from runtime import TokenRun
 from ui.theme.palette import SURPRISE_STEPS_BITS
+
+
+class Mode(StrEnum):
+    """How the conversation is rendered."""
+
+    TOKENS = "tokens"
+    READ = "read"
+
 
 _LN2 = math.log(2)
 

@@ -13,8 +13,8 @@ from PySide6.QtGui import QColor, QMouseEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from ui.theme.palette import Palette
+from ui.transcript.path import Turn
 from ui.transcript.tokens import Tokens
-from ui.transcript.turn import Turn
 
 _HEIGHT_PX, _TOP_PX, _BOTTOM_PX = 44, 10, 16  # a hairline at the top, the line between
 _LINE_PX, _DOT_PX = 1.4, 3.2

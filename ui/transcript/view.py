@@ -11,19 +11,17 @@ from runtime import TokenRecord, TokenRun
 from ui.port import SessionView, TurnView
 from ui.theme.palette import LIGHT, Palette
 from ui.transcript.card import Card
-from ui.transcript.colouring import Colouring
-from ui.transcript.faces import Faces
-from ui.transcript.find import Finder, Match, beginning
-from ui.transcript.ink import Ink
-from ui.transcript.measure import Measure
-from ui.transcript.mode import Mode
-from ui.transcript.pane import OF_TURNS
+from ui.transcript.measure import Measure, Mode
+from ui.transcript.pane.find import Finder, Match, beginning
+from ui.transcript.pane.pane import OF_TURNS
+from ui.transcript.pane.selection import Veil
 from ui.transcript.path import Path
-from ui.transcript.pointing import Pointing, Resolver
-from ui.transcript.read_pane import ReadPane
+from ui.transcript.pointing import Colouring, Pointing, Resolver
+from ui.transcript.read_mode.read_pane import ReadPane
 from ui.transcript.strip import EntropyStrip
-from ui.transcript.tokens_pane import TokensPane
-from ui.transcript.veil import Veil
+from ui.transcript.text.faces import Faces
+from ui.transcript.text.ink import Ink
+from ui.transcript.tokens_mode.tokens_pane import TokensPane
 
 
 class TranscriptView(QWidget):

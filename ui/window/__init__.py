@@ -1,5 +1,1 @@
-"""The window itself: its parts wired to the desk, from start to end."""
-
-from ui.window.window import MainWindow, WindowState
-
-__all__ = ["MainWindow", "WindowState"]
+"""The window: what it asks of the controller, its menus and keys, from start to end."""

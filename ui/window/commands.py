@@ -8,12 +8,12 @@ from PySide6.QtCore import QObject, QUrl
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QApplication
 
+from ui.core.shown import typed_text
 from ui.desk import Desk
-from ui.frame import Frame
+from ui.frame.frame import Frame
 from ui.port import SessionSetup, TextFile, Workbench
 from ui.setup.desk import SetupDesk
-from ui.shown import typed_text
-from ui.stage import Stage
+from ui.window.stage import Stage
 
 
 class Commands(QObject):

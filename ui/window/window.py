@@ -1,4 +1,4 @@
-"""The window from start to end: its parts, how it was left, what is saved when it closes."""
+"""The window itself: its parts wired to the desk, from start to end."""
 
 from __future__ import annotations
 
@@ -9,37 +9,59 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QByteArray, QCoreApplication, Signal
+from PySide6.QtCore import QByteArray, QCoreApplication, Qt, Signal
 from PySide6.QtGui import QCloseEvent
-from PySide6.QtWidgets import QApplication, QMainWindow, QMenu
+from PySide6.QtWidgets import QApplication, QMainWindow, QMenu, QToolBar, QWidget
 
-from ui.actions import Actions, connect
 from ui.desk import Desk
-from ui.frame import Frame
+from ui.frame.frame import Frame
+from ui.frame.welcome import Welcome
 from ui.port import AppSettings, Workbench, translate_with
-from ui.setup.desk import SetupDesk
-from ui.setup.pages import SAMPLING
-from ui.stage import Stage
+from ui.setup.desk import SAMPLING, SetupDesk
 from ui.theme.fallbacks import FallbackFaces
 from ui.theme.motion import Motion
 from ui.theme.scheme import Contrast, Scheme, apply_theme
 from ui.theme.text_size import resize_text
 from ui.transcript import Measure, Mode
-from ui.transcript.faces import reading_font
-from ui.transferring import Transfers
-from ui.welcome import Welcome
+from ui.transcript.text.faces import reading_font
+from ui.window.actions import Actions, connect
 from ui.window.commands import Commands
-from ui.window.menu import install_menu, wire_answers, wire_session, wire_view
-from ui.window.open_windows import come_forward, wire_window_menu
-from ui.window.recent import known_paths, wire_recent
-from ui.window.second import wire_second
-from ui.window.similar import wire_similar
-from ui.window.unified import unify
-from ui.window.wiring import wire_parts
+from ui.window.menu import (
+    come_forward,
+    install_menu,
+    known_paths,
+    wire_answers,
+    wire_recent,
+    wire_session,
+    wire_view,
+    wire_window_menu,
+)
+from ui.window.stage import Stage
+from ui.window.transfers import Transfers
+from ui.window.wiring import wire_parts, wire_second, wire_similar
 
-if TYPE_CHECKING:  # both are loaded when they are first opened
+if TYPE_CHECKING:
     from ui.settings import SettingsWindow
     from ui.setup.popover import SetupPopover
+
+
+def unify(window: QMainWindow, bar: QWidget) -> None:
+    """Puts `bar` over everything else of the window; it cannot be moved, floated or hidden."""
+    toolbar = QToolBar(window)
+    toolbar.setObjectName("unified")
+    toolbar.setMovable(False)
+    toolbar.setFloatable(False)
+    toolbar.toggleViewAction().setEnabled(False)
+    toolbar.setContextMenuPolicy(Qt.ContextMenuPolicy.PreventContextMenu)
+    layout = toolbar.layout()
+    if layout is not None:
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(0)
+    toolbar.addWidget(bar)
+    window.addToolBar(Qt.ToolBarArea.TopToolBarArea, toolbar)
+    window.setContextMenuPolicy(Qt.ContextMenuPolicy.NoContextMenu)  # the window's own would offer to hide it
+    window.setUnifiedTitleAndToolBarOnMac(True)
+
 
 logger = logging.getLogger(__name__)
 
@@ -225,7 +247,7 @@ class MainWindow(QMainWindow):
         self.desk.shelf.plan_load(name)
 
     def _open_about(self) -> None:
-        from ui.about import AboutBox
+        from ui.window.about import AboutBox
 
         AboutBox(self).open()
 

@@ -1,17 +1,60 @@
-"""Parts to desk: what each part of the window asks for, and the answers that only it waits for.
+"""Parts to controller: what each part of the window asks for, and the answers that only it waits for.
 
-What changes for all parts at once goes the other way through `ui.stage`.
+What changes for all parts at once goes the other way through `ui.window.stage`.
 """
 
 from __future__ import annotations
 
+from PySide6.QtCore import QObject
 from PySide6.QtGui import QKeySequence, QShortcut
 from PySide6.QtWidgets import QWidget
 
 from ui.desk import Desk
-from ui.frame import Frame
-from ui.stage import Stage
+from ui.frame.frame import Frame
+from ui.second.menu import open_menu
+from ui.similar.stage import SimilarStage
+from ui.window.actions import Actions, connect
 from ui.window.commands import Commands
+from ui.window.stage import Stage
+
+
+def wire_second(desk: Desk, parts: Frame, stage: Stage) -> None:
+    """The bar, the menu, the legend and the inspector."""
+    second, bar, shown = desk.second, parts.second, stage.second
+    second.menu_ready.connect(lambda choices: open_menu(parts.top.model, choices, second.compare))
+    second.began.connect(shown.begin)
+    second.progressed.connect(bar.show_progress)
+    second.compared.connect(shown.show)
+    second.failed.connect(lambda words, anyway: bar.say(words, anyway=anyway))
+    bar.stopped.connect(second.stop)
+    bar.closed.connect(shown.close)
+    bar.next_wanted.connect(shown.next_disagreement)
+    bar.again_wanted.connect(second.compare_again)
+    bar.all_wanted.connect(second.compare_all)
+    bar.keep_wanted.connect(second.keep)
+    desk.session_shown.connect(shown.leave)
+    parts.status.legend.difference_chosen.connect(lambda: shown.colour(difference=True))
+
+
+def wire_similar(desk: Desk, parts: Frame, acts: Actions, parent: QObject) -> None:
+    """The panel, the menu, the line under each turn."""
+    similar, panel = desk.similar, parts.similar
+    stage = SimilarStage(desk, parts, acts, parent)
+    connect(acts.similar, stage.look)
+    parts.transcript.similar_requested.connect(similar.look)
+    similar.began.connect(lambda words, pooling, other: panel.begin(words, pooling, other=other))
+    similar.progressed.connect(panel.show_progress)
+    similar.found.connect(panel.show_found)
+    similar.failed.connect(lambda words, needs_model: panel.say(words, needs_model=needs_model))
+    similar.left.connect(panel.dismiss)
+    panel.pooling_chosen.connect(similar.choose_pooling)
+    panel.again_wanted.connect(similar.look_again)
+    panel.model_wanted.connect(desk.models.ask_menu)
+    panel.chosen.connect(lambda _node_id: parts.compare.dismiss())  # a turn is shown in the conversation
+    panel.chosen.connect(desk.tree.go_to)
+    panel.closed.connect(stage.close)
+    panel.focus_lost.connect(parts.transcript.setFocus)
+    desk.tree.turn_shown.connect(parts.transcript.go_to)
 
 
 def wire_parts(window: QWidget, desk: Desk, parts: Frame, stage: Stage, commands: Commands) -> None:

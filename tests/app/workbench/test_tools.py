@@ -13,7 +13,7 @@ from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene
 from tests.runtime.text.template_texts import QWEN_TOOLS
 from ui import AnswerFormat, FormatKind, Refusal, SessionChanged
-from ui.shown import typed_text
+from ui.core.shown import typed_text
 
 WEATHER = json.dumps(
     [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "required": ["city"]}}}]

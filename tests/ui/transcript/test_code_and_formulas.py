@@ -12,8 +12,8 @@ from tests.ui.transcript.conftest import Show, settle
 from tests.ui.transcript.samples import run_of, session, turn
 from ui.theme.palette import DARK, LIGHT, Palette
 from ui.transcript import Mode
-from ui.transcript.document import code_document, markdown_document
-from ui.transcript.faces import Faces
+from ui.transcript.read_mode.document import code_document, markdown_document
+from ui.transcript.text.faces import Faces
 
 PYTHON = 'def f(x):  # 🐈 is kept\n    """two\n    lines"""\n    return "🐈" + x'
 
@@ -21,7 +21,7 @@ PYTHON = 'def f(x):  # 🐈 is kept\n    """two\n    lines"""\n    return "🐈"
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is slow to be read stays plain, so that others are painted; here it is read to its end."""
-    monkeypatch.setattr("ui.transcript.code_ink.PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr("ui.transcript.read_mode.code_ink.PATIENCE_SECONDS", 60.0)
 
 
 def coloured(document: QTextDocument) -> dict[str, str]:

@@ -12,10 +12,10 @@ from tests.ui.transcript.conftest import Show, settle
 from tests.ui.transcript.samples import run_of, session, turn
 from tests.ui.transcript.test_view import long_session
 from ui.transcript import Mode
-from ui.transcript.compose import Place
-from ui.transcript.find import matches
-from ui.transcript.selection import Selection, Spot
-from ui.transcript.turn import Turn
+from ui.transcript.pane.find import matches
+from ui.transcript.pane.selection import Selection, Spot
+from ui.transcript.path import Turn
+from ui.transcript.text.compose import Place
 
 
 def said(node_id: int, *pieces: str, role: str = "assistant") -> Turn:
@@ -69,8 +69,8 @@ def test_from_place_to_place_and_round(qtbot: QtBot, show: Show) -> None:
 @pytest.mark.parametrize("mode", Mode)
 def test_what_was_found_is_in_sight(qtbot: QtBot, show: Show, monkeypatch: pytest.MonkeyPatch, mode: Mode) -> None:
     # given a machine that lays out next to nothing at a time
-    monkeypatch.setattr("ui.transcript.scroller._AT_ONCE_SECONDS", -1.0)
-    monkeypatch.setattr("ui.transcript.scroller._SLICE_SECONDS", -1.0)
+    monkeypatch.setattr("ui.transcript.pane.scroller._AT_ONCE_SECONDS", -1.0)
+    monkeypatch.setattr("ui.transcript.pane.scroller._SLICE_SECONDS", -1.0)
     transcript = show(long_session())
     transcript.set_mode(mode)
     settle(qtbot, transcript)

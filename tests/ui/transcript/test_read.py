@@ -20,9 +20,8 @@ from tests.ui.transcript.samples import run_of, session, turn, written
 from ui.port import TurnStatus
 from ui.theme.palette import DARK, LIGHT
 from ui.transcript import Mode, TranscriptView
-from ui.transcript.blocks import stretches
-from ui.transcript.document import BlankDocument, markdown_document
-from ui.transcript.faces import Faces
+from ui.transcript.read_mode.document import BlankDocument, markdown_document, stretches
+from ui.transcript.text.faces import Faces
 
 ANSWER = """# Spring
 

@@ -14,7 +14,7 @@ from tests.ui.transcript.conftest import Show, settle
 from tests.ui.transcript.samples import run_of, session, turn
 from ui.port import SessionView
 from ui.transcript import Measure, Mode, TranscriptView
-from ui.transcript.scroller import Scroller
+from ui.transcript.pane.scroller import Scroller
 
 TURNS = 60
 HUGE = 5  # a turn that is higher than the window
@@ -38,9 +38,9 @@ def many(session_id: int, first: int = 1) -> SessionView:
 @pytest.fixture(autouse=True)
 def slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is in sight at once, then one turn in each turn of the event loop, however fast the machine is."""
-    monkeypatch.setattr("ui.transcript.scroller._AT_ONCE_SECONDS", LONG)
-    monkeypatch.setattr("ui.transcript.scroller._SLICE_SECONDS", 0.0)
-    monkeypatch.setattr("ui.transcript.scroller._SLICE_MS", 0)
+    monkeypatch.setattr("ui.transcript.pane.scroller._AT_ONCE_SECONDS", LONG)
+    monkeypatch.setattr("ui.transcript.pane.scroller._SLICE_SECONDS", 0.0)
+    monkeypatch.setattr("ui.transcript.pane.scroller._SLICE_MS", 0)
     monkeypatch.setattr("ui.transcript.strip._AT_ONCE_SECONDS", 0.0)
     monkeypatch.setattr("ui.transcript.strip._SLICE_SECONDS", 0.0)
     monkeypatch.setattr("ui.transcript.strip._SLICE_MS", 0)

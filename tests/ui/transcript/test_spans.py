@@ -11,11 +11,11 @@ from tests.ui.transcript.conftest import Show
 from tests.ui.transcript.samples import drawing, run_of, session, turn, written
 from ui.theme.palette import DARK, LIGHT, Palette
 from ui.transcript import TranscriptView
-from ui.transcript.faces import Faces
-from ui.transcript.ink import Ink
-from ui.transcript.shape import ShapedLine, Span
+from ui.transcript.text.faces import Faces
+from ui.transcript.text.ink import Ink
+from ui.transcript.text.shape import ShapedLine, Span
+from ui.transcript.text.wrap import LineTable
 from ui.transcript.tokens import Tokens
-from ui.transcript.wrap import LineTable
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from tests.ui.transcript.samples import drawing as drawn
 from tests.ui.transcript.samples import run_of, session, template, turn, written
 from ui.port import TurnStatus, TurnView
 from ui.transcript import Mode, TranscriptView
-from ui.transcript.meta import READING, Action
-from ui.transcript.pane import Pane
+from ui.transcript.pane.meta import READING, Action
+from ui.transcript.pane.pane import Pane
 
 
 @pytest.fixture(params=[Mode.TOKENS, Mode.READ])

@@ -187,8 +187,8 @@ def test_switching_modes_keeps_the_place(qtbot: QtBot, show: Show, monkeypatch: 
     # given a long session, also on a machine that lays out next to nothing at a time
     transcript = show(long_session())
     if slow:
-        monkeypatch.setattr("ui.transcript.scroller._AT_ONCE_SECONDS", -1.0)
-        monkeypatch.setattr("ui.transcript.scroller._SLICE_SECONDS", -1.0)
+        monkeypatch.setattr("ui.transcript.pane.scroller._AT_ONCE_SECONDS", -1.0)
+        monkeypatch.setattr("ui.transcript.pane.scroller._SLICE_SECONDS", -1.0)
     bar = transcript.tokens.verticalScrollBar()
     for place in range(1200, 1800, 97 if slow else 13):  # in a turn's middle, at its end, between two
         bar.setValue(place)
@@ -212,8 +212,8 @@ def test_who_scrolls_while_the_page_is_laid_out_stays_there(qtbot: QtBot, show: 
     transcript = show(long_session())
     bar = transcript.tokens.verticalScrollBar()
     bar.setValue(1500)
-    monkeypatch.setattr("ui.transcript.scroller._AT_ONCE_SECONDS", -1.0)
-    monkeypatch.setattr("ui.transcript.scroller._SLICE_SECONDS", -1.0)
+    monkeypatch.setattr("ui.transcript.pane.scroller._AT_ONCE_SECONDS", -1.0)
+    monkeypatch.setattr("ui.transcript.pane.scroller._SLICE_SECONDS", -1.0)
     transcript.set_text_scale(1.2)
     bar.setValue(0)
     settle(qtbot, transcript)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ui.transcript.visible import is_right_to_left, utf16_length, visible, visible_bytes
+from ui.widgets.visible import is_right_to_left, utf16_length, visible, visible_bytes
 
 
 @pytest.mark.parametrize(

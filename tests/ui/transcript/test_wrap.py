@@ -9,11 +9,11 @@ from PySide6.QtWidgets import QApplication
 
 from runtime import Origin, TokenRun
 from tests.ui.transcript.samples import run_of
-from ui.transcript.compose import Place, compose
-from ui.transcript.faces import Faces
-from ui.transcript.shape import ShapedLine
+from ui.transcript.text.compose import Place, compose
+from ui.transcript.text.faces import Faces
+from ui.transcript.text.shape import ShapedLine
+from ui.transcript.text.wrap import LineTable
 from ui.transcript.tokens import Tokens
-from ui.transcript.wrap import LineTable
 
 WIDTH = 300.0
 PIECES = [

@@ -1,0 +1,265 @@
+"""Where the next message is written: a text field that grows, what it costs, and Send or Stop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtGui import QKeySequence
+from PySide6.QtWidgets import QFileDialog, QVBoxLayout, QWidget
+
+from ui.composer.context_panel import OverflowBar
+from ui.composer.draft_cost import DraftCost
+from ui.composer.drafts import NEW, Draft, Drafts, with_files
+from ui.composer.writing_box import WritingBox
+from ui.port import TextFile
+from ui.widgets.labels import Notice
+from ui.widgets.visible import one_line, utf16_length
+from ui.window.actions import STOP_KEYS
+
+COMPOSE_DELAY_MS = 200
+SCORE_DELAY_MS = 700  # after the last key; scoring is a forward
+
+
+class Composer(QWidget):
+    """The message field with its notice line.
+
+    A draft is never lost: only `clear_sent` empties the field; `show_session` puts it aside with its session.
+    """
+
+    sent = Signal(str, object)  # the text, and the node id of the user's turn it is another version of, or None
+    stopped = Signal()
+    setup_wanted = Signal()  # how answers are drawn
+    attach_wanted = Signal(str)  # path of a text file
+    pin_wanted = Signal(object)  # TextFile, as context before every turn
+    leave_out_wanted = Signal(str)  # room for this message
+    new_wanted = Signal()  # a session that has room; the draft is there already
+    larger_wanted = Signal()
+    format_wanted = Signal()  # a chat format for a model without one
+    settled = Signal(str, object)  # the draft stood still for a while, as `drafted`
+    drafted = Signal(str, object)  # the draft, a moment after the last key; what it is another version of, as in `sent`
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.notice = Notice()
+        self.version = Notice("undo")  # said while the draft is another version of an earlier turn
+        self.version.dismissed.connect(self._drop_version)
+        self._replaces: int | None = None
+        self.meter = DraftCost(self)
+        self._box = box = WritingBox(self.meter)
+        self.field, self.chips, self.roles = box.field, box.chips, box.roles
+        self.attach_button, self.setup_button, self.send_button = box.attach_button, box.setup_button, box.send_button
+        self.field.submitted.connect(self._submit)
+        self.field.textChanged.connect(self._edited)
+        self.overflow = OverflowBar()
+        self.overflow.leave_out_wanted.connect(lambda: self.leave_out_wanted.emit(self.message))
+        self.overflow.new_wanted.connect(self._move_to_new)
+        self.overflow.larger_wanted.connect(self.larger_wanted)
+        self.chips.changed.connect(self._edited)
+        self.chips.pin_wanted.connect(self.pin_wanted)
+        self.attach_button.clicked.connect(self._choose_file)
+        self.setup_button.clicked.connect(self.setup_wanted)
+        self.roles.clicked.connect(self.format_wanted)
+        self.send_button.clicked.connect(self._press)
+        self._running = False
+        self._wait = ""  # why no message can be sent
+        self._drafts = Drafts()
+        self._session: int | None = None
+        self._key = NEW  # of the shown session's draft
+        self._keys: dict[int, int] = {}  # of those that were shown before
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(8)
+        column.addWidget(self.notice)
+        column.addWidget(self.version)
+        column.addWidget(self.overflow)
+        column.addWidget(self.meter.panel)
+        column.addWidget(self._box)
+        self.setFocusProxy(self.field)
+
+        self._delay = QTimer(self, singleShot=True, interval=COMPOSE_DELAY_MS)
+        self._delay.timeout.connect(lambda: self.drafted.emit(self.message, self._replaces))
+        self._rest = QTimer(self, singleShot=True, interval=SCORE_DELAY_MS)
+        self._rest.timeout.connect(lambda: self.settled.emit(self.message, self._replaces))
+        self._refresh()
+
+    @property
+    def draft(self) -> str:
+        """What stands in the field."""
+        return self.field.toPlainText()
+
+    @property
+    def message(self) -> str:
+        """What is sent: the files that go with it, and the draft."""
+        return with_files(self.draft, self.chips.files)
+
+    @property
+    def replaces(self) -> int | None:
+        """The node id of the user's turn that the draft is another version of."""
+        return self._replaces
+
+    def remember(self, kept: Iterable[Sequence[int | str]]) -> None:
+        """The drafts of the last window, see `drafts`; before any session is shown."""
+        self._drafts = Drafts(kept)
+
+    def share(self, other: Composer) -> None:
+        """What another window keeps of drafts is kept together with it: a session may be left there and opened here."""
+        self._drafts = other._drafts
+
+    def drafts(self) -> tuple[tuple[int, str], ...]:
+        """What was written and not sent: session id (0 for one without turns) and text."""
+        if self._session is not None:
+            self._drafts.put(self._key, self._now())
+        return self._drafts.kept()
+
+    def show_session(self, session_id: int, *, is_new: bool) -> None:
+        """Puts the draft aside for the session it was written in, and brings that of `session_id`."""
+        key = NEW if is_new else session_id
+        if session_id != self._session:
+            if self._session is not None:
+                self._drafts.put(self._key, self._now())
+            self._bring(self._drafts.take(key))
+        self._session, self._key = session_id, key
+        self._keys[session_id] = key
+
+    def carry(self, source_id: int, copy_id: int) -> None:
+        """What is written for a session goes on with its copy."""
+        if self._session == source_id:
+            self._session = self._key = copy_id
+
+    def clear_sent(self, session_id: int, text: str) -> None:
+        """The message `text` is saved: take it out of the field, unless something else has been written since."""
+        if session_id != self._session:
+            self._drafts.drop(session_id, text)
+            self._drafts.drop(NEW, text)  # it may have been the first of its session
+            return
+        self._drop_version()
+        self._drafts.drop(self._key, text)  # it was put aside where the window is being closed
+        if self.message == text:
+            self.field.clear()
+            self.chips.show_files(())
+
+    def edit(self, node_id: int, old: str, text: str) -> None:
+        """Begins another version of the user's turn `node_id`, which says `old`; nothing is sent yet.
+
+        What was being written is put behind it rather than lost.
+        """
+        kept = self.draft if self._replaces is None else ""
+        self._replaces = node_id
+        short = one_line(old)
+        self.version.say(self.tr("Another version of “{0}”").format(short if len(short) <= 48 else short[:47] + "…"))
+        self.field.setPlainText(f"{text}\n\n{kept}" if kept.strip() else text)
+        self._put_cursor(utf16_length(text))
+        self.field.setFocus()
+
+    def set_running(self, running: bool) -> None:  # a state, not an option
+        """Send turns into Stop while an answer is under way."""
+        self._running = running
+        if not running:
+            self.meter.say_busy("")
+        self._refresh()
+
+    def set_waiting(self, reason: str) -> None:
+        """Messages can be written and none can be sent, for a reason; "" where they can."""
+        if reason != self._wait:
+            self._wait = reason
+            self.meter.say_busy("")
+            self._refresh()
+
+    def set_recording(self, recording: bool) -> None:  # a state, not an option
+        """What is shown is the recorded sample: says where a message goes."""
+        self.field.set_hint(self.tr("A recording: a message goes into a copy") if recording else self.tr("Message…"))
+
+    def show_bits(self, text: str, bits: float | None) -> None:
+        """How surprising the draft is; the answer about an older one is let go."""
+        if text == self.message and not self._running:
+            self.meter.show_bits(bits)
+
+    def attach(self, session_id: int, file: TextFile) -> None:
+        """A file goes with the message of a session: the one that is shown, or the draft of another one."""
+        if session_id != self._session:
+            self._drafts.attach(self._keys.get(session_id, session_id), file)
+            return
+        self.chips.show_files([*(held for held in self.chips.files if held.name != file.name), file])
+        self.field.setFocus()
+
+    def detach(self, session_id: int, file: TextFile) -> None:
+        """It is pinned there now, and goes with every message."""
+        if session_id != self._session:
+            self._drafts.detach(self._keys.get(session_id, session_id), file)
+            return
+        self.chips.show_files([held for held in self.chips.files if held != file])
+
+    def _edited(self) -> None:
+        self.meter.say_busy("")
+        self.overflow.hide()
+        self._refresh()
+        self._delay.start()
+        self._rest.start()
+
+    def _submit(self) -> None:
+        if self._running:
+            keys = QKeySequence(STOP_KEYS).toString(QKeySequence.SequenceFormat.NativeText)
+            self.meter.say_busy(self.tr("an answer is being written: stop it first, {0}").format(keys))
+        elif self._wait:
+            self.meter.say_busy(self._wait)
+        elif self.message.strip() and self._too_long:
+            assert self.meter.composition is not None  # or nobody would know
+            self.overflow.offer(self.meter.composition)
+        elif self.message.strip():
+            self._rest.stop()
+            self.sent.emit(self.message, self._replaces)
+
+    @property
+    def _too_long(self) -> bool:
+        """Whether what is written is known not to fit; what was not counted yet is refused by others, and kept."""
+        return self.meter.is_too_long and not self._delay.isActive()
+
+    def _choose_file(self) -> None:
+        dialog = QFileDialog(self.window(), self.tr("Attach a text file"))
+        dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.fileSelected.connect(self.attach_wanted)
+        dialog.open()
+
+    def _move_to_new(self) -> None:
+        """The draft goes on in a session that has room."""
+        self._drafts.put(NEW, replace(self._now(), replaces=None, version=""))
+        if self._key != NEW:
+            self._bring(Draft(""))
+        self.new_wanted.emit()
+
+    def _now(self) -> Draft:
+        return Draft(self.draft, self._replaces, self.version.words, self.field.textCursor().position(), self.chips.files)
+
+    def _bring(self, draft: Draft) -> None:
+        self._replaces = draft.replaces
+        if draft.replaces is None:
+            self.version.clear()
+        else:
+            self.version.say(draft.version)
+        self.overflow.hide()
+        self.chips.show_files(draft.files)
+        if draft.text != self.draft:
+            self.field.setPlainText(draft.text)
+        self._put_cursor(draft.cursor)
+
+    def _put_cursor(self, position: int) -> None:
+        cursor = self.field.textCursor()
+        cursor.setPosition(min(position, max(self.field.document().characterCount() - 1, 0)))
+        self.field.setTextCursor(cursor)
+
+    def _press(self) -> None:
+        if self._running:
+            self.stopped.emit()
+        else:
+            self._submit()
+
+    def _drop_version(self) -> None:
+        self._replaces = None
+        self.version.clear()
+        self._delay.start()  # it stands elsewhere now, after other tokens
+
+    def _refresh(self) -> None:
+        self._box.show_send(running=self._running, can_send=bool(self.message.strip()), wait=self._wait)

@@ -1,0 +1,196 @@
+"""What fills the context, and the ways to make room where a message does not fit."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPaintEvent
+from PySide6.QtWidgets import QFrame, QGridLayout, QSizePolicy, QVBoxLayout, QWidget
+
+from ui.port import Composition, ContextPart, PartKind
+from ui.theme.fonts import interface_font
+from ui.theme.scheme import current_theme
+from ui.widgets.controls import button, row, words
+from ui.widgets.labels import ElidedLabel, IconButton, Label
+from ui.widgets.numbers import count, size
+
+
+class OverflowBar(QFrame):
+    """Says by how much, and offers ways out; nothing is sent meanwhile."""
+
+    larger_wanted = Signal()
+    leave_out_wanted = Signal()
+    new_wanted = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setProperty("kind", "notice")
+        self.said = words("", "")
+        self.too_large = words("", "soft")
+        self.larger = button(self.tr("The model's whole context (reloads)"))
+        self.leave_out = button(self.tr("Leave out the oldest turns"))
+        self.new = button(self.tr("New session"))
+        self.dismiss = IconButton("x", self.tr("Dismiss"))
+        for part, signal in (
+            (self.larger, self.larger_wanted),
+            (self.leave_out, self.leave_out_wanted),
+            (self.new, self.new_wanted),
+        ):
+            part.clicked.connect(signal)
+            part.clicked.connect(self.hide)
+        self.dismiss.clicked.connect(self.hide)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(12, 8, 6, 8)
+        column.setSpacing(6)
+        top = row(self.said, self.dismiss)
+        top.setStretch(0, 1)
+        column.addLayout(top)
+        column.addWidget(self.too_large)
+        column.addLayout(row(self.leave_out, self.new, self.larger, 1))
+        self.hide()
+
+    def offer(self, composition: Composition) -> None:
+        """Says what does not fit."""
+        assert composition.context_length is not None  # or nobody would know that it does not fit
+        over = composition.context_used - composition.context_length
+        self.said.setText(
+            self.tr(
+                "{0} tokens too many for the context of {1}. "
+                "Turns that are left out stay in the tree; the model does not see them."
+            ).format(count(over), count(composition.context_length))
+        )
+        self.setAccessibleName(self.said.text())
+        self.larger.setVisible(composition.can_grow)
+        whole = composition.whole_context
+        if whole is not None:
+            self.larger.setText(self.tr("The whole context, {0} tokens (reloads)").format(count(whole)))
+        self.too_large.setVisible(whole is not None and not composition.can_grow)
+        if whole is not None:
+            said = self.tr("The model's whole context of {0} tokens would take {1} of KV; {2} is set aside (Settings, Memory).")
+            self.too_large.setText(said.format(count(whole), size(composition.whole_bytes), size(composition.kv_budget)))
+        self.show()
+        self.leave_out.setFocus()
+
+
+BAR_PX = 6
+
+
+class Meter(ElidedLabel):
+    """The line "context 45 of 8,192"; pressed, it opens."""
+
+    pressed = Signal()
+
+    def __init__(self) -> None:
+        super().__init__("", "faint", interface_font(11.5))
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        self.setCursor(Qt.CursorShape.PointingHandCursor)
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        if event.button() == Qt.MouseButton.LeftButton:
+            self.pressed.emit()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter, Qt.Key.Key_Space):
+            self.pressed.emit()
+        else:
+            super().keyPressEvent(event)
+
+    def setText(self, text: str) -> None:
+        super().setText(text)
+        self.setAccessibleName(self.tr("{0}; opens what it is made of").format(text) if text else "")
+
+
+class ContextPanel(QFrame):
+    """Shows the parts of a `Composition`; says how many tokens the next answer waits for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setProperty("kind", "card")
+        self.setAccessibleName(self.tr("Context"))
+        self.bar = PartsBar()
+        self.total = Label("", "", interface_font(12.5))
+        self.total.setWordWrap(True)
+        self.total.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
+        self._names = {
+            PartKind.SYSTEM: self.tr("system"),
+            PartKind.FILES: self.tr("files"),
+            PartKind.HISTORY: self.tr("history"),
+            PartKind.DRAFT: self.tr("draft"),
+        }
+        column = QVBoxLayout(self)
+        column.setContentsMargins(12, 10, 12, 10)
+        column.setSpacing(6)
+        column.addWidget(self.bar)
+        grid = QGridLayout()
+        grid.setHorizontalSpacing(18)
+        grid.setVerticalSpacing(2)
+        grid.setColumnStretch(3, 1)
+        self.tokens: dict[PartKind, Label] = {}
+        self.states: dict[PartKind, Label] = {}
+        for line, (kind, name) in enumerate(self._names.items()):
+            self.tokens[kind] = Label("", "", interface_font(12.5))
+            self.tokens[kind].setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+            self.states[kind] = Label("", "soft", interface_font(12.5))
+            for place, label in enumerate((Label(name, "soft", interface_font(12.5)), self.tokens[kind], self.states[kind])):
+                grid.addWidget(label, line, place)
+        column.addLayout(grid)
+        column.addWidget(self.total)
+        self.hide()
+
+    def show_composition(self, composition: Composition | None) -> None:
+        """Shows the parts."""
+        parts = composition.parts if composition is not None else ()
+        known = {part.kind: part for part in parts}
+        for kind in self._names:
+            part = known.get(kind, ContextPart(kind, 0, 0))
+            self.tokens[kind].setText(count(part.tokens) if parts else "")
+            self.states[kind].setText(self._state(part))
+        self.bar.show_parts(parts, composition.context_length if composition is not None else None)
+        self.total.setText(self._total(composition))
+
+    def _state(self, part: ContextPart) -> str:
+        if not part.tokens:
+            return ""
+        if part.warm == part.tokens:
+            return self.tr("warm")
+        return (
+            self.tr("{0} warm, {1} cold").format(count(part.warm), count(part.tokens - part.warm))
+            if part.warm
+            else self.tr("cold")
+        )
+
+    def _total(self, composition: Composition | None) -> str:
+        if composition is None or composition.new_tokens is None:
+            return self.tr("What it is made of is known once the engine runs.")
+        new = composition.new_tokens
+        return self.tr("1 new token to compute") if new == 1 else self.tr("{0} new tokens to compute").format(count(new))
+
+
+class PartsBar(QWidget):
+    """The context as a line: warm in the accent, cold at rest, the rest free."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: tuple[ContextPart, ...] = ()
+        self._length: int | None = None
+        self._theme = current_theme()
+        self.setFixedHeight(BAR_PX)
+
+    def sizeHint(self) -> QSize:
+        return QSize(120, BAR_PX)
+
+    def show_parts(self, parts: tuple[ContextPart, ...], length: int | None) -> None:
+        """Shows these, in a context of so many tokens."""
+        self._parts, self._length = parts, length
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
+        palette, painter = self._theme.palette, QPainter(self)
+        painter.fillRect(self.rect(), QColor(palette.hairline))
+        whole = max(self._length or 1, sum(part.tokens for part in self._parts), 1)
+        left = 0.0
+        for part in self._parts:
+            for tokens, colour in ((part.warm, palette.accent), (part.tokens - part.warm, palette.surprise[3])):
+                width = self.width() * tokens / whole
+                painter.fillRect(QRectF(left, 0, max(width, 1.0) if tokens else 0, BAR_PX), QColor(colour))
+                left += width
+        painter.end()

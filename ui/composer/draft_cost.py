@@ -1,0 +1,80 @@
+"""The line under a draft: what it will cost, how full the context is with it; opened, what the context is made of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from PySide6.QtCore import QObject
+
+from ui.composer.context_panel import ContextPanel, Meter
+from ui.port import Composition
+from ui.theme.fonts import interface_font
+from ui.widgets.labels import ElidedLabel
+
+
+class DraftCost(QObject):
+    """Keeps its widgets in step; the composer gives them their places.
+
+    Attributes:
+        composition: What was counted last; None while nothing is known.
+        cost: Tokens and bits of the draft.
+        context: How full the context is; pressed, `panel` opens.
+        busy: Said in its place, see `say_busy`.
+    """
+
+    def __init__(self, parent: QObject) -> None:
+        super().__init__(parent)
+        self.composition: Composition | None = None
+        self.cost = ElidedLabel("", "faint", interface_font(11.5))
+        self.context = Meter()
+        self.cost.least_px = self.context.least_px = 8
+        self.panel = ContextPanel()
+        self.context.pressed.connect(lambda: self.panel.setVisible(self.panel.isHidden()))
+        self.busy = ElidedLabel("", "soft", interface_font(11.5))
+        self.busy.hide()
+
+    @property
+    def is_too_long(self) -> bool:
+        """Whether what was counted does not fit."""
+        counted = self.composition
+        return counted is not None and counted.context_length is not None and counted.context_used > counted.context_length
+
+    def show_cost(self, composition: Composition | None) -> None:
+        """Tokens of the draft and of the context with it."""
+        self.composition = composition
+        self.panel.show_composition(composition)
+        self.cost.setText("" if composition is None else self._cost_words(composition))
+        self.cost.setVisible(bool(self.cost.text()))
+        self.context.setText("" if composition is None else self._context_words(composition))
+
+    def show_growth(self, tokens: int) -> None:
+        """The path has grown by `tokens` since its context was counted."""
+        counted = self.composition
+        if counted is not None:
+            self.context.setText(self._context_words(replace(counted, context_used=counted.context_used + tokens)))
+
+    def show_bits(self, bits: float | None) -> None:
+        """How surprising the draft that was counted is."""
+        if self.composition is not None:
+            self.show_cost(replace(self.composition, bits=bits))
+
+    def say_busy(self, words: str) -> None:
+        """One quiet line where the context stands; "" gives the place back."""
+        self.busy.setText(words)
+        self.busy.setVisible(bool(words))
+        self.context.setVisible(not words)
+
+    def _cost_words(self, cost: Composition) -> str:
+        if not cost.tokens:
+            return ""
+        words = self.tr("1 token") if cost.tokens == 1 else self.tr("{0:,} tokens").format(cost.tokens)
+        if cost.bits is not None:
+            words = self.tr("{0}, {1:.1f} bits each").format(words, cost.bits / cost.tokens)
+        return words if cost.new_tokens is None else self.tr("{0} · {1:,} to compute").format(words, cost.new_tokens)
+
+    def _context_words(self, cost: Composition) -> str:
+        if cost.context_length is None:
+            return ""
+        context = self.tr("context {0:,} of {1:,}").format(cost.context_used, cost.context_length)
+        over = cost.context_used - cost.context_length
+        return context if over <= 0 else self.tr("{0}: {1:,} too many").format(context, over)

@@ -1,0 +1,77 @@
+"""Messages that are being written, by session, with the files that go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ui.port import TextFile
+
+
+def with_files(text: str, files: Sequence[TextFile]) -> str:
+    """The message as it is sent: the files stand before what was written."""
+    blocks = [f"[{file.name}]\n{file.text.rstrip()}\n[end of {file.name}]" for file in files]
+    return "\n\n".join([*blocks, text]) if blocks else text
+
+
+NEW = 0  # the key of a session that has no turns yet: its id is forgotten if it stays empty
+MOST_KEPT = 50  # sessions whose drafts outlive the window, the latest
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A text, and which turn it is another version of."""
+
+    text: str
+    replaces: int | None = None  # the node id of the user's turn
+    version: str = ""  # the words that say so
+    cursor: int = 0  # QChars
+    files: tuple[TextFile, ...] = ()  # that go with it; they do not outlive the window
+
+
+def joined(first: Draft, second: Draft) -> Draft:
+    """Both, where there was room for one: two windows may have had a session without turns each."""
+    texts = [draft.text for draft in (first, second) if draft.text.strip()]
+    names = {file.name for file in first.files}
+    files = (*first.files, *(file for file in second.files if file.name not in names))
+    return replace(first, text="\n\n".join(dict.fromkeys(texts)), files=files)
+
+
+class Drafts:
+    """The drafts of the sessions that are not shown, in no window. Keys are session ids, or `NEW`."""
+
+    def __init__(self, kept: Iterable[Sequence[int | str]] = ()) -> None:
+        self._held: dict[int, Draft] = {}
+        for key, text in kept:
+            self.put(int(key), Draft(str(text), cursor=len(str(text))))
+
+    def put(self, key: int, draft: Draft) -> None:
+        """Keeps a draft; a blank one is none. For a session without turns it stands before what is held already."""
+        held = self._held.pop(key, None)
+        if key == NEW and held is not None:
+            draft = joined(draft, held)
+        if draft.text.strip() or draft.files:
+            self._held[key] = draft
+
+    def take(self, key: int) -> Draft:
+        """The draft of a session, which is shown from now on."""
+        return self._held.pop(key, Draft(""))
+
+    def attach(self, key: int, file: TextFile) -> None:
+        """A file that was still being read when its session was left."""
+        draft = self._held.get(key, Draft(""))
+        self.put(key, replace(draft, files=(*(held for held in draft.files if held.name != file.name), file)))
+
+    def detach(self, key: int, file: TextFile) -> None:
+        """A file that was pinned meanwhile."""
+        draft = self._held.get(key, Draft(""))
+        self.put(key, replace(draft, files=tuple(held for held in draft.files if held != file)))
+
+    def drop(self, key: int, text: str) -> None:
+        """Forgets a draft that says just that: it was sent."""
+        if key in self._held and with_files(self._held[key].text, self._held[key].files) == text:
+            del self._held[key]
+
+    def kept(self) -> tuple[tuple[int, str], ...]:
+        """The texts for the next window, the latest last."""
+        return tuple((key, draft.text) for key, draft in self._held.items() if draft.text.strip())[-MOST_KEPT:]

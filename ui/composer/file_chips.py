@@ -1,0 +1,76 @@
+"""Text files that go with a message: each with its name and size, to be pinned or taken away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
+
+from ui.port import TextFile
+from ui.theme.fonts import interface_font
+from ui.widgets.controls import button
+from ui.widgets.labels import ElidedLabel, IconButton
+from ui.widgets.numbers import count
+from ui.widgets.visible import one_line
+
+
+class FileChips(QWidget):
+    """The files attached to the draft, or (`can_pin` is False) those that are pinned."""
+
+    changed = Signal()
+    dropped = Signal(object)  # tuple[TextFile, ...]: those that stay, when one was taken away by hand
+    pin_wanted = Signal(object)  # TextFile
+
+    def __init__(self, *, can_pin: bool = True) -> None:
+        super().__init__()
+        self._can_pin = can_pin
+        self._column = QVBoxLayout(self)
+        self._column.setContentsMargins(0, 0, 0, 0)
+        self._column.setSpacing(4)
+        self.files: tuple[TextFile, ...] = ()
+        self.chips: list[FileChip] = []
+        self.hide()
+
+    def show_files(self, files: Sequence[TextFile]) -> None:
+        """These and no others."""
+        if tuple(files) == self.files and len(self.chips) == len(files):
+            return
+        for old in self.chips:
+            self._column.removeWidget(old)
+            old.hide()
+            old.deleteLater()
+        self.files = tuple(files)
+        self.chips = [FileChip(file) for file in self.files]
+        for place, chip in enumerate(self.chips):
+            chip.remove.clicked.connect(lambda _checked=False, place=place: self._drop(place))
+            chip.pin.clicked.connect(lambda _checked=False, file=chip.file: self.pin_wanted.emit(file))
+            chip.pin.setVisible(self._can_pin)
+            self._column.addWidget(chip)
+        self.setVisible(bool(self.chips))
+        self.changed.emit()
+
+    def _drop(self, place: int) -> None:
+        self.show_files([file for at, file in enumerate(self.files) if at != place])
+        self.dropped.emit(self.files)
+
+
+class FileChip(QFrame):
+    """One file."""
+
+    def __init__(self, file: TextFile) -> None:
+        super().__init__()
+        self.file = file
+        self.setProperty("kind", "card")
+        self.setMinimumHeight(30)
+        name = one_line(file.name)
+        line = QHBoxLayout(self)
+        line.setContentsMargins(10, 3, 4, 3)
+        line.setSpacing(10)
+        line.addWidget(ElidedLabel(name, "", interface_font(12.5)))
+        line.addWidget(ElidedLabel(self.tr("{0} characters").format(count(len(file.text))), "faint", interface_font(11.5)), 1)
+        self.pin = button(self.tr("pin as context"), "link")
+        self.pin.setAccessibleName(self.tr("Pin {0} as context").format(name))
+        self.remove = IconButton("x", self.tr("Take {0} away").format(name))
+        line.addWidget(self.pin)
+        line.addWidget(self.remove)

@@ -1,0 +1,73 @@
+"""The box a message is written in: its files, the field, and a row of what can be done with it and what it costs."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QEvent, QObject, Qt
+from PySide6.QtGui import QFocusEvent, QFont
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QVBoxLayout
+
+from ui.composer.draft_cost import DraftCost
+from ui.composer.draft_field import DraftField
+from ui.composer.file_chips import FileChips
+from ui.theme.fonts import interface_font
+from ui.widgets.controls import button
+from ui.widgets.labels import IconButton, plain_tooltip
+
+
+class WritingBox(QFrame):
+    """Widgets only: what they do is the composer's.
+
+    Args:
+        meter: What the message costs; stands in the row.
+    """
+
+    def __init__(self, meter: DraftCost) -> None:
+        super().__init__()
+        self.setObjectName("composer")
+        self.chips, self.field = FileChips(), DraftField()
+        self.attach_button = IconButton("plus", self.tr("Attach a text file"))
+        self.setup_button = IconButton("sliders", self.tr("Sampling and system prompt"))
+        self.roles = button(self.tr("continued as text: choose a chat format…"), "link")
+        self.roles.setToolTip(self.tr("This model knows no roles. With a chat format it takes questions and answers."))
+        self.roles.hide()
+        self.send_button = QPushButton()
+        self.send_button.setObjectName("send")
+        self.send_button.setFont(interface_font(12.5, QFont.Weight.DemiBold))
+        self.send_button.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        self.field.installEventFilter(self)
+        self._lay_out(meter)
+
+    def show_send(self, *, running: bool, can_send: bool, wait: str) -> None:
+        """Send, or Stop while an answer is under way; with a reason to wait, that instead of sending."""
+        self.send_button.setText(self.tr("Stop") if running else self.tr("Send"))
+        self.send_button.setAccessibleName(self.tr("Stop the answer") if running else self.tr("Send the message"))
+        self.send_button.setEnabled(running or (can_send and not wait))
+        self.send_button.setToolTip("" if running else plain_tooltip(wait))
+        self.send_button.setAccessibleDescription("" if running else wait)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if watched is self.field and event.type() in (QEvent.Type.FocusIn, QEvent.Type.FocusOut):
+            assert isinstance(event, QFocusEvent)
+            self.setProperty("focused", "true" if event.gotFocus() else "false")
+            self.style().polish(self)
+        return super().eventFilter(watched, event)
+
+    def _lay_out(self, meter: DraftCost) -> None:
+        column = QVBoxLayout(self)
+        column.setContentsMargins(13, 11, 13, 11)
+        column.setSpacing(10)
+        column.addWidget(self.chips)
+        column.addWidget(self.field)
+        row = QHBoxLayout()
+        row.setSpacing(10)
+        tools = QHBoxLayout()
+        tools.setSpacing(0)
+        tools.addWidget(self.attach_button)
+        tools.addWidget(self.setup_button)
+        row.addLayout(tools)
+        row.addWidget(self.roles)
+        row.addWidget(meter.cost)
+        row.addWidget(meter.context, 1)
+        row.addWidget(meter.busy, 1)
+        row.addWidget(self.send_button)
+        column.addLayout(row)

@@ -1,0 +1,1 @@
+"""Events, tasks and state behind the widgets."""

@@ -1,0 +1,228 @@
+"""Bars over the transcript: the address of a link, the search in the path, and the mark that explains tokens once."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QEvent, QObject, QPoint, Qt, QUrl, Signal
+from PySide6.QtGui import QFont, QKeyEvent
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QSizePolicy, QVBoxLayout, QWidget
+
+from ui.theme.fonts import interface_font
+from ui.theme.text_size import panel_width
+from ui.widgets.controls import button, row, words
+from ui.widgets.labels import ElidedLabel, IconButton, Label, StepButton
+from ui.widgets.links import place_of, safe_url, spelled
+
+MOST_PLACE = 40  # characters of a host that are shown in bold
+
+
+class LinkBar(QFrame):
+    """A line above the composer that asks what to do with a link. Nothing else waits for it."""
+
+    open_wanted = Signal(QUrl)
+    copy_wanted = Signal(str)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setProperty("kind", "notice")
+        self._url = QUrl()
+        self._address = ""
+        self.place = Label(font=interface_font(12.5, QFont.Weight.DemiBold))
+        self.address = ElidedLabel("", "soft", interface_font(12.5))
+        self.address.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        self.open_button = button(self.tr("Open in browser"), "link")
+        self.open_button.clicked.connect(self._open)
+        self.copy_button = button(self.tr("Copy"), "link")
+        self.copy_button.clicked.connect(self._copy)
+        self.dismiss_button = IconButton("x", self.tr("Dismiss"))
+        self.dismiss_button.clicked.connect(self.dismiss)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(12, 6, 6, 6)
+        row.setSpacing(12)
+        row.addWidget(self.place)
+        row.addWidget(self.address, 1)
+        row.addWidget(self.open_button)
+        row.addWidget(self.copy_button)
+        row.addWidget(self.dismiss_button)
+        self.hide()
+
+    def ask(self, address: str) -> None:
+        """Shows an address and what can be done with it; one that cannot be opened can still be copied."""
+        url = safe_url(address)
+        self._url = url or QUrl()
+        shown = spelled(url) if url is not None else address
+        self._address = shown
+        self.place.setText(_cut(place_of(url)) if url is not None else self.tr("not a web address"))
+        self.address.setText(shown)
+        self.open_button.setText(self.tr("Write mail") if self._url.scheme() == "mailto" else self.tr("Open in browser"))
+        self.open_button.setVisible(url is not None)
+        self.setAccessibleName(self.tr("Link to {0}").format(shown))
+        self.show()
+
+    def dismiss(self) -> None:
+        """Nothing is asked any more."""
+        self.hide()
+
+    def _open(self) -> None:
+        self.hide()
+        self.open_wanted.emit(self._url)
+
+    def _copy(self) -> None:
+        self.hide()
+        self.copy_wanted.emit(self._address)
+
+
+def _cut(place: str) -> str:
+    """The end of a long host counts: it says whose it is."""
+    return place if len(place) <= MOST_PLACE else f"…{place[1 - MOST_PLACE :]}"
+
+
+class FindBar(QFrame):
+    """Says what to look for and where it is among what was found; hidden until `open`."""
+
+    wanted = Signal(str)  # other words, "" when the bar closes
+    step_wanted = Signal(int)  # to the next (+1) or the previous (-1) place
+    closed = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("find")
+        self.field = QLineEdit()
+        self.field.setObjectName("search")
+        self.field.setPlaceholderText(self.tr("Find in this session"))
+        self.field.setAccessibleName(self.tr("Find in this session"))
+        self.field.setFont(interface_font())
+        self.field.textChanged.connect(self.wanted)
+        self.field.installEventFilter(self)
+        self.count = Label("", "soft", interface_font(11.5))
+        self.previous = self._button("‹", self.tr("Previous place"), -1)
+        self.next = self._button("›", self.tr("Next place"), +1)
+        close = IconButton("x", self.tr("Close"))
+        close.clicked.connect(self.dismiss)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(12, 6, 12, 6)
+        row.setSpacing(8)
+        row.addWidget(self.field, 1)
+        row.addWidget(self.count)
+        row.addWidget(self.previous)
+        row.addWidget(self.next)
+        row.addWidget(close)
+        self.show_place(None, 0)
+        self.hide()
+
+    def open(self) -> None:
+        """Comes up with what was looked for last, ready to be typed over."""
+        self.show()
+        self.field.setFocus()
+        self.field.selectAll()
+        self.wanted.emit(self.field.text())
+
+    def step(self, by: int) -> None:
+        """To the next place; comes up first where it is hidden."""
+        if self.isHidden():
+            self.open()
+        else:
+            self.step_wanted.emit(by)
+
+    def show_place(self, place: int | None, total: int) -> None:
+        """Which of how many places is shown, from 0; None: none of them."""
+        words = ""
+        if self.field.text():
+            words = self.tr("{0:,} of {1:,}").format((place or 0) + 1, total) if total else self.tr("not found")
+        self.count.setText(words)
+        self.count.setAccessibleName(words)
+        self.previous.setEnabled(total > 0)
+        self.next.setEnabled(total > 0)
+
+    def dismiss(self) -> None:
+        """Looks for nothing any more."""
+        if not self.isHidden():
+            self.hide()
+            self.wanted.emit("")
+            self.closed.emit()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if isinstance(event, QKeyEvent) and event.type() is QEvent.Type.KeyPress:
+            if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+                self.step_wanted.emit(-1 if event.modifiers() & Qt.KeyboardModifier.ShiftModifier else +1)
+                return True
+            if event.key() == Qt.Key.Key_Escape:
+                self.dismiss()
+                return True
+        return super().eventFilter(watched, event)
+
+    def _button(self, sign: str, words: str, by: int) -> StepButton:
+        button = StepButton(sign, words)
+        button.clicked.connect(lambda: self.step_wanted.emit(by))
+        return button
+
+
+WIDTH = 300  # pixels at 100 % text
+GAP, EDGE = 14, 12
+
+
+class CoachMark(QFrame):
+    """About Tokens mode.
+
+    Args:
+        anchor: It hangs under the right end of this.
+        parent: The window's content.
+    """
+
+    dismissed = Signal()
+
+    def __init__(self, anchor: QWidget, parent: QWidget) -> None:
+        super().__init__(parent)
+        self.setObjectName("popover")
+        self._anchor, self._parent = anchor, parent
+        title = Label(self.tr("Warm where it was not sure"), "", interface_font(13, QFont.Weight.DemiBold))
+        said = self.tr(
+            "Every token is coloured by how surprising it was to the model. Click one to see what else was likely, "
+            "and choose it: the answer goes on from there. Read shows plain text."
+        )
+        self.done_button = button(self.tr("Got it"), "link")
+        self.done_button.clicked.connect(self.dismiss)
+        self.setAccessibleName(f"{title.text()}. {said}")
+        column = QVBoxLayout(self)
+        column.setContentsMargins(14, 12, 14, 10)
+        column.setSpacing(6)
+        column.addWidget(title)
+        column.addWidget(words(said))
+        column.addLayout(row(1, self.done_button))
+        self.hide()
+
+    def open(self) -> None:
+        """Shows it."""
+        for watched in (self._parent, self._anchor):
+            watched.installEventFilter(self)
+        self.show()
+        self._place()
+        self.raise_()
+
+    def dismiss(self) -> None:
+        """For good."""
+        if not self.isHidden():
+            for watched in (self._parent, self._anchor):
+                watched.removeEventFilter(self)
+            self.hide()
+            self.dismissed.emit()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if watched in (self._parent, self._anchor) and event.type() in (QEvent.Type.Resize, QEvent.Type.Move):
+            self._place()
+        return False
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Escape:
+            self.dismiss()
+        else:
+            super().keyPressEvent(event)
+
+    def _place(self) -> None:
+        room = self._parent.rect().adjusted(EDGE, 0, -EDGE, 0)
+        corner = QPoint(self._anchor.width(), self._anchor.height() + GAP)
+        under = self._parent.mapFromGlobal(self._anchor.mapToGlobal(corner))  # the bar is not in the parent
+        width = min(panel_width(WIDTH), room.width())
+        layout = self.layout()
+        assert layout is not None
+        left = max(min(under.x() - width, room.right() - width), room.left())
+        self.setGeometry(left, under.y(), width, layout.totalHeightForWidth(width))

@@ -1,0 +1,171 @@
+"""The parts of the window in their places, and how they give way when there is little room."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QKeyEvent, QResizeEvent
+from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
+
+from ui.columns import ColumnsPanel
+from ui.composer.composer import Composer
+from ui.frame.bars import CoachMark, FindBar, LinkBar
+from ui.frame.compare import ComparePane
+from ui.frame.status import StatusBar
+from ui.frame.tool_cards import ToolCards
+from ui.frame.topbar import TopBar
+from ui.inspector import Inspector
+from ui.inspector.panel import WIDTH as INSPECTOR_WIDTH
+from ui.models.first import FirstModels
+from ui.port import BranchDiff
+from ui.second.bar import SecondBar
+from ui.sidebar.sidebar import WIDTH as SIDEBAR_WIDTH
+from ui.sidebar.sidebar import Sidebar
+from ui.similar.panel import SimilarPanel
+from ui.theme.scheme import current_theme
+from ui.theme.text_size import panel_width
+from ui.transcript import TranscriptView
+
+INSPECTOR_NEEDS = 1060  # pixels of window below which the inspector folds: the text keeps 480
+SIDEBAR_NEEDS = 728
+BOTH_NEED = 960  # below this only one panel is there: the one that was asked for last
+NARROW = 420  # pixels of column, at 100 % text, below which the composer takes its whole width rather than stand under the text
+EDGE = 12  # left and right of the composer in a narrow column
+LEFT, RIGHT = 104, 44  # margins of the composer until the transcript says where its column is
+
+
+class Frame(QWidget):
+    """Panels and status line, and the bar, which the window puts over them.
+
+    Panels fold from the right as the window narrows; a panel asked for then comes back.
+    """
+
+    panels_changed = Signal()
+
+    def __init__(self, *, sidebar: bool, inspector: bool) -> None:
+        super().__init__()
+        self.top = TopBar()
+        self.sidebar = Sidebar()
+        self.transcript = TranscriptView()
+        self.compare = ComparePane()
+        self.second = SecondBar()
+        self.similar = SimilarPanel()
+        self.columns = ColumnsPanel()
+        self.finder = FindBar()
+        self.link = LinkBar()
+        self.first = FirstModels()
+        self.cards = ToolCards(self.transcript)
+        self.composer = Composer()
+        self.inspector = Inspector()
+        self.status = StatusBar()
+        self.wants_sidebar, self.wants_inspector = sidebar, inspector
+        self._room = (True, True)  # for sidebar, for inspector
+        self._foot = QVBoxLayout()
+        self._lay_out()
+        self.transcript.column_changed.connect(self._align)
+        self.compare.closed.connect(self.transcript.show)
+        for first, second in (
+            (self.sidebar.sessions.search, self.sidebar.sessions.view),
+            (self.sidebar.sessions.view, self.sidebar.tree),
+            (self.sidebar.tree, self.transcript),
+            (self.transcript, self.columns),
+            (self.columns, self.composer.field),
+            (self.composer.field, self.composer.send_button),
+        ):
+            QWidget.setTabOrder(first, second)
+        self.coach = CoachMark(self.top.modes, self)
+        self._show(self.sidebar, sidebar)
+        self._show(self.inspector, inspector)
+        current_theme().scaled.connect(self._fold)
+
+    def show_comparison(self, diff: BranchDiff) -> None:
+        """Two branches in the place of the conversation, until Esc."""
+        self.finder.dismiss()
+        self.transcript.hide()
+        self.compare.show_diff(diff)
+
+    def show_sidebar(self, show: bool) -> None:  # a state, not an option
+        """As the user wants it, whatever the room; where there is none for both, the inspector gives way."""
+        self.wants_sidebar = show
+        self._show(self.sidebar, show)
+        if show and self.width() < BOTH_NEED + self._grown():
+            self._show(self.inspector, show=False)
+
+    def show_inspector(self, show: bool) -> None:  # a state, not an option
+        """As the user wants it, whatever the room; where there is none for both, the sidebar gives way."""
+        self.wants_inspector = show
+        if show and self.width() < BOTH_NEED + self._grown():
+            self._show(self.sidebar, show=False)
+        self._show(self.inspector, show)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fold()
+
+    def _grown(self) -> int:
+        """Pixels that both panels take beyond what they take at 100 % text."""
+        return sum(panel_width(width) - width for width in (SIDEBAR_WIDTH, INSPECTOR_WIDTH))
+
+    def _fold(self) -> None:
+        room = (self.width() >= SIDEBAR_NEEDS + self._grown(), self.width() >= INSPECTOR_NEEDS + self._grown())
+        if room != self._room:  # only on crossing: a panel asked for in a narrow window stays
+            self._room = room
+            self._show(self.sidebar, self.wants_sidebar and room[0])
+            self._show(self.inspector, self.wants_inspector and room[1])
+        if self.width() < BOTH_NEED + self._grown() and not self.sidebar.isHidden() and not self.inspector.isHidden():
+            self._show(self.inspector, show=False)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Escape and self.link.isVisible():
+            self.link.dismiss()
+        else:
+            super().keyPressEvent(event)
+
+    def _show(self, panel: QWidget, show: bool) -> None:  # a state, not an option
+        panel.setVisible(show)
+        self.top.stand_over_sidebar(not self.sidebar.isHidden())
+        self.panels_changed.emit()
+
+    def _lay_out(self) -> None:
+        column = QWidget()
+        column.setObjectName("column")
+        column.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        middle = QVBoxLayout(column)
+        middle.setContentsMargins(0, 0, 0, 16)
+        middle.setSpacing(0)
+        middle.addWidget(self.finder)
+        middle.addWidget(self.second)
+        middle.addWidget(self.similar)
+        middle.addWidget(self.transcript, 2)
+        middle.addWidget(self.columns, 3)
+        middle.addWidget(self.compare, 5)
+        self._foot.setContentsMargins(LEFT, 0, RIGHT, 0)
+        self._foot.setSpacing(8)
+        self._foot.addWidget(self.first)
+        self._foot.addWidget(self.link)
+        self._foot.addWidget(self.composer)
+        middle.addLayout(self._foot)
+        panels = QHBoxLayout()
+        panels.setSpacing(0)
+        panels.addWidget(self.sidebar)
+        panels.addWidget(column, 1)
+        panels.addWidget(self.inspector)
+        rows = QVBoxLayout(self)
+        rows.setContentsMargins(0, 0, 0, 0)
+        rows.setSpacing(0)
+        rows.addLayout(panels, 1)
+        rows.addWidget(self.status)
+
+    def _align(self, left: int, width: int) -> None:
+        """The composer stands under the text, comparisons where it stands; at the edge where the column is narrow."""
+        room = self.transcript.width()
+        if room < panel_width(NARROW):
+            self._foot.setContentsMargins(EDGE, 0, EDGE, 0)
+            self.second.align(EDGE)
+            self.similar.align(EDGE)
+            self.compare.align(EDGE, EDGE)
+            return
+        right = max(room - left - width, 0)
+        self._foot.setContentsMargins(left, 0, right, 0)
+        self.second.align(left)
+        self.similar.align(left)
+        self.compare.align(left, right)

@@ -1,0 +1,190 @@
+"""The bar below the transcript: engine, speed, cache, transfers and downloads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen, QResizeEvent
+from PySide6.QtWidgets import QHBoxLayout, QWidget
+
+from ui.frame.legend import Legend
+from ui.models.downloads import DownloadsLink
+from ui.port import Download, EngineState, StatusView, Tier
+from ui.theme.fonts import interface_font, scaled, text_scale
+from ui.theme.scheme import current_theme
+from ui.theme.text_size import fix_height
+from ui.widgets.controls import button
+from ui.widgets.labels import ElidedLabel, IconButton, Label
+from ui.widgets.numbers import rate, size
+
+HEIGHT = 26
+MARGIN = 16
+GAP = 22  # before each fact
+DOT = 8  # pixels, at 100 % text
+
+
+class StatusBar(QWidget):
+    """Shows a `StatusView`; what is not known is left out."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("status")
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        fix_height(self, HEIGHT)
+        font = interface_font(11.5)
+        self._dot = EngineDot()
+        self.engine = ElidedLabel("", "soft", font)
+        self.choose = button(self.tr("Choose a model"), "link")
+        self.choose.setFont(font)
+        self.choose.hide()
+        self.facts = [Label("", "soft", font) for _ in range(6)]
+        self.legend = Legend()
+        row = QHBoxLayout(self)
+        row.setContentsMargins(MARGIN, 0, MARGIN, 0)
+        row.setSpacing(0)
+        row.addWidget(self._dot)
+        row.addSpacing(6)
+        row.addWidget(self.engine)
+        row.addWidget(self.choose)
+        for fact in self.facts:
+            fact.setIndent(GAP)
+            row.addWidget(fact)
+        self.transfer, self.downloads = TransferBar(), DownloadsLink()
+        row.addWidget(self.transfer)
+        row.addSpacing(GAP)
+        row.addWidget(self.downloads)
+        row.addStretch(1)
+        row.addWidget(self.legend)
+        current_theme().scaled.connect(self._fit)
+
+    def show_status(self, status: StatusView) -> None:
+        """Shows these numbers."""
+        self._dot.show_state(status.engine)
+        self.engine.setText(status.reason or self._word(status.engine))
+        self.choose.setVisible(status.lacks_model)
+        self.engine.setContentsMargins(0, 0, GAP if status.lacks_model else 0, 0)
+        self.engine.setAccessibleName(self.tr("Engine: {0}").format(self.engine.text()))
+        for label, words in zip(self.facts, self._words(status), strict=True):
+            label.setText(words)
+        self.facts[0].setToolTip(status.disk_note)
+        self.facts[0].setAccessibleDescription(status.disk_note)
+        self._fit()
+
+    def show_downloads(self, downloads: Sequence[Download]) -> None:
+        """Shows how far they are."""
+        self.downloads.show_downloads(downloads)
+        self._fit()
+
+    def show_legend(self, show: bool) -> None:  # a state, not an option
+        """With the colours of tokens, or without, where nothing is coloured."""
+        self.legend.setVisible(show)
+        self._fit()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit()
+
+    def _fit(self) -> None:
+        """Facts that find no room are left out, from the right; the engine's state never is."""
+        room = self.width() - 2 * MARGIN - self._dot.width() - self.engine.sizeHint().width() - 6
+        for part in (self.choose, self.legend, self.downloads):
+            room -= 0 if part.isHidden() else part.sizeHint().width() + GAP
+        for label in self.facts:
+            room -= label.sizeHint().width() if label.text() else 0
+            label.setVisible(bool(label.text()) and room >= 0)
+
+    def _word(self, state: EngineState) -> str:
+        return {
+            EngineState.NONE: self.tr("no model"),
+            EngineState.STARTING: self.tr("starting"),
+            EngineState.READY: self.tr("ready"),
+            EngineState.BUSY: self.tr("answering"),
+            EngineState.DIED: self.tr("engine stopped"),
+        }[state]
+
+    def _words(self, status: StatusView) -> tuple[str, str, str, str, str, str]:
+        speed, first = status.tokens_per_second, status.first_token_seconds
+        reused = ""
+        if status.reused is not None and status.computed is not None and status.reused + status.computed:
+            reused = self.tr("reused {0:,} of {1:,}").format(status.reused, status.reused + status.computed)
+        kv = self.tr("KV {0} of {1}").format(size(status.kv_bytes), size(status.kv_budget)) if status.kv_budget else ""
+        names = {Tier.WARM: self.tr("warm"), Tier.DISK: self.tr("disk"), Tier.COLD: self.tr("cold")}
+        return (
+            self.tr("KV on disk is full") if status.disk_note else "",  # first: the others may find no room
+            "" if speed is None else rate(speed),
+            "" if first is None else self.tr("first token {0:.2f} s").format(first),
+            reused,
+            kv,
+            " · ".join(f"{names[tier]} {status.tiers[tier]}" for tier in Tier if tier in status.tiers),
+        )
+
+
+class EngineDot(QWidget):
+    """Filled: there; ring: on its way; warm colour: it stopped. The words beside it say the same."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._state = EngineState.NONE
+        self._theme = current_theme()
+        self._theme.scaled.connect(self._resize)
+        self._resize()
+
+    def _resize(self) -> None:
+        self.setFixedSize(scaled(DOT), scaled(DOT))
+
+    def show_state(self, state: EngineState) -> None:
+        """Draws this one from now on."""
+        self._state = state
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
+        palette = self._theme.palette
+        colour = QColor(palette.accent)
+        if self._state is EngineState.DIED:
+            colour = QColor(palette.surprise[5])
+        elif self._state is EngineState.NONE:
+            colour = QColor(palette.faint)
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        hollow = self._state in (EngineState.STARTING, EngineState.NONE)
+        painter.setPen(QPen(colour, 1.5 * text_scale()) if hollow else Qt.PenStyle.NoPen)
+        painter.setBrush(Qt.BrushStyle.NoBrush if hollow else colour)
+        inset = (1.0 if hollow else 0.5) * text_scale()
+        painter.drawEllipse(self.rect().toRectF().adjusted(inset, inset, -inset, -inset))
+        painter.end()
+
+
+class TransferBar(QWidget):
+    """Hidden while nothing is under way."""
+
+    stopped = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._words = ""
+        self.label = Label("", "accent", interface_font(11.5))
+        self.stop_button = IconButton("x", self.tr("Stop the transfer"))
+        self.stop_button.setFixedSize(20, 20)
+        self.stop_button.clicked.connect(self.stopped)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(22, 0, 0, 0)
+        row.setSpacing(2)
+        row.addWidget(self.label)
+        row.addWidget(self.stop_button)
+        self.hide()
+
+    def begin(self, words: str) -> None:
+        """Something began: "exporting"."""
+        self._words = words
+        self.label.setText(f"{words}…")
+        self.label.setAccessibleName(words)
+        self.show()
+
+    def show_progress(self, done: int, total: int) -> None:
+        """How much of it is done."""
+        self.label.setText(f"{self._words} {100 * done // max(total, 1)} %")
+
+    def end(self) -> None:
+        """Nothing is under way any more."""
+        self.hide()

@@ -1,0 +1,234 @@
+"""Tool calls of an answer as cards: while they stream, and with fields for their results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import QEvent, QObject, Qt, Signal
+from PySide6.QtGui import QFont, QKeyEvent, QMouseEvent
+from PySide6.QtWidgets import QFrame, QSizePolicy, QVBoxLayout, QWidget
+
+from runtime import TokenRun
+from ui.composer.draft_field import DraftField
+from ui.core.shown import RUNNING, typed_text
+from ui.port import ToolCard, TurnView
+from ui.theme.fonts import interface_font, mono_font
+from ui.transcript import TranscriptView
+from ui.transcript.read_mode.markup import called_name, open_call
+from ui.widgets.controls import button, row
+from ui.widgets.labels import Label
+from ui.widgets.visible import one_line
+
+LAST_LINES = 4
+LINE_MOST = 160  # characters
+
+
+class CallInMaking(QFrame):
+    """Shows the source of calls as it grows; when the answer has ended, the cards of its calls take its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setProperty("kind", "card")
+        self.setCursor(Qt.CursorShape.ArrowCursor)
+        self.name = Label("", "soft", interface_font(12.5, QFont.Weight.Medium))
+        self.source = Label("", "soft", mono_font(12))
+        for label in (self.name, self.source):
+            label.setWordWrap(True)
+            label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(12, 9, 12, 10)
+        column.setSpacing(4)
+        column.addWidget(self.name)
+        column.addWidget(self.source)
+
+    def show_source(self, source: str) -> None:
+        """What was written so far, from where the first call begins."""
+        name = one_line(called_name(source))
+        self.name.setText(self.tr("is writing a call of {0}…").format(name) if name else self.tr("is writing a call…"))
+        self.setAccessibleName(self.name.text())
+        lines = [line for line in source.splitlines() if line.strip()][-LAST_LINES:]
+        self.source.setText("\n".join(one_line(line)[-LINE_MOST:] for line in lines))
+
+
+MOST_LINES = 8  # of arguments that are shown; the answer has all of them
+FIELD_EDGES = 10  # pixels above and below the lines of a field: its frame and padding
+
+
+class ToolCards(QObject):
+    """Puts cards under the turns of the path that call something.
+
+    Args:
+        transcript: Shows them in its text.
+    """
+
+    answered = Signal(int, object)  # node id, the results: a list[str]
+
+    def __init__(self, transcript: TranscriptView) -> None:
+        super().__init__(transcript)
+        self._transcript = transcript
+        self.turns: dict[int, TurnCards] = {}  # by node id
+        self.making: CallInMaking | None = None  # of the answer that is being written
+        self._writing: tuple[int, str] | None = None  # its node id, and its text so far
+
+    def show_turns(self, turns: Sequence[TurnView], *, running: bool) -> None:
+        """The cards of these turns. What is being written stays while the calls of its turn are the same."""
+        held, self.turns = self.turns, {}
+        for turn in turns:
+            if turn.calls or turn.called:
+                known = held.get(turn.node_id)
+                same = known is not None and known.shown == (turn.calls, turn.called)
+                self.turns[turn.node_id] = known if known is not None and same else self._made(turn)
+        writing = next((turn for turn in turns if turn.may_call and turn.status in RUNNING), None)
+        self._writing = None if writing is None else (writing.node_id, typed_text(writing.run))
+        changed = self._show_making()
+        if self.turns != held or changed:
+            self._show_under()
+            for gone in held.values():
+                if gone not in self.turns.values():
+                    gone.deleteLater()
+        for cards in self.turns.values():
+            cards.set_running(running)
+
+    def append_tokens(self, node_id: int, run: TokenRun) -> None:
+        """More of the answer that is being written."""
+        if self._writing is not None and self._writing[0] == node_id:
+            self._writing = node_id, self._writing[1] + typed_text(run)
+            if self._show_making():
+                self._show_under()
+
+    def _show_making(self) -> bool:
+        """The card of the call that is being written, if one is; whether it came or went."""
+        text = "" if self._writing is None else self._writing[1]
+        start, known = open_call(text), self.making
+        if start is None:
+            self.making = None
+            if known is not None:
+                known.deleteLater()
+            return known is not None
+        self.making = known or CallInMaking()
+        self.making.show_source(text[start:])
+        return known is None
+
+    def _show_under(self) -> None:
+        under: dict[int, QWidget] = dict(self.turns)
+        if self._writing is not None and self.making is not None:
+            under[self._writing[0]] = self.making
+        self._transcript.show_under(under)
+
+    def _made(self, turn: TurnView) -> TurnCards:
+        made = TurnCards(turn)
+        made.answered.connect(self.answered)
+        made.focused.connect(self._transcript.bring_into_sight)
+        return made
+
+
+class TurnCards(QWidget):
+    """The cards of one answer. Results are sent together, when the last one is written."""
+
+    answered = Signal(int, object)  # node id, the results in the order of the calls
+    focused = Signal(object)  # the QWidget that the keyboard came to
+
+    def __init__(self, turn: TurnView) -> None:
+        super().__init__()
+        self.shown = (turn.calls, turn.called)
+        self._node_id = turn.node_id
+        self._running = False
+        self.setCursor(Qt.CursorShape.ArrowCursor)
+        open_calls = bool(turn.calls)
+        self.cards = [CallCard(call, answered=not open_calls) for call in turn.calls or turn.called]
+        self.send_button = button(self.tr("Send the result") if len(self.cards) == 1 else self.tr("Send the results"))
+        self.send_button.clicked.connect(self._send)
+        self.can_answer = open_calls and all(not call.problem for call in turn.calls)
+        self.send_button.setVisible(self.can_answer)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 4)
+        column.setSpacing(6)
+        for card in self.cards:
+            column.addWidget(card)
+            if card.result is not None:
+                card.result.textChanged.connect(self._refresh)
+                card.result.submitted.connect(self._send)
+                card.result.installEventFilter(self)
+        column.addLayout(row(self.send_button, 1))
+        self.send_button.installEventFilter(self)
+        self._refresh()
+
+    def set_running(self, running: bool) -> None:  # a state, not an option
+        """While an answer is written, none can be asked for."""
+        self._running = running
+        self._refresh()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() is QEvent.Type.FocusIn:
+            self.focused.emit(watched)
+        return super().eventFilter(watched, event)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        event.setAccepted(event.key() != Qt.Key.Key_Escape)  # Return in a field is no command to the text around it
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        event.accept()  # nothing of the text behind it is selected
+
+    def _refresh(self) -> None:
+        self.send_button.setEnabled(not self._running and all(result.strip() for result in self._results()))
+
+    def _results(self) -> list[str]:
+        return [card.result.toPlainText() for card in self.cards if card.result is not None]
+
+    def _send(self) -> None:
+        if self.can_answer and self.send_button.isEnabled():
+            self.answered.emit(self._node_id, self._results())
+
+
+class CallCard(QFrame):
+    """One call; nothing here carries it out.
+
+    Attributes:
+        result: Where its result is typed; None where the call is no call, or was answered.
+    """
+
+    def __init__(self, call: ToolCard, *, answered: bool) -> None:
+        super().__init__()
+        self.setProperty("kind", "card")
+        self._column = QVBoxLayout(self)
+        self._column.setContentsMargins(12, 9, 12, 10)
+        self._column.setSpacing(4)
+        self.result: DraftField | None = None
+        if call.problem:
+            self._say(self.tr("a call that cannot be answered"), strong=True)
+            self._say(call.problem)
+            self.setAccessibleName(self.tr("A call that cannot be answered: {0}").format(one_line(call.problem)))
+            return
+        name = one_line(call.name)
+        self._say(self.tr("called {0}").format(name) if answered else self.tr("calls {0}").format(name), strong=True)
+        lines = call.arguments.splitlines()
+        cut = [*lines[:MOST_LINES], "…"] if len(lines) > MOST_LINES else lines
+        self._say("\n".join(_kept(line) for line in cut), mono=True)
+        self.setAccessibleName(self.tr("Call of {0}").format(name))
+        self.setAccessibleDescription(one_line(call.arguments))
+        if not answered:
+            self.result = self._field(name)
+
+    def _say(self, text: str, *, strong: bool = False, mono: bool = False) -> None:
+        weight = QFont.Weight.Medium if strong else QFont.Weight.Normal
+        said = Label(text, "" if strong else "soft", mono_font(12) if mono else interface_font(12.5, weight))
+        said.setWordWrap(True)
+        said.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
+        self._column.addWidget(said)
+
+    def _field(self, name: str) -> DraftField:
+        field = DraftField(around=FIELD_EDGES)
+        field.setProperty("kind", "field")
+        field.setFont(interface_font(13))
+        field.set_hint(self.tr("what {0} answers; you write it, nothing is executed").format(name))
+        field.setAccessibleName(self.tr("Result of {0}").format(name))
+        field.setAccessibleDescription(self.tr("Return sends it, Shift-Return begins another line"))
+        self._column.addSpacing(4)
+        self._column.addWidget(field)
+        return field
+
+
+def _kept(line: str) -> str:
+    """A line of JSON with its indentation; what could hide in it is made visible."""
+    rest = line.lstrip(" ")
+    return "\u00a0" * (len(line) - len(rest)) + one_line(rest)

@@ -1,0 +1,333 @@
+"""The bar above the transcript: the model's name with its shelf as a menu, modes and branches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import QEvent, QPoint, QSize, Qt, Signal
+from PySide6.QtGui import QAction, QActionGroup, QFont, QResizeEvent
+from PySide6.QtWidgets import QApplication, QButtonGroup, QHBoxLayout, QMenu, QPushButton, QSizePolicy, QToolButton, QWidget
+
+from ui.core.shown import Fork
+from ui.port import BackendChoice, ModelChoice
+from ui.theme.fonts import interface_font, scaled
+from ui.theme.icons import SIZE_PX, icon
+from ui.theme.scheme import current_theme
+from ui.theme.text_size import fix_height, panel_width
+from ui.transcript import Mode
+from ui.widgets.labels import ElidedLabel, IconButton, Label, StepButton, plain_tooltip
+from ui.widgets.visible import one_line
+
+CHIP_HEIGHT = 27
+MOST = 240  # pixels of a name, at 100 % text
+FEWEST = 4  # letters that still say anything
+
+
+class ModelChip(QPushButton):
+    """The model's name; pressed, it opens what the session is set to. The shelf opens under it as a menu (never blocking)."""
+
+    chosen = Signal(str)  # source
+    backend_chosen = Signal(str)  # name
+    more_wanted = Signal()  # than are on the shelf
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("model_chip")
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        fix_height(self, CHIP_HEIGHT)
+        self.setLayoutDirection(Qt.LayoutDirection.RightToLeft)  # the arrow after the name
+        self._theme = current_theme()
+        for news in (self._theme.changed, self._theme.scaled):
+            news.connect(self._tint)
+        self._tint()
+        self._label = self._shown = ""
+        self.show_model(None)
+
+    def show_model(self, choice: ModelChoice | None) -> None:
+        """Names the model in use."""
+        self._label = self.tr("Choose a model") if choice is None else one_line(choice.label)
+        self._show(scaled(MOST))
+        self.setAccessibleName(self.tr("Model: {0}").format(self._label))
+        self.updateGeometry()
+
+    def sizeHint(self) -> QSize:
+        """As wide as the name wants it, up to a limit, whatever is shown of it now."""
+        hint, metrics = super().sizeHint(), self.fontMetrics()
+        whole = min(metrics.horizontalAdvance(self._label), scaled(MOST))
+        return QSize(hint.width() - metrics.horizontalAdvance(self._shown) + whole, hint.height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        around = super().sizeHint().width() - self.fontMetrics().horizontalAdvance(self._shown)
+        self._show(self.width() - around)
+
+    def _show(self, room: int) -> None:
+        metrics, room = self.fontMetrics(), min(room, scaled(MOST))
+        fits = metrics.horizontalAdvance(self._label) <= room  # whole pixels, as in the size hint
+        cut = metrics.elidedText(self._label, Qt.TextElideMode.ElideRight, room)
+        self._shown = self._label if fits else cut if len(cut) > FEWEST else ""
+        self.setText(self._shown.replace("&", "&&"))
+        self.setToolTip(plain_tooltip(self._label) if self._shown != self._label else "")
+
+    def open_menu(self, choices: Sequence[ModelChoice], backends: Sequence[BackendChoice] = ()) -> None:
+        """Shows what is on the shelf and what can run it, under the chip."""
+        menu = QMenu(self)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.setLayoutDirection(QApplication.layoutDirection())  # not the chip's own
+        menu.setAccessibleName(self.tr("Models"))
+        group = QActionGroup(menu)
+        for choice in choices:
+            label, detail = (" ".join(words.split()).replace("&", "&&") for words in (choice.label, choice.detail))
+            action = QAction(f"{label}\t{detail}", group, checkable=True, checked=choice.loaded)
+            action.triggered.connect(lambda _checked, source=choice.source: self.chosen.emit(source))
+            menu.addAction(action)
+        if not choices:
+            menu.addAction(self.tr("No model is here yet")).setEnabled(False)
+        menu.addSeparator()
+        menu.addAction(self.tr("More models…")).triggered.connect(lambda _checked=False: self.more_wanted.emit())
+        self._add_backends(menu, backends)
+        right = self.mapToGlobal(QPoint(self.width(), self.height() + 4))
+        menu.popup(QPoint(right.x() - menu.sizeHint().width(), right.y()))
+
+    def _add_backends(self, menu: QMenu, backends: Sequence[BackendChoice]) -> None:
+        if not backends:
+            return
+        menu.addSeparator()
+        group = QActionGroup(menu)
+        for backend in backends:
+            words = self.tr("run on {0}").format(backend.name).replace("&", "&&")
+            problem = backend.problem.replace("&", "&&")
+            action = QAction(f"{words}\t{problem}" if problem else words, group, checkable=True, checked=backend.chosen)
+            action.setEnabled(not backend.problem)
+            action.triggered.connect(lambda _checked, name=backend.name: self.backend_chosen.emit(name))
+            menu.addAction(action)
+
+    def _tint(self, _palette: object = None) -> None:
+        px = scaled(SIZE_PX)
+        self.setIconSize(QSize(px, px))
+        self.setIcon(icon("chevron-down", self._theme.palette.soft, px))
+
+
+HEIGHT = 44
+BUTTON_GAP = 4
+LEFT, SIDEBAR = 220, 248  # up to the title, which stands over the transcript; the sidebar at 100 %
+# Pixels of names: beyond the first they give way before anything else, down to the second as long as that helps.
+TITLE_MOST, TITLE_FAIR, TITLE_LEAST = 480, 160, 76
+BRANCH_MOST, BRANCH_FAIR, BRANCH_LEAST = 240, 110, 70
+MODEL_FAIR, MODEL_LEAST = 150, 104  # with its arrow
+
+
+class TopBar(QWidget):
+    """The unified bar. It only shows and asks; the window decides."""
+
+    mode_chosen = Signal(object)  # Mode
+    step_wanted = Signal(int)  # to the previous (-1) or next (+1) variant
+    setup_wanted = Signal()
+    model_chosen = Signal(str)  # source
+    backend_chosen = Signal(str)  # name
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("bar")
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        fix_height(self, HEIGHT)
+        self.menu_button = IconButton("menu", self.tr("Menu"))
+        self.menu_button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
+        self.sidebar_button = IconButton("panel-left", self.tr("Show or hide the sidebar"))
+        self.new_button = IconButton("square-pen", self.tr("New session"))
+        self.inspector_button = IconButton("panel-right", self.tr("Show or hide the inspector"))
+        self.title = ElidedLabel("", "", interface_font(weight=QFont.Weight.DemiBold))
+        self.branch = BranchChip()
+        self.branch.step_wanted.connect(self.step_wanted)
+        self.model = ModelChip()
+        self.model.clicked.connect(self.setup_wanted)
+        self.model.chosen.connect(self.model_chosen)
+        self.model.backend_chosen.connect(self.backend_chosen)
+        self.modes = ModeSwitch()
+        self.modes.chosen.connect(self.mode_chosen)
+        row = self._row = QHBoxLayout(self)
+        row.setContentsMargins(14, 0, 14, 0)
+        row.setSpacing(10)
+        self.title.fewest = FEWEST
+        self._spare = (self.sidebar_button, self.new_button)  # the menu has them too
+        self._left_part = self._left()
+        row.addWidget(self._left_part)
+        row.addWidget(self.title)
+        row.addWidget(self.branch)
+        row.addStretch(1)
+        row.addWidget(self.model)
+        row.addWidget(self.modes)
+        row.addWidget(self.inspector_button)
+        self._over_sidebar = False
+        current_theme().scaled.connect(self._share_room)
+
+    def show_model(self, choice: ModelChoice | None) -> None:
+        """Names the model in use."""
+        self.model.show_model(choice)
+        self._share_room()  # a part of fixed size asks for no layout by itself
+
+    def stand_over_sidebar(self, shown: bool) -> None:  # a state, not an option
+        """The title stands where the sidebar ends, if there is room; without a sidebar it moves to the left."""
+        self._over_sidebar = shown
+        self._share_room()
+
+    def minimumSizeHint(self) -> QSize:
+        """Any width will do: what does not fit gives way."""
+        return QSize(0, self.height())
+
+    def event(self, event: QEvent) -> bool:
+        if event.type() in (QEvent.Type.LayoutRequest, QEvent.Type.Resize):
+            self._share_room()  # before the layout looks at the widths
+        return super().event(event)
+
+    def _share_room(self) -> None:
+        """What does not fit gives way: the place over the sidebar, the branch's name, the title's end, then the branch.
+
+        The model's name is cut after these, and buttons that the menu has too go last.
+        """
+        row, title, branch, model, left = self._row, self.title, self.branch, self.model, self._left_part
+        sides, others = row.contentsMargins(), (self.modes, self.inspector_button)
+        tight, bare = self._buttons_width(self.menu_button, *self._spare), self._buttons_width(self.menu_button)
+        widths: dict[QWidget, int] = {part: part.sizeHint().width() for part in (title, model)}
+        widths[left] = max(panel_width(SIDEBAR) - SIDEBAR + LEFT, tight) if self._over_sidebar else tight
+        if branch.wanted:
+            widths[branch] = branch.sizeHint().width()
+        lack = sum(widths.values()) + sum(part.sizeHint().width() for part in others) - self.width()
+        lack += sides.left() + sides.right() + row.spacing() * (len(widths) + len(others) - 1)
+        arrows = branch.least_width()
+        for part, least in (
+            (title, scaled(TITLE_MOST)),
+            (branch, scaled(BRANCH_MOST)),
+            (left, tight),
+            (branch, arrows + scaled(BRANCH_FAIR)),
+            (title, scaled(TITLE_FAIR)),
+            (branch, arrows),
+            (title, scaled(TITLE_LEAST)),
+            (model, scaled(MODEL_FAIR)),
+            (branch, -row.spacing()),  # it goes
+            (model, scaled(MODEL_LEAST)),
+            (left, bare),  # without buttons that the menu has too
+            (title, title.minimumSizeHint().width()),
+            (model, 0),
+        ):
+            if part in widths and lack > 0:
+                given = max(widths[part] - least, 0)
+                whole = (part is branch and least <= arrows) or (part is left and least == bare)
+                given = given if whole else min(given, lack)  # a name is cut; buttons stand or go
+                widths[part] -= given
+                lack -= given
+        for part in (title, model):  # what the branch left over
+            more = min(max(-lack, 0), part.sizeHint().width() - widths[part])
+            widths[part] += more
+            lack += more
+        if widths.get(branch, 0) == arrows and -lack >= scaled(BRANCH_LEAST):
+            widths[branch] = min(arrows - lack, branch.sizeHint().width())
+        branch.setVisible(widths.get(branch, 0) > 0)
+        for button in self._spare:
+            button.setVisible(widths[left] >= tight)
+        for part, width in widths.items():
+            part.setFixedWidth(max(width, 0))
+
+    def _buttons_width(self, *buttons: QWidget) -> int:
+        """Of those of them that are wanted, side by side."""
+        wanted = [button for button in buttons if button in self._spare or not button.isHidden()]
+        return sum(button.sizeHint().width() for button in wanted) + BUTTON_GAP * max(len(wanted) - 1, 0)
+
+    def _left(self) -> QWidget:
+        left = QWidget()
+        row = QHBoxLayout(left)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(BUTTON_GAP)
+        row.addWidget(self.menu_button)
+        row.addWidget(self.sidebar_button)
+        row.addStretch(1)
+        row.addWidget(self.new_button)
+        return left
+
+
+class BranchChip(QWidget):
+    """Which branch is shown and the way to its siblings: rainy ending ‹ 2 / 3 ›. Hidden where there is one branch."""
+
+    step_wanted = Signal(int)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("chip")
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        fix_height(self, CHIP_HEIGHT)
+        self.name = ElidedLabel()
+        self.name.least_px, self.name.fewest = 0, FEWEST
+        self.place = Label()
+        self.back = self._step("‹", self.tr("Previous variant"), -1)
+        self.forth = self._step("›", self.tr("Next variant"), +1)
+        row = self._row = QHBoxLayout(self)
+        row.setContentsMargins(6, 0, 6, 0)
+        row.setSpacing(0)
+        self.name.setContentsMargins(3, 0, 8, 0)  # its own: arrows alone stand in the middle
+        row.addWidget(self.name)
+        row.addWidget(self.back)
+        row.addSpacing(2)
+        row.addWidget(self.place)
+        row.addSpacing(2)
+        row.addWidget(self.forth)
+        self.wanted = False  # there is something to say, whether there is room for it or not
+        self.hide()
+
+    def least_width(self) -> int:
+        """What it needs when its name gives way."""
+        return self._row.minimumSize().width()
+
+    def show_branch(self, name: str, fork: Fork | None) -> None:
+        """Names the branch; the arrows go to the siblings of `fork`."""
+        self.wanted = bool(name) or fork is not None
+        self.setVisible(self.wanted)
+        self.name.setText(name)
+        self.setToolTip(plain_tooltip(one_line(name)))  # of all of it: the name may have no room
+        self.name.setVisible(bool(name))
+        for part in (self.back, self.place, self.forth):
+            part.setVisible(fork is not None)
+        if fork is not None:
+            self.place.setText(f"{fork.place + 1} / {len(fork.variants)}")
+            self.place.setAccessibleName(self.tr("Variant {0} of {1}").format(fork.place + 1, len(fork.variants)))
+            self.back.setEnabled(fork.step(-1) is not None)
+            self.forth.setEnabled(fork.step(+1) is not None)
+
+    def _step(self, sign: str, words: str, by: int) -> StepButton:
+        button = StepButton(sign, words)
+        button.clicked.connect(lambda: self.step_wanted.emit(by))
+        return button
+
+
+class ModeSwitch(QWidget):
+    """Read | Tokens as one control of two segments."""
+
+    chosen = Signal(object)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("segments")
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        fix_height(self, CHIP_HEIGHT)
+        self._group = QButtonGroup(self)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(0)
+        self.buttons: dict[Mode, QPushButton] = {}
+        for mode, name, words in (
+            (Mode.READ, "segment_first", self.tr("Read")),
+            (Mode.TOKENS, "segment_last", self.tr("Tokens")),
+        ):
+            button = QPushButton(words)
+            button.setCheckable(True)
+            button.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+            button.setObjectName(name)
+            button.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Expanding)
+            button.setFont(interface_font(weight=QFont.Weight.Medium))
+            button.clicked.connect(lambda _checked, mode=mode: self.chosen.emit(mode))
+            self._group.addButton(button)
+            row.addWidget(button)
+            self.buttons[mode] = button
+
+    def show_mode(self, mode: Mode) -> None:
+        """Marks the segment."""
+        self.buttons[mode].setChecked(True)

@@ -1,0 +1,224 @@
+"""The outline of a session's branches: where they leave, what they say, how likely they were."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QRect, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QColor, QContextMenuEvent, QFont, QFontMetrics, QPainter, QPen
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QFrame,
+    QListView,
+    QMenu,
+    QStyledItemDelegate,
+    QStyleOptionViewItem,
+    QWidget,
+)
+
+from ui.port import BranchRow
+from ui.sidebar.session_list import paint_row_ground
+from ui.sidebar.session_rows import Index
+from ui.theme.fonts import interface_font, scaled, text_scale
+from ui.theme.scheme import current_theme
+from ui.widgets.numbers import probability, signed
+from ui.widgets.visible import one_line
+
+ROW_HEIGHT = 25
+INDENT = 14
+DEEPEST_INDENT = 8  # further levels are drawn at this one: a row must keep room for its words
+SHARED_SHARE = 0.35  # of a row's width, for the words it shares with its siblings
+_DOT = 7
+_MIDDLE = int(Qt.AlignmentFlag.AlignVCenter)
+_ROW = int(Qt.ItemDataRole.UserRole)
+
+
+class BranchRows(QAbstractListModel):
+    """The rows, as the workbench gave them."""
+
+    def __init__(self, parent: QObject) -> None:
+        super().__init__(parent)
+        self.rows: tuple[BranchRow, ...] = ()
+
+    def take(self, rows: Sequence[BranchRow]) -> None:
+        """Shows these; a change of the same tree keeps the scroll position."""
+        new = tuple(rows)
+        if [row.node_id for row in new] == [row.node_id for row in self.rows]:
+            self.rows = new
+            if new:
+                self.dataChanged.emit(self.index(0), self.index(len(new) - 1))
+            return
+        self.beginResetModel()
+        self.rows = new
+        self.endResetModel()
+
+    def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008  # Qt's own default, an immutable value
+        return 0 if parent.isValid() else len(self.rows)
+
+    def data(self, index: Index, role: int = int(Qt.ItemDataRole.DisplayRole)) -> object:
+        if not index.isValid():
+            return None
+        row = self.rows[index.row()]
+        if role == _ROW:
+            return row
+        words = one_line(f"{row.before} {row.name}")
+        if role == Qt.ItemDataRole.DisplayRole:
+            return words
+        if role == Qt.ItemDataRole.AccessibleTextRole:
+            shown = self.tr("shown") if row.current else ""
+            likely = self.tr("{0} nats").format(signed(row.logprob, 1)) if row.logprob is not None else ""
+            mean = self.tr("{0} a token").format(probability(row.likely)) if row.likely is not None else ""
+            pruned = self.tr("pruned") if row.pruned else ""
+            parts = (words, self.tr("level {0}").format(row.depth + 1), likely, mean, pruned, shown)
+            return ", ".join(part for part in parts if part)
+        return None
+
+
+class BranchTree(QListView):
+    """An outline as a list with indents: 300 branches stay readable, which no drawn graph does."""
+
+    selected = Signal(int)  # node id
+    compare_wanted = Signal(int)  # node id of the branch to compare with the one that is shown
+    prune_wanted = Signal(int, int, bool)  # node id, its token where the branch begins, and whether to prune or to restore
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._all: tuple[BranchRow, ...] = ()
+        self._shows_pruned = False
+        self.rows = BranchRows(self)
+        self.setModel(self.rows)
+        self.setItemDelegate(_BranchDelegate(self))
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setUniformItemSizes(True)
+        self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+        self.setAccessibleName(self.tr("Branches"))
+        self.clicked.connect(self._choose)
+        self.activated.connect(self._choose)
+        current_theme().scaled.connect(self.doItemsLayout)
+
+    def show_branches(self, rows: Sequence[BranchRow]) -> None:
+        """Shows the outline and brings the current branch into sight."""
+        self._all = tuple(rows)
+        self.rows.take([row for row in self._all if self._shows_pruned or not row.pruned or row.on_path])
+        current = next((i for i, row in enumerate(self.rows.rows) if row.current), None)
+        if current is not None:
+            self.scrollTo(self.rows.index(current))
+
+    def other(self) -> int | None:
+        """The branch to compare with the one that is shown: where the keyboard is, else the nearest; None: there is none."""
+        row = self.currentIndex().data(_ROW)
+        if isinstance(row, BranchRow) and not row.on_path:
+            return row.node_id
+        places = [i for i, each in enumerate(self.rows.rows) if not each.on_path]
+        shown = next((i for i, each in enumerate(self.rows.rows) if each.current), 0)
+        return self.rows.rows[min(places, key=lambda i: abs(i - shown))].node_id if places else None
+
+    def set_pruned_visible(self, visible: bool) -> None:  # a state, not an option
+        """Whether pruned branches are shown, faint."""
+        self._shows_pruned = visible
+        self.show_branches(self._all)
+
+    def prune_current(self) -> None:
+        """Prunes, or restores, the row that has the keyboard, else the branch that is shown."""
+        place = self.currentIndex().row() if self.hasFocus() else -1
+        rows = self.rows.rows
+        row = rows[place] if 0 <= place < len(rows) else next((row for row in rows if row.current), None)
+        if row is not None:
+            self.prune_wanted.emit(row.node_id, row.start, not row.pruned)
+
+    def contextMenuEvent(self, event: QContextMenuEvent) -> None:
+        """By mouse or by the menu key."""
+        index = self.indexAt(event.pos()) if event.reason() is event.Reason.Mouse else self.currentIndex()
+        row = index.data(_ROW)
+        if not isinstance(row, BranchRow):
+            return
+        menu = QMenu(self)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.addAction(self.tr("Show"), lambda: self.selected.emit(row.node_id))
+        compare = menu.addAction(self.tr("Compare with the Shown Branch"), lambda: self.compare_wanted.emit(row.node_id))
+        compare.setEnabled(not row.current)
+        words = self.tr("Restore Branch") if row.pruned else self.tr("Prune Branch")
+        act = menu.addAction(words)
+        act.triggered.connect(lambda _checked=False: self.prune_wanted.emit(row.node_id, row.start, not row.pruned))
+        menu.popup(event.globalPos())
+
+    def _choose(self, index: QModelIndex) -> None:
+        row = index.data(_ROW)
+        if isinstance(row, BranchRow):
+            self.selected.emit(row.node_id)
+
+
+class _BranchDelegate(QStyledItemDelegate):
+    """Dot, shared words, differing words in medium weight, log-probability."""
+
+    def __init__(self, parent: QObject) -> None:
+        super().__init__(parent)
+        self._theme = current_theme()
+        self._theme.scaled.connect(self.take_fonts)
+        self.take_fonts()
+
+    def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:  # noqa: ARG002  # the signature is Qt's
+        return QSize(0, scaled(ROW_HEIGHT))
+
+    def take_fonts(self) -> None:
+        """Text has another size."""
+        self._plain, self._strong = interface_font(), interface_font(weight=QFont.Weight.Medium)
+        self._small = interface_font(11)
+
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
+        row: BranchRow = index.data(_ROW)
+        palette, rect = self._theme.palette, QRect(option.rect)
+        state = option.state
+        painter.save()
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        paint_row_ground(painter, rect, palette.selection if row.current else None, state, palette.accent)
+        left = rect.left() + 10 + INDENT * min(row.depth, DEEPEST_INDENT)
+        across, pen = scaled(_DOT), 1.5 * text_scale()
+        dot = QRectF(left + pen / 2, rect.center().y() + 0.5 - (across - pen) / 2, across - pen, across - pen)
+        painter.setPen(QPen(QColor(palette.accent), pen))
+        painter.setBrush(QColor(palette.accent) if row.current else Qt.BrushStyle.NoBrush)
+        painter.drawEllipse(dot)
+        words = rect.adjusted(0, 0, -8, 0)
+        words.setLeft(left + across + 7)
+        if row.logprob is not None:
+            score = signed(row.logprob, 1)
+            painter.setFont(self._small)
+            painter.setPen(QColor(palette.faint))
+            painter.drawText(words, int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight), score)
+            words.setRight(words.right() - QFontMetrics(self._small).horizontalAdvance(score) - 8)
+        if row.likely is not None:
+            width = max(2.0, words.width() * row.likely)
+            painter.fillRect(QRectF(words.left(), rect.bottom() - 3, width, 2), QColor(palette.bar_rest))
+        painter.setPen(QColor(palette.faint if row.pruned else palette.text))
+        self._paint_words(painter, words, row)
+        painter.restore()
+
+    def _paint_words(self, painter: QPainter, room: QRect, row: BranchRow) -> None:
+        """Where both do not fit, the shared words give way first: a branch is known by where it differs."""
+        before, name = one_line(row.before), one_line(row.name)
+        shared_font = self._strong if row.current else self._plain
+        name_font = self._strong if before or row.current else self._plain
+        if before:
+            needed = QFontMetrics(name_font).horizontalAdvance(name)
+            shared = QFontMetrics(shared_font)
+            most = max(room.width() - needed, round(room.width() * SHARED_SHARE))
+            shown = last_words(before, shared, most)
+            painter.setFont(shared_font)
+            painter.drawText(room, _MIDDLE, shown)
+            room.setLeft(room.left() + shared.horizontalAdvance(shown))
+        painter.setFont(name_font)
+        painter.drawText(room, _MIDDLE, QFontMetrics(name_font).elidedText(name, Qt.TextElideMode.ElideRight, room.width()))
+
+
+def last_words(text: str, metrics: QFontMetrics, room: int) -> str:
+    """As many whole words from the end of `text` as fit into `room` pixels, a space behind them."""
+    if metrics.horizontalAdvance(text + " ") <= room:
+        return text + " "
+    words = text.removeprefix("…").split()
+    for first in range(1, len(words)):
+        shown = "… " + " ".join(words[first:]) + " "
+        if metrics.horizontalAdvance(shown) <= room:
+            return shown
+    return "… "

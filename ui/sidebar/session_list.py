@@ -1,0 +1,154 @@
+"""The session list on the screen: the view, and the delegate that paints its rows."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QObject, QPoint, QRect, QSize, Qt
+from PySide6.QtGui import QColor, QFontMetrics, QKeyEvent, QPainter, QPen
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QFrame,
+    QListView,
+    QSizePolicy,
+    QStyle,
+    QStyledItemDelegate,
+    QStyleOptionViewItem,
+    QWidget,
+)
+
+from ui.port import SessionSummary, TrashedSession
+from ui.sidebar.session_rows import IS_OPEN, LEAST_ROWS, ROW_HEIGHT, SUMMARY, Head, Index, SessionRows
+from ui.theme.fonts import caption_font, interface_font, scaled
+from ui.theme.scheme import current_theme
+from ui.widgets.visible import one_line
+
+LONGEST_TAG = 12  # characters that a row shows of its first tag
+
+
+class SessionsView(QListView):
+    """The list itself: one click opens, F2 renames, nothing deletes."""
+
+    def __init__(self, rows: SessionRows, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setModel(rows)
+        self.setItemDelegate(SessionDelegate(self))
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setEditTriggers(QAbstractItemView.EditTrigger.EditKeyPressed)
+        self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        self.setMouseTracking(True)
+        self.setUniformItemSizes(True)  # or ten thousand rows are measured one by one
+        self.setDragDropMode(QAbstractItemView.DragDropMode.InternalMove)
+        self.setDropIndicatorShown(True)
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Maximum)
+        self._rows = rows
+        current_theme().scaled.connect(self._resize)
+
+    def _resize(self) -> None:
+        self.doItemsLayout()
+        self.updateGeometry()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """Alt with an arrow moves a session within its group, as dragging does."""
+        by = {Qt.Key.Key_Up: -1, Qt.Key.Key_Down: +1}.get(Qt.Key(event.key()))
+        row = self.currentIndex().data(SUMMARY)
+        if by is not None and event.modifiers() & Qt.KeyboardModifier.AltModifier and isinstance(row, SessionSummary):
+            self._rows.shift(row.session_id, by)
+        else:
+            super().keyPressEvent(event)
+
+    def sizeHint(self) -> QSize:
+        """As tall as its rows, so that the branches follow at once; where that is too much it scrolls."""
+        return QSize(0, self._rows.height())
+
+    def minimumSizeHint(self) -> QSize:
+        """A few rows stay in sight however many branches there are."""
+        return QSize(0, min(self._rows.height(), LEAST_ROWS * scaled(ROW_HEIGHT)))
+
+
+class SessionDelegate(QStyledItemDelegate):
+    """Paints a head or a session: title at the left, branches at the right."""
+
+    def __init__(self, parent: QObject) -> None:
+        super().__init__(parent)
+        self._theme = current_theme()
+        self._theme.scaled.connect(self.take_fonts)
+        self.take_fonts()
+
+    def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:  # noqa: ARG002  # the signature is Qt's
+        return QSize(0, scaled(ROW_HEIGHT))
+
+    def take_fonts(self) -> None:
+        """Text has another size."""
+        self._head, self._title, self._count = caption_font(), interface_font(), interface_font(11)
+
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
+        entry = index.data(SUMMARY)
+        painter.save()
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        if isinstance(entry, Head):
+            self._paint_head(painter, option, entry)
+        else:
+            self._paint_session(painter, option, index)
+        painter.restore()
+
+    def _paint_head(self, painter: QPainter, option: QStyleOptionViewItem, head: Head) -> None:
+        palette, rect = self._theme.palette, QRect(option.rect)
+        if head.folder_id is not None or head.opens:
+            paint_row_ground(painter, rect, None, option.state, palette.accent)
+        inner = rect.adjusted(8, 5, -8, 0)
+        painter.setFont(self._head)
+        painter.setPen(QColor(palette.faint))
+        count = str(head.count) if head.count else ""
+        if head.folder_id is not None:
+            painter.setPen(QColor(palette.soft))
+            middle, left = inner.center().y() + 1, inner.left() + 1
+            painter.setPen(QPen(QColor(palette.soft), 1.4, c=Qt.PenCapStyle.RoundCap, j=Qt.PenJoinStyle.RoundJoin))
+            tip = [(0, -4), (4, 0), (0, 4)] if head.is_closed else [(-1, -2), (3, 2), (7, -2)]
+            painter.drawPolyline([QPoint(left + x, middle + y) for x, y in tip])
+            inner.setLeft(inner.left() + 14)
+        painter.drawText(inner, int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight), count)
+        room = inner.width() - (QFontMetrics(self._head).horizontalAdvance(count) + 8 if count else 0)
+        name = QFontMetrics(self._head).elidedText(one_line(head.name), Qt.TextElideMode.ElideRight, room)
+        painter.drawText(inner, int(Qt.AlignmentFlag.AlignVCenter), name)
+
+    def _paint_session(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
+        palette, rect = self._theme.palette, QRect(option.rect)
+        state = option.state
+        is_open = bool(index.data(IS_OPEN))
+        paint_row_ground(painter, rect, palette.selection if is_open else None, state, palette.accent)
+        inner = rect.adjusted(8, 0, -8, 0)
+        session: SessionSummary | TrashedSession = index.data(SUMMARY)
+        count = self._note(session, is_open=is_open)
+        painter.setFont(self._count)
+        painter.setPen(QColor(palette.faint))
+        painter.drawText(inner.adjusted(0, -2, 0, -2), int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight), count)
+        room = inner.width() - (QFontMetrics(self._count).horizontalAdvance(count) + 8 if count else 0)
+        painter.setFont(self._title)
+        painter.setPen(QColor(palette.text))
+        title = QFontMetrics(self._title).elidedText(str(index.data()), Qt.TextElideMode.ElideRight, room)
+        painter.drawText(inner, int(Qt.AlignmentFlag.AlignVCenter), title)
+
+    def _note(self, session: SessionSummary | TrashedSession, *, is_open: bool) -> str:
+        if isinstance(session, TrashedSession):
+            return self.tr("{0} d").format(session.days_left)
+        if session.is_sample:
+            return self.tr("sample")
+        tags = " ".join(f"#{one_line(tag)[:LONGEST_TAG]}" for tag in session.tags[:1])
+        if session.branches < 2:
+            return tags
+        branches = self.tr("{0} branches").format(session.branches) if is_open and not tags else str(session.branches)
+        return f"{tags}  {branches}" if tags else branches
+
+
+def paint_row_ground(painter: QPainter, rect: QRect, fill: str | None, state: QStyle.StateFlag, accent: str) -> None:
+    """The ground of a list row: filled where it is the one shown, outlined where the keyboard is."""
+    keyboard = bool(state & QStyle.StateFlag.State_HasFocus) and bool(state & QStyle.StateFlag.State_KeyboardFocusChange)
+    if fill is not None:
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(QColor(fill))
+        painter.drawRoundedRect(rect, 6, 6)
+    if keyboard:
+        painter.setPen(QPen(QColor(accent), 1))
+        painter.setBrush(Qt.BrushStyle.NoBrush)
+        painter.drawRoundedRect(rect.adjusted(0, 0, -1, -1), 6, 6)

@@ -1,0 +1,242 @@
+"""The session list: grouped by day, searched, renamed in place, trashed with an undo."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from PySide6.QtCore import QModelIndex, QPoint, Qt, QTimer, Signal
+from PySide6.QtWidgets import QLineEdit, QMenu, QSizePolicy, QVBoxLayout, QWidget
+
+from ui.port import FolderView, SessionSummary, TrashedSession
+from ui.sidebar.session_list import SessionsView
+from ui.sidebar.session_rows import IS_OPEN, SUMMARY, Head, SessionRows
+from ui.theme.fonts import interface_font
+from ui.widgets.controls import button, row
+from ui.widgets.labels import Label, Notice
+from ui.widgets.visible import one_line
+
+SEARCH_DELAY_MS = 150
+
+
+class SessionPanel(QWidget):
+    """Search field, list and undo bar.
+
+    Signals carry session ids. Nothing here changes a session: the window asks the workbench and shows the answer.
+    """
+
+    chosen = Signal(int)
+    renamed = Signal(int, str)
+    pinned = Signal(int, bool)  # or not any more
+    trashed = Signal(int)
+    restored = Signal(int)  # wanted back out of the trash
+    searched = Signal(str)
+    tagged = Signal(int, list)
+    arranged = Signal(list)  # ids of a group in their new order
+    moved = Signal(int, object)  # a session into a folder, or (None) back to the list
+    folder_wanted = Signal(str, object)  # a new one of that name, for a session or None
+    folder_renamed = Signal(int, str)
+    folder_removed = Signal(int)
+    trash_wanted = Signal(bool)  # the trash instead of the sessions, or the sessions again
+    emptied = Signal(list)  # sessions to delete for good
+    window_wanted = Signal(int)  # a window of its own for a session
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.search = QLineEdit()
+        self.search.setObjectName("search")
+        self.search.setFont(interface_font())
+        self.search.setPlaceholderText(self.tr("Search all sessions"))
+        self.search.setAccessibleName(self.tr("Search all sessions"))
+        self.search.setMaxLength(200)
+        self.rows = SessionRows(self)
+        self.view = SessionsView(self.rows)
+        self.view.setAccessibleName(self.tr("Sessions"))
+        self.undo_bar = Notice("undo")
+        self.undo_bar.acted.connect(self._restore)
+        self._trashed: int | None = None  # the session that the bar speaks of
+        self.question = Notice("undo")
+        self.question.acted.connect(self._empty)
+        self.question.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
+        self._doomed: list[int] = []  # what the question is about
+        self._folders: Sequence[FolderView] = ()
+        self._trash: Sequence[TrashedSession] | None = None  # while it is shown
+        self._unnamed: int | None = None  # a folder that was just made: its name is typed now
+        self.nothing = Label(self.tr("nothing found"), "faint", interface_font(12.5))
+        self.nothing.setContentsMargins(8, 10, 8, 4)
+        self.nothing.hide()
+        self.clear_button = button(self.tr("Show all sessions"), "link")
+        self.clear_button.clicked.connect(self.search.clear)
+        self.clear_button.hide()
+
+        listed = QVBoxLayout()
+        listed.setSpacing(0)
+        listed.addWidget(self.search)
+        listed.addWidget(self.view)
+        listed.addWidget(self.nothing)
+        way_out = row(self.clear_button, 1)
+        way_out.setContentsMargins(8, 0, 0, 0)
+        listed.addLayout(way_out)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(6)  # counts only while the undo bar is there
+        column.addLayout(listed)
+        column.addWidget(self.undo_bar)
+        column.addWidget(self.question)
+
+        self._delay = QTimer(self, singleShot=True, interval=SEARCH_DELAY_MS)
+        self._delay.timeout.connect(lambda: self.searched.emit(self.search.text()))
+        self.search.textChanged.connect(lambda _text: self._delay.start())
+        self.view.clicked.connect(self._choose)
+        self.view.activated.connect(self._choose)
+        self.view.customContextMenuRequested.connect(self._menu)
+        self.rows.renamed.connect(self.renamed)
+        self.rows.tagged.connect(self.tagged)
+        self.rows.arranged.connect(self.arranged)
+        self.rows.moved.connect(self.moved)
+        self.rows.folder_renamed.connect(self.folder_renamed)
+        self.view.itemDelegate().closeEditor.connect(self._edited)
+        self.rows.modelReset.connect(self.view.updateGeometry)
+        self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
+
+    def show_sessions(
+        self, sessions: Sequence[SessionSummary], now: float | None = None, folders: Sequence[FolderView] = ()
+    ) -> None:
+        """Shows these; `now` (seconds since the epoch) decides what today is."""
+        self._folders, self._trash = folders, None
+        self.question.clear()
+        moment = datetime.datetime.fromtimestamp(time.time() if now is None else now).astimezone()
+        searched = bool(self.search.text().strip())
+        found = {session.folder_id for session in sessions} if searched else None
+        self.rows.take(sessions, moment, [each for each in folders if found is None or each.folder_id in found])
+        self.nothing.setText(self.tr("nothing found"))
+        self.nothing.setVisible(not sessions and searched)
+        self.clear_button.setVisible(not sessions and searched)
+        if self._unnamed is not None and self.rows.index_of_folder(self._unnamed).isValid():
+            folder, self._unnamed = self._unnamed, None
+            self._edit(self.rows.index_of_folder(folder))
+
+    def show_trash(self, sessions: Sequence[TrashedSession]) -> None:
+        """Shows the trash instead, until the sessions are wanted again."""
+        self._trash = sessions
+        self.question.clear()
+        self.clear_button.hide()
+        self.nothing.setText(self.tr("nothing in the trash"))
+        self.nothing.setVisible(not sessions)
+        self.rows.take_trash(sessions)
+
+    def name_folder(self, folder_id: int) -> None:
+        """A folder was made: once it is listed, its name is typed."""
+        self._unnamed = folder_id
+
+    def show_open(self, session_id: int | None) -> None:
+        """Marks the session that is open."""
+        self.rows.mark_open(session_id)
+
+    def rename(self, session_id: int) -> None:
+        """Turns the row into a text field."""
+        self._edit(self.rows.index_of(session_id))
+
+    def edit_tags(self, session_id: int) -> None:
+        """Turns the row into a text field for its tags."""
+        self.rows.tagging = session_id
+        self._edit(self.rows.index_of(session_id))
+
+    def _edit(self, index: QModelIndex) -> None:
+        if index.isValid():
+            self.view.setCurrentIndex(index)
+            self.view.edit(index)
+
+    def _edited(self) -> None:
+        self.rows.tagging = None
+
+    def offer_undo(self, session_id: int, title: str, stopped: bool) -> None:  # a state, not an option
+        """Says that a session went into the trash (and that its answer was stopped for it), and how to get it back."""
+        words = self.tr("“{0}” is in the trash; its answer was stopped") if stopped else self.tr("“{0}” is in the trash")
+        self._trashed = session_id
+        self.undo_bar.say(words.format(one_line(title)), self.tr("Undo"))
+
+    def withdraw_undo(self, session_id: int) -> None:
+        """The session is back: nothing is said about it any more."""
+        if session_id == self._trashed:
+            self._trashed = None
+            self.undo_bar.clear()
+
+    def _restore(self) -> None:
+        if self._trashed is not None:
+            self.restored.emit(self._trashed)
+
+    def _choose(self, index: QModelIndex) -> None:
+        row = index.data(SUMMARY)
+        if isinstance(row, SessionSummary):
+            self.chosen.emit(row.session_id)
+        elif isinstance(row, Head) and row.folder_id is not None:
+            self.rows.toggle(row.folder_id)
+        elif isinstance(row, Head) and row.opens:
+            self.trash_wanted.emit(False)
+
+    def ask_to_empty(self, session_ids: Sequence[int]) -> None:
+        """Asks, inline, before anything is deleted for good."""
+        self._doomed = list(session_ids)
+        if len(self._doomed) == 1:
+            words = self.tr("Delete this session for good? This cannot be undone.")
+        else:
+            words = self.tr("Delete {0} sessions for good? This cannot be undone.").format(len(self._doomed))
+        self.question.say(words, self.tr("Delete"))
+
+    def _empty(self) -> None:
+        self.question.clear()
+        doomed, self._doomed = self._doomed, []
+        if doomed:
+            self.emptied.emit(doomed)
+
+    # ---- menus --------------------------------------------------------------------------------------------------------
+
+    def _menu(self, at: QPoint) -> None:
+        menu = QMenu(self)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        row = self.view.indexAt(at).data(SUMMARY)
+        if isinstance(row, SessionSummary):
+            opened = self.view.indexAt(at).data(IS_OPEN)
+            own = menu.addAction(self.tr("Open in New Window"), lambda: self.window_wanted.emit(row.session_id))
+            own.setEnabled(not opened)  # a session is in one window
+            if not row.is_sample:
+                self._session_menu(menu, row)
+        elif isinstance(row, TrashedSession):
+            menu.addAction(self.tr("Put Back"), lambda: self.restored.emit(row.session_id))
+            menu.addAction(self.tr("Delete for Good…"), lambda: self.ask_to_empty([row.session_id]))
+        elif isinstance(row, Head) and row.folder_id is not None:
+            self._folder_menu(menu, row.folder_id)
+        if self._trash is None:
+            menu.addSeparator()
+            menu.addAction(self.tr("New Folder"), lambda: self.folder_wanted.emit(self.tr("New folder"), None))
+            menu.addAction(self.tr("Show Trash"), lambda: self.trash_wanted.emit(True))
+        else:
+            thrown = [each.session_id for each in self._trash]
+            menu.addSeparator()
+            menu.addAction(self.tr("Empty Trash…"), lambda: self.ask_to_empty(thrown)).setEnabled(bool(thrown))
+            menu.addAction(self.tr("Show All Sessions"), lambda: self.trash_wanted.emit(False))
+        menu.popup(self.view.viewport().mapToGlobal(at))
+
+    def _session_menu(self, menu: QMenu, row: SessionSummary) -> None:
+        number = row.session_id
+        pin = self.tr("Unpin") if row.pinned else self.tr("Pin")
+        menu.addAction(pin, lambda: self.pinned.emit(number, not row.pinned))
+        menu.addAction(self.tr("Rename"), lambda: self.rename(number))
+        menu.addAction(self.tr("Tags…"), lambda: self.edit_tags(number))
+        into = menu.addMenu(self.tr("Move to Folder"))
+        for folder in self._folders:
+            name = one_line(folder.name).replace("&", "&&")
+            chosen = into.addAction(name, partial(self.moved.emit, number, folder.folder_id))
+            chosen.setCheckable(True)
+            chosen.setChecked(folder.folder_id == row.folder_id)
+        into.addSeparator()
+        into.addAction(self.tr("New Folder"), lambda: self.folder_wanted.emit(self.tr("New folder"), number))
+        into.addAction(self.tr("None"), lambda: self.moved.emit(number, None)).setEnabled(row.folder_id is not None)
+        menu.addAction(self.tr("Move to Trash"), lambda: self.trashed.emit(number))
+
+    def _folder_menu(self, menu: QMenu, folder_id: int) -> None:
+        menu.addAction(self.tr("Rename Folder"), lambda: self._edit(self.rows.index_of_folder(folder_id)))
+        menu.addAction(self.tr("Remove Folder, Keep Its Sessions"), lambda: self.folder_removed.emit(folder_id))

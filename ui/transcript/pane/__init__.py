@@ -1,0 +1,1 @@
+"""Scrolling, pages, search and what stands beside a turn."""

@@ -1,0 +1,262 @@
+"""What both modes draw and do alike: the rail, the line under each turn and its actions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from PySide6.QtCore import QEvent, QObject, QPoint, QPointF, QRect, QRectF, Qt, Signal
+from PySide6.QtGui import QFontMetricsF, QMouseEvent, QPainter, QPaintEvent
+from PySide6.QtWidgets import QWidget
+
+from ui.port import QT_TRANSLATE_NOOP, Tier, translate
+from ui.transcript.pane.meta import Action
+from ui.transcript.pane.page import BodyT, Box, Page
+from ui.transcript.pane.scroller import Scroller
+from ui.transcript.path import Turn
+from ui.transcript.spoken import speak
+from ui.transcript.text.faces import TURN_GAP_PX
+from ui.transcript.text.ink import Ink
+
+_RAIL_LINE_PX = 3
+_UNDER_GAP_PX = 8  # from the text to what stands under it
+_ROLE_GAP_PX = 14  # from the role to the tier line
+_ROLE_BASELINE_PX = 17
+_RAIL_GAP_PX = 18  # from the tier line to the text
+_EMPTY_HINT = QT_TRANSLATE_NOOP("Transcript", "Say something, and see what else might have been said.")
+
+OF_TURNS = (  # signals of what is asked for in the line under a turn
+    "variant_requested", "edit_requested", "regenerate_requested", "repeat_requested", "continue_requested", "text_requested",
+    "model_requested", "copy_requested", "similar_requested",
+)  # fmt: skip
+
+
+class Pane(Scroller[BodyT]):
+    """A page of turns. Subclasses bring the bodies and what the mouse does to them."""
+
+    variant_requested = Signal(int)
+    edit_requested = Signal(int)
+    regenerate_requested = Signal(int)
+    repeat_requested = Signal(int)
+    continue_requested = Signal(int)
+    text_requested = Signal(int)
+    model_requested = Signal()
+    copy_requested = Signal(str)
+    similar_requested = Signal(int)
+
+    def __init__(self, page: Page[BodyT], ink: Ink, parent: QWidget | None = None) -> None:
+        super().__init__(page, parent)
+        self._ink = ink
+        self._hovered: int | None = None  # the box whose actions show
+        self._pointed = Action.NONE
+        self._cursor = Qt.CursorShape.ArrowCursor
+        self._filled = False  # before a session is there, nothing is said about it
+        self._beneath: dict[int, QWidget] = {}  # by node id
+        page.under = self._height_under
+        speak(self, self._said)
+
+    def _said(self) -> str:
+        """All turns, each after who said it."""
+        return "\n".join(f"{box.turn.role}: {box.turn.text.strip()}" for box in self._page.boxes)
+
+    def set_ink(self, ink: Ink) -> None:
+        """Other colours."""
+        self._ink = ink
+        self.viewport().update()
+
+    def set_turns(self, turns: Sequence[Turn], changed: Sequence[int], *, to_end: bool) -> None:
+        self._hovered, self._pointed = None, Action.NONE
+        self._filled = True
+        super().set_turns(turns, changed, to_end=to_end)
+
+    # ---- parts under turns ------------------------------------------------------------------------------------------
+
+    def show_under(self, parts: Mapping[int, QWidget]) -> None:
+        """Puts widgets under the text of turns, by node id; those that stood there before are let go."""
+        for old in self._beneath.values():
+            if old not in parts.values():
+                old.removeEventFilter(self)
+                if old.parent() is self.viewport():
+                    old.hide()
+                    old.setParent(None)
+        anchor, self._beneath = self.anchor(), dict(parts)
+        before: QWidget = self
+        for part in self._beneath.values():
+            if part.parent() is not self.viewport():
+                part.setParent(self.viewport())
+                part.installEventFilter(self)
+            for each in part.findChildren(QWidget):
+                if each.focusPolicy() & Qt.FocusPolicy.TabFocus:
+                    QWidget.setTabOrder(before, each)
+                    before = each
+        self._page.place()
+        self._lay_out(anchor)
+        for part in self._beneath.values():
+            part.show()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() is QEvent.Type.LayoutRequest and watched in self._beneath.values():
+            anchor = self.anchor()  # it may need another height
+            self._page.place()
+            self._lay_out(anchor)
+        return super().eventFilter(watched, event)
+
+    def bring_into_sight(self, part: QWidget) -> None:
+        """Scrolls to a part of what stands under a turn, as where the keyboard came to it."""
+        top = part.mapTo(self.viewport(), QPoint(0, 0)).y() + self.verticalScrollBar().value()
+        self.show_span(top, top + part.height())
+
+    def _height_under(self, node_id: int) -> int:
+        part = self._beneath.get(node_id)
+        if part is None:
+            return 0
+        width, layout = max(int(self._page.width), 1), part.layout()
+        height = layout.totalHeightForWidth(width) if layout is not None and layout.hasHeightForWidth() else -1
+        return (height if height >= 0 else part.sizeHint().height()) + _UNDER_GAP_PX
+
+    def _placed(self) -> None:
+        scrolled = self.verticalScrollBar().value()
+        for box in self._page.boxes if self._beneath else ():
+            part = self._beneath.get(box.turn.node_id)
+            if part is not None:
+                top = box.top + box.body.height + _UNDER_GAP_PX - scrolled
+                part.setGeometry(self._left, top, int(self._page.width), max(box.under - _UNDER_GAP_PX, 0))
+
+    # ---- painting -------------------------------------------------------------------------------------------------
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        if event.rect() == self.viewport().rect() and self.viewport().updatesEnabled():
+            self._painting.stop()  # all of it is as it should be now
+        painter = QPainter(self.viewport())
+        try:
+            self._paint(painter, event.rect())
+        finally:
+            painter.end()
+
+    def _paint(self, painter: QPainter, clip: QRect) -> None:
+        painter.fillRect(clip, self._ink.window)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        boxes = self._page.boxes
+        if not boxes:
+            if self._filled:
+                self._paint_hint(painter)
+            return
+        scrolled = self.verticalScrollBar().value()
+        for index in range(self._page.index_at(scrolled + clip.top()), len(boxes)):
+            box = boxes[index]
+            top = box.top - scrolled
+            if top > clip.bottom():
+                break
+            self._paint_rail(painter, box, top)
+            painter.save()
+            painter.translate(self._left, top)
+            height = box.body.height
+            if height:
+                box.body.paint(painter, self._ink, (clip.top() - top, clip.bottom() + 1 - top))
+            painter.translate(0, box.meta_top)
+            box.meta.paint(painter, self._ink, hovered=index == self._hovered, pointed=self._pointed)
+            painter.restore()
+
+    def _paint_rail(self, painter: QPainter, box: Box[BodyT], top: int) -> None:
+        faces, x = self._page.faces, self._left - _RAIL_GAP_PX - _RAIL_LINE_PX
+        colour = {Tier.WARM: self._ink.accent, Tier.DISK: self._ink.disk}.get(box.turn.view.tier)
+        if colour is not None:
+            painter.fillRect(QRectF(x, top, _RAIL_LINE_PX, box.height), colour)
+        metrics = QFontMetricsF(faces.role)
+        painter.setFont(faces.role)
+        painter.setPen(self._ink.soft)
+        left = x - _ROLE_GAP_PX - metrics.horizontalAdvance(box.turn.role)
+        painter.drawText(QPointF(left, top + round(_ROLE_BASELINE_PX * faces.scale)), box.turn.role)
+
+    def _paint_hint(self, painter: QPainter) -> None:
+        painter.setFont(self._page.faces.text)
+        painter.setPen(self._ink.faint)
+        area = self.viewport().rect().adjusted(40, 0, -40, 0)
+        painter.drawText(area, Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap, translate("Transcript", _EMPTY_HINT))
+
+    # ---- the meta line under the mouse ----------------------------------------------------------------------------
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:
+        self._point_at(event.position().toPoint())
+
+    def mouseReleaseEvent(self, event: QMouseEvent) -> None:
+        if event.button() is Qt.MouseButton.LeftButton and self._hovered is not None:
+            self._act(self._page.boxes[self._hovered], self._action_at(event.position().toPoint()))
+
+    def viewportEvent(self, event: QEvent) -> bool:
+        if event.type() is QEvent.Type.Leave:
+            self._hover(None, Action.NONE)
+        return super().viewportEvent(event)
+
+    def scrollContentsBy(self, dx: int, dy: int) -> None:
+        if not self._restoring:  # else what is in sight stays where it is, or is painted anew
+            self.viewport().scroll(dx, dy)  # the parts under turns move with it
+
+    def _box_at(self, point: QPoint) -> int | None:
+        """The box whose text, meta line or rail is at a point of the viewport."""
+        y = point.y() + self.verticalScrollBar().value()
+        if not self._page.boxes:
+            return None
+        index = self._page.index_at(y)
+        box = self._page.boxes[index]
+        reach = max(box.height + TURN_GAP_PX // 2, box.meta_top + box.meta.reach)
+        return index if box.top <= y < box.top + reach else None
+
+    def _action_at(self, point: QPoint) -> Action:
+        return self._action_in(self._box_at(point), point)
+
+    def _action_in(self, index: int | None, point: QPoint, *, hovers: bool = False) -> Action:
+        """What a click at a point of that box does; `hovers` when the mouse is there from now on."""
+        if index is None:
+            return Action.NONE
+        box = self._page.boxes[index]
+        top = box.top + box.meta_top - self.verticalScrollBar().value()
+        hovered = hovers or index == self._hovered
+        return box.meta.action_at(QPointF(point.x() - self._left, point.y() - top), hovered=hovered)
+
+    def _point_at(self, point: QPoint) -> int | None:
+        """The mouse is there: which box is under it."""
+        index = self._box_at(point)
+        self._hover(index, self._action_in(index, point, hovers=True))
+        return index
+
+    def _show_cursor(self, shape: Qt.CursorShape) -> None:
+        """Told only when it is another one: that takes longer than finding out."""
+        if shape is not self._cursor:
+            self._cursor = shape
+            self.viewport().setCursor(shape)
+
+    def _hover(self, index: int | None, pointed: Action) -> None:
+        if (index, pointed) == (self._hovered, self._pointed):
+            return
+        changed = {self._hovered, index}
+        self._hovered, self._pointed = index, pointed
+        for one in changed - {None}:
+            if one is not None and one < len(self._page.boxes):
+                self._update_meta(self._page.boxes[one])
+
+    def _update_meta(self, box: Box[BodyT]) -> None:
+        top = box.top + box.meta_top - self.verticalScrollBar().value()
+        self.viewport().update(QRect(0, top, self.viewport().width(), box.meta.reach + 2))
+
+    def _act(self, box: Box[BodyT], action: Action) -> None:
+        view = box.turn.view
+        if action is Action.PREVIOUS:
+            self.variant_requested.emit(view.variants[view.variant - 1])
+        elif action is Action.NEXT:
+            self.variant_requested.emit(view.variants[view.variant + 1])
+        elif action is Action.EDIT:
+            self.edit_requested.emit(view.node_id)
+        elif action is Action.COPY:
+            self.copy_requested.emit(box.turn.text)
+        elif action is Action.SIMILAR:
+            self.similar_requested.emit(view.node_id)
+        elif action is Action.REGENERATE:
+            self.regenerate_requested.emit(view.node_id)
+        elif action is Action.REPEAT:
+            self.repeat_requested.emit(view.node_id)
+        elif action is Action.CONTINUE:
+            self.continue_requested.emit(view.node_id)
+        elif action is Action.AS_TEXT:
+            self.text_requested.emit(view.node_id)
+        elif action is Action.MODEL:
+            self.model_requested.emit()

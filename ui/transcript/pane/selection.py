@@ -1,0 +1,125 @@
+"""The selected range, and the veil over what does not belong to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import Property, QEasingCurve, QPropertyAnimation, Qt
+from PySide6.QtGui import QPainter, QPaintEvent, QPixmap
+from PySide6.QtWidgets import QWidget
+
+from ui.theme.scheme import current_theme
+from ui.transcript.path import Turn
+from ui.transcript.text.compose import Place, is_hidden, shown
+
+_BETWEEN_TURNS = "\n\n"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Spot:
+    """A place in the conversation."""
+
+    turn: int
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """From where the mouse went down to where it is; either may come first."""
+
+    anchor: Spot
+    head: Spot
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is chosen."""
+        return self.anchor == self.head
+
+    def within(self, turn: int, tokens: int) -> tuple[Place, Place] | None:
+        """The part that lies in a turn of so many tokens."""
+        first, last = sorted((self.anchor, self.head))
+        if first == last or not first.turn <= turn <= last.turn:
+            return None
+        return (
+            first.place if turn == first.turn else Place(0),
+            last.place if turn == last.turn else Place(tokens),
+        )
+
+    def text(self, turns: Sequence[Turn], *, template: bool) -> str:
+        """The exact text: what the model wrote, not the pictures drawn for its control characters."""
+        parts = []
+        for index, turn in enumerate(turns):
+            part = self.within(index, len(turn.tokens))
+            if part is not None:
+                parts.append(_text(turn, *part, template=template))
+        return _BETWEEN_TURNS.join(parts)
+
+
+def _text(turn: Turn, first: Place, last: Place, *, template: bool) -> str:
+    pieces = []
+    tokens = turn.tokens
+    for index in range(first.token, min(last.token + 1, len(tokens))):
+        text = tokens.texts[index]
+        if is_hidden(tokens.marks[index], template=template):
+            continue
+        start = first.offset if index == first.token else 0
+        stop = last.offset if index == last.token else None
+        if start == 0 and stop is None:
+            pieces.append(text)
+        elif shown(text).text == text:
+            pieces.append(text[start:stop])
+        elif stop is None or stop > start:  # drawn as codes: all of it or nothing
+            pieces.append(text)
+    return "".join(pieces)
+
+
+class Veil(QWidget):
+    """A picture of a widget over it, for as long as `Theme.fade_ms`. It takes no part in mouse, focus or accessibility."""
+
+    def __init__(self, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._picture = QPixmap()
+        self._strength = 0.0
+        self._animation = QPropertyAnimation(self, b"strength", self)
+        self._animation.setEasingCurve(QEasingCurve.Type.OutCubic)
+        self._animation.setStartValue(1.0)
+        self._animation.setEndValue(0.0)
+        self._animation.finished.connect(self._end)
+        self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
+        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.hide()
+
+    def fall(self, over: QWidget) -> None:
+        """Keeps what `over` shows, a sibling or a child of one, and lets it fade; nothing where nothing is to move."""
+        self._end()
+        duration = current_theme().fade_ms
+        parent = self.parentWidget()
+        if not duration or not over.isVisible() or parent is None:
+            return
+        self._picture = over.grab()
+        self.setGeometry(over.rect().translated(over.mapTo(parent, over.rect().topLeft())))
+        self.show()
+        self.raise_()
+        self._animation.setDuration(duration)
+        self._animation.start()
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # Qt's signature
+        painter = QPainter(self)
+        painter.setOpacity(self._strength)
+        painter.drawPixmap(0, 0, self._picture)
+        painter.end()
+
+    def _get_strength(self) -> float:
+        return self._strength
+
+    def _set_strength(self, value: float) -> None:
+        self._strength = value
+        self.update()
+
+    strength = Property(float, _get_strength, _set_strength)
+
+    def _end(self) -> None:
+        self._animation.stop()
+        self.hide()
+        self._picture = QPixmap()

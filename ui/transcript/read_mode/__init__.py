@@ -1,0 +1,1 @@
+"""The path as a text to read."""

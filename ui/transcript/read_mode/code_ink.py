@@ -1,0 +1,90 @@
+"""The colours of code in a block that names its language: few and calm, for warmth is what the model was unsure of."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from PySide6.QtGui import QColor, QTextCharFormat, QTextDocument, QTextLayout
+
+from ui.theme.palette import Palette
+from ui.widgets.visible import utf16_length
+
+if TYPE_CHECKING:
+    from pygments.lexer import Lexer
+
+
+MOST_CHARACTERS = 10_000  # a longer block stays plain: it is read while others are waiting to be painted
+LONGEST_LINE = 2_000
+PATIENCE_SECONDS = 0.03  # what has no colour by then has none
+
+
+def colour_code(document: QTextDocument, source: str, language: str, palette: Palette) -> None:
+    """Colours a document that shows `source`, where its language is known; a lexer only reads, and nothing is guessed."""
+    lines = source.split("\n")
+    if len(source) > MOST_CHARACTERS or max(map(len, lines)) > LONGEST_LINE or document.blockCount() != len(lines):
+        return
+    lexer = _lexer(language)
+    if lexer is None:
+        return
+    for number, ranges in _ranges(lexer, source, lines, _formats(palette)).items():
+        block = document.findBlockByNumber(number)
+        block.layout().setFormats(ranges)
+        document.markContentsDirty(block.position(), block.length())
+
+
+def _lexer(language: str) -> Lexer | None:
+    words = language.split()
+    if not words:
+        return None
+    from pygments.lexers import get_lexer_by_name  # the window opens without it
+    from pygments.util import ClassNotFound
+
+    try:
+        return get_lexer_by_name(words[0].strip("{.}").lower())
+    except ClassNotFound:
+        return None
+
+
+def _ranges(
+    lexer: Lexer, source: str, lines: list[str], formats: dict[str, QTextCharFormat]
+) -> dict[int, list[QTextLayout.FormatRange]]:
+    """For each line what of it has which colour, in QChars."""
+    found: dict[int, list[QTextLayout.FormatRange]] = {}
+    give_up = perf_counter() + PATIENCE_SECONDS
+    line, start = 0, 0  # the line in work, and the character of the source that it begins with
+    for at, kind, text in lexer.get_tokens_unprocessed(source):
+        shape = formats.get(_colour_of(str(kind)))
+        for piece in text.splitlines(keepends=True):
+            if shape is None:
+                break
+            while at >= start + len(lines[line]) + 1:
+                start += len(lines[line]) + 1
+                line += 1
+            shown = piece.rstrip("\n")
+            if shown.strip():
+                part = QTextLayout.FormatRange()
+                part.start = utf16_length(lines[line][: at - start]) if at > start else 0
+                part.length, part.format = utf16_length(shown), shape
+                found.setdefault(line, []).append(part)
+            at += len(piece)
+        if perf_counter() > give_up:
+            break
+    return found
+
+
+def _colour_of(kind: str) -> str:
+    """Which of the colours a kind of token has, by pygments' own names; "" for most."""
+    if kind.startswith("Token.Comment"):
+        return "comment"
+    if kind.startswith(("Token.Keyword", "Token.Name.Tag", "Token.Operator.Word", "Token.Name.Decorator")):
+        return "keyword"
+    return "literal" if kind.startswith("Token.Literal") else ""
+
+
+def _formats(palette: Palette) -> dict[str, QTextCharFormat]:
+    made = {}
+    for name, colour in (("comment", palette.soft), ("keyword", palette.accent), ("literal", palette.literal)):
+        made[name] = QTextCharFormat()
+        made[name].setForeground(QColor(colour))
+    return made

@@ -1,0 +1,258 @@
+"""Markdown of a turn as a document, block by block."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from PySide6.QtCore import Qt, QUrl
+from PySide6.QtGui import (
+    QColor,
+    QFont,
+    QImage,
+    QTextBlockFormat,
+    QTextCharFormat,
+    QTextCursor,
+    QTextDocument,
+    QTextFormat,
+    QTextFrameFormat,
+    QTextOption,
+    QTextTable,
+)
+
+from ui.theme.fonts import mono_font
+from ui.theme.palette import Palette
+from ui.transcript.read_mode.code_ink import colour_code
+from ui.transcript.read_mode.markup import with_plain_maths
+from ui.transcript.text.faces import TEXT_PX, Faces
+from ui.widgets.visible import seen
+
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[ \t]*([^`\n]*)")
+_LIST_ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])(?:\s|$)")
+_LONGEST = 6000  # characters of one stretch; a longer table or list is cut at a line, a longer line anywhere
+
+_LONGEST_WORD = 1500  # Qt takes quadratic time to break a word over many lines
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Characters `start` to `stop` of the source. `code` is what a fence holds, None where it is markdown."""
+
+    start: int
+    stop: int
+    code: str | None = None
+    language: str = ""
+
+
+def stretches(source: str, start: int = 0) -> Iterator[Stretch]:
+    """The stretches from character `start` on, which must be where one begins.
+
+    Cut are fenced code, and paragraphs at blank lines; a list with blank lines between its items stays whole.
+    """
+    begin = position = start
+    in_list = blank = broken = False  # broken: the stretch ends inside a word
+    while position < len(source):
+        was_broken, broken = broken, False
+        stop = min(_line_end(source, position), position + _LONGEST)
+        if stop - position > _LONGEST_WORD and " " not in source[position : position + _LONGEST_WORD]:
+            stop, broken = position + _LONGEST_WORD, True
+        line = source[position:stop]
+        fence = _FENCE.match(line)
+        if fence is not None:
+            if source[begin:position].strip():
+                yield Stretch(begin, position)
+                begin = position
+            position = _fence_end(source, stop, fence.group(1))
+            yield Stretch(begin, position, *_code(source[stop:position], fence))
+            begin, in_list, blank = position, False, False
+            continue
+        empty = not line.strip()
+        starts_item = _LIST_ITEM.match(line) is not None
+        indented = line[:1] in (" ", "\t")
+        cut = blank and not empty and not (in_list and (starts_item or indented))
+        if (cut or was_broken or position - begin >= _LONGEST) and source[begin:position].strip():
+            yield Stretch(begin, position)
+            begin = position
+        if not empty and (cut or not source[begin:position].strip()):
+            in_list = starts_item
+        in_list = in_list or (starts_item and not blank)
+        blank = empty
+        position = stop
+    if source[begin:].strip() or begin == start:
+        yield Stretch(begin, len(source))
+
+
+def plain_stretches(source: str) -> Iterator[Stretch]:
+    """Text that is not markdown, cut at line ends so that no stretch takes long to typeset."""
+    begin = 0
+    while begin < len(source):
+        stop = len(source)
+        if stop - begin > _LONGEST:
+            line = source.rfind("\n", begin, begin + _LONGEST)
+            stop = line + 1 if line >= begin else begin + _LONGEST
+        yield Stretch(begin, stop)
+        begin = stop
+
+
+def _line_end(source: str, position: int) -> int:
+    found = source.find("\n", position)
+    return len(source) if found < 0 else found + 1
+
+
+def _fence_end(source: str, position: int, mark: str) -> int:
+    while position < len(source):
+        stop = _line_end(source, position)
+        closing = source[position:stop].strip()
+        position = stop
+        if closing and not closing.strip(mark[0]) and len(closing) >= len(mark):
+            break
+    return position
+
+
+def _code(held: str, fence: re.Match[str]) -> tuple[str, str]:
+    """What the fence holds, without its closing line, and its language."""
+    lines = held.rstrip("\n").split("\n")
+    closing, mark = lines[-1].strip(), fence.group(1)
+    if closing and not closing.strip(mark[0]) and len(closing) >= len(mark):
+        lines.pop()
+    return "\n".join(lines).rstrip("\n"), fence.group(2).strip()
+
+
+_FEATURES = QTextDocument.MarkdownFeature.MarkdownDialectGitHub | QTextDocument.MarkdownFeature.MarkdownNoHTML
+_HEADING_PX = (0.0, 21.0, 18.5, 16.5, 15.5, 15.5, 15.5)
+_PROPORTIONAL = QTextBlockFormat.LineHeightTypes.ProportionalHeight.value
+_FIXED = QTextBlockFormat.LineHeightTypes.FixedHeight.value
+_CODE_LINE_PERCENT = 122
+_INDENT_PX = 24  # of lists
+
+
+class BlankDocument(QTextDocument):
+    """Whatever resource the text names, it gets a blank picture: returning nothing would let Qt open local files."""
+
+    def loadResource(self, kind: int, name: QUrl | str) -> QImage:  # noqa: ARG002  # Qt's signature
+        blank = QImage(1, 1, QImage.Format.Format_ARGB32_Premultiplied)
+        blank.fill(Qt.GlobalColor.transparent)
+        return blank
+
+
+def markdown_document(source: str, faces: Faces, palette: Palette, width: float) -> QTextDocument:
+    """GitHub's markdown without HTML, in the transcript's type."""
+    document = _blank(faces.text, width)
+    document.setMarkdown(with_plain_maths(seen(source)), _FEATURES)
+    block = document.begin()
+    while block.isValid():
+        _set_type(QTextCursor(block), faces, last=not block.next().isValid())
+        block = block.next()
+    _colour(document, faces, palette)
+    return document
+
+
+def plain_document(source: str, faces: Faces, width: float) -> QTextDocument:
+    """Text as it was typed: line breaks and spaces kept, nothing interpreted."""
+    document = _blank(faces.text, width)
+    document.setPlainText(seen(source))
+    _space_lines(document, faces.pitch, _FIXED)
+    return document
+
+
+def code_document(source: str, language: str, faces: Faces, palette: Palette, width: float) -> QTextDocument:
+    """Code in the monospaced face, coloured where its language is known."""
+    document = _blank(mono_font(13 * faces.share), width)
+    shown = seen(source)
+    document.setPlainText(shown)
+    _space_lines(document, _CODE_LINE_PERCENT, _PROPORTIONAL)
+    colour_code(document, shown, language, palette)
+    return document
+
+
+def _blank(font: QFont, width: float) -> QTextDocument:
+    document = BlankDocument()
+    document.setUndoRedoEnabled(False)
+    document.setDocumentMargin(0)
+    document.setIndentWidth(_INDENT_PX)
+    document.setDefaultFont(font)
+    option = QTextOption()
+    option.setWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
+    document.setDefaultTextOption(option)
+    document.setTextWidth(width)
+    return document
+
+
+def _space_lines(document: QTextDocument, height: float, kind: int) -> None:
+    cursor = QTextCursor(document)
+    cursor.select(QTextCursor.SelectionType.Document)
+    spaced = QTextBlockFormat()
+    spaced.setLineHeight(height, kind)
+    cursor.mergeBlockFormat(spaced)
+
+
+def _set_type(cursor: QTextCursor, faces: Faces, *, last: bool) -> None:
+    """Line height and the space between paragraphs of one block."""
+    held = cursor.blockFormat()
+    spaced = QTextBlockFormat()
+    level = held.headingLevel()
+    spaced.setLineHeight(*((130, _PROPORTIONAL) if level else (faces.pitch, _FIXED)))
+    together = cursor.currentList() is not None or cursor.currentTable() is not None
+    spaced.setTopMargin(0)
+    spaced.setBottomMargin(0 if last or together or level else 8 * faces.scale)
+    if held.property(QTextFormat.Property.BlockQuoteLevel):
+        spaced.setLeftMargin(18 * faces.scale)
+    cursor.mergeBlockFormat(spaced)
+
+
+def _colour(document: QTextDocument, faces: Faces, palette: Palette) -> None:
+    """Headings, links in the accent, code on its own ground, tables and rules with hairlines."""
+    block = document.begin()
+    while block.isValid():
+        level = block.blockFormat().headingLevel()
+        quoted = bool(block.blockFormat().property(QTextFormat.Property.BlockQuoteLevel))
+        for fragment in [f.fragment() for f in block]:  # type: ignore[attr-defined]  # iterable, the stubs miss it
+            shape = QTextCharFormat(fragment.charFormat())
+            if level:
+                shape.clearProperty(QTextFormat.Property.FontSizeAdjustment)
+                shape.setFontPointSize(faces.text.pointSizeF() * _HEADING_PX[min(level, 6)] / TEXT_PX)
+                shape.setFontWeight(QFont.Weight.DemiBold)
+            if quoted:
+                shape.setForeground(QColor(palette.soft))
+            _colour_fragment(shape, faces, palette)
+            cursor = QTextCursor(document)
+            cursor.setPosition(fragment.position())
+            cursor.setPosition(fragment.position() + fragment.length(), QTextCursor.MoveMode.KeepAnchor)
+            cursor.setCharFormat(shape)
+        if block.blockFormat().hasProperty(QTextFormat.Property.BlockTrailingHorizontalRulerWidth):
+            rule = QTextBlockFormat()
+            rule.setBackground(QColor(palette.hairline))  # Qt draws the rule alone in it
+            QTextCursor(block).mergeBlockFormat(rule)
+        block = block.next()
+    for frame in document.rootFrame().childFrames():
+        if isinstance(frame, QTextTable):
+            _rule_table(frame, faces, palette)
+
+
+def _colour_fragment(shape: QTextCharFormat, faces: Faces, palette: Palette) -> None:
+    if shape.isAnchor():
+        shape.setForeground(QColor(palette.accent))
+        shape.setFontUnderline(False)
+    if shape.fontFixedPitch():
+        mono = mono_font(13.5 * faces.share)
+        shape.setFontFamilies(mono.families())
+        shape.setFontPointSize(mono.pointSizeF())
+        shape.setBackground(QColor(palette.code))
+
+
+def _rule_table(table: QTextTable, faces: Faces, palette: Palette) -> None:
+    shape = table.format()
+    shape.setBorder(0)
+    shape.setCellPadding(4 * faces.scale)
+    shape.setCellSpacing(0)
+    table.setFormat(shape)
+    for row in range(table.rows()):
+        for column in range(table.columns()):
+            cell = table.cellAt(row, column)
+            ruled = cell.format().toTableCellFormat()
+            ruled.setBottomBorder(1)
+            ruled.setBottomBorderStyle(QTextFrameFormat.BorderStyle.BorderStyle_Solid)
+            ruled.setBottomBorderBrush(QColor(palette.hairline))
+            ruled.setRightPadding(20 * faces.scale)
+            cell.setFormat(ruled)

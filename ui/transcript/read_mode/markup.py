@@ -1,0 +1,61 @@
+"""Tool calls and formulas in a text."""
+
+from __future__ import annotations
+
+import re
+
+OPENERS = ("<tool_call>", "<|python_tag|>", "[TOOL_CALLS]")  # of hermes, llama3, mistral
+_NAME = re.compile(r'"name"\s*:\s*"([^"\\]{1,200})"')
+
+
+def open_call(text: str) -> int | None:
+    """Where in an answer that is being written its first call begins; None where nothing looks like one yet.
+
+    An answer that begins with a brace is one, and so is the beginning of an opener at the end.
+    """
+    begin = len(text) - len(text.lstrip())
+    if text[begin : begin + 1] == "{":
+        return begin
+    found = [at for opener in OPENERS if (at := text.find(opener)) >= 0]
+    if found:
+        return min(found)
+    for opener in OPENERS:
+        for length in range(min(len(opener) - 1, len(text)), 1, -1):
+            if text.endswith(opener[:length]):
+                return len(text) - length
+    return None
+
+
+def called_name(text: str) -> str:
+    """The name in the last call of a text; "" where it was not written yet."""
+    names = _NAME.findall(text)
+    return str(names[-1]) if names else ""
+
+
+_MOST = 1000  # characters of one formula; what is longer, or never ends, is text
+_SPAN = re.compile(
+    rf"""
+    (?P<code> (?P<ticks>`+) (?!`) .{{1,{_MOST}}}? (?<!`) (?P=ticks) (?!`) )
+  | \\\( .{{1,{_MOST}}}? \\\)
+  | \\\[ .{{1,{_MOST}}}? \\\]
+  | \$\$ .{{1,{_MOST}}}? \$\$
+  | (?<![\\$\w]) \$ (?=[^\s$]) [^$\n]{{1,{_MOST}}} (?<=[^\s\\]) \$ (?![\d$])
+  | \\begin\{{ (?P<name>\w{{1,32}}\*?) \}} .{{1,{_MOST}}}? \\end\{{ (?P=name) \}}
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_MARKS = re.compile(r"[!-/:-@\[-`{-~]")  # all that a backslash in front of makes plain
+
+
+def with_plain_maths(source: str) -> str:
+    """The same markdown, in which formulas are plain text, line by line as they stand. Code stays code."""
+    if "$" not in source and "\\" not in source:
+        return source
+    return _SPAN.sub(_plain, source)
+
+
+def _plain(found: re.Match[str]) -> str:
+    formula = found.group()
+    if found.group("code") is not None:
+        return formula
+    return _MARKS.sub(r"\\\g<0>", formula).replace("\n", "\\\n")  # a backslash at a line's end keeps the line

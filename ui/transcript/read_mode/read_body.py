@@ -1,0 +1,157 @@
+"""The text of one turn in Read mode: typeset stretches, and the way from tokens and points to places in them."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QRectF, Qt
+from PySide6.QtGui import QPainter, QTextDocument
+
+from ui.port import TurnStatus
+from ui.transcript.path import Turn
+from ui.transcript.read_mode.document import Stretch
+from ui.transcript.read_mode.read_layout import ReadLayout, ReadPlace
+from ui.transcript.read_mode.read_paint import paint_caret, paint_stretches
+from ui.transcript.text.faces import Faces
+from ui.transcript.text.ink import Ink
+
+
+class ReadBody:
+    """Stretches one under the other."""
+
+    def __init__(self, turn: Turn, faces: Faces, width: float) -> None:
+        self._turn = turn
+        self.layout = ReadLayout(turn, faces, width)
+        self.selection: tuple[ReadPlace, ReadPlace] | None = None
+
+    @property
+    def height(self) -> int:
+        """Pixels; estimated for stretches that were not rendered yet. Nothing where only cards and a line are under it."""
+        return 0 if self._turn.is_bare(template=False) or self._is_called_only() else self.layout.height
+
+    def _is_called_only(self) -> bool:
+        """Whether the answer is nothing but calls."""
+        if not self._turn.calls:
+            return False
+        self.layout.read()
+        return not len(self.layout)
+
+    @property
+    def done(self) -> bool:
+        """Whether every stretch was rendered once."""
+        return self.layout.done
+
+    def set_width(self, width: float) -> None:
+        """Another width from now on; call `prepare`."""
+        self.layout.set_width(width)
+
+    def set_faces(self, faces: Faces, width: float) -> None:
+        """Other measures."""
+        self.layout.set_faces(faces, width)
+
+    def set_template_visible(self, visible: bool) -> None:
+        """Read mode never shows the template."""
+
+    def refresh(self) -> None:
+        """The turn's state changed; its text is compared when it is prepared."""
+
+    def prepare(self, deadline: float | None) -> int | None:
+        """Renders until the deadline; the first row that changed, or None."""
+        return self.layout.prepare(deadline)
+
+    def paint(self, painter: QPainter, ink: Ink, clip: tuple[float, float]) -> None:
+        """Draws what meets the heights `clip`; the painter's origin is the text's top left."""
+        self.layout.set_palette_of(ink.palette)
+        paint_stretches(painter, ink, self.layout, clip, self.selection)
+        if self._turn.view.status is TurnStatus.STREAMING:
+            paint_caret(painter, ink, self.layout)
+
+    # ---- tokens ---------------------------------------------------------------------------------------------------
+
+    def top_of(self, token: int) -> int:
+        """The height of the line where a token stands: the token's share of its stretch, looked up in the typeset text."""
+        self.layout.read()
+        if not len(self.layout):
+            return 0
+        at = self.layout.source.character_of(token)
+        number, document, stretch = self._stretch_of(at)
+        share = min((at - stretch.start) / max(stretch.stop - stretch.start, 1), 1)
+        position = int(share * (document.characterCount() - 1))
+        block = document.findBlock(position)
+        line = block.layout().lineForTextPosition(position - block.position())
+        y = document.documentLayout().blockBoundingRect(block).top() + (line.y() if line.isValid() else 0)
+        top = self.layout.tops()[number]
+        return top + int(self.layout.origin(number).y() - top + y)
+
+    def first_token(self, y: float) -> int:
+        """The first token of the line at a height."""
+        self.layout.read()
+        if not len(self.layout):
+            return 0
+        number, point = self.layout.inside(0, y)
+        document, stretch = self.layout.document(number), self.layout.source.stretches[number]
+        position = document.documentLayout().hitTest(point, Qt.HitTestAccuracy.FuzzyHit)
+        share = max(position, 0) / max(document.characterCount() - 1, 1)
+        return self.layout.source.token_of(stretch.start + share * (stretch.stop - stretch.start))
+
+    def nearest(self, token: int, words: str) -> tuple[ReadPlace, ReadPlace] | None:
+        """Where words stand in the typeset text, as near to a token as may be; None where markup stands between them."""
+        self.layout.read()
+        if not len(self.layout):
+            return None
+        at = self.layout.source.character_of(token)
+        number, document, stretch = self._stretch_of(at)
+        wanted = (at - stretch.start) / max(stretch.stop - stretch.start, 1) * document.characterCount()
+        cursor, best = document.find(words, 0), None
+        while not cursor.isNull():
+            if best is None or abs(cursor.selectionStart() - wanted) < abs(best[0] - wanted):
+                best = cursor.selectionStart(), cursor.selectionEnd()
+            cursor = document.find(words, cursor)
+        return None if best is None else (ReadPlace(number, best[0]), ReadPlace(number, best[1]))
+
+    def _stretch_of(self, character: float) -> tuple[int, QTextDocument, Stretch]:
+        number = self.layout.stretch_of(character)
+        return number, self.layout.document(number), self.layout.source.stretches[number]
+
+    # ---- places ---------------------------------------------------------------------------------------------------
+
+    def place_at(self, x: float, y: float) -> ReadPlace:
+        """The place between characters nearest to a point."""
+        if not len(self.layout):
+            return ReadPlace(0, 0)
+        number, point = self.layout.inside(x, y)
+        hit = self.layout.document(number).documentLayout().hitTest(point, Qt.HitTestAccuracy.FuzzyHit)
+        return ReadPlace(number, max(hit, 0))
+
+    def end(self) -> ReadPlace:
+        """The place behind the last character."""
+        last = len(self.layout) - 1
+        return ReadPlace(0, 0) if last < 0 else ReadPlace(last, self.layout.document(last).characterCount() - 1)
+
+    def link_at(self, x: float, y: float) -> str:
+        """The target of the link under a point; empty where there is none."""
+        if not len(self.layout) or not 0 <= y < self.height:
+            return ""
+        number, point = self.layout.inside(x, y)
+        return self.layout.document(number).documentLayout().anchorAt(point)
+
+    def code_at(self, y: float) -> tuple[int, QRectF] | None:
+        """The stretch of code at a height and its box; None where there is none."""
+        if not len(self.layout) or not 0 <= y < self.height:
+            return None
+        number = self.layout.stretch_at(y)
+        return (number, self.layout.box(number)) if self.layout.is_code(number) else None
+
+    def top_of_stretch(self, number: int) -> int:
+        """Where a stretch begins."""
+        return self.layout.tops()[number]
+
+    def code(self, number: int) -> str:
+        """What a stretch of code holds."""
+        return self.layout.source.stretches[number].code or ""
+
+    def text_between(self, first: ReadPlace, last: ReadPlace) -> str:
+        """The text as it is read, between two places."""
+        parts = []
+        for number in range(first.stretch, min(last.stretch + 1, len(self.layout))):
+            cursor = self.layout.cursor(number, first, last)
+            parts.append(cursor.selectedText().replace("\u2029", "\n").replace("\u2028", "\n"))
+        return ("\n" if self.layout.source.is_typed else "\n\n").join(parts)

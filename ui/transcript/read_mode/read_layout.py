@@ -1,0 +1,208 @@
+"""The stretches of a turn in Read mode: each typeset when it is needed, one under the other."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from PySide6.QtCore import QPointF, QRectF
+from PySide6.QtGui import QTextCursor, QTextDocument
+
+from ui.theme.palette import LIGHT, Palette
+from ui.transcript.path import Turn
+from ui.transcript.read_mode.document import code_document, markdown_document, plain_document
+from ui.transcript.read_mode.source import Source
+from ui.transcript.text.faces import Faces
+
+_KEPT_DOCUMENTS = 80
+_GAP_PX = 12  # between stretches
+_GAP_AFTER_HEADING_PX = 6
+_GAP_BEFORE_HEADING_PX = 18
+_CODE_PAD_PX = 12
+_CHARACTERS_PER_TOKEN = 4  # of a turn that was not read yet
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ReadPlace:
+    """A place in a turn: a character of a stretch's document."""
+
+    stretch: int
+    position: int
+
+
+@dataclass(slots=True)
+class _Laid:
+    height: int | None = None
+    shift: float = 0.0  # moves the first baseline to where Tokens mode has it
+    document: QTextDocument | None = field(default=None, repr=False)
+
+
+class ReadLayout:
+    """Where stretches stand. Only the last one is rendered again while tokens arrive; of many documents the first go."""
+
+    def __init__(self, turn: Turn, faces: Faces, width: float) -> None:
+        self.faces = faces
+        self.source = Source(turn)
+        self._turn = turn
+        self._width = width
+        self._palette: Palette = LIGHT
+        self._laid: list[_Laid] = []  # one for each stretch
+        self._held_tops: list[int] = []  # of `tops`; empty when a height changed
+
+    def __len__(self) -> int:
+        """How many stretches were read."""
+        return len(self._laid)
+
+    @property
+    def height(self) -> int:
+        """Pixels; estimated for stretches that were not rendered yet."""
+        if not self._laid:
+            return self.faces.pitch if self.source.is_read else self._estimate(len(self._turn.tokens) * _CHARACTERS_PER_TOKEN)
+        return self.tops()[-1] - self._gap(len(self._laid) - 1)
+
+    @property
+    def done(self) -> bool:
+        """Whether every stretch was rendered once."""
+        return self.source.is_current and all(laid.height is not None for laid in self._laid)
+
+    def set_faces(self, faces: Faces, width: float) -> None:
+        """Other measures."""
+        self.faces, self._width = faces, width
+        self._forget()
+
+    def set_width(self, width: float) -> None:
+        """Another width from now on; call `prepare`."""
+        if width != self._width:
+            self._width = width
+            self._forget()
+
+    def set_palette_of(self, palette: Palette) -> None:
+        """Documents carry colours: they are typeset again, at the heights they have."""
+        if palette is not self._palette:
+            self._palette = palette
+            for laid in self._laid:
+                laid.document = None
+
+    def prepare(self, deadline: float | None) -> int | None:
+        """Renders until the deadline; the first row that changed, or None."""
+        self.read()
+        missing = [number for number, laid in enumerate(self._laid) if laid.height is None]
+        row = self.tops()[missing[0]] if missing else None
+        for number in missing:
+            self.document(number)
+            if deadline is not None and perf_counter() > deadline:
+                break
+        return row
+
+    def read(self) -> None:
+        """Takes the turn's text as it is now; stretches that changed are rendered again when they are needed."""
+        changed = self.source.read()
+        if changed is not None:
+            self._laid[changed:] = [_Laid() for _ in self.source.stretches[changed:]]
+            self._held_tops = []
+
+    def document(self, number: int) -> QTextDocument:
+        """A stretch, typeset; its height is known from now on."""
+        laid = self._laid[number]
+        if laid.document is None:
+            self._make_room()
+            laid.document = self._typeset(number)
+            height = max(round(laid.document.size().height()) + 2 * self.inset(number), 1)
+            if height != laid.height:
+                laid.height, self._held_tops = height, []
+            laid.shift = self._shift(number, laid.document)
+        return laid.document
+
+    def tops(self) -> list[int]:
+        """Where each stretch begins, and where one more would; headings stand nearer to what they head."""
+        if self._held_tops:
+            return self._held_tops
+        tops = [0]
+        for number, laid in enumerate(self._laid):
+            stretch = self.source.stretches[number]
+            height = laid.height if laid.height is not None else self._estimate(stretch.stop - stretch.start)
+            tops.append(tops[-1] + height + self._gap(number))
+        self._held_tops = tops
+        return tops
+
+    def inside(self, x: float, y: float) -> tuple[int, QPointF]:
+        """The stretch at a height, and the point in its document's coordinates."""
+        number = self.stretch_at(y)
+        self.document(number)
+        inset = self.inset(number)
+        return number, QPointF(x - inset, y - self.tops()[number] - inset - self._laid[number].shift)
+
+    def cursor(self, number: int, first: ReadPlace, last: ReadPlace) -> QTextCursor:
+        """What of a stretch stands between two places."""
+        document = self.document(number)
+        end = document.characterCount() - 1
+        cursor = QTextCursor(document)
+        cursor.setPosition(min(first.position, end) if number == first.stretch else 0)
+        stop = min(last.position, end) if number == last.stretch else end
+        cursor.setPosition(stop, QTextCursor.MoveMode.KeepAnchor)
+        return cursor
+
+    def box(self, number: int) -> QRectF:
+        """The rows of a stretch, without the gap below."""
+        tops = self.tops()
+        return QRectF(0, tops[number], self._width, tops[number + 1] - tops[number] - self._gap(number))
+
+    def inset(self, number: int) -> int:
+        """Between the edge of a stretch and its text."""
+        return _CODE_PAD_PX if self.is_code(number) else 0
+
+    def is_code(self, number: int) -> bool:
+        """Whether a stretch is a block of code."""
+        return self.source.stretches[number].code is not None
+
+    def stretch_at(self, y: float) -> int:
+        """The stretch at a height, the nearest where there is none."""
+        return min(max(bisect_right(self.tops(), y) - 1, 0), len(self._laid) - 1)
+
+    def stretch_of(self, character: float) -> int:
+        """The stretch where a character of the turn's text stands."""
+        return max(bisect_right([stretch.start for stretch in self.source.stretches], character) - 1, 0)
+
+    def origin(self, number: int) -> QPointF:
+        """Where the document of a stretch begins; the first baseline stands where Tokens mode has it."""
+        inset = self.inset(number)
+        return QPointF(inset, self.tops()[number] + inset + self._laid[number].shift)
+
+    def _forget(self) -> None:
+        self._laid = [_Laid() for _ in self._laid]
+        self._held_tops = []
+
+    def _typeset(self, number: int) -> QTextDocument:
+        stretch, markdown = self.source.stretches[number], self.source.markdown(number)
+        if stretch.code is not None:
+            width = self._width - 2 * _CODE_PAD_PX
+            return code_document(stretch.code, stretch.language, self.faces, self._palette, width)
+        if markdown is not None:
+            return markdown_document(markdown, self.faces, self._palette, self._width)
+        return plain_document(self.source.plain(number).removesuffix("\n"), self.faces, self._width)
+
+    def _shift(self, number: int, document: QTextDocument) -> float:
+        layout = document.firstBlock().layout()
+        if self.is_code(number) or self.source.is_heading(number) or not layout.lineCount():
+            return 0.0
+        return self.faces.lead + self.faces.ascent - layout.lineAt(0).y() - layout.lineAt(0).ascent()
+
+    def _make_room(self) -> None:
+        held = [laid for laid in self._laid if laid.document is not None]
+        if len(held) >= _KEPT_DOCUMENTS:
+            for laid in held[: _KEPT_DOCUMENTS // 2]:
+                laid.document = None
+
+    def _gap(self, number: int) -> int:
+        """Below a stretch."""
+        if self.source.is_typed:
+            return 0
+        if self.source.is_heading(number):
+            return _GAP_AFTER_HEADING_PX
+        last = number + 1 == len(self._laid)
+        return _GAP_PX if last or not self.source.is_heading(number + 1) else _GAP_BEFORE_HEADING_PX
+
+    def _estimate(self, characters: int) -> int:
+        per_line = max(self._width / self.faces.average, 1)
+        return (int(characters / per_line) + 1) * self.faces.pitch

@@ -1,0 +1,68 @@
+"""Painting one turn of Read mode: stretches, blocks of code, what is selected, the caret of a stream."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QPointF, QRectF
+from PySide6.QtGui import QAbstractTextDocumentLayout, QColor, QPainter, QPalette, QPen, QTextCharFormat
+
+from ui.transcript.read_mode.read_layout import ReadLayout, ReadPlace
+from ui.transcript.text.faces import x_of
+from ui.transcript.text.ink import Ink
+
+_CODE_RADIUS = 6.0
+_CARET_PX = 2
+
+
+def paint_stretches(
+    painter: QPainter,
+    ink: Ink,
+    layout: ReadLayout,
+    clip: tuple[float, float],
+    selection: tuple[ReadPlace, ReadPlace] | None,
+) -> None:
+    """Draws the stretches that meet the heights `clip`; the painter's origin is the text's top left."""
+    tops = layout.tops()
+    for number, top in enumerate(tops[:-1]):
+        if top < clip[1] and tops[number + 1] > clip[0]:
+            _paint_stretch(painter, ink, layout, number, selection)
+
+
+def _paint_stretch(
+    painter: QPainter, ink: Ink, layout: ReadLayout, number: int, selection: tuple[ReadPlace, ReadPlace] | None
+) -> None:
+    document = layout.document(number)
+    if layout.is_code(number):
+        painter.setPen(QPen(ink.hairline, 1))
+        painter.setBrush(QColor(ink.palette.code))
+        painter.drawRoundedRect(layout.box(number).adjusted(0.5, 0.5, -0.5, -0.5), _CODE_RADIUS, _CODE_RADIUS)
+    context = QAbstractTextDocumentLayout.PaintContext()
+    context.palette.setColor(QPalette.ColorRole.Text, ink.text)
+    if selection is not None and selection[0].stretch <= number <= selection[1].stretch:
+        chosen = QAbstractTextDocumentLayout.Selection()
+        chosen.cursor = layout.cursor(number, *selection)
+        chosen.format = QTextCharFormat()
+        chosen.format.setBackground(ink.selection)
+        context.selections = [chosen]
+    painter.save()
+    painter.translate(layout.origin(number))
+    document.documentLayout().draw(painter, context)
+    painter.restore()
+
+
+def paint_caret(painter: QPainter, ink: Ink, layout: ReadLayout) -> None:
+    """Draws the caret behind the last character, where the next token will stand."""
+    faces = layout.faces
+    if not len(layout):
+        painter.fillRect(QRectF(0, faces.lead, _CARET_PX, faces.glyphs), ink.accent)
+        return
+    number = len(layout) - 1
+    document = layout.document(number)
+    block = document.lastBlock()
+    lines = block.layout()
+    if not lines.lineCount():
+        return
+    line = lines.lineAt(lines.lineCount() - 1)
+    at = layout.origin(number) + document.documentLayout().blockBoundingRect(block).topLeft() + QPointF(line.x(), line.y())
+    x = at.x() + x_of(line, line.textStart() + line.textLength()) + 2
+    bottom = at.y() + line.height()
+    painter.fillRect(QRectF(x, bottom - faces.glyphs - 2, _CARET_PX, faces.glyphs), ink.accent)

@@ -1,0 +1,105 @@
+"""The text of a turn as Read mode takes it in: cut into stretches, with the way from tokens to characters and back."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ui.transcript.path import Turn
+from ui.transcript.read_mode.document import Stretch, plain_stretches, stretches
+from ui.transcript.text.compose import is_hidden
+
+
+class Source:
+    """What was read of a turn so far. Only a model's answer is markdown; what was typed stays as it is.
+
+    Calls are left out: they stand as cards under the answer.
+    """
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._version = turn.version
+        self._read = -1  # tokens; -1 before the first reading
+        self._calls: tuple[tuple[int, int], ...] = ()
+        self._ends: npt.NDArray[np.int64] = np.empty(0, np.int64)  # where in the text each token ends
+        self.text = ""
+        self.stretches: list[Stretch] = []
+
+    @property
+    def is_current(self) -> bool:
+        """Whether everything the turn holds was read."""
+        held = self._turn
+        return self._read == len(held.tokens) and self._version == held.version and self._calls == held.calls
+
+    @property
+    def is_read(self) -> bool:
+        """Whether anything was read."""
+        return self._read >= 0
+
+    def read(self) -> int | None:
+        """Takes in what the turn holds now.
+
+        Returns:
+            The first stretch that changed; those before it are final. None where the text is the same.
+        """
+        if self.is_current:
+            return None
+        tokens = self._turn.tokens
+        texts = ["" if is_hidden(m, template=False) else t for t, m in zip(tokens.texts, tokens.marks, strict=True)]
+        self._calls = self._turn.calls
+        for start, stop in reversed(self._calls):
+            texts = without(texts, start, stop)
+        text, before, first_time = "".join(texts), self.text, self._read < 0
+        self._ends = np.cumsum([len(t) for t in texts], dtype=np.int64)
+        self._read, self._version, self.text = len(tokens), self._turn.version, text
+        if text == before and not first_time:
+            return None
+        kept = max(len(self.stretches) - 1, 0) if text.startswith(before) and self._turn.is_answer else 0
+        begin = self.stretches[kept].start if self.stretches and kept else 0
+        self.stretches[kept:] = self._cut(begin)
+        return kept
+
+    def character_of(self, token: int) -> int:
+        """Where in the text a token begins."""
+        return int(self._ends[min(token, len(self._ends)) - 1]) if token > 0 and len(self._ends) else 0
+
+    def token_of(self, character: float) -> int:
+        """The token that holds a character."""
+        return int(np.searchsorted(self._ends, character, side="right"))
+
+    def markdown(self, number: int) -> str | None:
+        """The source of a stretch that is markdown; None where it is code or was typed."""
+        stretch = self.stretches[number]
+        return self.plain(number) if stretch.code is None and self._turn.is_answer else None
+
+    def plain(self, number: int) -> str:
+        """The characters of a stretch."""
+        return self.text[self.stretches[number].start : self.stretches[number].stop]
+
+    def is_heading(self, number: int) -> bool:
+        """Whether a stretch begins with a heading."""
+        return (
+            self._turn.is_answer
+            and self.stretches[number].code is None
+            and self.text.startswith("#", self.stretches[number].start)
+        )
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether the stretches are parts of one plain text."""
+        return not self._turn.is_answer
+
+    def _cut(self, begin: int) -> list[Stretch]:
+        if not self.text.strip():
+            return []
+        return list(stretches(self.text, begin) if self._turn.is_answer else plain_stretches(self.text))
+
+
+def without(texts: list[str], start: int, stop: int) -> list[str]:
+    """The same pieces, but for the characters from `start` to `stop` of what they say together."""
+    kept, at = list[str](), 0
+    for text in texts:
+        first, last = max(start - at, 0), max(stop - at, 0)
+        kept.append(text[:first] + text[max(first, last) :])
+        at += len(text)
+    return kept

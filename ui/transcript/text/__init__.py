@@ -1,0 +1,1 @@
+"""Tokens as shaped, wrapped and painted text."""

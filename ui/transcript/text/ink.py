@@ -1,0 +1,155 @@
+"""How letters get onto the pixels: colours of tokens, cached glyph runs and shadows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from PySide6.QtCore import QPointF, QRectF, Qt
+from PySide6.QtGui import QBrush, QColor, QImage, QPainter, QPen, QPixmap
+
+from ui.theme.palette import Palette
+
+
+@dataclass(frozen=True, slots=True)
+class Ink:
+    """Colours ready to paint with."""
+
+    palette: Palette
+    diverging: bool = False  # spans are of the palette's `difference` rather than its `surprise`
+    window: QColor = field(init=False)
+    text: QColor = field(init=False)
+    soft: QColor = field(init=False)
+    faint: QColor = field(init=False)
+    hairline: QColor = field(init=False)
+    accent: QColor = field(init=False)
+    disk: QColor = field(init=False)
+    selection: QColor = field(init=False)
+    steps: tuple[QBrush | None, ...] = field(init=False)
+    strongest: int | None = field(init=False)  # the step whose text has a colour of its own
+    stamps: Stamps = field(init=False)
+    rare: QPen = field(init=False)  # the underline of tokens beyond rank 10
+    pin: QPen = field(init=False)
+    on_strongest: QColor = field(init=False)
+    template: QColor = field(init=False)  # words of the template: between text and soft, to be read on every step but the last
+
+    def __post_init__(self) -> None:
+        p = self.palette
+        for name in ("window", "text", "soft", "faint", "hairline", "accent", "disk"):
+            object.__setattr__(self, name, QColor(getattr(p, name)))
+        selection = QColor(p.accent)
+        selection.setAlphaF(0.26)
+        object.__setattr__(self, "selection", selection)
+        ramp = p.difference if self.diverging else p.surprise
+        object.__setattr__(self, "steps", tuple(None if c is None else QBrush(QColor(c)) for c in ramp))
+        object.__setattr__(self, "strongest", None if self.diverging else len(ramp) - 1)
+        object.__setattr__(self, "stamps", Stamps(self.steps))
+        object.__setattr__(self, "rare", QPen(QColor(p.text), 1))
+        pin = QPen(self.accent, 2)
+        pin.setJoinStyle(Qt.PenJoinStyle.RoundJoin)
+        object.__setattr__(self, "pin", pin)
+        object.__setattr__(self, "on_strongest", QColor(p.on_strongest))
+        object.__setattr__(self, "template", _between(self.text, self.soft))
+
+
+def _between(one: QColor, other: QColor) -> QColor:
+    return QColor(*((getattr(one, part)() + getattr(other, part)()) // 2 for part in ("red", "green", "blue")))
+
+
+RADIUS_PX = 3.0
+_WIDEST_PX = 240  # wider spans are rare; they are drawn as paths
+_KEPT = 1024
+
+
+class Stamps:
+    """Rounded spans of one height, in the colours of one ramp."""
+
+    def __init__(self, steps: tuple[QBrush | None, ...]) -> None:
+        self._steps = steps
+        self._held: dict[tuple[int, int, int, int], QPixmap] = {}
+
+    def draw(self, painter: QPainter, rect: QRectF, step: int, ratio: float) -> None:
+        """Fills the span; its sides are moved to whole pixels, so that neighbours meet without a seam.
+
+        Args:
+            painter: Its origin stands on a whole pixel.
+            rect: The span; top and height are whole.
+            step: Its place on the ramp, above 0.
+            ratio: Device pixels per pixel.
+        """
+        brush = self._steps[step]
+        if brush is None:
+            return
+        scale = int(ratio)
+        left, right = round(rect.left() * scale), round(rect.right() * scale)
+        if scale != ratio or right - left > _WIDEST_PX * scale:
+            painter.setPen(Qt.PenStyle.NoPen)
+            painter.setBrush(brush)
+            painter.drawRoundedRect(rect, RADIUS_PX, RADIUS_PX)
+            return
+        key = (step, right - left, round(rect.height()), scale)
+        stamp = self._held.get(key)
+        if stamp is None:
+            stamp = self._make(key, brush)
+        painter.drawPixmap(QPointF(left / scale, rect.top()), stamp)
+
+    def _make(self, key: tuple[int, int, int, int], brush: QBrush) -> QPixmap:
+        if len(self._held) >= _KEPT:
+            self._held.clear()
+        _, width, height, scale = key
+        stamp = QPixmap(max(width, 1), height * scale)
+        stamp.setDevicePixelRatio(scale)
+        stamp.fill(Qt.GlobalColor.transparent)
+        painter = QPainter(stamp)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(brush)
+        painter.drawRoundedRect(QRectF(0, 0, width / scale, height), RADIUS_PX, RADIUS_PX)
+        painter.end()
+        self._held[key] = stamp
+        return stamp
+
+
+SHADOW_PX = 36  # room a widget needs around its sheet
+_BLUR_PX, _DROP_PX = 28, 8
+_NEAR_PX = 3
+
+
+def paint_shadow(painter: QPainter, sheet: QRectF, radius: float, *, dark: bool) -> None:
+    """Paints what lies around and under the sheet."""
+    image = _shadow(round(sheet.width()), round(sheet.height()), radius, dark)
+    painter.drawImage(QPointF(sheet.left() - SHADOW_PX, sheet.top() - SHADOW_PX), image)
+
+
+@lru_cache(maxsize=8)
+def _shadow(width: int, height: int, radius: float, dark: bool) -> QImage:
+    image = QImage(width + 2 * SHADOW_PX, height + 2 * SHADOW_PX, QImage.Format.Format_ARGB32_Premultiplied)
+    image.fill(Qt.GlobalColor.transparent)
+    painter = QPainter(image)
+    painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+    painter.setPen(Qt.PenStyle.NoPen)
+    sheet = QRectF(SHADOW_PX, SHADOW_PX, width, height)
+    tint, far, near = ("#000000", 0.5, 0.5) if dark else ("#1e1e14", 0.14, 0.12)
+    _soft(painter, sheet.translated(0, _DROP_PX), radius, QColor(tint), strength=far, blur=_BLUR_PX)
+    _soft(painter, sheet.translated(0, 1), radius, QColor(tint), strength=near, blur=_NEAR_PX)
+    painter.end()
+    return image
+
+
+def _soft(painter: QPainter, sheet: QRectF, radius: float, tint: QColor, *, strength: float, blur: float) -> None:
+    """Nested sheets whose opacities add up to a Gaussian edge of standard deviation blur / 2."""
+    steps = max(int(blur), 4)
+    reached = 0.0
+    for step in range(steps):
+        spread = blur * (1 - 2 * step / (steps - 1))  # from blur outside to blur inside
+        wanted = strength * 0.5 * (1 + math.erf(-spread / (blur / 2) / math.sqrt(2)))
+        layer = (wanted - reached) / (1 - reached)
+        reached = wanted
+        tint.setAlphaF(max(layer, 0.0))
+        painter.setBrush(tint)
+        grown = sheet.adjusted(-spread, -spread, spread, spread)
+        if grown.width() <= 0 or grown.height() <= 0:
+            return
+        corner = max(radius + spread, 1.0)
+        painter.drawRoundedRect(grown, corner, corner)

@@ -1,0 +1,150 @@
+"""The table of wrapped lines of one turn: built in slices, appended to at the cost of the new tokens.
+
+Lines are frozen as soon as another one follows; only the last is laid out again when tokens arrive. The text is handed
+to Qt's line breaker in stretches of a bounded length, so one paragraph of 100,000 tokens costs as much per token as many.
+"""
+
+from __future__ import annotations
+
+from array import array
+from time import perf_counter
+
+from PySide6.QtGui import QTextLayout
+
+from ui.transcript.text.compose import Composed, Place, compose, direction, is_hidden
+from ui.transcript.text.faces import Faces
+from ui.transcript.tokens import Tokens
+
+_STRETCH = 1500  # characters laid out together; a line holds about 90
+RIGHT_TO_LEFT = 1
+NEUTRAL = 2  # no letter yet: the direction is still open
+PARAGRAPH = 4  # the line begins a paragraph
+
+
+class LineTable:
+    """Where each line of a turn begins. `done` tells whether all tokens were wrapped."""
+
+    def __init__(self, tokens: Tokens, faces: Faces, width: float, *, template: bool) -> None:
+        self.width = width
+        self.template = template
+        self._tokens = tokens
+        self._faces = faces
+        self._first = array("I", [0])
+        self._offset = array("I", [0])
+        self._flags = bytearray([PARAGRAPH | NEUTRAL])
+        self._wrapped = 0  # tokens that the table covers
+
+    def __len__(self) -> int:
+        """Lines that show: an empty one after a closing newline does not count."""
+        n = len(self._first)
+        return n - 1 if n > 1 and self._first[-1] >= self._wrapped and self.done else n
+
+    @property
+    def done(self) -> bool:
+        """Whether every token has its line."""
+        return self._wrapped >= len(self._tokens)
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nothing was wrapped yet."""
+        return self._wrapped == 0
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that are not wrapped yet."""
+        return len(self._tokens) - self._wrapped
+
+    def start(self, line: int) -> Place:
+        """Where the line begins; for the line after the last, where the text ends."""
+        if line >= len(self._first):
+            return Place(len(self._tokens))
+        return Place(self._first[line], self._offset[line])
+
+    def text_of(self, line: int) -> Composed:
+        """What stands on a line. Of the last one, while more is to be wrapped, no more than a stretch."""
+        if line + 1 >= len(self._first) and not self.done:
+            return compose(self._tokens, self.start(line), template=self.template, limit=_STRETCH)
+        return compose(self._tokens, self.start(line), template=self.template, limit=1 << 62, end=self.start(line + 1))
+
+    def is_right_to_left(self, line: int) -> bool:
+        """Whether the line's paragraph runs from right to left."""
+        return bool(self._flags[line] & RIGHT_TO_LEFT)
+
+    def line_of(self, place: Place) -> int:
+        """The line that holds a place."""
+        low, high = 0, len(self._first)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if (self._first[middle], self._offset[middle]) <= (place.token, place.offset):
+                low = middle
+            else:
+                high = middle
+        return min(low, max(len(self) - 1, 0))
+
+    def extend(self, deadline: float | None = None) -> int:
+        """Wraps what is not wrapped yet, until `deadline` (of `perf_counter`) has passed.
+
+        Returns:
+            The first line that may have changed.
+        """
+        changed = len(self._first) - 1
+        while not self.done:
+            self._stretch()
+            if deadline is not None and perf_counter() > deadline:
+                break
+        return changed
+
+    def _stretch(self) -> None:
+        start, flags = self._pop()
+        composed = compose(self._tokens, start, template=self.template, limit=_STRETCH)
+        if flags & NEUTRAL:
+            towards = direction(composed.text)
+            flags = (flags & PARAGRAPH) | (NEUTRAL if towards is None else RIGHT_TO_LEFT * towards)
+        breaks = self._breaks(composed, right_to_left=bool(flags & RIGHT_TO_LEFT))
+        at_end = composed.newline or composed.end.token >= len(self._tokens)
+        closed = at_end or len(breaks) == 1
+        if not composed.text and not composed.newline:
+            start = self._first_fragment(start, composed.end)
+        for position in breaks if closed else breaks[:-1]:
+            self._push(composed.place(position) if position else start, flags)
+            flags &= ~PARAGRAPH
+        if composed.newline:
+            self._push(composed.end, PARAGRAPH | NEUTRAL)
+        elif not closed:
+            self._push(composed.place(breaks[-1]), flags)
+        elif not at_end:  # one line as long as a stretch: marks that take no width; cut it
+            self._push(composed.end, flags)
+        self._wrapped = composed.end.token if at_end else self._first[-1]
+
+    def _first_fragment(self, start: Place, end: Place) -> Place:
+        """Where nothing is to be seen, a line begins at the first bytes that wait for their rest, else behind it all."""
+        for token in range(start.token, end.token):
+            if not self._tokens.texts[token] and not is_hidden(self._tokens.marks[token], template=self.template):
+                return Place(token)
+        return end
+
+    def _breaks(self, composed: Composed, *, right_to_left: bool) -> list[int]:
+        layout = self._faces.layout(composed.text, composed.codes, right_to_left=right_to_left, wrap=True)
+        return wrap_positions(layout, self.width)
+
+    def _pop(self) -> tuple[Place, int]:
+        return Place(self._first.pop(), self._offset.pop()), self._flags.pop()
+
+    def _push(self, place: Place, flags: int) -> None:
+        self._first.append(place.token)
+        self._offset.append(place.offset)
+        self._flags.append(flags)
+
+
+def wrap_positions(layout: QTextLayout, width: float) -> list[int]:
+    """Where the lines of a layout begin when each is `width` pixels wide; at least one."""
+    positions = []
+    layout.beginLayout()
+    while True:
+        line = layout.createLine()
+        if not line.isValid():
+            break
+        line.setLineWidth(width)
+        positions.append(line.textStart())
+    layout.endLayout()
+    return positions or [0]

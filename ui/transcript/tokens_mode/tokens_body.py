@@ -1,0 +1,232 @@
+"""The text of one turn in Tokens mode: wrapped lines, spans, and where a token is."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QPointF, QRectF, Qt
+from PySide6.QtGui import QPainter, QRegion
+
+from ui.transcript.path import Turn
+from ui.transcript.text.compose import Place
+from ui.transcript.text.faces import CHARACTERS_PER_TOKEN, Faces
+from ui.transcript.text.ink import Ink
+from ui.transcript.text.shape import ShapedLine, Span
+from ui.transcript.text.wrap import LineTable
+
+_KEPT_LINES = 120  # shaped lines a turn keeps; a tall screen shows about 60
+_PADDING = 1.5  # above and below the glyphs
+
+
+class TokensBody:
+    """Lines of one turn. While a new width is being wrapped, the old lines still show."""
+
+    def __init__(self, turn: Turn, faces: Faces, width: float, *, template: bool) -> None:
+        self._turn = turn
+        self._tokens = turn.tokens
+        self._faces = faces
+        self._template = template
+        self._table = self._fresh(width)
+        self._next: LineTable | None = None
+        self._shaped: dict[int, ShapedLine] = {}
+        self.selection: tuple[Place, Place] | None = None
+
+    @property
+    def height(self) -> int:
+        """Pixels; estimated for what is not wrapped yet. Nothing where there is only the line under it."""
+        return 0 if self._turn.is_bare(template=self._template) else self._lines() * self._faces.pitch
+
+    @property
+    def done(self) -> bool:
+        """Whether everything is wrapped to the width that was asked for."""
+        return self._next is None and self._table.done and self._tokens is self._turn.tokens
+
+    @property
+    def pending(self) -> int:
+        """How many tokens are still to be wrapped."""
+        if self._tokens is not self._turn.tokens:
+            return len(self._turn.tokens)
+        return (self._next or self._table).remaining
+
+    def set_width(self, width: float) -> None:
+        """Wraps to another width from now on; call `prepare`."""
+        if self._table.is_untouched:
+            self._start_again(width)
+        elif (self._next or self._table).width != width:
+            self._next = self._fresh(width)
+
+    def set_faces(self, faces: Faces, width: float) -> None:
+        """Other measures: what was wrapped is void."""
+        self._faces = faces
+        self._start_again(width)
+
+    def set_template_visible(self, visible: bool) -> None:
+        """Shows or hides what the chat template added."""
+        if visible != self._template:
+            self._template = visible
+            self._start_again(self._table.width)
+
+    def prepare(self, deadline: float | None) -> int | None:
+        """Wraps until the deadline.
+
+        Returns:
+            The first pixel row that may look different, None where nothing changed.
+        """
+        if self._tokens is not self._turn.tokens:
+            self._tokens = self._turn.tokens
+            self._start_again((self._next or self._table).width)
+            self._table.extend(deadline)
+            return 0
+        if self._next is not None:
+            self._next.extend(deadline)
+            if not self._next.done:
+                return None
+            self._table, self._next = self._next, None
+            self._shaped.clear()
+            return 0
+        if self._table.done:
+            return None
+        line = self._table.extend(deadline)
+        if line and not self._tokens.texts[self._table.start(line).token - 1]:
+            line -= 1  # it ended with bytes of a character; they belong to the next line if that completes it
+        for held in [k for k in self._shaped if k >= line]:
+            del self._shaped[held]
+        return line * self._faces.pitch
+
+    def refresh(self) -> None:
+        """The numbers changed."""
+        self._shaped.clear()
+
+    # ---- places ---------------------------------------------------------------------------------------------------
+
+    def line_at(self, y: float) -> int:
+        """The line at a height, kept within the lines there are."""
+        return min(max(int(y // self._faces.pitch), 0), max(len(self._table) - 1, 0))
+
+    def token_at(self, x: float, y: float) -> int | None:
+        """The token under a point, None beside the text."""
+        if not 0 <= y < len(self._table) * self._faces.pitch:
+            return None
+        span = self.shaped(self.line_at(y)).span_at(x)
+        return None if span is None else span.token_at(x)
+
+    def place_at(self, x: float, y: float) -> Place:
+        """The place between characters nearest to a point; before the first or after the last line, the ends."""
+        if y < 0:
+            return Place(0)
+        if y >= len(self._table) * self._faces.pitch:
+            return Place(len(self._tokens))
+        return self.shaped(self.line_at(y)).place_at(x)
+
+    def top_of(self, token: int) -> int:
+        """The height of the line where a token begins."""
+        return self._table.line_of(Place(token, 1)) * self._faces.pitch  # a leading space may hang on the line before
+
+    def first_token(self, y: float) -> int:
+        """The first token of the line at a height."""
+        return self._table.start(self.line_at(y)).token
+
+    def rects_of(self, token: int) -> list[QRectF]:
+        """Where a token's span is drawn; one rectangle a line."""
+        rects: list[QRectF] = []
+        line = self._table.line_of(Place(token))
+        for candidate in range(line, min(line + 3, len(self._table))):
+            spans = self.shaped(candidate).spans_of(token)
+            if rects and not spans:
+                break
+            rects += [self._rect(span, candidate * self._faces.pitch) for span in spans]
+        return rects
+
+    def end_of_text(self) -> QPointF:
+        """Where the caret of a stream stands: left and top of the glyphs."""
+        line = max(len(self._table) - 1, 0)
+        x = self.shaped(line).end_x if len(self._tokens) else 0.0
+        return QPointF(x, line * self._faces.pitch + self._faces.lead)
+
+    def shaped(self, line: int) -> ShapedLine:
+        """The line with its glyphs; kept while it is likely to be wanted again."""
+        found = self._shaped.get(line)
+        if found is None:
+            if len(self._shaped) >= _KEPT_LINES:
+                for old in list(self._shaped)[: _KEPT_LINES // 2]:
+                    del self._shaped[old]
+            found = self._shaped[line] = ShapedLine(self._tokens, self._table, line, self._faces)
+        return found
+
+    # ---- painting -------------------------------------------------------------------------------------------------
+
+    def paint(self, painter: QPainter, ink: Ink, clip: tuple[float, float]) -> None:
+        """Draws the lines that meet the heights `clip`; the painter's origin is the text's top left."""
+        pitch = self._faces.pitch
+        last = min(int(clip[1] // pitch) + 1, len(self._table))
+        for line in range(max(int(clip[0] // pitch), 0), last):
+            self._paint_line(painter, ink, self.shaped(line), line * pitch)
+
+    def _paint_line(self, painter: QPainter, ink: Ink, shaped: ShapedLine, top: float) -> None:
+        padding = round(self._faces.lead - _PADDING)  # whole pixels: crisp edges, and as much above as below
+        y, height = top + padding, self._faces.pitch - 2 * padding
+        ratio = painter.device().devicePixelRatio()
+        for span in shaped.spans:
+            if span.step:
+                ink.stamps.draw(painter, QRectF(span.x0, y, span.x1 - span.x0, height), span.step, ratio)
+        if self.selection is not None:
+            for left, right in shaped.ranges(*self.selection):
+                painter.fillRect(QRectF(left, top + 1, right - left, self._faces.pitch - 2), ink.selection)
+        baseline = top + self._faces.lead + self._faces.ascent
+        self._paint_glyphs(painter, ink, shaped, top, baseline)
+        self._underline(painter, ink, shaped, baseline)
+
+    def _paint_glyphs(self, painter: QPainter, ink: Ink, shaped: ShapedLine, top: float, baseline: float) -> None:
+        """Each colour in its own part of the line (of two touching ranges of formats Qt would colour only one)."""
+        pitch, strongest = self._faces.pitch, ink.strongest
+        rest = QRegion(-2 * pitch, int(top) - pitch, int(self._table.width) + 4 * pitch, 3 * pitch)
+        on_strongest, template = QRegion(), QRegion()
+        for span in shaped.spans:
+            if span.step == strongest or span.template:
+                left, right = round(span.x0), round(span.x1)
+                part = QRegion(left, int(top) - pitch, right - left, 3 * pitch)
+                if span.step == strongest:
+                    on_strongest += part
+                else:
+                    template += part
+        at = QPointF(0, baseline - shaped.line.ascent())
+        if on_strongest.isEmpty() and template.isEmpty():
+            painter.setPen(ink.text)
+            shaped.layout.draw(painter, at)
+            return
+        for region, colour in (
+            (rest - on_strongest - template, ink.text),
+            (on_strongest, ink.on_strongest),
+            (template, ink.template),
+        ):
+            if not region.isEmpty():
+                painter.save()
+                painter.setClipRegion(region, Qt.ClipOperation.IntersectClip)
+                painter.setPen(colour)
+                shaped.layout.draw(painter, at)
+                painter.restore()
+
+    def _underline(self, painter: QPainter, ink: Ink, shaped: ShapedLine, baseline: float) -> None:
+        y = round(baseline) + 3.5
+        for span in shaped.spans:
+            if span.rare:
+                painter.setPen(ink.rare)
+                painter.setOpacity(0.45)
+                painter.drawLine(QPointF(span.x0 + 1.5, y), QPointF(span.x1 - 1.5, y))
+                painter.setOpacity(1)
+
+    def _rect(self, span: Span, top: float) -> QRectF:
+        padding = round(self._faces.lead - _PADDING)  # whole pixels: crisp edges, and as much above as below
+        return QRectF(span.x0, top + padding, span.x1 - span.x0, self._faces.pitch - 2 * padding)
+
+    def _lines(self) -> int:
+        lines = len(self._table)
+        if self._table.done or self._next is not None:
+            return max(lines, 1)
+        per_line = max(self._table.width / (self._faces.average * CHARACTERS_PER_TOKEN), 1)
+        return lines + int(self._table.remaining / per_line)
+
+    def _start_again(self, width: float) -> None:
+        self._table, self._next = self._fresh(width), None
+        self._shaped.clear()
+
+    def _fresh(self, width: float) -> LineTable:
+        return LineTable(self._tokens, self._faces, width, template=self._template)

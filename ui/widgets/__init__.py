@@ -1,0 +1,1 @@
+"""Widgets and numbers that every room uses."""

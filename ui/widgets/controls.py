@@ -1,0 +1,219 @@
+"""Buttons, fields, choices and pages that panels and settings are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QColor, QFont, QPainter, QPaintEvent
+from PySide6.QtWidgets import (
+    QButtonGroup,
+    QCheckBox,
+    QComboBox,
+    QFrame,
+    QHBoxLayout,
+    QPlainTextEdit,
+    QPushButton,
+    QSizePolicy,
+    QStyle,
+    QStyleOptionButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from ui.theme.fonts import interface_font, mono_font, scaled
+from ui.theme.icons import SIZE_PX, icon
+from ui.theme.scheme import current_theme
+from ui.theme.text_size import fix_height
+from ui.widgets.labels import Caption, Label
+
+LINE_PX = 12.5
+
+
+def words(text: str = "", kind: str = "soft") -> Label:
+    """Words that wrap, and can be selected."""
+    label = Label(text, kind, interface_font(LINE_PX))
+    label.setWordWrap(True)
+    label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
+    return label
+
+
+def button(text: str, kind: str = "quiet") -> QPushButton:
+    """A button of a page."""
+    made = QPushButton(text)
+    made.setProperty("kind", kind)
+    made.setCursor(_cursor(kind))
+    made.setFont(interface_font(LINE_PX, QFont.Weight.Medium))
+    made.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+    return made
+
+
+def _cursor(kind: str) -> Qt.CursorShape:
+    """What looks like words alone says by the cursor that it can be pressed."""
+    return Qt.CursorShape.PointingHandCursor if kind in ("link", "plain") else Qt.CursorShape.ArrowCursor
+
+
+def restyle(made: QPushButton, kind: str) -> None:
+    """Another look for a button that stands already."""
+    if made.property("kind") != kind:
+        made.setProperty("kind", kind)
+        made.setCursor(_cursor(kind))
+        made.style().unpolish(made)
+        made.style().polish(made)
+
+
+def tab(text: str) -> QPushButton:
+    """The tab of a page; checked while the page is shown."""
+    made = button(text, "tab")
+    made.setFont(interface_font(13, QFont.Weight.Medium))
+    made.setCheckable(True)
+    return made
+
+
+def take_focus(tabs: Sequence[QWidget], shown: QWidget) -> None:
+    """The keyboard goes to the tab that is shown, where it is on another one of them."""
+    if any(one.hasFocus() for one in tabs):
+        shown.setFocus(Qt.FocusReason.OtherFocusReason)
+
+
+def row(*parts: QWidget | int, spacing: int = 8) -> QHBoxLayout:
+    """Parts beside each other; a number is a stretch."""
+    made = QHBoxLayout()
+    made.setSpacing(spacing)
+    for part in parts:
+        if isinstance(part, int):
+            made.addStretch(part)
+        else:
+            made.addWidget(part)
+    return made
+
+
+class Page(QWidget):
+    """A column of parts under captions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setObjectName("page")
+        self.column = QVBoxLayout(self)
+        self.column.setContentsMargins(16, 14, 16, 16)
+        self.column.setSpacing(8)
+
+    def minimumSizeHint(self) -> QSize:
+        """As high as it is at its width, which a scroll area asks for: not as high as it would be at its narrowest."""
+        layout = self.layout()
+        assert layout is not None
+        hint = super().minimumSizeHint()
+        return QSize(hint.width(), 0 if layout.hasHeightForWidth() else hint.height())
+
+    def head(self, text: str) -> None:
+        """A section begins."""
+        if self.column.count():
+            self.column.addSpacing(10)
+        self.column.addWidget(Caption(text))
+
+
+class SourceField(QPlainTextEdit):
+    """A few lines of source or prose; plain text only, Tab goes on."""
+
+    def __init__(self, name: str, hint: str, *, mono: bool = True, height: int = 120) -> None:
+        super().__init__()
+        self.setProperty("kind", "field")
+        self.setFont(mono_font(12) if mono else interface_font(13))
+        self.setAccessibleName(name)
+        self.setPlaceholderText(hint)
+        self.setTabChangesFocus(True)
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        fix_height(self, height)
+
+    def show_text(self, text: str) -> None:
+        """Shows what holds; what is being written is not overwritten by the same."""
+        if text != self.toPlainText():
+            self.setPlainText(text)
+
+
+class Combo(QComboBox):
+    """One of many, in a list that opens; the arrow is the house's own."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.setFont(interface_font(LINE_PX))
+        self.setAccessibleName(name)
+        self._theme = current_theme()
+
+    def minimumSizeHint(self) -> QSize:
+        """Qt's own is kept from before the text was made smaller."""
+        return super().minimumSizeHint().boundedTo(self.sizeHint())
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        super().paintEvent(event)
+        painter = QPainter(self)
+        px = scaled(SIZE_PX)
+        left, top = self.width() - px - 5, (self.height() - px) // 2
+        icon("chevron-down", self._theme.palette.soft, px).paint(painter, left, top, px, px)
+        painter.end()
+
+
+class Check(QCheckBox):
+    """A box to be ticked, with words beside it; the box is the house's own, for Qt's is lost on a dark ground."""
+
+    def __init__(self, words: str = "") -> None:
+        super().__init__(words)
+        self.setFont(interface_font(LINE_PX))
+        self._theme = current_theme()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        super().paintEvent(event)
+        option = QStyleOptionButton()
+        self.initStyleOption(option)
+        box = self.style().subElementRect(QStyle.SubElement.SE_CheckBoxIndicator, option, self).toRectF()
+        side = min(box.width(), box.height()) - 1
+        square = QRectF(box.center().x() - side / 2, box.center().y() - side / 2, side, side)
+        palette, on = self._theme.palette, self.isChecked()
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(QColor(palette.accent if on or self.hasFocus() else palette.soft if self.isEnabled() else palette.faint))
+        painter.setBrush(QColor(palette.accent if on else palette.window))
+        painter.drawRoundedRect(square, 3, 3)
+        if on:
+            inner = square.adjusted(1, 1, -1, -1).toAlignedRect()
+            icon("check", palette.on_accent, inner.width()).paint(painter, inner)
+        painter.end()
+
+
+class Choice(QWidget):
+    """One of a few, as a row of segments."""
+
+    chosen = Signal(int)
+
+    def __init__(self, name: str, labels: Sequence[str]) -> None:
+        super().__init__()
+        self.setObjectName("segments")
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self.setAccessibleName(name)
+        self._group = QButtonGroup(self)
+        self.buttons: list[QPushButton] = []
+        line = QHBoxLayout(self)
+        line.setContentsMargins(0, 0, 0, 0)
+        line.setSpacing(0)
+        for place, label in enumerate(labels):
+            part = QPushButton(label)
+            part.setCheckable(True)
+            part.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+            part.setFont(interface_font(LINE_PX, QFont.Weight.Medium))
+            part.setAccessibleName(f"{name}: {label}")
+            if place in (0, len(labels) - 1):
+                part.setObjectName("segment_first" if place == 0 else "segment_last")
+            part.clicked.connect(lambda _checked, place=place: self.chosen.emit(place))
+            self._group.addButton(part, place)
+            line.addWidget(part)
+            self.buttons.append(part)
+
+    def show_choice(self, place: int) -> None:
+        """Marks one; nothing is told."""
+        self.buttons[place].setChecked(True)
+
+    @property
+    def place(self) -> int:
+        """Which one is marked."""
+        return self._group.checkedId()

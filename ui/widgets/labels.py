@@ -1,0 +1,180 @@
+"""Labels, icon buttons and notices. Every label shows plain text, whatever it is given."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtGui import QFont, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QSizePolicy, QToolButton, QWidget
+
+from ui.theme.fonts import caption_font, interface_font, scaled
+from ui.theme.icons import SIZE_PX, icon
+from ui.theme.scheme import current_theme
+from ui.widgets.visible import one_line
+
+
+class Label(QLabel):
+    """A label that never interprets markup.
+
+    Args:
+        text: What to show.
+        kind: "" (main), "soft", "faint" or "accent": the colour.
+        font: The interface's face at 13 px unless given.
+    """
+
+    def __init__(self, text: str = "", kind: str = "", font: QFont | None = None, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setTextFormat(Qt.TextFormat.PlainText)
+        self.setProperty("kind", kind)
+        self.setFont(font or interface_font())
+        self.setText(text)
+
+
+class ElidedLabel(Label):
+    """One line that gives way: what does not fit is cut with an ellipsis and shown whole in the tooltip."""
+
+    least_px = 24  # it gives way down to here
+    fewest = 0  # letters: where not even these have room, none is shown
+
+    @property
+    def shown(self) -> str:
+        """What can be read of it."""
+        shown = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideRight, self.contentsRect().width())
+        return "" if shown != self.text() and len(shown) <= self.fewest else shown
+
+    def sizeHint(self) -> QSize:
+        """The whole text, also where the label was given a fixed width (Qt's own never falls below that)."""
+        around = self.contentsMargins()
+        width = self.fontMetrics().horizontalAdvance(self.text()) + around.left() + around.right() + 1
+        return QSize(width, super().sizeHint().height())
+
+    def minimumSizeHint(self) -> QSize:
+        whole = super().minimumSizeHint()
+        return QSize(min(self.least_px, self.sizeHint().width()), whole.height())
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
+        painter = QPainter(self)
+        painter.setPen(self.palette().color(self.foregroundRole()))
+        painter.drawText(self.contentsRect(), int(Qt.AlignmentFlag.AlignVCenter | self.alignment()), self.shown)
+        painter.end()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._explain()
+
+    def setText(self, text: str) -> None:
+        super().setText(one_line(text))
+        self._explain()
+        self.updateGeometry()
+
+    def _explain(self) -> None:
+        # Tooltips guess their format: a zero-width space in front keeps "<" from ever being markup.
+        cut = self.fontMetrics().horizontalAdvance(self.text()) > self.contentsRect().width()
+        self.setToolTip(plain_tooltip(self.text()) if cut else "")
+
+
+class Caption(Label):
+    """A section head: small spaced capitals, faint."""
+
+    def __init__(self, text: str, parent: QWidget | None = None) -> None:
+        super().__init__(text, "faint", caption_font(), parent)
+
+
+class Hairline(QFrame):
+    """A horizontal line of one pixel."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setProperty("kind", "hairline")
+        self.setFixedHeight(1)
+
+
+class IconButton(QToolButton):
+    """An icon that can be pressed, 16 px at 100 % text; `words` is its tooltip and its accessible name."""
+
+    def __init__(self, name: str, words: str, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._name = name
+        self.setToolTip(plain_tooltip(words))
+        self.setAccessibleName(words)
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)  # a click leaves the keyboard where it was, as on macOS
+        self._theme = current_theme()
+        for news in (self._theme.changed, self._theme.scaled):
+            news.connect(self._tint)
+        self._tint()
+
+    def _tint(self, _palette: object = None) -> None:
+        px = scaled(SIZE_PX)
+        self.setIconSize(QSize(px, px))
+        self.setIcon(icon(self._name, self._theme.palette.soft, px))
+
+
+class StepButton(QToolButton):
+    """A sign that is pressed to go one step; `words` is its tooltip and its accessible name."""
+
+    def __init__(self, sign: str, words: str) -> None:
+        super().__init__()
+        self.setText(sign)
+        self.setProperty("kind", "step")
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        self.setAccessibleName(words)
+        self.setToolTip(plain_tooltip(words))
+
+
+class Notice(QFrame):
+    """An inline message with at most one action; hidden while there is nothing to say."""
+
+    acted = Signal()
+    dismissed = Signal()
+
+    def __init__(self, kind: str = "notice", parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setProperty("kind", kind)
+        self._words = Label(font=interface_font(12.5))
+        self._words.setWordWrap(True)
+        self._words.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        self._words.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self._action = QPushButton()
+        self._action.setProperty("kind", "link")
+        self._action.setCursor(Qt.CursorShape.PointingHandCursor)
+        self._action.setFont(interface_font(12.5, QFont.Weight.Medium))
+        self._action.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        self._action.clicked.connect(self._act)
+        dismiss = IconButton("x", self.tr("Dismiss"))
+        dismiss.clicked.connect(self._dismiss)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(12, 6, 6, 6)
+        row.setSpacing(12)
+        row.addWidget(self._words, 1)
+        row.addWidget(self._action)
+        row.addWidget(dismiss)
+        self.hide()
+
+    @property
+    def words(self) -> str:
+        """What it says, "" while hidden."""
+        return "" if self.isHidden() else self._words.text()
+
+    def say(self, words: str, action: str = "") -> None:
+        """Shows `words`, and a button `action` if there is something to do."""
+        self._words.setText(words)
+        self.setAccessibleName(words)
+        self._action.setText(action)
+        self._action.setVisible(bool(action))
+        self.show()
+
+    def clear(self) -> None:
+        """Nothing to say any more."""
+        self.hide()
+
+    def _act(self) -> None:
+        self.hide()
+        self.acted.emit()
+
+    def _dismiss(self) -> None:
+        self.hide()
+        self.dismissed.emit()
+
+
+def plain_tooltip(words: str) -> str:
+    """The same words as tooltip text that Qt cannot take for markup (it guesses by the first tag-like characters)."""
+    return "\u200b" + words.replace("<", "\u200b<\u200b") if words else ""

@@ -1,0 +1,130 @@
+"""The page that stands in for the window while the sessions cannot be opened: what is damaged, and what can be done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QCloseEvent, QFont
+from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout, QWidget
+
+from ui.theme.fonts import interface_font
+from ui.widgets.labels import Label
+
+WIDTH = 560
+MOST_LOST = 4  # lines about what could not be read
+
+
+class RecoveryPage(QWidget):
+    """A window of its own; it only shows and asks. Nothing is ever deleted by what it offers.
+
+    Args:
+        problem: What is wrong, as the store says it; names the file.
+        fresh: The folder that would be opened instead.
+    """
+
+    recover_wanted = Signal()
+    stop_wanted = Signal()
+    open_wanted = Signal()
+    fresh_wanted = Signal()
+    closed = Signal()
+
+    def __init__(self, problem: str, fresh: str) -> None:
+        super().__init__()
+        self.setWindowTitle("Elsewise")
+        self.setObjectName("column")
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self.resize(760, 520)
+        self.setMinimumSize(420, 360)
+        self.title = Label(self.tr("Your sessions cannot be opened"), "", interface_font(20, QFont.Weight.DemiBold))
+        self.problem = self._words(problem, "")
+        self.hint = self._words(
+            self.tr(
+                "Recover: what can still be read goes into a new file, and the damaged one is kept beside it under another "
+                "name. Fresh folder: nothing is touched, and new sessions go to {0}"
+            ).format(fresh),
+            "soft",
+        )
+        self.state = self._words("", "soft")
+        self.recover_button = self._button(self.tr("Recover what can be read"), primary=True)
+        self.recover_button.clicked.connect(self.recover_wanted)
+        self.fresh_button = self._button(self.tr("Open a fresh folder"))
+        self.fresh_button.clicked.connect(self.fresh_wanted)
+        self.stop_button = self._button(self.tr("Stop"))
+        self.stop_button.clicked.connect(self.stop_wanted)
+        self.open_button = self._button(self.tr("Open"), primary=True)
+        self.open_button.clicked.connect(self.open_wanted)
+        self._lay_out()
+        self.show_choice()
+
+    def show_choice(self, words: str = "") -> None:
+        """What can be done; `words` say how the last attempt ended."""
+        self._show(self.recover_button, self.fresh_button, words=words)
+
+    def show_progress(self, what: str, done: int, of: int) -> None:
+        """How far the reading is."""
+        self._show(self.stop_button, words=self.tr("reading {0}: {1:,} of {2:,} rows").format(what.replace("_", " "), done, of))
+
+    def show_recovered(self, sessions: int, kept: str, lost: Sequence[str]) -> None:
+        """What was saved, and what was not."""
+        words = [
+            self.tr("{0:,} sessions were recovered. The damaged file is kept as {1}").format(sessions, kept),
+            *lost[:MOST_LOST],
+        ]
+        if len(lost) > MOST_LOST:
+            words.append(self.tr("and {0} more; `elsewise sessions verify` names them").format(len(lost) - MOST_LOST))
+        self.title.setText(self.tr("Recovered"))
+        self.problem.hide()
+        self.hint.hide()
+        self._show(self.open_button, words="\n".join(words))
+        self.open_button.setFocus()
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        super().closeEvent(event)
+        self.closed.emit()
+
+    def _show(self, *buttons: QPushButton, words: str) -> None:
+        self.state.setText(words)
+        self.state.setVisible(bool(words))
+        for button in (self.recover_button, self.fresh_button, self.stop_button, self.open_button):
+            button.setVisible(button in buttons)
+
+    def _words(self, text: str, kind: str) -> Label:
+        words = Label(text, kind, interface_font(13))
+        words.setWordWrap(True)
+        words.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        return words
+
+    def _button(self, words: str, *, primary: bool = False) -> QPushButton:
+        button = QPushButton(words)
+        button.setFont(interface_font(12.5, QFont.Weight.DemiBold if primary else QFont.Weight.Normal))
+        if primary:
+            button.setObjectName("send")
+        else:
+            button.setProperty("kind", "quiet")
+        return button
+
+    def _lay_out(self) -> None:
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        for button in (self.open_button, self.recover_button, self.fresh_button, self.stop_button):
+            row.addWidget(button)
+        row.addStretch(1)
+        column = QVBoxLayout()
+        column.setSpacing(12)
+        for label in (self.title, self.problem, self.hint, self.state):
+            column.addWidget(label)
+        column.addSpacing(8)
+        column.addLayout(row)
+        middle = QWidget()
+        middle.setMaximumWidth(WIDTH)
+        middle.setLayout(column)
+        across = QHBoxLayout()
+        across.addStretch(1)
+        across.addWidget(middle, 20)
+        across.addStretch(1)
+        page = QVBoxLayout(self)
+        page.setContentsMargins(24, 24, 24, 24)
+        page.addStretch(2)
+        page.addLayout(across)
+        page.addStretch(3)

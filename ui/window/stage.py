@@ -1,0 +1,288 @@
+"""What the window shows: takes the desk's news to the parts, and keeps in step what can be done now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtWidgets import QMainWindow
+
+from runtime import Origin, TokenRun
+from ui.desk import Desk
+from ui.frame.frame import Frame
+from ui.port import (
+    Columns,
+    Composition,
+    EngineState,
+    FolderView,
+    ModelChoice,
+    SessionSummary,
+    SessionView,
+    StatusView,
+    TurnStatus,
+    TurnView,
+)
+from ui.second.stage import SecondStage
+from ui.theme.palette import Palette
+from ui.theme.scheme import current_theme
+from ui.transcript import Measure, Mode
+from ui.transcript.path import has_own_words
+from ui.widgets.visible import one_line
+from ui.window.actions import Actions
+
+METER_MS = 250  # between two counts of the context while an answer streams
+
+
+class Stage(QObject):
+    """Desk to parts, one way. What the parts are asked by mouse and keys goes the other way, in `ui.window`."""
+
+    mode_changed = Signal(object)  # Mode
+
+    def __init__(self, window: QMainWindow, desk: Desk, parts: Frame, acts: Actions) -> None:
+        super().__init__(window)
+        self._window, self._desk, self._parts, self._acts = window, desk, parts, acts
+        self.sessions: dict[int, SessionSummary] = {}
+        self.mode = Mode.TOKENS
+        self.second = SecondStage(parts, acts, self.set_mode, self)
+        self._link_of: int | None = None  # the session whose link is asked about
+        self._engine: EngineState | None = None  # as last told
+        self._lacks_model = False  # as last told: what needs one is left until one is chosen
+        self._offering = False  # the draft is a message that did not fit; when it is counted, what can be done is asked
+        self._counted_at: tuple[EngineState, bool] | None = None
+        self._carried: tuple[int, int] | None = None  # what is to be pinned in the copy that is shown next
+        desk.session_shown.connect(self._show_session)
+        desk.copy_shown.connect(self._carry_pin)
+        desk.turn_changed.connect(self._show_turn)
+        desk.tokens_arrived.connect(self._append_tokens)
+        desk.activity_changed.connect(self.refresh)
+        desk.sessions.listed.connect(self._show_sessions)
+        desk.sessions.trash_listed.connect(parts.sidebar.sessions.show_trash)
+        desk.sessions.folder_made.connect(parts.sidebar.sessions.name_folder)
+        desk.models.listed.connect(self._show_model)
+        desk.models.menu_ready.connect(parts.top.model.open_menu)
+        desk.status_changed.connect(self._show_status)
+        desk.answers.draft_saved.connect(parts.composer.clear_sent)
+        desk.answers.did_not_fit.connect(self._offer_ways)
+        desk.answers.copied.connect(parts.composer.carry)
+        desk.drafts.composed.connect(self._show_cost)
+        desk.drafts.scored.connect(parts.composer.show_bits)
+        desk.drafts.file_read.connect(parts.composer.attach)
+        desk.drafts.left_out.connect(self._show_left_out)
+        desk.refused.connect(parts.composer.notice.say)
+        desk.sessions.trashed.connect(parts.sidebar.sessions.offer_undo)
+        desk.sessions.restored.connect(parts.sidebar.sessions.withdraw_undo)
+        desk.undo_stack.changed.connect(self.refresh)
+        desk.draws.columns_changed.connect(self._show_columns)
+        desk.draws.column_tokens.connect(parts.columns.append)
+        parts.panels_changed.connect(self.refresh)
+        parts.transcript.set_vocabulary(desk.token_bytes)
+        self._counted_length = 0  # tokens of the path when its context was counted
+        self._meter = QTimer(self, singleShot=True, interval=METER_MS)  # runs only while tokens arrive
+        self._meter.timeout.connect(self._move_meter)
+        theme = current_theme()
+        theme.changed.connect(self._recolour)
+        theme.scaled.connect(self._rescale)
+        self._recolour(theme.palette)
+
+    def set_mode(self, mode: Mode) -> None:
+        """Read or Tokens."""
+        self.mode = mode
+        self._parts.transcript.set_mode(mode)
+        self._parts.top.modes.show_mode(mode)
+        self._parts.status.show_legend(mode is Mode.TOKENS)
+        (self._acts.read if mode is Mode.READ else self._acts.tokens).setChecked(True)
+        self.mode_changed.emit(mode)
+
+    def colour_by(self, measure: Measure) -> None:
+        """What the colours of tokens show."""
+        self.second.colour(difference=False)
+        self._parts.transcript.colour_by(measure)
+        self._parts.columns.colour_by(measure)
+        self._parts.status.legend.show_measure(measure)
+        self._acts.colours[measure].setChecked(True)
+
+    def pin(self, node_id: int, index: int) -> None:
+        """Pins a token, in the transcript and in the inspector."""
+        self._parts.transcript.set_pinned(node_id, index)
+        self.show_pin((node_id, index))
+
+    def show_pin(self, place: tuple[int, int] | None) -> None:
+        """Shows in the inspector what is pinned in the transcript."""
+        shown = self._desk.shown
+        spot = shown.spot(*place) if shown is not None and place is not None else None
+        turn = shown.turn(spot.node_id) if shown is not None and spot is not None else None
+        can_choose = turn is not None and turn.role != "system"
+        own = spot is not None and spot.record.origin is not Origin.TEMPLATE
+        can_continue = own and turn is not None and turn.role == "assistant" and not self._lacks_model
+        self._parts.inspector.show_spot(spot, self._desk.token_bytes, can_choose=can_choose, can_continue=can_continue)
+        self.second.show_spot(spot)
+
+    def show_range(self, parts: Sequence[tuple[int, int, int]]) -> None:
+        """Adds up in the inspector what is selected in the transcript: of each turn from one token to another."""
+        shown = self._desk.shown
+        turns = [(shown.turn(node_id), first, last) for node_id, first, last in parts] if shown is not None else []
+        cut = (replace(turn, run=turn.run[first:last]) for turn, first, last in turns if turn is not None)
+        self._parts.inspector.path.show_range(tuple(cut))
+
+    @property
+    def shown_summary(self) -> SessionSummary | None:
+        """The list's line of the session that is shown; None while it is not listed."""
+        shown = self._desk.shown
+        return self.sessions.get(shown.session_id) if shown is not None else None
+
+    def refresh(self) -> None:
+        """What can be done now."""
+        acts, shown, running = self._acts, self._desk.shown, self._desk.running
+        own = shown is not None and not shown.view.is_sample
+        summary = self.shown_summary
+        answer = shown.last_answer if shown is not None else None
+        fork = shown.fork if shown is not None else None
+        self._parts.composer.set_running(running)
+        turns = shown.view.turns if shown is not None else ()
+        self._parts.cards.show_turns(turns, running=running)
+        acts.stop.setEnabled(running)
+        acts.rename.setEnabled(own)
+        acts.trash.setEnabled(own)
+        acts.pin.setEnabled(own and summary is not None)
+        is_pinned = summary is not None and summary.pinned
+        acts.pin.setText(self.tr("Unpin Session") if is_pinned else self.tr("Pin Session"))
+        said = shown is not None and bool(shown.view.turns)
+        for action in acts.exports.values():
+            action.setEnabled(said)
+        can_ask = not running and not self._lacks_model
+        acts.second.setEnabled(said and not self._lacks_model)
+        acts.compare.setEnabled(shown is not None and len(shown.view.branches) > 1)
+        acts.regenerate.setEnabled(answer is not None and can_ask)
+        acts.regenerate_exactly.setEnabled(answer is not None and answer.can_repeat and can_ask)
+        partial = answer is not None and answer.status is TurnStatus.PARTIAL and has_own_words(answer.run)
+        acts.continue_answer.setEnabled(partial and can_ask)
+        for act in (*acts.ways.values(), acts.beams):
+            act.setEnabled(answer is not None and can_ask)
+        acts.prune.setEnabled(shown is not None and len(shown.view.branches) > 1 and not running)
+        acts.previous.setEnabled(fork is not None and fork.step(-1) is not None)
+        acts.next.setEnabled(fork is not None and fork.step(+1) is not None)
+        undo = self._desk.undo_stack.label
+        acts.undo.setText(self.tr("Undo {0}").format(undo) if undo else self.tr("Undo"))
+        acts.undo.setEnabled(bool(undo))
+        acts.sidebar.setChecked(not self._parts.sidebar.isHidden())
+        acts.inspector.setChecked(not self._parts.inspector.isHidden())
+        self._count_again()
+
+    def _count_again(self) -> None:
+        """The context meter moves when an answer ends, and can be read only once an engine is there."""
+        now = (self._desk.engine, self._desk.running)
+        if self._counted_at not in (None, now):
+            self._desk.drafts.compose(self._parts.composer.message, self._parts.composer.replaces)
+        self._counted_at = now
+
+    def _show_session(self, view: SessionView) -> None:
+        parts = self._parts
+        parts.transcript.set_session(view)
+        parts.sidebar.show_session(view)
+        parts.top.title.setText(view.title or self.tr("New session"))
+        self._window.setWindowTitle(self.tr("{0} – Elsewise").format(one_line(view.title)) if view.title else "Elsewise")
+        assert self._desk.shown is not None
+        parts.top.branch.show_branch(view.branch_name, self._desk.shown.fork)
+        parts.composer.set_recording(view.is_sample)
+        parts.composer.show_session(view.session_id, is_new=not any(turn.role != "system" for turn in view.turns))
+        if view.session_id != self._link_of:
+            self._link_of = view.session_id
+            parts.link.dismiss()
+        parts.inspector.show_path(view.turns, self._desk.answers.how_made)
+        self._show_pin_again()
+        if self._carried is not None:
+            carried, self._carried = self._carried, None
+            self.pin(*carried)
+        self._desk.drafts.compose(parts.composer.message, parts.composer.replaces)
+
+    def _carry_pin(self, nodes: Mapping[int, int]) -> None:
+        """The token that is pinned has another number in the copy."""
+        pinned = self._parts.transcript.pinned
+        self._carried = (nodes[pinned[0]], pinned[1]) if pinned is not None and pinned[0] in nodes else None
+
+    def _show_turn(self, turn: TurnView) -> None:
+        self._parts.transcript.update_turn(turn)
+        if self._desk.shown is not None:
+            self._parts.inspector.show_path(self._desk.shown.view.turns, self._desk.answers.how_made)
+        pinned = self._parts.inspector.token.spot
+        if pinned is not None and pinned.node_id == turn.node_id:
+            self._show_pin_again()
+
+    def _append_tokens(self, node_id: int, run: TokenRun) -> None:
+        self._parts.cards.append_tokens(node_id, run)  # first: Read hides what the card shows
+        self._parts.transcript.append_tokens(node_id, run)
+        if not self._meter.isActive():
+            self._meter.start()
+
+    def _move_meter(self) -> None:
+        """By lengths alone; the engine is asked once the answer has ended."""
+        if self._desk.shown is not None and self._desk.running:
+            self._parts.composer.meter.show_growth(self._desk.shown.length - self._counted_length)
+
+    def _show_cost(self, composition: Composition) -> None:
+        self._parts.composer.meter.show_cost(composition)
+        self._parts.composer.roles.setVisible(not composition.takes_roles)
+        self._counted_length = self._desk.shown.length if self._desk.shown is not None else 0
+        if self._offering and self._parts.composer.meter.is_too_long:
+            self._parts.composer.overflow.offer(composition)
+        self._offering = False
+
+    def _offer_ways(self, session_id: int, text: str) -> None:
+        """A message was sent before anybody could count it, and does not fit: it is the draft again, and there is a choice."""
+        composer = self._parts.composer
+        if self._desk.is_shown(session_id) and not composer.message.strip():
+            composer.field.setPlainText(text)
+            self._offering = True
+
+    def _show_left_out(self, count: int) -> None:
+        words = self.tr("1 turn is left out") if count == 1 else self.tr("{0:,} turns are left out").format(count)
+        self._parts.composer.notice.say(
+            self.tr("{0}; the whole conversation stands beside this. Send when you are ready").format(words)
+        )
+
+    def _show_columns(self, view: Columns | None) -> None:
+        panel = self._parts.columns
+        opens = panel.isHidden() and view is not None
+        panel.show_columns(view)
+        pinned = self._parts.transcript.pinned
+        if opens and pinned is not None:  # the place stays in sight, in what is left of the transcript
+            QTimer.singleShot(0, self, lambda: self._parts.transcript.set_pinned(*pinned))
+
+    def _show_sessions(self, sessions: Sequence[SessionSummary], folders: Sequence[FolderView]) -> None:
+        self.sessions = {session.session_id: session for session in sessions}
+        self._parts.sidebar.sessions.show_sessions(sessions, folders=folders)
+        summary = self.shown_summary
+        if summary is not None:  # a rename reaches the title by the list
+            self._parts.top.title.setText(summary.title)
+        self.refresh()
+
+    def _show_model(self, models: Sequence[ModelChoice]) -> None:
+        self._parts.top.show_model(next((choice for choice in models if choice.loaded), None))
+
+    def _show_status(self, status: StatusView) -> None:
+        self._parts.status.show_status(status)
+        self._parts.inspector.show_status(status)
+        self._acts.clear_cache.setEnabled(status.engine in (EngineState.READY, EngineState.BUSY))
+        if status.engine is not self._engine:
+            self._engine = status.engine
+            self._parts.inspector.why.look_again()
+        wait = self.tr("{0}: choose a model first").format(status.reason) if status.lacks_model else ""
+        self._parts.composer.set_waiting(wait)
+        if status.lacks_model != self._lacks_model:
+            self._lacks_model = status.lacks_model
+            self.refresh()
+            self._show_pin_again()
+        self._count_again()
+
+    def _show_pin_again(self) -> None:
+        """The pinned token may have other numbers now, or be gone with its path."""
+        held = self._parts.inspector.token.spot
+        if held is not None:
+            self.show_pin((held.node_id, held.index))
+
+    def _rescale(self) -> None:
+        self._parts.transcript.set_text_scale()
+
+    def _recolour(self, palette: Palette) -> None:
+        self._parts.transcript.set_palette_of(palette)

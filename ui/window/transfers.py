@@ -1,0 +1,169 @@
+"""Exports and imports of the window: asks for a file, says how far it is, and what came of it. Nothing waits for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from PySide6.QtCore import QObject, Qt
+from PySide6.QtWidgets import QFileDialog, QWidget
+
+from ui.core.tasks import Stoppables
+from ui.desk import Desk
+from ui.frame.status import StatusBar
+from ui.port import ExportKind, ImportResult, Workbench
+from ui.widgets.labels import Notice
+
+T = TypeVar("T")
+_UNSAFE = re.compile(r'[\x00-\x1f/\\:*?"<>|]+')
+LONGEST_NAME = 60  # characters
+MOST_RECENT = 8  # files
+TRANSFER = "transfer"  # the key of all: one runs at a time
+READABLE = (ExportKind.JSON, ExportKind.PORTABLE, ExportKind.WITH_KV)  # what is exported so comes in again
+
+
+class Transfers(QObject):
+    """One transfer at a time; a second one waits for the first to be stopped or done.
+
+    Args:
+        workbench: The use cases.
+        desk: Runs what is asked, and opens what was imported.
+        status: Shows how far it is.
+        notice: Says what came of it.
+        window: Owns the dialogs.
+    """
+
+    def __init__(self, workbench: Workbench, desk: Desk, status: StatusBar, notice: Notice, window: QWidget) -> None:
+        super().__init__(window)
+        self._workbench = workbench
+        self._desk = desk
+        self._status = status
+        self._notice = notice
+        self._window = window
+        self._running = Stoppables(desk.tasks)
+        self._closing = False
+        self.recent: list[Path] = []  # files that were imported or exported, the last one first
+        self._offered: tuple[tuple[int, ...], Path] | None = None  # sessions whose KV can be taken, and from where
+        notice.acted.connect(self._take_offered)
+        status.transfer.stopped.connect(self.stop)
+
+    def ask_export(self, kind: ExportKind) -> None:
+        """Asks where the shown session goes, then writes it there."""
+        shown = self._desk.shown
+        if shown is None:
+            return
+        dialog = self._dialog(self.tr("Export Session"), kind)
+        dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
+        dialog.setDefaultSuffix(kind.value)
+        name = file_name(shown.view.title) or self.tr("session")
+        dialog.selectFile(f"{name}.{kind.value}")
+        session_id = shown.session_id
+        dialog.fileSelected.connect(lambda name: self.export(session_id, kind, Path(name)))
+        dialog.open()
+
+    def ask_import(self) -> None:
+        """Asks for a file, then takes it in."""
+        dialog = self._dialog(self.tr("Import Sessions"), None)
+        dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
+        dialog.fileSelected.connect(lambda name: self.take(Path(name)))
+        dialog.open()
+
+    def export(self, session_id: int, kind: ExportKind, path: Path) -> None:
+        """Writes a session to a file."""
+        work = partial(self._workbench.export_session, session_id, kind, path, self._status.transfer.show_progress)
+        self._begin(self.tr("exporting"), work, partial(self._exported, kind, path))
+
+    def take(self, path: Path) -> None:
+        """Imports a file and shows its first session."""
+        work = partial(self._workbench.import_file, path, self._status.transfer.show_progress)
+        self._begin(self.tr("importing"), work, partial(self._imported, path))
+
+    def stop(self) -> None:
+        """Ends what is under way; nothing of it stays."""
+        self._running.stop(TRANSFER)
+
+    async def close(self) -> None:
+        """Ends what is under way and waits until it has ended: before the store is closed."""
+        self._closing = True
+        await self._running.cancel()
+
+    def _begin(self, words: str, work: Callable[[], Coroutine[Any, Any, T]], done: Callable[[T], None]) -> None:
+        if TRANSFER in self._running:
+            self._notice.say(self.tr("another file is still being written or read; stop it, or wait for its end"))
+            return
+        self._notice.clear()
+        self._offered = None
+        self._status.transfer.begin(words)
+        self._running.begin(
+            TRANSFER,
+            work,
+            done=partial(self._end, done),
+            stopped=partial(self._end, self._stopped),
+            refused=partial(self._end, self._notice.say),
+        )
+
+    def _end(self, tell: Callable[..., None], *told: object) -> None:
+        self._status.transfer.end()
+        tell(*told)
+
+    def _stopped(self) -> None:
+        if not self._closing:
+            self._notice.say(self.tr("stopped; nothing of it was kept"))
+
+    def _exported(self, kind: ExportKind, path: Path, without: str) -> None:
+        if kind in READABLE:
+            self._remember(path)
+        said = self.tr("exported to {0}").format(path)
+        self._notice.say(f"{said}; {without}" if without else said)
+
+    def _imported(self, path: Path, result: ImportResult) -> None:
+        self._remember(path)
+        if result.carries_kv:
+            words = self.tr("{0}. It carries KV: take it only from people you trust, nobody can check what others computed")
+            self._offered = (result.sessions, path)
+            self._notice.say(words.format(self._told(result, path)), self.tr("Take KV"))
+        else:
+            self._notice.say(self._told(result, path))
+        self._desk.sessions.search("")
+        if result.sessions:
+            self._desk.open(result.sessions[0])
+
+    def _remember(self, path: Path) -> None:
+        self.recent[:] = [path, *(each for each in self.recent if each != path)][:MOST_RECENT]
+
+    def _take_offered(self) -> None:
+        offered, self._offered = self._offered, None
+        if offered is not None:
+            session_ids, path = offered
+            work = partial(self._workbench.take_kv, session_ids, path, self._status.transfer.show_progress)
+            self._begin(self.tr("taking KV"), work, partial(self._kv_taken, path))
+
+    def _kv_taken(self, path: Path, blocks: int) -> None:
+        self._notice.say(self.tr("{0:,} KV blocks were taken from {1}").format(blocks, path.name))
+
+    def _told(self, result: ImportResult, path: Path) -> str:
+        count = len(result.sessions)
+        words = self.tr("imported {0}") if count == 1 else self.tr("imported {1:,} sessions from {0}")
+        return "; ".join((words.format(path.name, count), *result.notes))
+
+    def _dialog(self, title: str, kind: ExportKind | None) -> QFileDialog:
+        dialog = QFileDialog(self._window, title)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        known = {
+            ExportKind.JSON: self.tr("JSON (*.json)"),
+            ExportKind.MARKDOWN: self.tr("Markdown (*.md)"),
+            ExportKind.CSV: self.tr("Comma-separated values (*.csv)"),
+            ExportKind.PORTABLE: self.tr("Elsewise session file (*.elsewise)"),
+            ExportKind.WITH_KV: self.tr("Elsewise session file with KV (*.kv.elsewise)"),
+        }
+        everything = self.tr("Sessions and messages (*.json *.jsonl *.elsewise);;All files (*)")
+        dialog.setNameFilter(everything if kind is None else known[kind])
+        return dialog
+
+
+def file_name(title: str) -> str:
+    """A title as the name of a file, without what some system forbids there."""
+    return _UNSAFE.sub(" ", title).strip(" .")[:LONGEST_NAME].strip(" .")
