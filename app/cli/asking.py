@@ -9,6 +9,7 @@ from typing import Any, Final, TypedDict, TypeVar
 import click
 
 from app.cli.settings import Settings
+from app.cli.spelling import in_options
 from app.cli.values import (
     TEMPLATES,
     WEIGHTS,
@@ -228,7 +229,7 @@ class Asked:
             call["grammar"] = grammar_of(schema_of(flags["schema"]), flags["regex"], lark_of(flags["lark"]))
             resolve_options(call, preset=PRESET)
         except (InvalidRequestError, GrammarError) as fault:
-            raise click.UsageError(str(fault)) from fault
+            raise click.UsageError(in_options(fault)) from fault
         return cls(
             model=flags["model"] or settings.model,
             backend=flags["backend"] or settings.backend,

@@ -16,6 +16,7 @@ from app.cli.asking import Asked
 from app.cli.common import console, load_model, told_precision
 from app.cli.lines import Line, read_lines, refuse
 from app.cli.printing import UNSOUND
+from app.cli.spelling import in_json
 from app.cli.values import with_token_ids
 from runtime import Finish, GenerationOptions, LanguageModel, RuntimeFault, ToolCallError, check_fits, parse_tool_calls
 
@@ -108,7 +109,7 @@ async def _requests(file: str, model: LanguageModel, lines: Sequence[Line], aske
             options.check_within(model.info.vocab_size)
             ids = await _ids(model, line)
         except RuntimeFault as fault:
-            faults.append(f"line {line.number}: {fault}")
+            faults.append(f"line {line.number}: {in_json(fault)}")
             continue
         requests.append((ids, options))
         if len(ids) > model.info.context_length:
@@ -142,7 +143,7 @@ async def _answer(model: LanguageModel, line: Line, request: Request, tally: Tal
                 finish = Finish(int(run.finish[-1]))
     except RuntimeFault as fault:
         tally.failed += 1
-        result["error"] = str(fault)
+        result["error"] = in_json(fault)
     text = "".join(pieces)
     incomplete = finish.incomplete or "error" in result
     tally.broken += incomplete and options.grammar is not None and "error" not in result

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from app.cli.spelling import in_options
 from resources.files import read_regular
 from runtime import LanguageModel, LoadProgress, OnComparison, OnProgress, PromptProgress, load
 
@@ -37,7 +38,7 @@ def load_model(model: str, backend: str, **options: Any) -> LanguageModel:
         loaded = load(model, backend, on_progress=show, **options)
     asked = set(options) - {"blocks"}  # which nobody asks for
     for warning in loaded.info.warnings if asked else ():  # those of the options that were asked for
-        click.echo(f"note: {warning}", err=True)
+        click.echo(f"note: {in_options(warning)}", err=True)
     return loaded
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from app.cli.common import load_model, read_text, reading
 from app.cli.group import ESCAPE
 from app.cli.settings import Settings
+from app.cli.spelling import in_options
 from app.cli.values import adapter_options
 from runtime import POOLINGS, Pooling, RuntimeFault
 
@@ -75,7 +76,7 @@ def embed(
         try:
             vectors = asyncio.run(loaded.embed(texts, cast("Pooling", pooling), on_progress=on_progress))
         except RuntimeFault as fault:
-            raise click.ClickException(_by_line(str(fault), file)) from fault
+            raise click.ClickException(_by_line(in_options(fault), file)) from fault
     if out is None:
         for line in json_lines(texts, vectors):
             click.echo(line)

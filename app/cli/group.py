@@ -122,10 +122,12 @@ def run() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except UnknownBackendError as error:
-        click.echo(f"elsewise: {error}", err=True)
-        sys.exit(2)
-    except (RuntimeFault, StoreError, OSError) as error:
+    except RuntimeFault as error:
+        from app.cli.spelling import in_options  # for a fault alone
+
+        click.echo(f"elsewise: {in_options(error)}", err=True)
+        sys.exit(2 if isinstance(error, UnknownBackendError) else 1)
+    except (StoreError, OSError) as error:
         click.echo(f"elsewise: {error}", err=True)
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)

@@ -12,6 +12,7 @@ import click
 
 from app.cli.asking import PRESET, Asked
 from app.cli.common import read_text
+from app.cli.spelling import ELSEWHERE, in_json
 from app.cli.values import grammar_of, naming_tokens
 from runtime import OPTION_NAMES, InvalidRequestError, RuntimeFault, resolve_options
 
@@ -57,7 +58,7 @@ def read_lines(file: str, asked: Asked) -> list[Line]:
             try:
                 lines.append(_line(number, text, asked, len(lines)))
             except (InvalidRequestError, RuntimeFault) as fault:
-                faults.append(f"line {number}: {fault}")
+                faults.append(f"line {number}: {in_json(fault)}")
     refuse(file, faults)
     if not lines:
         raise click.UsageError(f'{file}: no lines; write one such as {{"prompt": "Name three colours."}}')
@@ -81,7 +82,8 @@ def _line(number: int, text: str, asked: Asked, place: int) -> Line:
     unknown = next((name for name in entry if name not in KNOWN), None)
     if unknown is not None:
         close = get_close_matches(unknown, KNOWN, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(KNOWN))}"
+        hint = f"use {ELSEWHERE[unknown]}" if unknown in ELSEWHERE else f"known: {', '.join(sorted(KNOWN))}"
+        hint = f"did you mean {close[0]!r}?" if close and unknown not in ELSEWHERE else hint
         raise InvalidRequestError(f"unknown name {unknown[:60]!r}: {hint}")
     given = {name: value for name, value in entry.items() if value is not None}
     prompt, messages = given.get("prompt"), given.get("messages")

@@ -15,6 +15,7 @@ from app.cli.fit_rows import fit_facts, fit_rows
 from app.cli.logins import login_command, logout_command
 from app.cli.measured_rows import measured_facts, measured_rows
 from app.cli.model_rows import facts, facts_table, ready_line, shelf_table
+from app.cli.spelling import in_options
 from app.cli.values import load_options
 from app.fitting import fits
 from runtime import (
@@ -168,7 +169,7 @@ def verify_command(name: str | None) -> None:
             click.echo(f"{each}: sound")
         except ModelLoadError as fault:
             failed = True
-            said = str(fault)
+            said = in_options(fault)
             click.echo(said if said.startswith(f"{each}: ") else f"{each}: {said}", err=True)
     if failed:
         raise click.exceptions.Exit(1)

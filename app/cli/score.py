@@ -17,6 +17,7 @@ from app.cli.against import words, write_csv, write_json, write_table
 from app.cli.common import comparing, load_model, print_table, read_text, reading, told_precision
 from app.cli.printing import probability, shown
 from app.cli.settings import Settings
+from app.cli.spelling import in_options
 from app.cli.values import WEIGHTS, WEIGHTS_HELP, adapter_options, load_options, weights_of
 from runtime import ContextOverflowError, LanguageModel, ModelComparison, OnProgress, TokenRun, check_fits, compare_models
 
@@ -127,7 +128,7 @@ def _check_size(model: LanguageModel, file: str, text: str, stride: int | None) 
     try:
         check_fits(model, text, stage=file)
     except ContextOverflowError as fault:
-        raise click.ClickException(f"{fault}; or score it in windows: --stride {fault.limit // 2}") from fault
+        raise click.ClickException(f"{in_options(fault)}; or score it in windows: --stride {fault.limit // 2}") from fault
 
 
 async def _scored(model: LanguageModel, ids: list[int], top_k: int, stride: int | None, on_progress: OnProgress) -> TokenRun:

@@ -11,7 +11,8 @@ from typing import Any, Final
 import click
 
 from app.cli.common import read_text
-from runtime import CHAT_FORMATS, Grammar, InvalidRequestError, LoadOptions
+from app.cli.spelling import ELSEWHERE, LOADING, in_options
+from runtime import CHAT_FORMATS, OPTION_NAMES, Grammar, InvalidRequestError, LoadOptions, OptionError, RuntimeFault
 
 WEIGHTS: Final = ("float32", "float16", "bfloat16", "int8", "int4")
 WEIGHTS_HELP: Final = (
@@ -20,16 +21,6 @@ WEIGHTS_HELP: Final = (
 )
 MAX_GRAMMAR_BYTES: Final = 8 << 20
 TEMPLATES = ("auto", "none", *CHAT_FORMATS)
-OWN_FLAGS: Final = {
-    "grammar": "--schema, --regex or --lark",
-    "response_format": "--schema",
-    "adapters": "--adapter",
-    "alternatives": "--alternatives",
-    "logprobs": "--alternatives",
-    "top_logprobs": "--alternatives",
-    "stages": "the window's Why, or Python",
-    "sampling": "--option with the setting's own name",
-}
 
 
 def grammar_of(schema: Any, regex: Any, lark: Any) -> Grammar | None:
@@ -110,8 +101,7 @@ def load_options(flag: str, given: tuple[str, ...]) -> dict[str, Any]:
         given: Each as NAME=VALUE: JSON, or else a text.
 
     Raises:
-        click.UsageError: Not written so, or given twice.
-        InvalidRequestError: An unknown name, or a value out of range.
+        click.UsageError: Not written so, given twice, an unknown name, or a value out of range.
     """
     found: dict[str, Any] = {}
     for text in given:
@@ -120,12 +110,21 @@ def load_options(flag: str, given: tuple[str, ...]) -> dict[str, Any]:
             raise click.UsageError(f"{flag} {text}: write NAME=VALUE, such as kv_dtype=q8")
         if name in found:
             raise click.UsageError(f"{flag} {name} is given twice")
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = value
-    LoadOptions.from_mapping(found)
+        found[name] = _json_or_text(value)
+    try:
+        LoadOptions.from_mapping(found)
+    except OptionError as fault:
+        raise click.UsageError(in_options(OptionError(fault.words, f"{flag} {fault.option}", fault.value))) from fault
+    except RuntimeFault as fault:
+        raise click.UsageError(f"{flag}: {in_options(fault)}") from fault
     return found
+
+
+def _json_or_text(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
 
 
 def named_options(given: tuple[str, ...], said: Collection[str]) -> dict[str, Any]:
@@ -140,14 +139,13 @@ def named_options(given: tuple[str, ...], said: Collection[str]) -> dict[str, An
         name = name.strip()
         if not equals or not name:
             raise click.UsageError(f"--option {text}: write NAME=VALUE, such as typical_p=0.9")
-        if name in OWN_FLAGS:
-            raise click.UsageError(f"--option {name}: use {OWN_FLAGS[name]}")
+        if name in ELSEWHERE:
+            raise click.UsageError(f"--option {name}: use {ELSEWHERE[name]}")
+        if name in LOADING - OPTION_NAMES:
+            raise click.UsageError(f"--option {name}: use --load {name}={value}, for it is decided when a model is loaded")
         if name in found or name in said:
             raise click.UsageError(f"--option {name} is given twice")
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = value
+        found[name] = _json_or_text(value)
     return found
 
 

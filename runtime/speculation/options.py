@@ -32,7 +32,7 @@ class SpeculativeOptions:
         Raises:
             InvalidRequestError: A value out of range; the message names it.
         """
-        check_fields(self)
+        check_fields(self, "speculative: ")
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise InvalidRequestError(
                 f"prompt_lookup_min ({self.prompt_lookup_min}) is more than prompt_lookup_max ({self.prompt_lookup_max})"

@@ -186,7 +186,7 @@ def test_a_format_takes_the_place_of_the_models_template(elsewise: Elsewise, tmp
     assert "has no chat template: TEXT is continued (--format plain gives it roles)" in none.err
     llama = elsewise("ask", "hello", *greedy, "--format", "llama3")
     assert lines(llama.out)[:-1] != lines(mine.out)[:-1]
-    assert llama.err.startswith("note: chat_format='llama3': the vocabulary has no <|start_header_id|>")
+    assert llama.err.startswith("note: --format llama3: the vocabulary has no <|start_header_id|>")
     (tmp_path / "broken.jinja").write_text("{% if %}")
     broken = elsewise("ask", "hello", *greedy, "--format", str(tmp_path / "broken.jinja"))
     assert (broken.code, broken.out, "TemplateSyntaxError" in broken.err) == (1, "", True)
@@ -258,10 +258,10 @@ def test_the_global_options_choose_the_model_too(elsewise: Elsewise) -> None:
         (("ask", "", "--backend", "fake"), 2, "TEXT is empty"),
         (("ask", " \n", "--backend", "fake"), 2, "TEXT is empty"),
         (("ask", "hi", "--backend", "fake", "--max-tokens", "0"), 2, "--max-tokens"),
-        (("ask", "hi", "--backend", "fake", "--temperature", "-1"), 2, "temperature must lie within [0, 1e+30], not -1.0"),
+        (("ask", "hi", "--backend", "fake", "--temperature", "-1"), 2, "--temperature must lie within [0, 1e+30], not -1.0"),
         (("ask", "hi", "--backend", "fake", "--temperature", "nan"), 2, "temperature"),
         (("ask", "hi", "--backend", "fake", "--temperature", "warm"), 2, "--temperature"),
-        (("ask", "hi", "--backend", "fake", "--seed", str(1 << 64)), 2, "seed must be a whole number within 0 and 2**64"),
+        (("ask", "hi", "--backend", "fake", "--seed", str(1 << 64)), 2, "--seed must be a whole number within 0 and 2**64"),
         (("ask", "hi", "--backend", "fake", "--alternatives", "1001"), 2, "--alternatives"),
         (("ask", "hi", "--session", "A", "--raw"), 2, "leave out --system and --raw"),
         (("ask", "hi", "--raw", "--system", "be"), 2, "leave out --system and --format"),
@@ -270,15 +270,15 @@ def test_the_global_options_choose_the_model_too(elsewise: Elsewise) -> None:
         (("ask", "hi", "--format", "gema"), 2, "neither one of auto, none, chatml"),
         (("ask", "hi", "--backend", "fake", "--format", "none", "--system", "be"), 2, "has no chat template; give it one"),
         (("ask", "hi", "--backend", "fake", "--stop", ""), 2, "none of them empty"),
-        (("ask", "hi", "--backend", "fake", "--top-p", "0"), 2, "top_p must lie within (0, 1]"),
-        (("ask", "hi", "--backend", "fake", "--top-p", "1.5"), 2, "top_p must lie within (0, 1]"),
-        (("ask", "hi", "--backend", "fake", "--top-p", "nan"), 2, "top_p must lie within (0, 1]"),
-        (("ask", "hi", "--backend", "fake", "--min-p", "2"), 2, "min_p must lie within [0, 1]"),
+        (("ask", "hi", "--backend", "fake", "--top-p", "0"), 2, "--top-p must lie within (0, 1]"),
+        (("ask", "hi", "--backend", "fake", "--top-p", "1.5"), 2, "--top-p must lie within (0, 1]"),
+        (("ask", "hi", "--backend", "fake", "--top-p", "nan"), 2, "--top-p must lie within (0, 1]"),
+        (("ask", "hi", "--backend", "fake", "--min-p", "2"), 2, "--min-p must lie within [0, 1]"),
         (("ask", "hi", "--option", "typical_p"), 2, "--option typical_p: write NAME=VALUE, such as typical_p=0.9"),
         (("ask", "hi", "--option", "typical=0.9"), 2, "unknown option 'typical': did you mean 'typical_p'"),
-        (("ask", "hi", "--option", "typical_p=0"), 2, "typical_p must lie within (0, 1]"),
-        (("ask", "hi", "--option", "typical_p=NaN"), 2, "typical_p must lie within (0, 1]"),
-        (("ask", "hi", "--option", "typical_p=much"), 2, "typical_p must lie within (0, 1]"),
+        (("ask", "hi", "--option", "typical_p=0"), 2, "--option typical_p must lie within (0, 1]"),
+        (("ask", "hi", "--option", "typical_p=NaN"), 2, "--option typical_p must lie within (0, 1]"),
+        (("ask", "hi", "--option", "typical_p=much"), 2, "--option typical_p must lie within (0, 1]"),
         (("ask", "hi", "--option", "min_p=0.1", "--option", "min_p=0.2"), 2, "--option min_p is given twice"),
         (("ask", "hi", "--option", "min_p=0.1", "--min-p", "0.2"), 2, "--option min_p is given twice"),
         (("ask", "hi", "--option", "temp=0.1", "--temperature", "0.2"), 2, "contradict each other"),
