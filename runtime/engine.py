@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from runtime.backends.base import Backend
-from runtime.errors import SessionClosedError
+from runtime.errors import ForkedError, SessionClosedError
 from runtime.info import CacheReport, Metrics
 from runtime.scheduler.jobs import CallJob, Job
 from runtime.scheduler.loop import Scheduler, typed
@@ -24,29 +28,39 @@ LOOK_SHARE = 50  # looking through all edges takes no more than one in so many s
 FEW_EDGES = 64  # which are looked through after every answer
 SHORT_RESTS_SECONDS = 1.0  # that a look is put off at most, for a rest that is long enough
 REST_SECONDS = 0.01  # of idleness before what can wait is done
+EXIT_SECONDS = 60.0  # that the end of the process waits at most for the end of a step
 
 
 class Engine:
     """Runs a backend's scheduler on a thread of its own until closed.
 
+    It is the process's: a forked child is refused at once, and at exit the thread is ended first. Left to the interpreter,
+    it would be stopped within a native library, which aborts the process.
+
     Args:
-        make: Builds backend and scheduler, on the owner thread; what it raises is raised here.
+        make: Builds backend and scheduler, on the owner thread; what it raises is raised here. It is handed a function that
+            raises `SessionClosedError` once nobody waits for the model, to be called between two steps of the load.
     """
 
-    def __init__(self, make: Callable[[], tuple[Backend, Scheduler]]) -> None:
-        self._make = make
+    def __init__(self, make: Callable[[Callable[[], None]], tuple[Backend, Scheduler]]) -> None:
         self._wake = threading.Condition()
         self._inbox: list[Job] = []
-        self._closing = False
+        self._closing = self._exiting = False
         self._ready: Future[tuple[Backend, Scheduler]] = Future()
         self.report = CacheReport(0, 0, 0, 0, 0, 0, 0, 0)
         self._reported = self._looked = 0.0  # monotonic seconds
         self._look_cost = 0.0  # seconds
         self._stale = False  # the report's largest edges are old ones
         self._phase = "loading"
-        self._thread = threading.Thread(target=self._run, name="elsewise-owner", daemon=True)
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, args=(make,), name="elsewise-owner", daemon=True)
+        atexit.register(self._end_with_process)  # after the libraries' own, which run after it
         self._thread.start()
-        self.backend, self.scheduler = self._ready.result()
+        try:
+            self.backend, self.scheduler = self._ready.result()
+        except BaseException:  # Ctrl-C too: the load is given up
+            self.end()
+            raise
 
     @property
     def metrics(self) -> Metrics:
@@ -63,12 +77,26 @@ class Engine:
 
         Raises:
             SessionClosedError: The model was closed.
+            ForkedError: It belongs to another process.
         """
+        self.check_process()
         with self._wake:
-            if self._closing:
-                raise SessionClosedError("the model is closed; load it again")
+            self._check_open()
             self._inbox.extend(jobs)
             self._wake.notify()
+
+    def check_process(self) -> None:
+        """Refuses a forked child, where no thread answers and any lock may be held for ever.
+
+        Raises:
+            ForkedError: The model was loaded by another process.
+        """
+        if os.getpid() != self._pid:
+            raise ForkedError.of(self._pid)
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise SessionClosedError("the model is closed; load it again")
 
     def expects(self, digest: str) -> bool:
         """Whether a job that uses an adapter has arrived and was not taken in yet; any thread."""
@@ -77,8 +105,9 @@ class Engine:
 
     def nudge(self) -> None:
         """A job was cancelled: look."""
-        with self._wake:
-            self._wake.notify()
+        if os.getpid() == self._pid:  # in a forked child there is nothing to cancel
+            with self._wake:
+                self._wake.notify()
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Runs something on the owner thread between two steps."""
@@ -87,20 +116,45 @@ class Engine:
         future: Future[T] = job.future
         return future
 
+    def end(self) -> None:
+        """Lets the thread end and free the model, without waiting; any thread. Who waits gets `SessionClosedError`."""
+        if os.getpid() == self._pid:
+            with self._wake:
+                self._closing = True
+                self._wake.notify()
+
     def close(self) -> None:
-        """Ends the thread and frees the model; who waits gets `SessionClosedError`. Idempotent."""
-        with self._wake:
-            self._closing = True
-            self._wake.notify()
-        if threading.current_thread() is not self._thread:
+        """Ends the thread and frees the model. Idempotent; in a forked child it does nothing."""
+        self.end()
+        if os.getpid() == self._pid and threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _run(self) -> None:
+    def _end_with_process(self) -> None:
+        """Waits for the end of the step that is computed; a second Ctrl-C ends the process at once."""
+        self._exiting = True
+        self.end()
         try:
-            backend, scheduler = self._make()
+            if os.getpid() == self._pid:
+                self._thread.join(EXIT_SECONDS)
+        except KeyboardInterrupt:
+            sys.stdout.flush()
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(self._pid, signal.SIGINT)
+
+    def _run(self, make: Callable[[Callable[[], None]], tuple[Backend, Scheduler]]) -> None:
+        try:
+            self._serve(make)
+        finally:
+            if not self._exiting:
+                atexit.unregister(self._end_with_process)
+
+    def _serve(self, make: Callable[[Callable[[], None]], tuple[Backend, Scheduler]]) -> None:
+        try:
+            backend, scheduler = make(self._check_open)
         except BaseException as error:  # noqa: BLE001  # delivered to whoever loads
             self._ready.set_exception(typed(error))
             return
+        del make  # and the files of the model with it
         self._phase = "idle"
         scheduler.blocks.wake = self.nudge
         self._ready.set_result((backend, scheduler))
@@ -118,7 +172,8 @@ class Engine:
                 self._closing = True
                 scheduler.submit(self._inbox)
                 self._inbox = []
-        scheduler.fail_all(fault)
+        if not self._exiting:  # else a daemon thread would print its error while the process ends
+            scheduler.fail_all(fault)
         scheduler.unload()
         backend.unload()
 

@@ -15,7 +15,9 @@
     ├── SnapshotFormatError                     not ours, damaged, or newer than this version
     ├── SnapshotMismatchError                   made by another model
     ├── UnsupportedFeatureError                 this model or backend cannot do it
-    ├── SessionClosedError, SessionFatalError, SessionBusyError
+    ├── SessionClosedError                      the session or model was closed
+    │   └── ForkedError                         it belongs to the process that this one was forked from
+    ├── SessionFatalError, SessionBusyError
     ├── MemoryBudgetError                       does not fit into the KV budget
     ├── BlockFileError (OSError)                KV blocks cannot be kept: another process has the file, it is newer, not a file
     ├── NonFiniteLogitsError                    the model answered NaN or infinity
@@ -26,6 +28,8 @@ Each message says what was wrong, with numbers, and what to do.
 """
 
 from __future__ import annotations
+
+from typing import Self
 
 
 class RuntimeFault(Exception):
@@ -163,6 +167,18 @@ class UnsupportedFeatureError(RuntimeFault):
 
 class SessionClosedError(RuntimeFault):
     """The session or model was closed."""
+
+
+class ForkedError(SessionClosedError):
+    """The model belongs to the process that this one was forked from: its threads and pipes exist there alone."""
+
+    @classmethod
+    def of(cls, owner: int) -> Self:
+        """What a forked child is told of a model of process `owner`."""
+        return cls(
+            f"the model belongs to process {owner}, which this one was forked from; load it in this process, and start the "
+            'process by spawn instead of fork: multiprocessing.get_context("spawn")'
+        )
 
 
 class SessionFatalError(RuntimeFault):

@@ -56,6 +56,7 @@ _log = logging.getLogger(__name__)
 _PUSH_SECONDS = 0.1  # between two pushes while a call is worked on
 _GROUP_BYTES = 1 << 20  # answers sent as one group
 _ORPHAN_SECONDS = 0.5  # for the model to close when the parent has gone
+_PARENT_SECONDS = 1.0  # between two looks whether it has
 _SHUTDOWN_SECONDS = 1.5  # for the model to close when the parent asks; the parent's own limit is shorter
 
 
@@ -64,7 +65,9 @@ async def serve(pipe: socket.socket) -> NoReturn:
     loop = asyncio.get_running_loop()
     server = Server()
     await loop.create_connection(lambda: server.connection, sock=pipe)
+    watch = loop.create_task(server.watch_parent(os.getppid()))  # a forked child of the parent may hold the pipe open
     code, grace = await server.over
+    watch.cancel()
     await server.close_model(grace)
     logging.shutdown()
     sys.stderr.flush()
@@ -87,6 +90,14 @@ class Server:
         self._news_due = False  # the outbox holds the end of a request
         self._pushed: Push | None = None
         self._pusher: asyncio.Task[None] | None = None
+
+    async def watch_parent(self, parent: int) -> None:
+        """Ends when the parent has ended, whoever else has its end of the pipe."""
+        while True:
+            if os.getppid() != parent:
+                self._end(0, _ORPHAN_SECONDS)
+                return
+            await asyncio.sleep(_PARENT_SECONDS)
 
     async def close_model(self, grace: float) -> None:
         """Closes the model, for `grace` seconds at most."""

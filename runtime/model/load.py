@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from runtime.loading.folder import ModelFolder
 from runtime.loading.holding import hold
 from runtime.loading.source import resolve
-from runtime.loading.telling import OnLoad, listener, listening
+from runtime.loading.telling import LoadProgress, OnLoad, listener, listening
 from runtime.model.local import LocalModel
 from runtime.model.text import TextSide
 from runtime.options import LoadOptions
@@ -62,8 +62,13 @@ def load(
 
     told = on_progress or listener()
 
-    def make() -> tuple[Backend, Scheduler]:
-        with listening(told):
+    def make(check: Callable[[], None]) -> tuple[Backend, Scheduler]:
+        def tell(progress: LoadProgress) -> None:
+            check()
+            if told is not None:
+                told(progress)
+
+        with listening(tell):
             made = chosen(model, checked)
         token_bytes = text.tokenizer.byte_vocab(made.info.vocab_size)
         draft = None if drafting is None else load_draft(drafting, name, checked, made, token_bytes)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -124,6 +126,13 @@ def random_copy(loaded: LoadedModel, config: Mapping[str, Any]) -> LoadedModel:
     else:
         use_own_attention(model, loaded.device)
     return replace(loaded, model=model, config=made, attention_before=None, folder=False, offload=None, weights="auto")
+
+
+def leave_exit_status() -> None:
+    """Takes back a hook of torch's that has nothing to say: it imports a module at exit, which costs Ctrl-C its status (-2)."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is not None and not dynamo.log.isEnabledFor(logging.INFO):
+        atexit.unregister(dynamo.dump_compile_times)
 
 
 @contextmanager
