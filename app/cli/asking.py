@@ -200,22 +200,27 @@ class Asked:
     as_json: bool
 
     @classmethod
-    def of(cls, settings: Settings, flags: Flags) -> Asked:
+    def of(cls, settings: Settings, flags: Flags, *, chats: bool = False) -> Asked:
         """From the command line.
+
+        Args:
+            settings: Of all commands.
+            flags: As click gives them.
+            chats: Whether the answers are turns of a session although `flags` name none.
 
         Raises:
             click.UsageError: A value out of range, or two that contradict each other.
         """
         load = load_options("--load", flags["loads"]) | format_of(flags["template"]) | adapter_options(flags["adapters"])
         load |= offload_of(flags["offload"]) | weights_of(flags["weights"])
-        _check_company(flags, load)
-        in_session = flags["session"] is not None  # which may have a seed of its own
+        in_session = chats or flags["session"] is not None  # which may have a seed of its own
+        _check_company(flags, load, chats=chats)
         seed = fresh_seed() if flags["seed"] is None and not in_session else flags["seed"]
         recorded = max(flags["alternatives"], 10) if in_session else flags["alternatives"]
         call: dict[str, Any] = {
             "max_tokens": flags["max_tokens"],
             "temperature": flags["temperature"],
-            "top_k": top_k_of(flags),
+            "top_k": flags["top_k"] if chats else top_k_of(flags),
             "top_p": flags["top_p"],
             "min_p": flags["min_p"],
             "stop": flags["stop"] or None,
@@ -297,14 +302,15 @@ def top_k_of(flags: Flags) -> int | None:
     return top_k
 
 
-def _check_company(flags: Flags, load: Mapping[str, Any]) -> None:
+def _check_company(flags: Flags, load: Mapping[str, Any], *, chats: bool) -> None:
     """Options that make no sense together."""
-    if flags["session"] is not None and (flags["system"] or flags["raw"]):
+    in_session = chats or flags["session"] is not None
+    if flags["session"] is not None and not chats and (flags["system"] or flags["raw"]):
         raise click.UsageError("--session keeps its own system prompt and template: leave out --system and --raw")
-    if flags["session"] is not None and load.get("chat_format") == "none":
-        raise click.UsageError("--session is a chat: --format none has no roles; choose another, such as plain")
-    if flags["session"] is not None and "blocks" in load:
-        raise click.UsageError("--session keeps its KV where the window keeps it: leave out --load blocks")
+    if in_session and load.get("chat_format") == "none":
+        raise click.UsageError("a session is a chat: --format none has no roles; choose another, such as plain")
+    if in_session and "blocks" in load:
+        raise click.UsageError("a session keeps its KV where the window keeps it: leave out --load blocks")
     if flags["raw"] and (flags["system"] or flags["template"]):
         raise click.UsageError("--raw knows no roles: leave out --system and --format")
     if flags["batch"] is not None:

@@ -21,7 +21,7 @@ from runtime import BackendUnavailableError, RuntimeFault, UnknownBackendError, 
 from storage import StoreError
 
 ESCAPE: Final = "elsewise-escape"  # the error handler of stdout
-COMMANDS = ("ask", "bench", "doctor", "embed", "models", "score", "sessions")  # modules of `app.cli`, each its command
+COMMANDS = ("ask", "bench", "chat", "doctor", "embed", "models", "score", "sessions")  # modules of `app.cli`, each its command
 
 
 class Commands(click.Group):

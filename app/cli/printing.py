@@ -6,12 +6,17 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final, TextIO
 
 import click
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
 
 from runtime import Finish, TokenRecord, TokenRun
 
+ZERO_WIDTH_JOINER: Final = "\u200d"  # between emoji that are one
+LIKELY, UNLIKELY = math.log(0.5), math.log(0.1)  # nats; where the colours of a token's surprise change
 UNSOUND = (
     "but read as JSON it is not what the schema describes: a name comes twice in an object, or a number is beyond what can be "
     "held; ask with another --seed, or name the properties in the schema and bound its numbers"
@@ -118,6 +123,110 @@ class Printer:
 
     def _text(self, token: int) -> str:
         return self.vocabulary(token).decode(errors="replace")
+
+
+class Wrapper:
+    """Writes text as it comes, with line breaks between words; lines inside ``` fences stay whole.
+
+    What a terminal would obey (escape sequences) is left out. A word is written when it has ended.
+
+    Args:
+        stream: Where to.
+        width: Columns of the terminal; None writes everything as it is.
+    """
+
+    def __init__(self, stream: TextIO, width: int | None) -> None:
+        self._stream = stream
+        self._width = width
+        self._column = 0
+        self._gap, self._word, self._line = "", "", ""
+        self._fenced = self._joins = False
+
+    def write(self, text: str) -> None:
+        """More of it."""
+        if self._width is None:
+            self._put(text)
+            return
+        for char in text:
+            if char == "\n" or (char >= " " and not "\x7f" <= char <= "\x9f") or char == "\t":
+                self._add(char)
+        if self._fenced:
+            self._flush()
+        self._stream.flush()
+
+    def end(self) -> None:
+        """No more."""
+        self._flush()
+        self._put("\n")
+
+    def _add(self, char: str) -> None:
+        width = cell_len(char)
+        if char == "\n":
+            self._flush()
+            self._fenced ^= self._line.lstrip().startswith("```")
+            self._put("\n")
+            self._column, self._gap, self._line = 0, "", ""
+            return
+        self._line += char
+        if char in " \t":
+            self._flush()
+            self._gap += "    " if char == "\t" else char
+        elif width == 2 and not self._joins:  # a script without spaces breaks between any two characters
+            self._flush()
+            self._word = char
+        else:
+            self._word += char
+        self._joins = char == ZERO_WIDTH_JOINER
+
+    def _flush(self) -> None:
+        """Writes the word that was held back, in the next line where it does not fit into this one."""
+        if not self._word:
+            return
+        width = cell_len(self._word)
+        assert self._width is not None
+        if not self._fenced and self._column and self._column + len(self._gap) + width > self._width:
+            self._stream.write("\n")
+            self._column, self._gap = 0, ""
+        self._stream.write(self._gap + self._word)
+        self._column = (self._column + len(self._gap) + width - 1) % self._width + 1
+        self._gap = self._word = ""
+
+    def _put(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+def token_table(run: TokenRun, decode: Callable[[int], bytes], *, first: int = 0) -> Table:
+    """A line for each token of a run: its numbers, and what else was likely.
+
+    Args:
+        run: The tokens.
+        decode: The bytes of a token.
+        first: The number of the first one.
+    """
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("", "token", "p", "logprob", "rank", "entropy", "instead"):
+        table.add_column(name, justify="left" if name in ("token", "instead") else "right", no_wrap=name != "instead")
+    for at, record in enumerate(run, first):
+        pairs = zip(record.top_ids, record.top_logprobs, strict=True)
+        instead = "  ".join(
+            f"{shown(decode(t).decode(errors='replace'))} {probability(p)}" for t, p in pairs if t != record.token_id
+        )
+        numbers = (
+            ["-", "-", "-", "-"]
+            if record.logprob is None or record.entropy is None
+            else [probability(record.logprob), f"{record.logprob:.3f}", str(record.rank), f"{record.entropy:.2f}"]
+        )
+        token = Text(shown(record.token_bytes.decode(errors="replace")), style=surprise_style(record.logprob))
+        table.add_row(str(at), token, *numbers, Text(instead))
+    return table
+
+
+def surprise_style(logprob: float | None) -> str:
+    """How a token is coloured: the less likely it was, the warmer."""
+    if logprob is None or logprob > LIKELY:
+        return ""
+    return "yellow" if logprob > UNLIKELY else "red"
 
 
 def guessed(drafted: int, accepted: int) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import click
@@ -33,6 +34,61 @@ class Saved(NamedTuple):
     rate: float | None = None  # tokens per second
 
 
+class Opened(NamedTuple):
+    """The sessions of a data folder, which this process alone writes, and what answers in them."""
+
+    store: SessionStore
+    supervisor: Supervisor
+    workbench: AppWorkbench
+    call: dict[str, Any]  # what the command line says of answers, before what sessions say; may be changed
+
+
+@asynccontextmanager
+async def opened(data: DataFolder, asked: Asked, preset: GenerationOptions, *, who: str, instead: str) -> AsyncIterator[Opened]:
+    """Opens the sessions; at the end everything is saved and the model closed. The model is loaded when it is asked for.
+
+    Args:
+        data: Where they are.
+        asked: The command's options.
+        preset: What holds where nobody says otherwise.
+        who: What another process is told that finds the folder in use.
+        instead: What a user does who finds it in use.
+
+    Raises:
+        click.ClickException: Another process writes into the data folder.
+    """
+    lock = DataFolderLock(data.root, who)
+    if not lock.acquire():
+        raise click.ClickException(f"{data.root} is in use by {lock.held_by or 'another process'}; {instead}")
+    try:
+        store = SessionStore.open(data.sessions)
+        blocks = blocks_in(data, await disk_budget(store))
+        supervisor = Supervisor(asked.model, asked.backend, start=_in_process, **asked.load, blocks=blocks)
+        call = dict(asked.call)
+        workbench = AppWorkbench(store, supervisor, preset, call)
+        try:
+            if asked.naming:  # tokens by their text, whose ids only the model knows
+                call.update(asked.call_on(await supervisor.model()))
+            yield Opened(store, supervisor, workbench, call)
+        finally:
+            await workbench.close()
+    finally:
+        lock.release()
+
+
+async def session_called(store: SessionStore, title: str) -> int:
+    """The session of this title, the last changed of several; made if there is none.
+
+    Raises:
+        click.UsageError: No title.
+    """
+    title = clean_text(title).strip()
+    if not title:
+        raise click.UsageError("--session needs a title of at least one character")
+    rows = [row for row in await store.sessions() if row.title == title and not row.is_sample]
+    return rows[0].id if rows else await store.create_session(title)
+
+
 async def ask_saved(
     data: DataFolder,
     title: str,
@@ -46,31 +102,14 @@ async def ask_saved(
         click.ClickException: Another process writes into the data folder, or the answer failed.
         click.UsageError: Adapters for a session that has a stack of its own.
     """
-    title = clean_text(title).strip()
-    if not title:
-        raise click.UsageError("--session needs a title of at least one character")
-    lock = DataFolderLock(data.root, "ask --session")
-    if not lock.acquire():
-        holder = lock.held_by or "another process"
-        raise click.ClickException(f"{data.root} is in use by {holder}; close it, or ask without --session")
-    try:
-        store = SessionStore.open(data.sessions)
-        blocks = blocks_in(data, await disk_budget(store))
-        supervisor = Supervisor(asked.model, asked.backend, start=_in_process, **asked.load, blocks=blocks)
-        call = dict(asked.call)
-        workbench = AppWorkbench(store, supervisor, GenerationOptions.from_mapping(PRESET), call)
-        try:
-            if asked.naming:  # tokens by their text, whose ids only the model knows
-                call.update(asked.call_on(await supervisor.model()))
-            saved = await _send(workbench, store, title, text, asked, on_run)
-            model = supervisor.running
-            if model is None:
-                return saved
-            return saved._replace(precision=told_precision(model), rate=model.metrics().tokens_per_second)
-        finally:
-            await workbench.close()
-    finally:
-        lock.release()
+    preset = GenerationOptions.from_mapping(PRESET)
+    instead = "close it, or ask without --session"
+    async with opened(data, asked, preset, who="ask --session", instead=instead) as (store, supervisor, workbench, _):
+        saved = await _send(workbench, store, title, text, asked, on_run)
+        model = supervisor.running
+        if model is None:
+            return saved
+        return saved._replace(precision=told_precision(model), rate=model.metrics().tokens_per_second)
 
 
 async def _send(
@@ -81,9 +120,7 @@ async def _send(
     asked: Asked,
     on_run: Callable[[TokenRun, Decode], None],
 ) -> Saved:
-    rows = [row for row in await store.sessions() if row.title == title and not row.is_sample]
-    session_id = rows[0].id if rows else await store.create_session(title)
-
+    session_id = await session_called(store, title)
     finish = Finish.NONE
 
     def listen(event: Event) -> None:
@@ -93,8 +130,7 @@ async def _send(
             on_run(event.run, workbench.vocabulary.bytes_of)
 
     await workbench.open_session(session_id)
-    if "adapters" in asked.load:
-        _check_stack(title, await workbench.setup(session_id))
+    check_stack(title, asked, await workbench.setup(session_id))
     workbench.subscribe(listen)
     try:
         await workbench.send(session_id, text)
@@ -110,9 +146,13 @@ async def _send(
     return Saved(stats["seed"], told_options(made.get("options") or {}, stored_sources(made)), guesses)
 
 
-def _check_stack(title: str, setup: SessionSetup) -> None:
-    """Adapters of the command would not be used where the session says which ones are."""
-    if setup.adapters:
+def check_stack(title: str, asked: Asked, setup: SessionSetup) -> None:
+    """Adapters of the command would not be used where the session says which ones are.
+
+    Raises:
+        click.UsageError: Both name some.
+    """
+    if setup.adapters and "adapters" in asked.load:
         uses = ", ".join(f"{line.choice.name} × {line.choice.scale:g}" for line in setup.adapters)
         raise click.UsageError(
             f"--adapter: the session {title!r} has a stack of its own ({uses}); leave out --adapter, "

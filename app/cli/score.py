@@ -10,12 +10,10 @@ import sys
 from typing import Any, Final
 
 import click
-from rich.table import Table
-from rich.text import Text
 
 from app.cli.against import words, write_csv, write_json, write_table
 from app.cli.common import comparing, load_model, print_table, read_text, reading, told_precision
-from app.cli.printing import probability, shown
+from app.cli.printing import token_table
 from app.cli.settings import Settings
 from app.cli.spelling import in_options
 from app.cli.values import WEIGHTS, WEIGHTS_HELP, adapter_options, load_options, weights_of
@@ -186,21 +184,4 @@ def _write_csv(run: TokenRun, _: LanguageModel) -> None:
 
 
 def _write_table(run: TokenRun, model: LanguageModel) -> None:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("", "token", "p", "logprob", "rank", "entropy", "instead"):
-        table.add_column(name, justify="left" if name in ("token", "instead") else "right", no_wrap=name != "instead")
-    for at, record in enumerate(run):
-        pairs = zip(record.top_ids, record.top_logprobs, strict=True)
-        instead = "  ".join(
-            f"{shown(model.decode_token(t).decode(errors='replace'))} {probability(p)}"
-            for t, p in pairs
-            if t != record.token_id
-        )
-        numbers = (
-            ["-", "-", "-", "-"]
-            if record.logprob is None or record.entropy is None
-            else [probability(record.logprob), f"{record.logprob:.3f}", str(record.rank), f"{record.entropy:.2f}"]
-        )
-        token = shown(record.token_bytes.decode(errors="replace"))
-        table.add_row(str(at), Text(token), *numbers, Text(instead))
-    print_table(table)
+    print_table(token_table(run, model.decode_token))
