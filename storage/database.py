@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sqlite3
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -39,6 +41,7 @@ _PRAGMAS = (
 # Elsewhere fsync reaches the disk; on macOS only F_FULLFSYNC does.
 _PRAGMAS_MACOS = ("fullfsync = ON", "checkpoint_fullfsync = ON")
 _BUSY_SECONDS = 5.0
+_NO_FILES_BESIDE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
 class Database:
@@ -116,24 +119,72 @@ class Database:
 def connect(path: Path, *, read_only: bool = False, immutable: bool = False) -> sqlite_utils.Database:
     """A connection with our pragmas to an existing file, for the calling thread.
 
-    `immutable`: nobody writes meanwhile; no lock is taken and no file is made beside it.
+    A file that is only read may be on a disk that is read-only or full, where SQLite cannot make the files that a WAL needs
+    beside it: then it is read as it stands, or with its WAL as a copy in the temporary folder.
+
+    Args:
+        path: The file.
+        read_only: Nothing is written.
+        immutable: Nobody writes meanwhile; no lock is taken and no file is made beside it.
     """
     if read_only and not path.exists():
         raise StoreMissingError(f"{path}: there are no saved sessions here yet")
     if path.exists() and not path.is_file():  # SQLite waits for a pipe's other end
         raise StoreDamagedError(f"{path} is no regular file; move it away or choose another data folder")
+    if not read_only or immutable:
+        return _connection(path, read_only=read_only, immutable=immutable)
+    try:
+        return _connection(path, read_only=True)
+    except sqlite3.OperationalError as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _NO_FILES_BESIDE:
+            raise
+    if not _beside(path, "-wal").exists() or not _beside(path, "-wal").stat().st_size:
+        return _connection(path, read_only=True, immutable=True)
+    folder = tempfile.TemporaryDirectory(prefix="elsewise-")
+    copy = Path(folder.name) / path.name
+    try:
+        shutil.copyfile(path, copy)
+        shutil.copyfile(_beside(path, "-wal"), _beside(copy, "-wal"))
+        db = _connection(copy, read_only=True)
+    except BaseException:
+        folder.cleanup()
+        raise
+    assert isinstance(db.conn, _Connection)
+    db.conn.folder = folder
+    return db
+
+
+class _Connection(sqlite3.Connection):
+    """May own the folder of the copy that it reads."""
+
+    folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def close(self) -> None:
+        """Closes it and deletes the copy."""
+        super().close()
+        if self.folder is not None:
+            self.folder.cleanup()
+
+
+def _connection(path: Path, *, read_only: bool, immutable: bool = False) -> sqlite_utils.Database:
     uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}{'&immutable=1' if immutable else ''}"
-    conn = sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)
+    conn = sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, factory=_Connection)
     try:
         # damaged text must reach the checksum, not fail in the decoder
         conn.text_factory = lambda raw: raw.decode("utf-8", "replace")
         db = sqlite_utils.Database(conn, execute_plugins=False)
         for pragma in _PRAGMAS + (_PRAGMAS_MACOS if sys.platform == "darwin" else ()):
             db.execute(f"PRAGMA {pragma}")
+        if read_only:
+            db.execute("PRAGMA user_version").fetchone()  # now and not at the first query: can it be read
     except BaseException:
         conn.close()
         raise
     return db
+
+
+def _beside(path: Path, ending: str) -> Path:
+    return path.with_name(path.name + ending)
 
 
 def fetch(db: sqlite_utils.Database, sql: str, parameters: Sequence[Any] | dict[str, Any] = ()) -> Rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 from collections.abc import Mapping
+from contextlib import suppress
 
 import click
 from rich.table import Table
@@ -17,7 +18,7 @@ from app.cli.transfers import diff_command, export_command, import_command
 from app.rescue import recover_in_terminal, remedies
 from app.workbench.damage import told
 from app.workbench.session import OpenSession
-from storage import DataFolderLock, SessionRow, SessionStore, StoreDamagedError, StoreError
+from storage import DataFolderLock, SessionRow, SessionStore, StoreDamagedError, StoreDiskError, StoreError, StoreReadOnlyError
 
 
 @click.group()
@@ -94,7 +95,12 @@ def verify_command(settings: Settings) -> None:
 def _set_aside(settings: Settings) -> None:
     """Puts what is damaged out of the way, where nobody else writes; says what was done, or what to do."""
     lock = DataFolderLock(settings.data.root, "sessions verify")
-    if not lock.acquire():
+    try:
+        acquired = lock.acquire()
+    except StoreReadOnlyError as fault:
+        click.echo(f"nothing was changed: {fault}", err=True)
+        return
+    if not acquired:
         holder = lock.held_by or "another process"
         click.echo(f"nothing was changed: {settings.data.root} is in use by {holder}; close it and verify again", err=True)
         return
@@ -120,9 +126,13 @@ def _set_aside(settings: Settings) -> None:
 @sessions.command("recover")
 @click.pass_obj
 def recover_command(settings: Settings) -> None:
-    """Puts what can be read of a damaged file into a new one; the damaged one is kept."""
+    """Puts what can be read of a damaged file into a new one; the damaged one is kept. A sound file is left as it is."""
     if _nothing_yet(settings):
         raise click.exceptions.Exit(1)
+    with suppress(StoreDamagedError, StoreDiskError):
+        if not with_store(settings, lambda store: store.verify()):
+            click.echo(f"{settings.data.sessions} is sound: there is nothing to recover, it was left as it is", err=True)
+            return
     lock = DataFolderLock(settings.data.root, "sessions recover")
     if not lock.acquire():
         raise click.ClickException(f"{settings.data.root} is in use by {lock.held_by or 'another process'}; close it first")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -66,3 +68,27 @@ def test_nothing_is_recovered_under_an_open_window_or_where_nothing_is(elsewise:
     assert damaged.read_bytes() == b"nothing" != before
     damaged.unlink()
     assert elsewise("sessions", "recover").code == 1
+
+
+def test_a_sound_file_is_not_recovered(elsewise: Elsewise, data: Path) -> None:
+    assert elsewise("ask", "hi", "--session", "A", "--backend", "fake", "--max-tokens", "2").code == 0
+    before = (data / "sessions.db").read_bytes()
+    done = elsewise("sessions", "recover")
+    assert (done.code, done.out) == (0, "")
+    assert "is sound: there is nothing to recover, it was left as it is" in done.err
+    assert (data / "sessions.db").read_bytes() == before
+    assert not (data / "sessions.damaged.db").exists()
+
+
+def test_a_newer_file_is_not_recovered_into_an_older_one(elsewise: Elsewise, data: Path) -> None:
+    assert elsewise("ask", "hi", "--session", "A", "--backend", "fake", "--max-tokens", "2").code == 0
+    with closing(sqlite3.connect(data / "sessions.db")) as conn:
+        conn.execute(
+            "INSERT INTO _sqlite_migrations (migration_set, name, applied_at) VALUES ('elsewise.sessions', 'm999_later', 'x')"
+        )
+        conn.commit()
+    before = (data / "sessions.db").read_bytes()
+    done = elsewise("sessions", "recover")
+    assert (done.code, done.out) == (1, "")
+    assert "written by a newer version" in done.err
+    assert (data / "sessions.db").read_bytes() == before

@@ -1,0 +1,106 @@
+"""A data folder that nothing can be written into, as a mounted backup is, or one on a full disk: it can still be read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from storage import NewNode, SessionStore
+
+ROOT = Path(__file__).parents[3]
+PATIENCE_SECONDS = 120
+NAMESPACE = ["unshare", "-rm"]  # mounts that end with the process
+
+needs_mounts = pytest.mark.skipif(
+    shutil.which("unshare") is None or subprocess.run([*NAMESPACE, "true"], check=False, capture_output=True).returncode != 0,
+    reason="needs Linux, and the right to mount in a namespace of its own",
+)
+MOUNTS = {
+    "read-only": 'mount --bind "$D" "$D" && mount -o remount,ro,bind "$D" "$D"',
+    "full": 'cp -a "$D" "$D.copy" && mount -t tmpfs -o size=1m none "$D" && cp -a "$D.copy/." "$D" '
+    '&& { head -c 2000000 /dev/zero > "$D/filler" 2>/dev/null; true; }',
+}
+
+
+def filled(folder: Path, *, journal: bool) -> Path:
+    """A data folder as it is after a clean end, or (`journal`) after a kill: some of it is in the write-ahead log."""
+    path = folder / "writing" / "sessions.db"
+    store = SessionStore.open(path)
+
+    async def fill() -> None:
+        session = await store.create_session("Trip")
+        await store.add_node(NewNode(session, None, "user", "so it goes"), current=True)
+
+    asyncio.run(fill())
+    if not journal:
+        store.close_sync()
+    data = folder / "data"
+    data.mkdir()
+    for file in path.parent.glob("sessions.db*"):
+        if not file.name.endswith("-shm"):  # which nobody copies
+            shutil.copy(file, data)
+    store.close_sync()
+    assert (data / "sessions.db-wal").exists() == journal
+    return data
+
+
+def mounted(data: Path, mount: str, *commands: list[str]) -> list[subprocess.CompletedProcess[str]]:
+    """The commands, each in a namespace where the data folder is mounted so."""
+    return [
+        subprocess.run(
+            [*NAMESPACE, "bash", "-c", f"{MOUNTS[mount]} && {shlex.join(command)}"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+            env=os.environ | {"D": str(data)},
+        )
+        for command in commands
+    ]
+
+
+@needs_mounts
+@pytest.mark.parametrize("mount", MOUNTS)
+@pytest.mark.parametrize("journal", [False, True], ids=["closed", "killed"])
+def test_sessions_are_listed_shown_exported_and_verified(tmp_path: Path, mount: str, journal: bool) -> None:
+    data, out = filled(tmp_path, journal=journal), tmp_path / "out.json"
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    before = {file.name: file.read_bytes() for file in data.iterdir()}
+    elsewise = [sys.executable, "-m", "app", "--data-dir", str(data), "sessions"]
+    listed, shown, exported, verified = mounted(
+        data,
+        mount,
+        ["env", f"TMPDIR={temporary}", *elsewise, "list"],
+        [*elsewise, "show", "1"],
+        [*elsewise, "export", "Trip", str(out)],
+        [*elsewise, "verify"],
+    )
+    for done in (listed, shown, exported, verified):
+        assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert "Trip" in listed.stdout
+    assert "user: so it goes" in shown.stdout
+    assert "so it goes" in json.dumps(json.loads(out.read_text()))
+    assert verified.stderr.strip().endswith("sound")
+    assert {file.name: file.read_bytes() for file in data.iterdir()} == before
+    assert list(temporary.iterdir()) == []
+
+
+@needs_mounts
+def test_damage_in_a_read_only_folder_is_named_and_left(tmp_path: Path) -> None:
+    data = filled(tmp_path, journal=False)
+    raw = (data / "sessions.db").read_bytes()
+    (data / "sessions.db").write_bytes(raw.replace(b"so it goes", b"so it goed"))
+    (done,) = mounted(data, "read-only", [sys.executable, "-m", "app", "--data-dir", str(data), "sessions", "verify"])
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "damaged" in done.stderr
+    assert "nothing was changed: " in done.stderr.splitlines()[-1]
