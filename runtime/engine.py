@@ -18,7 +18,7 @@ import numpy as np
 from runtime.backends.base import Backend
 from runtime.errors import ForkedError, SessionClosedError
 from runtime.info import CacheReport, Metrics
-from runtime.scheduler.jobs import CallJob, Job
+from runtime.scheduler.jobs import CallJob, Job, Turn
 from runtime.scheduler.loop import Scheduler, typed
 
 T = TypeVar("T")
@@ -80,6 +80,9 @@ class Engine:
             ForkedError: It belongs to another process.
         """
         self.check_process()
+        turn = Turn()
+        for job in jobs:
+            job.turn = turn
         with self._wake:
             self._check_open()
             self._inbox.extend(jobs)

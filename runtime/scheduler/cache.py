@@ -141,6 +141,7 @@ class Cache:
     def join(self, prefill: Prefill, job: Job) -> Prefill:
         """One more that stands where `prefill` does, on the same slot of the same workspace: nothing is copied."""
         lease = self.trie.lookup(job.spans(job.ids))
+        job.order = prefill.job.order
         prefill.workspace.users += 1
         joined = replace(
             prefill,
@@ -238,7 +239,7 @@ class Cache:
         return workspace.load(lease, under, there)
 
     def leave(self, prefill: Prefill) -> None:
-        """The job is done: its lease and its place in the workspace are free."""
+        """The job is done, or waits again: its lease and its place in the workspace are free."""
         self._room.live.discard(prefill)
         self.departures += 1
         self.publisher.forget(prefill)

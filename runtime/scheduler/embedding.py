@@ -27,7 +27,7 @@ from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job, settle
 from runtime.scheduler.ledger import Ledger
 from runtime.scheduler.prefill import Prefill
-from runtime.scheduler.prompts import ALONE_SECONDS, CHUNK_SECONDS, MIN_CHUNK
+from runtime.scheduler.prompts import ALONE_SECONDS, CHUNK_SECONDS, MIN_CHUNK, yields
 from runtime.scheduler.room import NoRoomError
 
 PADDING_SHARE = 4  # of a slice's useful tokens, one part in so many may be padding
@@ -93,7 +93,8 @@ class Embeddings:
         self._counters = counters
         self._ledger = ledger
         self._speed = 400.0  # tokens per second, measured as we go
-        self._departures: int | None = None  # there was no room beside others: how many had left by then
+        self._departures = 0  # when it was last looked whether there is room
+        self._lacking: int | None = None  # bytes, for which others have to leave first
         self.running: list[_Work] = []  # who was served last stands last
 
     def admit(self, job: EmbedJob) -> None:
@@ -115,9 +116,11 @@ class Embeddings:
 
     def step(self, *, beside: bool) -> None:
         """One slice, of whom was served longest ago; `beside`: others wait for this step's end."""
-        if self._departures is not None and self._departures == self._cache.departures and self._cache.live:
-            return
-        self._departures = None
+        if self._lacking is not None and self._cache.live:
+            looked, self._departures = self._departures, self._cache.departures
+            if looked == self._departures or self._cache.room.spare() < self._lacking:
+                return
+        self._lacking = None
         seconds = CHUNK_SECONDS if beside else ALONE_SECONDS
         sized = min(max(int(self._speed * seconds), MIN_CHUNK), self._options.prefill_chunk_tokens)
         quota = min(sized, self._options.max_batch_tokens)
@@ -134,13 +137,17 @@ class Embeddings:
         for work in [work for work in self.running if work.job.cancelled]:
             self.end(work, None)
 
-    def make_way(self) -> bool:
-        """A live row needs room: a long text's pack is freed, to begin anew when somebody has left. False: there is none."""
-        work = next((work for work in self.running if work.long is not None), None)
-        if work is None:
-            return False
-        self._begin_anew(work)
-        return True
+    def make_way(self, job: Job | None = None) -> bool:
+        """A live row needs room: a long text's pack is freed, to begin anew when there is room again. False: there is none.
+
+        Args:
+            job: Who asks, where it is not running yet; see `yields`.
+        """
+        for work in self.running:
+            if work.long is not None and (job is None or yields(work.job, work.long.total, job)):
+                self._begin_anew(work)
+                return True
+        return False
 
     def fail_all(self, error: BaseException) -> None:
         """Every job gets the error."""
@@ -229,6 +236,8 @@ class Embeddings:
         if work.long is not None:
             work.done -= work.long.at
         self._free(work)
+        work.job.parks += 1
+        self._lacking = self._cache.room.lacking(len(work.job.paths[work.left[-1]]))
         self._departures = self._cache.departures
 
     def _free(self, work: _Work) -> None:

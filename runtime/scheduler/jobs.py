@@ -29,6 +29,13 @@ def nothing(_: object) -> None:
 
 
 @dataclass(slots=True, eq=False)
+class Turn:
+    """Jobs that were handed over together: they share their turns with those of other callers, however many they are."""
+
+    served: int = 0  # the round in which one of them was last pushed
+
+
+@dataclass(slots=True, eq=False)
 class Job:
     """A path of tokens and what is wanted of it: of a bare one nothing, and nobody waits for it.
 
@@ -49,6 +56,9 @@ class Job:
     number: int = 0  # of the request, from 1; negative once it has ended
     before: tuple[tuple[int, Namespace], ...] = ()
     looked: bool = False  # its path was looked for among the stored blocks
+    turn: Turn = field(default_factory=Turn)
+    order: int = 0  # of its first admission, from 1; written by `Waiting`
+    parks: int = 0  # how often it was sent back to wait for room
 
     def fail(self, error: BaseException) -> None:
         """Tells whoever waits; for a bare path nobody does."""

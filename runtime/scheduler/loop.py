@@ -27,7 +27,8 @@ from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.prompts import Prompts
 from runtime.scheduler.starting import Starting
 from runtime.scheduler.stream import TextDecoder, Vocabulary
-from runtime.scheduler.waiting import Waiting
+from runtime.scheduler.waiting import AT_ONCE, Waiting
+from runtime.trie.node import common_prefix
 
 __all__ = ["Scheduler", "typed"]
 
@@ -55,12 +56,14 @@ class Scheduler:
         new_decoder: Callable[[], TextDecoder],
         draft: Backend | None = None,
     ) -> None:
+        self._most = max(options.max_batch_rows, AT_ONCE)  # prompts in work, beyond which each caller has one more
         self.cache = Cache(backend, budget, enabled=options.cache)
         self.counters = Counters()
         self._ledger = Ledger(self.counters)
         self._finish = Finisher(self.cache, self.counters, self._ledger)
         self._drafter = None if draft is None else self.cache.beside(draft)
         self._waiting = Waiting()
+        self._looked = (-1, 0)  # departures and budget when it was last looked whether parked jobs have room
         self._queries: dict[object, QueryJob] = {}
         self._prompts = Prompts(
             options,
@@ -122,8 +125,13 @@ class Scheduler:
         """One round; call while `busy`."""
         self.steps += 1
         self._drop_cancelled()
-        restoring = self.blocks.restores.cursors
-        for job in self._waiting.take(self.cache.departures, idle=not (self._decodes or self._prompts.running or restoring)):
+        room, looked = self.cache.room, self._looked
+        self._looked = self.cache.departures, self.cache.budget
+
+        def returns(needed: int) -> bool:
+            return not room.live or (looked != self._looked and room.spare() >= needed)
+
+        for job in self._waiting.take(returns, lambda: len(self._prompts.running) >= self._most):
             self._guard(job, partial(self._admit, job))
         if self.blocks.busy:
             self.blocks.step(beside=self._decodes or bool(self._prompts.running))
@@ -182,8 +190,7 @@ class Scheduler:
             self._prompts.end(prefill, error)
         for prefill in [p for p in self.blocks.restores.cursors if isinstance(p.job, QueryJob)]:
             self._end_restore(prefill, error)
-        for job in [j for j in self._waiting if isinstance(j, QueryJob)]:
-            self._waiting.remove(job)
+        for job in self._waiting.drop(lambda job: isinstance(job, QueryJob)):
             job.fail(error)
         self._queries.clear()
 
@@ -197,8 +204,7 @@ class Scheduler:
         for prefill in [p for p in self.blocks.restores.cursors if gone(p.job)]:
             self._end_restore(prefill, None)
         self._embeddings.drop_cancelled()
-        for job in [j for j in self._waiting if gone(j)]:
-            self._waiting.remove(job)
+        for job in self._waiting.drop(gone):
             self._forget(job)
             self._ledger.leave(job, "cancelled")
             if isinstance(job, StayingJob):
@@ -222,7 +228,25 @@ class Scheduler:
 
     def _park(self, job: Job) -> None:
         self._ledger.park(job)
-        self._waiting.park(job)
+        self._waiting.park(job, self.cache.room.lacking(job.least_tokens))
+
+    def _fits(self, prefill: Prefill) -> bool:
+        """Whether a job that was just placed has room beside the others, or gets it from one of them, before it computes."""
+        room, job = self.cache.room, prefill.job
+        if self._keeps_out(job):
+            return False
+        if room.plenty or any(common_prefix(other.tagged, prefill.tagged) > prefill.at for other in self._prompts.running):
+            return True  # what several have in common is computed, and stands there, once
+        while room.spare() < 0 and len(room.live) > 1:
+            if not (self._embeddings.make_way(job) or self._prompts.make_way(job=job)):
+                return False
+        return True
+
+    def _keeps_out(self, job: Job) -> bool:
+        """Whether a parked job that waits for its juniors alone would have to wait for this one too."""
+        room = self.cache.room
+        elders = [(other, needed) for other, needed in self._waiting.parked.items() if _before(other, job)]
+        return any(room.spare() < needed <= room.spare(other.order) for other, needed in elders)
 
     def _admit(self, job: Job) -> None:
         if isinstance(job, CallJob):
@@ -258,6 +282,10 @@ class Scheduler:
             self.blocks.restores.begin(self.cache.place(job, len(job.ids) - 1))
             return
         prefill = self.cache.place(job, max(first_wanted, 0))
+        if not self._fits(prefill):
+            self.cache.leave(prefill)
+            self._park(job)
+            return
         self._prompts.running.append(prefill)
         prefill.tell()
         if isinstance(job, ScoreJob):  # what is held but must be pushed again, for want of scores
@@ -281,3 +309,8 @@ class Scheduler:
         elif isinstance(job, StayingJob):
             job.leave()
         self.blocks.restores.drop(cursor)
+
+
+def _before(elder: Job, job: Job) -> bool:
+    """Whether a job comes before another one that is not more urgent."""
+    return elder.priority <= job.priority and elder.order < job.order

@@ -24,6 +24,11 @@ MIN_CHUNK = 32
 SHORT = 2  # tokens; what needs no more goes into the batch whatever the clock says
 
 
+def yields(job: Job, tokens: int, other: Job) -> bool:
+    """Whether a job in work, of so many tokens, gives way to one that has just come."""
+    return job.priority > other.priority or (job.priority == other.priority and not job.parks and tokens > other.least_tokens)
+
+
 class Guard(Protocol):
     """Runs something for a job; where it fails, the job alone gets the error."""
 
@@ -73,12 +78,12 @@ class Prompts:
         self.running: list[Prefill] = []
 
     def step(self, *, decoding: bool) -> None:
-        """One forward per workspace within the quota: the more urgent first, then who has waited longest.
+        """One forward per workspace within the quota: the more urgent first, then the caller who has waited longest.
 
         While generations wait (`decoding`) there is one forward only: one chunk stands between two of their tokens.
         """
         self._round += 1
-        self.running.sort(key=lambda prefill: (prefill.job.priority, prefill.served))
+        self.running.sort(key=lambda prefill: (prefill.job.priority, prefill.job.turn.served, prefill.served))
         quota = self._quota(decoding=decoding)
         groups: dict[int, list[Prefill]] = {}
         for prefill in self.running:
@@ -123,7 +128,7 @@ class Prompts:
         self._counters.publish(self._cache)  # before the answers, so that who sees one sees its numbers
         moved = [prefill for prefill in group if prefill.at > prefill.mark_at]
         for prefill in moved:
-            prefill.served = self._round
+            prefill.served = prefill.job.turn.served = self._round
             prefill.tell()
         self._cache.publisher.take_ahead(moved)
         complete = [(prefill, last) for prefill in moved if (last := self._settle_chunk(prefill)) is not None]
@@ -137,15 +142,24 @@ class Prompts:
                     self._finish.answer(prefill.job, last)
         return pushed
 
-    def make_way(self, among: list[Prefill] | None = None) -> bool:
-        """Live rows need more than the budget: a prompt goes back to wait until somebody leaves, its KV in the trie.
+    def make_way(self, among: list[Prefill] | None = None, job: Job | None = None) -> bool:
+        """Live rows need more than the budget: a prompt goes back to wait until there is room, its KV in the trie.
 
-        The least urgent, and of those the longest. False when there is none, or nobody else whom it could wait for.
+        The least urgent, of those one that has not been sent back before, of those the longest.
+
+        Args:
+            among: One of these; None: of all that run.
+            job: Who asks, where it is not running: an equally urgent prompt gives way to a shorter one, once.
+
+        Returns:
+            False when there is none, or nothing else for which it could wait.
         """
         prefills = self.running if among is None else among
+        if job is not None:
+            prefills = [prefill for prefill in prefills if yields(prefill.job, prefill.total, job)]
         if not prefills or self._cache.live < 2:
             return False
-        chosen = max(prefills, key=lambda prefill: (prefill.job.priority, prefill.total))
+        chosen = max(prefills, key=lambda prefill: (prefill.job.priority, not prefill.job.parks, prefill.total))
         self._drop(chosen)
         self._park(chosen.job)
         return True

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from runtime.backends.base import Backend
 from runtime.errors import MemoryBudgetError
+from runtime.scheduler.jobs import Job
 from runtime.scheduler.pins import Pins
 from runtime.scheduler.prefill import Prefill
 from runtime.scheduler.vectors import VectorCache
@@ -112,6 +113,40 @@ class Room:
                     self._resize(workspace, slots)
                     return
         raise NoRoomError(self._refusal(workspace, count, extra))
+
+    def spare(self, before: int | None = None) -> int:
+        """Bytes that are free for one more path once every live one is read, whatever else gives way.
+
+        Args:
+            before: Only jobs that were admitted before the one of this number count as live.
+        """
+        places: dict[Workspace, list[int]] = {}
+        unread: dict[Job, int] = {}  # one whose path was restored stands in two places for a moment
+        for prefill in self.live:
+            if before is None or prefill.job.order < before:
+                places.setdefault(prefill.workspace, []).append(prefill.slot)
+                if not prefill.done:
+                    unread[prefill.job] = min(prefill.total - prefill.at, unread.get(prefill.job, prefill.total))
+        taken = self.afloat + (0 if self.drafter is None else self.drafter.nbytes)
+        for workspace, standing in places.items():
+            kept, tips = workspace.live(standing)
+            taken += len(kept) * self._backend.slot_bytes + len(tips) * self._backend.state_bytes
+        return self.budget - taken - sum(map(self.need, unread.values()))
+
+    def need(self, tokens: int) -> int:
+        """Bytes that a path takes for so many more tokens."""
+        return tokens * self._backend.slot_bytes + self._backend.state_bytes
+
+    def lacking(self, tokens: int) -> int:
+        """Bytes that must be `spare` before a path of so many tokens, which has just found no room, is tried again."""
+        needed, spare = self.need(tokens), self.spare()
+        return needed if spare < needed else spare + self.need(STEP)
+
+    @property
+    def plenty(self) -> bool:
+        """Whether there is room for every live job even as buffers and leases are now: known faster than `spare`."""
+        held = self.bytes - self.workspaces.idle_bytes - self.trie.evictable_bytes
+        return held + sum(self.need(prefill.total - prefill.at) for prefill in self.live if not prefill.done) <= self.budget
 
     def lend(self, size: int) -> int:
         """Up to `size` bytes for the moment of a copy: what nobody uses gives way; fewer where that is not enough."""

@@ -1,58 +1,79 @@
-"""Who waits for the scheduler: newcomers, and those for whom there was no room beside the others."""
+"""Jobs that are not in work: newcomers, and those for which there was no room beside the others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 
-from runtime.scheduler.jobs import CallJob, Job
+from runtime.priority import Priority
+from runtime.scheduler.jobs import Job, Turn
+
+AT_ONCE = 64  # jobs of one caller that are placed in one step
 
 
 class Waiting:
-    """Jobs that are not in work. A *parked* one is asked in again when somebody has left; newcomers queue behind it."""
+    """A queue for each `Turn`, so that a caller with thousands of jobs delays no other; and the *parked* jobs."""
 
     def __init__(self) -> None:
-        self._new: list[Job] = []
-        self._parked: list[Job] = []
-        self._departures = 0
+        self._new: dict[tuple[Priority, Turn], deque[Job]] = {}
+        self._admitted = 0  # jobs so far
+        self.parked: dict[Job, int] = {}  # each with the bytes that must be free for it, in the order they came
 
     def __bool__(self) -> bool:
-        return bool(self._new or self._parked)
+        return bool(self._new or self.parked)
 
     def __iter__(self) -> Iterator[Job]:
-        return iter([*self._parked, *self._new])
+        return iter([*self.parked, *(job for jobs in self._new.values() for job in jobs)])
 
     def append(self, job: Job) -> None:
         """A newcomer."""
-        self._new.append(job)
+        self._new.setdefault((job.priority, job.turn), deque()).append(job)
 
-    def park(self, job: Job) -> None:
-        """One that has to wait until others have left."""
-        self._parked.append(job)
+    def park(self, job: Job, needed: int) -> None:
+        """One that comes back when `needed` bytes are free beside the others, or nothing else is in work."""
+        job.parks += 1
+        self.parked[job] = needed
 
-    def remove(self, job: Job) -> None:
-        """It does not wait any more."""
-        (self._parked if job in self._parked else self._new).remove(job)
+    def drop(self, chosen: Callable[[Job], bool]) -> list[Job]:
+        """Takes jobs out that are not to wait any more."""
+        dropped = [job for job in self if chosen(job)]
+        if dropped:
+            gone = set(dropped)
+            self.parked = {job: needed for job, needed in self.parked.items() if job not in gone}
+            left = {key: deque(job for job in jobs if job not in gone) for key, jobs in self._new.items()}
+            self._new = {key: jobs for key, jobs in left.items() if jobs}
+        return dropped
 
     def clear(self) -> None:
-        """Nobody waits any more."""
+        """Nothing waits any more."""
         self._new.clear()
-        self._parked.clear()
+        self.parked.clear()
 
-    def take(self, departures: int, *, idle: bool) -> list[Job]:
-        """Who is placed now, the more urgent first.
+    def take(self, returns: Callable[[int], bool], full: Callable[[], bool]) -> Iterator[Job]:
+        """The jobs that are placed now, the more urgent first; each is placed before the next one is asked for.
 
         Args:
-            departures: How many jobs have left so far; parked ones come back when that has changed.
-            idle: Nobody is in work: they come back in any case.
+            returns: Whether a parked job that needs so many bytes may come back.
+            full: Whether as many prompts are in work as make a batch: then each caller's next job alone is placed.
         """
-        back: list[Job] = []
-        held: list[Job] = []
-        if self._parked:
-            urgent = min(job.priority for job in self._parked)
-            if idle or departures != self._departures:
-                back, self._parked = self._parked, []
-            held = [job for job in self._new if not isinstance(job, CallJob) and job.priority >= urgent]
-        self._departures = departures
-        placed = [*back, *(job for job in self._new if job not in held)]
-        self._new = held
-        return sorted(placed, key=lambda job: job.priority)
+        for priority in sorted({job.priority for job in self.parked} | {priority for priority, _ in self._new}):
+            for job in [job for job in self.parked if job.priority == priority]:
+                if returns(self.parked[job]):
+                    del self.parked[job]
+                    yield self._counted(job)
+            turns = sorted((key for key in self._new if key[0] == priority), key=lambda key: key[1].served)
+            for key in turns:
+                jobs = self._new[key]
+                for n in range(min(len(jobs), AT_ONCE)):
+                    if n and full():
+                        break
+                    job = jobs.popleft()
+                    if not jobs:
+                        del self._new[key]
+                    yield self._counted(job)
+
+    def _counted(self, job: Job) -> Job:
+        if not job.order:
+            self._admitted += 1
+            job.order = self._admitted
+        return job

@@ -10,9 +10,6 @@ import pytest
 from runtime.backends.fake import Behaviour
 from runtime.errors import MemoryBudgetError, SessionClosedError
 from runtime.model import load
-from runtime.priority import Priority
-from runtime.scheduler.jobs import CallJob, Job
-from runtime.scheduler.waiting import Waiting
 from tests.fakes import KINDS, Gate, assert_right, fake_model, reference, settled, some_ids, wait_for_close
 
 TOKEN = 2 * 16 * 8  # bytes of the fake's KV
@@ -87,40 +84,3 @@ def test_who_waits_can_be_cancelled_and_is_told_of_the_end() -> None:
             assert isinstance(outcome, SessionClosedError | np.ndarray)
 
     asyncio.run(main())
-
-
-def a_job(priority: Priority = Priority.INSPECTOR) -> Job:
-    return Job(np.array([1], np.int32), None, priority)
-
-
-def test_newcomers_queue_behind_who_was_sent_back() -> None:
-    waiting, first = Waiting(), a_job()
-    waiting.park(first)
-    later, chat, call = a_job(), a_job(Priority.CHAT), CallJob(np.empty(0, np.int32), None)
-    for job in (later, chat, call):
-        waiting.append(job)
-    # as long as nobody has left, only what is more urgent, or needs no room, is placed
-    assert waiting.take(0, idle=False) == [chat, call]
-    assert list(waiting) == [first, later]
-    assert waiting.take(0, idle=False) == []
-    # when somebody has, it comes back, alone; then the others
-    assert waiting.take(1, idle=False) == [first]
-    assert waiting.take(1, idle=False) == [later]
-    assert not waiting
-    # and in any case when nobody is in work
-    waiting.park(first)
-    assert waiting.take(1, idle=True) == [first]
-
-
-def test_urgent_ones_come_first_and_leavers_are_forgotten() -> None:
-    waiting = Waiting()
-    jobs = [a_job(Priority.BACKGROUND), a_job(Priority.CHAT), a_job()]
-    for job in jobs:
-        waiting.append(job)
-    waiting.park(parked := a_job())
-    waiting.remove(parked)
-    waiting.remove(jobs[2])
-    assert waiting.take(0, idle=False) == [jobs[1], jobs[0]]
-    waiting.append(jobs[0])
-    waiting.clear()
-    assert not waiting
