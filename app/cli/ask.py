@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
+from pathlib import Path
 from typing import Unpack
 
 import click
@@ -26,22 +27,33 @@ Examples:
   elsewise ask "One, two, three," --raw --temperature 0 --stop seven
   elsewise ask "Is water wet?" --regex "(yes|no)"
   elsewise ask "Tell a story." --option typical_p=0.9 --option dry_multiplier=0.8
-  elsewise ask --batch questions.jsonl > answers.jsonl
+  elsewise ask --batch questions.jsonl --out answers.jsonl
 """
 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("text", required=False)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="With --batch: write the results to this file.",
+)
+@click.option("--resume", is_flag=True, help="With --batch and --out: pass over the lines that the file answers already.")
 @asking
 @click.pass_obj
-def ask(settings: Settings, text: str | None, **flags: Unpack[Flags]) -> None:
+def ask(settings: Settings, text: str | None, out: Path | None, resume: bool, **flags: Unpack[Flags]) -> None:
     """Answers TEXT, or with --batch every line of a file."""
     asked = Asked.of(settings, flags)
     if flags["batch"] is not None:
         if text is not None:
             raise click.UsageError("--batch takes its texts from the file: leave out TEXT")
-        answer_batch(flags["batch"], asked)
+        if resume and out is None:
+            raise click.UsageError("--resume goes on in a file: name it with --out")
+        answer_batch(flags["batch"], asked, out, resume=resume)
         return
+    if out is not None or resume:
+        raise click.UsageError("--out and --resume go with --batch")
     if text is None:
         raise click.UsageError('TEXT is missing: elsewise ask "Name three colours." (or --batch FILE)')
     if not text.strip():

@@ -115,7 +115,7 @@ OPTIONS = (
         metavar="FILE",
         help='Answer every line of a JSONL file ("-" for stdin), many at once. A line: {"prompt": "Hi"} or '
         '{"messages": [...]}, and as it likes "id", "system", "tools", "schema" or "regex" or "lark", "seed", "max_tokens", '
-        '"stop", "temperature" and the like. One JSON line each comes back, in order.',
+        '"stop", "temperature" and the like. One JSON line each comes back when it is done, with its "id" and "line".',
     ),
     click.option("--max-tokens", type=click.IntRange(1), **_preset("max_tokens"), help="End after so many tokens."),
     click.option("--stop", multiple=True, help="End before this text; may be given again. Example: --stop . --stop '?'"),

@@ -1,19 +1,22 @@
-"""`elsewise ask --batch`: many requests in one batch, a JSON line each, in the order asked."""
+"""`elsewise ask --batch`: many requests in one batch, a JSON line each, written when it is done."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 import click
 from rich.progress import BarColumn, Progress, TextColumn
 
 from app.cli.asking import Asked
 from app.cli.common import console, load_model, told_precision
+from app.cli.group import ESCAPE
 from app.cli.lines import Line, read_lines, refuse
 from app.cli.printing import UNSOUND
 from app.cli.spelling import in_json
@@ -45,18 +48,118 @@ class Tally:
         self._bar.advance(self._task)
 
 
-def answer_batch(file: str, asked: Asked) -> None:
+class Results:
+    """The file, or stdout, that results are written to, each when it is there.
+
+    Args:
+        out: The file; None for stdout.
+        written: How many answers it has.
+    """
+
+    def __init__(self, out: Path | None, written: int = 0) -> None:
+        self.out = out
+        self.written = written
+        self._file: TextIO | None = None if out is None else out.open("a", encoding="utf-8", errors=ESCAPE, newline="\n")
+
+    def write(self, answer: Mapping[str, Any]) -> None:
+        """One line, which is in the file when this returns."""
+        click.echo(json.dumps(answer, ensure_ascii=False), file=self._file)  # it flushes
+        self.written += 1
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def answered(out: Path, file: str, lines: Sequence[Line]) -> set[int]:
+    """The numbers of the lines that a file of results has answers to; answers that failed, and half a last line, are removed.
+
+    Raises:
+        click.ClickException: It cannot be read, or has something else in it than answers to these lines.
+    """
+    ids = {line.number: line.id for line in lines}
+    found: set[int] = set()
+    part = out.with_name(f".{out.name}.part{os.getpid()}")
+    try:
+        with out.open("rb") as results, part.open("wb") as kept:
+            for at, text in enumerate(results, 1):
+                try:
+                    answer = json.loads(text)
+                except (ValueError, RecursionError):
+                    if text.endswith(b"\n"):
+                        raise click.ClickException(
+                            f"{out}, line {at:,}: not JSON; repair it, or choose another --out"
+                        ) from None
+                    break  # cut off where it was stopped
+                number = answer.get("line") if isinstance(answer, dict) else None
+                if number not in ids or answer.get("id") != ids[number]:
+                    raise click.ClickException(
+                        f"{out}, line {at:,}: it answers no line of {file}, whose results go on in the file they are in; "
+                        "choose another --out"
+                    )
+                if "error" not in answer:
+                    found.add(number)
+                    kept.write(text.rstrip(b"\r\n") + b"\n")
+        part.replace(out)
+    except OSError as error:
+        raise click.ClickException(f"{out}: {error.strerror}") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return found
+
+
+def answer_batch(file: str, asked: Asked, out: Path | None = None, *, resume: bool = False) -> None:
     """Answers every line of a file.
+
+    Args:
+        file: The lines.
+        asked: The command's options.
+        out: Where the results go; None: to stdout.
+        resume: Whether lines that `out` answers already are passed over.
 
     Raises:
         click.UsageError: Lines that cannot be asked; nothing was computed.
+        click.ClickException: `out` is there already, or cannot be gone on with.
         click.exceptions.Exit: With 1, where an answer failed or has not the form asked for.
     """
     lines = read_lines(file, asked)
-    with load_model(asked.model, asked.backend, **asked.load) as model:
-        tally = asyncio.run(_answer_all(file, model, lines, asked))
-        precision = told_precision(model)
-    said = f"{len(lines):,} answers, {tally.tokens:,} tokens"
+    there: set[int] = set()
+    if out is not None and out.exists():
+        if not resume:
+            raise click.ClickException(f"{out} is there already; go on with it (--resume), or choose another name")
+        there = answered(out, file, lines)
+    left = [line for line in lines if line.number not in there]
+    if there:
+        click.echo(f"{len(there):,} of {len(lines):,} lines are answered in {out} already", err=True)
+    if not left:
+        return
+    try:
+        results = Results(out, len(there))
+    except OSError as error:
+        raise click.ClickException(f"{out}: {error.strerror}") from error
+    try:
+        with load_model(asked.model, asked.backend, **asked.load) as model:
+            tally = asyncio.run(_answer_all(file, model, left, asked, results))
+            precision = told_precision(model)
+    except (KeyboardInterrupt, OSError):
+        where = (
+            f"{out}; the same command with --resume goes" if out else "stdout; the same command with --out FILE --resume goes"
+        )
+        click.echo(f"{results.written:,} of {len(lines):,} answers were written to {where} on where this one stopped", err=True)
+        raise
+    finally:
+        results.close()
+    _sum_up(len(left), tally, precision)
+
+
+def _sum_up(count: int, tally: Tally, precision: str) -> None:
+    """What the answers were, on stderr.
+
+    Raises:
+        click.exceptions.Exit: With 1, where one failed or has not the form asked for.
+    """
+    said = f"{count:,} answers, {tally.tokens:,} tokens"
     click.echo(", ".join(filter(None, (said, precision))), err=True)
     if tally.broken > tally.unsound:
         cut = tally.broken - tally.unsound
@@ -69,22 +172,20 @@ def answer_batch(file: str, asked: Asked) -> None:
         raise click.exceptions.Exit(1)
 
 
-async def _answer_all(file: str, model: LanguageModel, lines: Sequence[Line], asked: Asked) -> Tally:
+async def _answer_all(file: str, model: LanguageModel, lines: Sequence[Line], asked: Asked, results: Results) -> Tally:
     requests = await _requests(file, model, lines, asked)
     gate = asyncio.Semaphore(AT_ONCE)
     with _bar() as bar:
         tally = Tally(bar, len(lines))
 
-        async def one(line: Line, request: Request) -> dict[str, Any]:
+        async def one(line: Line, request: Request) -> None:
             async with gate:
-                answer = await _answer(model, line, request, tally)
+                results.write(await _answer(model, line, request, tally))
             tally.ended()
-            return answer
 
         tasks = [asyncio.create_task(one(line, request)) for line, request in zip(lines, requests, strict=True)]
         try:
-            for task in tasks:
-                click.echo(json.dumps(await task, ensure_ascii=False))
+            await asyncio.gather(*tasks)
         finally:  # the reader has gone, or Ctrl-C
             for task in tasks:
                 task.cancel()
@@ -133,7 +234,7 @@ async def _answer(model: LanguageModel, line: Line, request: Request, tally: Tal
     ids, options = request
     pieces: list[str] = []
     tokens, finish = 0, Finish.NONE
-    result: dict[str, Any] = {"id": line.id}
+    result: dict[str, Any] = {"id": line.id, "line": line.number}
     try:
         async with aclosing(model.generate_runs(ids, options)) as runs:
             async for run in runs:

@@ -1,4 +1,4 @@
-"""`elsewise ask --batch`: every line checked first, many answered at once, results in the order asked."""
+"""`elsewise ask --batch`: every line checked first, many answered at once, each result written when it is done."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ def write(file: Path, *lines: object) -> None:
 
 
 def results(out: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in out.splitlines()]
+    """In the order asked."""
+    return sorted(map(json.loads, out.splitlines()), key=lambda answer: int(answer["line"]))
 
 
-def test_each_line_is_answered_as_alone_in_the_order_asked(elsewise: Elsewise, file: Path) -> None:
+def test_each_line_is_answered_as_alone_when_it_is_done(elsewise: Elsewise, file: Path) -> None:
     # given a first line that takes the longest
     write(
         file,
@@ -39,6 +40,8 @@ def test_each_line_is_answered_as_alone_in_the_order_asked(elsewise: Elsewise, f
     # then
     assert done.code == 0
     found = results(done.out)
+    assert json.loads(done.out.splitlines()[-1])["id"] == "long"
+    assert [r["line"] for r in found] == [1, 3, 4]
     assert [(r["id"], r["seed"], r["incomplete"]) for r in found] == [("long", 1, True), (3, 2, True), (4, 3, True)]
     assert found[0]["tokens"] > 6
     assert found[0]["text"] + "\n" == elsewise("ask", "hello", *FAKE[:3], "30", "--seed", "1").out
@@ -236,3 +239,57 @@ def test_lines_have_forms_of_their_own_and_cut_ones_are_marked(elsewise: Elsewis
     assert [r["incomplete"] for r in (first, second, third, fourth, fifth)] == [False, False, True, False, False]
     assert third["finish_reason"] == "length"
     assert "1 of them incomplete" in done.err
+
+
+SLOW_FIRST = [{"prompt": "a", "id": "slow", "max_tokens": 60, "ignore_eos": True}, *({"prompt": str(i)} for i in range(9))]
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "answers.jsonl"
+
+
+def test_a_file_of_results_is_gone_on_with(elsewise: Elsewise, file: Path, out: Path) -> None:
+    # given all answers, and a file that was cut in the middle of its last one, with one that failed
+    write(file, *SLOW_FIRST)
+    command = ("ask", "--batch", str(file), *FAKE, "--seed", "5", "--out", str(out))
+    whole = elsewise(*command)
+    assert (whole.code, whole.out) == (0, "")
+    all_of_them = results(out.read_text())
+    lines = out.read_text().splitlines()
+    failed = json.dumps(json.loads(lines[0]) | {"error": "the engine ended"})
+    out.write_text("\n".join([failed, *lines[1:5], lines[5][:20]]))
+    # then a second run refuses to write there, and answers the rest when it is told to
+    again = elsewise(*command)
+    assert (again.code, again.out) == (1, "")
+    assert "is there already; go on with it (--resume), or choose another name" in again.err
+    done = elsewise(*command, "--resume")
+    assert (done.code, done.out) == (0, "")
+    assert done.err.splitlines()[0] == f"4 of 10 lines are answered in {out} already"
+    assert done.err.splitlines()[-1].startswith("6 answers, ")
+    assert results(out.read_text()) == all_of_them
+    # and a third has nothing to do
+    before = out.read_bytes()
+    last = elsewise(*command, "--resume")
+    assert (last.code, last.out, out.read_bytes()) == (0, "", before)
+    assert f"10 of 10 lines are answered in {out} already" in last.err
+
+
+def test_answers_to_something_else_are_not_gone_on_with(elsewise: Elsewise, file: Path, out: Path) -> None:
+    write(file, {"prompt": "a", "id": "first"}, {"prompt": "b"})
+    for there, words in (
+        ('{"id": "other", "line": 1, "text": ""}\n', "line 1: it answers no line of"),
+        ('{"id": 9, "line": 9}\n', "line 1: it answers no line of"),
+        ("[]\n", "line 1: it answers no line of"),
+        ("not JSON\n{}\n", "line 1: not JSON"),
+    ):
+        out.write_text(there)
+        done = elsewise("ask", "--batch", str(file), *FAKE, "--out", str(out), "--resume")
+        assert (done.code, done.out) == (1, "")
+        assert words in done.err
+        assert out.read_text() == there
+    assert [path.name for path in out.parent.iterdir() if ".part" in path.name] == []
+    for more in (("ask", "hi", "--out", str(out)), ("ask", "--batch", str(file), "--resume")):
+        assert elsewise(*more, "--backend", "fake").code == 2
+    nowhere = elsewise("ask", "--batch", str(file), *FAKE, "--out", str(out.parent / "no" / "a.jsonl"))
+    assert (nowhere.code, "No such file" in nowhere.err) == (1, True)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -111,7 +112,30 @@ def test_an_interrupted_batch_keeps_what_it_wrote(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     rest, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, rest) == (1, b"")
-    assert err.decode().strip() == "stopped"
+    told = "2 of 8 answers were written to stdout; the same command with --out FILE --resume goes on where this one stopped"
+    assert err.decode().splitlines() == [told, "stopped"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_a_slow_first_line_keeps_no_finished_answer_from_the_file(tmp_path: Path) -> None:
+    # given a first line that takes until the end, and 300 that are done at once
+    (tmp_path / "questions.jsonl").write_text(
+        "\n".join(json.dumps({"prompt": "a", "max_tokens": 3 if i else 10_000, "ignore_eos": True}) for i in range(301))
+    )
+    out = tmp_path / "answers.jsonl"
+    command = [sys.executable, "-m", "app", "ask", "--batch", str(tmp_path / "questions.jsonl"), "--backend", "fake"]
+    process = subprocess.Popen([*command, "--out", str(out)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    # when it is interrupted once they are there
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline and not (out.exists() and out.read_bytes().count(b"\n") >= 300):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    # then all of them are kept, and the message says how to go on
+    assert (process.returncode, b"Traceback" in err) == (1, False)
+    assert sorted(json.loads(line)["line"] for line in out.read_text().splitlines()) == list(range(2, 302))
+    told = f"300 of 301 answers were written to {out}; the same command with --resume goes on where this one stopped"
+    assert err.decode().splitlines() == [told, "stopped"]
 
 
 def test_a_batch_whose_reader_goes_away_ends(tmp_path: Path) -> None:
