@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from runtime import ShelfEntry, ShelvedAdapter, available_backends, default_backend
+from runtime import ShelfEntry, ShelvedAdapter, available_backends
 
 _COLUMNS = ("name", "title", "parameters", "size", "format", "context", "runs on", "state")
 _RIGHT = ("parameters", "size", "context")
@@ -101,8 +101,7 @@ def ready_line(name: str, path: Path, quantised: str | None = None) -> str:
         quantised: How, where it is so that mlx alone runs it.
     """
     form = f" ({quantised})" if quantised else ""
-    engine = " --backend mlx" if quantised and default_backend() != "mlx" else ""
-    return f"{name}: ready in {path}{form}; use it with: elsewise ask --model {name}{engine}"
+    return f"{name}: ready in {path}{form}; use it with: elsewise ask --model {name}"
 
 
 def one_line(text: str) -> str:

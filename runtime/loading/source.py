@@ -7,7 +7,7 @@ from pathlib import Path
 from resources.files import kind_of_file
 from runtime.backends.registry import default_backend
 from runtime.errors import ModelLoadError, ModelMissingError
-from runtime.loading.check import PICKLES, open_folder
+from runtime.loading.check import PICKLES, open_folder, quantised_with, read_json
 from runtime.loading.digests import known_sha256
 from runtime.loading.folder import ModelFolder
 from runtime.loading.importer import find_imported, form_digest, import_model
@@ -48,6 +48,23 @@ def resolve(source: str | Path, *, backend: str = "hf") -> ModelFolder:
     if path.exists():
         raise ModelLoadError(f"{path}: {kind_of_file(path.stat().st_mode)}; give a model folder or a GGUF file")
     raise ModelMissingError(_not_here(source, path), str(source))
+
+
+def packed_for_mlx(source: str | Path) -> bool:
+    """Whether mlx alone can read what is here: a quantised folder, or a GGUF file of which only such a one was made."""
+    path = Path(source).expanduser()
+    shelved = find_folder(source) if isinstance(source, str) and is_model_id(source) else None
+    folder = shelved or (path if path.is_dir() and str(source).strip() else None)
+    if folder is not None:
+        try:
+            return quantised_with(read_json(folder / "config.json") or {})[0] == "mlx"
+        except ModelLoadError:  # which opening it says in full
+            return False
+    if not path.is_file() or path.suffix.lower() != ".gguf":
+        return False
+    digest = known_sha256(path)
+    made = [find_imported(form_digest(digest, quantised=quantised)) is not None for quantised in (True, False)]
+    return made == [True, False]
 
 
 def _from_file(path: Path, backend: str) -> ModelFolder:

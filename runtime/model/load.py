@@ -6,16 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runtime.adapters.folder import is_on_shelf, read_header
+from runtime.adapters.layout import AdapterHeader
+from runtime.adapters.matching import check_base
+from runtime.adapters.registry import Registry
 from runtime.adapters.uses import check_adapters
 from runtime.backends import facts
 from runtime.backends.base import Backend
 from runtime.backends.byte_text import own_text
 from runtime.backends.registry import brings_text, check_backend, resolve_backend
 from runtime.engine import Engine
-from runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from runtime.errors import BackendUnavailableError, InvalidRequestError, UnsupportedFeatureError
 from runtime.loading.folder import ModelFolder
 from runtime.loading.holding import hold
-from runtime.loading.source import resolve
+from runtime.loading.paths import is_model_id
+from runtime.loading.source import packed_for_mlx, resolve
 from runtime.loading.telling import LoadProgress, OnLoad, listener, listening
 from runtime.model.local import LocalModel
 from runtime.model.text import TextSide
@@ -35,7 +40,8 @@ def load(
 
     Args:
         source: A model folder, a GGUF file, an id on the shelf, "smollm2", or a ready (model, tokenizer) pair.
-        backend: "auto" (mlx on Apple silicon, hf elsewhere), "hf", "mlx", "mock", or a registered one.
+        backend: "auto" (mlx on Apple silicon and for weights that are quantised for it, else hf), "hf", "mlx", "mock", or a
+            registered one.
         on_progress: Hears how far the weights are, on another thread, while it waits (hf and mlx).
         options: See `LoadOptions`.
 
@@ -46,7 +52,9 @@ def load(
         AdapterError: One of `adapters` is not here, damaged, or for another base.
     """
     checked = LoadOptions.from_mapping(options)
-    name = check_backend(backend)
+    adapters = check_adapters(checked.adapters)
+    headers = [_header(path) for path, _ in adapters]  # before anything is loaded: what is wrong with one is said at once
+    name = _backend_for(source, backend)
     model: ModelFolder | Pair
     if brings_text(name):
         model, text = (source if isinstance(source, tuple) else (None, None)), TextSide.from_parts(*own_text())
@@ -56,6 +64,8 @@ def load(
         model = resolve(source, backend=name)  # before the libraries are imported: a missing model is said at once
         text = TextSide.from_folder(model)
     names = None if brings_text(name) else names_of(source, model)
+    for header in headers:
+        check_base(header, names or ())
     drafting = None if checked.draft_model is None else draft_source(checked.draft_model, name)
     held = [hold(folder.path) for folder in (model, drafting) if isinstance(folder, ModelFolder)]  # nobody removes them now
     text = text.with_format(checked)
@@ -87,12 +97,37 @@ def load(
             text.template.close()
         raise
     try:
-        for path, scale in check_adapters(checked.adapters):
+        for path, scale in adapters:
             loaded.push_lora(path, scale)
     except BaseException:
         loaded.close()
         raise
     return loaded
+
+
+def _header(adapter: str) -> AdapterHeader:
+    """Of an adapter that a model is to be loaded with: one of the shelf, or a folder.
+
+    Raises:
+        AdapterError: It is neither, or cannot be used.
+    """
+    if is_model_id(adapter) and not is_on_shelf(adapter) and not Path(adapter).exists():
+        Registry("", 0).find(adapter)  # says so, with the nearest names
+    return read_header(adapter)
+
+
+def _backend_for(source: str | Path | Pair, asked: str | None) -> str:
+    """The backend that is meant; "auto" is mlx for weights that only it can read.
+
+    Raises:
+        UnknownBackendError, BackendUnavailableError: No such backend; its libraries are missing.
+    """
+    if asked not in (None, "auto") or isinstance(source, tuple) or not packed_for_mlx(source):
+        return check_backend(asked)
+    try:
+        return check_backend("mlx")
+    except BackendUnavailableError as fault:
+        raise BackendUnavailableError(f"{source} is quantised for MLX, and no other engine can read it: {fault}") from fault
 
 
 def names_of(source: object, model: ModelFolder | Pair) -> tuple[str, ...]:

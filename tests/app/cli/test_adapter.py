@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,6 +18,7 @@ from runtime import GenerationOptions, SamplingOptions, load
 from tests.app.cli.conftest import Elsewise
 from tests.app.workbench.scene import rows
 from tests.runtime.adapters.toys import toy_adapter
+from tests.tiny_models import tiny_path
 
 ASK = ("ask", "hello", "--backend", "fake", "--max-tokens", "12", "--temperature", "0", "--seed", "1", "--json")
 GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0))
@@ -188,3 +192,44 @@ def test_an_adapter_that_does_not_fit_is_refused_by_every_command(
     assert (done.code, done.out) == (1, "")
     [said] = done.err.splitlines()
     assert says in said
+
+
+@pytest.mark.parametrize("more", [(), ("--session", "S")], ids=["alone", "in a session"])
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("./nowhere", "no such folder"),
+        ("a-model", "this folder holds a whole model"),
+        ("another", "made for org/another, and this is "),
+        ("damaged", "adapter_model.safetensors is missing"),
+    ],
+)
+def test_a_wrong_adapter_is_said_before_the_model_is_loaded(
+    tmp_path: Path, folder: str, wrong: str, says: str, more: tuple[str, ...]
+) -> None:
+    # given a folder that is no adapter, one for another base, one without weights
+    (tmp_path / "a-model").symlink_to(tiny_path("llama"))
+    for name, base in (("another", "org/another"), ("damaged", "")):
+        shutil.copytree(folder, tmp_path / name)
+        config = json.loads((tmp_path / name / "adapter_config.json").read_text())
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": base}))
+    (tmp_path / "damaged" / "adapter_model.safetensors").unlink()
+    # when
+    script = (
+        "import atexit, sys; from app.cli import main\n"
+        "atexit.register(lambda: print('libraries:', *(set(sys.modules) & {'torch', 'mlx'})))\n"
+        "main()"
+    )
+    options = ("--model", str(tiny_path("llama")), "--backend", "hf", "--adapter", str(tmp_path / wrong), *more)
+    done = subprocess.run(
+        [sys.executable, "-c", script, "--data-dir", str(tmp_path / "data"), "ask", "hi", *options],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    # then nothing of the engine was even imported
+    assert (done.returncode, done.stdout) == (1, "libraries:\n")
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr

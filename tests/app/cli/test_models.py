@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import re
@@ -83,7 +84,13 @@ def test_a_gguf_stays_quantised_for_mlx_where_it_is_asked_for(elsewise: Elsewise
     # then
     assert done.code == 0
     assert done.out.startswith("one-mlx: ready in ")  # by the name that finds it
-    assert done.out.endswith("/one-mlx (4 bit (mlx)); use it with: elsewise ask --model one-mlx --backend mlx\n")
+    assert done.out.endswith("/one-mlx (4 bit (mlx)); use it with: elsewise ask --model one-mlx\n")
+    # and what that says works: auto takes the engine that can read it
+    answers = [
+        elsewise("ask", "Hi", "--raw", "--temperature", "0", "--max-tokens", "3", "--model", model, *engine).out
+        for model, engine in (("one-mlx", ()), ("one-mlx", ("--backend", "mlx")), (str(tmp_path / "one.gguf"), ()))
+    ]
+    assert len(set(answers)) == 1
     [listed] = elsewise("models", "list").out.splitlines()[1:]
     assert re.search(r"4 bit \(mlx\), from GGUF +4,096 +mlx +ready", listed)
     refused = elsewise("ask", "Hi", "--model", "one-mlx", "--backend", "hf")
@@ -94,10 +101,23 @@ def test_a_gguf_stays_quantised_for_mlx_where_it_is_asked_for(elsewise: Elsewise
     assert elsewise("ask", "Hi", "--raw", "--max-tokens", "1", "--model", "one", "--backend", "hf").code == 0
 
 
+def test_where_the_one_engine_that_reads_it_is_missing_a_sentence_says_which_to_install(
+    elsewise: Elsewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed(tiny_path("llama"), lambda name: "Q4_0").write(tmp_path / "one.gguf")
+    assert elsewise("models", "import", str(tmp_path / "one.gguf"), "--keep-quantised").code == 0
+    here = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "mlx" else here(name, *more))
+    done = elsewise("ask", "Hi", "--model", "one-mlx")
+    assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1)
+    assert "one-mlx is quantised for MLX, and no other engine can read it" in done.err
+    assert "mlx not installed: pip install mlx" in done.err
+
+
 def test_what_becomes_float32_all_the_same_is_said(elsewise: Elsewise, tmp_path: Path) -> None:
     k_quants(tmp_path / "original", ("output.weight",)).write(tmp_path / "k.gguf")
     done = elsewise("models", "import", str(tmp_path / "k.gguf"), "--keep-quantised")
-    assert done.out.endswith("--backend mlx\nQ6_K (18 % of the weights) becomes float32: MLX has no form that is exactly it\n")
+    assert done.out.endswith("--model k-mlx\nQ6_K (18 % of the weights) becomes float32: MLX has no form that is exactly it\n")
 
 
 def test_the_form_of_weights_is_a_matter_of_gguf_files(elsewise: Elsewise, tmp_path: Path) -> None:
