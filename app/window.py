@@ -6,16 +6,17 @@ import asyncio
 import gc
 import logging
 import logging.handlers
+import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QFileSystemWatcher, QSocketNotifier
+from PySide6.QtCore import QFileSystemWatcher, QMessageLogContext, QSocketNotifier, QtMsgType, qInstallMessageHandler
 from PySide6.QtWidgets import QApplication
 from qasync import QEventLoop
 
@@ -32,6 +33,7 @@ from ui import AppSettings, Collector, MainWindow, Scheme, apply_theme
 log = logging.getLogger(__name__)
 LOG_BYTES = 1 << 20
 WINDOW_SETTING = "window"
+DISPLAYS = ("WAYLAND_DISPLAY", "DISPLAY")
 COMPLETE = "the window stands with its first session after"  # what `--verbose` says, and the benchmark waits for
 
 
@@ -48,13 +50,14 @@ def open_window(data: DataFolder, model: str, backend: str, *, demo: bool = Fals
     except StoreError as fault:
         sys.stderr.write(f"elsewise: {fault}; choose another folder with --data-dir\n")
         return 1
+    application = _application()
     try:
         data.make()
         _log_to(data.log)
         store = SessionStore.open(data.sessions)
     except StoreDamagedError as fault:
         sys.stderr.write(f"elsewise: {fault}\n{remedies(data)}\n")
-        instead = _rescued(data, fault)
+        instead = _rescued(application, data, fault)
         lock.release()
         return 1 if instead is None else open_window(instead, model, backend, demo=demo)
     except (StoreError, OSError) as fault:
@@ -62,7 +65,6 @@ def open_window(data: DataFolder, model: str, backend: str, *, demo: bool = Fals
         lock.release()
         return 1
     try:
-        application = _application()
         with asyncio.Runner(loop_factory=lambda: QEventLoop(application)) as runner:
             runner.run(run_window(data, store, model, backend, demo=demo))
     finally:
@@ -72,7 +74,21 @@ def open_window(data: DataFolder, model: str, backend: str, *, demo: bool = Fals
 
 
 def _application() -> QApplication:
+    """Qt's application. Where there is no display, the process ends here: with a sentence in place of Qt's abort."""
+    said: list[str] = []
+
+    def hear(kind: QtMsgType, _: QMessageLogContext, message: str | None) -> None:
+        said.append((message or "").strip())
+        if kind == QtMsgType.QtFatalMsg:
+            sys.stderr.write(f"elsewise: no window can be opened here: {_no_display(said)}\n")
+            sys.stderr.flush()
+            os._exit(1)
+
+    before = qInstallMessageHandler(hear)
     application = QApplication.instance() or QApplication(["elsewise"])
+    qInstallMessageHandler(before)
+    if said:
+        sys.stderr.write("\n".join([*said, ""]))
     assert isinstance(application, QApplication)
     application.setApplicationName("Elsewise")
     application.setQuitOnLastWindowClosed(False)
@@ -80,9 +96,17 @@ def _application() -> QApplication:
     return application
 
 
-def _rescued(data: DataFolder, fault: StoreDamagedError) -> DataFolder | None:
+def _no_display(said: Sequence[str]) -> str:
+    """Why there is no display, and what to do, from what Qt said of it."""
+    if sys.platform == "linux" and not any(os.environ.get(name) for name in (*DISPLAYS, "QT_QPA_PLATFORM")):
+        why = f"neither {' nor '.join(DISPLAYS)} is set"
+    else:
+        why = said[0]
+    return f"{why}; start elsewise in a desktop session, or use its commands, such as elsewise ask (elsewise --help)"
+
+
+def _rescued(application: QApplication, data: DataFolder, fault: StoreDamagedError) -> DataFolder | None:
     """What a person chooses to open where the sessions are damaged."""
-    application = _application()
     collector = Collector()
     try:
         with asyncio.Runner(loop_factory=lambda: QEventLoop(application)) as runner:

@@ -6,7 +6,7 @@ from app.names import check_names
 
 
 def main() -> None:
-    """Runs the command line and exits: 0 done, 1 the work failed, 2 bad use."""
+    """Runs the command line and exits: 0 done, 1 the work failed, 2 bad use, 130 Ctrl-C."""
     os.umask(0o077)  # what we write is its owner's alone: files 0600, folders 0700
     check_names()  # before anything of ours is imported that a foreign package could stand in for
     from app.cli.group import run

@@ -7,11 +7,12 @@ import gc
 import io
 import logging
 import os
+import signal
 import sys
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import click
 
@@ -20,6 +21,7 @@ from app.paths import DataFolder
 from runtime import BackendUnavailableError, RuntimeFault, UnknownBackendError, __version__
 from storage import StoreError
 
+SHOW_CURSOR: Final = "\x1b[?25h"
 ESCAPE: Final = "elsewise-escape"  # the error handler of stdout
 COMMANDS = ("ask", "bench", "chat", "doctor", "embed", "models", "score", "sessions")  # modules of `app.cli`, each its command
 
@@ -111,13 +113,24 @@ def _make_output_safe() -> None:
         sys.stdout.reconfigure(encoding="utf-8" if ascii_only else None, errors=ESCAPE)
 
 
+def _interrupted() -> NoReturn:
+    """Ends as a shell expects it after Ctrl-C, soon, whatever still loads or computes on another thread."""
+    sys.stderr.write(SHOW_CURSOR if sys.stderr.isatty() else "")  # a spinner on another thread may have hidden it
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # its reader has gone, or it was closed
+            stream.flush()
+    os._exit(128 + signal.SIGINT)
+
+
 def run() -> None:
     """Runs the command line and exits."""
     _make_output_safe()
     try:
         code = cli(standalone_mode=False)
-    except click.exceptions.Abort:
+    except click.exceptions.Abort as stop:
         click.echo("stopped", err=True)
+        if isinstance(stop.__cause__, KeyboardInterrupt):
+            _interrupted()
         sys.exit(1)
     except click.ClickException as error:
         error.show()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -167,4 +169,15 @@ async def _in_process(
     on_progress: object,  # noqa: ARG001  # the supervisor's; `load_model` has a line of its own
     **options: Any,
 ) -> LanguageModel:
-    return await asyncio.to_thread(load_model, source, backend, **options)
+    """Loads on a thread that Ctrl-C does not wait for: an executor's would be."""
+    loaded: Future[LanguageModel] = Future()
+    loaded.set_running_or_notify_cancel()
+
+    def work() -> None:
+        try:
+            loaded.set_result(load_model(source, backend, **options))
+        except BaseException as fault:  # noqa: BLE001  # handed to whoever waits
+            loaded.set_exception(fault)
+
+    threading.Thread(target=work, name="elsewise-load", daemon=True).start()
+    return await asyncio.wrap_future(loaded)

@@ -148,9 +148,9 @@ def _imported(name: str, dotted: str) -> Factory:
 
 
 def _dotted(factory: Factory) -> str | None:
-    """Where a callable can be imported from again; None for one that cannot (a lambda, a method, a local function)."""
+    """Where a callable can be imported from again; None for one that cannot (a lambda, a method, of a script)."""
     module, qualified = getattr(factory, "__module__", None), getattr(factory, "__qualname__", "<>")
-    if module is None or "<" in qualified or "." in qualified:
+    if module in (None, "__main__") or "<" in qualified or "." in qualified:
         return None
     return f"{module}:{qualified}"
 

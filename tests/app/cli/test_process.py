@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from runtime import __version__
+from tests.tiny_models import tiny_path
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_SECONDS = 60
@@ -83,7 +84,7 @@ def test_interrupting_a_saved_answer_keeps_it(tmp_path: Path) -> None:
         process.stdout.readline()
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert b"Traceback" not in err
     listed = run("--data-dir", str(tmp_path), "sessions", "list").stdout
     assert "Trip" in listed
@@ -93,6 +94,62 @@ def test_interrupting_a_saved_answer_keeps_it(tmp_path: Path) -> None:
     again = run("--data-dir", str(tmp_path), "ask", "go on", "--session", "Trip", "--backend", "fake", "--max-tokens", "2")
     assert again.returncode == 0
     assert len(run("--data-dir", str(tmp_path), "sessions", "list").stdout.splitlines()) == 2
+
+
+SLOW = """
+import sys, time
+from app.cli import main
+from runtime import register_backend
+def load(source, options):
+    print("loading", file=sys.stderr, flush=True)
+    time.sleep(3600)
+register_backend("slow", load)
+main()
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize("command", ["ask hi", "ask hi --session Trip", "ask --batch FILE", "score FILE", "embed FILE"])
+def test_ctrl_c_during_a_load_ends_the_command(command: str, tmp_path: Path) -> None:
+    # given a model that takes an hour to load
+    (tmp_path / "lines").write_text('{"prompt": "hi"}')
+    words = [str(tmp_path / "lines") if word == "FILE" else word for word in command.split()]
+    arguments = ["--data-dir", str(tmp_path / "data"), *words, "--model", str(tiny_path("llama")), "--backend", "slow"]
+    process = subprocess.Popen([sys.executable, "-c", SLOW, *arguments], cwd=ROOT, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    assert process.stderr.readline() == b"loading\n"
+    # when it is interrupted
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    # then it ends at once, as a shell expects it
+    assert (process.returncode, err.decode().strip()) == (130, "stopped")
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({}, "neither WAYLAND_DISPLAY nor DISPLAY is set"),
+        ({"DISPLAY": ":7"}, "could not connect to display :7"),
+        ({"QT_QPA_PLATFORM": "nonsense"}, "nonsense"),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems always have a display")
+def test_a_window_without_a_display_is_one_sentence(environment: dict[str, str], said: str, tmp_path: Path) -> None:
+    plain = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM")}
+    done = subprocess.run(
+        [sys.executable, "-m", "app", "--data-dir", str(tmp_path)],
+        cwd=ROOT,
+        env=plain | environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith("elsewise: no window can be opened here: ")
+    assert said in sentence
+    assert "elsewise --help" in sentence
 
 
 def questions(path: Path, longest: int, **more: str) -> list[str]:
@@ -111,7 +168,7 @@ def test_an_interrupted_batch_keeps_what_it_wrote(tmp_path: Path) -> None:
     assert [answer["id"] for answer in first] == [1, 2]
     process.send_signal(signal.SIGINT)
     rest, err = process.communicate(timeout=PATIENCE_SECONDS)
-    assert (process.returncode, rest) == (1, b"")
+    assert (process.returncode, rest) == (130, b"")
     told = "2 of 8 answers were written to stdout; the same command with --out FILE --resume goes on where this one stopped"
     assert err.decode().split("\n") == [told, "", "stopped", ""]
 
@@ -132,7 +189,7 @@ def test_a_slow_first_line_keeps_no_finished_answer_from_the_file(tmp_path: Path
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
     # then all of them are kept, and the message says how to go on
-    assert (process.returncode, b"Traceback" in err) == (1, False)
+    assert (process.returncode, b"Traceback" in err) == (130, False)
     assert sorted(json.loads(line)["line"] for line in out.read_text().splitlines()) == list(range(2, 302))
     told = f"300 of 301 answers were written to {out}; the same command with --resume goes on where this one stopped"
     assert err.decode().split("\n") == [told, "", "stopped", ""]
