@@ -24,9 +24,7 @@ from runtime.scheduler.loop import Scheduler, typed
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 REPORT_SECONDS = 0.25  # the cache report is renewed this often while something runs
-LOOK_SHARE = 50  # looking through all edges takes no more than one in so many seconds
-FEW_EDGES = 64  # which are looked through after every answer
-SHORT_RESTS_SECONDS = 1.0  # that a look is put off at most, for a rest that is long enough
+FEW_EDGES = 64  # with which the report is whole after every answer
 REST_SECONDS = 0.01  # of idleness before what can wait is done
 EXIT_SECONDS = 60.0  # that the end of the process waits at most for the end of a step
 
@@ -49,7 +47,6 @@ class Engine:
         self._ready: Future[tuple[Backend, Scheduler]] = Future()
         self.report = CacheReport(0, 0, 0, 0, 0, 0, 0, 0)
         self._reported = self._looked = 0.0  # monotonic seconds
-        self._look_cost = 0.0  # seconds
         self._stale = False  # the report's largest edges are old ones
         self._phase = "loading"
         self._pid = os.getpid()
@@ -165,7 +162,7 @@ class Engine:
             while self._collect(scheduler):
                 scheduler.step()
                 if not scheduler.busy or time.monotonic() - self._reported > REPORT_SECONDS:
-                    self._renew_report(scheduler, whole=self._look_due(scheduler))
+                    self._renew_report(scheduler)
             fault: BaseException = SessionClosedError("the model was closed while this was being worked on")
         except BaseException as error:  # the loop itself failed: a bug of ours
             log.exception("the scheduler stopped")
@@ -191,27 +188,17 @@ class Engine:
                 self._phase = "idle"
                 rested = not self._wake.wait(REST_SECONDS if self._stale else None)
             if rested:
-                self._renew_report(scheduler, whole=True)
+                self._renew_report(scheduler, rested=True)
         self._phase = "step"
         scheduler.submit(arrived)
         return not closing
 
-    def _look_due(self, scheduler: Scheduler) -> bool:
-        """Whether every edge is looked at for the largest: always where they are few, else when there is time for it.
-
-        Before a rest it can wait for that; but where every rest is short, it is time at last.
-        """
-        if scheduler.cache.trie.edges <= FEW_EDGES:
-            return True
-        least = REPORT_SECONDS if scheduler.busy else SHORT_RESTS_SECONDS
-        return time.monotonic() - self._looked > max(least, LOOK_SHARE * self._look_cost)
-
-    def _renew_report(self, scheduler: Scheduler, *, whole: bool) -> None:
-        started = time.monotonic()
-        if whole:
-            scheduler.cache.look_through()
-        self.report = scheduler.cache.report()
+    def _renew_report(self, scheduler: Scheduler, *, rested: bool = False) -> None:
+        """Makes the report anew; its largest edges every `REPORT_SECONDS` while answers follow each other."""
         self._reported = time.monotonic()
-        self._stale = not whole
-        if whole:
-            self._looked, self._look_cost = self._reported, self._reported - started
+        few = scheduler.cache.trie.edges <= FEW_EDGES
+        self._stale = not (rested or few or self._reported - self._looked > REPORT_SECONDS)
+        if not self._stale:
+            scheduler.cache.look_through()
+            self._looked = self._reported
+        self.report = scheduler.cache.report()

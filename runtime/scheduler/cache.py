@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -284,7 +283,7 @@ class Cache:
         self._room.tell_freed()
 
     def look_through(self) -> None:
-        """Finds the largest edges, for the next reports."""
+        """Notes the largest edges, for the next reports."""
         clock = self.trie.clock
         self._largest = tuple(
             EdgeReport(
@@ -296,7 +295,7 @@ class Cache:
                 hits=n.hits,
                 stack=stack_of(n.namespace),
             )
-            for n in heapq.nlargest(LARGEST_EDGES, self.trie.nodes(), key=lambda node: node.nbytes)
+            for n in self.trie.largest(LARGEST_EDGES)
         )
 
     def report(self) -> CacheReport:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from runtime.trie.forgotten import Forgotten, Lost
 from runtime.trie.node import Node
 
+FEW = 4096  # entries that a heap may have beyond two for each edge before the stale ones are dropped
+
 
 class Shelf:
     """The accounts of the trie's nodes: least recently used unleased leaf evicted first, by bytes.
@@ -32,6 +34,7 @@ class Shelf:
         self.cleared_bytes = 0
         self._pushes = 0
         self._heap: list[tuple[int, int, Node]] = []  # leaves by stamp; stale entries are skipped
+        self._sizes: list[tuple[int, int, Node]] = []  # edges by bytes, the largest first; stale entries are skipped
 
     @property
     def evictable_bytes(self) -> int:
@@ -63,6 +66,17 @@ class Shelf:
             self.evictions += 1
             self._remove(node, Lost.EVICTED)
         return freed
+
+    def largest(self, count: int) -> list[Node]:
+        """The edges of the most bytes, in falling order; what that costs does not depend on how many there are."""
+        found: dict[Node, tuple[int, int, Node]] = {}
+        while self._sizes and len(found) < count:
+            entry = heapq.heappop(self._sizes)
+            if _holds(entry):
+                found[entry[2]] = entry
+        for entry in found.values():
+            heapq.heappush(self._sizes, entry)
+        return list(found)
 
     def drop(self, node: Node) -> None:
         """Lets an edge go that is no good, where nobody holds it and nothing hangs under it."""
@@ -122,6 +136,12 @@ class Shelf:
         if node.pins:
             self.leased_bytes += size - node.nbytes
         node.nbytes = size
+        if size:
+            self._pushes += 1
+            heapq.heappush(self._sizes, (-size, self._pushes, node))
+            if len(self._sizes) > 2 * self.edges + FEW:
+                self._sizes = list({entry[2]: entry for entry in self._sizes if _holds(entry)}.values())
+                heapq.heapify(self._sizes)
 
     def _remove(self, node: Node, reason: Lost) -> None:
         parent = node.parent
@@ -141,6 +161,11 @@ class Shelf:
             return
         self._pushes += 1
         heapq.heappush(self._heap, (node.stamp, self._pushes, node))
-        if self._pushes % 4096 == 0:
+        if len(self._heap) > 2 * self.edges + FEW:
             self._heap = [e for e in self._heap if e[2].attached and e[2].stamp == e[0] and not e[2].children]
             heapq.heapify(self._heap)
+
+
+def _holds(entry: tuple[int, int, Node]) -> bool:
+    """Whether an entry of `_sizes` says what is so."""
+    return entry[2].attached and entry[2].nbytes == -entry[0]

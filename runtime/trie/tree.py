@@ -200,6 +200,7 @@ class Trie(Shelf):
         self.root.children.clear()
         self.edges = self.tokens = 0
         self._heap.clear()
+        self._sizes.clear()
 
     def nodes(self) -> Iterator[Node]:
         """Every edge, parents before children."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -210,3 +212,29 @@ def test_a_call_of_thousands_by_the_facade_is_right_and_leaves_nothing() -> None
         assert_right(short, some_ids(5_000, 20))
         for ids, row in zip(contexts, rows, strict=True):
             assert_right(row, ids)
+
+
+def test_a_query_after_a_pause_costs_the_same_whatever_is_cached() -> None:
+    """Counted in calls of Python functions on the owner thread, steps of generators among them."""
+
+    def calls(edges: int) -> int:
+        count = 0
+
+        def called(_: object, event: str, __: object) -> None:
+            nonlocal count
+            count += event == "call"
+
+        with fake_model() as model:
+            rows = [[1, i // 200, i % 200] for i in range(edges)]
+            for at in range(0, edges, 200):
+                model.batch_next_token_logprobs_sync(rows[at : at + 200])
+            assert settled(model)[1].edges >= edges
+            model._engine.call(lambda: sys.setprofile(called)).result()
+            for i in range(5):
+                time.sleep(0.05)  # the pause
+                model.next_token_logprobs_sync([1, i, 255])
+            time.sleep(0.05)
+            model._engine.call(lambda: sys.setprofile(None)).result()
+        return count
+
+    assert calls(4_000) <= 1.5 * calls(400)
