@@ -187,7 +187,7 @@ def test_nothing_hides_or_acts_in_a_comparison(in_window: Play, bench: FakeWorkb
 
     async def scene(window: MainWindow) -> None:
         branches(window, bench)
-        await until(window.acts.compare.isEnabled)
+        await until(lambda: len(window.parts.sidebar.tree.rows.rows) == 3)  # what is shown anew would close the comparison
         window.acts.compare.trigger()
         await until(window.parts.compare.isVisible)
         assert window.parts.compare.text.toPlainText().count("aESC[31m RLObPDF") == 3
