@@ -209,15 +209,19 @@ def tiny_tokenizer() -> Any:
 
 
 def _build(name: str, path: Path) -> None:
-    """Saves into a folder beside the final one, then renames: two test runs may build at once."""
+    build((BUILDERS | BESIDE)[name](), path, seed=len(name) * 1000 + sum(name.encode()))
+
+
+def build(config: Any, path: Path, seed: int = 1) -> Path:
+    """Saves a random model into a folder beside the final one, then renames: two test runs may build at once."""
     import torch
     from transformers import AutoModelForCausalLM
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
         folder = Path(temporary) / "model"
-        torch.manual_seed(len(name) * 1000 + sum(name.encode()))
-        model = AutoModelForCausalLM.from_config((BUILDERS | BESIDE)[name]()).float().eval()
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config).float().eval()
         model.save_pretrained(folder)
         tiny_tokenizer().save(str(folder / "tokenizer.json"))
         (folder / "chat_template.jinja").write_text(TEMPLATE)
@@ -227,6 +231,7 @@ def _build(name: str, path: Path) -> None:
         except OSError:
             if not path.is_dir():
                 raise
+    return path
 
 
 def _tokenizer_config() -> dict[str, Any]:

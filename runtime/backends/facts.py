@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from runtime.loading.rope import border
 from runtime.options import LoadOptions
 
 KV_FORMAT = 1  # of payloads on disk; a change makes every stored KV block a stranger
@@ -41,9 +42,10 @@ def kv_budget(options: LoadOptions, free: int) -> int:
 
 
 def whole_context(config: Mapping[str, Any]) -> int:
-    """Tokens that the model was made for."""
+    """Tokens that the model was made for, up to the border of a rope type that changes with the length of the text."""
     limits = [config[key] for key in CONTEXT_KEYS if isinstance(config.get(key), int)]
-    return int(limits[0]) if limits else UNBOUNDED_CONTEXT
+    edge = border(config)
+    return min(int(limits[0]) if limits else UNBOUNDED_CONTEXT, edge[1] if edge else UNBOUNDED_CONTEXT)
 
 
 def context_length(config: Mapping[str, Any], options: LoadOptions) -> int:
@@ -56,8 +58,26 @@ def context_length(config: Mapping[str, Any], options: LoadOptions) -> int:
     if options.context_length is None or (options.context_length > limit and "context_length" in options.wishes):
         return limit
     if options.context_length > limit:
+        edge = border(config)
+        if edge is not None and edge[1] == limit:
+            raise InvalidRequestError(
+                f"context_length={options.context_length:,}, but rope type {edge[0]!r} turns longer texts by other "
+                f"frequencies, which no cached token survives: {limit:,} tokens at most"
+            )
         raise InvalidRequestError(f"context_length={options.context_length:,}, but the model has {limit:,} positions")
     return options.context_length
+
+
+def rope_warning(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """That the context ends before what the model names, where a rope type changes there."""
+    edge = border(config)
+    named = next((config[key] for key in CONTEXT_KEYS if isinstance(config.get(key), int)), 0)
+    if edge is None or named <= edge[1]:
+        return ()
+    return (
+        f"rope type {edge[0]!r}: the context ends at {edge[1]:,} of {named:,} tokens, for longer texts are turned by other "
+        "frequencies, which no cached token survives",
+    )
 
 
 def passed_over(options: LoadOptions, name: str, why: str) -> str:

@@ -16,7 +16,7 @@ from runtime.errors import ModelLoadError
 from runtime.loading.describing import context_of, describe
 from runtime.loading.fit import Fit, estimate_fit
 
-_SHA256 = "f7649f4a9a0cedba21c04550b75080d54d9c61e14a63b1bf59a3848e778df8ea"  # of the file: another one is refused
+_SHA256 = "6fa03493adabb017e376570217ae1e4fd30cb284ccb49259662327ce539b698c"  # of the file: another one is refused
 _COMFORT = 0.6  # of the memory, so that a longer context and other programs have room too
 _SMALLER = 0.7  # of the size before it, at most: two proposals of one size are one
 _GROUP = 64  # numbers that share a scale in the quantised repositories

@@ -16,6 +16,7 @@ from runtime.loading.digests import digest_of_all, known_sha256
 from runtime.loading.folder import ModelFolder
 from runtime.loading.manifest import Manifest, read_manifest, verify
 from runtime.loading.paths import ADAPTER_CONFIG, is_adapter
+from runtime.loading.rope import check_ropes
 from runtime.loading.safetensors import check_safetensors
 
 TEXT_FILES = (
@@ -41,7 +42,7 @@ def open_folder(path: Path, *, name: str | None = None, backend: str = "hf") -> 
     Args:
         path: The folder; nothing is written into it.
         name: What users shall see; the manifest's title or the folder's own name by default.
-        backend: "hf" or "mlx": which quantised weights are acceptable.
+        backend: "hf" or "mlx": which quantised weights and rope types are acceptable.
 
     Raises:
         ModelLoadError: Anything missing, broken, absurd or changed since its import; one line that names it.
@@ -58,6 +59,8 @@ def open_folder(path: Path, *, name: str | None = None, backend: str = "hf") -> 
     if raw is None:
         raise ModelLoadError(f"{path}: no config.json; this is not a model folder (a GGUF file is given by its own path)")
     check_config(raw, str(path))
+    config = normalised(raw)
+    check_ropes(config, backend, str(path))
     weights = weight_files(path)
     for file in weights:
         check_safetensors(file)
@@ -67,7 +70,7 @@ def open_folder(path: Path, *, name: str | None = None, backend: str = "hf") -> 
     return ModelFolder(
         path=path,
         name=name or (manifest.title if manifest else path.name),
-        config=normalised(raw),
+        config=config,
         weights_digest=digest_of_all(hashes),
         text_digest=digest_of_all(texts),
         weights=weights,

@@ -15,6 +15,7 @@ from runtime.backends.facts import CONTEXT_KEYS
 from runtime.errors import ModelLoadError
 from runtime.loading.architectures import libraries_knowing
 from runtime.loading.check import quantised_with
+from runtime.loading.rope import border, proven
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Description:
         architecture: ``model_type``.
         context: Tokens, where it says how many.
         quantisation: "4 bit (mlx)", the method's name for a foreign one, None for plain weights.
-        backends: Which of "hf" and "mlx" can run it, as far as the architecture and the weights go.
+        backends: Which of "hf" and "mlx" can run it, as far as the architecture, its rope type and the weights go.
     """
 
     architecture: str
@@ -59,6 +60,7 @@ def describe(config: Mapping[str, Any]) -> Description:
         backends = [name for name in backends if name == "mlx"]
     elif method is not None:
         backends = []
+    backends = [name for name in backends if proven(config, name)]
     context = context_of(config)
     named = f"{bits} bit (mlx)" if method == "mlx" else method
     return Description(kind, context, named, tuple(backends))
@@ -106,8 +108,10 @@ def _width(dtype: str) -> int:
 
 
 def context_of(config: Mapping[str, Any]) -> int | None:
-    """Tokens that a model was made for, where its configuration says so."""
+    """Tokens that a model was made for, as `runtime.backends.facts.whole_context`, where its configuration says so."""
     inner = config.get("text_config")
     texts = (config, inner) if isinstance(inner, Mapping) else (config,)
     found = (text.get(key) for text in texts for key in CONTEXT_KEYS)
-    return next((value for value in found if isinstance(value, int) and not isinstance(value, bool) and value > 0), None)
+    named = next((value for value in found if isinstance(value, int) and not isinstance(value, bool) and value > 0), None)
+    edge = border(config)
+    return named if edge is None or named is None else min(named, edge[1])

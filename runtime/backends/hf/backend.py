@@ -101,7 +101,7 @@ class HfBackend(PackedBackend[TorchPack]):
         with one_thread():
             warnings = prove(self, self._copies(options))
         warnings += kv_warning(self, self._kv) + self._weights_warning()
-        warnings += stream_warning(self, self._kv) + loaded.passed_over
+        warnings += stream_warning(self, self._kv) + loaded.passed_over + facts.rope_warning(loaded.config.to_dict())
         if loaded.offload is not None:
             started = time.monotonic()
             self.logits_uncached([1])

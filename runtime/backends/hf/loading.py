@@ -24,6 +24,7 @@ from runtime.backends.hf.weights import check_weights
 from runtime.errors import ModelLoadError
 from runtime.loading.folder import ModelFolder
 from runtime.loading.perplexity import PLAIN, Perplexities
+from runtime.loading.rope import check_ropes
 from runtime.loading.telling import listener, told
 from runtime.options import LoadOptions
 
@@ -182,6 +183,7 @@ def pick_device(wanted: str) -> torch.device:
 
 
 def _adopted(model: Any, tokenizer: Any) -> LoadedModel:
+    check_ropes(model.config.get_text_config(decoder=True).to_dict(), "hf", type(model).__name__)
     before = attention_of(model)
     switched = use_own_attention(model.eval(), model.device)
     config = model.config.get_text_config(decoder=True)

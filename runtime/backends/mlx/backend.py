@@ -96,7 +96,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         on_cpu = mx.default_device() == mx.cpu  # whose kernels go through a row alone; Metal's differ with the number of rows
         check_finite(self)
         warnings = prove(self, self._copies(options)) + kv_warning(self, self._kv)
-        warnings += stream_warning(self, self._kv, even=on_cpu) + passed_over
+        warnings += stream_warning(self, self._kv, even=on_cpu) + passed_over + facts.rope_warning(loaded.config)
         if loaded.config.get("model_type") not in PROVEN:
             warnings += ("mlx-lm's version of this architecture was not compared with transformers; backend='hf' was",)
         if options.threads is not None:

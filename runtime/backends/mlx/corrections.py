@@ -13,6 +13,7 @@ from mlx.nn.layers.base import Module
 
 from runtime.backends.mlx import gemma2
 from runtime.errors import UnsupportedFeatureError
+from runtime.loading.rope import for_mlx
 
 PROVEN = frozenset(  # by our own tests
     {
@@ -28,7 +29,7 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UnsupportedFeatureError: Layers in an order that mlx-lm's class cannot express.
     """
-    full = dict(config)
+    full = for_mlx(config)
     if full.get("model_type") == "gpt2":
         full.setdefault("n_ctx", full["n_positions"])
     if full.get("model_type") == "gemma3_text":

@@ -22,6 +22,7 @@ from runtime.backends.mlx.memory import DeviceLimits, free_beside
 from runtime.errors import ModelLoadError
 from runtime.loading.check import mlx_bits
 from runtime.loading.folder import ModelFolder
+from runtime.loading.rope import BORDERS, check_ropes, kinds
 from runtime.loading.telling import told
 from runtime.options import LoadOptions
 
@@ -183,6 +184,10 @@ def _quantisation(config: Mapping[str, Any]) -> str | None:
 
 def _adopted(model: Any, tokenizer: Any, options: LoadOptions) -> LoadedModel:
     config = {k: v for k, v in vars(model.args).items() if not k.startswith("_")}
+    check_ropes(config, "mlx", type(model).__name__)
+    changing = next((kind for kind in kinds(config) if kind in BORDERS), None)
+    if changing is not None:
+        raise ModelLoadError(f"rope type {changing!r} of a ready mlx-lm model is not that of transformers; load its folder")
     limits, free = _limited(model, options)
     correct(model, config)
     found = hashlib.sha256(facts.digest(config).encode())

@@ -1,0 +1,167 @@
+"""Rotary positions that change with the length of a text: which kinds are right here, on which engine, up to how many tokens.
+
+Keys are cached after they were turned. A kind whose frequencies depend on how long the whole text is would need all of them
+anew once a text grows past its border, so the context ends at the border, below which the frequencies are fixed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from runtime.errors import ModelLoadError
+
+# Of transformers, all of which turn each token by its own position alone, up to the border of those that have one
+HF = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
+_PLAIN = ("default",)
+_SHARED = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")  # where mlx-lm's class asks its `initialize_rope`
+MLX = {  # by model_type: proven equal to transformers' by `tests/runtime/backends/test_rope.py`
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _SHARED),
+    "gemma3_text": ("default", "linear"),
+    "phi3": ("default", "longrope"),
+    **dict.fromkeys(("gemma2", "lfm2", "falcon_h1"), _PLAIN),
+}
+BORDERS = {  # kinds that change with the length of the text, and what names the last length before they do
+    "dynamic": "max_position_embeddings",
+    "longrope": "original_max_position_embeddings",
+}
+_OLDER = {"su": "longrope", "mrope": "default"}  # names in older configurations
+
+Config = Mapping[str, Any]
+
+
+def kinds(config: Config) -> tuple[str, ...]:
+    """The rope types that a configuration names, sorted; empty where it names none."""
+    return tuple(sorted({_kind(rope) for rope in _ropes(config)}))
+
+
+def border(config: Config) -> tuple[str, int] | None:
+    """The longest text whose frequencies are those of all shorter ones, and the rope type that ends there."""
+    text, found = _text(config), []
+    for rope in _ropes(config):
+        kind = _kind(rope)
+        if kind in BORDERS:
+            places = ((text, BORDERS[kind]), (rope, BORDERS[kind]), (text, "max_position_embeddings"))  # as transformers looks
+            lengths = (place.get(name) for place, name in places)
+            found += [(length, kind) for length in lengths if isinstance(length, int) and length > 0][:1]
+    return None if not found else min(found)[::-1]
+
+
+def check_ropes(config: Config, backend: str, where: str) -> None:
+    """Refuses a rope type that was not proven.
+
+    Args:
+        config: ``config.json``.
+        backend: "hf" or "mlx".
+        where: The folder, for messages.
+
+    Raises:
+        ModelLoadError: Names the rope type.
+    """
+    kind = str(_text(config).get("model_type", config.get("model_type")))
+    proven = HF if backend == "hf" else MLX.get(kind, _PLAIN)
+    for rope in kinds(config):
+        if rope not in HF:
+            raise ModelLoadError(f"{where}: rope type {rope!r} is not one that transformers has ({', '.join(HF)})")
+        if rope not in proven:
+            raise ModelLoadError(
+                f"{where}: rope type {rope!r} of {kind} was not proven equal to transformers with mlx; use backend='hf'"
+            )
+    if backend == "mlx":
+        for rope_parameters in _ropes(config):
+            _check_mlx(rope_parameters, kind, where)
+
+
+def proven(config: Config, backend: str) -> bool:
+    """Whether `check_ropes` lets it pass."""
+    try:
+        check_ropes(config, backend, "")
+    except ModelLoadError:
+        return False
+    return True
+
+
+def for_mlx(config: Config) -> dict[str, Any]:
+    """A normalised config (`runtime.loading.config`) whose ropes mlx-lm computes as transformers does, below the border."""
+    full = dict(config)
+    if not set(kinds(config)) - {"default"}:
+        return full
+    edge = border(config)
+    if isinstance(full.get("rope_scaling"), Mapping):
+        full["rope_scaling"] = _scaling(full, full["rope_scaling"], edge)
+    rope = full.get("rope_parameters")
+    if isinstance(rope, Mapping) and not any(isinstance(value, Mapping) for value in rope.values()):
+        full["rope_parameters"] = {**(full.get("rope_scaling") or {}), "rope_theta": rope.get("rope_theta")}
+        full["rope_parameters"].setdefault("rope_type", "default")
+    if edge is not None and edge[0] == "longrope":
+        full["original_max_position_embeddings"] = edge[1]
+        factor = next((rope.get("factor") for rope in _ropes(config) if _kind(rope) == "longrope"), None)
+        if factor:  # mlx-lm knows it as the proportion of two lengths
+            full["max_position_embeddings"] = round(factor * edge[1])
+    return full
+
+
+def _scaling(config: Config, rope: Config, edge: tuple[str, int] | None) -> dict[str, Any] | None:
+    kind = _kind(rope)
+    made = {key: value for key, value in rope.items() if value is not None}
+    if kind in ("default", "dynamic"):  # which is the same below the border
+        return None
+    if kind in ("longrope", "yarn", "llama3"):
+        made["original_max_position_embeddings"] = _original(config, rope)
+    if kind == "longrope" and edge is not None:
+        made["long_factor"] = rope["short_factor"]  # mlx-lm knows only the long ones, whatever the length
+    return {**made, "rope_type": kind, "type": kind}
+
+
+def _original(config: Config, rope: Config) -> Any:
+    """Where transformers looks, in its order."""
+    name = "original_max_position_embeddings"
+    return config.get(name) or rope.get(name) or config.get("max_position_embeddings")
+
+
+def _check_mlx(rope: Config, kind: str, where: str) -> None:
+    """Refuses what mlx-lm's ropes do not read.
+
+    Raises:
+        ModelLoadError: Names the key.
+    """
+    way_out = "with mlx it has no effect; use backend='hf'"
+    name = _kind(rope)
+    if kind not in ("phi3", "qwen3_5", "glm4") and rope.get("partial_rotary_factor") not in (None, 1, 1.0) and kind in MLX:
+        raise ModelLoadError(f"{where}: partial_rotary_factor {rope['partial_rotary_factor']} of {kind}: {way_out}")
+    if name == "longrope" and rope.get("attention_factor") is not None:
+        raise ModelLoadError(f"{where}: attention_factor of rope type 'longrope': {way_out}")
+    if name == "yarn":
+        factor = rope.get("factor")
+        usual = 0.1 * math.log(factor) + 1 if isinstance(factor, int | float) and factor > 1 else 1.0
+        found = rope.get("attention_factor")
+        both = rope.get("mscale") is not None and rope.get("mscale_all_dim") is not None
+        one = rope.get("mscale") is not None or rope.get("mscale_all_dim") is not None
+        for key, wrong in (
+            ("attention_factor", found is not None and (one or not math.isclose(found, usual, rel_tol=1e-6))),
+            ("mscale", one and not both),
+            ("truncate", rope.get("truncate", True) is not True),
+        ):
+            if wrong:
+                raise ModelLoadError(f"{where}: {key} of rope type 'yarn': {way_out}")
+
+
+def _text(config: Config) -> Config:
+    inner = config.get("text_config")
+    return inner if isinstance(inner, Mapping) else config
+
+
+def _ropes(config: Config) -> Iterator[Config]:
+    """What a configuration says of ropes, in both spellings, of each kind of layer."""
+    text = _text(config)
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = text.get(key)
+        if isinstance(rope, Mapping) and rope:
+            inner = [value for value in rope.values() if isinstance(value, Mapping)]
+            yield from inner or [rope]
+
+
+def _kind(rope: Config) -> str:
+    kind = str(rope.get("rope_type") or rope.get("type") or "default")
+    return _OLDER.get(kind, kind)
