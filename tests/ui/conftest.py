@@ -23,7 +23,7 @@ from pytestqt.qtbot import QtBot
 from tests.ui.fakes import FakeWorkbench
 from tests.ui.spoken import Vocabulary
 from tests.ui.trips import spring_trip
-from ui import MainWindow, Scheme, apply_theme
+from ui import Contrast, MainWindow, Motion, Scheme, apply_theme
 from ui.inspector import Inspector
 from ui.theme.text_size import resize_text
 
@@ -35,8 +35,8 @@ PATIENCE_SECONDS = 20.0  # how long a condition may take on a busy machine; a co
 @pytest.fixture
 def app(qapp: QApplication) -> QApplication:
     qapp.setQuitOnLastWindowClosed(False)
-    apply_theme(qapp, Scheme.LIGHT)
-    resize_text(qapp, 1.0)  # another test may have left it large
+    apply_theme(qapp, Scheme.LIGHT, Contrast.SYSTEM, Motion.SYSTEM)  # another test may have left another look
+    resize_text(qapp, 1.0)
     return qapp
 
 
