@@ -111,6 +111,7 @@ ROWS: Sequence[Row] = (
     Row("truncations of the sessions file", "tests.reliability.damage:truncations_of_sessions", 100, 25),
     Row("bit flips in the block file", "tests.reliability.damage:flips_of_blocks", 300, 60),
     Row("truncations of the block file", "tests.reliability.damage:truncations_of_blocks", 100, 25),
+    Row("cancels", "tests.reliability.cancels:cancels", 10_000, 700, 900),
 )
 
 

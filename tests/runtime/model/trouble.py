@@ -84,6 +84,16 @@ class Troubled:
         slots, logits = self._backend.forward(pack, tokens, parents, want)
         return slots, self._marred(tokens, want, logits)
 
+    def hidden_states(self, tokens: Any, *rest: Any) -> Any:
+        """The backend's own: what an earlier forward ran into is not there."""
+        self._armed = None
+        return self._backend.hidden_states(tokens, *rest)
+
+    def extend_hidden(self, pack: Any, tokens: Any, *rest: Any) -> Any:
+        """The same."""
+        self._armed = None
+        return self._backend.extend_hidden(pack, tokens, *rest)
+
     def begin(self, pack: Any, tokens: Any, parents: Any, want: Any) -> tuple[Any, Callable[[], npt.NDArray[np.float32]]]:
         """The same in two halves; a layer fails when it is called, in whichever of them the library does that."""
         return self._begun(tokens, want, lambda: self._backend.begin(pack, tokens, parents, want))

@@ -1,0 +1,207 @@
+"""Requests that go away at any moment, of every kind and on every engine, beside some that stay and some that must fail."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import os
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.beams import BeamOptions
+from runtime.blocks.options import BlockOptions
+from runtime.errors import NonFiniteLogitsError
+from runtime.options import GenerationOptions, SamplingOptions
+from runtime.records import Float32
+from tests.reliability.suite import Order, Tally
+from tests.runtime.backends.reference import TOLERANCE
+from tests.runtime.model.trouble import CASES, Case, audit, troubled
+
+RAISES, NO_NUMBER = 999, 998  # tokens that a model fails on; innocent texts never have them, and answers may not say them
+TOYS = {RAISES: 258, NO_NUMBER: 257}  # of the toy models, whose vocabulary is smaller
+TOKENS, WIDTH = 8, 3
+AT_ONCE = 12
+TEXTS = ("Where should we go?", "It rains.", "A text that is longer than the others, and says less.", "Why not")
+MEMORY = 1.05  # at the end of what it was after a quarter of the cancels
+LITTLE = {"prefill_chunk_tokens": 16, "max_batch_rows": 5, "threads": 1}  # room and chunks, so that requests meet
+
+
+class Crowd:
+    """Asks, and leaves or stays. `left`, `stayed` and `failed` count how it went, `wrong` what should not have happened.
+
+    Args:
+        case: The model.
+        seed: What it does and when.
+        snapshot: A file of `kv_snapshot`; None: nothing is restored from one.
+    """
+
+    def __init__(self, case: Case, seed: int, snapshot: Path | None = None) -> None:
+        self.case, self.chance, self.snapshot = case, random.Random(seed), snapshot
+        self.raises, self.no_number = (TOYS[RAISES], TOYS[NO_NUMBER]) if case.toy else (RAISES, NO_NUMBER)
+        sampling = SamplingOptions(temperature=0.0, banned_tokens=(self.raises, self.no_number))
+        self.greedy = GenerationOptions(max_tokens=TOKENS, sampling=sampling, ignore_eos=True, top_k=0)
+        self.stems = [case.ids(i, 24) for i in range(3)]
+        self.vectors = None if case.toy else case.model.embed_sync(TEXTS, "mean")  # the toys have the tokenizer of another
+        self.left = self.stayed = self.failed = 0
+        self.wrong: list[tuple[str, BaseException]] = []
+        case.faults.raise_on = {self.raises: ZeroDivisionError("broken kernel")}
+        case.faults.bad_on = {self.no_number: np.nan}
+
+    def text(self) -> list[int]:
+        """The beginning of a stem, and something new."""
+        stem = self.chance.choice(self.stems)
+        return [*stem[: self.chance.randrange(1, 24)], *self.case.ids(self.chance.randrange(20), self.chance.randrange(9))]
+
+    async def one(self) -> None:
+        """One request: asked, perhaps waited for, perhaps one that must fail."""
+        chance, ids = self.chance, self.text()
+        guilty = chance.choice([self.raises, self.no_number]) if chance.random() < 0.1 else None
+        if guilty is not None:
+            ids.insert(chance.randrange(len(ids)) + 1, guilty)
+            if guilty == self.no_number:
+                del ids[ids.index(guilty) + 1 :]  # only a row that somebody looks at shows it
+        asks: list[Callable[[list[int]], Coroutine[Any, Any, None]]] = [self.query, self.score, self.stream, self.beams]
+        if guilty is None:
+            asks += [self.restore] if self.vectors is None else [self.restore, self.embed]
+        ask = chance.choice(asks)
+        task = asyncio.ensure_future(ask(ids))
+        for _ in range(chance.choice([0, 0, 1, 2, 5, 20])):
+            await asyncio.sleep(0)
+        if chance.random() < 0.3:  # a moment in which the owner thread steps
+            await asyncio.sleep(chance.random() * 0.01)
+        try:
+            if guilty is None and chance.random() < 0.8:
+                self.left += not task.done()
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+            elif guilty is None:
+                await task
+                self.stayed += 1
+            else:
+                with pytest.raises(ZeroDivisionError if guilty == self.raises else NonFiniteLogitsError):
+                    await task
+                self.failed += 1
+        except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001  # the others go on, and it is told
+            self.wrong.append((getattr(ask, "__name__", ""), error))
+
+    async def query(self, ids: list[int]) -> None:
+        self.case.check(await self.case.model.next_token_logprobs(ids), ids)
+
+    async def score(self, ids: list[int]) -> None:
+        records = await self.case.model.score([*ids, 5], top_k=0)
+        assert records[-1].logprob == pytest.approx(float(self.case.right(ids)[5]), abs=TOLERANCE)
+
+    async def stream(self, ids: list[int]) -> None:
+        said = [record.token_id async for record in self.case.model.generate(ids, self.greedy)]
+        assert len(said) == TOKENS
+        for at in (0, 3, 7):
+            row = self.allowed([*ids, *said[:at]])
+            assert row[said[at]] >= row.max() - 2 * TOLERANCE
+
+    def allowed(self, ids: Sequence[int]) -> Float32:
+        """The right answer, over tokens that may be said: the guilty ones are the last of all."""
+        return self.case.right(ids)[: min(self.raises, self.no_number)]
+
+    async def beams(self, ids: list[int]) -> None:
+        options = BeamOptions(width=WIDTH, max_tokens=3, ignore_eos=True, top_k=0)
+        try:
+            found = await self.case.model.beam_generate(ids, options)
+        except (ZeroDivisionError, NonFiniteLogitsError):
+            assert self.guilty_beam(ids), "innocent beams have failed"
+            if {self.raises, self.no_number} & set(ids):
+                raise  # as it must
+            return
+        assert len(found) == WIDTH
+        for beam in found:
+            rows = [float(self.case.right([*ids, *beam.ids[:at]])[token]) for at, token in enumerate(beam.ids)]
+            assert beam.logprob == pytest.approx(sum(rows), abs=len(rows) * TOLERANCE)
+
+    def guilty_beam(self, ids: list[int]) -> bool:
+        """Whether a search of two steps walks over a token that the model fails on: no search can be told to avoid it."""
+        guilty = {self.raises, self.no_number}
+        if guilty & set(ids):
+            return True
+        first = np.argsort(-self.case.right(ids))[:WIDTH].tolist()
+        rows = {token: self.case.right([*ids, token]) + self.case.right(ids)[token] for token in first}
+        second = sorted(((row[token], token) for row in rows.values() for token in range(len(row))), reverse=True)
+        return bool(guilty & {*first, *(token for _, token in second[:WIDTH])})
+
+    async def embed(self, _: list[int]) -> None:
+        assert self.vectors is not None
+        at = self.chance.sample(range(len(TEXTS)), 2)
+        vectors = await self.case.model.embed([TEXTS[i] for i in at], "mean")
+        np.testing.assert_allclose(vectors, self.vectors[at], atol=TOLERANCE, rtol=0)
+
+    async def restore(self, ids: list[int]) -> None:
+        """From a snapshot, or from the block file where the query finds it; both after the memory was emptied."""
+        await self.case.model.clear_kv_cache_async()
+        if self.snapshot is not None:
+            await self.case.model.kv_restore_async(self.snapshot)
+        await self.query([*self.stems[0], *ids])
+
+    async def until(self, leavers: int) -> None:
+        """Requests, some at a time, until so many have left before their answer."""
+
+        async def some() -> None:
+            for _ in range(leavers):  # a bound: many more than leave
+                if self.left >= leavers:
+                    return
+                await self.one()
+
+        await asyncio.gather(*(some() for _ in range(AT_ONCE)))
+
+
+def resident() -> int:
+    """Bytes of this process, without what was freed."""
+    gc.collect()
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def cancels(order: Order) -> Tally:
+    """So many cancels, on each engine and each kind of layer: right answers beside them, and nothing is left of them."""
+    tally = Tally()
+    each = -(-order.count // len(CASES))
+    for number, (backend, name) in enumerate(CASES):
+        folder = order.folder / f"{number}"
+        folder.mkdir()
+        blocks = BlockOptions("storage:open_blocks", str(folder / "blocks.db"), 1 << 26)
+        with troubled(backend, name, blocks=blocks, **LITTLE) as case:
+            _crowd_of(case, f"{backend} {name}", order.seed + number, each, folder, tally)
+    return tally
+
+
+def _crowd_of(case: Case, title: str, seed: int, each: int, folder: Path, tally: Tally) -> None:
+    model, snapshot = case.model, folder / "snapshot.safetensors"
+    stem = case.ids(0, 24)
+    model.cache_kv(stem)
+    model.save_blocks(stem)
+    model.kv_snapshot(stem, snapshot)
+    held = model._engine.backend
+    model.set_kv_budget(400 * held.slot_bytes + 40 * held.state_bytes)
+    crowd = Crowd(case, seed, snapshot)
+    asyncio.run(crowd.until(-(-each // 4)))
+    early = resident()
+    asyncio.run(crowd.until(each))
+    late = resident()
+    tally.tried += crowd.left
+    tally.seen[f"on {title}"] += crowd.left
+    for what, error in crowd.wrong:
+        tally.fail(f"{title}, {what}", error)
+    if crowd.left < each or not (crowd.stayed and crowd.failed):
+        tally.failures.append(f"{title}: {crowd.left} have left, {crowd.stayed} stayed, {crowd.failed} failed")
+    if late > early * MEMORY:
+        tally.failures.append(f"{title}: {early:,} bytes after a quarter, {late:,} at the end")
+    try:
+        audit(model)
+    except AssertionError as error:
+        tally.fail(f"{title}, what is left", error)
