@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # One worker per processor, four at most (each may have engines of its own); the one that is done first takes over from the others.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: run help setup model lint test test-fast test-slow reliability mutants bench bench-quick screenshots sample system clean
+.PHONY: run help setup model lint test test-fast test-slow reliability bench bench-quick screenshots sample system clean
 
 run: setup  ## sets everything up and opens the window (what `make` alone does)
 	$(BIN)/elsewise
@@ -47,14 +47,11 @@ test: setup lint test-fast  ## lint, and every test that is not marked slow
 test-fast: setup  ## the tests alone; PYTEST_ARGS=... adds options of pytest
 	TMPDIR="$$(sh packaging/scratch.sh)" OMP_NUM_THREADS=1 $(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
-test-slow: setup  ## SmolLM2, fault sweeps, mutants
+test-slow: setup  ## SmolLM2, fault sweeps
 	OMP_NUM_THREADS=1 $(PYTEST) -m slow $(PYTEST_ARGS)
 
-reliability: setup  ## kills, full disks, damage: one table (docs/reliability.md); RELIABILITY_ARGS="--short --only disk" adds options
+reliability: setup  ## kills, bad disks, damage, mutants: one table (docs/reliability.md); RELIABILITY_ARGS="--short --only disk" adds options
 	TMPDIR="$$(sh packaging/scratch.sh)" $(BIN)/python -m tests.reliability $(RELIABILITY_ARGS)
-
-mutants: setup  ## 10,000 damaged files of each kind of model file: the long run
-	OMP_NUM_THREADS=1 ELSEWISE_MUTANTS=10000 $(PYTEST) -m slow tests/runtime/loading/test_gguf_mutants.py tests/runtime/loading/test_safetensors.py
 
 bench: setup  ## the benchmark; BENCH_ARGS="--quick --only W5" adds options of `elsewise bench`
 	$(BIN)/elsewise bench $(BENCH_ARGS)

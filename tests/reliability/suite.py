@@ -112,6 +112,21 @@ ROWS: Sequence[Row] = (
     Row("bit flips in the block file", "tests.reliability.damage:flips_of_blocks", 300, 60),
     Row("truncations of the block file", "tests.reliability.damage:truncations_of_blocks", 100, 25),
     Row("cancels", "tests.reliability.cancels:cancels", 10_000, 700, 900),
+    Row("mutants: GGUF", "tests.reliability.mutants:gguf", 1000, 60, 900),
+    Row("mutants: safetensors", "tests.reliability.mutants:safetensors", 1000, 60, 900),
+    Row("mutants: tokenizer.json", "tests.reliability.mutants:tokenizers", 300, 25, 900),
+    Row("mutants: tokenizer_config.json", "tests.reliability.mutants:tokenizer_configs", 300, 15, 900),
+    Row("mutants: generation_config.json", "tests.reliability.mutants:generation_configs", 300, 15, 900),
+    Row("mutants: adapters", "tests.reliability.mutants:adapters", 500, 25, 900),
+    Row("mutants: chat templates", "tests.reliability.mutants:templates", 300, 15, 900),
+    Row("mutants: JSON schemas", "tests.reliability.mutants:schemas", 300, 15, 900),
+    Row("mutants: regexes", "tests.reliability.mutants:regexes", 300, 15, 900),
+    Row("mutants: Lark grammars", "tests.reliability.mutants:lark", 300, 15, 900),
+    Row("mutants: sessions files", "tests.reliability.mutants:session_files", 1000, 60, 900),
+    Row("mutants: sessions as JSON", "tests.reliability.mutants:session_json", 1000, 60, 900),
+    Row("mutants: portable files", "tests.reliability.mutants:portable_files", 1000, 60, 900),
+    Row("mutants: batches", "tests.reliability.mutants:batches", 500, 30, 900),
+    Row("mutants: pipe frames", "tests.reliability.mutants:frames", 10_000, 2000, 900),
 )
 
 
