@@ -16,8 +16,6 @@ from contextlib import aclosing
 from functools import partial
 from typing import NoReturn
 
-import msgspec
-
 from runtime.branches import Branches
 from runtime.errors import InvalidRequestError, RuntimeFault
 from runtime.host.loading import describe, make_model
@@ -198,7 +196,7 @@ class Server:
             raise InvalidRequestError(f"{call.method} was called before the model was loaded")
         try:
             arguments = method.read_arguments(call.arguments)
-        except msgspec.MsgspecError as mismatch:
+        except MessageError as mismatch:
             raise InvalidRequestError(f"{call.method}: {mismatch}") from mismatch
         if method.progresses:
             arguments["on_progress"] = lambda progress: self._post(encode(Progress(call.id, progress)))

@@ -23,7 +23,7 @@ from runtime.wire.adapters import AdapterName, AddAdapter, PushLora
 from runtime.wire.arrays import Array, pack_array, pack_run, unpack_array, unpack_run
 from runtime.wire.blocks import CopyBlocks, KvRestore, KvSnapshot, PinBlocks, SaveBlocks
 from runtime.wire.branching import BeamGenerate, ContinueMany, GenerateMany, WireHypothesis, pack_hypotheses, unpack_hypotheses
-from runtime.wire.messages import encode
+from runtime.wire.messages import MessageError, encode
 from runtime.wire.pins import Pin, Unpin
 
 AdapterUses = list[tuple[str, float]] | None  # (name, scale)
@@ -161,9 +161,10 @@ class Method:
         """Keywords for the member.
 
         Raises:
-            msgspec.ValidationError: Of another type than the table says.
+            MessageError: Of another type than the table says.
         """
-        return msgspec.structs.asdict(self._decode_arguments.decode(raw))
+        arguments: dict[str, Any] = msgspec.structs.asdict(_decoded(self._decode_arguments, raw))
+        return arguments
 
     def write_answer(self, value: object) -> msgspec.Raw:
         """The answer, for a Result."""
@@ -173,9 +174,16 @@ class Method:
         """The inverse of `write_answer`.
 
         Raises:
-            msgspec.ValidationError, ArrayError: Of another type than the table says.
+            MessageError, ArrayError: Of another type than the table says.
         """
-        return self.answer.unpack(self._decode_answer.decode(raw))
+        return self.answer.unpack(_decoded(self._decode_answer, raw))
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[Any], raw: msgspec.Raw) -> Any:  # of the decoder's type
+    try:
+        return decoder.decode(raw)
+    except (ValueError, RecursionError) as fault:  # msgspec's own errors, and text that is no UTF-8
+        raise MessageError(str(fault)) from fault
 
 
 METHODS: dict[str, Method] = {

@@ -73,7 +73,7 @@ class PortableFile:
         """
         try:
             yield from self._parts()
-        except sqlite3.Error as fault:
+        except (sqlite3.Error, UnicodeDecodeError) as fault:  # SQLite quotes a damaged schema in its message
             raise self._fault(f"it cannot be read ({fault}): it is damaged or was not made by Elsewise") from fault
 
     def _parts(self) -> Iterator[Part]:
@@ -170,7 +170,7 @@ class PortableFile:
     def _typed(self, work: Callable[[], Any]) -> Any:
         try:
             return work()
-        except sqlite3.Error as fault:
+        except (sqlite3.Error, UnicodeDecodeError) as fault:  # SQLite quotes a damaged schema in its message
             raise self._fault(f"it cannot be read ({fault}): it is damaged or was not made by Elsewise") from fault
 
     def _fault(self, what: str) -> InvalidFileError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sqlite3
@@ -22,7 +23,7 @@ from tests.end_to_end.conftest import Scene
 from tests.end_to_end.paced import SPECIALS
 from tests.tiny_models import tiny_folder
 from tests.ui.transcript.conftest import centre
-from ui import EngineState, MainWindow, SessionView, Tier, TurnStatus, TurnView
+from ui import EngineState, ExportKind, MainWindow, SessionView, Tier, TurnStatus, TurnView
 
 OpenApp = Callable[[str, str, Scene], None]
 PATIENCE_SECONDS = 150  # how long a condition may take on a busy machine; one that holds costs nothing
@@ -129,6 +130,8 @@ def test_a_chat_from_first_word_to_reopening(open_app: OpenApp, paced: str, data
         await until(lambda: window.desk.shown is not None)
         assert window.desk.shown is not None
         assert window.desk.shown.view.is_sample
+        # with what a first run says
+        await until(window.parts.first.isVisible)
         # and it offers the backend that was registered, without being told of it
         assert [choice.name for choice in workbench.backends() if choice.chosen] == [paced]
         await seeded_session(window, workbench)
@@ -174,6 +177,18 @@ def test_a_chat_from_first_word_to_reopening(open_app: OpenApp, paced: str, data
         assert stats.reused == sum(len(t.run) for t in window.desk.shown.view.turns[:-1]) + index
         assert len(window.desk.shown.view.branches) >= 3
         assert last(window).tier is Tier.WARM
+
+        # when the two branches are compared, they stand side by side until Esc
+        await at_rest(window)
+        QTest.keyClick(window, Qt.Key.Key_D, Qt.KeyboardModifier.ControlModifier)
+        await until(window.parts.compare.isVisible)
+        assert branch.run.texts[index].strip() in window.parts.compare.text.toPlainText()
+        QTest.keyClick(window.parts.compare.text, Qt.Key.Key_Escape)
+        await until(lambda: not window.parts.compare.isVisible())
+        # and when the session is exported, the file holds both
+        window.transfers.export(window.desk.shown.session_id, ExportKind.JSON, data.root / "saved.json")
+        await until((data.root / "saved.json").exists)
+        assert len(json.loads((data.root / "saved.json").read_text("utf-8"))["nodes"]) >= 4
 
         # when the engine is killed in the middle of the next answer
         say(window, "Why?")

@@ -1,0 +1,227 @@
+"""Sessions of chat, branch, cancel, close and reopen, for minutes: nothing that the process holds has a slope.
+
+Real model, runtime, storage and use cases. After each round (two sessions, opened and closed twice, each time by a workbench
+and a store of their own) the process is looked at. Of each thing that is counted the second half of the run is cut into
+`BLOCKS` pieces; a line through their medians has a slope and a standard error. It fails when the slope is above `DEVIATIONS`
+errors and the growth that it means for that half is above the thing's own grain: one for what is counted, one per cent for
+bytes, which malloc gives back by the arena. Leases, pins and requests have to be none after every round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import statistics
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from app.supervisor import Supervisor
+from app.workbench import AppWorkbench
+from app.workbench.session import OpenSession
+from app.workbench.tree import Tree
+from runtime import BlockOptions, GenerationOptions, LanguageModel, SamplingOptions, TokenRun
+from runtime.model import LocalModel, load
+from runtime.trie import Lease
+from storage import BlockFile, SessionStore
+from tests.app.workbench.scene import Engine, Scene, alternative, own_tokens
+from tests.fakes import settled
+from tests.reliability.cancels import resident
+from tests.reliability.suite import Order, Tally
+from tests.tiny_models import tiny_path
+from ui import Event, TokensArrived, TurnStatus
+
+TOGETHER = 2  # sessions at once
+RELOAD = 10  # rounds with one loaded model; then it is closed, and the next one reads the block file: sessions reopen from it
+OPTIONS = GenerationOptions(max_tokens=4, sampling=SamplingOptions(temperature=0.9), seed=11)
+LONG = 64  # tokens of an answer that is stopped at its first
+KV_BYTES, BLOCK_BYTES = 4 << 20, 8 << 20
+WATCHED = (AppWorkbench, OpenSession, Tree, SessionStore, Supervisor, LocalModel, BlockFile, Lease, TokenRun)
+BLOCKS, DEVIATIONS = 10, 5.0
+FEWEST = 4 * BLOCKS  # rounds that a verdict needs
+
+
+@dataclass
+class Kept:
+    """A model that outlives the workbenches that use it: what one of them leaves in it, the next one would inherit."""
+
+    folder: Path
+    model: LocalModel | None = None
+    restored: int = 0
+    saved: int = 0
+
+    async def __call__(self, *_: Any, **__: Any) -> LanguageModel:
+        if self.model is None:
+            blocks = BlockOptions("storage:open_blocks", str(self.folder / "blocks.db"), BLOCK_BYTES)
+            load_it = asyncio.to_thread(
+                load, str(tiny_path("llama")), backend="hf", blocks=blocks, kv_cache_bytes=KV_BYTES, threads=1
+            )
+            self.model = await load_it
+        return _Lent(self.model)
+
+    def end(self) -> None:
+        if self.model is not None:
+            self.restored += self.model.metrics().tokens_restored
+            self.saved += self.model.metrics().blocks_saved
+            self.model.close()
+            self.model = None
+
+
+class _Lent:
+    """The model, which its borrower does not close."""
+
+    def __init__(self, model: LocalModel) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    async def close_async(self, *, within: float | None = None) -> None:
+        """Given back."""
+
+
+@dataclass
+class Soak:
+    """One run. `held` has, for each thing, what the process held of it after each round."""
+
+    folder: Path
+    engine: Kept
+    held: dict[str, list[int]] = field(default_factory=dict)
+    rounds: int = 0
+    cancelled: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    def scene(self) -> Scene:
+        store = SessionStore.open(self.folder / "sessions.db")
+        blocks = {"path": str(self.folder / "blocks.db")}
+        workbench = AppWorkbench(store, Supervisor("x", start=self.engine, blocks=blocks), OPTIONS)
+        scene = Scene(store.path, Engine(), store, workbench, [])
+        scene.workbench.subscribe(scene.events.append)
+        return scene
+
+    async def play(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            scene = self.scene()
+            ids = [await scene.new() for _ in range(TOGETHER)]
+            await asyncio.gather(*(self.chat(scene, session_id) for session_id in ids))
+            await scene.workbench.close()
+            if self.rounds % RELOAD == RELOAD // 2:
+                self.engine.end()  # what follows is read from the disk
+            scene = self.scene()
+            for session_id in ids:
+                await self.reopen(scene, session_id)
+            await scene.workbench.close()
+            del scene
+            self.rounds += 1
+            self.look()
+
+    async def chat(self, scene: Scene, session_id: int) -> None:
+        workbench = scene.workbench
+        await workbench.send(session_id, f"message {self.rounds} of session {session_id}, which tells of this and of that")
+        answer = await scene.last(session_id)
+        if len(own_tokens(answer)) > 1:
+            at = own_tokens(answer)[1]
+            await workbench.branch(session_id, answer.node_id, at, alternative(answer, at))
+
+        def stop(event: Event) -> None:
+            if isinstance(event, TokensArrived) and event.session_id == session_id:
+                workbench.stop(session_id)
+
+        workbench.subscribe(stop)
+        await workbench.set_option(session_id, "max_tokens", LONG)
+        await workbench.send(session_id, "and then?")
+        await workbench.set_option(session_id, "max_tokens", None)
+        stopped = (await scene.last(session_id)).note == "stopped"  # others count meanwhile
+        self.cancelled += stopped
+
+    async def reopen(self, scene: Scene, session_id: int) -> None:
+        view = await scene.view(session_id)
+        assert len([turn for turn in view.turns if turn.role == "user"]) == 2
+        assert TurnStatus.DAMAGED not in {turn.status for turn in view.turns}
+        if session_id % TOGETHER:
+            await scene.workbench.send(session_id, "go on")
+
+    def look(self) -> None:
+        """What the process holds now."""
+        assert self.engine.model is not None
+        metrics, report = settled(self.engine.model)
+        kept = report.leases + report.leased_bytes + report.pins + metrics.requests_active
+        if kept:
+            self.wrong.append(
+                f"round {self.rounds}: {report.leases} leases, {report.pins} pins, {metrics.requests_active} requests"
+            )
+        bytes_held = resident()  # collects what can be
+        alive = Counter(map(type, gc.get_objects()))
+        threads = [each.name for each in threading.enumerate() if not each.name.startswith("asyncio_")]  # the loop's own pool
+        now = {
+            "memory": bytes_held,
+            "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+            "threads": len(threads),
+            "tasks": len(asyncio.all_tasks()),
+            "edges": report.edges,
+            **{kind.__name__: alive[kind] for kind in WATCHED},
+        }
+        for name, value in now.items():
+            self.held.setdefault(name, []).append(value)
+
+
+def growth(values: list[int]) -> tuple[float, float]:
+    """What the second half of a series has grown by, and the standard error of that."""
+    half = values[len(values) // 2 :]
+    medians = np.array([statistics.median(part.tolist()) for part in np.array_split(np.array(half), BLOCKS)])
+    at = np.arange(BLOCKS) - (BLOCKS - 1) / 2
+    slope = float((at * medians).sum() / (at**2).sum())
+    rest = medians - medians.mean() - slope * at
+    error = float(np.sqrt((rest**2).sum() / (BLOCKS - 2) / (at**2).sum()))
+    return slope * BLOCKS, error * BLOCKS
+
+
+def soak(order: Order) -> Tally:
+    """`order.count` seconds of it."""
+    from tqdm import tqdm  # type: ignore[import-untyped]  # ships no types
+
+    tqdm.monitor_interval = 0  # a thread for the bars of transformers, which is not ours
+    engine = Kept(order.folder)
+    run = Soak(order.folder, engine)
+    try:
+        asyncio.run(run.play(order.count))
+    finally:
+        engine.end()
+    tally = Tally(tried=run.rounds, failures=run.wrong)
+    if run.rounds < FEWEST:
+        tally.failures.append(f"{run.rounds} rounds are too few for a verdict: give it more than {order.count} s")
+        return tally
+    for name, values in run.held.items():
+        grown, error = growth(values)
+        grain = values[-1] / 100 if name == "memory" else 1
+        if grown > grain and grown > DEVIATIONS * error:
+            tally.failures.append(f"{name}: grown by {grown:,.0f} ± {error:,.0f} in the second half, to {values[-1]:,}")
+        if name in ("memory", "threads", "descriptors", "edges"):
+            shown = (
+                f"{grown / values[-1]:+.2%} ± {error / values[-1]:.2%}" if name == "memory" else f"{grown:+.1f} ± {error:.1f}"
+            )
+            tally.seen[f"{name} {shown}"] = values[-1]
+    tally.seen["sessions"] = run.rounds * TOGETHER
+    tally.seen["tokens restored"] = engine.restored
+    if not (run.cancelled > run.rounds // 2 and engine.restored and engine.saved > run.rounds):
+        tally.failures.append(
+            f"it tried too little: {run.cancelled} cancelled, {engine.restored} restored, {engine.saved} saved"
+        )
+    with BlockFile(order.folder / "blocks.db", BLOCK_BYTES) as blocks:
+        if blocks.stats().bytes > BLOCK_BYTES or blocks.stats().damaged:
+            tally.failures.append(f"the block file: {blocks.stats()}")
+
+    async def whole() -> None:
+        store = SessionStore.open(order.folder / "sessions.db")
+        if len(await store.sessions()) != run.rounds * TOGETHER or await store.verify() != []:
+            tally.failures.append("the sessions file is not whole")
+        await store.close()
+
+    asyncio.run(whole())
+    return tally
