@@ -61,7 +61,9 @@ def journey(order: Order) -> Tally:
             seen = connects(log.read_text(errors="replace"))
             away = [what for family, what in seen if family != "AF_UNIX"]
             assert not away, f"{len(away)} connects: {away[0]}"
-            return f"{len(seen)} connects, {'in a namespace without a network' if namespace() else 'traced'}"
+            for _, what in seen:
+                tally.seen["connect to {}".format(what.rpartition("/")[2].strip('"'))] += 1
+            return "in a namespace without a network" if namespace() else "traced"
 
         tally.attempt("the journey", act)
     return tally

@@ -127,7 +127,7 @@ ROWS: Sequence[Row] = (
     Row("mutants: portable files", "tests.reliability.mutants:portable_files", 1000, 60, 900),
     Row("mutants: batches", "tests.reliability.mutants:batches", 500, 30, 900),
     Row("mutants: pipe frames", "tests.reliability.mutants:frames", 10_000, 2000, 900),
-    Row("soak", "tests.reliability.soak:soak", 600, 50, 900, timed=True),
+    Row("soak", "tests.reliability.soak:soak", 600, 40, 900, timed=True),
     Row("journey without a network", "tests.reliability.journey:journey", 3, 1, 1800),
 )
 
