@@ -20,7 +20,7 @@ from tests.storage.faults import is_open
 JOURNEY = "tests/end_to_end/test_window.py::test_a_chat_from_first_word_to_reopening"
 SECONDS = 500
 _NAMESPACE = ("unshare", "-rn")
-_CONNECT = re.compile(r"connect\(\d+, \{sa_family=(\w+)(.*?)\}")
+_CONNECT = re.compile(r"connect\(\d+, \{sa_family=(\w+), (.*?)\}")
 
 
 @cache
@@ -35,7 +35,7 @@ def namespace() -> Sequence[str]:
 
 def connects(log: str) -> list[tuple[str, str]]:
     """The family and the address of each `connect` in strace's log."""
-    return [(found[1], found[0]) for found in _CONNECT.finditer(log)]
+    return [(found[1], found[2]) for found in _CONNECT.finditer(log)]
 
 
 def journey(order: Order) -> Tally:
@@ -61,8 +61,8 @@ def journey(order: Order) -> Tally:
             seen = connects(log.read_text(errors="replace"))
             away = [what for family, what in seen if family != "AF_UNIX"]
             assert not away, f"{len(away)} connects: {away[0]}"
-            for _, what in seen:
-                tally.seen["connect to {}".format(what.rpartition("/")[2].strip('"'))] += 1
+            for _, address in seen:
+                tally.seen[f"connect to {address}"] += 1
             return "in a namespace without a network" if namespace() else "traced"
 
         tally.attempt("the journey", act)

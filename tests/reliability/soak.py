@@ -3,8 +3,9 @@
 Real model, runtime, storage and use cases. After each round (two sessions, opened and closed twice, each time by a workbench
 and a store of their own) the process is looked at. Of each thing that is counted the second half of the run is cut into
 `BLOCKS` pieces; a line through their medians has a slope and a standard error. It fails when the slope is above `DEVIATIONS`
-errors and the growth that it means for that half is above the thing's own grain: one for what is counted, one per cent for
-bytes, which malloc gives back by the arena. Leases, pins and requests have to be none after every round.
+errors and the growth that it means for that half is above the thing's own grain: one for what is counted; for bytes, which
+malloc gives back by the arena, one per cent, or 16 MiB in a short run, which is still warming up. Leases, pins and requests
+have to be none after every round.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ LONG = 64  # tokens of an answer that is stopped at its first
 KV_BYTES, BLOCK_BYTES = 4 << 20, 8 << 20
 WATCHED = (AppWorkbench, OpenSession, Tree, SessionStore, Supervisor, LocalModel, BlockFile, Lease, TokenRun)
 BLOCKS, DEVIATIONS = 10, 5.0
+WARM, WARMING_BYTES = 200, 16 << 20  # rounds of a run that is not short, and what a short one may grow by
 FEWEST = 4 * BLOCKS  # rounds that a verdict needs, however slow the machine is
 
 
@@ -196,7 +198,7 @@ def soak(order: Order) -> Tally:
     tally = Tally(tried=run.rounds, failures=run.wrong)
     for name, values in run.held.items():
         grown, error = growth(values)
-        grain = values[-1] / 100 if name == "memory" else 1
+        grain = 1 if name != "memory" else values[-1] / 100 if run.rounds >= WARM else WARMING_BYTES
         if grown > grain and grown > DEVIATIONS * error:
             tally.failures.append(f"{name}: grown by {grown:,.0f} ± {error:,.0f} in the second half, to {values[-1]:,}")
         if name in ("memory", "threads", "descriptors", "edges"):
