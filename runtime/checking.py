@@ -23,6 +23,7 @@ LONGEST_NAME = 100  # characters that are compared: the time grows with their sq
 FEW = 12  # names that a reader looks through at once
 MOST: Final = (1 << 63) - 1  # the largest whole number that an engine, a file and the pipe hold
 MOST_SEED: Final = (1 << 64) - 1
+TEXT_FOR_IDS: Final = "token ids must be whole numbers, not a text: model.tokenize(text) makes ids of it"
 SHOWN = 80  # characters of a value in a message
 
 Fault = Callable[[Any], str | None]
@@ -69,6 +70,26 @@ def _rules(kind: type[DataclassInstance]) -> tuple[tuple[str, Fault, bool], ...]
 def plain_number(value: Any) -> Any:
     """A number of numpy's as Python's own; everything else as it is."""
     return value.item() if isinstance(value, np.generic) else value
+
+
+def check_callback(called: object, name: str = "on_progress") -> None:
+    """Passes None and what can be called: the owner thread, which calls it, must not find out.
+
+    Raises:
+        OptionError: Anything else.
+    """
+    if called is not None and not callable(called):
+        raise OptionError("{option} is a function, or None, not {value}", name, shown(called))
+
+
+def check_path(given: object, name: str = "path") -> Path:
+    """The path that a caller gives.
+
+    Raises:
+        OptionError: No path, or an empty one.
+    """
+    check_value(name, given, path("the path of a file or folder"))
+    return Path(given)  # type: ignore[arg-type]  # a text or a path
 
 
 def shown(value: object) -> str:

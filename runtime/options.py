@@ -104,7 +104,7 @@ class LoadOptions:
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> Self:
-        """Checked options from keywords. A value of None is as good as not given.
+        """Checked options from keywords.
 
         Raises:
             InvalidRequestError: An unknown name (the nearest is named) or a value out of range.
@@ -113,8 +113,8 @@ class LoadOptions:
         for name in options:
             if name not in known:
                 raise InvalidRequestError(f"unknown load option {shown(name)}: {nearest(name, known)}")
-        given = {name: plain_number(value) for name, value in options.items() if value is not None}
-        if "blocks" in given:
+        given = {name: plain_number(value) for name, value in options.items()}
+        if given.get("blocks") is not None:
             given["blocks"] = BlockOptions.from_given(given["blocks"])
         return cls(**given).check()
 

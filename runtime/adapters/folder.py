@@ -6,6 +6,7 @@ from pathlib import Path
 
 from runtime.adapters import mlx_layout, peft_layout
 from runtime.adapters.layout import AdapterHeader
+from runtime.checking import shown
 from runtime.errors import AdapterError, ModelLoadError
 from runtime.loading.check import check_entries, read_json
 from runtime.loading.manifest import read_manifest, verify
@@ -52,6 +53,8 @@ def adapter_folder(source: str | Path) -> Path:
     Raises:
         AdapterError: There is none; the message says where it was looked for.
     """
+    if not isinstance(source, str | Path) or "\0" in str(source):
+        raise AdapterError(f"an adapter is a folder or an id on the shelf, not {shown(source)}")
     if not str(source).strip() or source == Path():
         raise AdapterError("no adapter was named; give a folder with adapter_config.json in it, or an id on the shelf")
     path = Path(source).expanduser()

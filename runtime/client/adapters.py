@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from runtime.adapters.uses import check_adapters, check_scale
+from runtime.checking import shown
 from runtime.client.calls import Calls
 from runtime.errors import AdapterError
 from runtime.info import ModelInfo
@@ -75,7 +76,7 @@ class AdapterCalls(ABC):
 
 
 def _adding(path: str | Path, name: str | None, any_base: bool) -> dict[str, Any]:
-    return {"path": _from_here(str(path)), "name": None if name is None else _plain(name), "any_base": any_base}
+    return {"path": _from_here(path), "name": None if name is None else _plain(name), "any_base": any_base}
 
 
 def _pushing(name: str, scale: float) -> dict[str, Any]:
@@ -83,8 +84,11 @@ def _pushing(name: str, scale: float) -> dict[str, Any]:
     return {"name": name, "scale": scale}
 
 
-def _from_here(path: str) -> str:
+def _from_here(given: str | Path) -> str:
     """Absolute where it is a folder here; else an id, or nothing that exists, as it was written."""
+    if not isinstance(given, str | Path):
+        raise AdapterError(f"an adapter is a folder or an id on the shelf, not {shown(given)}")
+    path = str(given)
     here = Path(path).expanduser()
     return str(here.absolute()) if path.strip() and (here.exists() or not is_model_id(path)) else path
 

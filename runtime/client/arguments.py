@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from runtime.adapters.uses import Adapters, check_adapters
+from runtime.checking import TEXT_FOR_IDS, shown
 from runtime.errors import InvalidRequestError
 from runtime.language_model import Message
 from runtime.text.utf8 import clean_text
@@ -20,6 +21,8 @@ def plain_ids(ids: Sequence[int]) -> list[int]:
     Raises:
         InvalidRequestError: Something that is no whole number; its place is named.
     """
+    if isinstance(ids, str | bytes):
+        raise InvalidRequestError(TEXT_FOR_IDS)
     if isinstance(ids, np.ndarray):
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
             raise InvalidRequestError(f"token ids are one row of whole numbers, not {ids.dtype} of shape {ids.shape}")
@@ -35,6 +38,28 @@ def plain_ids(ids: Sequence[int]) -> list[int]:
         bad = next((place, value) for place, value in enumerate(ids) if not hasattr(value, "__index__"))
     place, value = bad
     raise InvalidRequestError(f"token ids are whole numbers; at place {place:,} stands {value!r:.60} ({type(value).__name__})")
+
+
+def plain_batch(batch: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Several token sequences.
+
+    Raises:
+        InvalidRequestError: Something else; its place is named where it is of one of them.
+    """
+    if not isinstance(batch, Iterable):
+        raise InvalidRequestError(f"a batch is a list of sequences of token ids, not {shown(batch)}")
+    return [plain_ids(ids) for ids in batch]
+
+
+def plain_keys(keys: Sequence[bytes]) -> list[bytes]:
+    """Names of blocks.
+
+    Raises:
+        InvalidRequestError: Something else.
+    """
+    if not isinstance(keys, Iterable):
+        raise InvalidRequestError(f"keys are the names of blocks that block_keys gives, not {shown(keys)}")
+    return list(keys)
 
 
 def plain_adapters(adapters: Adapters) -> list[tuple[str, float]] | None:

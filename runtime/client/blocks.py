@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from runtime.adapters.uses import Adapters
-from runtime.client.arguments import plain_adapters, plain_ids
+from runtime.checking import check_path
+from runtime.client.arguments import plain_adapters, plain_ids, plain_keys
 from runtime.client.calls import Calls
 from runtime.members.blocks import BlocksSaved
 
@@ -30,22 +31,22 @@ class BlockCalls:
         return cast("BlocksSaved", answer)
 
     def copy_blocks(self, keys: Sequence[bytes], path: str | Path) -> int:
-        return cast("int", self._calls.call_sync("copy_blocks_async", keys=list(keys), path=_from_here(path)))
+        return cast("int", self._calls.call_sync("copy_blocks_async", keys=plain_keys(keys), path=_from_here(path)))
 
     async def copy_blocks_async(self, keys: Sequence[bytes], path: str | Path) -> int:
-        return cast("int", await self._calls.call("copy_blocks_async", keys=list(keys), path=_from_here(path)))
+        return cast("int", await self._calls.call("copy_blocks_async", keys=plain_keys(keys), path=_from_here(path)))
 
     def take_blocks(self, keys: Sequence[bytes], path: str | Path) -> int:
-        return cast("int", self._calls.call_sync("take_blocks_async", keys=list(keys), path=_from_here(path)))
+        return cast("int", self._calls.call_sync("take_blocks_async", keys=plain_keys(keys), path=_from_here(path)))
 
     async def take_blocks_async(self, keys: Sequence[bytes], path: str | Path) -> int:
-        return cast("int", await self._calls.call("take_blocks_async", keys=list(keys), path=_from_here(path)))
+        return cast("int", await self._calls.call("take_blocks_async", keys=plain_keys(keys), path=_from_here(path)))
 
     def pin_blocks(self, name: str, keys: Sequence[bytes]) -> None:
-        self._calls.call_sync("pin_blocks_async", name=name, keys=list(keys))
+        self._calls.call_sync("pin_blocks_async", name=name, keys=plain_keys(keys))
 
     async def pin_blocks_async(self, name: str, keys: Sequence[bytes]) -> None:
-        await self._calls.call("pin_blocks_async", name=name, keys=list(keys))
+        await self._calls.call("pin_blocks_async", name=name, keys=plain_keys(keys))
 
     def kv_snapshot(self, ids: Sequence[int], path: str | Path, *, adapters: Adapters = None) -> int:
         return cast("int", self._calls.call_sync("kv_snapshot_async", **_snapshot(ids, path, adapters)))
@@ -65,4 +66,4 @@ def _snapshot(ids: Sequence[int], path: str | Path, adapters: Adapters) -> dict[
 
 
 def _from_here(path: str | Path) -> str:
-    return str(Path(path).absolute())
+    return str(check_path(path).absolute())

@@ -11,7 +11,7 @@ from typing import Any, Self, cast
 
 from runtime.adapters.uses import Adapters
 from runtime.client.adapters import AdapterCalls
-from runtime.client.arguments import plain_adapters, plain_ids, plain_messages, plain_query
+from runtime.client.arguments import plain_adapters, plain_batch, plain_ids, plain_messages, plain_query
 from runtime.client.blocks import BlockCalls
 from runtime.client.branching import BranchingMembers
 from runtime.client.caching import CacheCalls
@@ -203,7 +203,7 @@ class EngineClient(
     ) -> list[list[int]]:
         answer = await self._calls.call(
             "batch_sample",
-            prompt_token_ids_list=[plain_ids(ids) for ids in prompt_token_ids_list],
+            prompt_token_ids_list=plain_batch(prompt_token_ids_list),
             max_tokens=max_tokens,
             eos_token_ids=plain_ids(eos_token_ids),
             temperature=temperature,
@@ -254,4 +254,4 @@ def _prompt(prompt: str | Sequence[Message], options: GenerationOptions | None) 
 
 
 def _queries(batch: Sequence[Sequence[int]], adapters: Adapters) -> dict[str, Any]:
-    return {"batch": [plain_ids(ids) for ids in batch], "adapters": plain_adapters(adapters)}
+    return {"batch": plain_batch(batch), "adapters": plain_adapters(adapters)}

@@ -12,7 +12,7 @@ from runtime.client.arguments import plain_adapters, plain_ids
 from runtime.client.calls import Calls
 from runtime.errors import InvalidRequestError
 from runtime.info import ModelInfo
-from runtime.members.pins import Pinned
+from runtime.members.pins import Pinned, check_pin
 
 
 class PinCalls(ABC):
@@ -27,20 +27,20 @@ class PinCalls(ABC):
         """What is known of the model."""
 
     def pin(self, ids: Sequence[int], pin: int | None = None, *, adapters: Adapters = None) -> int:
-        number = next(self._pin_numbers) if pin is None else pin
+        number = next(self._pin_numbers) if pin is None else check_pin(pin)
         self._calls.tell("pin_async", ids=self._checked(ids), pin=number, adapters=plain_adapters(adapters))
         return number
 
     async def pin_async(self, ids: Sequence[int], pin: int | None = None, *, adapters: Adapters = None) -> Pinned:
-        number = next(self._pin_numbers) if pin is None else pin
+        number = next(self._pin_numbers) if pin is None else check_pin(pin)
         call = self._calls.call("pin_async", ids=self._checked(ids), pin=number, adapters=plain_adapters(adapters))
         return cast("Pinned", await call)
 
     def unpin(self, pin: int) -> None:
-        self._calls.tell("unpin_async", pin=pin)
+        self._calls.tell("unpin_async", pin=check_pin(pin))
 
     async def unpin_async(self, pin: int) -> None:
-        await self._calls.call("unpin_async", pin=pin)
+        await self._calls.call("unpin_async", pin=check_pin(pin))
 
     def _checked(self, ids: Sequence[int]) -> list[int]:
         """Nobody waits for the answer of `tell`: what is wrong with the ids is said here."""

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from runtime.aio import Mailbox
 from runtime.beams import BeamStep, OnStep
 from runtime.branches import merged
+from runtime.checking import check_callback
 from runtime.errors import RuntimeFault
 from runtime.info import OnProgress, PromptProgress
 from runtime.records import TokenRun
@@ -57,7 +58,9 @@ class LoopCall:
 
     def __init__(self, mailbox: Mailbox, on_progress: OnProgress | None = None, on_step: OnStep | None = None) -> None:
         self._mailbox = mailbox
+        check_callback(on_progress)
         self._on_progress = on_progress
+        check_callback(on_step, "on_step")
         self._on_step = on_step
         self.future: asyncio.Future[Any] = mailbox.loop.create_future()
 
@@ -106,6 +109,7 @@ class LoopStream:
 
     def __init__(self, mailbox: Mailbox, on_progress: OnProgress | None = None) -> None:
         self._mailbox = mailbox
+        check_callback(on_progress)
         self._on_progress = on_progress
         self.closed = False  # the reader has gone
         self._runs: list[TokenRun] = []
@@ -183,6 +187,7 @@ class ThreadStream:
     """A blocked thread reads."""
 
     def __init__(self, on_progress: OnProgress | None = None) -> None:
+        check_callback(on_progress)
         self._on_progress = on_progress
         self._arrived: queue.SimpleQueue[TokenRun | PromptProgress | BaseException | None] = queue.SimpleQueue()
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 from runtime.adapters.uses import Adapters
+from runtime.checking import is_whole, shown
+from runtime.errors import InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,17 @@ class Pinned:
 
     pin: int
     tokens: int
+
+
+def check_pin(pin: object) -> int:
+    """The number of a pin.
+
+    Raises:
+        InvalidRequestError: Something else.
+    """
+    if not is_whole(pin, 0):
+        raise InvalidRequestError(f"a pin is the number that pin gave, not {shown(pin)}")
+    return cast("int", pin)
 
 
 class PinMembers(Protocol):

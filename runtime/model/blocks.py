@@ -11,7 +11,7 @@ from typing import Final
 
 from runtime.adapters.uses import Adapters
 from runtime.blocks.snapshot import SnapshotWriter, open_snapshot
-from runtime.checking import is_whole
+from runtime.checking import check_path, is_whole
 from runtime.errors import InvalidRequestError, MemoryBudgetError, UnsupportedFeatureError
 from runtime.members.blocks import BlocksSaved
 from runtime.model.queries import QueryMembers
@@ -37,26 +37,26 @@ class BlockMembers(QueryMembers):
 
     def copy_blocks(self, keys: Sequence[bytes], path: str | Path) -> int:
         """Blocking."""
-        blocks = self._blocks()
-        return sum(blocks.copy(part, Path(path)).result() for part in _parts(keys))
+        blocks, target = self._blocks(), check_path(path)
+        return sum(blocks.copy(part, target).result() for part in _parts(keys))
 
     async def copy_blocks_async(self, keys: Sequence[bytes], path: str | Path) -> int:
         """Awaited."""
-        blocks, copied = self._blocks(), 0
+        blocks, target, copied = self._blocks(), check_path(path), 0
         for part in _parts(keys):
-            copied += await asyncio.wrap_future(blocks.copy(part, Path(path)))
+            copied += await asyncio.wrap_future(blocks.copy(part, target))
         return copied
 
     def take_blocks(self, keys: Sequence[bytes], path: str | Path) -> int:
         """Blocking."""
-        blocks = self._blocks()
-        return sum(blocks.take(part, Path(path)).result() for part in _parts(keys))
+        blocks, source = self._blocks(), check_path(path)
+        return sum(blocks.take(part, source).result() for part in _parts(keys))
 
     async def take_blocks_async(self, keys: Sequence[bytes], path: str | Path) -> int:
         """Awaited."""
-        blocks, taken = self._blocks(), 0
+        blocks, source, taken = self._blocks(), check_path(path), 0
         for part in _parts(keys):
-            taken += await asyncio.wrap_future(blocks.take(part, Path(path)))
+            taken += await asyncio.wrap_future(blocks.take(part, source))
         return taken
 
     def pin_blocks(self, name: str, keys: Sequence[bytes]) -> None:
@@ -69,7 +69,7 @@ class BlockMembers(QueryMembers):
 
     def kv_snapshot(self, ids: Sequence[int], path: str | Path, *, adapters: Adapters = None) -> int:
         """Blocking."""
-        job = self._whole_path(ids, adapters)
+        target, job = check_path(path), self._whole_path(ids, adapters)
         self.cache_kv(ids, adapters=adapters)
         copying: Copying = self._engine.call(lambda: Copying.of(self._engine.scheduler.cache, job)).result()
         try:
@@ -78,7 +78,7 @@ class BlockMembers(QueryMembers):
                     f"{len(job.ids):,} tokens do not stay in the KV budget, {copying.tokens:,} do; raise kv_cache_bytes "
                     "(set_kv_budget)"
                 )
-            with SnapshotWriter(Path(path), job.ids, job.spans(job.ids), self.info) as file:
+            with SnapshotWriter(target, job.ids, job.spans(job.ids), self.info) as file:
                 while (part := self._engine.call(copying.next_part).result()) is not None:
                     file.add(part)
             return file.nbytes
@@ -93,7 +93,7 @@ class BlockMembers(QueryMembers):
         """Blocking."""
         if upto is not None and not is_whole(upto, 1):
             raise InvalidRequestError(f"upto counts tokens, 1 or more, not {upto!r}")
-        with open_snapshot(Path(path), self.info) as snapshot:
+        with open_snapshot(check_path(path), self.info) as snapshot:
             job = Job(self._check(snapshot.ids), snapshot.spans[-1][0], before=snapshot.before)
             limit = len(job.ids) if upto is None else min(upto, len(job.ids))
             cache = self._engine.scheduler.cache

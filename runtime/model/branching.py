@@ -13,6 +13,7 @@ from functools import partial
 from runtime.adapters.uses import Adapters
 from runtime.beams import BeamOptions, Hypothesis, OnStep, given_beams
 from runtime.branches import Branches, BranchRecords, Options, Prompts, check_count, check_prompts
+from runtime.checking import check_callback
 from runtime.errors import (
     ContextOverflowError,
     InvalidRequestError,
@@ -64,6 +65,7 @@ class BranchingMembers(GenerationMembers, BranchRecords):
         shared = {field.name: getattr(first, field.name) for field in fields(StayingJob)}
         fan = FanJob(**shared, jobs=tuple(jobs.values()))
         mailbox = self._mailbox()
+        check_callback(on_progress)
         if on_progress is not None:
             fan.on_progress = lambda progress: mailbox.post(partial(on_progress, progress))
         gathering.begin(mailbox, jobs, self._engine.nudge)
@@ -158,8 +160,10 @@ class BranchingMembers(GenerationMembers, BranchRecords):
             checked, namespace, Priority.CHAT, before=before, submitted=time.monotonic(), options=options, constraint=constraint
         )
         mailbox = self._mailbox()
+        check_callback(on_progress)
         if on_progress is not None:
             job.on_progress = lambda progress: mailbox.post(partial(on_progress, progress))
+        check_callback(on_step, "on_step")
         if on_step is not None:
             job.on_step = lambda step: mailbox.post(partial(on_step, step))
         self._submit_with_turn(job)

@@ -14,6 +14,7 @@ from operator import index
 import numpy as np
 
 from runtime.adapters.uses import Adapters, check_adapters
+from runtime.checking import check_callback
 from runtime.completion import Completion
 from runtime.errors import GrammarError, InvalidRequestError
 from runtime.grammar.constraint import Constraint
@@ -66,6 +67,7 @@ class GenerationMembers(TextMembers):
                 job.cancelled = True
 
         job.on_run = job.on_end = tell
+        check_callback(on_progress)
         if on_progress is not None:
             job.on_progress = tell
         self._submit_with_turn(job)
@@ -95,6 +97,7 @@ class GenerationMembers(TextMembers):
         """Whatever has arrived, blocking."""
         arrived: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         job.on_run = job.on_end = arrived.put
+        check_callback(on_progress)
         if on_progress is not None:
             job.on_progress = arrived.put
         self._engine.submit([job])

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Self
 
+from runtime.checking import check_value, whole
 from runtime.info import CacheReport, Metrics
 from runtime.members.resolving import ResolvingMembers
 from runtime.model.adapters import AdapterMembers
@@ -15,7 +16,7 @@ from runtime.model.branching import BranchingMembers
 from runtime.model.pins import PinMembers
 from runtime.model.queries import QueryMembers
 from runtime.model.vectors import VectorMembers
-from runtime.options import GenerationOptions, LoadOptions
+from runtime.options import GenerationOptions
 from runtime.resolution import AnswerEnds
 from runtime.session.opening import OpensSessions
 
@@ -87,6 +88,7 @@ class LocalModel(
 
     def keep_vectors(self, count: int) -> None:
         """At most so many next-token vectors are remembered from now on (genlm's `cache_size`). Blocking."""
+        check_value("count", count, whole(0))
         self._engine.call(lambda: self._engine.scheduler.cache.vectors.limit(count)).result()
 
     def reset_async_queries(self) -> None:
@@ -112,7 +114,7 @@ class LocalModel(
         return self._engine.call(lambda: self._engine.scheduler.cancel_queries(asyncio.CancelledError()))
 
     def _set_budget(self, budget_bytes: int) -> Future[None]:
-        LoadOptions.from_mapping({"kv_cache_bytes": budget_bytes})
+        check_value("budget_bytes", budget_bytes, whole(1))
         return self._engine.call(lambda: self._engine.scheduler.cache.set_budget(budget_bytes))
 
     def close(self) -> None:

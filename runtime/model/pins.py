@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from runtime.adapters.uses import Adapters
 from runtime.errors import SessionClosedError
-from runtime.members.pins import Pinned
+from runtime.members.pins import Pinned, check_pin
 from runtime.model.core import Core
 from runtime.scheduler.jobs import Job
 from runtime.scheduler.pins import Pins
@@ -23,24 +23,26 @@ class PinMembers(Core):
 
     def pin(self, ids: Sequence[int], pin: int | None = None, *, adapters: Adapters = None) -> int:
         """Soon."""
-        number = next(self._pin_numbers) if pin is None else pin
+        number = next(self._pin_numbers) if pin is None else check_pin(pin)
         with suppress(SessionClosedError):  # a model that has ended holds nothing
             self._pinning(ids, number, adapters)
         return number
 
     async def pin_async(self, ids: Sequence[int], pin: int | None = None, *, adapters: Adapters = None) -> Pinned:
         """Awaited."""
-        number = next(self._pin_numbers) if pin is None else pin
+        number = next(self._pin_numbers) if pin is None else check_pin(pin)
         return Pinned(number, await asyncio.wrap_future(self._pinning(ids, number, adapters)))
 
     def unpin(self, pin: int) -> None:
         """Soon."""
+        number = check_pin(pin)
         with suppress(SessionClosedError):
-            self._engine.call(lambda: self._pins.release(pin))
+            self._engine.call(lambda: self._pins.release(number))
 
     async def unpin_async(self, pin: int) -> None:
         """Awaited."""
-        await asyncio.wrap_future(self._engine.call(lambda: self._pins.release(pin)))
+        number = check_pin(pin)
+        await asyncio.wrap_future(self._engine.call(lambda: self._pins.release(number)))
 
     @property
     def _pins(self) -> Pins:

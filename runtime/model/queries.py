@@ -12,12 +12,13 @@ import numpy as np
 from runtime.adapters.stacks import TokenStacks, stack_of
 from runtime.adapters.uses import Adapters
 from runtime.aio import Reply
+from runtime.checking import check_callback, check_value, is_whole, plain_number, shown
 from runtime.errors import InvalidRequestError
 from runtime.info import OnProgress
 from runtime.language_model import PrefixMatch
 from runtime.members.scoring import ScoringMembers
 from runtime.model.core import Core, some
-from runtime.options import GenerationOptions
+from runtime.options import ALTERNATIVES
 from runtime.priority import Priority, check_priority
 from runtime.records import Float32, Int32, Origin, Scores, TokenRun
 from runtime.scheduler.jobs import CallJob, QueryJob, Rows, ScoreJob, Waiter, settle
@@ -124,6 +125,7 @@ class QueryMembers(Core, ScoringMembers):
     ) -> Float32:
         reply: Reply[Float32] = Reply(self._mailbox())
         job = self._query(ids, reply, adapters)
+        check_callback(on_progress)
         if on_progress is not None:
             job.on_progress = lambda progress: reply.mailbox.post(partial(on_progress, progress))
         if insist:
@@ -179,6 +181,7 @@ class QueryMembers(Core, ScoringMembers):
     ) -> TokenRun:
         """Columns."""
         job = self._score(ids, top_k, start, adapters, priority)
+        check_callback(on_progress)
         if on_progress is not None:
             mailbox = self._mailbox()
             job.on_progress = lambda progress: mailbox.post(partial(on_progress, progress))
@@ -203,9 +206,9 @@ class QueryMembers(Core, ScoringMembers):
 
     def _score(self, ids: Sequence[int], top_k: int, start: int, adapters: Adapters, priority: Priority) -> ScoreJob:
         checked = self._check(ids)
-        if not 0 <= start < len(checked):
-            raise InvalidRequestError(f"start must lie within 0 and {len(checked) - 1}, not {start}")
-        GenerationOptions(top_k=top_k).check()
+        if not is_whole(plain_number(start), 0, len(checked) - 1):
+            raise InvalidRequestError(f"start must lie within 0 and {len(checked) - 1}, not {shown(start)}")
+        check_value("top_k", top_k, ALTERNATIVES)
         namespace, before = self._route(checked, adapters)
         return ScoreJob(checked, namespace, check_priority(priority), before=before, start=start, k=top_k)
 

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from runtime.adapters.uses import Adapters
+from runtime.checking import check_callback
 from runtime.errors import UnsupportedFeatureError
 from runtime.info import OnProgress
 from runtime.model.texts import TextMembers
@@ -33,6 +34,7 @@ class VectorMembers(TextMembers):
     ) -> Float32:
         """``(n, hidden)``."""
         job = await asyncio.to_thread(self._embedding, texts, pooling, adapters)
+        check_callback(on_progress)
         if on_progress is not None:
             mailbox = self._mailbox()
             job.on_progress = lambda progress: mailbox.post(partial(on_progress, progress))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from runtime.checking import TEXT_FOR_IDS, shown
 from runtime.errors import ContextOverflowError, InvalidRequestError
 from runtime.records import Int32
 
@@ -19,6 +20,8 @@ def check_ids(ids: Sequence[int] | np.ndarray[Any, Any], *, vocab: int, context:
         InvalidRequestError: Empty, not whole numbers, or outside the vocabulary (the first bad one is named).
         ContextOverflowError: More than the context holds.
     """
+    if isinstance(ids, str | bytes):
+        raise InvalidRequestError(TEXT_FOR_IDS)
     kinds = set(map(type, ids)) if isinstance(ids, list | tuple) else set()
     if bool in kinds:
         raise InvalidRequestError("token ids must be whole numbers, not bool")
@@ -30,7 +33,7 @@ def check_ids(ids: Sequence[int] | np.ndarray[Any, Any], *, vocab: int, context:
         raise InvalidRequestError(
             "no tokens: give at least one token id (an empty prompt has nothing to predict from)"
             if array.size == 0
-            else f"token ids must be one flat sequence, not of shape {array.shape}"
+            else f"token ids must be one flat sequence, not {f'of shape {array.shape}' if array.ndim else shown(ids)}"
         )
     if array.dtype.kind not in "iu":
         raise InvalidRequestError(f"token ids must be whole numbers, not {array.dtype}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from runtime.adapters.uses import AdapterUse, check_adapters
+from runtime.checking import check_fields, instance, is_whole, option, shown
 from runtime.errors import InvalidRequestError
-from runtime.options import GenerationOptions
+from runtime.options import ALTERNATIVES, GenerationOptions, given
 from runtime.session.manifest import Manifest
 
 
@@ -26,9 +27,9 @@ class SessionConfig:
             alone. None: the stack that is in force when it is opened, and a change of it is a `ManifestMismatchError`.
     """
 
-    top_k: int | None = 10
+    top_k: int | None = field(default=10, metadata={"fault": lambda value: None if value is None else ALTERNATIVES(value)})
     limit: int | None = None
-    manifest: Manifest | None = None
+    manifest: Manifest | None = option(None, instance(Manifest, "a Manifest (see Manifest.from_mapping)"))
     options: GenerationOptions | None = None
     adapters: tuple[AdapterUse, ...] | None = None
 
@@ -42,25 +43,11 @@ class SessionConfig:
             InvalidRequestError: A value out of range or of the wrong type; the message names it.
             AdapterError: `adapters` is no sequence of names and (name, scale) pairs.
         """
-        GenerationOptions(top_k=0 if self.top_k is None else self.top_k).check()
-        limit = self.limit
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= context):
-            raise InvalidRequestError(f"limit must lie within 1 token and the {context:,} of the context, not {limit!r}")
-        if self.manifest is not None and not isinstance(self.manifest, Manifest):
-            raise InvalidRequestError(f"manifest is a Manifest (see Manifest.from_mapping), not {self.manifest!r:.60}")
-        if self.options is not None:
-            checked_options(self.options)
+        check_fields(self)
+        if self.limit is not None and not is_whole(self.limit, 1, context):
+            held = f"1 token and the {context:,} of the context"
+            raise InvalidRequestError(f"limit must lie within {held}, not {shown(self.limit)}")
+        given(self.options)
         if self.adapters is not None:
             check_adapters(self.adapters)
         return self
-
-
-def checked_options(options: object) -> GenerationOptions:
-    """The options of a generation.
-
-    Raises:
-        InvalidRequestError: Of another type, or with a value out of range.
-    """
-    if not isinstance(options, GenerationOptions):
-        raise InvalidRequestError(f"options is a GenerationOptions, not {options!r:.60}")
-    return options.check()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from runtime.checking import shown
 from runtime.errors import AdapterError, InvalidRequestError, SnapshotMismatchError
 from runtime.session.manifest import Manifest, tokenizer_digest
 
@@ -26,6 +27,8 @@ class OpensSessions:
         from runtime.session.session import Session
 
         model = cast("LanguageModel", self)
+        if config is not None and not isinstance(config, SessionConfig):
+            raise InvalidRequestError(f"config is a SessionConfig(top_k=..., options=...), not {shown(config)}")
         config = (config or SessionConfig()).check(model.info.context_length)
         if self._tokenizer_digest is None:
             self._tokenizer_digest = tokenizer_digest(model.byte_vocab)

@@ -9,10 +9,9 @@ from typing import Any, cast
 
 from runtime.errors import InvalidRequestError
 from runtime.info import OnProgress
-from runtime.options import GenerationOptions
+from runtime.options import GenerationOptions, given
 from runtime.records import Finish, Float32, TokenRecord
 from runtime.sampling.draw import fresh_seed
-from runtime.session.config import checked_options
 from runtime.session.core import SessionCore
 from runtime.session.manifest import stack_of
 from runtime.session.snapshot import Generation
@@ -156,7 +155,7 @@ class Stepping(SessionCore):
 
     def _options(self, options: GenerationOptions | None) -> GenerationOptions:
         """What holds for a decode: of the call, of the session, and under the session's adapters."""
-        options = GenerationOptions() if options is None else checked_options(options)
+        options = given(options)
         options = self.model.resolve_options(options, session=self.config.options).options
         if options.seed is None:
             options = replace(options, seed=fresh_seed())  # chosen here, so that the answer can go on from a snapshot

@@ -5,6 +5,9 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator, Sequence
 
+from runtime.checking import shown
+from runtime.errors import InvalidRequestError
+
 _PRIVATE = range(0xF0000, 0xFFFFE)  # Unicode plane 15: characters that mean nothing to anybody
 
 
@@ -54,7 +57,13 @@ def texts_of(pieces: Sequence[bytes], stream: Utf8Stream | None = None) -> tuple
 
 
 def clean_text(text: str) -> str:
-    """The text with surrogate pairs joined and lone surrogates as U+FFFD; NUL and control characters stay as they are."""
+    """The text with surrogate pairs joined and lone surrogates as U+FFFD; NUL and control characters stay as they are.
+
+    Raises:
+        InvalidRequestError: No text.
+    """
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"a text is needed, not {shown(text)}")
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,0 +1,111 @@
+"""Every member of a model, given arguments of every wrong type: a typed refusal, and the next request is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import GenerationOptions, InvalidRequestError, LanguageModel, RuntimeFault, load, spawn
+from runtime.model import LocalModel
+from tests.tiny_models import tiny_path
+
+PROMPT = [1, 2, 3]
+WRONG: tuple[Any, ...] = (
+    *(None, True, -1, 5, 1.5, math.nan, 2**200, "hello", "a\0b", b"x", object(), {}, {"a": 1}, print),
+    *([None], ["a"], [1.5], [math.nan], [2**200], [object()], [[1, 2], [3]], [[]], [[None]]),
+    *([{"role": "user"}], [{"role": 5, "content": 5}], [("a", math.nan)]),
+)
+SOUND = {  # an argument that a member cannot do without, by its name
+    "ids": PROMPT,
+    "batch": [PROMPT],
+    "prompts": [PROMPT],
+    "prompt_token_ids": PROMPT,
+    "prompt_token_ids_list": [PROMPT],
+    "max_tokens": 2,
+    "eos_token_ids": [2],
+    "prompt": "a",
+    "text": "a",
+    "texts": ["a"],
+    "token_id": 1,
+    "n": 2,
+    "name": "a",
+    "messages": [{"role": "user", "content": "a"}],
+    "options": None,
+    "pin": 1,
+    "count": 4,
+    "keys": [b"k"],
+    "tools": None,
+}
+ENDS = {"close", "close_async"}
+
+
+def members() -> list[tuple[str, str]]:
+    """Every member that is called, with each of its parameters."""
+    found: list[tuple[str, str]] = []
+    for name, member in inspect.getmembers(LocalModel, callable):
+        if not name.startswith("_") and name not in ENDS:
+            parameters = list(inspect.signature(member).parameters.values())[1:]
+            found.extend((name, each.name) for each in parameters if each.kind is not each.VAR_KEYWORD)
+    return found
+
+
+@pytest.fixture(scope="module", params=["here", "spawned"])
+def model(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
+    if request.param == "here":
+        with load(tiny_path("llama"), "fake") as made:
+            yield made
+        return
+    with asyncio.Runner() as runner, runner.run(spawn(tiny_path("llama"), "fake")) as client:
+        yield client
+
+
+async def call(member: Callable[..., Any], arguments: dict[str, Any]) -> None:
+    """Calls a member, and takes the first of what it gives."""
+    answer = member(**arguments)
+    if inspect.isasyncgen(answer):
+        await anext(answer, None)
+        await answer.aclose()
+    elif inspect.isawaitable(answer):
+        async with asyncio.timeout(60):
+            await answer
+    elif isinstance(answer, Iterator):
+        next(answer, None)
+
+
+@pytest.mark.parametrize(("name", "parameter"), members())
+def test_what_is_of_the_wrong_type_is_refused_and_the_next_request_answered(
+    model: LanguageModel, name: str, parameter: str, tmp_path: Path
+) -> None:
+    member = getattr(model, name, None)
+    if member is None:  # the members that a model of this process alone has
+        assert name in ("keep_vectors", "from_parts")
+        return
+    needed = {each.name for each in inspect.signature(member).parameters.values() if each.default is each.empty}
+    for value in WRONG:
+        arguments = {each: SOUND.get(each, str(tmp_path / "x")) for each in needed} | {parameter: value}
+        with suppress(RuntimeFault, FileNotFoundError):
+            asyncio.run(call(member, arguments))
+    model.set_kv_budget(1 << 24)
+    assert len(list(model.generate_sync(PROMPT, GenerationOptions(max_tokens=2, ignore_eos=True)))) == 2
+
+
+def test_a_text_in_place_of_ids_is_told_how_to_make_them(model: LanguageModel) -> None:
+    async def first(text: Any) -> None:
+        await anext(model.generate(text))
+
+    text: Any = "What is said?"
+    for ask in (
+        lambda: next(iter(model.generate_sync(text))),
+        lambda: model.next_token_logprobs_sync(text),
+        lambda: asyncio.run(model.score(text)),
+        lambda: asyncio.run(first(text)),
+    ):
+        with pytest.raises(InvalidRequestError, match=r"not a text: model\.tokenize\(text\)"):
+            ask()
