@@ -160,6 +160,8 @@ async def run_window(
             workbench.warm_up()
         workbench.tidy_up()
         await windows.ended.wait()
+    for words in workbench.unsaved:
+        log.warning("%s", words)
     collector.stop()
     watcher.deleteLater()
     left = windows.left()

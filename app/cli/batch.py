@@ -93,7 +93,7 @@ def answered(out: Path, file: str, lines: Sequence[Line]) -> set[int]:
                         ) from None
                     break  # cut off where it was stopped
                 number = answer.get("line") if isinstance(answer, dict) else None
-                if number not in ids or answer.get("id") != ids[number]:
+                if not isinstance(number, int) or number not in ids or answer.get("id") != ids[number]:
                     raise click.ClickException(
                         f"{out}, line {at:,}: it answers no line of {file}, whose results go on in the file they are in; "
                         "choose another --out"

@@ -57,7 +57,8 @@ async def opened(data: DataFolder, asked: Asked, preset: GenerationOptions, *, w
         instead: What a user does who finds it in use.
 
     Raises:
-        click.ClickException: Another process writes into the data folder.
+        click.ClickException: Another process writes into the data folder, or an answer could not be saved in the end; it
+            says where its text is.
     """
     lock = DataFolderLock(data.root, who)
     if not lock.acquire():
@@ -74,6 +75,8 @@ async def opened(data: DataFolder, asked: Asked, preset: GenerationOptions, *, w
             yield Opened(store, supervisor, workbench, call)
         finally:
             await workbench.close()
+            if workbench.unsaved:  # in place of whatever was said of it before
+                raise click.ClickException("; ".join(workbench.unsaved))
     finally:
         lock.release()
 

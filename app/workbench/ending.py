@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +37,11 @@ class Ending:
     recorder: Recorder | None
     cut: Finish = Finish.NONE  # what ended it, where the model did not
 
+    @property
+    def texts(self) -> list[str]:
+        """What is to be written, in words."""
+        return [self.text]
+
     async def save(self, store: SessionStore) -> None:
         """Writes the tokens that are left, then closes the node.
 
@@ -45,6 +53,31 @@ class Ending:
         await store.finish_node(
             self.node_id, finish_reason=self.finish, incomplete=self.incomplete, stats=self.stats, text=self.text
         )
+
+
+def write_elsewhere(title: str, question: str, answers: Sequence[str]) -> Path | None:
+    """Writes answers that the store has no room for into a file of its owner's alone; where it is.
+
+    Tried are the temporary folder, the working folder and the home: one of them may be on another disk. None where no
+    folder takes it.
+    """
+    parts = [f"# {title}", f"user: {question}", *(f"assistant: {answer}" for answer in answers)]
+    data = ("\n\n".join(parts) + "\n").encode("utf-8", "replace")
+    for folder in (Path(tempfile.gettempdir()), Path.cwd(), Path.home()):
+        file: Path | None = None
+        try:
+            handle, name = tempfile.mkstemp(prefix="elsewise-unsaved-", suffix=".md", dir=folder)
+            file = Path(name)
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError:
+            if file is not None:
+                file.unlink(missing_ok=True)
+        else:
+            return file
+    return None
 
 
 def stats_of(answer: Answer, run: TokenRun) -> dict[str, Any]:

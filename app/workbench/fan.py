@@ -130,6 +130,11 @@ class Endings:
         """The strand whose end is waited for first."""
         return self.left[0].node_id if self.left else -1
 
+    @property
+    def texts(self) -> list[str]:
+        """What is left, in words."""
+        return [ending.text for ending in self.left]
+
     async def save(self, store: SessionStore) -> None:
         """Writes what is left.
 

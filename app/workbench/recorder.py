@@ -63,10 +63,12 @@ class Recorder:
     async def _flush_now_and_then(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
+            flushing = asyncio.ensure_future(self._flush())
+            flushing.add_done_callback(lambda done: done.cancelled() or done.exception())  # `close` may not wait for this one
             try:
-                await asyncio.shield(self._flush())
+                await asyncio.shield(flushing)
             except StoreError as fault:  # tried again with the next tokens; `close` says so if it does not get better
-                log.warning("node %d cannot be saved yet: %s", self._node_id, fault)
+                log.info("node %d cannot be saved yet: %s", self._node_id, fault)
 
     async def _flush(self) -> None:
         async with self._lock:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from app.supervisor import Supervisor
+from app.workbench.ending import write_elsewhere
 from app.workbench.making import next_branch
 from app.workbench.reading import every_node, read, read_names
 from app.workbench.refusals import GONE, stored
@@ -39,6 +40,7 @@ class Sessions:
         self._windows = windows
         self._tell = windows.tell
         self._open: dict[int, OpenSession] = {}
+        self.unsaved: list[str] = []  # what became of answers that could not be written before the end
         self._trashed: set[int] = set()  # of the open ones
         self.closing = False  # the engine is not asked for anything any more
         self._making = asyncio.Lock()  # a session that is being made must not be cleared away as one nobody uses
@@ -235,12 +237,12 @@ class Sessions:
             log.info("no warm prefix: %s", str(fault) or "the engine takes its time")
 
     async def settle(self, write: Callable[[OpenSession], Awaitable[None]]) -> None:
-        """Tries once more, before the end, to write what could not be written."""
+        """Tries once more, before the end, to write what could not be written; else its text goes elsewhere (`unsaved`)."""
         for session in self._open.values():
             try:
                 await write(session)
             except Refusal as refusal:
-                log.warning("session %d: %s", session.id, refusal)
+                self.unsaved.append(_rescued(session, refusal))
 
     def uses_adapter(self, folder: str) -> bool:
         """Whether an open session has it on its stack."""
@@ -297,3 +299,22 @@ class Sessions:
         await stored(self._store.restore_session(session_id))
         self._trashed.discard(session_id)
         self._tell(SessionsChanged())
+
+
+def _rescued(session: OpenSession, refusal: Refusal) -> str:
+    """Writes what a session could not take in somewhere else; what was lost and where the rest is."""
+    assert session.unsaved is not None  # or nothing was to be written
+    fault, texts = refusal.__cause__ or refusal, session.unsaved.texts
+    asked = [turn for turn in session.tree.turns(session.tip) if turn.role == "user"]
+    file = write_elsewhere(session.title, session.content(asked[-1]) if asked else "", texts)
+    count = sum(map(len, texts))
+    if file is None:
+        return translate(
+            "Workbench",
+            "{0}. The session {1} has only the beginning of the last answer; its {2:,} characters could not be "
+            "written elsewhere either: copy them from the screen",
+        ).format(fault, repr(session.title), count)
+    return translate(
+        "Workbench",
+        "{0}. The session {1} has only the beginning of the last answer; all of its text ({2:,} characters) is in {3}",
+    ).format(fault, repr(session.title), count, file)

@@ -203,6 +203,11 @@ class AppWorkbench(
         """Bytes of any token, without the engine."""
         return [self.vocabulary.bytes_of(token) for token in token_ids]
 
+    @property
+    def unsaved(self) -> Sequence[str]:
+        """What became of answers that could not be written before the end, a sentence for each; known when all is closed."""
+        return self._sessions.unsaved
+
     async def close(self) -> bool:
         """Gives the window's session up; with the last window everything is saved and ends, which is what this returns.
 

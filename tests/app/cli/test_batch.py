@@ -281,6 +281,7 @@ def test_answers_to_something_else_are_not_gone_on_with(elsewise: Elsewise, file
         ('{"id": "other", "line": 1, "text": ""}\n', "line 1: it answers no line of"),
         ('{"id": 9, "line": 9}\n', "line 1: it answers no line of"),
         ("[]\n", "line 1: it answers no line of"),
+        ('{"id": 1, "line": [1]}\n', "line 1: it answers no line of"),
         ("not JSON\n{}\n", "line 1: not JSON"),
     ):
         out.write_text(there)

@@ -104,3 +104,48 @@ def test_damage_in_a_read_only_folder_is_named_and_left(tmp_path: Path) -> None:
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
     assert "damaged" in done.stderr
     assert "nothing was changed: " in done.stderr.splitlines()[-1]
+
+
+SMALL = 'mount -t tmpfs -o size=640k none "$D"'  # takes the store, and the beginning of a long answer
+ASK = ["ask", "hi", "--session", "Trip", "--backend", "fake", "--seed", "3", "--option", "ignore_eos=true", "--max-tokens"]
+
+
+@needs_mounts
+def test_an_answer_that_the_disk_has_no_room_for_is_put_elsewhere(tmp_path: Path) -> None:
+    # given a disk that fills while an answer streams, and another one
+    data, temporary, kept = tmp_path / "data", tmp_path / "temporary", tmp_path / "kept"
+    for folder in (data, temporary):
+        folder.mkdir()
+    elsewise = [sys.executable, "-m", "app", "--data-dir", str(data)]
+    lines = [
+        SMALL,
+        f"export TMPDIR={shlex.quote(str(temporary))}",
+        f"{shlex.join([*elsewise, *ASK, '6000'])}; code=$?",
+        f"{shlex.join([*elsewise, 'sessions', 'show', '1'])} > {shlex.quote(str(kept))}; exit $code",
+    ]
+    # when
+    done = subprocess.run(
+        [*NAMESPACE, "bash", "-c", "\n".join(lines)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+        env=os.environ | {"D": str(data)},
+    )
+    # then one sentence says what is where, and all that was printed is there
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    told = [line for line in done.stderr.splitlines() if "sessions.db" in line]
+    assert len(told) == 1, done.stderr
+    assert "the disk is full" in told[0]
+    assert "The session 'Trip' has only the beginning of the last answer" in told[0]
+    assert kept.read_text().startswith("# Trip\n\nuser: hi")
+    (file,) = temporary.glob("elsewise-unsaved-*.md")
+    assert told[0].endswith(f"is in {file}")
+    assert file.stat().st_mode & 0o077 == 0
+    assert letters(file.read_text()) == letters(f"# Trip\n\nuser: hi\n\nassistant: {done.stdout}")
+
+
+def letters(text: str) -> str:
+    """Without what a terminal and a pipe write in ways of their own: line ends, and bytes that are no text."""
+    return "".join(letter for letter in text if letter.isascii() and letter.isprintable())

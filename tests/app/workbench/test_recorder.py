@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import selectors
 from typing import Any, cast
 
@@ -89,6 +90,7 @@ def test_it_is_no_write_for_every_token() -> None:
 
 
 def test_what_a_full_disk_refused_comes_with_the_next_write(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     disk = Disk(0.01, refusals=2)
     late = streamed(disk, every=0.05, tokens=100)
     assert disk.first[0] == 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +43,7 @@ def test_a_disk_that_is_full_before_the_message_refuses_it(play: Play) -> None:
 
 
 def test_a_disk_that_fills_up_under_a_stream_loses_no_token(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     shown: list[SessionView] = []
 
     async def scene(s: Scene) -> None:
@@ -74,7 +77,44 @@ def test_a_disk_that_fills_up_under_a_stream_loses_no_token(play: Play, caplog: 
     play(later)
 
 
+@pytest.mark.parametrize("room", [True, False], ids=["another disk", "no other disk"])
+def test_what_cannot_be_saved_before_the_end_is_put_elsewhere_or_said(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, room: bool
+) -> None:
+    caplog.set_level(logging.INFO)
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder if room else folder / "gone"))
+    monkeypatch.setattr("pathlib.Path.home", lambda: folder / "gone")
+    monkeypatch.setattr("pathlib.Path.cwd", lambda: folder / "gone")
+
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        await until(lambda: s.arrived(session_id) == 6)
+        refuse(s.store, "append_chunk", "finish_node")
+        s.workbench.stop(session_id)
+        with pytest.raises(Refusal, match="the disk is full"):
+            await sending
+        answer = await s.last(session_id)
+        await s.workbench.close()
+        (said,) = s.workbench.unsaved
+        assert "the disk is full" in said
+        assert "has only the beginning of the last answer" in said
+        if room:
+            (file,) = folder.iterdir()
+            assert said.endswith(f"is in {file}")
+            text = "".join(answer.run.texts).rpartition("assistant\n")[2]
+            assert file.read_text().endswith(f"user: hello\n\nassistant: {text}\n")
+        else:
+            assert said.endswith("could not be written elsewhere either: copy them from the screen")
+
+    play(scene, engine=Engine(holds_after=6))
+
+
 def test_a_disk_that_has_room_again_before_the_end_is_no_event(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
