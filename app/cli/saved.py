@@ -17,6 +17,7 @@ from app.kept import blocks_in, disk_budget
 from app.paths import DataFolder
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench
+from app.workbench.damage import back_up
 from app.workbench.making import MADE
 from app.workbench.naming import stored_sources, told_options
 from runtime import Finish, GenerationOptions, LanguageModel, TokenRun, clean_text
@@ -73,6 +74,7 @@ async def opened(data: DataFolder, asked: Asked, preset: GenerationOptions, *, w
             if asked.naming:  # tokens by their text, whose ids only the model knows
                 call.update(asked.call_on(await supervisor.model()))
             yield Opened(store, supervisor, workbench, call)
+            await back_up(store)
         finally:
             await workbench.close()
             if workbench.unsaved:  # in place of whatever was said of it before

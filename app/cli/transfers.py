@@ -20,6 +20,7 @@ from app.kept import disk_budget
 from app.portable_kv import carries_blocks, keys_of
 from app.snapshots import snapshot_of
 from app.workbench.comparing import compare
+from app.workbench.damage import back_up
 from app.workbench.outline import outline
 from app.workbench.session import OpenSession
 from app.workbench.taking import what_is_taken
@@ -185,6 +186,7 @@ async def _import(store: SessionStore, file: Path, progress: OnTransfer) -> tupl
                 click.echo(f"note: {note}", err=True)
         for note in imported.notes:
             click.echo(f"note: {note}", err=True)
+        await back_up(store)
         if not carries_blocks(file):
             return [], 0
         keys = [key for session_id in imported.sessions for key in await keys_of(store, session_id)]

@@ -19,6 +19,7 @@ from app.workbench.caching import CacheMembers, Caching
 from app.workbench.chores import Chores
 from app.workbench.composing import Composing
 from app.workbench.copying import Copies
+from app.workbench.damage import back_up
 from app.workbench.downloads import Downloads
 from app.workbench.drawing import DrawingMembers
 from app.workbench.drawn import Drawn
@@ -47,7 +48,7 @@ from app.workbench.turns import Turns
 from app.workbench.vocabulary import Vocabulary
 from app.workbench.windows import Windows
 from runtime import GenerationOptions, SamplingOptions
-from storage import SessionStore, StoreDamagedError, StoreError
+from storage import SessionStore, StoreError
 from ui import (
     Event,
     StatusChanged,
@@ -190,14 +191,9 @@ class AppWorkbench(
         await asyncio.sleep(TIDY_SECONDS)
         try:
             await self._sessions.tidy()
-            try:
-                await self._store.back_up_daily()
-            except StoreDamagedError as fault:
-                log.warning("damaged rows are set aside: %s", fault)
-                await self._store.set_aside_damage()
-                await self._store.back_up_daily()
         except StoreError as fault:  # the next start tries again
-            log.warning("not everything was cleared away and backed up: %s", fault)
+            log.warning("not everything was cleared away: %s", fault)
+        await back_up(self._store)
 
     def token_text(self, session_id: int, token_ids: Sequence[int]) -> Sequence[bytes]:  # noqa: ARG002  # one vocabulary so far
         """Bytes of any token, without the engine."""

@@ -8,6 +8,7 @@ import os
 import re
 import sqlite3
 import stat
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -336,3 +337,36 @@ def test_the_list_says_in_which_folder_a_session_stands_and_its_tags(elsewise: E
         [trip] = [line for line in listed.splitlines() if "Trip" in line]
         assert trip.rstrip().endswith("sea, 2026")
         assert "Far away" in trip
+
+
+def test_who_only_uses_the_terminal_has_a_backup_of_each_day(
+    elsewise: Elsewise, data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def backups() -> list[str]:
+        return sorted(file.name for file in (data / "backups").glob("*"))
+
+    # given three answers on two days
+    for day in ("2030-01-01", "2030-01-01", "2030-01-02"):
+        monkeypatch.setattr("storage.backup.today", lambda day=day: day)
+        assert elsewise("ask", "where to?", "--session", "Trip", *ASK).code == 0
+    # then there is a backup of each day, with what was said by then
+    assert backups() == ["sessions.daily-000001.2030-01-01.db", "sessions.daily-000002.2030-01-02.db"]
+    count = "SELECT count(*) FROM nodes WHERE role = 'user'"
+    assert [rows(data / "backups" / name, count) for name in backups()] == [[(1,)], [(3,)]]
+    # and what is imported is in one too
+    assert elsewise("sessions", "export", "Trip", str(tmp_path / "trip.json")).code == 0
+    monkeypatch.setattr("storage.backup.today", lambda: "2030-01-03")
+    assert elsewise("sessions", "import", str(tmp_path / "trip.json")).code == 0
+    assert rows(data / "backups" / backups()[-1], "SELECT count(*) FROM sessions") == [(2,)]
+
+
+def test_damage_keeps_nobody_in_the_terminal_from_a_backup(elsewise: Elsewise, data: Path) -> None:
+    assert elsewise("ask", "where to?", "--session", "Trip", *ASK).code == 0
+    for backup in (data / "backups").iterdir():
+        backup.unlink()
+    with closing(sqlite3.connect(data / "sessions.db")) as conn:
+        conn.execute("UPDATE nodes SET text = 'bent' WHERE role = 'user'")
+        conn.commit()
+    assert elsewise("ask", "hello", "--session", "Other", *ASK).code == 0
+    assert len(list((data / "backups").glob("sessions.daily-*"))) == 1
+    assert elsewise("sessions", "verify").code == 0
