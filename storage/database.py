@@ -7,11 +7,13 @@ or `Database.write`. The results come back through `concurrent.futures`, so any 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import shutil
 import sqlite3
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +24,7 @@ import sqlite_utils
 from storage.errors import (
     StoreClosedError,
     StoreDamagedError,
+    StoreForkedError,
     StoreMissingError,
     is_write_fault,
     typed_errors,
@@ -56,6 +59,7 @@ class Database:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="elsewise-store")
         self._db: sqlite_utils.Database | None = None
         self._closed = False
+        self._pid = os.getpid()
 
     def open(self, opener: Callable[[], sqlite_utils.Database]) -> None:
         """Makes the connection by `opener` on the store thread; blocking. A failure leaves nothing open."""
@@ -70,7 +74,13 @@ class Database:
 
         Raises:
             StoreClosedError: The store was closed.
+            StoreForkedError: It belongs to another process.
         """
+        if self._forked:
+            raise StoreForkedError(
+                f"{self.path}: the store belongs to process {self._pid}, which this one was forked from; open it in this "
+                'process, and start the process by spawn instead of fork: multiprocessing.get_context("spawn")'
+            )
         if self._closed:
             raise StoreClosedError(f"{self.path}: the store was closed")
         return self._thread.submit(self._run, job)
@@ -87,7 +97,12 @@ class Database:
         return await self.read(lambda db: transaction(db, job))
 
     def close(self) -> None:
-        """Carries out what was submitted, closes the connection and ends the thread; blocking, may be repeated."""
+        """Carries out what was submitted, closes the connection and ends the thread; blocking, may be repeated.
+
+        In a forked child it does nothing.
+        """
+        if self._forked:
+            return
         if not self._closed:
             self._closed = True
             self._thread.submit(self._disconnect).result()
@@ -95,10 +110,17 @@ class Database:
 
     async def close_async(self) -> None:
         """The same without blocking the event loop while work is still waiting."""
+        if self._forked:
+            return
         if not self._closed:
             self._closed = True
             await asyncio.wrap_future(_relay(self._thread.submit(self._disconnect)))
         self._thread.shutdown()  # the thread has nothing left to do: this waits for its last few instructions
+
+    @property
+    def _forked(self) -> bool:
+        """Whether this is a forked child, where the thread does not exist."""
+        return os.getpid() != self._pid
 
     def _open(self, opener: Callable[[], sqlite_utils.Database]) -> None:
         with typed_errors(self.path):
@@ -149,26 +171,48 @@ def connect(path: Path, *, read_only: bool = False, immutable: bool = False) -> 
     except BaseException:
         folder.cleanup()
         raise
-    assert isinstance(db.conn, _Connection)
+    assert isinstance(db.conn, Connection)
     db.conn.folder = folder
     return db
 
 
-class _Connection(sqlite3.Connection):
-    """May own the folder of the copy that it reads."""
+class Connection(sqlite3.Connection):
+    """Belongs to the process that opened it: SQLite allows a forked child not so much as to close it.
+
+    May own the folder of the copy that it reads.
+    """
 
     folder: tempfile.TemporaryDirectory[str] | None = None
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._pid = os.getpid()
+        _connections.add(self)
+
     def close(self) -> None:
-        """Closes it and deletes the copy."""
+        """Closes it and deletes the copy; in a forked child it does nothing."""
+        if os.getpid() != self._pid:
+            return
         super().close()
         if self.folder is not None:
             self.folder.cleanup()
 
 
+_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _never_collected() -> None:
+    """In a forked child: the end of the interpreter would close the connections too, and take their files for its own."""
+    for connection in list(_connections):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+
+
+os.register_at_fork(after_in_child=_never_collected)
+
+
 def _connection(path: Path, *, read_only: bool, immutable: bool = False) -> sqlite_utils.Database:
     uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}{'&immutable=1' if immutable else ''}"
-    conn = sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, factory=_Connection)
+    conn = sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, factory=Connection)
     try:
         # damaged text must reach the checksum, not fail in the decoder
         conn.text_factory = lambda raw: raw.decode("utf-8", "replace")

@@ -9,6 +9,7 @@ StoreError
 ├── StoreDiskError                      the disk failed while reading or syncing
 ├── StoreBusyError                      another program holds the database
 ├── StoreClosedError                    the store was closed
+│   └── StoreForkedError                it belongs to the process that this one was forked from
 ├── UnknownRowError (LookupError)       no session, node or chunk has that number
 ├── InvalidRowError (ValueError)        what was to be saved makes no sense; nothing was written
 └── InvalidFileError (ValueError)       a file cannot be imported; nothing of it was
@@ -57,6 +58,10 @@ class StoreBusyError(StoreError):
 
 class StoreClosedError(StoreError):
     """The store was closed."""
+
+
+class StoreForkedError(StoreClosedError):
+    """The store belongs to the process that this one was forked from: its thread and its connection exist there alone."""
 
 
 class UnknownRowError(StoreError, LookupError):

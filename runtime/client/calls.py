@@ -134,7 +134,9 @@ class Calls:
         ticket = self._ticket(method, arguments, waiter, _never)
         self._send_now(ticket)
         try:
-            yield from waiter.runs()
+            for run in waiter.runs():
+                yield run
+                self._link.check_process()  # its reader may have been forked meanwhile
         finally:
             self._link.cancel(ticket.id)
 

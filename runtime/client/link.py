@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -18,7 +19,7 @@ from runtime.aio import LoopThread
 from runtime.client.child import EngineProcess
 from runtime.client.limits import EngineLimits, Vigil
 from runtime.client.waiters import Ticket, Waiter
-from runtime.errors import EngineDiedError, RuntimeFault, SessionClosedError
+from runtime.errors import EngineDiedError, ForkedError, RuntimeFault, SessionClosedError
 from runtime.loading.telling import OnLoad
 from runtime.wire.arrays import unpack_run
 from runtime.wire.connection import Connection
@@ -86,6 +87,7 @@ class EngineLink:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = threading.RLock()  # reentrant: a finaliser may run inside
         self._closed: Future[None] | None = None
+        self._pid = os.getpid()
         self._thread = LoopThread("elsewise-engine-io")
         self._begun = self._thread.submit(self._begin())
 
@@ -99,7 +101,23 @@ class EngineLink:
     @property
     def ending(self) -> RuntimeFault | None:
         """Why nothing can be asked any more; None while the engine lives."""
+        if self.forked:
+            return ForkedError.of(self._pid)
         return self._ending() if self._ending else None
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a forked child of the process that has the engine: nothing answers here, any lock may be held."""
+        return os.getpid() != self._pid
+
+    def check_process(self) -> None:
+        """Refuses a forked child.
+
+        Raises:
+            ForkedError: The engine is another process's.
+        """
+        if self.forked:
+            raise ForkedError.of(self._pid)
 
     def next_id(self) -> int:
         """A number for a call."""
@@ -107,17 +125,22 @@ class EngineLink:
 
     def submit(self, tickets: Sequence[Ticket]) -> None:
         """Sends calls as one group; each waiter hears of its own."""
-        if not self._thread.post(self._send, tickets):
+        if self.forked:
+            for ticket in tickets:
+                ticket.waiter.fault(ForkedError.of(self._pid))
+        elif not self._thread.post(self._send, tickets):
             for ticket in tickets:
                 ticket.waiter.fault(_closed_error())
 
     def cancel(self, number: int) -> None:
         """Nobody waits for a call any more; one that was answered already is none."""
-        self._thread.post(self._cancel, number)
+        if not self.forked:
+            self._thread.post(self._cancel, number)
 
     def drop(self, number: int, branch: int) -> None:
         """Nobody wants this branch of a call any more; after the call was submitted."""
-        self._thread.post(self._drop, number, branch)
+        if not self.forked:
+            self._thread.post(self._drop, number, branch)
 
     def close_soon(self, *, grace: float | None = None) -> Future[None]:
         """Ends the engine without waiting; the same future every time.
@@ -125,6 +148,10 @@ class EngineLink:
         Args:
             grace: Seconds for the engine to end by itself, where the limits do not say less.
         """
+        if self.forked:  # the engine goes on: it is the other process's
+            nothing: Future[None] = Future()
+            nothing.set_result(None)
+            return nothing
         with self._closing:
             if self._closed is None:
                 limit = self._limits.close_seconds
@@ -133,7 +160,8 @@ class EngineLink:
 
     def join(self) -> None:
         """Waits for the I/O thread, which ends right after the future of `close_soon`."""
-        self._thread.join()
+        if not self.forked:
+            self._thread.join()
 
     # ---- the life of the process -----------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from runtime.errors import GrammarError, RuntimeFault, SessionClosedError
+from runtime.errors import ForkedError, GrammarError, RuntimeFault, SessionClosedError
 from runtime.grammar.compile import LIMITS, OUR_STACK, llguidance_text, readable
 from runtime.grammar.matcher import MatcherConstraint
 from runtime.grammar.source import Grammar
@@ -56,9 +57,16 @@ class Grammars:
         self._compiled: OrderedDict[Grammar, Future[Any]] = OrderedDict()  # matchers at their beginning
         self._held: Counter[Grammar] = Counter()  # by how many each is held
         self._closed = False
+        self._pid = os.getpid()
 
     def ready(self, grammar: Grammar) -> bool:
-        """Whether a constraint can be made without compiling anything."""
+        """Whether a constraint can be made without compiling anything.
+
+        Raises:
+            ForkedError: The model belongs to another process.
+        """
+        if os.getpid() != self._pid:  # whose worker does not exist here, and whose locks may be held for ever
+            raise ForkedError.of(self._pid)
         with self._lock:
             made = self._compiled.get(grammar)
         return made is not None and made.done() and made.exception() is None
@@ -80,6 +88,8 @@ class Grammars:
         Raises:
             SessionClosedError: The model was closed.
         """
+        if os.getpid() != self._pid:
+            raise ForkedError.of(self._pid)
         mine: dict[Grammar, Future[Any]] = {}
         made: dict[Grammar, Future[Any]] = {}
         with self._lock:
@@ -164,7 +174,9 @@ class Grammars:
         return new
 
     def close(self) -> None:
-        """Ends the worker. Idempotent."""
+        """Ends the worker. Idempotent; in a forked process it does nothing."""
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             self._closed = True
             worker, self._worker = self._worker, None

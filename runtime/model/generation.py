@@ -107,6 +107,7 @@ class GenerationMembers(TextMembers):
                     raise item
                 if isinstance(item, TokenRun):
                     yield item
+                    self._engine.check_process()  # its reader may have been forked meanwhile
                 elif on_progress is not None:
                     on_progress(item)
         finally:

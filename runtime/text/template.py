@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import psutil
 
-from runtime.errors import InvalidRequestError
+from runtime.errors import ForkedError, InvalidRequestError
 from runtime.loading.folder import ModelFolder
 from runtime.text.tokenizer import Tokenizer
 
@@ -70,6 +70,7 @@ class ChatTemplate:
         self._lock = threading.Lock()
         self._child: _Child | None = None
         self._closed = False
+        self._pid = os.getpid()
 
     @classmethod
     def from_folder(cls, folder: ModelFolder, tokenizer: Tokenizer) -> Self | None:
@@ -88,7 +89,9 @@ class ChatTemplate:
         Raises:
             InvalidRequestError: The template refuses the messages, is broken, or exceeds its limits (its process is
                 killed then, and a later render starts another).
+            ForkedError: It belongs to another process.
         """
+        self._check_process()
         variables: dict[str, Any] = {
             **self._special_texts,
             "messages": [_with_reasoning(message) for message in messages],
@@ -110,16 +113,23 @@ class ChatTemplate:
 
         Raises:
             InvalidRequestError: It does not compile, or exceeds its limits.
+            ForkedError: It belongs to another process.
         """
+        self._check_process()
         with self._lock:
             if self._child is None:
                 self._exchange(None)
 
     def close(self) -> None:
-        """Ends the child. May be called twice."""
-        with self._lock:
-            self._closed = True
-            self._drop()
+        """Ends the child. May be called twice; in a forked process it does nothing."""
+        if os.getpid() == self._pid:
+            with self._lock:
+                self._closed = True
+                self._drop()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:  # the socket is the other process's, and the lock may be held for ever
+            raise ForkedError.of(self._pid)
 
     @property
     def takes_tools(self) -> bool:

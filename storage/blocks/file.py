@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
@@ -54,6 +55,7 @@ class BlockFile:
     def __init__(self, path: Path, budget: int, *, read_only: bool = False) -> None:
         self.path, self.budget = path, budget
         self._read_only = read_only
+        self._pid = os.getpid()
         self._evicted = self._damaged = self._last_use = 0
         self._conn: sqlite3.Connection | None = schema.open_guest(path, read_only=True) if read_only else schema.open_file(path)
         try:
@@ -179,6 +181,10 @@ class BlockFile:
     def _open_connection(self) -> sqlite3.Connection:
         if self._conn is None:
             raise OSError(errno.EBADF, "the block file was closed", str(self.path))
+        if os.getpid() != self._pid:
+            raise OSError(
+                errno.EBUSY, f"the block file belongs to process {self._pid}, which this one was forked from", str(self.path)
+            )
         return self._conn
 
     def _start_anew(self, reason: str) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 
 from storage.backup import free_name, keep_as
 from storage.blocks.errors import DamagedFileError, as_os_errors, guest_errors
-from storage.database import ensure_file, sync_folder
+from storage.database import Connection, ensure_file, sync_folder
 
 logger = logging.getLogger(__name__)
 
@@ -183,7 +183,7 @@ def _connect(path: Path, *, read_only: bool = False, immutable: bool = False) ->
     if path.exists() and not path.is_file():  # SQLite waits for a pipe's other end
         raise OSError(errno.EINVAL, "it is no regular file; move it away", str(path))
     uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}{'&immutable=1' if immutable else ''}"
-    conn = sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
+    conn = sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, factory=Connection)
     conn.text_factory = lambda raw: raw.decode("utf-8", "replace")
     conn.execute("PRAGMA trusted_schema = OFF")
     conn.execute("PRAGMA cell_size_check = ON")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,10 +35,12 @@ from runtime.backends.sized import state_size
 from runtime.backends.small import small_copies
 from runtime.backends.stored import Stored
 from runtime.backends.tree import Bool, Int64
-from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
+from runtime.errors import ForkedError, MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import ModelInfo
 from runtime.loading.folder import ModelFolder
 from runtime.options import LoadOptions
+
+_IMPORTED_BY = os.getpid()
 
 
 def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> MlxBackend:
@@ -48,8 +51,14 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> MlxBack
         options: How; `device`, `dtype`, `context_length`, `kv_dtype` and `kv_cache_bytes` are honoured here.
 
     Raises:
+        ForkedError: The process was forked from one that has loaded MLX, whose threads are not here: it would wait for ever.
         UnsupportedFeatureError: `attention="eager"`: MLX has one kernel. `offload="disk"`: its arrays live in memory.
     """
+    if os.getpid() != _IMPORTED_BY:
+        raise ForkedError(
+            f"MLX was loaded by process {_IMPORTED_BY}, which this one was forked from, and does not work in a forked process; "
+            'start the process by spawn instead: multiprocessing.get_context("spawn")'
+        )
     passed_over = check_fits(source, options)
     if options.attention == "eager":
         raise UnsupportedFeatureError("attention='eager' is not something MLX has; leave it on auto")
