@@ -13,6 +13,9 @@ _LIBRARIES = {
     "mlx_lm": ("utils.py", "MODEL_REMAPPING", ".py"),
 }
 
+_ARGUMENTS = ("args", "config", "params", "text_config")
+_SHARED = ("base", "cache")  # modules that every architecture takes something from
+
 
 def libraries_knowing(kind: str) -> tuple[str, ...]:
     """Which of transformers and mlx_lm have an architecture.
@@ -28,6 +31,35 @@ def libraries_knowing(kind: str) -> tuple[str, ...]:
         if any((place / "models" / f"{name}{suffix}").exists() for place in _places(library)):
             found.append(library)
     return tuple(found)
+
+
+@cache
+def words_in_source(library: str, kind: str) -> frozenset[str]:
+    """What the module of an architecture mentions: names, texts, and as "args.NAME" the fields that it reads of its arguments.
+
+    A field that is declared and never read is not among them. Modules that it takes classes from are read as well.
+
+    Args:
+        library: "mlx_lm".
+        kind: ``model_type`` of a configuration.
+    """
+    _, _, suffix = _LIBRARIES[library]
+    todo, found, read = [_elsewhere(library).get(kind, kind).replace("-", "_")], set[str](), set[str]()
+    while todo:
+        name = todo.pop()
+        files = [place / "models" / f"{name}{suffix}" for place in _places(library)[:1]]
+        if name in read or name in _SHARED or not all(file.is_file() for file in files):
+            continue
+        read.add(name)
+        for node in ast.walk(ast.parse("".join(file.read_text("utf-8") for file in files))):
+            match node:
+                case ast.Attribute(value=ast.Name(id=owner) | ast.Attribute(attr=owner), attr=word):
+                    found.add(f"args.{word}" if owner in _ARGUMENTS else word)
+                case ast.Constant(value=str(word)) | ast.Name(id=word, ctx=ast.Load()):
+                    found.add(word)
+                case ast.ImportFrom(level=1, module=module, names=names):
+                    todo += [module] if module else [alias.name for alias in names]
+    return frozenset(found)
 
 
 @cache

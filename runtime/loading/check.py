@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from resources.files import kind_of_file, read_regular
 from runtime.errors import ModelLoadError
 from runtime.loading.architectures import libraries_knowing
-from runtime.loading.config import check_sizes, normalised
+from runtime.loading.config import check_fields, check_tokenizer_fields, ignored_values, normalised
 from runtime.loading.digests import digest_of_all, known_sha256
 from runtime.loading.folder import ModelFolder
 from runtime.loading.manifest import Manifest, read_manifest, verify
@@ -60,13 +60,15 @@ def open_folder(path: Path, *, name: str | None = None, backend: str = "hf") -> 
         raise ModelLoadError(f"{path}: no config.json; this is not a model folder (a GGUF file is given by its own path)")
     check_config(raw, str(path))
     config = normalised(raw)
-    check_ropes(config, backend, str(path))
+    check_ropes(config, backend, f"{path}/config.json: rope_parameters")
     weights = weight_files(path)
     for file in weights:
         check_safetensors(file)
     hashes = _hashes([*weights, path / "config.json"], manifest)
     texts = _hashes([path / file for file in TEXT_FILES if (path / file).is_file()], manifest)
     tokenizer_config = read_json(path / "tokenizer_config.json") or {}
+    check_tokenizer_fields(tokenizer_config, str(path / "tokenizer_config.json"))
+    generation_config = read_json(path / "generation_config.json") or {}
     return ModelFolder(
         path=path,
         name=name or (manifest.title if manifest else path.name),
@@ -75,10 +77,10 @@ def open_folder(path: Path, *, name: str | None = None, backend: str = "hf") -> 
         text_digest=digest_of_all(texts),
         weights=weights,
         tokenizer_config=tokenizer_config,
-        generation_config=read_json(path / "generation_config.json") or {},
+        generation_config=generation_config,
         chat_template=chat_template_of(path, tokenizer_config),
         quantisation=_quantisation(raw, path, backend, manifest),
-        warnings=linked,
+        warnings=(*linked, *ignored_values(config, generation_config)),
     )
 
 
@@ -197,7 +199,7 @@ def check_config(config: Mapping[str, Any], where: str) -> None:
         )
     if not known:
         raise ModelLoadError(f"{where}/config.json: model_type is {str(kind)[:40]!r}; it must name the architecture")
-    check_sizes(config, f"{where}/config.json")
+    check_fields(config, f"{where}/config.json")
 
 
 def quantised_with(config: Mapping[str, Any]) -> tuple[str | None, str]:

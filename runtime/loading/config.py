@@ -1,24 +1,176 @@
-"""config.json in one spelling for every library: transformers 5 and mlx_lm read different keys for the same numbers."""
+"""config.json: what may stand in it, and one spelling of it for every library.
+
+transformers 5 and mlx_lm read different keys for the same numbers, and fail in their own words at values that make no sense.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from runtime.errors import ModelLoadError
 
-# Every library's names for the sizes of a model, with the largest that is believed
-_LIMITS = {
-    ("hidden_size", "n_embd", "d_model"): 1 << 18,
-    ("num_hidden_layers", "n_layer", "num_layers"): 4096,
-    ("num_attention_heads", "n_head"): 1 << 14,
-    ("num_key_value_heads",): 1 << 14,
-    ("head_dim",): 1 << 14,
-    ("vocab_size",): 1 << 24,
-    ("max_position_embeddings", "n_positions"): 1 << 31,
-    ("intermediate_size", "n_inner"): 1 << 22,
-    ("sliding_window",): 1 << 31,
-}
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """What a field of a JSON file may be.
+
+    Attributes:
+        accepts: Whether a value may stand there.
+        expected: What may, for messages.
+    """
+
+    accepts: Callable[[Any], bool]
+    expected: str
+
+
+def _or_null(field: Field) -> Field:
+    return Field(lambda value: value is None or field.accepts(value), f"{field.expected}, or null")
+
+
+def _whole(low: int, high: int) -> Field:
+    def accepts(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+    return Field(accepts, f"a whole number from {low:,} to {high:,}")
+
+
+def _number(low: float, high: float, *, above: bool = False) -> Field:
+    def accepts(value: Any) -> bool:
+        plain = isinstance(value, int | float) and not isinstance(value, bool)
+        return plain and low <= value <= high and not (above and value == low)
+
+    return Field(accepts, f"a number {'above' if above else 'from'} {low:g}{', at most' if above else ' to'} {high:g}")
+
+
+def _list(item: Field, length: int | None = None) -> Field:
+    def accepts(value: Any) -> bool:
+        return isinstance(value, list) and length in (None, len(value)) and all(map(item.accepts, value))
+
+    return Field(accepts, f"a list{'' if length is None else f' of {length}'}, each {item.expected}")
+
+
+def _either(one: Field, other: Field) -> Field:
+    return Field(lambda value: one.accepts(value) or other.accepts(value), f"{one.expected}, or {other.expected}")
+
+
+def _one_of(*values: Any) -> Field:
+    # by its type as well: 1 is not true
+    accepts = [(type(value), value) for value in values]
+    return Field(lambda value: (type(value), value) in accepts, " or ".join(json.dumps(value) for value in values))
+
+
+FLAG = Field(lambda value: isinstance(value, bool), "true or false")
+TEXT = Field(lambda value: isinstance(value, str), "a text")
+OBJECT = Field(lambda value: isinstance(value, dict), "an object")
+TOKEN_TEXT = _or_null(_either(TEXT, Field(lambda v: isinstance(v, dict) and isinstance(v.get("content"), str), "a token")))
+_ID = _whole(-(1 << 31), 1 << 31)
+_FINITE = _number(-1e9, 1e9)
+_ANY = _number(-math.inf, math.inf)
+_PROBABILITY = _number(0, 1)
+_THETA = _number(1, 1e15)
+_ACTIVATION = _one_of(
+    *("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_python", "gelu_python_tanh", "gelu_10"),
+    *("gelu_accurate", "quick_gelu", "relu", "relu2", "relu6", "leaky_relu", "prelu", "xielu", "linear", "tanh", "sigmoid"),
+    *("mish", "laplace", "hardswish", "sqrtsoftplus", "swiglu", "swigluoai", "geglu"),
+)
+
+# What config.json may hold, by the names that the libraries give it; the same name means the same everywhere. What is not
+# here is left to the library (`runtime.loading.folder.library_faults`).
+_FIELDS: Mapping[str, Field] = MappingProxyType(
+    {
+        **dict.fromkeys(("hidden_size", "n_embd", "d_model"), _whole(1, 1 << 18)),
+        **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), _whole(1, 4096)),
+        **dict.fromkeys(("num_attention_heads", "n_head", "mamba_n_heads"), _whole(1, 1 << 14)),
+        **dict.fromkeys(("num_key_value_heads", "head_dim"), _or_null(_whole(1, 1 << 14))),
+        "vocab_size": _whole(1, 1 << 24),
+        **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), _whole(1, 1 << 31)),
+        "original_max_position_embeddings": _or_null(_whole(1, 1 << 31)),
+        "intermediate_size": _whole(1, 1 << 22),
+        "n_inner": _or_null(_whole(1, 1 << 22)),
+        "sliding_window": _or_null(_whole(0, 1 << 31)),
+        "max_window_layers": _or_null(_whole(0, 4096)),
+        "attention_window_size": _whole(1, 1 << 31),
+        **dict.fromkeys(("_sliding_window_pattern", "sliding_window_pattern"), _or_null(_whole(1, 4096))),
+        **dict.fromkeys(("state_size", "conv_kernel", "conv1d_width", "conv_L_cache", "expand"), _whole(1, 1 << 16)),
+        **dict.fromkeys(("mamba_d_conv", "mamba_d_head", "mamba_d_state", "mamba_n_groups"), _whole(1, 1 << 16)),
+        **dict.fromkeys(("mamba_chunk_size", "mamba_expand", "block_multiple_of"), _whole(1, 1 << 16)),
+        **dict.fromkeys(("mamba_d_ssm", "lru_width"), _or_null(_whole(1, 1 << 20))),
+        "time_step_rank": _either(_whole(1, 1 << 20), _one_of("auto")),
+        "pretraining_tp": _or_null(_whole(1, 1 << 10)),
+        **dict.fromkeys(("attention_bias", "mlp_bias", "lm_head_bias", "tie_word_embeddings", "use_cache"), FLAG),
+        **dict.fromkeys(("use_bias", "use_conv_bias", "conv_bias", "mamba_conv_bias", "mamba_proj_bias"), FLAG),
+        **dict.fromkeys(("mamba_rms_norm", "mamba_norm_before_gate", "projectors_bias", "residual_in_fp32"), FLAG),
+        **dict.fromkeys(("rescale_prenorm_residual", "use_mambapy", "use_associative_scan"), FLAG),
+        **dict.fromkeys(("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"), FLAG),
+        **dict.fromkeys(("block_auto_adjust_ff_dim", "summary_use_proj", "summary_proj_to_labels"), FLAG),
+        "use_sliding_window": _or_null(FLAG),
+        # what a causal model with a cache cannot do without
+        "return_dict": _or_null(_one_of(True)),
+        **dict.fromkeys(("use_bidirectional_attention", "add_cross_attention"), _or_null(_one_of(False))),
+        **dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps"), _number(0, 0.1, above=True)),
+        "initializer_range": Field(lambda value: isinstance(value, float) and 0 <= value <= 1, "a fraction from 0.0 to 1.0"),
+        **dict.fromkeys(("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop"), _or_null(_PROBABILITY)),
+        "summary_first_dropout": _PROBABILITY,
+        **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), _or_null(_number(0, 1e6, above=True))),
+        "logits_soft_cap": _number(0, 1e6, above=True),
+        "query_pre_attn_scalar": _number(0, 1e6, above=True),
+        **dict.fromkeys(("embedding_multiplier", "lm_head_multiplier", "key_multiplier"), _FINITE),
+        **dict.fromkeys(("attention_in_multiplier", "attention_out_multiplier"), _FINITE),
+        **dict.fromkeys(("ssm_in_multiplier", "ssm_out_multiplier", "block_ffn_dim_multiplier"), _FINITE),
+        "mlp_multipliers": _list(_FINITE, 2),
+        "ssm_multipliers": _list(_FINITE, 5),
+        "time_step_limit": _list(_ANY, 2),
+        **dict.fromkeys(("time_step_floor", "time_step_max", "time_step_min", "time_step_scale"), _FINITE),
+        **dict.fromkeys(("w_init_variance_scale", "final_w_init_variance_scale"), _FINITE),
+        **dict.fromkeys(("hidden_act", "activation_function"), _ACTIVATION),
+        "hidden_activation": _or_null(_ACTIVATION),
+        **dict.fromkeys(("summary_type", "time_step_init_scheme"), TEXT),
+        "summary_activation": _or_null(TEXT),
+        **dict.fromkeys(("architectures", "layer_types", "block_types"), _or_null(_list(TEXT))),
+        **dict.fromkeys(("dtype", "torch_dtype"), _or_null(_either(TEXT, OBJECT))),
+        "full_attn_idxs": _or_null(_list(_whole(0, 4096))),
+        **dict.fromkeys(("bos_token_id", "pad_token_id"), _or_null(_ID)),
+        "eos_token_id": _or_null(_either(_ID, _list(_ID))),
+        "rope_theta": _THETA,
+        "rope_local_base_freq": _THETA,
+        "partial_rotary_factor": _or_null(_number(0, 1, above=True)),
+        **dict.fromkeys(("rope_parameters", "rope_scaling"), _or_null(OBJECT)),
+    }
+)
+_ROPE: Mapping[str, Field] = MappingProxyType(  # of rope_parameters, of each kind of layers, and of rope_scaling
+    {
+        **dict.fromkeys(("rope_type", "type"), TEXT),
+        "rope_theta": _THETA,
+        "partial_rotary_factor": _number(0, 1, above=True),
+        "factor": _or_null(_number(0, 1e6, above=True)),
+        "original_max_position_embeddings": _or_null(_whole(1, 1 << 31)),
+        **dict.fromkeys(("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"), _or_null(_number(0, 1e6))),
+        **dict.fromkeys(("attention_factor", "mscale", "mscale_all_dim"), _or_null(_number(0, 1e6))),
+        **dict.fromkeys(("short_factor", "long_factor"), _list(_number(0, 1e6, above=True))),
+    }
+)
+_TOKENIZER: Mapping[str, Field] = MappingProxyType(  # what is read of tokenizer_config.json
+    {
+        **dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), TOKEN_TEXT),
+        "add_bos_token": _or_null(FLAG),
+        "chat_template": _or_null(_either(TEXT, _list(OBJECT))),
+    }
+)
+_SHAPING = (
+    *("vocab_size", "hidden_size", "n_embd", "intermediate_size", "n_inner", "num_hidden_layers", "n_layer", "layer_types"),
+    *("num_attention_heads", "n_head", "num_key_value_heads", "head_dim", "attention_bias", "mlp_bias", "tie_word_embeddings"),
+    *("n_positions", "state_size", "conv_kernel", "expand", "time_step_rank", "use_bias", "use_conv_bias"),
+    *("conv_L_cache", "conv_bias", "block_multiple_of", "block_ffn_dim_multiplier", "block_auto_adjust_ff_dim"),
+    *("mamba_d_ssm", "mamba_d_conv", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_n_heads", "mamba_expand"),
+    *("mamba_conv_bias", "mamba_proj_bias", "mamba_rms_norm", "projectors_bias", "full_attn_idxs", "mlp_multipliers"),
+    *("lru_width", "conv1d_width", "block_types", "lm_head_bias", "add_cross_attention"),
+)
+_SHOWN = 60  # characters of a value
 
 
 def normalised(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,29 +195,106 @@ def normalised(config: Mapping[str, Any]) -> dict[str, Any]:
         result.setdefault("block_dim", result["hidden_size"])
     pattern = _sliding_pattern(result.get("layer_types"))
     if pattern is not None:
-        result.setdefault("sliding_window_pattern", pattern)
+        result["sliding_window_pattern"] = pattern  # transformers goes by the kinds
     return result
 
 
-def check_sizes(config: Mapping[str, Any], where: str) -> None:
-    """Refuses sizes that no model has.
+def check_fields(config: Mapping[str, Any], where: str) -> None:
+    """Refuses values that no library can make sense of, and those that make none together.
+
+    Args:
+        config: ``config.json``, as it stands there.
+        where: Which file it is, for messages.
 
     Raises:
-        ModelLoadError: Names the key and the number.
+        ModelLoadError: Names the file, the field, its value and what it must be.
     """
-    for names, limit in _LIMITS.items():
-        for name in names:
-            value = config.get(name)
-            if value is None or (value == 0 and name == "sliding_window"):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
-                raise ModelLoadError(f"{where}: {name} is {str(value)[:40]}, a whole number from 1 to {limit:,} is possible")
-    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    plain = _plain_floats(dict(config))
+    _check(plain, _FIELDS, where)
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = plain.get(name)
+        if rope:
+            _check(rope, _ROPE, f"{where}: {name}")
+            for kind in [key for key in rope if key.endswith(("attention", "hybrid", "hybrid_sliding"))]:
+                _check(rope, {kind: OBJECT}, f"{where}: {name}")
+                _check(rope[kind], _ROPE, f"{where}: {name}: {kind}")
+    _check_relations(plain, where)
+    inner = plain.get("text_config")
+    if isinstance(inner, Mapping):
+        check_fields(inner, f"{where}: text_config")
+
+
+def sizes(config: Mapping[str, Any]) -> str:
+    """What the shapes of a model's tensors follow from, for messages: "hidden_size 64, num_hidden_layers 3"."""
+    inner = config.get("text_config")
+    values = {**config, **inner} if isinstance(inner, Mapping) else config
+    return ", ".join(f"{name} {shown(values[name])}" for name in _SHAPING if name in values)
+
+
+def check_tokenizer_fields(config: Mapping[str, Any], where: str) -> None:
+    """The same for ``tokenizer_config.json``, of which little is read.
+
+    Raises:
+        ModelLoadError: As `check_fields`.
+    """
+    _check(config, _TOKENIZER, where)
+
+
+def ignored_values(config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Token ids that name no token and are left out, one sentence each, for `ModelInfo.warnings`."""
+    size = config.get("vocab_size")
+    found = []
+    for file, values in (("config.json", config), ("generation_config.json", generation_config)):
+        for name in ("bos_token_id", "eos_token_id"):
+            value = values.get(name)
+            for token in value if isinstance(value, list) else [value]:
+                if token is not None and not _ID.accepts(token):
+                    found.append(f"{file}: {name} is {shown(token)} and is ignored: it must be {_ID.expected}")
+                elif isinstance(token, int) and isinstance(size, int) and not 0 <= token < size:
+                    found.append(f"{file}: {name} {token:,} is ignored: the vocabulary has {size:,} tokens")
+    return tuple(found)
+
+
+def _check(values: Mapping[str, Any], fields: Mapping[str, Field], where: str) -> None:
+    for name, field in fields.items():
+        if name in values and not field.accepts(values[name]):
+            raise ModelLoadError(f"{where}: {name} is {shown(values[name])}; it must be {field.expected}")
+
+
+def _check_relations(config: Mapping[str, Any], where: str) -> None:
+    hidden, heads, groups = (config.get(name) for name in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
     if hidden and heads and not config.get("head_dim") and hidden % heads:
         raise ModelLoadError(f"{where}: hidden_size {hidden:,} is no multiple of num_attention_heads {heads:,}")
-    inner = config.get("text_config")
-    if isinstance(inner, Mapping):
-        check_sizes(inner, f"{where}, text_config")
+    if heads and groups and heads % groups:
+        raise ModelLoadError(f"{where}: num_attention_heads {heads:,} is no multiple of num_key_value_heads {groups:,}")
+    kinds, layers = config.get("layer_types"), config.get("num_hidden_layers")
+    if kinds is not None and layers and len(kinds) != layers:
+        raise ModelLoadError(f"{where}: layer_types has {len(kinds):,} entries for num_hidden_layers {layers:,}")
+    if kinds and "sliding_attention" in kinds and "sliding_window" in config and not config["sliding_window"]:
+        raise ModelLoadError(
+            f"{where}: layer_types has sliding layers, but sliding_window is {shown(config['sliding_window'])}"
+        )
+    pad, size = config.get("pad_token_id"), config.get("vocab_size")
+    if pad is not None and size and not -size <= pad < size:
+        raise ModelLoadError(f"{where}: pad_token_id is {pad:,}; it must be below vocab_size {size:,}")
+    new, old = config.get("rope_parameters"), config.get("rope_scaling")
+    if new and old and not _same_rope(config, new, old):
+        raise ModelLoadError(f"{where}: rope_parameters and rope_scaling contradict each other; leave one of them out")
+
+
+def _same_rope(config: Mapping[str, Any], new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
+    """Whether the older spelling says what the newer one does, the base of its frequencies included."""
+    said = {"rope_theta": config.get("rope_theta"), **old, "rope_type": old.get("rope_type", old.get("type"))}
+    said.pop("type", None)
+    meant = {"rope_type": "default", **new}
+    meant.pop("type", None)
+    return said.keys() >= meant.keys() - {"partial_rotary_factor"} and all(meant.get(k) == v for k, v in said.items())
+
+
+def shown(value: Any) -> str:
+    """A value as the file has it, cut where it is long."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _plain_floats(value: Any) -> Any:
@@ -79,16 +308,16 @@ def _plain_floats(value: Any) -> Any:
 
 
 def _rope_to_top(config: dict[str, Any], rope: Mapping[str, Any]) -> None:
-    """Copies ``rope_parameters`` to the older keys, where those are missing."""
+    """Copies ``rope_parameters`` to the older keys; where both are there, transformers reads these."""
     full, sliding = rope.get("full_attention"), rope.get("sliding_attention")
     if isinstance(full, Mapping) or isinstance(sliding, Mapping):
         if isinstance(sliding, Mapping) and "rope_theta" in sliding:
-            config.setdefault("rope_local_base_freq", sliding["rope_theta"])
+            config["rope_local_base_freq"] = sliding["rope_theta"]
         rope = full if isinstance(full, Mapping) else {}
     if "rope_theta" in rope:
-        config.setdefault("rope_theta", rope["rope_theta"])
+        config["rope_theta"] = rope["rope_theta"]
     if "partial_rotary_factor" in rope:
-        config.setdefault("partial_rotary_factor", rope["partial_rotary_factor"])
+        config["partial_rotary_factor"] = rope["partial_rotary_factor"]
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default" and config.get("rope_scaling") is None:
         rest = {key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor")}

@@ -39,10 +39,27 @@ def listener() -> OnLoad | None:
 
 @contextmanager
 def listening(on_progress: OnLoad | None) -> Iterator[None]:
-    """What is loaded inside, on this thread, is told to `on_progress`, on this thread."""
-    token = _listener.set(on_progress)
+    """What is loaded inside, on this thread, is told to `on_progress`, on this thread.
+
+    What that raises ends the load and comes out as it is, whatever the libraries between made of it.
+    """
+    raised: list[BaseException] = []
+
+    def tell(progress: LoadProgress) -> None:
+        assert on_progress is not None
+        try:
+            on_progress(progress)
+        except BaseException as fault:
+            raised.append(fault)
+            raise
+
+    token = _listener.set(None if on_progress is None else tell)
     try:
         yield
+    except BaseException as fault:
+        if raised and fault is not raised[0]:
+            raise raised[0] from None
+        raise
     finally:
         _listener.reset(token)
 

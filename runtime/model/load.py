@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from runtime.backends.byte_text import own_text
 from runtime.backends.registry import brings_text, check_backend, resolve_backend
 from runtime.engine import Engine
 from runtime.errors import BackendUnavailableError, InvalidRequestError, UnsupportedFeatureError
-from runtime.loading.folder import ModelFolder
+from runtime.loading.folder import ModelFolder, library_faults
 from runtime.loading.holding import hold
 from runtime.loading.paths import is_model_id
 from runtime.loading.source import packed_for_mlx, resolve
@@ -78,7 +79,7 @@ def load(
             if told is not None:
                 told(progress)
 
-        with listening(tell):
+        with listening(tell), _as_ours(model, name):
             made = chosen(model, checked)
         token_bytes = text.tokenizer.byte_vocab(made.info.vocab_size)
         draft = None if drafting is None else load_draft(drafting, name, checked, made, token_bytes)
@@ -130,6 +131,12 @@ def _backend_for(source: str | Path | Pair, asked: str | None) -> str:
         raise BackendUnavailableError(f"{source} is quantised for MLX, and no other engine can read it: {fault}") from fault
 
 
+def _as_ours(model: ModelFolder | Pair, backend: str) -> AbstractContextManager[None]:
+    """What a library raises over a folder becomes a `ModelLoadError`; what another backend raises is its own."""
+    library = {"hf": "transformers", "mlx": "mlx-lm"}.get(backend)
+    return library_faults(model, library) if library and isinstance(model, ModelFolder) else nullcontext()
+
+
 def names_of(source: object, model: ModelFolder | Pair) -> tuple[str, ...]:
     """What a model is called: by its folder, by the id it was asked for by, and by what it says of its own origin."""
     names: list[object]
@@ -160,7 +167,8 @@ def load_draft(
     plain = LoadOptions(device=options.device, dtype=options.dtype, threads=threads)
     draft: Backend | None = None
     try:
-        draft = resolve_backend(backend)(source, plain)
+        with _as_ours(source, backend):
+            draft = resolve_backend(backend)(source, plain)
         own_bytes = TextSide.from_folder(source).tokenizer.byte_vocab(draft.info.vocab_size)
         check_draft(draft, model, own_bytes, token_bytes)
         draft.set_kv_budget(0)  # its KV counts against the other's budget

@@ -5,10 +5,11 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ from runtime.backends.hf.perplexity import pack_and_measure
 from runtime.backends.hf.threads import CHOICE
 from runtime.backends.hf.weights import check_weights
 from runtime.errors import ModelLoadError
-from runtime.loading.folder import ModelFolder
+from runtime.loading.config import shown, sizes
+from runtime.loading.folder import ModelFolder, library_faults
 from runtime.loading.perplexity import PLAIN, Perplexities
 from runtime.loading.rope import check_ropes
 from runtime.loading.telling import listener, told
@@ -66,22 +68,19 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     logging.disable_progress_bar()  # loading has a progress event of its own
     with offloading(options, device, source.name) as offload:
-        try:
-            with _weights_told():
-                model, found = AutoModelForCausalLM.from_pretrained(
-                    source.path,
-                    dtype=_dtype(options.dtype, device),
-                    attn_implementation=None if options.attention == "auto" else options.attention,
-                    use_safetensors=True,
-                    local_files_only=True,
-                    output_loading_info=True,
-                    generation_config=GenerationConfig(),  # the model's own is read by us, a poor one must not stop it
-                    **({} if offload is None else offload.arguments),
-                )
-        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-            raise ModelLoadError(f"transformers cannot load {source.name}: {error}") from error
-        if found["missing_keys"]:  # the library fills them with random numbers
-            raise ModelLoadError(_missing(source.name, found["missing_keys"]))
+        with library_faults(source, "transformers"), _silent(), _weights_told():
+            model, found = AutoModelForCausalLM.from_pretrained(
+                source.path,
+                dtype=_dtype(options.dtype, device),
+                attn_implementation=None if options.attention == "auto" else options.attention,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # they are refused below, in words
+                local_files_only=True,
+                output_loading_info=True,
+                generation_config=GenerationConfig(),  # the model's own is read by us, a poor one must not stop it
+                **({} if offload is None else offload.arguments),
+            )
+        _check_read(source, model.config.get_text_config(decoder=True), found)
         model = model.eval()
         if offload is None:
             model = model.to(device)
@@ -137,6 +136,17 @@ def leave_exit_status() -> None:
 
 
 @contextmanager
+def _silent() -> Iterator[None]:
+    """What transformers would print about a configuration or weights that do not fit is said by us, in an error."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+@contextmanager
 def _weights_told() -> Iterator[None]:
     """What transformers reads inside is told tensor by tensor, by the hook that it has for its own bar."""
     if listener() is None or not hasattr(logging, "set_tqdm_hook"):  # an older transformers has none
@@ -154,10 +164,59 @@ def _bar(make: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     return told(args[0]) if args and kwargs.get("desc") == "Loading weights" else make(*args, **kwargs)
 
 
-def _missing(name: str, keys: Iterable[str]) -> str:
-    first, *others = sorted(keys)
-    more = f" and {len(others):,} more" if others else ""
-    return f"{name}: its weights lack {first}{more}; fetch the model again"
+def _check_read(source: ModelFolder, config: Any, found: Mapping[str, Any]) -> None:
+    """Refuses weights that are not those that the configuration describes: the library would leave them out, or draw them.
+
+    Args:
+        source: The folder.
+        config: As transformers read it.
+        found: What transformers says of loading it.
+
+    Raises:
+        ModelLoadError: Names a tensor.
+    """
+    said = sizes(config.to_dict())
+    if found["mismatched_keys"]:
+        first, *others = sorted(found["mismatched_keys"])
+        name, stored, wanted = first
+        raise ModelLoadError(
+            f"{source.path}: the tensor {name}{_more(others)} is {_shape(stored)} in the weights and {_shape(wanted)} by "
+            f"config.json ({said}); one of the two is another model's: fetch the model again"
+        )
+    if found["missing_keys"]:
+        first, *others = sorted(found["missing_keys"])
+        raise ModelLoadError(
+            f"{source.path}: its weights lack {first}{_more(others)}, which config.json asks for ({said}); "
+            "fetch the model again"
+        )
+    known = {field.name for field in fields(config)} if is_dataclass(config) else {"sliding_window"}
+    for name in ("sliding_window", "layer_types"):
+        value = source.config.get(name)
+        if value and "sliding_window" not in known and (name == "sliding_window" or "sliding_attention" in value):
+            raise ModelLoadError(
+                f"{source.path}/config.json: {name} is {shown(value)}, which transformers' {config.model_type} does not "
+                "follow; leave it out if the model was trained without"
+            )
+    unused = sorted(name for name in found["unexpected_keys"] if not _BUFFERS.search(name))
+    if unused:
+        first, *others = unused
+        raise ModelLoadError(
+            f"{source.path}: its weights hold {first}{_more(others)}, for which config.json has no place "
+            f"({said}); fetch the model again"
+        )
+
+
+_BUFFERS = re.compile(  # computed from the configuration, and stored by older versions all the same
+    r"(rotary_emb|rope)\.inv_freq$|\.attn\.(masked_)?bias$|(^|\.)position_ids$|\.attention\.(masked_)?bias$"
+)
+
+
+def _more(others: Sequence[object]) -> str:
+    return f" (and {len(others):,} more)" if others else ""
+
+
+def _shape(sides: Iterable[int]) -> str:
+    return " x ".join(f"{side:,}" for side in sides)
 
 
 def pick_device(wanted: str) -> torch.device:

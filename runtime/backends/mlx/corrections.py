@@ -5,16 +5,26 @@ Each line was measured (mlx-lm 0.32.2 against transformers 5.23, float32).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
+from runtime.backends import facts
 from runtime.backends.mlx import gemma2
-from runtime.errors import UnsupportedFeatureError
+from runtime.errors import ModelLoadError, UnsupportedFeatureError
+from runtime.loading.architectures import words_in_source
+from runtime.loading.config import normalised, shown
+from runtime.loading.folder import ModelFolder
 from runtime.loading.rope import for_mlx
 
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embeddings.weight", "word_embeddings.weight")
+_HEADS = ("head", "embed_out", "output", "ff_out")  # what the last module of a model is called
+_NOT_READ = ("quantization", "dtype", "torch_dtype")
+_WINDOWED = ("mistral", "phi3")  # a window in all layers that mlx-lm does not know
 PROVEN = frozenset(  # by our own tests
     {
         *("llama", "qwen2", "qwen3", "gpt2", "gemma2", "gemma3_text", "mistral", "phi3"),
@@ -23,23 +33,155 @@ PROVEN = frozenset(  # by our own tests
 )
 
 
-def completed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A normalised config (`runtime.loading.config`) with what mlx-lm's model classes want besides.
+# What changes the numbers of a model whose class reads it, with the values at which it changes nothing.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap", "clip_qkv"), (None,)),
+        **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale"), (None, 1)),
+        **dict.fromkeys(("lm_head_multiplier", "key_multiplier", "attention_in_multiplier"), (None, 1)),
+        **dict.fromkeys(("attention_out_multiplier", "ssm_in_multiplier", "ssm_out_multiplier"), (None, 1)),
+        "attention_multiplier": (None,),
+        "mlp_multipliers": (None, [1, 1]),
+        "ssm_multipliers": (None, [1, 1, 1, 1, 1]),
+        "partial_rotary_factor": (None, 1),
+        **dict.fromkeys(("scale_attn_by_inverse_layer_idx", "rescale_prenorm_residual"), (None, False)),
+        **dict.fromkeys(("use_qk_norm", "qk_layernorm"), (None, False)),
+        "scale_attn_weights": (None, True),
+        "tie_word_embeddings": (None, True),
+        "n_inner": (None,),
+    }
+)
+_ACTIVATIONS: Mapping[str, frozenset[str]] = MappingProxyType(  # the function that a config names, and mlx's names for it
+    {
+        **dict.fromkeys(("silu", "swish", "swiglu"), frozenset({"silu", "SiLU", "swiglu"})),
+        **dict.fromkeys(("gelu", "gelu_python", "gelu_accurate"), frozenset({"gelu", "GELU"})),
+        **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh"), frozenset({"gelu_approx", "geglu"})),
+        **dict.fromkeys(("quick_gelu", "gelu_fast"), frozenset({"gelu_fast_approx", "gelu_approx"})),
+        "relu": frozenset({"relu", "ReLU"}),
+        "relu2": frozenset({"relu2", "relu_squared", "ReLUSquared"}),
+    }
+)
+
+
+def honoured(source: ModelFolder) -> dict[str, Any]:
+    """The configuration of a folder as mlx-lm's class is to read it, so that its numbers are those of transformers.
 
     Raises:
-        UnsupportedFeatureError: Layers in an order that mlx-lm's class cannot express.
+        ModelLoadError: A field changes the model's numbers, and the class does not read it; it is named.
+    """
+    full, where = _filled(source.config), f"{source.path}/config.json"
+    inner = full.get("text_config")
+    config: Mapping[str, Any] = {**full, **inner} if isinstance(inner, Mapping) else full
+    kind = str(full.get("model_type"))
+    for name in _unread(config, kind, words_in_source("mlx_lm", kind)):
+        raise ModelLoadError(
+            f"{where}: {name} is {shown(config.get(name))}, which mlx-lm's {kind} does not follow: its numbers would be wrong; "
+            "use backend='hf'"
+        )
+    return _fitted(_completed(full, where), source.weights, where)
+
+
+def _unread(config: Mapping[str, Any], kind: str, read: frozenset[str]) -> Iterator[str]:
+    """The fields that change numbers and are not read."""
+    yield from (
+        name for name, off in _NEUTRAL.items() if name in config and f"args.{name}" not in read and config[name] not in off
+    )
+    for name in ("hidden_act", "hidden_activation", "activation_function"):
+        theirs = _ACTIVATIONS.get(str(config.get(name)), frozenset())
+        if config.get(name) is not None and f"args.{name}" not in read and theirs.isdisjoint(read):
+            yield name
+    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    if "args.head_dim" not in read and hidden and heads and config.get("head_dim") not in (None, hidden // heads):
+        yield "head_dim"
+    kinds = set(config.get("layer_types") or ())
+    if config.get("sliding_window") and not kinds and kind not in (*_WINDOWED, "gemma2") and "args.sliding_window" not in read:
+        late = config.get("max_window_layers", 0) >= config.get("num_hidden_layers", 1)  # layers before that have none
+        without = config.get("use_sliding_window") is False or (config.get("use_sliding_window") is True and late)
+        if not without and config["sliding_window"] < facts.whole_context(config):
+            yield "sliding_window"
+    if kind in _WINDOWED:  # the window is ours, and in all layers
+        follows = kinds in ({"full_attention"}, {"sliding_attention"}, set())
+    elif kind in ("gemma2", "gemma3_text"):  # the first is ours, `_completed` looks at the other's order
+        follows = kinds <= {"full_attention", "sliding_attention"}
+    else:
+        follows = kinds - {"full_attention"} <= read
+    if not follows:
+        yield "layer_types"
+    if kind == "gemma2":
+        yield from (name for name in ("attn_logit_softcapping", "final_logit_softcapping") if config.get(name, 1) is None)
+
+
+def _completed(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A filled config with what mlx-lm's model classes want besides.
+
+    Raises:
+        ModelLoadError: Layers in an order that mlx-lm's class cannot express.
     """
     full = for_mlx(config)
+    if full.get("model_type") in _WINDOWED:
+        if set(full.get("layer_types") or ()) == {"full_attention"}:
+            full["sliding_window"] = None
+        full["layer_types"] = None  # `hidden_window`; one that is left out would keep its value in the file
     if full.get("model_type") == "gpt2":
         full.setdefault("n_ctx", full["n_positions"])
     if full.get("model_type") == "gemma3_text":
-        _check_pattern(full)
+        _check_pattern(full, where)
+    return full
+
+
+def _filled(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with what transformers reads into a field that is not there, which need not be mlx-lm's own choice."""
+    if config.get("model_type") not in PROVEN:
+        return dict(config)
+    from transformers import AutoConfig
+    from transformers.utils import logging
+
+    told = logging.get_verbosity()
+    logging.set_verbosity_error()  # what is odd in it was said
+    try:
+        theirs = AutoConfig.for_model(**{name: value for name, value in config.items() if not name.startswith(_NOT_READ)})
+    finally:
+        logging.set_verbosity(told)
+    fields = {name: value for name, value in theirs.to_dict().items() if value is not None and name not in config}
+    full = {**normalised({**fields, **config}), **config}
+    if "hidden_size" in full and "num_attention_heads" in full:
+        full.setdefault("head_dim", full["hidden_size"] // full["num_attention_heads"])
     return full
 
 
 def hidden_window(config: Mapping[str, Any]) -> int | None:
     """A sliding window in all layers that mlx-lm ignores: its llama class, which serves mistral, and its phi3 know none."""
-    return config.get("sliding_window") if config.get("model_type") in ("mistral", "phi3") else None
+    return config.get("sliding_window") if config.get("model_type") in _WINDOWED else None
+
+
+def _fitted(config: Mapping[str, Any], weights: Iterable[Path], where: str) -> dict[str, Any]:
+    """The same, with a head of its own where the weights have one that is not the embedding: so transformers reads them too.
+
+    Raises:
+        ModelLoadError: A head of its own, or biases, are said to be there and are not.
+    """
+    heads, embeddings = list[mx.array](), list[mx.array]()
+    names = set[str]()
+    for file in weights:
+        tensors: Any = mx.load(str(file))  # promises: nothing is read yet
+        names |= set(tensors)
+        heads += [tensors[name] for name in tensors if name.endswith("lm_head.weight")]
+        embeddings += [tensors[name] for name in tensors if name.endswith(_EMBEDDINGS)]
+    for name in ("attention_bias", "mlp_bias"):
+        if names and config.get(name) and not any(tensor.endswith(".bias") for tensor in names):
+            raise ModelLoadError(f"{where}: {name} is true, but the weights have no biases; fetch the model again")
+    tied = config.get("tie_word_embeddings")
+    if names and tied is False and not any(name.rpartition(".")[0].endswith(_HEADS) for name in names):
+        raise ModelLoadError(
+            f"{where}: tie_word_embeddings is false, but the weights have no lm_head.weight; fetch the model again"
+        )
+    if tied is not False and len(heads) == len(embeddings) == 1 and not _equal(heads[0], embeddings[0]):
+        return {**config, "tie_word_embeddings": False}
+    return dict(config)
+
+
+def _equal(one: mx.array, other: mx.array) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and bool(mx.array_equal(one, other).item())
 
 
 def class_lookup(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,6 +203,21 @@ def correct(model: Any, config: Mapping[str, Any]) -> None:
         _exact_embedding_scale(model.model, int(config["hidden_size"]))
     if config.get("model_type") == "gemma2":
         gemma2.put_right(model, config)
+    if config.get("model_type") == "mamba":
+        for norm in (model.backbone.norm_f, *(layer.norm for layer in model.backbone.layers)):
+            norm.eps = float(config.get("layer_norm_epsilon", norm.eps))  # the class has 1e-5 written into it
+    if config.get("model_type") == "falcon_h1":
+        for layer in model.model.layers:  # folded into q alone, and into a name that does not exist
+            _scale(layer.self_attn.k_proj, float(config.get("key_multiplier", 1.0)), bias=True)
+            _scale(layer.self_attn.v_proj, float(config.get("attention_in_multiplier", 1.0)), bias=False)
+
+
+def _scale(linear: Any, factor: float, *, bias: bool) -> None:
+    """Multiplies a linear layer's weights, quantised or plain."""
+    for name in ("scales", "biases") if hasattr(linear, "scales") else ("weight",):
+        linear[name] = linear[name] * factor
+    if bias and "bias" in linear:
+        linear["bias"] = linear["bias"] * factor
 
 
 class SelectRows:
@@ -95,7 +252,7 @@ class SelectRows:
         return self._body is not None
 
 
-def _check_pattern(config: Mapping[str, Any]) -> None:
+def _check_pattern(config: Mapping[str, Any], where: str) -> None:
     """mlx-lm's gemma3 knows only "every n-th layer is full"."""
     kinds, pattern = (
         config.get("layer_types") or [],
@@ -103,7 +260,7 @@ def _check_pattern(config: Mapping[str, Any]) -> None:
     )
     expected = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(len(kinds))]
     if list(kinds) != expected or pattern > len(kinds) > 0:
-        raise UnsupportedFeatureError(f"mlx-lm's gemma3 needs every n-th layer full, not {kinds}; use backend='hf'")
+        raise ModelLoadError(f"{where}: layer_types: mlx-lm's gemma3 has every n-th layer full, not {kinds}; use backend='hf'")
 
 
 def _exact_embedding_scale(body: Any, hidden_size: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,11 +18,12 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model as load_mlx_model
 
 from runtime.backends import facts
-from runtime.backends.mlx.corrections import class_lookup, completed, correct
+from runtime.backends.mlx.corrections import class_lookup, correct, honoured
 from runtime.backends.mlx.memory import DeviceLimits, free_beside
 from runtime.errors import ModelLoadError
 from runtime.loading.check import mlx_bits
-from runtime.loading.folder import ModelFolder
+from runtime.loading.config import sizes
+from runtime.loading.folder import ModelFolder, library_faults
 from runtime.loading.rope import BORDERS, check_ropes, kinds
 from runtime.loading.telling import told
 from runtime.options import LoadOptions
@@ -55,11 +57,12 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
     _set_device(options.device)
     if isinstance(source, tuple):
         return _adopted(*source, options)
-    config = completed(source.config)
-    try:
-        model, config = load_mlx_model(source.path, model_config=config, lazy=True, **class_lookup(config))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise ModelLoadError(f"mlx-lm cannot load {source.name}: {error}") from error
+    with library_faults(source, "mlx-lm"):
+        config = honoured(source)
+        try:
+            model, config = load_mlx_model(source.path, model_config=config, lazy=True, **class_lookup(config))
+        except ValueError as fault:
+            raise _misfit(source, config, str(fault)) or fault from fault
     dtype = _cast(model, options.dtype)
     limits, free = _limited(model, options)
     correct(model, config)
@@ -83,6 +86,21 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
 def full_config(loaded: LoadedModel) -> dict[str, Any]:
     """The configuration with what mlx-lm's class filled in."""
     return {**loaded.config, **{key: value for key, value in vars(loaded.model.args).items() if not key.startswith("_")}}
+
+
+def _misfit(source: ModelFolder, config: Mapping[str, Any], words: str) -> ModelLoadError | None:
+    """mlx-lm's own words about weights that do not fit, in ours; None for anything else."""
+    shape = re.match(r"Expected shape \((.*?)\) but received shape \((.*?)\) for parameter (\S+)", words)
+    count = re.match(r"(Missing|Received) ([\d,]+) parameters(?: not in model)?:\s*(\S+?)[,.]?\s", words + " ")
+    if shape:
+        said = f"the tensor {shape[3]} is ({shape[2]}) in the weights and ({shape[1]}) by config.json"
+    elif count:
+        more = f" (and {int(count[2].replace(',', '')) - 1:,} more)" if count[2] != "1" else ""
+        lack = count[1] == "Missing"
+        said = f"its weights lack {count[3]}{more}" if lack else f"its weights hold {count[3]}{more}, which nothing uses"
+    else:
+        return None
+    return ModelLoadError(f"{source.path}: {said} (config.json: {sizes(config)}); fetch the model again")
 
 
 def random_copy(loaded: LoadedModel, config: Mapping[str, Any]) -> LoadedModel:

@@ -20,7 +20,7 @@ import mlx.core as mx
 from mlx_lm.utils import get_total_parameters, quantize_model, save_config, save_model
 from mlx_lm.utils import load_model as load_mlx_model
 
-from runtime.backends.mlx.corrections import class_lookup, completed
+from runtime.backends.mlx.corrections import class_lookup, honoured
 from runtime.backends.mlx.loading import flat_parameters
 from runtime.errors import ModelLoadError, RuntimeFault
 from runtime.loading.check import open_folder
@@ -47,8 +47,9 @@ def quantise(source: Path, target: Path, bits: int, group: int, report: Callable
     Raises:
         ModelLoadError: mlx_lm cannot load it, or no layer is as wide as a group.
     """
-    config = completed(open_folder(source, backend="mlx").config)
+    folder = open_folder(source, backend="mlx")
     try:
+        config = honoured(folder)
         model, config = load_mlx_model(source, model_config=config, lazy=True, **class_lookup(config))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"{source}: mlx_lm cannot load it: {error}") from error

@@ -19,7 +19,7 @@ from mlx_lm.utils import load_model, quantize_model, save_model
 from runtime.backends.base import ROOT, Backend
 from runtime.backends.mlx.backend import MlxBackend, load
 from runtime.backends.mlx.cache import PIECE, MlxPack
-from runtime.backends.mlx.corrections import completed
+from runtime.backends.mlx.corrections import honoured
 from runtime.errors import MemoryBudgetError, ModelLoadError, SnapshotFormatError, UnsupportedFeatureError
 from runtime.loading.folder import ModelFolder
 from runtime.options import LoadOptions
@@ -74,7 +74,7 @@ def test_payloads_hold_nothing_but_their_own_bytes(llama: MlxBackend) -> None:
 def test_a_single_layer_is_copied_too() -> None:
     folder = tiny_folder("lfm2")  # of its two attention layers, one is left
     config = {**folder.config, "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
-    model, _ = load_model(folder.path, model_config=completed(config), strict=False)
+    model, _ = load_model(folder.path, model_config=honoured(replace(folder, config=config, weights=())), strict=False)
     backend = load((model, tiny_tokenizer()), LoadOptions())
     pack = long_pack(backend, 4000)
     before, buffers = active(), backend.pack_bytes(pack)
@@ -156,7 +156,7 @@ def test_mlx_lm_itself_is_still_wrong_where_we_correct_it() -> None:
     for name, seed in (("mistral", 7), ("phi3", 7), ("gemma2", 7), ("gemma3_80", 8)):
         ids = random_ids(seed, 40)
         folder = tiny_folder(name)
-        model, _ = load_model(folder.path, model_config=completed(folder.config))
+        model, _ = load_model(folder.path, model_config=honoured(folder))
         plain = np.array(model(mx.array(ids)[None])[0, -1])
         assert np.abs(log_softmax(plain) - expected(name, ids.tolist())[-1]).max() > 10 * TOLERANCE
 
@@ -164,7 +164,7 @@ def test_mlx_lm_itself_is_still_wrong_where_we_correct_it() -> None:
 def test_layers_that_mlx_lm_cannot_order_are_refused() -> None:
     folder = tiny_folder("gemma3")
     config = {**folder.config, "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]}
-    with pytest.raises(UnsupportedFeatureError, match="backend='hf'"):
+    with pytest.raises(ModelLoadError, match=r"layer_types: .*backend='hf'"):
         load(replace(folder, config=config), LoadOptions())
 
 
@@ -245,7 +245,7 @@ def test_foreign_arrays_are_not_restored(llama: MlxBackend) -> None:
 
 def _quantised(tmp_path: Path) -> ModelFolder:
     folder = tiny_folder("llama")
-    model, config = load_model(folder.path, model_config=completed(folder.config))
+    model, config = load_model(folder.path, model_config=honoured(folder))
     model, config = quantize_model(model, config, group_size=32, bits=4)
     save_model(tmp_path, model)
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -216,7 +216,8 @@ def test_what_mlx_was_not_proven_to_do_is_refused(model: str, kind: str, more: A
 def test_a_rope_type_that_nobody_has_is_refused(backend: str, folders: Any, tmp_path: Path) -> None:
     folder = shutil.copytree(folders("llama", "default"), tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
-    for spelling in ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, {"rope_scaling": {"type": "spiral"}}):
+    older = {"rope_parameters": None, "rope_scaling": {"type": "spiral"}}
+    for spelling in ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, older):
         (folder / "config.json").write_text(json.dumps({**config, **spelling}))
         with pytest.raises(ModelLoadError, match="rope type 'spiral' is not one that transformers has"):
             load(folder, backend)

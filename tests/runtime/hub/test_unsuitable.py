@@ -56,7 +56,7 @@ def test_a_repository_without_a_model_is_refused(
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantised with bitsandbytes, which needs CUDA"),
         ({"quantization_config": {"quant_method": "fp9"}}, "quantised with fp9, which nothing here reads"),
         ({"model_type": "never_heard_of"}, "neither transformers nor mlx-lm knows the architecture never_heard_of"),
-        ({"hidden_size": 10**12}, "hidden_size is 1000000000000, a whole number from 1"),
+        ({"hidden_size": 10**12}, "hidden_size is 1000000000000; it must be a whole number from 1"),
         ({"num_hidden_layers": -3}, "num_hidden_layers is -3"),
         ({"model_type": None}, "model_type is 'None'"),
     ],

@@ -8,7 +8,7 @@ import pytest
 
 from runtime.errors import ModelLoadError
 from runtime.loading.check import read_json
-from runtime.loading.config import check_sizes, normalised
+from runtime.loading.config import check_fields, normalised
 from tests.tiny_models import tiny_path
 
 _MLX_MODULES = {"mistral": "llama"}  # where mlx_lm calls the architecture by another name
@@ -125,9 +125,9 @@ def test_transformers_reads_the_normalised_config_as_its_own(name: str) -> None:
 )
 def test_absurd_sizes_are_named(key: str, value: object) -> None:
     with pytest.raises(ModelLoadError, match=f"config.json.*{key} is "):
-        check_sizes({"text_config": {key: value}}, "config.json")
+        check_fields({"text_config": {key: value}}, "config.json")
 
 
 def test_heads_that_do_not_divide_are_named() -> None:
     with pytest.raises(ModelLoadError, match="hidden_size 64 is no multiple of num_attention_heads 7"):
-        check_sizes({"hidden_size": 64, "num_attention_heads": 7}, "config.json")
+        check_fields({"hidden_size": 64, "num_attention_heads": 7}, "config.json")
