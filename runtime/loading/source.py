@@ -41,6 +41,10 @@ def resolve(source: str | Path, *, backend: str = "hf") -> ModelFolder:
         if shelved is not None:
             return open_folder(shelved, backend=backend)
     path = Path(source).expanduser()
+    try:
+        path.is_dir()
+    except OSError as fault:  # a name that no file system holds
+        raise ModelMissingError(f"{source!s:.80}: {fault.strerror}; {WAYS_IN}", str(source)) from None
     if path.is_dir():
         return open_folder(path.absolute(), backend=backend)
     if path.is_file():

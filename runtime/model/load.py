@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from runtime.backends import facts
 from runtime.backends.base import Backend
 from runtime.backends.byte_text import own_text
 from runtime.backends.registry import brings_text, check_backend, resolve_backend
+from runtime.checking import shown
 from runtime.engine import Engine
 from runtime.errors import BackendUnavailableError, InvalidRequestError, UnsupportedFeatureError
 from runtime.loading.folder import ModelFolder, library_faults
@@ -30,8 +31,8 @@ from runtime.scheduler.loop import Scheduler
 from runtime.speculation.draft import check_draft
 from runtime.text.utf8 import Utf8Stream
 
-Pair = tuple[Any, Any]  # a transformers (model, tokenizer)
-GENLM_NAMES = {"batch_size": "max_batch_rows", "prefill_step_size": "prefill_chunk_tokens"}
+Pair = tuple[Any, Any]  # a (model, tokenizer) of transformers or mlx_lm
+_RUNS = {"torch": "hf", "mlx": "mlx"}  # by the library of a ready model
 
 
 def load(
@@ -53,9 +54,10 @@ def load(
         AdapterError: One of `adapters` is not here, damaged, or for another base.
     """
     checked = LoadOptions.from_mapping(options)
+    library = _library_of(source)
     adapters = check_adapters(checked.adapters)
     headers = [_header(path) for path, _ in adapters]  # before anything is loaded: what is wrong with one is said at once
-    name = _backend_for(source, backend)
+    name = _backend_for(source, backend, library)
     model: ModelFolder | Pair
     if brings_text(name):
         model, text = (source if isinstance(source, tuple) else (None, None)), TextSide.from_parts(*own_text())
@@ -117,13 +119,42 @@ def _header(adapter: str) -> AdapterHeader:
     return read_header(adapter)
 
 
-def _backend_for(source: str | Path | Pair, asked: str | None) -> str:
-    """The backend that is meant; "auto" is mlx for weights that only it can read.
+def _library_of(source: object) -> str | None:
+    """The library of a ready model, by its class: "torch", "mlx" or ""; None for what names a model.
 
     Raises:
+        InvalidRequestError: Neither a name nor a pair of a model and its tokenizer.
+    """
+    if isinstance(source, str | Path):
+        return None
+    if not isinstance(source, tuple) or len(source) != 2:
+        ways = "a folder, a GGUF file, a name on the shelf, or a ready (model, tokenizer) pair"
+        raise InvalidRequestError(
+            f"a model is {ways}, not {f'{len(source)} things' if isinstance(source, tuple) else shown(source)}"
+        )
+    tops = {kind.__module__.partition(".")[0] for kind in type(source[0]).__mro__}
+    if "torch" in tops:
+        return "torch" if hasattr(source[0], "config") else ""
+    return "mlx" if "mlx" in tops else ""
+
+
+def _backend_for(source: str | Path | Pair, asked: str | None, library: str | None) -> str:
+    """The backend that is meant; "auto" is mlx for weights that only it can read, and what runs a ready model.
+
+    Raises:
+        InvalidRequestError: A ready model of another library.
         UnknownBackendError, BackendUnavailableError: No such backend; its libraries are missing.
     """
-    if asked not in (None, "auto") or isinstance(source, tuple) or not packed_for_mlx(source):
+    if isinstance(source, tuple):
+        name = check_backend(_RUNS.get(library or "", asked) if asked in (None, "auto") else asked)
+        wanted = {runs: known for known, runs in _RUNS.items()}.get(name, library or "")
+        if wanted != library:
+            takes = {"torch": "a transformers model", "mlx": "a model of mlx_lm"}[wanted]
+            way = f"; load it with backend={_RUNS[library]!r}" if library else ""
+            kind = type(source[0]).__name__
+            raise InvalidRequestError(f"backend={name!r} takes {takes} and its tokenizer, not a {kind}{way}")
+        return name
+    if asked not in (None, "auto") or not packed_for_mlx(source):
         return check_backend(asked)
     try:
         return check_backend("mlx")
@@ -178,32 +209,3 @@ def load_draft(
                 each.unload()
         raise
     return draft
-
-
-def load_model_by_name(name: str, backend: str | None = None, llm_opts: Mapping[str, Any] | None = None) -> LocalModel:
-    """genlm-backend's spelling of `load`.
-
-    Args:
-        name: The model.
-        backend: "mlx", "hf", "vllm" or "mock"; None chooses.
-        llm_opts: Our options, or genlm's names for them: `batch_size` (rows), `prefill_step_size` (tokens per chunk),
-            `cache_size` (next-token vectors remembered at most, 0 for none; the KV is no part of it and has
-            `kv_cache_bytes`). `timeout` is accepted and has no meaning: nothing here waits on a timer.
-
-    Raises:
-        InvalidRequestError: An unknown option, one given by both its names, or a value out of range.
-        UnknownBackendError, BackendUnavailableError, ModelLoadError: As `load`.
-    """
-    options = {key: value for key, value in (llm_opts or {}).items() if key not in ("timeout", "cache_size")}
-    for genlms, ours in GENLM_NAMES.items():
-        if genlms in options:
-            if ours in options:
-                raise InvalidRequestError(f"{genlms} is genlm's name for {ours}: give one of the two")
-            options[ours] = options.pop(genlms)
-    vectors = (llm_opts or {}).get("cache_size")
-    if vectors is not None and (isinstance(vectors, bool) or not isinstance(vectors, int) or vectors < 0):
-        raise InvalidRequestError(f"cache_size counts next-token vectors, 0 or more, not {vectors!r}")
-    model = load(name, backend, **options)
-    if vectors is not None:
-        model.keep_vectors(vectors)
-    return model

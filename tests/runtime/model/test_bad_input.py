@@ -14,11 +14,13 @@ from runtime.errors import (
     ContextOverflowError,
     InvalidRequestError,
     ModelLoadError,
+    ModelMissingError,
     UnknownBackendError,
 )
 from runtime.model import LocalModel, load
 from runtime.options import GenerationOptions, SamplingOptions
 from tests.fakes import assert_right, fake_model, some_ids
+from tests.tiny_models import tiny_path
 
 BAD_IDS: list[tuple[Any, str]] = [
     ([], "no tokens"),
@@ -154,6 +156,39 @@ def test_a_model_that_is_not_here(backend: str, tmp_path: Path) -> None:
         with pytest.raises(ModelLoadError) as caught:
             load(source, backend=backend)
         assert Path(str(source)).name in str(caught.value)
+
+
+@pytest.mark.parametrize("backend", ["hf", "mlx", "auto", "fake"])
+@pytest.mark.parametrize("source", [None, 5, b"x", object(), {}, [1, 2], (), (1,), (1, 2, 3)], ids=repr)
+def test_what_is_no_model_is_said(source: Any, backend: str) -> None:
+    with pytest.raises(InvalidRequestError, match="a model is a folder, a GGUF file, a name on the shelf, or a ready"):
+        load(source, backend)
+
+
+def test_a_name_that_no_file_system_holds_is_missing() -> None:
+    for name in ("x" * 5000, "a\0b"):
+        with pytest.raises(ModelMissingError):
+            load(name, "hf")
+
+
+def test_a_ready_model_of_the_other_library_is_refused_with_the_backend_that_takes_it() -> None:
+    import mlx_lm
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = str(tiny_path("llama"))
+    model, tokenizer, *_ = mlx_lm.load(path)
+    torchs = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    with pytest.raises(InvalidRequestError, match=r"'hf' takes a transformers model .* a Model; load it with backend='mlx'"):
+        load((model, tokenizer), "hf")
+    with pytest.raises(InvalidRequestError, match=r"'mlx' takes a model of mlx_lm .*; load it with backend='hf'"):
+        load(torchs, "mlx")
+    for swapped in (torchs[::-1], (None, torchs[1]), (object(), object())):
+        with pytest.raises(InvalidRequestError, match="takes a transformers model and its tokenizer, not a"):
+            load(swapped, "hf")
+    # "auto" takes the one that can run it
+    for pair, backend in (((model, tokenizer), "mlx"), (torchs, "hf")):
+        with load(pair) as loaded:
+            assert loaded.info.backend == backend
 
 
 def test_ids_outside_the_vocabulary_have_no_bytes() -> None:

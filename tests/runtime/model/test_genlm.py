@@ -57,6 +57,52 @@ def test_options_that_make_no_sense() -> None:
             load_model_by_name("anything", backend="fake", llm_opts=options)
 
 
+def test_the_libraries_dictionaries_are_translated_one_by_one() -> None:
+    options = {
+        "hf_opts": {
+            "torch_dtype": "float32",
+            "device_map": {"": "cpu"},
+            "attn_implementation": "eager",
+            "low_cpu_mem_usage": True,
+        },
+        "engine_opts": {"max_model_len": 77, "max_num_seqs": 3, "enable_prefix_caching": True, "dtype": "float"},
+        "bitsandbytes_opts": {"load_in_4bit": False},
+    }
+    with load_model_by_name(str(tiny_path("llama")), backend="hf", llm_opts=options) as model:
+        found = model.info.options
+        assert (found["dtype"], found["attention"], found["max_batch_rows"]) == ("float32", "eager", 3)
+        assert model.info.context_length == 77
+    with load_model_by_name(str(tiny_path("llama")), "hf", {"bitsandbytes_opts": {"load_in_8bit": True}}) as model:
+        assert model.info.options["weights"] == "int8"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            {"hf_opts": {"max_memory": {0: "1GB"}}},
+            "hf_opts: max_memory is not taken over: offload='disk' with offload_memory_bytes",
+        ),
+        ({"hf_opts": {"trust_remote_code": True}}, "trust_remote_code=True: no code of a model is run here"),
+        ({"hf_opts": {"device_map": {"layers.0": 0, "layers.1": 1}}}, "device='cuda:0'"),
+        ({"hf_opts": {"torch_dtype": "float23"}}, "dtype='float23': did you mean 'float32'?"),
+        ({"hf_opts": {"quantization_config": object()}}, "weights='int8' or weights='int4'"),
+        ({"hf_opts": {"nothing": 1}}, "hf_opts has 'nothing', which has no counterpart here"),
+        ({"hf_opts": 5}, "hf_opts is a mapping of names and values, not 5"),
+        ({"bitsandbytes_opts": {"bnb_4bit_quant_type": "nf4"}}, "weights='int4' has one form"),
+        ({"engine_opts": {"gpu_memory_utilization": 0.9}}, "kv_cache_bytes=... is the memory"),
+        ({"engine_opts": {"tensor_parallel_size": 2}}, "tensor_parallel_size=2: a model is on one device"),
+        ({"engine_opts": {"seed": 1}}, "GenerationOptions(seed=...)"),
+        ({"engine_opts": {"max_num_seqs": 0}}, "max_batch_rows must be a whole number"),
+        ({"batch_size": 2, "engine_opts": {"max_num_seqs": 3}}, "engine_opts is genlm's name for max_batch_rows: give one"),
+    ],
+)
+def test_what_of_them_has_no_counterpart_is_refused_with_what_there_is(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        load_model_by_name("anything", backend="fake", llm_opts=options)
+    assert says in str(caught.value)
+
+
 def test_backends_that_cannot_be() -> None:
     with pytest.raises(UnknownBackendError, match="'mock'"):
         load_model_by_name("anything", backend="moc")
