@@ -126,7 +126,8 @@ def _check_size(model: LanguageModel, file: str, text: str, stride: int | None) 
     try:
         check_fits(model, text, stage=file)
     except ContextOverflowError as fault:
-        raise click.ClickException(f"{in_options(fault)}; or score it in windows: --stride {fault.limit // 2}") from fault
+        windows = f"; or score it in windows: --stride {fault.limit // 2}" if len(text) <= LONGEST_IN_WINDOWS else ""
+        raise click.ClickException(f"{in_options(fault)}{windows}") from fault
 
 
 async def _scored(model: LanguageModel, ids: list[int], top_k: int, stride: int | None, on_progress: OnProgress) -> TokenRun:

@@ -172,6 +172,8 @@ def test_a_text_that_is_scored_in_windows_has_a_limit_too(elsewise: Elsewise, tm
     done = elsewise("score", "--stride", "64", str(tmp_path / "long"), "--backend", "fake")
     assert (done.code, done.out) == (1, "")
     assert "16,777,217 characters; at most 16,777,216 are scored in windows: split the text" in done.err
+    without = elsewise("score", str(tmp_path / "long"), "--backend", "fake")
+    assert (without.code, "do not fit into the context" in without.err, "--stride" in without.err) == (1, True, False)
 
 
 def test_no_way_into_a_model_tokenises_what_cannot_fit() -> None:
