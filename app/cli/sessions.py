@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import datetime
 from collections.abc import Mapping
-from contextlib import suppress
 
 import click
 from rich.table import Table
@@ -129,14 +128,13 @@ def recover_command(settings: Settings) -> None:
     """Puts what can be read of a damaged file into a new one; the damaged one is kept. A sound file is left as it is."""
     if _nothing_yet(settings):
         raise click.exceptions.Exit(1)
-    with suppress(StoreDamagedError, StoreDiskError):
-        if not with_store(settings, lambda store: store.verify()):
-            click.echo(f"{settings.data.sessions} is sound: there is nothing to recover, it was left as it is", err=True)
-            return
     lock = DataFolderLock(settings.data.root, "sessions recover")
     if not lock.acquire():
         raise click.ClickException(f"{settings.data.root} is in use by {lock.held_by or 'another process'}; close it first")
     try:
+        if _sound(settings):
+            click.echo(f"{settings.data.sessions} is sound: there is nothing to recover, it was left as it is", err=True)
+            return
         made = recover_in_terminal(settings.data, lambda words: click.echo(words, err=True))
     finally:
         lock.release()
@@ -148,6 +146,29 @@ def recover_command(settings: Settings) -> None:
 
 for command in (export_command, import_command, diff_command):
     sessions.add_command(command)
+
+
+def _sound(settings: Settings) -> bool:
+    """Whether the sessions file is whole; one of an earlier version is brought up to date first, with a backup.
+
+    Raises:
+        StoreError: It cannot be told, or a newer version wrote it.
+    """
+
+    async def check(*, read_only: bool) -> bool:
+        store = SessionStore.open(settings.data.sessions, read_only=read_only)
+        try:
+            return not await store.verify()
+        finally:
+            await store.close()
+
+    try:
+        try:
+            return asyncio.run(check(read_only=True))
+        except StoreReadOnlyError:  # of an earlier version
+            return asyncio.run(check(read_only=False))
+    except (StoreDamagedError, StoreDiskError):
+        return False
 
 
 def _nothing_yet(settings: Settings) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 from storage import DataFolderLock, NewNode, SessionStore
 from tests.app.cli.conftest import Elsewise
+
+GOLDEN = Path(__file__).parents[2] / "storage" / "golden"
 
 
 @pytest.fixture
@@ -92,3 +95,14 @@ def test_a_newer_file_is_not_recovered_into_an_older_one(elsewise: Elsewise, dat
     assert (done.code, done.out) == (1, "")
     assert "written by a newer version" in done.err
     assert (data / "sessions.db").read_bytes() == before
+
+
+def test_a_sound_file_of_an_earlier_version_is_not_recovered(elsewise: Elsewise, data: Path) -> None:
+    data.mkdir()
+    (data / "sessions.db").write_bytes(gzip.decompress((GOLDEN / "v001.sqlite3.gz").read_bytes()))
+    listed = elsewise("sessions", "recover")
+    assert (listed.code, listed.out) == (0, "")
+    assert "is sound: there is nothing to recover" in listed.err
+    assert elsewise("sessions", "verify").err.endswith("sound\n")
+    assert not (data / "sessions.damaged.db").exists()
+    assert len(list((data / "backups").glob("sessions.before-*"))) == 1
