@@ -19,11 +19,12 @@ from typing import Any, Final
 from app.block_files import apart
 from app.kept import BUDGET
 from app.supervisor import Supervisor
+from app.workbench.exports import FORMATS
 from app.workbench.session import OpenSession
 from app.workbench.transfers import export
 from runtime import EngineDiedError, InvalidRequestError, LanguageModel, Manifest, block_keys
 from storage import SessionStore
-from ui import EngineState, ExportKind, OnTransfer
+from ui import EngineState, OnTransfer
 
 AT_ONCE: Final = 128  # names of blocks that are looked for between two reports, and two looks at who wants to stop
 APART: Final = 4_096  # likewise, where a process has to be started for them
@@ -71,7 +72,7 @@ async def export_with_kv(store: SessionStore, supervisor: Supervisor, session_id
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}.kv")
     try:
-        await export(store, session_id, ExportKind.WITH_KV, draft, progress)
+        await export(store, session_id, FORMATS["portable-kv"], draft, progress)
         keys, blocks = await keys_of(store, session_id), supervisor.options.get("blocks")
         starting = supervisor.state is EngineState.STARTING  # it holds the block file already
         model = await supervisor.model() if starting else supervisor.running

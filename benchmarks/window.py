@@ -28,9 +28,10 @@ from qasync import QEventLoop
 from app.paths import DataFolder
 from app.window import run_window
 from app.workbench import AppWorkbench
+from app.workbench.exports import FORMATS
 from benchmarks.parts.shelf import WORDS, save_long
 from storage import SessionStore
-from ui import EngineState, ExportKind, MainWindow, Scheme, TurnStatus, TurnView, apply_theme
+from ui import EngineState, MainWindow, Scheme, TurnStatus, TurnView, apply_theme
 
 TICK_MS = 5
 AFTERWARDS_SECONDS = 0.3  # of an opened session: what follows from showing it is part of it
@@ -115,7 +116,7 @@ class Scenes:
 
     async def _export(self, session_id: int) -> None:
         path, bar = self._room / "long.json", self._window.parts.status.transfer
-        self._window.transfers.export(session_id, ExportKind.JSON, path)
+        self._window.transfers.export(session_id, FORMATS["json"].format, path)
         await until(lambda: path.exists() and bar.isHidden())
 
     async def _prefill(self, lap: int, tokens: int) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 
 import click
@@ -21,22 +20,16 @@ from app.portable_kv import carries_blocks, keys_of
 from app.snapshots import snapshot_of
 from app.workbench.comparing import compare
 from app.workbench.damage import back_up
+from app.workbench.exports import FORMATS
 from app.workbench.outline import outline
 from app.workbench.session import OpenSession
 from app.workbench.taking import what_is_taken
 from app.workbench.transfers import left_out
-from storage import (
-    DataFolderLock,
-    SessionStore,
-    export_json,
-    export_markdown,
-    export_portable,
-    export_tokens,
-)
+from storage import DataFolderLock, SessionStore
 from ui import BranchDiff, DiffSide, OnTransfer, Refusal
 
-_ENDINGS = {".json": "json", ".md": "markdown", ".markdown": "markdown", ".csv": "csv", ".jsonl": "tokens"}
-_FORMATS = ("json", "markdown", "csv", "tokens")
+_FORMATS = tuple(name for name, exporter in FORMATS.items() if not exporter.snapshot)  # the others have options of their own
+_ENDINGS = {".markdown": "markdown"} | {f".{FORMATS[name].format.ending}": name for name in _FORMATS}
 
 
 @click.command("export")
@@ -66,20 +59,12 @@ def export_command(
         raise click.UsageError(f"{file.name}: a file of that ending gets JSON lines; choose another name for CSV")
     if file.exists() and not force:
         raise click.ClickException(f"{file} is there already; choose another name, or give --force")
-    write: Callable[..., None] = {
-        "json": export_json,
-        "markdown": export_markdown,
-        "csv": export_tokens,
-        "tokens": export_tokens,
-        "portable": export_portable,
-    }[kind]
     session_id = with_store(settings, lambda store: _find(store, session))
-    if portable:
-        write = partial(export_portable, snapshot=with_store(settings, lambda store: snapshot_of(store, session_id)))
+    given = (with_store(settings, lambda store: snapshot_of(store, session_id)),) if portable else ()
     instead = "export from its window (File > Export Session File with KV), or leave out --with-kv"
     with _locked(settings, "sessions export --with-kv", instead) if with_kv else nullcontext():  # before anything is written
         with _bar("exporting") as progress:
-            write(settings.data.sessions, session_id, file, progress)
+            FORMATS[kind].write(settings.data.sessions, session_id, file, progress, *given)
         if with_kv:
             keys = with_store(settings, lambda store: keys_of(store, session_id))
             copied = put_into(file, settings.data.blocks, keys)

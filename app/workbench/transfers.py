@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from app.supervisor import Supervisor
+from app.workbench.exports import EXPORTS, FORMATS, Exporter
 from app.workbench.refusals import stored
 from app.workbench.sessions import Sessions
 from runtime import RuntimeFault
 from storage import PortableFile, SessionStore, StoreError
-from ui import QT_TRANSLATE_NOOP, Event, ExportKind, ImportResult, OnTransfer, Refusal, SessionsChanged, translate
+from ui import QT_TRANSLATE_NOOP, Event, ExportFormat, ImportResult, OnTransfer, Refusal, SessionsChanged, translate
 
 if TYPE_CHECKING:
     from ui import BranchDiff
@@ -40,16 +41,22 @@ class TransferMembers:
     _sessions: Sessions
     _tell: Callable[[Event], None]
 
-    async def export_session(self, session_id: int, kind: ExportKind, path: Path, progress: OnTransfer) -> str:
+    @property
+    def export_formats(self) -> Sequence[ExportFormat]:
+        """In the order of the menu."""
+        return [exporter.format for exporter in EXPORTS]
+
+    async def export_session(self, session_id: int, form: str, path: Path, progress: OnTransfer) -> str:
         """Writes a file on a thread of its own; what is not in it, in words."""
+        exporter = FORMATS[form]
         try:
-            if kind is ExportKind.WITH_KV:
+            if exporter.with_kv:
                 from app.portable_kv import export_with_kv  # the window opens without it
 
                 await export_with_kv(self._store, self.supervisor, session_id, path, progress)
             else:
-                await export(self._store, session_id, kind, path, progress)
-            return await asyncio.to_thread(left_out, path) if kind in (ExportKind.PORTABLE, ExportKind.WITH_KV) else ""
+                await export(self._store, session_id, exporter, path, progress)
+            return await asyncio.to_thread(left_out, path) if exporter.snapshot else ""
         except (StoreError, RuntimeFault, OSError) as fault:
             raise Refusal(str(fault)) from fault
 
@@ -86,7 +93,7 @@ def left_out(file: Path) -> str:
         return translate("Workbench", NO_SNAPSHOT) if written.snapshot() is None else ""
 
 
-async def export(store: SessionStore, session_id: int, kind: ExportKind, path: Path, progress: OnTransfer) -> None:
+async def export(store: SessionStore, session_id: int, exporter: Exporter, path: Path, progress: OnTransfer) -> None:
     """Writes a session to a file, on a thread; cancelled, it waits until the thread has cleared away what it wrote.
 
     Raises:
@@ -100,12 +107,12 @@ async def export(store: SessionStore, session_id: int, kind: ExportKind, path: P
         if done == total or not done % 64:
             loop.call_soon_threadsafe(progress, done, total)
 
-    snapshot = None
-    if kind in (ExportKind.PORTABLE, ExportKind.WITH_KV):
+    given: tuple[object, ...] = ()
+    if exporter.snapshot:
         from app.snapshots import snapshot_of  # the window opens without it
 
-        snapshot = await snapshot_of(store, session_id)
-    write = partial(_write, kind, store.path, session_id, path, on_progress, snapshot)
+        given = (await snapshot_of(store, session_id),)
+    write = partial(exporter.write, store.path, session_id, path, on_progress, *given)
     work = asyncio.ensure_future(asyncio.to_thread(write))
     try:
         await asyncio.shield(work)
@@ -115,24 +122,3 @@ async def export(store: SessionStore, session_id: int, kind: ExportKind, path: P
         if not work.cancelled():
             work.exception()  # it is what stopped it
         raise
-
-
-def _write(
-    kind: ExportKind,
-    store: Path,
-    session_id: int,
-    path: Path,
-    on_progress: Callable[[int, int], None],
-    snapshot: Mapping[str, Any] | None,
-) -> None:
-    from storage import export_json, export_markdown, export_portable, export_tokens  # loaded here, on the thread
-
-    match kind:
-        case ExportKind.JSON:
-            export_json(store, session_id, path, on_progress)
-        case ExportKind.MARKDOWN:
-            export_markdown(store, session_id, path, on_progress)
-        case ExportKind.CSV:
-            export_tokens(store, session_id, path, on_progress)
-        case ExportKind.PORTABLE | ExportKind.WITH_KV:
-            export_portable(store, session_id, path, on_progress, snapshot)

@@ -17,13 +17,14 @@ from PySide6.QtTest import QTest
 
 from app.paths import DataFolder
 from app.workbench import AppWorkbench
+from app.workbench.exports import FORMATS
 from app.workbench.reopening import DONE
 from runtime import EngineClient, Origin, TokenRun
 from tests.end_to_end.conftest import Scene
 from tests.end_to_end.paced import SPECIALS
 from tests.tiny_models import tiny_folder
 from tests.ui.transcript.conftest import centre
-from ui import EngineState, ExportKind, MainWindow, SessionView, Tier, TurnStatus, TurnView
+from ui import EngineState, MainWindow, SessionView, Tier, TurnStatus, TurnView
 
 OpenApp = Callable[[str, str, Scene], None]
 PATIENCE_SECONDS = 150  # how long a condition may take on a busy machine; one that holds costs nothing
@@ -186,7 +187,7 @@ def test_a_chat_from_first_word_to_reopening(open_app: OpenApp, paced: str, data
         QTest.keyClick(window.parts.compare.text, Qt.Key.Key_Escape)
         await until(lambda: not window.parts.compare.isVisible())
         # and when the session is exported, the file holds both
-        window.transfers.export(window.desk.shown.session_id, ExportKind.JSON, data.root / "saved.json")
+        window.transfers.export(window.desk.shown.session_id, FORMATS["json"].format, data.root / "saved.json")
         await until((data.root / "saved.json").exists)
         assert len(json.loads((data.root / "saved.json").read_text("utf-8"))["nodes"]) >= 4
 

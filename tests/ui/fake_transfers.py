@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from app.workbench.exports import EXPORTS
 from tests.ui.fake_base import FakeBase
-from ui import BranchDiff, DiffPart, DiffSide, ExportKind, ImportResult, OnTransfer
+from ui import BranchDiff, DiffPart, DiffSide, ExportFormat, ImportResult, OnTransfer
 
 IMPORTED = 2  # the session that every file brings
 
@@ -27,10 +28,14 @@ class FakeTransfers(FakeBase):
             "Lisbon <b>when</b> it rains", "Paris", stem, parts, DiffSide("", 4, -4.75), DiffSide("", 10, -2.3)
         )
 
-    async def export_session(self, session_id: int, kind: ExportKind, path: Path, progress: OnTransfer) -> str:
-        self._note("export_session", session_id, kind, path)
+    @property
+    def export_formats(self) -> Sequence[ExportFormat]:
+        return [exporter.format for exporter in EXPORTS]
+
+    async def export_session(self, session_id: int, form: str, path: Path, progress: OnTransfer) -> str:
+        self._note("export_session", session_id, form, path)
         await self._transferred(progress)
-        return "it has no snapshot" if kind is ExportKind.PORTABLE else ""
+        return "it has no snapshot" if form == "portable" else ""
 
     async def import_file(self, path: Path, progress: OnTransfer) -> ImportResult:
         self._note("import_file", path)

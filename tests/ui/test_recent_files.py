@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from PySide6.QtGui import QAction
 
+from app.workbench.exports import EXPORTS
 from tests.ui.conftest import Scene, until
 from tests.ui.fakes import TRIP, FakeWorkbench
-from ui import ExportKind, MainWindow, WindowState
+from ui import MainWindow, WindowState
 from ui.window.menu import known_paths
 from ui.window.transfers import MOST_RECENT
 
@@ -55,8 +56,8 @@ def test_a_file_is_imported_again_from_the_menu(in_window: Play, bench: FakeWork
 
 def test_what_is_exported_so_that_it_comes_in_again_is_recent(in_window: Play, tmp_path: Path) -> None:
     async def scene(window: MainWindow) -> None:
-        for kind in ExportKind:
-            window.transfers.export(TRIP, kind, tmp_path / f"x.{kind.value}")
+        for form in (exporter.format for exporter in EXPORTS):
+            window.transfers.export(TRIP, form, tmp_path / f"x.{form.ending}")
             await until(lambda: not window.parts.status.transfer.isVisible())
         names = [path.name for path in window.transfers.recent]
         assert names == ["x.kv.elsewise", "x.elsewise", "x.json"]

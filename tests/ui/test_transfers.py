@@ -13,9 +13,10 @@ from PySide6.QtGui import QContextMenuEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QFileDialog, QMenu, QPushButton
 
+from app.workbench.exports import FORMATS
 from tests.ui.conftest import Scene, until
 from tests.ui.fakes import TRIP, FakeWorkbench
-from ui import ExportKind, MainWindow
+from ui import MainWindow
 from ui.port import BranchRow, DiffPart, DiffSide, SessionChanged
 from ui.window.transfers import file_name
 
@@ -40,16 +41,16 @@ async def asked(window: MainWindow) -> QFileDialog:
 
 def test_an_export_asks_for_a_file_and_says_where_it_is(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
     async def scene(window: MainWindow) -> None:
-        for kind, action in window.acts.exports.items():
+        for form, action in window.acts.exports.items():
             action.trigger()
             dialog = await asked(window)
             assert dialog.acceptMode() is QFileDialog.AcceptMode.AcceptSave
-            target = tmp_path / f"trip.{kind.value}"
+            target = tmp_path / f"trip.{form.ending}"
             dialog.selectFile(str(target))
             dialog.accept()
-            await until(partial(bench.calls.__contains__, ("export_session", TRIP, kind, target)))
+            await until(partial(bench.calls.__contains__, ("export_session", TRIP, form.name, target)))
             await until(partial(_says, window, str(target)))
-            assert bool(_says(window, "it has no snapshot")) == (kind is ExportKind.PORTABLE)
+            assert bool(_says(window, "it has no snapshot")) == (form.name == "portable")
             assert not window.parts.status.transfer.isVisible()
             await until(lambda: dialog_of(window) is None)
 
@@ -105,7 +106,7 @@ def test_progress_is_shown_and_can_be_stopped(in_window: Play, bench: FakeWorkbe
     async def scene(window: MainWindow) -> None:
         bench.gate = asyncio.Semaphore(2)
         bar = window.parts.status.transfer
-        window.transfers.export(TRIP, ExportKind.JSON, tmp_path / "a.json")
+        window.transfers.export(TRIP, FORMATS["json"].format, tmp_path / "a.json")
         await until(lambda: bar.label.text() == "exporting 66 %")
         # a second one is refused meanwhile
         window.transfers.take(tmp_path / "in.json")
@@ -117,7 +118,7 @@ def test_progress_is_shown_and_can_be_stopped(in_window: Play, bench: FakeWorkbe
         assert window.parts.composer.notice.words == "stopped; nothing of it was kept"
         # and the next one can begin
         bench.gate = None
-        window.transfers.export(TRIP, ExportKind.CSV, tmp_path / "a.csv")
+        window.transfers.export(TRIP, FORMATS["csv"].format, tmp_path / "a.csv")
         await until(lambda: "exported to" in window.parts.composer.notice.words)
 
     in_window(scene)

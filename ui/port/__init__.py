@@ -70,7 +70,7 @@ from ui.port.settings import (
     TextFile,
     ToolCard,
 )
-from ui.port.transfers import BranchDiff, DiffPart, DiffSide, ExportKind, ImportResult, OnTransfer, TransferCommands
+from ui.port.transfers import BranchDiff, DiffPart, DiffSide, ExportFormat, ImportResult, OnTransfer, TransferCommands
 from ui.port.turns import (
     AnswerCommands,
     Composition,
@@ -122,7 +122,7 @@ __all__ = [
     "EngineCommands",
     "EngineState",
     "Event",
-    "ExportKind",
+    "ExportFormat",
     "FitView",
     "FolderView",
     "FormatKind",

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
 OnTransfer = Callable[[int, int], None]  # done and in all; on the window's thread
 
 
-class ExportKind(StrEnum):
-    """What an export writes; the value is the ending of its file."""
+@dataclass(frozen=True, slots=True)
+class ExportFormat:
+    """A kind of file that a session is exported as.
 
-    JSON = "json"  # the whole tree with every number
-    MARKDOWN = "md"  # the path that is shown, to read
-    CSV = "csv"  # the path that is shown, a row per token
-    PORTABLE = "elsewise"  # the whole tree, to be opened elsewhere
-    WITH_KV = "kv.elsewise"  # the same with what the engine has computed, to go on there at once
+    Attributes:
+        name: By which it is asked for, on the command line too.
+        ending: Of its files, without a dot in front.
+        menu: Its entry in the File menu, and
+        files: its line in the file dialogue; both to be translated in the context "Exports".
+        keys: Of the entry.
+        comes_back: Whether such a file can be imported again.
+    """
+
+    name: str
+    ending: str
+    menu: str
+    files: str
+    keys: str = ""
+    comes_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +87,12 @@ class BranchDiff:
 class TransferCommands(Protocol):
     """Files and comparisons. Every coroutine may raise `Refusal`; cancelled, it leaves nothing behind."""
 
-    async def export_session(self, session_id: int, kind: ExportKind, path: Path, progress: OnTransfer) -> str:
-        """Writes a session to a file, which is replaced when the export is whole; the window may go on meanwhile.
+    @property
+    def export_formats(self) -> Sequence[ExportFormat]:
+        """What a session can be exported as, in the order of the menu."""
+
+    async def export_session(self, session_id: int, form: str, path: Path, progress: OnTransfer) -> str:
+        """Writes a session in the format of that name; a file is replaced when the export is whole. The window may go on.
 
         Returns:
             What the file does not have, in words; "" where nothing is missing.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import QEvent, QObject, Qt
 from PySide6.QtGui import QAction, QActionGroup, QKeyEvent, QKeySequence
 from PySide6.QtWidgets import QApplication, QMainWindow, QMenu
 
 from ui.frame.legend import name_of
-from ui.port import ExportKind
+from ui.port import ExportFormat, translate
 from ui.transcript import Measure
 
 Role = QAction.MenuRole
@@ -22,9 +22,13 @@ class Actions(QObject):
     """The actions of one window. On macOS they stand in the menu bar, elsewhere under the menu button.
 
     Shortcuts are written with Ctrl, which Qt shows and takes as Cmd on macOS.
+
+    Args:
+        window: Owns them.
+        exports: The formats that a session is exported as.
     """
 
-    def __init__(self, window: QMainWindow) -> None:
+    def __init__(self, window: QMainWindow, exports: Sequence[ExportFormat]) -> None:
         super().__init__(window)
         self._window = window
         self.new_session = self._make(self.tr("New Session"), "Ctrl+N")
@@ -74,13 +78,7 @@ class Actions(QObject):
         self.disagreement = self._make(self.tr("Next Disagreement"), "Ctrl+Shift+J")
         self.clear_cache = self._make(self.tr("Clear Cache"))
         self.import_file = self._make(self.tr("Import…"), "Ctrl+O")
-        self.exports = {
-            ExportKind.JSON: self._make(self.tr("Export as JSON…"), "Ctrl+Shift+E"),
-            ExportKind.MARKDOWN: self._make(self.tr("Export Branch as Markdown…")),
-            ExportKind.CSV: self._make(self.tr("Export Tokens as CSV…")),
-            ExportKind.PORTABLE: self._make(self.tr("Export Session File…")),
-            ExportKind.WITH_KV: self._make(self.tr("Export Session File with KV…")),
-        }
+        self.exports = {form: self._make(translate("Exports", form.menu), form.keys) for form in exports}
         self.minimise = self._make(self.tr("Minimise"), "Ctrl+M")
         self.zoom = self._make(self.tr("Zoom"))
         self.all_to_front = self._make(self.tr("Bring All to Front"))

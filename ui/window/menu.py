@@ -134,8 +134,8 @@ def wire_session(acts: Actions, desk: Desk, commands: Commands, transfers: Trans
     connect(acts.compare, commands.compare)
     connect(acts.second, desk.second.ask_menu)
     connect(acts.import_file, transfers.ask_import)
-    for kind, action in acts.exports.items():
-        connect(action, partial(transfers.ask_export, kind))
+    for form, action in acts.exports.items():
+        connect(action, partial(transfers.ask_export, form))
 
 
 def wire_answers(acts: Actions, desk: Desk, commands: Commands, show_setup: Callable[[int], None]) -> None:

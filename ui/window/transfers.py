@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QFileDialog, QWidget
 from ui.core.tasks import Stoppables
 from ui.desk import Desk
 from ui.frame.status import StatusBar
-from ui.port import ExportKind, ImportResult, Workbench
+from ui.port import ExportFormat, ImportResult, Workbench, translate
 from ui.widgets.labels import Notice
 
 T = TypeVar("T")
@@ -22,7 +22,6 @@ _UNSAFE = re.compile(r'[\x00-\x1f/\\:*?"<>|]+')
 LONGEST_NAME = 60  # characters
 MOST_RECENT = 8  # files
 TRANSFER = "transfer"  # the key of all: one runs at a time
-READABLE = (ExportKind.JSON, ExportKind.PORTABLE, ExportKind.WITH_KV)  # what is exported so comes in again
 
 
 class Transfers(QObject):
@@ -50,18 +49,18 @@ class Transfers(QObject):
         notice.acted.connect(self._take_offered)
         status.transfer.stopped.connect(self.stop)
 
-    def ask_export(self, kind: ExportKind) -> None:
+    def ask_export(self, form: ExportFormat) -> None:
         """Asks where the shown session goes, then writes it there."""
         shown = self._desk.shown
         if shown is None:
             return
-        dialog = self._dialog(self.tr("Export Session"), kind)
+        dialog = self._dialog(self.tr("Export Session"), form)
         dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
-        dialog.setDefaultSuffix(kind.value)
+        dialog.setDefaultSuffix(form.ending)
         name = file_name(shown.view.title) or self.tr("session")
-        dialog.selectFile(f"{name}.{kind.value}")
+        dialog.selectFile(f"{name}.{form.ending}")
         session_id = shown.session_id
-        dialog.fileSelected.connect(lambda name: self.export(session_id, kind, Path(name)))
+        dialog.fileSelected.connect(lambda name: self.export(session_id, form, Path(name)))
         dialog.open()
 
     def ask_import(self) -> None:
@@ -71,10 +70,10 @@ class Transfers(QObject):
         dialog.fileSelected.connect(lambda name: self.take(Path(name)))
         dialog.open()
 
-    def export(self, session_id: int, kind: ExportKind, path: Path) -> None:
+    def export(self, session_id: int, form: ExportFormat, path: Path) -> None:
         """Writes a session to a file."""
-        work = partial(self._workbench.export_session, session_id, kind, path, self._status.transfer.show_progress)
-        self._begin(self.tr("exporting"), work, partial(self._exported, kind, path))
+        work = partial(self._workbench.export_session, session_id, form.name, path, self._status.transfer.show_progress)
+        self._begin(self.tr("exporting"), work, partial(self._exported, form, path))
 
     def take(self, path: Path) -> None:
         """Imports a file and shows its first session."""
@@ -113,8 +112,8 @@ class Transfers(QObject):
         if not self._closing:
             self._notice.say(self.tr("stopped; nothing of it was kept"))
 
-    def _exported(self, kind: ExportKind, path: Path, without: str) -> None:
-        if kind in READABLE:
+    def _exported(self, form: ExportFormat, path: Path, without: str) -> None:
+        if form.comes_back:
             self._remember(path)
         said = self.tr("exported to {0}").format(path)
         self._notice.say(f"{said}; {without}" if without else said)
@@ -149,18 +148,11 @@ class Transfers(QObject):
         words = self.tr("imported {0}") if count == 1 else self.tr("imported {1:,} sessions from {0}")
         return "; ".join((words.format(path.name, count), *result.notes))
 
-    def _dialog(self, title: str, kind: ExportKind | None) -> QFileDialog:
+    def _dialog(self, title: str, form: ExportFormat | None) -> QFileDialog:
         dialog = QFileDialog(self._window, title)
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        known = {
-            ExportKind.JSON: self.tr("JSON (*.json)"),
-            ExportKind.MARKDOWN: self.tr("Markdown (*.md)"),
-            ExportKind.CSV: self.tr("Comma-separated values (*.csv)"),
-            ExportKind.PORTABLE: self.tr("Elsewise session file (*.elsewise)"),
-            ExportKind.WITH_KV: self.tr("Elsewise session file with KV (*.kv.elsewise)"),
-        }
         everything = self.tr("Sessions and messages (*.json *.jsonl *.elsewise);;All files (*)")
-        dialog.setNameFilter(everything if kind is None else known[kind])
+        dialog.setNameFilter(everything if form is None else translate("Exports", form.files))
         return dialog
 
 

@@ -118,7 +118,7 @@ class MainWindow(QMainWindow):
             self.parts.composer.share(beside.parts.composer)
         self.setCentralWidget(self.parts)
         unify(self, self.parts.top)
-        self.acts = Actions(self)
+        self.acts = Actions(self, workbench.export_formats)
         self.stage = Stage(self, self.desk, self.parts, self.acts)
         self.transfers = Transfers(workbench, self.desk, self.parts.status, self.parts.composer.notice, self)
         self.transfers.recent += known_paths(state.recent)

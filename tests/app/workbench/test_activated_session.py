@@ -15,7 +15,7 @@ from runtime import LanguageModel, load
 from tests.app.workbench.scene import Scene, rows, until
 from tests.app.workbench.test_portable_kv import heard, scene
 from tests.runtime.adapters.toys import toy_adapter
-from ui import AdapterChoice, ExportKind, Refusal, Tier
+from ui import AdapterChoice, Refusal, Tier
 
 LONG = "hello, this is a message of some length, so that it is worth a look "
 TEXT = f"{LONG * 2} now judge: {LONG}"  # what activates the adapter stands in the middle of a block
@@ -127,7 +127,7 @@ def test_it_goes_out_with_its_kv_and_is_warm_elsewhere(tmp_path: Path, judge: Pa
         session_id, kept = await asked(tmp_path / "here", judge)
         here = scene(tmp_path / "here")
         await here.view(session_id)
-        await here.workbench.export_session(session_id, ExportKind.WITH_KV, file, heard)
+        await here.workbench.export_session(session_id, "portable-kv", file, heard)
         await here.workbench.close()
         assert carries_blocks(file)
         there = scene(tmp_path / "there")

@@ -15,7 +15,7 @@ from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, alternative, own_tokens, until, words
 from tests.fakes import Gate
 from tests.runtime.adapters.toys import toy_adapter
-from ui import AdapterChoice, ColumnTokens, ExportKind, Refusal, TurnStatus
+from ui import AdapterChoice, ColumnTokens, Refusal, TurnStatus
 
 
 def running(s: Scene) -> LanguageModel:
@@ -227,8 +227,8 @@ def test_every_adapter_off_is_the_base_also_when_the_answer_is_made_again(play: 
     play(scene)
 
 
-@pytest.mark.parametrize("kind", [ExportKind.JSON, ExportKind.PORTABLE])
-def test_an_exported_session_names_its_adapters_and_no_folder(play: Play, tmp_path: Path, kind: ExportKind) -> None:
+@pytest.mark.parametrize("kind", ["json", "portable"])
+def test_an_exported_session_names_its_adapters_and_no_folder(play: Play, tmp_path: Path, kind: str) -> None:
     folder = str(toy_adapter(tmp_path / "secret place" / "pirate", 1))
     file = tmp_path / "out.file"
 

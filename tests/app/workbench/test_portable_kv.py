@@ -12,7 +12,7 @@ from app.portable_kv import carries_blocks, keys_of
 from runtime import BlockOptions
 from storage import SessionStore
 from tests.app.workbench.scene import Engine, Scene
-from ui import ExportKind, Refusal
+from ui import Refusal
 
 TEXT = "hello, this is a message of some length, so that it is worth a look " * 3
 
@@ -44,7 +44,7 @@ def test_it_is_warm_elsewhere(tmp_path: Path, running: bool) -> None:
         if not running:
             await here.workbench.close()
             here = scene(tmp_path / "here")
-        await here.workbench.export_session(session_id, ExportKind.WITH_KV, file, heard)
+        await here.workbench.export_session(session_id, "portable-kv", file, heard)
         await here.workbench.close()
         return saved.tokens, path
 
@@ -88,7 +88,7 @@ def test_a_block_file_that_fails_leaves_no_half_of_a_file(tmp_path: Path, monkey
 
         monkeypatch.setattr("storage.blocks.file.BlockFile.copy_to", failing)
         with pytest.raises(Refusal, match="the disk is gone"):
-            await here.workbench.export_session(session_id, ExportKind.WITH_KV, file, heard)
+            await here.workbench.export_session(session_id, "portable-kv", file, heard)
         await here.workbench.close()
 
     asyncio.run(out())
@@ -133,7 +133,7 @@ def exported(tmp_path: Path) -> tuple[Path, int]:
         session_id = await here.asked(TEXT)
         model = await here.workbench.supervisor.model()
         saved = await model.save_blocks_async(await here.path_ids(session_id))
-        await here.workbench.export_session(session_id, ExportKind.WITH_KV, file, heard)
+        await here.workbench.export_session(session_id, "portable-kv", file, heard)
         await here.workbench.close()
         return saved.tokens
 

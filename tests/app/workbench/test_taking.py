@@ -17,7 +17,6 @@ from runtime.backends.fake import Behaviour
 from storage import PortableFile, SessionStore
 from tests.app.workbench.scene import Engine, Scene, until
 from tests.runtime.adapters.toys import toy_adapter
-from ui import ExportKind
 
 
 def heard(_done: int, _total: int) -> None:
@@ -33,7 +32,7 @@ def exported(folder: Path, *, options: dict[str, Any] | None = None, stopped: bo
             here.engine.holds_after = 3
         session_id = await (here.stopped_after(3) if stopped else here.asked())
         ids = await here.path_ids(session_id)
-        said = await here.workbench.export_session(session_id, ExportKind.PORTABLE, folder / "trip.elsewise", heard)
+        said = await here.workbench.export_session(session_id, "portable", folder / "trip.elsewise", heard)
         assert said == ""
         await here.workbench.close()
         return ids
@@ -155,7 +154,7 @@ def test_a_session_under_adapters_is_resumed_under_the_same_numbers_whatever_the
         await until(lambda: here.arrived(session_id) >= 12 + 3)
         here.workbench.stop(session_id)
         await answer
-        await here.workbench.export_session(session_id, ExportKind.PORTABLE, tmp_path / "trip.elsewise", heard)
+        await here.workbench.export_session(session_id, "portable", tmp_path / "trip.elsewise", heard)
         await here.workbench.close()
 
     asyncio.run(out())
@@ -192,9 +191,9 @@ def test_a_path_of_two_models_has_no_snapshot(tmp_path: Path) -> None:
 
         here.workbench.supervisor._start_engine = start
         await here.workbench.send(session_id, "two")
-        said = await here.workbench.export_session(session_id, ExportKind.PORTABLE, tmp_path / "two.elsewise", heard)
+        said = await here.workbench.export_session(session_id, "portable", tmp_path / "two.elsewise", heard)
         assert said == NO_SNAPSHOT
-        assert await here.workbench.export_session(session_id, ExportKind.JSON, tmp_path / "two.json", heard) == ""
+        assert await here.workbench.export_session(session_id, "json", tmp_path / "two.json", heard) == ""
         await here.workbench.close()
 
     asyncio.run(out())
