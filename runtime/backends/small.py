@@ -26,6 +26,7 @@ _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _GROUPS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 _INNER = re.compile(r"intermediate|inner|ffn|ff_dim|d_ssm|mlp_dim")
 _PERIOD = re.compile(r"period|interval|pattern|sparse_step")
+_SHARED = "num_kv_shared_layers"  # the last so many, which look into the keys of earlier ones
 _EXPERTS = re.compile(r"^(num_experts|num_local_experts|n_routed_experts|moe_num_experts)$")
 _CHOSEN = re.compile(r"experts_per_tok|top_?k|moe_k|n_group|topk_group")
 _OWN_HEADS = re.compile(r"rotary_dim|mrope|(qk|v|rope|global)_.*head_dim|v_head_dim|d_kv|head_size")
@@ -63,7 +64,7 @@ def small_copies(config: Mapping[str, Any], context: int) -> Iterator[Small]:
     if _first(config, _HIDDEN) is None or _first(config, _LAYERS) is None:
         return
     for narrow in (_narrow, _divided, dict):
-        made = _clean(_fewer_layers(narrow(dict(config))))
+        made = _clean(_fewer_layers(narrow(dict(config))), padding=None if narrow is _narrow else 0)
         if narrow is dict and _weights(made) > _MOST_WEIGHTS:
             return
         images = _images(made, context)
@@ -87,7 +88,7 @@ def _fewer_layers(config: Config) -> Config:
     name, count = found
     per_layer = [key for key, value in config.items() if isinstance(value, list | tuple) and len(value) == count]
     periods = {key: value for key, value in config.items() if _PERIOD.search(key) and _whole(value) and value > 1}
-    longest = max(periods.values(), default=0)
+    longest, shared = max(periods.values(), default=0), config.get(_SHARED) or 0
     if 2 * longest <= count and longest > 1:
         chosen = [0, longest - 1, longest, 2 * longest - 1]
         shorter = dict.fromkeys(periods, 2)
@@ -96,11 +97,17 @@ def _fewer_layers(config: Config) -> Config:
         seen: dict[str, int] = {}
         chosen, shorter = [], {}
         for layer in range(count):
-            kind = repr([config[key][layer] for key in per_layer])
+            kind = repr([layer >= count - shared, *(config[key][layer] for key in per_layer)])
             seen[kind] = seen.get(kind, 0) + 1
-            if seen[kind] <= _EACH and len(chosen) < 4 * _EACH:
+            if seen[kind] <= _EACH and len(chosen) < 6 * _EACH:
                 chosen.append(layer)
-    lists = {key: [config[key][layer] for layer in chosen] for key in per_layer}
+        if shared:
+            shorter[_SHARED] = sum(layer >= count - shared for layer in chosen)
+    lists: Config = {key: [config[key][layer] for layer in chosen] for key in per_layer}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value and all(str(layer).isdecimal() for layer in value):
+            places = {type(layer)(chosen.index(int(layer))): item for layer, item in value.items() if int(layer) in chosen}
+            lists[key] = places
     return {**config, **lists, **shorter, name: len(chosen)}
 
 
@@ -127,7 +134,16 @@ def _narrow(config: Config) -> Config:
     made = {**made, heads[0]: new_heads, **({groups[0]: new_groups} if groups is not heads else {})}
     if own:
         made["head_dim"] = head
+    made |= _state_heads(config, wide)
     return _fewer_experts(_cut_lists(made, width, head))
+
+
+def _state_heads(config: Config, wide: int) -> Config:
+    """Four heads of a state space, together as wide as its layer."""
+    inner = wide * (_first(config, ("mamba_expand", "expand")) or ("", 2))[1]
+    sizes = {"mamba_n_heads": 4, "mamba_num_heads": 4, "mamba_d_head": inner // 4, "mamba_head_dim": inner // 4}
+    sizes |= {"mamba_d_ssm": inner, "mamba_n_groups": 1}
+    return {key: size for key, size in sizes.items() if _whole(config.get(key))}
 
 
 def _divided(config: Config) -> Config:
@@ -161,7 +177,7 @@ def _cut_lists(value: Any, before: int, after: int) -> Any:
     return value
 
 
-def _clean(config: Config) -> Config:
+def _clean(config: Config, padding: int | None) -> Config:
     """A small vocabulary, and nothing that is about stored weights."""
     dropped = ("quantization", "quantization_config", "dtype", "torch_dtype", "transformers_version", "_name_or_path")
     made: Config = {}
@@ -171,7 +187,7 @@ def _clean(config: Config) -> Config:
         if key.startswith("vocab_size"):
             made[key] = VOCABULARY
         elif key == "pad_token_id":
-            made[key] = None  # random texts have no padding
+            made[key] = padding  # random texts have none; some classes do not go without
         elif key.endswith(("_token_id", "_token_index")):
             made[key] = _token(value)
         elif key == "initializer_range":

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from runtime import ModelLoadError, load
 from runtime.backends.hf.backend import HfBackend
 from runtime.backends.mlx.backend import MlxBackend
-from tests.tiny_models import tiny_path
+from tests.tiny_models import build, tiny_path
 
 BACKENDS: dict[str, Any] = {"hf": HfBackend, "mlx": MlxBackend}
 
@@ -65,5 +67,24 @@ def test_the_check_is_as_long_for_a_deep_model(backend: str, monkeypatch: pytest
         pushed.clear()
         load(tiny_path(name), backend).close()
         taken[name] = sum(pushed)
-    # then only one short forward goes through all layers: 4 tokens
-    assert taken["llama_deep"] - taken["llama"] == 27 * 4
+    # then only one token goes through all layers
+    assert taken["llama_deep"] - taken["llama"] == 27
+
+
+def test_a_library_that_takes_no_mask_of_a_tree_is_pushed_without(tmp_path: Path) -> None:
+    # given an architecture whose attention adds its own mask to ours, and fails
+    config = AutoConfig.for_model(
+        "gpt_neo", vocab_size=1000, hidden_size=64, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]],
+        max_position_embeddings=64, window_size=16, bos_token_id=0, eos_token_id=2, initializer_range=0.2,
+    )  # fmt: skip
+    folder = build(config, tmp_path / "neo")
+    with load(folder, "hf") as model:
+        # then it is loaded, says so, and two branches of a beginning are right
+        assert any("as a tree they failed" in warning for warning in model.info.warnings)
+        plain = AutoModelForCausalLM.from_pretrained(folder).eval()
+        texts = [[5, 6, 7, *range(40, 40 + n)] for n in (3, 20)]
+        got = model.batch_next_token_logprobs_sync(texts)
+        for row, text in zip(got, texts, strict=True):
+            with torch.inference_mode():
+                expected = plain(input_ids=torch.tensor([text])).logits[0, -1].log_softmax(-1)
+            np.testing.assert_allclose(row, expected.numpy(), atol=1e-4, rtol=0)
