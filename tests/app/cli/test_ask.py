@@ -238,7 +238,7 @@ def test_json_that_holds_no_more_when_it_is_read_is_not_passed_off_as_done(elsew
 def test_the_help_has_an_example_of_each_way_to_ask(elsewise: Elsewise) -> None:
     out = elsewise("ask", "--help").out
     assert 'elsewise ask "Once upon a time" --raw' in out
-    assert "elsewise ask --batch questions.jsonl > answers.jsonl" in out
+    assert "elsewise ask --batch questions.jsonl --out answers.jsonl" in out
     assert "\b" not in out
 
 
