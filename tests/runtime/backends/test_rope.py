@@ -16,12 +16,14 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from runtime import InvalidRequestError, ModelLoadError, UnsupportedFeatureError, load
 from runtime.backends.base import ROOT
+from runtime.backends.mlx.corrections import PROVEN
 from runtime.backends.registry import resolve_backend
 from runtime.loading import rope
 from runtime.loading.source import resolve
 from runtime.options import LoadOptions
 from tests.runtime.backends.reference import TOLERANCE, append, chain, log_softmax, random_ids
 from tests.tiny_models import VOCABULARY, build
+from tests.tools import architectures
 
 BORDER = 48  # tokens
 SIZES: dict[str, Any] = {
@@ -285,3 +287,13 @@ def test_chunked_attention_is_refused_by_its_name(backend: str, tmp_path: Path) 
     folder = build(config, tmp_path / "chunked")
     with pytest.raises((ModelLoadError, UnsupportedFeatureError), match=r"[Cc]hunked"):
         load(folder, backend)
+
+
+def test_the_page_names_every_architecture_with_what_the_self_test_says() -> None:
+    said = architectures.written()
+    assert sorted(said) == architectures.architectures()
+    some = ("llama", "gpt_neo", "bloom", "llama4_text", "roberta", "bamba")
+    assert architectures.rows(some) == {kind: said[kind] for kind in some}
+    page = " ".join(architectures.DOCUMENT.read_text("utf-8").split())
+    compared = page.partition("beyond it, ")[2].partition(" were compared")[0]
+    assert set(compared.replace(" and ", ", ").split(", ")) == PROVEN
