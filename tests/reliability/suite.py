@@ -111,6 +111,8 @@ ROWS: Sequence[Row] = (
     Row("truncations of the sessions file", "tests.reliability.damage:truncations_of_sessions", 100, 25),
     Row("bit flips in the block file", "tests.reliability.damage:flips_of_blocks", 300, 60),
     Row("truncations of the block file", "tests.reliability.damage:truncations_of_blocks", 100, 25),
+    Row("process exits", "tests.reliability.phases:every_exit", 78, 4, 1200),
+    Row("engine killed, stopped, slow", "tests.reliability.phases:every_phase", 60, 6, 900),
     Row("cancels", "tests.reliability.cancels:cancels", 10_000, 700, 900),
     Row("mutants: GGUF", "tests.reliability.mutants:gguf", 1000, 60, 900),
     Row("mutants: safetensors", "tests.reliability.mutants:safetensors", 1000, 60, 900),
