@@ -116,6 +116,8 @@ ROWS: Sequence[Row] = (
     Row("cancels", "tests.reliability.cancels:cancels", 10_000, 700, 900),
     Row("mutants: GGUF", "tests.reliability.mutants:gguf", 1000, 60, 900),
     Row("mutants: safetensors", "tests.reliability.mutants:safetensors", 1000, 60, 900),
+    Row("mutants: config.json on hf", "tests.reliability.mutants:configs_on_hf", 300, 25, 900),
+    Row("mutants: config.json on mlx", "tests.reliability.mutants:configs_on_mlx", 300, 25, 900),
     Row("mutants: tokenizer.json", "tests.reliability.mutants:tokenizers", 300, 25, 900),
     Row("mutants: tokenizer_config.json", "tests.reliability.mutants:tokenizer_configs", 300, 15, 900),
     Row("mutants: generation_config.json", "tests.reliability.mutants:generation_configs", 300, 15, 900),
