@@ -118,6 +118,10 @@ def _object(text: str) -> Mapping[str, Any]:
         raise InvalidRequestError(f"not JSON ({fault})") from fault
     if not isinstance(entry, dict):
         raise InvalidRequestError(f"a JSON object is needed, not {type(entry).__name__}")
+    try:
+        json.dumps(entry, ensure_ascii=False).encode()
+    except UnicodeEncodeError as fault:
+        raise InvalidRequestError("a text in it holds half of a character (a lone surrogate); remove it") from fault
     return entry
 
 

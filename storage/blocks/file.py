@@ -127,7 +127,7 @@ class BlockFile:
             keys: The blocks, parents before children.
         """
         if not path.exists():
-            schema.create(path)
+            schema.create(path, portable=True)
         return self._run(lambda conn: self._copy(conn, path, keys))
 
     def take_from(self, path: Path, keys: Sequence[bytes]) -> int:

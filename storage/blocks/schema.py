@@ -65,8 +65,12 @@ def open_file(path: Path) -> sqlite3.Connection:
         return _open(path)
 
 
-def create(path: Path) -> None:
-    """Makes a whole, empty block file under another name first: at `path` there is never half of one."""
+def create(path: Path, *, portable: bool = False) -> None:
+    """Makes a whole, empty block file under another name first: at `path` there is never half of one.
+
+    One that is not `portable` has a WAL from the start: a program that is killed while it changes a file's mode leaves a
+    journal beside it that no reader may roll back.
+    """
     draft = path.with_name(path.name + ".new")
     for leftover in (draft, *_beside(draft)):
         leftover.unlink(missing_ok=True)
@@ -77,6 +81,8 @@ def create(path: Path) -> None:
         make_tables(conn)
         for pragma in (f"application_id = {APPLICATION_ID}", f"user_version = {VERSION}"):
             conn.execute(f"PRAGMA {pragma}")
+        if not portable:
+            conn.execute("PRAGMA journal_mode = WAL")
     for leftover in _beside(path):  # of a file that is gone
         leftover.unlink(missing_ok=True)
     draft.replace(path)
@@ -163,6 +169,8 @@ def _survey(path: Path) -> None:
     size, alone = path.stat().st_size, not any(leftover.exists() for leftover in _beside(path))
     if path.is_file() and size < _HEADER_BYTES:  # SQLite would take it for a new database
         raise DamagedFileError(errno.EIO, f"it has {size} bytes and is not a database", str(path))
+    if _is_ours(path) and path.with_name(path.name + "-journal").exists():  # no reader may roll it back
+        raise DamagedFileError(errno.EIO, "it was left half changed by a program that was killed", str(path))
     with as_os_errors(path), closing(_connect(path, read_only=True, immutable=alone)) as conn:
         application, version, pages, page = (
             conn.execute(f"PRAGMA {name}").fetchone()[0]

@@ -271,6 +271,7 @@ def sweep(
 def calls_of(order: Order, call: str, start: Callable[[Path], list[str]]) -> int:
     """How many writes or syncs the writer makes where nothing fails."""
     file, log = order.folder / f"{call}.sqlite3", order.folder / f"{call}.log"
+    log.unlink(missing_ok=True)
     shutil.copyfile(order.folder / "empty.sqlite3", file)
     assert run(under("vfs", start(file), file, f"{call}:count=COUNT:when=1+", log))[-1] == ["done"]
     return len(log.read_text().splitlines())

@@ -23,6 +23,7 @@ CPU_SECONDS = 10  # of one mutant
 WALL_SECONDS = 45  # of one, on a busy machine: no mutant has anything to wait for
 START_SECONDS = 150  # until a child has imported what it needs and read a sound file
 MEMORY_BYTES = 2 << 30
+AT_ONCE = 120  # mutants of one child: memory is bounded for what one of them does
 MOST_FAILURES = 20  # after which a row ends
 
 EXTREMES = [0, 1, 0x7F, 0xFF, 1 << 31, (1 << 32) - 1, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
@@ -156,19 +157,17 @@ def mutants(order: Order, parser: str) -> Tally:
     """So many mutants of one kind of input; where a child dies or hangs, another goes on behind the guilty one."""
     tally, first = Tally(), 0
     while first < order.count and len(tally.failures) < MOST_FAILURES:
-        first = _run(order, parser, first, tally)
+        first = _run(order, parser, first, min(first + AT_ONCE, order.count), tally)
     tally.tried = first
     return tally
 
 
-def _run(order: Order, parser: str, first: int, tally: Tally) -> int:
-    """One child; the number of the mutant to go on with."""
+def _run(order: Order, parser: str, first: int, end: int, tally: Tally) -> int:
+    """One child for the mutants up to `end`; the number of the one to go on with."""
     command = [sys.executable, "-m", "tests.reliability.parsers", parser, str(order.folder), str(order.seed)]
     log = order.folder / "child.log"
     with log.open("wb") as stream:
-        child = subprocess.Popen(
-            [*command, str(first), str(order.count)], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=stream
-        )
+        child = subprocess.Popen([*command, str(first), str(end)], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=stream)
         assert child.stdout is not None
         at, patience, held = -1, START_SECONDS, b""
         try:
@@ -189,7 +188,7 @@ def _run(order: Order, parser: str, first: int, tally: Tally) -> int:
                     elif "fault" in said:
                         tally.failures.append(f"mutant {at}: {said['fault']}")
                     elif "done" in said:
-                        return order.count
+                        return end
                     else:
                         tally.seen[said["outcome"]] += 1
         finally:

@@ -100,13 +100,13 @@ class Row:
 
 
 ROWS: Sequence[Row] = (
-    Row("app killed at a write", "tests.reliability.crashes:app_at_writes", 120, 8),
-    Row("app killed at a random moment", "tests.reliability.crashes:app_at_moments", 100, 5),
-    Row("engine killed at a write", "tests.reliability.crashes:engine_at_writes", 120, 8),
-    Row("engine killed at a random moment", "tests.reliability.crashes:engine_at_moments", 100, 10),
-    Row("sessions on a full disk", "tests.reliability.crashes:sessions_on_a_full_disk", 200, 12),
-    Row("sessions on a failing disk", "tests.reliability.crashes:sessions_on_a_failing_disk", 200, 12),
-    Row("blocks on a full or failing disk", "tests.reliability.crashes:blocks_on_a_bad_disk", 120, 8),
+    Row("app killed at a write", "tests.reliability.crashes:app_at_writes", 120, 8, 1800),
+    Row("app killed at a random moment", "tests.reliability.crashes:app_at_moments", 100, 5, 1800),
+    Row("engine killed at a write", "tests.reliability.crashes:engine_at_writes", 120, 8, 1800),
+    Row("engine killed at a random moment", "tests.reliability.crashes:engine_at_moments", 100, 10, 1800),
+    Row("sessions on a full disk", "tests.reliability.crashes:sessions_on_a_full_disk", 400, 12, 1800),
+    Row("sessions on a failing disk", "tests.reliability.crashes:sessions_on_a_failing_disk", 400, 12, 1800),
+    Row("blocks on a full or failing disk", "tests.reliability.crashes:blocks_on_a_bad_disk", 120, 8, 1800),
     Row("bit flips in the sessions file", "tests.reliability.damage:flips_of_sessions", 300, 60),
     Row("truncations of the sessions file", "tests.reliability.damage:truncations_of_sessions", 100, 25),
     Row("bit flips in the block file", "tests.reliability.damage:flips_of_blocks", 300, 60),
@@ -130,7 +130,7 @@ ROWS: Sequence[Row] = (
     Row("mutants: sessions as JSON", "tests.reliability.mutants:session_json", 1000, 60, 900),
     Row("mutants: portable files", "tests.reliability.mutants:portable_files", 1000, 60, 900),
     Row("mutants: batches", "tests.reliability.mutants:batches", 500, 30, 900),
-    Row("mutants: pipe frames", "tests.reliability.mutants:frames", 10_000, 2000, 900),
+    Row("mutants: pipe frames", "tests.reliability.mutants:frames", 3000, 480, 900),
     Row("soak", "tests.reliability.soak:soak", 600, 40, 900, timed=True),
     Row("journey without a network", "tests.reliability.journey:journey", 3, 1, 1800),
 )
