@@ -130,8 +130,10 @@ class SlotCache:
 
     def gather(self, name: str, slots: mx.array, start: int) -> None:
         """Moves rows of one buffer, by its name, to `start` and the places after it; all of them lie further back."""
-        rows = _evaluated(mx.take(getattr(self, name), slots, axis=2))  # before the buffer that they come from is written
         buffer = getattr(self, name)
+        if buffer is None:  # nothing was written yet: a first forward failed before it came to this layer
+            return
+        rows = _evaluated(mx.take(buffer, slots, axis=2))  # before the buffer that they come from is written
         buffer[..., start : start + slots.shape[0], :] = rows
         mx.eval(buffer)
 

@@ -251,3 +251,10 @@ def _quantised(tmp_path: Path) -> ModelFolder:
     (tmp_path / "config.json").write_text(json.dumps(config))
     done: dict[str, Any] = json.loads((tmp_path / "config.json").read_text())
     return ModelFolder(tmp_path, "tiny-4bit", done, "w4", "t")
+
+
+def test_a_pack_whose_first_forward_failed_can_be_cut_to_nothing(llama: MlxBackend) -> None:
+    pack = llama.open_pack()
+    llama.retain(pack, NOTHING, NOTHING)
+    _, got = append(llama, pack, [5, 6, 7])
+    np.testing.assert_allclose(got, expected("llama", [5, 6, 7]), atol=TOLERANCE, rtol=0)
