@@ -41,6 +41,7 @@ from runtime.version import __version__
 if TYPE_CHECKING:
     from runtime.adapters.convert import convert_adapter
     from runtime.adapters.importing import ShelvedAdapter, import_adapter, is_adapter_folder, list_shelf_adapters
+    from runtime.aio import run_sync
     from runtime.backends.registry import (
         available_backends,
         brings_text,
@@ -271,6 +272,7 @@ __all__ = [
     "register_backend",
     "replay_draw",
     "resolve_options",
+    "run_sync",
     "search_models",
     "spawn",
     "texts_of",
@@ -289,6 +291,7 @@ _NAMES = {
         "is_adapter_folder",
         "list_shelf_adapters",
     ),
+    "runtime.aio": ("run_sync",),
     "runtime.backends.registry": (
         "available_backends",
         "brings_text",

@@ -64,6 +64,20 @@ class LoopThread:
         await self._stop.wait()
 
 
+def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine to its end and returns its result: as `asyncio.run`, and where a loop is running already.
+
+    That is the case in a notebook's cell. The coroutine has a loop of its own in a thread of its own; the caller waits, and
+    Ctrl-C there cancels it.
+    """
+    thread = LoopThread("run-sync")
+    try:
+        return thread.submit(coroutine).result()
+    finally:
+        thread.stop()  # which cancels it, where it has not ended
+        thread.join()
+
+
 _posting = threading.local()  # `held`: the mailboxes to be woken at the end of `together`, in this thread
 
 

@@ -1,4 +1,4 @@
-"""The Python examples of the README run as they stand, and what each says of itself is so."""
+"""The Python examples of the README run as they stand, in a script and in a notebook's cell, and what each says is so."""
 
 from __future__ import annotations
 
@@ -76,6 +76,19 @@ def pet(told: str) -> None:
     assert re.match(r"Pet\(name='.{0,12}', legs=[0-8]\)\n", told)
 
 
+# As ipykernel runs a cell: in a loop that goes on, in the thread that waits for it.
+CELL = """
+import ast, asyncio, inspect, sys
+
+async def run_cell():
+    code = compile(sys.stdin.read(), "<cell>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    answer = eval(code, {"__name__": "__main__"})
+    if inspect.iscoroutine(answer):
+        await answer
+
+asyncio.run(run_cell())
+"""
+
 CHECKS: dict[str, Callable[[str], None]] = {  # by what stands in one example alone
     "replay_draw": stages_and_options,
     'chat_format="none"': roles,
@@ -95,12 +108,25 @@ def test_each_check_is_of_one_example() -> None:
     assert {mark: sum(mark in example for example in EXAMPLES) for mark in CHECKS} == dict.fromkeys(CHECKS, 1)
 
 
+def test_no_example_needs_a_thread_without_a_loop() -> None:
+    assert [example for example in EXAMPLES if re.search(r"^[^#]*asyncio\.run\(", example, re.MULTILINE)] == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(1, len(EXAMPLES) + 1))
-def test_an_example_of_the_readme_runs_as_it_stands(number: int) -> None:
+@pytest.mark.parametrize("place", ["script", "cell"])
+def test_an_example_of_the_readme_runs_as_it_stands(place: str, number: int) -> None:
     example = EXAMPLES[number - 1]
-    command = [sys.executable, "-W", "error", "-c", example]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    command = [sys.executable, "-W", "error", "-c", example if place == "script" else CELL]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        input=example if place == "cell" else "",
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert not re.search(r": False\b", done.stdout)
     for mark, check in CHECKS.items():

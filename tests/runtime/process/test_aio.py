@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 
 import pytest
 
+from runtime import run_sync
 from runtime.aio import LoopThread, Mailbox
 
 
@@ -68,3 +70,32 @@ def test_a_mailbox_of_a_closed_loop_drops_what_it_gets() -> None:
     for _ in range(3):
         mailbox.post(lambda: pytest.fail("nobody is there"))
     assert not mailbox._waiting
+
+
+def test_a_coroutine_is_run_to_its_end_with_and_without_a_loop() -> None:
+    async def double(number: int) -> int:
+        await asyncio.sleep(0)
+        return number * 2 if number > 0 else 1 // 0
+
+    async def cell() -> int:
+        return run_sync(double(4))
+
+    assert (run_sync(double(3)), asyncio.run(cell())) == (6, 8)
+    with pytest.raises(ZeroDivisionError):
+        run_sync(double(-1))
+    assert "run-sync" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_ctrl_c_ends_a_coroutine_that_is_waited_for() -> None:
+    ended = threading.Event()
+
+    async def forever() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)  # handled by the main thread, which waits
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        run_sync(forever())
+    assert ended.is_set()
