@@ -64,10 +64,11 @@ class Engine:
         """The counters as of the last step."""
         return self.scheduler.counters.latest
 
-    def heartbeat(self) -> tuple[int, str]:
-        """Steps done and what goes on: "loading", "step" or "idle"."""
-        scheduler = getattr(self, "scheduler", None)
-        return (scheduler.steps if scheduler is not None else 0), self._phase
+    def heartbeat(self) -> tuple[int, str, int]:
+        """Steps done, what goes on ("loading", "step" or "idle"), and calls of the model and its layers: progress in a step."""
+        if self._phase == "loading":
+            return 0, "loading", 0
+        return self.scheduler.steps, self._phase, self.backend.forwards + self.backend.layer_calls
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Hands jobs over as one batch; any thread.

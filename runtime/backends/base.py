@@ -40,6 +40,8 @@ class Backend(Protocol):
     slot_bytes: int  # of a pack's buffers, per slot
     state_bytes: int  # of one recurrent state; 0 where there is none
     forwards: int  # calls of the model since load, failed ones too
+    speed: float  # tokens per second to begin with, from the forward at load
+    layer_calls: int  # of its layers, where the library says; read by any thread
     pushed: int  # tokens that it was called with, padding included
     lent: int  # bytes that copies may take in the middle of a `forward`; fewer than `copy_cost`: in more calls of the model
     overlaps: bool  # whether a forward that was begun computes while the caller does something else

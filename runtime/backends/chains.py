@@ -58,6 +58,8 @@ class ChainedBackend(SizedBackend[P]):
         shares: Whether they may look into the pack's own buffers, each through a mask, instead of copies of their paths.
         vain, reach: See `runtime.backends.buckets.worth_sharing`.
         forwards: Calls of the model, since load; those that failed too.
+        speed: Tokens per second to begin with: a guess, but where the forward at load was slow.
+        layer_calls: Calls of its layers, where the library lets them be counted: a slow forward is seen to go on.
         pushed: Tokens that it was called with, padding included.
     """
 
@@ -70,6 +72,8 @@ class ChainedBackend(SizedBackend[P]):
     reach: int = UNBOUNDED
     vain: float = 2.0  # a copy is read and written beside the one reading that both ways have
     forwards: int = 0
+    speed: float = 400.0
+    layer_calls: int = 0
     pushed: int = 0
 
     @abstractmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ log = logging.getLogger(__name__)
 Warnings = tuple[str, ...]
 
 TOLERANCES = {"float32": 1e-3, "float16": 6e-2, "bfloat16": 4e-1}  # nats between log-probabilities
+SLOW_SECONDS = 0.25  # for the first forward, beyond which the first chunk of a prompt is a small one
 _TOP = 20  # tokens whose numbers people look at
 _RESTED = 56  # tokens
 _TRUNK = 9  # tokens
@@ -148,18 +150,20 @@ def self_test(
 
 
 def check_finite(backend: PackedBackend[Any]) -> None:
-    """One token through the model as it is loaded: it also tells the shapes of keys and values.
+    """One token through the model as it is loaded: it also tells the shapes of keys and values, and a slow machine.
 
     Raises:
         ModelLoadError: What it answers is no number; the message names the tensor.
     """
     tell_checking()
-    pack = backend.open_pack()
+    pack, started = backend.open_pack(), time.monotonic()
     try:
         token = np.array([backend.info.vocab_size // 3])
         _, logits = backend.forward(pack, token, np.array([ROOT]), np.array([0]))
     finally:
         backend.close(pack)
+    if (seconds := time.monotonic() - started) > SLOW_SECONDS:
+        backend.speed = min(1 / seconds, backend.speed)
     if np.isfinite(logits).all():
         return
     tensor, info = backend.broken_weights(), backend.info

@@ -16,7 +16,7 @@ _UNKNOWN_BYTES = 16 << 30  # a name on the shelf: only the engine knows how larg
 class EngineLimits:
     """Seconds of monotonic time, as the caller's process experiences it (a suspended machine judges nobody)."""
 
-    step_seconds: float = 30.0  # one step of the owner thread
+    step_seconds: float = 30.0  # one step of the owner thread in which no layer of the model is reached
     silence_seconds: float = 30.0  # without any message, once loaded
     loading_seconds: float | None = None  # None: by the size of the source
     close_seconds: float = 1.2  # for the engine to end by itself; then it is ended
@@ -39,7 +39,7 @@ class Vigil:
 
     def __init__(self, limits: EngineLimits, loading_seconds: float) -> None:
         self._limits, self._loading = limits, loading_seconds
-        self._state = (0, "loading")
+        self._state = (0, "loading", 0)
         self._silent = 0.0
         self._stuck = 0.0
 
@@ -47,16 +47,16 @@ class Vigil:
         """Any message arrived."""
         self._silent = 0.0
 
-    def beat(self, steps: int, phase: str) -> None:
-        """A beat arrived."""
-        if (steps, phase) != self._state:
-            self._state, self._stuck = (steps, phase), 0.0
+    def beat(self, steps: int, phase: str, progress: int = 0) -> None:
+        """A beat arrived; a step whose `progress` grows is slow and does not hang."""
+        if (steps, phase, progress) != self._state:
+            self._state, self._stuck = (steps, phase, progress), 0.0
 
     def elapse(self, seconds: float) -> str | None:
         """Time went by. Why the engine is to be ended, or None."""
         self._silent += seconds
         self._stuck += seconds
-        steps, phase = self._state
+        steps, phase, _ = self._state
         silence = self._loading if phase == "loading" else self._limits.silence_seconds
         if self._silent > silence:
             return f"it gave no sign of life for {silence:g} s while {_DOING.get(phase, phase)}"

@@ -269,7 +269,7 @@ class EngineLink:
     def _on_reply(self, reply: Reply, vigil: Vigil) -> None:
         match reply:
             case Beat():
-                vigil.beat(reply.steps, reply.phase)
+                vigil.beat(reply.steps, reply.phase, reply.progress)
             case Push():
                 self._on_push(reply)
             case Loading():

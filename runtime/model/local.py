@@ -66,7 +66,7 @@ class LocalModel(
         """The cache."""
         return self._engine.report
 
-    def heartbeat(self) -> tuple[int, str]:
+    def heartbeat(self) -> tuple[int, str, int]:
         """Steps done and the phase, for a supervisor."""
         return self._engine.heartbeat()
 

@@ -27,7 +27,7 @@ from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job, settle
 from runtime.scheduler.ledger import Ledger
 from runtime.scheduler.prefill import Prefill
-from runtime.scheduler.prompts import ALONE_SECONDS, CHUNK_SECONDS, MIN_CHUNK, yields
+from runtime.scheduler.prompts import Pace, yields
 from runtime.scheduler.room import NoRoomError
 
 PADDING_SHARE = 4  # of a slice's useful tokens, one part in so many may be padding
@@ -84,15 +84,18 @@ class Embeddings:
         cache: Whose budget is asked.
         counters: What was done.
         ledger: Who came and went.
+        pace: How much goes into one forward.
     """
 
-    def __init__(self, backend: Backend, options: LoadOptions, cache: Cache, counters: Counters, ledger: Ledger) -> None:
+    def __init__(
+        self, backend: Backend, options: LoadOptions, cache: Cache, counters: Counters, ledger: Ledger, pace: Pace
+    ) -> None:
         self._backend = backend
         self._options = options
         self._cache = cache
         self._counters = counters
         self._ledger = ledger
-        self._speed = 400.0  # tokens per second, measured as we go
+        self._pace = pace
         self._departures = 0  # when it was last looked whether there is room
         self._lacking: int | None = None  # bytes, for which others have to leave first
         self.running: list[_Work] = []  # who was served last stands last
@@ -121,9 +124,7 @@ class Embeddings:
             if looked == self._departures or self._cache.room.spare() < self._lacking:
                 return
         self._lacking = None
-        seconds = CHUNK_SECONDS if beside else ALONE_SECONDS
-        sized = min(max(int(self._speed * seconds), MIN_CHUNK), self._options.prefill_chunk_tokens)
-        quota = min(sized, self._options.max_batch_tokens)
+        quota = min(self._pace.chunk(beside=beside), self._options.max_batch_tokens)
         work = self.running.pop(0)
         self.running.append(work)
         if work.long is not None or len(work.job.paths[work.left[-1]]) > quota:
@@ -200,7 +201,7 @@ class Embeddings:
         except MemoryBudgetError:
             self._cache.give_way()
             hidden = self._backend.hidden_states(tokens, stacks)
-        self._count(tokens.size, time.monotonic() - started)
+        self._pace.measure(tokens.size, time.monotonic() - started)
         for (work, number), path, states in zip(chosen, paths, hidden, strict=True):
             pool = Pool(work.job.pooling)
             pool.add(states[: len(path)])
@@ -221,7 +222,7 @@ class Embeddings:
         stacks = _stacks(work.job, end - prefill.at)
         hidden, prefill.slot = prefill.workspace.extend_hidden(path[prefill.at : end], prefill.slot, stacks)
         work.pool.add(hidden)
-        self._count(end - prefill.at, time.monotonic() - started)
+        self._pace.measure(end - prefill.at, time.monotonic() - started)
         work.computed += end - prefill.at
         work.done += end - prefill.at
         prefill.at = end
@@ -246,10 +247,6 @@ class Embeddings:
             work.long = work.pool = None
 
     # ---- both -----------------------------------------------------------------------------------------------------
-
-    def _count(self, tokens: int, seconds: float) -> None:
-        if tokens >= MIN_CHUNK // 2:
-            self._speed += 0.5 * (tokens / max(seconds, 1e-6) - self._speed)
 
     def _leave(self, work: _Work, finish: str) -> None:
         self._ledger.leave(work.job, finish, prompt=work.total, reused=work.reused, computed=work.computed)

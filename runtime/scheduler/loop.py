@@ -76,7 +76,7 @@ class Scheduler:
             park=self._park,
             others_give_way=lambda: self._embeddings.make_way(),
         )
-        self._embeddings = Embeddings(backend, options, self.cache, self.counters, self._ledger)
+        self._embeddings = Embeddings(backend, options, self.cache, self.counters, self._ledger, self._prompts.pace)
         self.blocks = Blocks(options.blocks, self.cache, self.counters, self._go_on)
         self._leaving: list[tuple[str, Future[None]]] = []  # adapters (by digest), and who waits for them to be out of use
         self._decoding = Decoding(

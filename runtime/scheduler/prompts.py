@@ -20,8 +20,30 @@ from runtime.scheduler.room import NoRoomError
 
 CHUNK_SECONDS = 0.08  # a prefill chunk while somebody else waits for a token
 ALONE_SECONDS = 0.4  # and when nobody does
-MIN_CHUNK = 32
+MIN_CHUNK = 32  # tokens; on a slow machine the first chunk, too: a larger one may take minutes
 SHORT = 2  # tokens; what needs no more goes into the batch whatever the clock says
+
+
+class Pace:
+    """How many tokens go into one forward: what takes a given time at the speed that was measured.
+
+    Args:
+        speed: Tokens per second, as far as it is known before the first chunk.
+        most: Tokens, however fast the model is.
+    """
+
+    def __init__(self, speed: float, most: int) -> None:
+        self._speed, self._most = speed, most
+
+    def chunk(self, *, beside: bool) -> int:
+        """Tokens of the next forward; `beside`: others wait for its end."""
+        by_time = int(self._speed * (CHUNK_SECONDS if beside else ALONE_SECONDS))
+        return min(max(by_time, MIN_CHUNK), self._most)
+
+    def measure(self, tokens: int, seconds: float) -> None:
+        """A forward of so many tokens has taken so long."""
+        if tokens >= MIN_CHUNK // 2:
+            self._speed += 0.5 * (tokens / max(seconds, 1e-6) - self._speed)
 
 
 def yields(job: Job, tokens: int, other: Job) -> bool:
@@ -73,8 +95,8 @@ class Prompts:
         self._start = start
         self._park = park
         self._others_give_way = others_give_way
-        self._speed = 400.0  # tokens per second, measured as we go
         self._round = 0
+        self.pace = Pace(cache.backend.speed, options.prefill_chunk_tokens)
         self.running: list[Prefill] = []
 
     def step(self, *, decoding: bool) -> None:
@@ -94,8 +116,7 @@ class Prompts:
                 return
 
     def _quota(self, *, decoding: bool) -> int:
-        by_time = int(self._speed * (CHUNK_SECONDS if decoding else ALONE_SECONDS))
-        sized = min(max(by_time, MIN_CHUNK), self._options.prefill_chunk_tokens)
+        sized = self.pace.chunk(beside=decoding)
         short = SHORT * sum(p.total - p.at <= SHORT for p in self.running)
         return min(max(sized, short), self._options.max_batch_tokens)
 
@@ -121,8 +142,7 @@ class Prompts:
             return quota
         pushed = len(batch.tokens)
         seconds = time.monotonic() - started
-        if pushed >= MIN_CHUNK // 2:
-            self._speed += 0.5 * (pushed / max(seconds, 1e-6) - self._speed)
+        self.pace.measure(pushed, seconds)
         self._counters.prefill_seconds += seconds
         self._counters.tokens_prefilled += pushed
         self._counters.publish(self._cache)  # before the answers, so that who sees one sees its numbers

@@ -133,10 +133,11 @@ class Push(msgspec.Struct, tag="push", frozen=True, omit_defaults=True):
 
 
 class Beat(msgspec.Struct, tag="beat", frozen=True):
-    """A sign of life: the owner's step counter and what it is doing ("loading", "idle", "step")."""
+    """A sign of life: the owner's step counter, what it is doing ("loading", "idle", "step"), and how far within a step."""
 
     steps: int
     phase: str
+    progress: int = 0
 
 
 Request = Load | Call | Cancel | Drop | Shutdown

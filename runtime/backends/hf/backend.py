@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -61,6 +62,11 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> HfBacke
         leave_exit_status()
 
 
+def _count_layer(backend: Callable[[], HfBackend | None], *_: object) -> None:
+    if (counting := backend()) is not None:
+        counting.layer_calls += 1
+
+
 class HfBackend(PackedBackend[TorchPack]):
     """A torch model and its packs. Owner thread only."""
 
@@ -78,6 +84,9 @@ class HfBackend(PackedBackend[TorchPack]):
         self._kv = facts.kv_format(options, _name(self._dtype))
         self._weights = _name(self._dtype) if loaded.weights == "auto" else loaded.weights
         self._codec = codec_of(self._kv)
+        lists = [each for each in self._model.modules() if isinstance(each, torch.nn.ModuleList)]
+        count = partial(_count_layer, weakref.ref(self))  # the model may be the caller's, and outlive this
+        self._hooks = [layer.register_forward_hook(count) for layers in lists for layer in layers]
         self._adapters = TorchAdapters(self._model, self._dtype, self._device)
         self._shapes: tuple[Shape, ...] = ()
         layers = make_layers(loaded.config)
@@ -283,6 +292,8 @@ class HfBackend(PackedBackend[TorchPack]):
         if self._loaded.offload is not None:
             self._loaded.offload.close()
         self._adapters.close()
+        for hook in self._hooks:
+            hook.remove()
         del self._model, self._loaded, self._adapters
         self.reclaim()
 

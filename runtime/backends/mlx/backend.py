@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -41,6 +42,7 @@ from runtime.loading.folder import ModelFolder
 from runtime.options import LoadOptions
 
 _IMPORTED_BY = os.getpid()
+SLOW_SECONDS = 5.0  # for a forward, beyond which it is to be seen that the next one goes on
 
 
 def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> MlxBackend:
@@ -79,6 +81,7 @@ class MlxBackend(PackedBackend[MlxPack]):
 
     def __init__(self, loaded: LoadedModel, options: LoadOptions) -> None:
         self._loaded = loaded
+        self._slow = True  # a forward took long, or there was none yet: the next one is computed layer by layer
         self._model = loaded.model
         self._window = hidden_window(loaded.config)
         self._adapters = MlxAdapters(self._model, loaded.config, loaded.dtype)
@@ -123,7 +126,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         return MlxBackend(random_copy(self._loaded, config), options)
 
     def open_pack(self) -> MlxPack:
-        return MlxPack(make_caches(self._model, self._window))
+        return MlxPack(make_caches(self._model, self._window, self._reached))
 
     def free_bytes(self) -> int:
         return self._loaded.free
@@ -145,26 +148,35 @@ class MlxBackend(PackedBackend[MlxPack]):
         return slots
 
     def push(self, pack: MlxPack, step: Step) -> tuple[Float32, State | None]:
+        started = time.monotonic()
         with _memory():
             self.count(len(step.tokens))
             logits, state = self._forward(pack, step, rows=False)
             mx.eval(logits, pack.arrays(), [a for a in state or () if a is not None])
+            self._slow = time.monotonic() - started > SLOW_SECONDS
             return self._fetched(pack, logits), state
 
+    def _reached(self, keys: mx.array, values: mx.array) -> None:
+        """A layer was called. Of a graph that is computed nothing is seen from outside, so a slow one is computed in parts."""
+        if self._slow:
+            mx.eval(keys, values)
+            self.layer_calls += 1
+
     def launch(self, pack: MlxPack, step: Step) -> Callable[[], Float32]:
+        started = time.monotonic()
         with _memory():
             logits: list[mx.array] = []
             for part, rows in self._parts(step):
                 self.count(len(part.tokens))
                 logits += self._forward(pack, part, rows=rows)[0]
                 mx.async_eval(logits, pack.arrays())  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
-        return lambda: self._awaited(pack, logits)
+        return lambda: self._awaited(pack, logits, started)
 
     def ready(self, pack: MlxPack, step: Step) -> Callable[[Int64], Callable[[], Float32]] | None:
         """The graph of a forward, whose tokens are put into its input when they are known."""
         (part, rows), *more = self._parts(step)
         if (
-            more or pack.capacity < pack.tree.size
+            more or self._slow or pack.capacity < pack.tree.size
         ):  # parts are evaluated one by one: each would copy what the next one writes to
             return None
         blank = Blank(len(part.tokens))
@@ -172,12 +184,13 @@ class MlxBackend(PackedBackend[MlxPack]):
             logits = self._forward(pack, part, rows=rows, tokens=blank.array)[0]
 
         def launch(tokens: Int64) -> Callable[[], Float32]:
+            started = time.monotonic()
             self.count(blank.size)
             blank.fill(tokens)
             with _memory():
                 pack.adopt(built)
                 mx.async_eval(logits, pack.arrays())  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
-            return lambda: self._awaited(pack, logits)
+            return lambda: self._awaited(pack, logits, started)
 
         return launch
 
@@ -185,9 +198,10 @@ class MlxBackend(PackedBackend[MlxPack]):
         """The calls of the model that a step takes, and whether each one's tokens are rows."""
         return [(step, False)] if step.mask is None else list(parts_of(step))
 
-    def _awaited(self, pack: MlxPack, logits: Sequence[mx.array]) -> Float32:
+    def _awaited(self, pack: MlxPack, logits: Sequence[mx.array], started: float) -> Float32:
         with _memory():
             mx.eval(logits, pack.arrays())
+            self._slow = time.monotonic() - started > SLOW_SECONDS
             return self._fetched(pack, logits)
 
     def _fetched(self, pack: MlxPack, logits: Sequence[mx.array]) -> Float32:
@@ -199,7 +213,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         return np.concatenate(arrays) if arrays else np.empty((0, self._vocabulary), np.float32)
 
     def push_rows(self, pack: MlxPack, bucket: Bucket) -> tuple[Float32, Sequence[State | None]]:
-        rows, width = bucket.tokens.shape
+        started, (rows, width) = time.monotonic(), bucket.tokens.shape
         with _memory():
             pack.begin_rows(bucket)
             if self.recurrent:
@@ -218,6 +232,7 @@ class MlxBackend(PackedBackend[MlxPack]):
                 pack.put_states([None])
             answer = [logits] if len(bucket.want) else []
             mx.eval(answer, pack.arrays(), [a for state in states for a in state or () if a is not None])
+            self._slow = time.monotonic() - started > SLOW_SECONDS
             return self._fetched(pack, answer), states
 
     def take_cost(self, pack: MlxPack, slots: Int64) -> Cost:

@@ -7,7 +7,7 @@ the one buffer and hands it out broadcast over the rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from typing import Any
@@ -30,6 +30,7 @@ PIECE = 64  # slots that are moved at a time where there is no memory for all
 Arrays = tuple[mx.array | None, ...]
 Buffers = tuple[mx.array | None, mx.array | None]  # of one layer: keys, values
 Shape = tuple[int, int, int]  # heads, width of a key, width of a value
+OnLayer = Callable[[mx.array, mx.array], None]
 
 
 class SlotCache:
@@ -38,10 +39,12 @@ class SlotCache:
     Args:
         window: Positions a sliding layer sees, the token itself included; None where the model's own call of
             `make_mask` says it, or for a full layer.
+        reached: Told of every call, with the layer's new keys and values.
     """
 
-    def __init__(self, window: int | None = None) -> None:
+    def __init__(self, reached: OnLayer, window: int | None = None) -> None:
         self.window = window
+        self._reached = reached
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
         self.offset: int | mx.array = 0  # positions of the new tokens: of the first, or one per row
@@ -78,6 +81,7 @@ class SlotCache:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Writes new keys and values, ``(1, kv_heads, n, head_dim)`` or one row each; answers with all that is seen."""
+        self._reached(keys, values)
         rows = keys.shape[0]
         if self._seen is not None:
             return self._exchanged(self._seen, keys, values)
@@ -292,28 +296,29 @@ class MlxPack(WorkingPack):
         return [a for c in self.attention for a in (c.keys, c.values) if a is not None]
 
 
-def make_caches(model: Any, window: int | None) -> list[Any]:
+def make_caches(model: Any, window: int | None, reached: OnLayer) -> list[Any]:
     """Our caches for a model, after those that mlx-lm itself would take.
 
     Args:
         model: An mlx-lm model.
         window: A sliding window in all layers that mlx-lm does not know of.
+        reached: Told of every call of a layer that attends, with its new keys and values.
 
     Raises:
         UnsupportedFeatureError: A kind of cache that our buffers cannot replace.
     """
-    return [_ours(cache, window) for cache in make_prompt_cache(model)]
+    return [_ours(cache, window, reached) for cache in make_prompt_cache(model)]
 
 
-def _ours(cache: Any, window: int | None) -> Any:
+def _ours(cache: Any, window: int | None, reached: OnLayer) -> Any:
     if type(cache) is KVCache:
-        return SlotCache(window)
+        return SlotCache(reached, window)
     if type(cache) is RotatingKVCache and not cache.keep:
-        return SlotCache(cache.max_size)
+        return SlotCache(reached, cache.max_size)
     if type(cache) is ArraysCache:
         return ArraysCache(size=len(cache.cache))
     if type(cache) is CacheList:
-        return CacheList(*(_ours(part, window) for part in cache.caches))
+        return CacheList(*(_ours(part, window, reached) for part in cache.caches))
     raise UnsupportedFeatureError(f"this model's {type(cache).__name__} cannot be kept in a token tree; use another model")
 
 

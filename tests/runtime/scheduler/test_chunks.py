@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -10,11 +12,12 @@ from typing import Any
 import pytest
 
 from runtime.backends.fake import Behaviour
-from runtime.model import LocalModel
+from runtime.model import LocalModel, load
 from runtime.options import GenerationOptions
 from runtime.scheduler.jobs import QueryJob
 from runtime.scheduler.prefill import CHECKPOINT_TOKENS
 from tests.fakes import KINDS, assert_right, fake_model, some_ids
+from tests.tiny_models import tiny_path
 
 
 class Clock:
@@ -101,3 +104,14 @@ def test_checkpoints_are_as_near_to_each_other_however_fast_the_model(monkeypatc
         for waiter in waiters:
             waiter.result(60)
         assert len(clock.sizes) <= 2
+
+
+def test_a_model_that_was_slow_at_load_begins_with_a_small_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a machine on which the forward at load took a second
+    ticks = itertools.count()
+    monkeypatch.setattr("runtime.backends.selftest.time", SimpleNamespace(monotonic=lambda: float(next(ticks))), raising=False)
+    told: list[int] = []
+    with load(tiny_path("llama"), backend="hf") as model:
+        asyncio.run(model.score_run(some_ids(1, 100), on_progress=lambda progress: told.append(progress.done)))
+    assert told[:2] == [0, 32]
+    assert told[-1] == 100

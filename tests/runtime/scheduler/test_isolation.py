@@ -45,9 +45,9 @@ class Scene:
                 act()
             while not all(event.is_set() for event in self._running):
                 for event in list(self._running):
-                    assert event.wait(60)
+                    assert event.wait(280)
         for ids, answer in self._answers.values():
-            assert_right(answer.result(60), ids, self._kind)
+            assert_right(answer.result(280), ids, self._kind)
 
     def steps(self, name: str) -> list[int]:
         """How many steps after the one in which it arrived each was answered, of those whose name begins so."""
@@ -193,7 +193,7 @@ def test_a_call_of_long_contexts_takes_turns_with_a_short_one() -> None:
     behaviour = Behaviour()
     scene = Scene(behaviour)
     with fake_model(behaviour, prefill_chunk_tokens=64) as model:
-        scene.at(0, lambda: scene.query("large", *(some_ids(100 + i, 400) for i in range(60))))
+        scene.at(0, lambda: scene.query("large", *(some_ids(100 + i, 400) for i in range(20))))
         scene.at(3, lambda: scene.query("short", some_ids(1, 30)))
         scene.play(model)
         assert scene.ended == ["short", "large"]
