@@ -48,7 +48,7 @@ def library_faults(folder: ModelFolder, library: str) -> Iterator[None]:
             reason = f"{library} cannot load {folder.name}: {said}"
         else:
             kind = folder.config.get("model_type")
-            reason = f"{folder.path}/config.json: {library} cannot make a {kind} of it ({said}); compare it with the original"
+            reason = f"{folder.path}/config.json: {library} cannot make a model of it (model_type {kind}: {said})"
         raise ModelLoadError(reason) from fault
 
 
