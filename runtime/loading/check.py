@@ -60,7 +60,7 @@ def open_folder(path: Path, *, name: str | None = None, backend: str = "hf") -> 
         raise ModelLoadError(f"{path}: no config.json; this is not a model folder (a GGUF file is given by its own path)")
     check_config(raw, str(path))
     config = normalised(raw)
-    check_ropes(config, backend, f"{path}/config.json: rope_parameters")
+    check_ropes(config, backend, f"{path}/config.json: {'rope_parameters' if raw.get('rope_parameters') else 'rope_scaling'}")
     weights = weight_files(path)
     for file in weights:
         check_safetensors(file)

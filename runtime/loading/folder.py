@@ -60,6 +60,8 @@ def _field_meant(config: Mapping[str, Any], fault: Exception, words: str) -> tup
     fields = dict(_fields_of(config))
     if "Padding_idx" in words:  # torch's own name
         return "pad_token_id", config.get("pad_token_id")
+    if "max_position_embeddings" in words and config.get("rope_scaling"):  # of a model without positions
+        return "rope_scaling", config["rope_scaling"]
     for word in re.findall(r"\w+", words):
         if word in fields and ("_" in word or word == "type"):
             return word, fields[word]
