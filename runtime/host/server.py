@@ -52,6 +52,7 @@ from runtime.wire.methods import METHODS
 
 _log = logging.getLogger(__name__)
 _PUSH_SECONDS = 0.1  # between two pushes while a call is worked on
+_ENVELOPE_BYTES = 256  # of an answer, around an array
 _GROUP_BYTES = 1 << 20  # answers sent as one group
 _ORPHAN_SECONDS = 0.5  # for the model to close when the parent has gone
 _PARENT_SECONDS = 1.0  # between two looks whether it has
@@ -198,6 +199,8 @@ class Server:
             arguments = method.read_arguments(call.arguments)
         except MessageError as mismatch:
             raise InvalidRequestError(f"{call.method}: {mismatch}") from mismatch
+        if call.method == "batch_next_token_logprobs":
+            _check_rows(len(arguments["batch"]), self._model.info.vocab_size)
         if method.progresses:
             arguments["on_progress"] = lambda progress: self._post(encode(Progress(call.id, progress)))
         if method.steps and arguments.pop("watched"):
@@ -299,3 +302,13 @@ def _groups(payloads: Sequence[bytes]) -> Iterator[list[bytes]]:
         group.append(payload)
         held += len(payload)
     yield group
+
+
+def _check_rows(rows: int, width: int) -> None:
+    """Refuses, before anything is computed, an answer of so many rows that does not cross the pipe."""
+    most = (MAX_PAYLOAD - _ENVELOPE_BYTES) // (4 * width)
+    if rows > most:
+        raise InvalidRequestError(
+            f"{rows:,} rows of {width:,} log-probabilities take {4 * rows * width:,} bytes, more than the {MAX_PAYLOAD:,} that "
+            f"cross the pipe at once; ask for {most:,} rows at a time"
+        )

@@ -239,6 +239,25 @@ def test_an_answer_too_large_for_the_pipe_is_refused(monkeypatch: pytest.MonkeyP
     asyncio.run(scenario())
 
 
+def test_more_rows_than_cross_the_pipe_are_refused_before_they_are_computed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario() -> None:
+        async with serving() as (_, peer):
+            peer.send(LOAD)
+            width = (await peer.until(Loaded)).info.vocab_size
+            monkeypatch.setattr(server_module, "MAX_PAYLOAD", 5 * 4 * width + 256)
+            # given rows that the model cannot compute, one more of them than fit: it is not asked
+            peer.send(call(1, "batch_next_token_logprobs", batch=[[width]] * 6))
+            fault = (await peer.until(Failure, 1)).fault
+            assert fault.kind == "InvalidRequestError"
+            assert fault.message.startswith(f"6 rows of {width:,} log-probabilities take {24 * width:,} bytes")
+            assert fault.message.endswith("ask for 5 rows at a time")
+
+    asyncio.run(scenario())
+    capfd.readouterr()
+
+
 @pytest.mark.parametrize(
     "messages",
     [
