@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence, Sized
+from functools import partial
 from typing import TypeVar
 
 from runtime.adapters.registry import Registry
@@ -53,7 +54,7 @@ class Core:
         self._byte_vocab = text.tokenizer.byte_vocab(engine.backend.info.vocab_size)
         self._eos = frozenset(text.eos_token_ids)
         self._described: tuple[ModelInfo, ModelInfo] | None = None  # the backend's own, and as `info` gives it
-        self._grammars = Grammars(self._vocabulary)
+        self._grammars = Grammars(partial(_vocabulary, self._byte_vocab, self._text))
         self._turns: dict[asyncio.AbstractEventLoop, list[Job]] = {}
         self._held: dict[int, Held] = {}  # by batch
         self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
@@ -67,10 +68,6 @@ class Core:
         if self._described is None or self._described[0] is not own:
             self._described = own, self._text.described(own)
         return self._described[1]
-
-    def _vocabulary(self) -> Vocabulary:
-        tokenizer = self._text.tokenizer
-        return Vocabulary(self._byte_vocab, self._text.eos_token_ids, frozenset(tokenizer.special_ids), tokenizer.encode)
 
     def _check(self, ids: Sequence[int] | Int32) -> Int32:
         return check_ids(ids, vocab=self.info.vocab_size, context=self.info.context_length)
@@ -110,6 +107,12 @@ class Core:
                 job.fail(error)
         finally:  # not before they have arrived: at no moment is a request nowhere
             self._turns.pop(loop, None)
+
+
+def _vocabulary(tokens: Sequence[bytes], text: TextSide) -> Vocabulary:
+    """Of no model: a model that its grammars referred to would be freed late."""
+    tokenizer = text.tokenizer
+    return Vocabulary(tokens, text.eos_token_ids, frozenset(tokenizer.special_ids), tokenizer.encode)
 
 
 def some(items: Sequence[T]) -> Sequence[T]:

@@ -240,7 +240,8 @@ class GenerationMembers(TextMembers):
     def _sampler(self, options: GenerationOptions) -> Sampler:
         """Of options that were checked."""
         assert options.seed is not None  # who resolves them draws one
-        return make_sampler(options.sampling, options.seed, options.branch, pieces=lambda: self._byte_vocab)
+        pieces = self._byte_vocab  # not by way of the model, which a request must not keep alive
+        return make_sampler(options.sampling, options.seed, options.branch, pieces=lambda: pieces)
 
     def _constraint(
         self, ids: Int32, grammar: Grammar | None, prefix: int, banned: Sequence[int] | None = None

@@ -105,7 +105,10 @@ def load(
     except BaseException:
         loaded.close()
         raise
-    return loaded
+    try:
+        return loaded
+    finally:
+        del loaded  # libraries keep frames of their import, and by them this one's variables: the model would never be freed
 
 
 def _header(adapter: str) -> AdapterHeader:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import warnings
+import weakref
+from collections.abc import Sequence
 from concurrent.futures import Future
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Self
 
 from runtime.checking import check_value, whole
+from runtime.engine import Engine
 from runtime.info import CacheReport, Metrics
+from runtime.loading.holding import Hold
 from runtime.members.resolving import ResolvingMembers
 from runtime.model.adapters import AdapterMembers
 from runtime.model.blocks import BlockMembers
 from runtime.model.branching import BranchingMembers
 from runtime.model.pins import PinMembers
 from runtime.model.queries import QueryMembers
+from runtime.model.text import TextSide
 from runtime.model.vectors import VectorMembers
-from runtime.options import GenerationOptions
+from runtime.options import GenerationOptions, LoadOptions
 from runtime.resolution import AnswerEnds
 from runtime.session.opening import OpensSessions
 
@@ -32,6 +39,18 @@ class LocalModel(
     ResolvingMembers,
 ):
     """A model loaded in this process, made by `load`. Every member is described by `LanguageModel`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        text: TextSide,
+        options: LoadOptions,
+        names: tuple[str, ...] | None = None,
+        in_use: Sequence[Hold] = (),
+    ) -> None:
+        super().__init__(engine, text, options, names, in_use)
+        self._forgotten = weakref.finalize(self, _forget, engine, self._names[0] if self._names else "", *_caller())
+        self._forgotten.atexit = False  # the engine ends with the process
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -118,7 +137,8 @@ class LocalModel(
         return self._engine.call(lambda: self._engine.scheduler.cache.set_budget(budget_bytes))
 
     def close(self) -> None:
-        """Ends the owner thread."""
+        """Ends the owner thread and frees the model."""
+        self._forgotten.detach()
         self._engine.close()
         self._grammars.close()
         if self._text.template is not None:
@@ -144,3 +164,18 @@ class LocalModel(
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _caller() -> tuple[str, int]:
+    """The file and the line from which the library was called."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # the documented way to a frame without the whole stack
+    while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == "runtime":
+        frame = frame.f_back
+    return ("<unknown>", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def _forget(engine: Engine, name: str, file: str, line: int) -> None:
+    """The model has gone without `close`: its thread and its weights go, too."""
+    engine.end()
+    message = f"the model {name}, loaded here, was not closed; it is freed now. Use `with load(...) as model`, or close it"
+    warnings.warn_explicit(message, ResourceWarning, file, line)

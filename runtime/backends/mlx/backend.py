@@ -339,6 +339,9 @@ class MlxBackend(PackedBackend[MlxPack]):
     def unload(self) -> None:
         self._loaded.limits.reset()
         self._adapters.close()
+        if self._loaded.ours:  # mlx-lm's models refer to themselves: their weights would wait for the cycle collector
+            for module in self._model.modules():
+                module.clear()
         del self._model, self._loaded, self._select, self._adapters
         self.reclaim()
         if threading.current_thread() is not threading.main_thread():

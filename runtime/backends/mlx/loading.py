@@ -45,6 +45,7 @@ class LoadedModel:
     quantisation: str | None
     limits: DeviceLimits  # in force
     free: int  # bytes for KV, as the limits were worked out from
+    ours: bool = True  # False: a caller's own model, which outlives us
 
 
 def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> LoadedModel:
@@ -223,4 +224,5 @@ def _adopted(model: Any, tokenizer: Any, options: LoadOptions) -> LoadedModel:
         quantisation=None,
         limits=limits,
         free=free,
+        ours=False,
     )

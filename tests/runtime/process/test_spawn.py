@@ -89,7 +89,7 @@ def test_a_bad_request_is_the_same_error_here_and_there(ids: list[int]) -> None:
         ("x", "mocc", {}, UnknownBackendError, "did you mean 'mock'"),
         ("x", "vllm", {}, BackendUnavailableError, "not built yet"),
         ("x", "mock", {"threds": 2}, InvalidRequestError, "did you mean 'threads'"),
-        ("x", "mock", {"cache": object()}, InvalidRequestError, "object has no place"),
+        ("x", "mock", {"cache": object()}, InvalidRequestError, "cache is True or False, not <object"),
         ("nobody/nothing", "mlx", {}, ModelLoadError, "elsewise models get smollm2"),
         (("model", "tokenizer"), "hf", {}, InvalidRequestError, "tuple cannot be sent to an engine process"),
     ],
