@@ -14,6 +14,7 @@ import pytest
 from tests.reliability import __main__, suite
 from tests.reliability.suite import ROWS, Order, Result, Row, Tally, run_all, table
 
+PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 HERE = "tests.reliability.test_suite"
 
 
@@ -92,3 +93,12 @@ def test_the_exit_status_says_whether_all_is_well(
     monkeypatch.setattr(__main__, "run_all", ran)
     assert __main__.main() == len(failures)
     assert f"| {ROWS[0].name} | {ROWS[0].short} | {len(failures)} | 0 | {suite.SEED} |" in capsys.readouterr().out
+
+
+def test_the_page_has_the_rows_of_the_suite() -> None:
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.read_text("utf-8").splitlines()]
+    figures = [row for row in cells if len(row) == 7 and row[0] not in ("row", "---")]
+    assert [row[0] for row in figures] == [row.name for row in ROWS]
+    for _, tried, failures, bar, *_ in figures:
+        assert (failures, bar) == ("0", "0")
+        assert int(tried.replace(",", "")) > 0
