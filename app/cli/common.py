@@ -88,7 +88,10 @@ def read_text(file: str, limit: int = LARGEST_TEXT) -> str:
     """
     name = "stdin" if file == "-" else file
     try:
-        if file != "-":
+        if file.startswith("/dev/fd/"):  # as a shell writes <(command): open already, so that opening it waits for nothing
+            with Path(file).open("rb") as stream:
+                data = stream.read(limit + 1)
+        elif file != "-":
             data = read_regular(Path(file), limit)
         elif sys.stdin is not None:
             data = sys.stdin.buffer.read(limit + 1)

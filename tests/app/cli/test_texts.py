@@ -55,6 +55,17 @@ def test_a_file_and_stdin_are_read_alike(
     assert (from_stdin.code, from_stdin.out, said) == (from_file.code, from_file.out, from_file.err)
 
 
+def test_what_a_shell_substitutes_for_a_command_is_read(elsewise: Elsewise, tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(TEXTS["carriage returns"])
+    reading, writing = os.pipe()
+    with os.fdopen(reading), os.fdopen(writing, "wb") as stream:
+        stream.write(TEXTS["carriage returns"])
+        stream.close()
+        substituted = elsewise("score", f"/dev/fd/{reading}", "--backend", "fake", "--json")
+    assert substituted.out == elsewise("score", str(tmp_path / "text"), "--backend", "fake", "--json").out
+    assert substituted.code == 0
+
+
 def test_the_tokens_are_those_of_the_bytes(elsewise: Elsewise, tmp_path: Path) -> None:
     for written, scored in (
         (b"a\r\nb\rc", b"a\r\nb\rc"),
