@@ -248,7 +248,7 @@ NAN = float("nan")
         (BeamOptions(max_tokens=0), "max_tokens"),
         (BeamOptions(2, num_return=3), "within 1 and the width of 2"),
         (BeamOptions(top_k=-1), "top_k"),
-        (BeamOptions(eos_token_ids=(300,)), "vocabulary of 259, not 300"),
+        (BeamOptions(eos_token_ids=(300,)), "token id 300 is outside the vocabulary of 259"),
         (BeamOptions(ignore_eos=0), "ignore_eos"),  # type: ignore[arg-type]  # on purpose
     ],
 )
