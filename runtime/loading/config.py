@@ -88,7 +88,8 @@ _FIELDS: Mapping[str, Field] = MappingProxyType(
         **dict.fromkeys(("num_attention_heads", "n_head", "mamba_n_heads"), _whole(1, 1 << 14)),
         **dict.fromkeys(("num_key_value_heads", "head_dim"), _or_null(_whole(1, 1 << 14))),
         "vocab_size": _whole(1, 1 << 24),
-        **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), _whole(1, 1 << 31)),
+        "max_position_embeddings": _whole(1, 1 << 31),
+        **dict.fromkeys(("n_positions", "n_ctx"), _whole(1, 1 << 22)),  # each has a vector of its own
         "original_max_position_embeddings": _or_null(_whole(1, 1 << 31)),
         "intermediate_size": _whole(1, 1 << 22),
         "n_inner": _or_null(_whole(1, 1 << 22)),

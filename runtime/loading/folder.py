@@ -60,7 +60,9 @@ def _field_meant(config: Mapping[str, Any], fault: Exception, words: str) -> tup
     fields = dict(_fields_of(config))
     if "Padding_idx" in words:  # torch's own name
         return "pad_token_id", config.get("pad_token_id")
-    if "max_position_embeddings" in words and config.get("rope_scaling"):  # of a model without positions
+    if "embed_dim" in words and "n_head" in config:
+        return "n_head", config["n_head"]
+    if config.get("rope_scaling") and ("max_position_embeddings" in words or "rope_parameters" in words):
         return "rope_scaling", config["rope_scaling"]
     for word in re.findall(r"\w+", words):
         if word in fields and ("_" in word or word == "type"):

@@ -73,7 +73,8 @@ def honoured(source: ModelFolder) -> dict[str, Any]:
     inner = full.get("text_config")
     config: Mapping[str, Any] = {**full, **inner} if isinstance(inner, Mapping) else full
     kind = str(full.get("model_type"))
-    for name in _unread(config, kind, words_in_source("mlx_lm", kind)):
+    read = words_in_source("mlx_lm", kind)  # nothing of an architecture that it does not have: the library says so itself
+    for name in _unread(config, kind, read) if read else ():
         raise ModelLoadError(
             f"{where}: {name} is {shown(config.get(name))}, which mlx-lm's {kind} does not follow: its numbers would be wrong; "
             "use backend='hf'"
