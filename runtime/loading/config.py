@@ -169,7 +169,7 @@ _SHAPING = (
     *("conv_L_cache", "conv_bias", "block_multiple_of", "block_ffn_dim_multiplier", "block_auto_adjust_ff_dim"),
     *("mamba_d_ssm", "mamba_d_conv", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_n_heads", "mamba_expand"),
     *("mamba_conv_bias", "mamba_proj_bias", "mamba_rms_norm", "projectors_bias", "full_attn_idxs", "mlp_multipliers"),
-    *("lru_width", "conv1d_width", "block_types", "lm_head_bias", "add_cross_attention"),
+    *("rope_parameters", "lru_width", "conv1d_width", "block_types", "lm_head_bias", "add_cross_attention"),
 )
 _SHOWN = 60  # characters of a value
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import ModelLoadError, RuntimeFault
-from runtime.loading.config import shown
+from runtime.loading.config import shown, sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,14 @@ def library_faults(folder: ModelFolder, library: str) -> Iterator[None]:
         found = _field_meant(folder.config, fault, words)
         if found is not None:
             name, value = found
-            reason = f"{folder.path}/config.json: {name} is {shown(value)}, which {library} cannot use ({said})"
+            sides = sizes(folder.config)
+            reason = f"{folder.path}/config.json: {name} is {shown(value)}, which {library} cannot use ({said}); {sides}"
         elif isinstance(fault, OSError | MemoryError | RuntimeError | ImportError):
             reason = f"{library} cannot load {folder.name}: {said}"
         else:
             kind = folder.config.get("model_type")
-            reason = f"{folder.path}/config.json: {library} cannot make a model of it (model_type {kind}: {said})"
+            sides = sizes(folder.config)
+            reason = f"{folder.path}/config.json: {library} cannot make a {kind} of it ({said}); model_type {kind}, {sides}"
         raise ModelLoadError(reason) from fault
 
 
@@ -60,8 +62,8 @@ def _field_meant(config: Mapping[str, Any], fault: Exception, words: str) -> tup
     fields = dict(_fields_of(config))
     if "Padding_idx" in words:  # torch's own name
         return "pad_token_id", config.get("pad_token_id")
-    if "embed_dim" in words and "n_head" in config:
-        return "n_head", config["n_head"]
+    if "embed_dim" in words:
+        return "n_head", config.get("n_head")
     if config.get("rope_scaling") and ("max_position_embeddings" in words or "rope_parameters" in words):
         return "rope_scaling", config["rope_scaling"]
     for word in re.findall(r"\w+", words):

@@ -5,6 +5,7 @@ Each line was measured (mlx-lm 0.32.2 against transformers 5.23, float32).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -108,6 +109,8 @@ def _unread(config: Mapping[str, Any], kind: str, read: frozenset[str]) -> Itera
         follows = kinds - {"full_attention"} <= read
     if not follows:
         yield "layer_types"
+    if kind == "falcon_h1" and config.get("time_step_limit") not in (None, [0.0, math.inf], (0.0, math.inf)):
+        yield "time_step_limit"
     if kind == "gemma2":
         yield from (name for name in ("attn_logit_softcapping", "final_logit_softcapping") if config.get(name, 1) is None)
 
@@ -120,7 +123,7 @@ def _completed(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """
     full = for_mlx(config)
     if full.get("model_type") in _WINDOWED:
-        if set(full.get("layer_types") or ()) == {"full_attention"}:
+        if full["model_type"] == "mistral" and set(full.get("layer_types") or ()) == {"full_attention"}:  # phi3 asks no kinds
             full["sliding_window"] = None
         full["layer_types"] = None  # `hidden_window`; one that is left out would keep its value in the file
     if full.get("model_type") == "gpt2":

@@ -35,8 +35,8 @@ OTHER: dict[str, Callable[[dict[str, Any]], tuple[Any, ...]]] = {  # sensible va
     "sliding_window": lambda _: (8, None),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), lambda _: (2.0, None)),
     "layer_types": lambda config: tuple(
-        [*["full_attention"] * full, *["sliding_attention"] * (config["num_hidden_layers"] - full)]
-        for full in (0, 1, config["num_hidden_layers"])
+        [*["full_attention"] * full, *["sliding_attention"] * (config.get("num_hidden_layers", 3) - full)]
+        for full in (0, 1, config.get("num_hidden_layers", 3))
     ),
     "head_dim": lambda _: (8, 32),
     "n_inner": lambda _: (128,),
