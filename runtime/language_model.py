@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from runtime.adapters.uses import Adapters
 from runtime.completion import Completion
@@ -125,9 +125,17 @@ class LanguageModel(
     # ---- generation ------------------------------------------------------------------------------------------
 
     def generate(
-        self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        options: GenerationOptions | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+        **named: Any,
     ) -> AsyncGenerator[TokenRecord, None]:
         """Draws tokens after `ids`, one record each as soon as it is known; called without await.
+
+        `named` are options one by one, in place of `options`, by the names that `GenerationOptions.from_mapping` knows
+        (``max_tokens=64``, ``temp=0.7``); there `top_k` is the sampler's. So of `generate_sync` and `complete`.
 
         The last record has a `finish_reason` (eos's own record included). Closing the generator early, best with
         `contextlib.aclosing`, stops the generation. Records that were yielded before an error stay valid.
@@ -139,7 +147,12 @@ class LanguageModel(
         """`generate` in chunks of one or more tokens: whatever has arrived since the caller last asked."""
 
     def generate_sync(
-        self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        options: GenerationOptions | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+        **named: Any,
     ) -> Iterator[TokenRecord]:
         """`generate`, blocking; closing the iterator stops the generation. `on_progress` runs in the caller's thread."""
 
@@ -170,7 +183,12 @@ class LanguageModel(
     ) -> list[list[int]]:
         """`sample` for several prompts at once; row i answers prompt i and is the same alone or in the batch."""
 
-    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
+    async def complete(
+        self,
+        prompt: str | Sequence[Message],
+        options: GenerationOptions | None = None,
+        **named: Any,
+    ) -> Completion:
         """The text that follows `prompt`: a plain text is continued, a list of messages is answered by chat template.
 
         It says how it ended: `finish_reason`, and `incomplete` where it was cut before its own end, or is no sound JSON.
@@ -180,7 +198,12 @@ class LanguageModel(
             UnsupportedFeatureError: Messages, but there is no chat template (a `chat_format` at load gives one).
         """
 
-    def complete_sync(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
+    def complete_sync(
+        self,
+        prompt: str | Sequence[Message],
+        options: GenerationOptions | None = None,
+        **named: Any,
+    ) -> Completion:
         """`complete`, blocking."""
 
     # ---- state -----------------------------------------------------------------------------------------------

@@ -216,12 +216,20 @@ class GenerationOptions:
             )
 
 
-def given(options: GenerationOptions | None) -> GenerationOptions:
+def given(options: GenerationOptions | None, named: Mapping[str, Any] | None = None) -> GenerationOptions:
     """A call's options, checked; the defaults where there are none.
 
+    Args:
+        options: As an object.
+        named: Or one by one, by the names that `GenerationOptions.from_mapping` knows.
+
     Raises:
-        InvalidRequestError: Something else than options, or a value out of range.
+        InvalidRequestError: Something else than options, a value out of range, or both forms at once.
     """
+    if named:
+        if options is not None:
+            raise InvalidRequestError(f"options and {', '.join(named)} beside them: put all of them into the GenerationOptions")
+        return GenerationOptions.from_mapping(named)
     if options is None:
         return GenerationOptions()
     if not isinstance(options, GenerationOptions):

@@ -36,6 +36,7 @@ _SPELLINGS = {
     "samplers": "order",
 }
 _SAMPLING = frozenset(f.name for f in fields(SamplingOptions))
+_WITHOUT_EFFECT = ("stream",)  # OpenAI's: every answer comes as it is drawn, and can be taken whole
 _CAN_BE_OFF = ("grammar", "speculative")
 _GENERATION = frozenset(f.name for f in fields(GenerationOptions)) - {"sampling", "top_k"}
 OPTION_NAMES = frozenset({*_SAMPLING, *_GENERATION, *_SPELLINGS, "alternatives", "do_sample", "sampling"})
@@ -85,6 +86,8 @@ class _Reading:
         self._sampled = False  # asked for by name
 
     def take(self, name: str, field: str, value: Any) -> None:
+        if name in _WITHOUT_EFFECT and isinstance(value, bool):
+            return
         if not isinstance(name, str) or name not in OPTION_NAMES:
             hint = elsewhere(name) or nearest(name, OPTION_NAMES)
             raise InvalidRequestError(f"unknown option {shown(name)}: {hint}")

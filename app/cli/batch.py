@@ -235,6 +235,8 @@ async def _answer(model: LanguageModel, line: Line, request: Request, tally: Tal
     pieces: list[str] = []
     tokens, finish = 0, Finish.NONE
     result: dict[str, Any] = {"id": line.id, "line": line.number}
+    if line.custom:
+        result["custom_id"] = line.id
     try:
         async with aclosing(model.generate_runs(ids, options)) as runs:
             async for run in runs:

@@ -17,6 +17,9 @@ from app.cli.values import grammar_of, naming_tokens
 from runtime import OPTION_NAMES, InvalidRequestError, RuntimeFault, resolve_options
 
 FORMS = ("schema", "regex", "lark")
+IGNORED = frozenset({"model", "stream", "stream_options", "user", "metadata", "store", "service_tier"})  # of OpenAI's bodies
+ENVELOPE = frozenset({"custom_id", "method", "url", "body"})  # of a line of OpenAI's Batch API
+CHATS = ("/v1/chat/completions", "/v1/completions")
 OWN = frozenset({"id", "prompt", "messages", "system", "tools", *FORMS})
 RECORDING = frozenset({"alternatives", "logprobs", "top_logprobs", "stages"})  # of which a result has nothing
 KNOWN = OWN | OPTION_NAMES - RECORDING
@@ -30,6 +33,7 @@ class Line:
     Attributes:
         number: Of the line, from 1.
         id: The line's own, or its number.
+        custom: Whether it was given as `custom_id`, and is given back so too.
         messages: A conversation; or a single text in `prompt`.
         options: What it says of how it is answered, by the names of `GenerationOptions.from_mapping`; the seed is set.
         naming: More of them, that name tokens by what they say.
@@ -37,6 +41,7 @@ class Line:
 
     number: int
     id: str | int
+    custom: bool  # the id came as OpenAI's `custom_id`
     prompt: str | None
     messages: list[dict[str, Any]] | None
     tools: list[dict[str, Any]] | None
@@ -78,7 +83,9 @@ def refuse(file: str, faults: list[str]) -> None:
 
 
 def _line(number: int, text: str, asked: Asked, place: int) -> Line:
-    entry = _object(text)
+    entry = _unwrapped(_object(text))
+    custom = "custom_id" in entry
+    entry = {"id" if name == "custom_id" else name: value for name, value in entry.items()}
     unknown = next((name for name in entry if name not in KNOWN), None)
     if unknown is not None:
         close = get_close_matches(unknown, KNOWN, n=1)
@@ -103,12 +110,31 @@ def _line(number: int, text: str, asked: Asked, place: int) -> Line:
     return Line(
         number=number,
         id=own_id,
+        custom=custom,
         prompt=prompt if asked.raw else None,
         messages=None if asked.raw else _messages(given, asked),
         tools=given.get("tools"),
         options=_options({name: value for name, value in given.items() if name not in naming}, asked, place),
         naming=naming,
     )
+
+
+def _unwrapped(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is asked in a line of OpenAI's Batch API, with its `custom_id`; any other line as it is."""
+    if "body" not in entry:
+        return {name: value for name, value in entry.items() if not (name == "stream" and isinstance(value, bool))}
+    unknown = next((name for name in entry if name not in ENVELOPE), None)
+    if unknown is not None:
+        raise InvalidRequestError(f'unknown name {unknown[:60]!r} beside "body": known: {", ".join(sorted(ENVELOPE))}')
+    body, url = entry["body"], entry.get("url", CHATS[0])
+    if not isinstance(body, dict):
+        raise InvalidRequestError(f'"body" is an object, not {body!r:.60}')
+    if url not in CHATS:
+        raise InvalidRequestError(f'"url" is {" or ".join(CHATS)}, not {url!r:.60}; elsewise embed makes vectors')
+    if body.get("n", 1) != 1:
+        raise InvalidRequestError(f'"n" is {body["n"]!r:.60}: one answer is given to a line; write the line several times')
+    asked = {name: value for name, value in body.items() if name not in IGNORED and name != "n"}
+    return asked | ({"custom_id": entry["custom_id"]} if "custom_id" in entry else {})
 
 
 def _object(text: str) -> Mapping[str, Any]:

@@ -143,9 +143,14 @@ class EngineClient(
     # ---- generation ------------------------------------------------------------------------------------------
 
     async def generate(
-        self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        options: GenerationOptions | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+        **named: Any,
     ) -> AsyncGenerator[TokenRecord, None]:
-        async with aclosing(self.generate_runs(ids, options, on_progress=on_progress)) as runs:
+        async with aclosing(self.generate_runs(ids, given(options, named), on_progress=on_progress)) as runs:
             async for run in runs:
                 for record in run:
                     yield record
@@ -161,10 +166,15 @@ class EngineClient(
                 yield run
 
     def generate_sync(
-        self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        options: GenerationOptions | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+        **named: Any,
     ) -> Iterator[TokenRecord]:
         stream = self._calls.stream_sync(
-            "generate_runs", on_progress=on_progress, ids=plain_ids(ids), options=options and given(options)
+            "generate_runs", on_progress=on_progress, ids=plain_ids(ids), options=given(options, named)
         )
         with closing(stream) as runs:
             for run in runs:
@@ -212,11 +222,21 @@ class EngineClient(
         )
         return cast("list[list[int]]", answer)
 
-    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
-        return cast("Completion", await self._calls.call("complete", **_prompt(prompt, options)))
+    async def complete(
+        self,
+        prompt: str | Sequence[Message],
+        options: GenerationOptions | None = None,
+        **named: Any,
+    ) -> Completion:
+        return cast("Completion", await self._calls.call("complete", **_prompt(prompt, given(options, named))))
 
-    def complete_sync(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
-        return cast("Completion", self._calls.call_sync("complete", **_prompt(prompt, options)))
+    def complete_sync(
+        self,
+        prompt: str | Sequence[Message],
+        options: GenerationOptions | None = None,
+        **named: Any,
+    ) -> Completion:
+        return cast("Completion", self._calls.call_sync("complete", **_prompt(prompt, given(options, named))))
 
     # ---- end -------------------------------------------------------------------------------------------------
 
@@ -248,9 +268,9 @@ async def end_link(link: EngineLink, *, grace: float | None = None) -> None:
     link.join()  # at once: the thread has nothing left to do
 
 
-def _prompt(prompt: str | Sequence[Message], options: GenerationOptions | None) -> dict[str, Any]:
+def _prompt(prompt: str | Sequence[Message], options: GenerationOptions) -> dict[str, Any]:
     plain = clean_text(prompt) if isinstance(prompt, str) else plain_messages(prompt)
-    return {"prompt": plain, "options": options and given(options)}
+    return {"prompt": plain, "options": options}
 
 
 def _queries(batch: Sequence[Sequence[int]], adapters: Adapters) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from contextlib import aclosing, closing
 from dataclasses import replace
 from operator import index
+from typing import Any
 
 import numpy as np
 
@@ -41,10 +42,15 @@ class GenerationMembers(TextMembers):
     """`generate`, `sample`, `complete` and their kin; see `LanguageModel`."""
 
     async def generate(
-        self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        options: GenerationOptions | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+        **named: Any,
     ) -> AsyncGenerator[TokenRecord, None]:
         """Records as they come."""
-        runs = self.generate_runs(ids, options, on_progress=on_progress)
+        runs = self.generate_runs(ids, given(options, named), on_progress=on_progress)
         try:
             async for run in runs:
                 for record in run:
@@ -86,10 +92,15 @@ class GenerationMembers(TextMembers):
             self._cancel(job)
 
     def generate_sync(
-        self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        options: GenerationOptions | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+        **named: Any,
     ) -> Iterator[TokenRecord]:
         """Blocking."""
-        with closing(self._runs_sync(self._generation(ids, options), on_progress)) as runs:
+        with closing(self._runs_sync(self._generation(ids, given(options, named)), on_progress)) as runs:
             for run in runs:
                 yield from run
 
@@ -173,18 +184,28 @@ class GenerationMembers(TextMembers):
         each = (self.sample(prompt, max_tokens, eos_token_ids, temperature, seed, adapters=adapters) for prompt in prompts)
         return list(await asyncio.gather(*each))
 
-    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
+    async def complete(
+        self,
+        prompt: str | Sequence[Message],
+        options: GenerationOptions | None = None,
+        **named: Any,
+    ) -> Completion:
         """Text in, text out."""
         self._check_prompt(prompt)
         ids = await (self.tokenize_async(prompt) if isinstance(prompt, str) else self.render_chat_async(prompt))
-        async with aclosing(self.generate_runs(ids, options)) as runs:
+        async with aclosing(self.generate_runs(ids, given(options, named))) as runs:
             return completed([run async for run in runs])
 
-    def complete_sync(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
+    def complete_sync(
+        self,
+        prompt: str | Sequence[Message],
+        options: GenerationOptions | None = None,
+        **named: Any,
+    ) -> Completion:
         """Blocking."""
         self._check_prompt(prompt)
         ids = self.tokenize(prompt) if isinstance(prompt, str) else self.render_chat(prompt)
-        with closing(self._runs_sync(self._generation(ids, options))) as runs:
+        with closing(self._runs_sync(self._generation(ids, given(options, named)))) as runs:
             return completed(list(runs))
 
     def _check_prompt(self, prompt: object) -> None:

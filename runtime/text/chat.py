@@ -15,6 +15,7 @@ from runtime.tools.definitions import definitions_of
 
 Message = Mapping[str, Any]
 
+TEXT_PARTS = ("text", "input_text", "output_text")  # of OpenAI's two interfaces
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -78,6 +79,9 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         if not isinstance(message, Mapping):
             raise InvalidRequestError(f"message {number} is a {type(message).__name__}, not a mapping of role and content")
         role, content = message.get("role"), message.get("content")
+        if isinstance(content, list | tuple):
+            content = _joined_parts(content, f"message {number} ({role})")
+            message = {**message, "content": content}
         if role not in ROLES:
             raise InvalidRequestError(f"message {number}: the role {role!r} is not one of {', '.join(ROLES)}")
         silent_call = role == "assistant" and content is None and message.get("tool_calls")
@@ -88,6 +92,17 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
             plain["tool_calls"] = [_checked_call(call, number) for call in _listed(plain["tool_calls"], number)]
         checked.append(plain)
     return checked
+
+
+def _joined_parts(parts: Sequence[Any], where: str) -> str:
+    """Content in parts, as OpenAI's interface has it: the texts of all, a line each."""
+    texts: list[str] = []
+    for part in parts:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in TEXT_PARTS or not isinstance(part.get("text"), str):
+            raise InvalidRequestError(f"{where}: only parts {{'type': 'text', 'text': ...}} can be read, not {part!r:.60}")
+        texts.append(part["text"])
+    return "\n".join(texts)
 
 
 def _listed(calls: Any, number: int) -> list[Any]:

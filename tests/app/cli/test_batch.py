@@ -294,3 +294,39 @@ def test_answers_to_something_else_are_not_gone_on_with(elsewise: Elsewise, file
         assert elsewise(*more, "--backend", "fake").code == 2
     nowhere = elsewise("ask", "--batch", str(file), *FAKE, "--out", str(out.parent / "no" / "a.jsonl"))
     assert (nowhere.code, "No such file" in nowhere.err) == (1, True)
+
+
+def test_lines_of_openais_batch_interface_are_answered_as_ours(elsewise: Elsewise, file: Path) -> None:
+    # given the same request in both forms, the file with a byte order mark
+    body = {
+        "model": "gpt",
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "me"}]}],
+        "n": 1,
+        "stream": False,
+    }
+    theirs = {"custom_id": "r-1", "method": "POST", "url": "/v1/chat/completions", "body": body | {"max_tokens": 5, "seed": 3}}
+    ours = {"id": "mine", "messages": [{"role": "user", "content": "me"}], "max_tokens": 5, "seed": 3, "stream": True}
+    file.write_text("\ufeff" + json.dumps(theirs) + "\n" + json.dumps(ours) + "\n", "utf-8")
+    done = elsewise("ask", "--batch", str(file), *FAKE)
+    # then both have one answer, and each its own id
+    assert done.code in (0, 1)
+    first, second = results(done.out)
+    assert (first["custom_id"], first["id"], second["id"], "custom_id" in second) == ("r-1", "r-1", "mine", False)
+    assert (first["text"], first["tokens"]) == (second["text"], second["tokens"])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"body": 5}, '"body" is an object, not 5'),
+        ({"url": "/v1/embeddings"}, '"url" is /v1/chat/completions or /v1/completions'),
+        ({"body": {"prompt": "hi", "n": 3}}, '"n" is 3: one answer is given to a line'),
+        ({"prompt": "hi"}, "unknown name 'prompt' beside \"body\""),
+        ({"body": {"prompt": "hi", "max_tokens": 0}}, '"max_tokens" must be a whole number'),
+        ({"body": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}}, "only parts {'type': 'text'"),
+    ],
+)
+def test_a_line_of_theirs_that_cannot_be_is_named(elsewise: Elsewise, file: Path, change: dict[str, Any], says: str) -> None:
+    write(file, {"custom_id": "r-1", "body": {"prompt": "hi"}} | change)
+    done = elsewise("ask", "--batch", str(file), *FAKE)
+    assert (done.code, done.out, says in done.err) == (2, "", True)

@@ -7,6 +7,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,8 @@ def test_what_is_of_the_wrong_type_is_refused_and_the_next_request_answered(
     if member is None:  # the members that a model of this process alone has
         assert name in ("keep_vectors", "from_parts")
         return
-    needed = {each.name for each in inspect.signature(member).parameters.values() if each.default is each.empty}
+    parameters = inspect.signature(member).parameters.values()
+    needed = {each.name for each in parameters if each.default is each.empty and each.kind is not each.VAR_KEYWORD}
     for value in WRONG:
         arguments = {each: SOUND.get(each, str(tmp_path / "x")) for each in needed} | {parameter: value}
         with suppress(RuntimeFault, FileNotFoundError):
@@ -109,3 +111,25 @@ def test_a_text_in_place_of_ids_is_told_how_to_make_them(model: LanguageModel) -
     ):
         with pytest.raises(InvalidRequestError, match=r"not a text: model\.tokenize\(text\)"):
             ask()
+
+
+def test_options_by_name_are_those_of_the_object(model: LanguageModel) -> None:
+    options = GenerationOptions.from_mapping({"max_new_tokens": 4, "temp": 0.5, "seed": 3})
+    named: dict[str, Any] = {"max_tokens": 4, "temperature": 0.5, "seed": 3}
+
+    async def streamed(**given: Any) -> list[int]:
+        return [record.token_id async for record in model.generate(PROMPT, **given)]
+
+    async def completed(**given: Any) -> str:
+        return await model.complete("a", **given)
+
+    drawn = [record.token_id for record in model.generate_sync(PROMPT, options)]
+    assert drawn == [record.token_id for record in model.generate_sync(PROMPT, **named)]
+    assert drawn == asyncio.run(streamed(**named)) == asyncio.run(streamed(options=options))
+    assert asyncio.run(completed(**named)) == model.complete_sync("a", **named) == model.complete_sync("a", options)
+    asks: tuple[Callable[..., Any], ...] = (partial(model.generate_sync, PROMPT), partial(model.complete_sync, "a"))
+    for ask in asks:
+        with pytest.raises(InvalidRequestError, match="put all of them into the GenerationOptions"):
+            list(ask(options, max_tokens=3))
+        with pytest.raises(InvalidRequestError, match="unknown option 'num_beams'"):
+            list(ask(num_beams=3))

@@ -186,7 +186,12 @@ class FakeModel(
     # ---- generation ------------------------------------------------------------------------------------------
 
     async def generate(
-        self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        options: GenerationOptions | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+        **named: Any,
     ) -> AsyncGenerator[TokenRecord, None]:
         async for run in self.generate_runs(ids, options):
             for record in run:
@@ -221,7 +226,12 @@ class FakeModel(
             raise
 
     def generate_sync(
-        self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        options: GenerationOptions | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+        **named: Any,
     ) -> Iterator[TokenRecord]:
         raise UnsupportedFeatureError("this model streams to who awaits it; nothing in the engine process blocks on a stream")
 
@@ -249,13 +259,23 @@ class FakeModel(
     ) -> list[list[int]]:
         return [await self.sample(ids, max_tokens, eos_token_ids, temperature, seed) for ids in prompt_token_ids_list]
 
-    async def complete(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
+    async def complete(
+        self,
+        prompt: str | Sequence[Message],
+        options: GenerationOptions | None = None,
+        **named: Any,
+    ) -> Completion:
         if not isinstance(prompt, str):
             return Completion(json.dumps([dict(message) for message in prompt]), Finish.EOS)
         command, _, argument = prompt.partition(" ")
         return Completion(str(await COMMANDS[command](self, argument)), Finish.EOS)
 
-    def complete_sync(self, prompt: str | Sequence[Message], options: GenerationOptions | None = None) -> Completion:
+    def complete_sync(
+        self,
+        prompt: str | Sequence[Message],
+        options: GenerationOptions | None = None,
+        **named: Any,
+    ) -> Completion:
         return asyncio.run(self.complete(prompt, options))
 
     def close(self) -> None:

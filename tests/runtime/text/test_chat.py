@@ -158,7 +158,7 @@ def test_awkward_text_is_rendered(chatml: ChatTemplate) -> None:
         ([*user("x"), {"role": "user"}], r"message 2 \(user\): content is a NoneType, not text"),
         (user(3), "content is a int, not text"),
         (user(b"x"), "content is a bytes, not text"),
-        (user([{"type": "text", "text": "x"}]), "content is a list, not text"),
+        (user([{"type": "image_url", "image_url": {}}]), "only parts {'type': 'text', 'text': ...} can be read"),
     ],
 )
 def test_messages_of_the_wrong_shape_are_named(messages: Any, complaint: str, chatml: ChatTemplate) -> None:
