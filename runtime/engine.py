@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 REPORT_SECONDS = 0.25  # the cache report is renewed this often while something runs
 FEW_EDGES = 64  # with which the report is whole after every answer
 REST_SECONDS = 0.01  # of idleness before what can wait is done
+LOADER_SECONDS = 1.0  # that it waits for a daemon thread that was loading a model: MLX aborts where that is stopped midway
 EXIT_SECONDS = 60.0  # that the end of the process waits at most for the end of a step
 
 
@@ -50,14 +51,16 @@ class Engine:
         self._stale = False  # the report's largest edges are old ones
         self._phase = "loading"
         self._pid = os.getpid()
+        self._loading: threading.Thread | None = threading.current_thread()
         self._thread = threading.Thread(target=self._run, args=(make,), name="elsewise-owner", daemon=True)
-        atexit.register(self._end_with_process)  # after the libraries' own, which run after it
+        self._go_first_at_exit()
         self._thread.start()
         try:
             self.backend, self.scheduler = self._ready.result()
         except BaseException:  # Ctrl-C too: the load is given up
             self.end()
             raise
+        self._loading = None
 
     @property
     def metrics(self) -> Metrics:
@@ -99,6 +102,17 @@ class Engine:
         if self._closing:
             raise SessionClosedError("the model is closed; load it again")
 
+    def _load_on(self) -> None:
+        """Between two steps of the load: ends it where nobody waits."""
+        self._check_open()
+        self._go_first_at_exit()
+
+    def _go_first_at_exit(self) -> None:
+        """What was registered last runs first: before what the libraries registered, as far as they are imported."""
+        if not self._exiting:
+            atexit.unregister(self._end_with_process)
+            atexit.register(self._end_with_process)
+
     def expects(self, digest: str) -> bool:
         """Whether a job that uses an adapter has arrived and was not taken in yet; any thread."""
         with self._wake:
@@ -137,6 +151,9 @@ class Engine:
         try:
             if os.getpid() == self._pid:
                 self._thread.join(EXIT_SECONDS)
+                loader = self._loading
+                if loader is not None and loader is not threading.current_thread():  # a daemon thread, which hears of the end
+                    loader.join(LOADER_SECONDS)
         except KeyboardInterrupt:
             sys.stdout.flush()
             signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -151,11 +168,12 @@ class Engine:
 
     def _serve(self, make: Callable[[Callable[[], None]], tuple[Backend, Scheduler]]) -> None:
         try:
-            backend, scheduler = make(self._check_open)
+            backend, scheduler = make(self._load_on)
         except BaseException as error:  # noqa: BLE001  # delivered to whoever loads
             self._ready.set_exception(typed(error))
             return
         del make  # and the files of the model with it
+        self._go_first_at_exit()
         self._phase = "idle"
         scheduler.blocks.wake = self.nudge
         self._ready.set_result((backend, scheduler))

@@ -125,7 +125,12 @@ asyncio.run(main())
     ),
     "SIGINT while it sleeps beside a stream": Exit(_STREAM + "ready(); time.sleep(100)", -signal.SIGINT, signal.SIGINT),
     "SIGINT while it loads": Exit(
-        "load(FOLDER, BACKEND, on_progress=lambda progress: progress.done or ready())",
+        """
+def slowly(progress):
+    ready()
+    time.sleep(3)
+load(FOLDER, BACKEND, on_progress=slowly)
+""",
         -signal.SIGINT,
         signal.SIGINT,
         said="KeyboardInterrupt",

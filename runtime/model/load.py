@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -81,8 +84,11 @@ def load(
             if told is not None:
                 told(progress)
 
-        with listening(tell), _as_ours(model, name):
-            made = chosen(model, checked)
+        try:
+            with listening(tell), _as_ours(model, name):
+                made = chosen(model, checked)
+        finally:
+            _leave_exit_status()
         token_bytes = text.tokenizer.byte_vocab(made.info.vocab_size)
         draft = None if drafting is None else load_draft(drafting, name, checked, made, token_bytes)
         budget = facts.kv_budget(checked, made.free_bytes())
@@ -109,6 +115,16 @@ def load(
         return loaded
     finally:
         del loaded  # libraries keep frames of their import, and by them this one's variables: the model would never be freed
+
+
+def _leave_exit_status() -> None:
+    """Takes back a hook of torch's that has nothing to say: it imports a module at exit, which costs Ctrl-C its status (-2).
+
+    Both backends import torch, the one for all it computes, the other for what transformers knows of a configuration.
+    """
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is not None and not dynamo.log.isEnabledFor(logging.INFO):
+        atexit.unregister(dynamo.dump_compile_times)
 
 
 def _header(adapter: str) -> AdapterHeader:

@@ -25,7 +25,7 @@ from runtime.backends.hf.arguments import Arguments
 from runtime.backends.hf.attention import OWN, attention_of
 from runtime.backends.hf.cache import Shape, SlotLayer, Tensors, TorchPack, make_layers
 from runtime.backends.hf.codec import codec_of
-from runtime.backends.hf.loading import LoadedModel, leave_exit_status, load_model, random_copy
+from runtime.backends.hf.loading import LoadedModel, load_model, random_copy
 from runtime.backends.hf.payload import TorchPayload
 from runtime.backends.hf.threads import CHOICE, one_thread
 from runtime.backends.hf.weights import weight_bytes
@@ -48,18 +48,15 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> HfBacke
         source: A checked model folder, or a ready (model, tokenizer) pair, whose model is used where it is.
         options: How; `device`, `dtype`, `attention`, `threads`, `context_length`, `kv_dtype` and `offload` are honoured here.
     """
+    loaded = load_model(source, options)
     try:
-        loaded = load_model(source, options)
-        try:
-            backend = HfBackend(loaded, options)
-            backend.check(options)
-            return backend
-        except BaseException:
-            if loaded.offload is not None:
-                loaded.offload.close()
-            raise
-    finally:
-        leave_exit_status()
+        backend = HfBackend(loaded, options)
+        backend.check(options)
+        return backend
+    except BaseException:
+        if loaded.offload is not None:
+            loaded.offload.close()
+        raise
 
 
 def _count_layer(backend: Callable[[], HfBackend | None], *_: object) -> None:

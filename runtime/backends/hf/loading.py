@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -126,13 +124,6 @@ def random_copy(loaded: LoadedModel, config: Mapping[str, Any]) -> LoadedModel:
     else:
         use_own_attention(model, loaded.device)
     return replace(loaded, model=model, config=made, attention_before=None, folder=False, offload=None, weights="auto")
-
-
-def leave_exit_status() -> None:
-    """Takes back a hook of torch's that has nothing to say: it imports a module at exit, which costs Ctrl-C its status (-2)."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    if dynamo is not None and not dynamo.log.isEnabledFor(logging.INFO):
-        atexit.unregister(dynamo.dump_compile_times)
 
 
 @contextmanager

@@ -64,13 +64,17 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> MlxBack
     passed_over = check_fits(source, options)
     if options.attention == "eager":
         raise UnsupportedFeatureError("attention='eager' is not something MLX has; leave it on auto")
-    loaded = load_model(source, options)
     try:
-        backend = MlxBackend(loaded, options)
-        backend.check(options, passed_over)
-        return backend
+        loaded = load_model(source, options)
+        try:
+            backend = MlxBackend(loaded, options)
+            backend.check(options, passed_over)
+            return backend
+        except BaseException:
+            loaded.limits.reset()
+            raise
     except BaseException:
-        loaded.limits.reset()
+        _clear_streams()
         raise
 
 
@@ -344,8 +348,7 @@ class MlxBackend(PackedBackend[MlxPack]):
                 module.clear()
         del self._model, self._loaded, self._select, self._adapters
         self.reclaim()
-        if threading.current_thread() is not threading.main_thread():
-            mx.clear_streams()  # a thread's last act with MLX, else the process may abort at its end (mlx pull 4373)
+        _clear_streams()
 
     def reclaim(self) -> None:
         mx.clear_cache()
@@ -427,6 +430,12 @@ class MlxBackend(PackedBackend[MlxPack]):
             capabilities=("tree",) if self.tree else (),
             warnings=warnings,
         )
+
+
+def _clear_streams() -> None:
+    """A thread's last act with MLX, else the process may abort at its end (mlx pull 4373)."""
+    if threading.current_thread() is not threading.main_thread():
+        mx.clear_streams()
 
 
 def _consecutive(slots: Int64) -> bool:
