@@ -166,8 +166,9 @@ def _open(path: Path) -> sqlite3.Connection:
 
 def _survey(path: Path) -> None:
     """Refuses a file that is not for this version to open, without changing a byte of it."""
+    _check_regular(path)
     size, alone = path.stat().st_size, not any(leftover.exists() for leftover in _beside(path))
-    if path.is_file() and size < _HEADER_BYTES:  # SQLite would take it for a new database
+    if size < _HEADER_BYTES:  # SQLite would take it for a new database
         raise DamagedFileError(errno.EIO, f"it has {size} bytes and is not a database", str(path))
     if _is_ours(path) and path.with_name(path.name + "-journal").exists():  # no reader may roll it back
         raise DamagedFileError(errno.EIO, "it was left half changed by a program that was killed", str(path))
@@ -188,14 +189,23 @@ def _survey(path: Path) -> None:
 
 
 def _connect(path: Path, *, read_only: bool = False, immutable: bool = False) -> sqlite3.Connection:
-    if path.exists() and not path.is_file():  # SQLite waits for a pipe's other end
-        raise OSError(errno.EINVAL, "it is no regular file; move it away", str(path))
+    _check_regular(path)
     uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}{'&immutable=1' if immutable else ''}"
     conn = sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, factory=Connection)
     conn.text_factory = lambda raw: raw.decode("utf-8", "replace")
     conn.execute("PRAGMA trusted_schema = OFF")
     conn.execute("PRAGMA cell_size_check = ON")
     return conn
+
+
+def _check_regular(path: Path) -> None:
+    """Refuses pipes, devices and folders: opening a pipe waits for its other end.
+
+    Raises:
+        OSError: EINVAL: `path` exists and is not a regular file.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file; move it away", str(path))
 
 
 def _is_ours(path: Path) -> bool:
