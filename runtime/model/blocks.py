@@ -15,8 +15,8 @@ from runtime.checking import check_path, is_whole
 from runtime.errors import InvalidRequestError, MemoryBudgetError, UnsupportedFeatureError
 from runtime.members.blocks import BlocksSaved
 from runtime.model.queries import QueryMembers
-from runtime.scheduler.blocks import Blocks
-from runtime.scheduler.copying import Copying
+from runtime.scheduler.blocks.blocks import Blocks
+from runtime.scheduler.blocks.copying import Copying
 from runtime.scheduler.jobs import Job, settle
 
 COPIED_AT_ONCE: Final = 32  # blocks: what somebody who reads waits for

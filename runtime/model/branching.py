@@ -28,8 +28,7 @@ from runtime.model.generation import GenerationMembers
 from runtime.options import GenerationOptions, given
 from runtime.priority import Priority
 from runtime.records import TokenRun
-from runtime.scheduler.branching import BeamJob, FanJob
-from runtime.scheduler.jobs import GenerateJob, StayingJob
+from runtime.scheduler.jobs import BeamJob, FanJob, GenerateJob, StayingJob
 from runtime.text.pieces import check_fits
 
 

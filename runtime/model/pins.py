@@ -13,7 +13,7 @@ from runtime.errors import SessionClosedError
 from runtime.members.pins import Pinned, check_pin
 from runtime.model.core import Core
 from runtime.scheduler.jobs import Job
-from runtime.scheduler.pins import Pins
+from runtime.scheduler.kv.pins import Pins
 
 
 class PinMembers(Core):

@@ -21,14 +21,14 @@ from runtime.info import PromptProgress
 from runtime.options import LoadOptions
 from runtime.pooling import Pool, Pooling
 from runtime.records import Float32, Int32
-from runtime.scheduler.cache import Cache
-from runtime.scheduler.counters import Counters
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job, settle
-from runtime.scheduler.ledger import Ledger
-from runtime.scheduler.prefill import Prefill
-from runtime.scheduler.prompts import Pace, yields
-from runtime.scheduler.room import NoRoomError
+from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.kv.kv_budget import NoRoomError
+from runtime.scheduler.metrics.counters import Counters
+from runtime.scheduler.metrics.request_metrics import RequestMetrics
+from runtime.scheduler.prefill.prefill import Prefill
+from runtime.scheduler.prefill.prompts import Pace, yields
 
 PADDING_SHARE = 4  # of a slice's useful tokens, one part in so many may be padding
 FREE_PADDING = 32  # tokens of padding that a small slice may have in any case, but never more than it has useful ones
@@ -88,7 +88,7 @@ class Embeddings:
     """
 
     def __init__(
-        self, backend: Backend, options: LoadOptions, cache: Cache, counters: Counters, ledger: Ledger, pace: Pace
+        self, backend: Backend, options: LoadOptions, cache: Cache, counters: Counters, ledger: RequestMetrics, pace: Pace
     ) -> None:
         self._backend = backend
         self._options = options

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from runtime.errors import MemoryBudgetError, RuntimeFault
-from runtime.scheduler.finish import gone
-from runtime.scheduler.prefill import Prefill
-from runtime.scheduler.room import NoRoomError
-from runtime.scheduler.rows import Row
+from runtime.scheduler.decode.rows import Row
+from runtime.scheduler.kv.kv_budget import NoRoomError
+from runtime.scheduler.prefill.prefill import Prefill
+from runtime.scheduler.prefill.publish_results import gone
 
 log = logging.getLogger(__name__)
 Work = TypeVar("Work", Prefill, Row)

@@ -13,20 +13,20 @@ from functools import partial
 
 from runtime.backends.base import Backend
 from runtime.options import LoadOptions
-from runtime.scheduler.beams import Beams
-from runtime.scheduler.blocks import Blocks
-from runtime.scheduler.cache import Cache
-from runtime.scheduler.counters import Counters
-from runtime.scheduler.decoding import Decoding
+from runtime.scheduler.beam.beams import Beams
+from runtime.scheduler.blocks.blocks import Blocks
+from runtime.scheduler.decode.decoding import Decoding
+from runtime.scheduler.decode.stream import TextDecoder, Vocabulary
 from runtime.scheduler.embedding import Embeddings, EmbedJob
 from runtime.scheduler.faults import all_of, typed
-from runtime.scheduler.finish import Finisher, gone
 from runtime.scheduler.jobs import CallJob, Job, QueryJob, ScoreJob, StayingJob, settle
-from runtime.scheduler.ledger import Ledger
-from runtime.scheduler.prefill import Prefill
-from runtime.scheduler.prompts import Prompts
-from runtime.scheduler.starting import Starting
-from runtime.scheduler.stream import TextDecoder, Vocabulary
+from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.metrics.counters import Counters
+from runtime.scheduler.metrics.request_metrics import RequestMetrics
+from runtime.scheduler.prefill.prefill import Prefill
+from runtime.scheduler.prefill.prompts import Prompts
+from runtime.scheduler.prefill.publish_results import ResultPublisher, gone
+from runtime.scheduler.prefill.start_decode import DecodeStarter
 from runtime.scheduler.waiting import AT_ONCE, Waiting
 from runtime.trie.node import common_prefix
 
@@ -59,8 +59,8 @@ class Scheduler:
         self._most = max(options.max_batch_rows, AT_ONCE)  # prompts in work, beyond which each caller has one more
         self.cache = Cache(backend, budget, enabled=options.cache)
         self.counters = Counters()
-        self._ledger = Ledger(self.counters)
-        self._finish = Finisher(self.cache, self.counters, self._ledger)
+        self._ledger = RequestMetrics(self.counters)
+        self._finish = ResultPublisher(self.cache, self.counters, self._ledger)
         self._drafter = None if draft is None else self.cache.beside(draft)
         self._waiting = Waiting()
         self._looked = (-1, 0)  # departures and budget when it was last looked whether parked jobs have room
@@ -95,7 +95,7 @@ class Scheduler:
             lambda: self._embeddings.make_way() or self._prompts.make_way(),
             vocabulary,
         )
-        self._starting = Starting(self.cache, self._ledger, self._decoding, self._beams, self._drafter, vocabulary)
+        self._starting = DecodeStarter(self.cache, self._ledger, self._decoding, self._beams, self._drafter, vocabulary)
         self.steps = 0
 
     @property

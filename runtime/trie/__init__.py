@@ -7,9 +7,9 @@ The idea of a radix tree as prefix cache is SGLang's RadixAttention; leases, the
 Pure Python and numpy, iterative throughout; used by the engine's owner thread alone.
 """
 
-from runtime.trie.forgotten import Forgotten, Lost
+from runtime.trie.eviction_log import EvictionLog, Lost
 from runtime.trie.lease import Lease
 from runtime.trie.node import Namespace, Node, PayloadOps, Span
 from runtime.trie.tree import Inserted, Trie
 
-__all__ = ["Forgotten", "Inserted", "Lease", "Lost", "Namespace", "Node", "PayloadOps", "Span", "Trie"]
+__all__ = ["EvictionLog", "Inserted", "Lease", "Lost", "Namespace", "Node", "PayloadOps", "Span", "Trie"]

@@ -49,7 +49,7 @@ class Node:
         self.pins = 0
         self.stamp = 0
         self.hits = 0  # lookups that passed here
-        self.mark: tuple[int, int] | None = None  # where it ends, once worked out; see `runtime.trie.forgotten`
+        self.mark: tuple[int, int] | None = None  # where it ends, once worked out; see `runtime.trie.eviction_log`
         self.nbytes = 0
         self.attached = True
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from runtime.records import Int32, Scores
-from runtime.trie.forgotten import LIMIT, Lost
+from runtime.trie.eviction_log import LIMIT, Lost
 from runtime.trie.lease import Lease
+from runtime.trie.lru import LruAccounts
 from runtime.trie.node import Namespace, Node, PayloadOps, Span, common_prefix, shared
 from runtime.trie.scores import merge_scores
-from runtime.trie.shelf import Shelf
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ class Inserted:
     refused: int
 
 
-class Trie(Shelf):
+class Trie(LruAccounts):
     """Token paths to KV, least recently used leaf evicted first, by bytes.
 
     Args:
         ops: Splits and weighs payloads.
         budget: Bytes that payloads and scores may hold together.
-        room: Makes room in place of the budget; see `Shelf`.
+        room: Makes room in place of the budget; see `LruAccounts`.
     """
 
     def __init__(self, ops: PayloadOps, budget: int, room: Callable[[int], bool] | None = None) -> None:
@@ -190,7 +190,7 @@ class Trie(Shelf):
         for node in nodes[: LIMIT // 4]:  # the first from the root on: whoever comes back misses those first
             parent = node.parent
             assert parent is not None
-            self.forgotten.note(parent, node.namespace, node.tokens, Lost.CLEARED)
+            self.eviction_log.note(parent, node.namespace, node.tokens, Lost.CLEARED)
         for node in nodes:
             node.attached = False
             if not node.pins:

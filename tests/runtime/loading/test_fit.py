@@ -21,7 +21,7 @@ from runtime.loading.kv_bytes import kv_numbers, state_numbers
 from runtime.loading.shelf import ModelShelf
 from runtime.model.load import load
 from runtime.options import GenerationOptions, KvDtype, LoadOptions
-from runtime.scheduler.prompts import MIN_CHUNK  # which no busy machine makes shorter
+from runtime.scheduler.prefill.prompts import MIN_CHUNK  # which no busy machine makes shorter
 from tests.tiny_models import BUILDERS, tiny_folder, tiny_path
 
 MLX_TOO = ("llama", "qwen3", "gemma3", "lfm2")

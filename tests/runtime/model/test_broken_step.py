@@ -14,8 +14,8 @@ from runtime.beams import BeamOptions
 from runtime.errors import RuntimeFault
 from runtime.model import load
 from runtime.options import GenerationOptions, SamplingOptions
-from runtime.scheduler.rows import Drawn
-from runtime.scheduler.stream import Stream
+from runtime.scheduler.decode.rows import Drawn
+from runtime.scheduler.decode.stream import Stream
 from tests.runtime.model.trouble import NativePanic
 
 PATIENCE_SECONDS = 20

@@ -15,7 +15,7 @@ from runtime.backends.fake import Behaviour
 from runtime.blocks import snapshot
 from runtime.errors import InvalidRequestError, MemoryBudgetError, SnapshotFormatError, SnapshotMismatchError
 from runtime.model import load
-from runtime.scheduler import copying
+from runtime.scheduler.blocks import copying
 from tests.fakes import assert_right, fake_model, some_ids
 from tests.runtime.adapters.makers import INVOCATION, save_adapter
 from tests.runtime.adapters.test_activated import plain

@@ -18,7 +18,7 @@ from runtime.sampling.falling import Falling
 from runtime.sampling.pool import Pool, View
 from runtime.sampling.report import report
 from runtime.sampling.settings import SamplingOptions
-from runtime.scheduler.logits import ChunkLogits, Distributions, normalise
+from runtime.scheduler.prefill.distributions import ChunkLogits, Distributions, normalise
 from runtime.scoring import COLDEST, heated_masses, log_softmax
 from tests.fakes import fake_model, some_ids
 

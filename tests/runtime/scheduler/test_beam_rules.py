@@ -12,9 +12,9 @@ from runtime import BeamOptions, GrammarError
 from runtime.grammar.grammars import Grammars, Vocabulary
 from runtime.grammar.source import Grammar
 from runtime.records import Finish, Float32
-from runtime.scheduler.beam_rules import BeamRules
-from runtime.scheduler.beam_search import BeamSearch
-from runtime.scheduler.hypotheses import hypothesis
+from runtime.scheduler.beam.beam_rules import BeamRules
+from runtime.scheduler.beam.beam_search import BeamSearch
+from runtime.scheduler.beam.hypotheses import hypothesis
 from runtime.text.utf8 import Utf8Stream
 from tests.runtime.scheduler.beam_naive import Path, World, everything, search
 

@@ -17,7 +17,7 @@ from runtime.errors import MemoryBudgetError, SessionClosedError
 from runtime.members.blocks import BlocksSaved
 from runtime.model import LocalModel, load
 from runtime.options import GenerationOptions, SamplingOptions
-from runtime.scheduler import saving
+from runtime.scheduler.blocks import saving
 from tests.block_stores import MemoryBlocks
 from tests.fakes import Gate, assert_right, fake_model, settled, some_ids, wait_for_jobs
 from tests.runtime.model.trouble import audit
@@ -110,7 +110,7 @@ def test_a_fault_while_restoring_is_computed_instead(
         model.save_blocks(STEM)
     path = [*STEM, 9]
     with fake_model(blocks=options) as model:
-        monkeypatch.setattr("runtime.scheduler.restoring.BATCH_BYTES", 1)
+        monkeypatch.setattr("runtime.scheduler.blocks.restoring.BATCH_BYTES", 1)
         with monkeypatch.context() as patch:
             bend(patch, model, member, error, after)
             row = asyncio.run(beside(model, lambda: model.next_token_logprobs(path)))
@@ -204,7 +204,7 @@ def test_a_save_that_the_end_of_the_model_cuts_off_says_how_far_it_came(
             gate.wait(20)
 
     monkeypatch.setattr(saving, "BATCH_BYTES", 1)
-    monkeypatch.setattr("runtime.scheduler.blocks.CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr("runtime.scheduler.blocks.blocks.CLOSE_SECONDS", 0.01)
     with load("anything", backend="fake", blocks=options) as model:
         model.cache_kv(STEM)
         store.before = hold

@@ -15,7 +15,7 @@ from runtime.backends.fake import Behaviour
 from runtime.model import LocalModel, load
 from runtime.options import GenerationOptions
 from runtime.scheduler.jobs import QueryJob
-from runtime.scheduler.prefill import CHECKPOINT_TOKENS
+from runtime.scheduler.prefill.prefill import CHECKPOINT_TOKENS
 from tests.fakes import KINDS, assert_right, fake_model, some_ids
 from tests.tiny_models import tiny_path
 
@@ -26,7 +26,7 @@ class Clock:
     def __init__(self, speed: float, monkeypatch: pytest.MonkeyPatch) -> None:
         self._seconds, self._speed = 0.0, speed
         self.sizes: list[int] = []
-        monkeypatch.setattr("runtime.scheduler.prompts.time", SimpleNamespace(monotonic=lambda: self._seconds))
+        monkeypatch.setattr("runtime.scheduler.prefill.prompts.time", SimpleNamespace(monotonic=lambda: self._seconds))
 
     def __call__(self, tokens: Any) -> None:
         self.sizes.append(len(tokens))

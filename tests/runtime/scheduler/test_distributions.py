@@ -9,7 +9,7 @@ from runtime.ranking import Ranked
 from runtime.records import Float32
 from runtime.sampling.chain import make_sampler
 from runtime.sampling.settings import SamplingOptions
-from runtime.scheduler.logits import normalise
+from runtime.scheduler.prefill.distributions import normalise
 
 GREEDY = make_sampler(SamplingOptions(temperature=0.0), 0)
 

@@ -12,7 +12,7 @@ import pytest
 from runtime import GenerationOptions, PromptProgress, SamplingOptions
 from runtime.backends.fake import Behaviour
 from runtime.model import LocalModel
-from runtime.scheduler.workspaces import LEAST_CROWD
+from runtime.scheduler.kv.workspaces import LEAST_CROWD
 from tests.fakes import KINDS, Gate, assert_right, fake_model, settled, some_ids
 
 STEM = some_ids(1, LEAST_CROWD + 40)

@@ -17,11 +17,11 @@ from runtime.backends.fake import Behaviour
 from runtime.model import LocalModel, load
 from runtime.options import GenerationOptions, SamplingOptions
 from runtime.records import Float32
-from runtime.scheduler.workspace import Workspace
+from runtime.scheduler.kv.workspace import Workspace
 from tests.fakes import reference
 from tests.runtime.backends.reference import HF, RECURRENT, TOLERANCE, expected, log_softmax
 from tests.runtime.model.trouble import NativePanic, audit
-from tests.runtime.scheduler.test_begun import Plenty
+from tests.runtime.scheduler.test_inflight import Plenty
 from tests.tiny_models import tiny_path
 
 N = 24

@@ -11,9 +11,9 @@ from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.beams import BeamOptions
 from runtime.errors import NonFiniteLogitsError, RuntimeFault
 from runtime.options import GenerationOptions, SamplingOptions
-from runtime.scheduler.cache import Cache
-from runtime.scheduler.room import Room
-from runtime.scheduler.stream import Stream
+from runtime.scheduler.decode.stream import Stream
+from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.kv.kv_budget import KvBudget
 from tests.fakes import KINDS, assert_right, fake_model, reference, settled, some_ids
 from tests.runtime.model.trouble import NativePanic, audit
 
@@ -114,7 +114,7 @@ def test_what_fails_on_the_way_to_a_place_leaves_nothing_there(
             raise error
 
         with monkeypatch.context() as patch:
-            patch.setattr(Room, member, broken)
+            patch.setattr(KvBudget, member, broken)
             with pytest.raises((ZeroDivisionError, RuntimeFault)):
                 asyncio.run(said(model, [*stem, 2, 7]))
         # then nothing is leased, nobody stands there, and the next one is served

@@ -16,7 +16,7 @@ from runtime.errors import BlockFileError, InvalidRequestError, UnsupportedFeatu
 from runtime.members.blocks import BlocksSaved
 from runtime.model import load
 from runtime.options import GenerationOptions, SamplingOptions
-from runtime.scheduler import saving
+from runtime.scheduler.blocks import saving
 from tests.block_stores import MemoryBlocks, memory_options
 from tests.fakes import assert_right, fake_model, some_ids, until
 from tests.runtime.model.trouble import audit

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from runtime.options import GenerationOptions, SamplingOptions
 from runtime.records import Finish, TokenRun
+from runtime.scheduler.decode.stops import StopFinder
+from runtime.scheduler.decode.stream import Stream
 from runtime.scheduler.jobs import GenerateJob
-from runtime.scheduler.stops import StopFinder
-from runtime.scheduler.stream import Stream
 from runtime.scoring import empty_scores
 from runtime.text.utf8 import Utf8Stream
 from tests.fakes import fake_model, reference

@@ -1,0 +1,201 @@
+"""Beam search over rows of log-probabilities: which tokens each step chooses, and when it ends.
+
+Knows neither a model nor a cache. The rules are those of transformers' `_beam_search` (5.x): of the best
+``max(2, 1 + eos ids) * width`` continuations those that end are hypotheses if they are among the first `width`, and the
+best `width` of the others run on. Under rules (`BeamRules`) there are as many candidates as it takes to have `width` that run
+on, and only allowed ones. Sums are float64; among equals the better beam and then the lower id comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.beams import BeamOptions, BeamStep
+from runtime.errors import GrammarError
+from runtime.ranking import likeliest
+from runtime.records import Finish, Float32, Scores
+from runtime.scheduler.beam.beam_rules import BeamRules, Standing
+from runtime.scoring import summarise
+
+Float64 = npt.NDArray[np.float64]
+_NONE: npt.NDArray[np.int64] = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Link:
+    """One token of a beam and its numbers; beams that fork share the links before it."""
+
+    before: Link | None
+    length: int  # tokens up to this one
+    total: float  # the sum of their log-probabilities
+    parent: int  # the beam of the step before that it continues
+    token: int
+    logprob: float
+    rank: int
+    after: Scores  # of all beams of the step before: row `parent` is the distribution that this token is of
+    finish: Finish = Finish.NONE
+    at: Standing | None = None  # where there are rules
+    forced: bool = False  # its grammar allowed no other
+
+    def chain(self) -> list[Link]:
+        """The beam's links, from its first token on."""
+        links: list[Link] = []
+        link: Link | None = self
+        while link is not None:
+            links.append(link)
+            link = link.before
+        return links[::-1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Complete:
+    """A hypothesis that has ended."""
+
+    last: Link
+    score: float  # its log-probability by its length to the power of the penalty
+
+
+class BeamSearch:
+    """The beams of one search and the hypotheses it keeps.
+
+    Args:
+        options: Checked.
+        eos: Ids that end a hypothesis.
+        limit: Tokens of a hypothesis at most.
+        at_limit: Why one of so many tokens ends.
+        rules: Its grammar and stop strings; None where it has none.
+
+    Attributes:
+        running: The beams' last tokens, best first; they are to be pushed next.
+        complete: The best hypotheses, at most `width`, best first.
+        fresh: Those of them that the last step brought.
+        done: Whether the search has ended.
+    """
+
+    def __init__(
+        self, options: BeamOptions, eos: frozenset[int], limit: int, at_limit: Finish, rules: BeamRules | None = None
+    ) -> None:
+        self._options = options
+        self._eos = frozenset() if options.ignore_eos else eos
+        self._keep = max(2, 1 + len(self._eos)) * options.width  # candidates: enough to run on, whoever ends
+        self._early = True if options.width == 1 else options.early_stopping  # one beam is greedy: its first end is the end
+        self._limit = limit
+        self._at_limit = at_limit
+        self.rules = rules
+        self.running: list[Link] = []
+        self.complete: list[Complete] = []
+        self.fresh: list[Complete] = []
+        self.done = False
+        self.steps = 0
+
+    def advance(self, logprobs: Float32, entropy: npt.NDArray[np.float64] | None) -> BeamStep:
+        """Chooses the next tokens.
+
+        Args:
+            logprobs: ``(beams, vocab)`` after the last tokens of the running beams; one row for the first step.
+            entropy: ``(beams,)`` nats, where it is known.
+
+        Raises:
+            GrammarError: The grammar fails, or it lets no beam go on and none has ended.
+        """
+        self.steps += 1
+        width = self._options.width
+        after = summarise(logprobs, None, min(max(self._keep, self._options.top_k), logprobs.shape[1]), entropy)
+        running: list[Link] = []
+        ended: list[Complete] = []
+        candidates = self._candidates(after) if self.rules is None else self._allowed(self.rules, after, logprobs)
+        for place, link in enumerate(candidates):
+            if link.finish is Finish.NONE:
+                running.append(link)
+            elif place < width:
+                ended.append(Complete(link, self._score(link.total, link.length)))
+            if len(running) == width:  # whoever ends further back is no hypothesis
+                break
+        self.running = running
+        kept = sorted([*self.complete, *ended], key=lambda one: -one.score)[:width]  # stable: who was there first stays
+        self.fresh = [one for one in kept if one in ended]
+        self.complete = kept
+        self.done = self._over()
+        if self.done and not kept:
+            raise GrammarError(
+                f"the grammar failed after {self.steps - 1:,} tokens: it allows nothing here, and no hypothesis is complete"
+            )
+        return BeamStep(
+            self.steps,
+            tuple(link.parent for link in self.running),
+            tuple(link.token for link in self.running),
+            tuple(link.total for link in self.running),
+            len(self.complete),
+        )
+
+    def _candidates(self, after: Scores) -> Iterator[Link]:
+        """The best continuations of all beams, best first."""
+        ids, values = after.top_ids[:, : self._keep], after.top_logprobs[:, : self._keep]  # (beams, candidates)
+        before: list[Link | None] = list(self.running) or [None]
+        sums: Float64 = np.array([0.0 if link is None else link.total for link in before])
+        totals = (values + sums[:, None]).ravel()
+        beams = np.repeat(np.arange(len(ids)), ids.shape[1])
+        order = np.lexsort((ids.ravel(), beams, -totals))[: self._keep]
+        for at in order[np.isfinite(totals[order])].tolist():
+            beam, column = divmod(at, ids.shape[1])
+            token = int(ids[beam, column])
+            rank = 1 + int(np.searchsorted(-values[beam], -values[beam, column]))  # entries strictly above
+            finish = Finish.EOS if token in self._eos else self._at_limit if self.steps >= self._limit else Finish.NONE
+            logprob = float(values[beam, column])
+            yield Link(before[beam], self.steps, float(totals[at]), beam, token, logprob, rank, after, finish)
+
+    def _allowed(self, rules: BeamRules, after: Scores, logprobs: Float32) -> Iterator[Link]:
+        """The best continuations that the rules allow, best first, to the last there is."""
+        before: list[Link | None] = list(self.running) or [None]
+        masks = [rules.allowed(None if link is None else link.at) for link in before]
+        counts = [logprobs.shape[1] if mask is None else int(np.count_nonzero(mask)) for mask in masks]
+        rows = [row if mask is None else np.where(mask, row, -np.inf) for row, mask in zip(logprobs, masks, strict=True)]
+        given, keep = 0, self._keep
+        while given < sum(counts):
+            ids = [likeliest(row, min(keep, n)) if n else _NONE for row, n in zip(rows, counts, strict=True)]
+            beams = np.repeat(np.arange(len(ids)), [len(each) for each in ids])
+            tokens = np.concatenate(ids)
+            sums: Float64 = np.array([0.0 if link is None else link.total for link in before])
+            totals = logprobs[beams, tokens] + sums[beams]
+            for at in np.lexsort((tokens, beams, -totals))[given:keep].tolist():
+                beam, token = int(beams[at]), int(tokens[at])
+                own = logprobs[beam, token]
+                rank = 1 + int(np.count_nonzero(logprobs[beam] > own))
+                parent = before[beam]
+                standing = rules.after(
+                    None if parent is None else parent.at, token, self._at_limit if self.steps >= self._limit else Finish.NONE
+                )
+                forced = masks[beam] is not None and counts[beam] == 1
+                yield Link(
+                    parent,
+                    self.steps,
+                    float(totals[at]),
+                    beam,
+                    token,
+                    float(own),
+                    rank,
+                    after,
+                    standing.finish,
+                    standing,
+                    forced,
+                )
+            given, keep = min(keep, len(tokens)), 4 * keep
+
+    def _score(self, total: float, length: int) -> float:
+        return float(total / length**self._options.length_penalty)
+
+    def _over(self) -> bool:
+        """Whether nothing can run on, or what runs is not worth it."""
+        if not self.running:
+            return True
+        if len(self.complete) < self._options.width:
+            return False
+        if self._early is True:
+            return True
+        longest = self._early == "never" and self._options.length_penalty > 0.0
+        reachable = self._score(self.running[0].total, self._limit if longest else self.steps)
+        return reachable <= self.complete[-1].score

@@ -1,0 +1,218 @@
+"""Beam searches in work: every step of one is one forward for all its beams.
+
+A beam is a place in the workspace. Forking costs nothing, since slots share their parents; a pruned beam is a place on
+which nobody stands any more. Beams of one search share its prompt; hypotheses go to the trie as they are completed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.records import Finish, Float32, Int32, Scores
+from runtime.scheduler.beam.beam_rules import BeamRules
+from runtime.scheduler.beam.beam_search import BeamSearch, Link
+from runtime.scheduler.beam.hypotheses import hypothesis, ids_of, scores_of
+from runtime.scheduler.decode.resume import bring_back
+from runtime.scheduler.decode.stream import DEFAULT_MAX_TOKENS, Vocabulary
+from runtime.scheduler.faults import typed
+from runtime.scheduler.jobs import BeamJob, settle
+from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.kv.kv_budget import NoRoomError
+from runtime.scheduler.metrics.counters import Counters
+from runtime.scheduler.metrics.request_metrics import RequestMetrics
+from runtime.scheduler.prefill.distributions import non_finite, normalise
+from runtime.scheduler.prefill.prefill import Prefill
+from runtime.scoring import empty_scores
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """One search: `places[i]` is where its i-th running beam stands, up to but without that beam's last token."""
+
+    job: BeamJob
+    search: BeamSearch
+    places: list[Prefill]
+    reused: int
+    computed: int  # prompt tokens
+    started: float  # monotonic seconds
+
+    def path(self, link: Link | None) -> Int32:
+        """The tokens up to a link's, prompt included."""
+        joined: Int32 = np.concatenate([self.job.ids, ids_of(link.chain() if link else [])])
+        return joined
+
+
+class Beams:
+    """All searches that run. Owner thread only.
+
+    Args:
+        cache: Where beams stand.
+        counters: What was done.
+        ledger: Who came and went.
+        make_way: Live beams need more than the budget: whether a prompt went back to wait.
+        vocabulary: What ids stand for.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        counters: Counters,
+        ledger: RequestMetrics,
+        make_way: Callable[[], bool],
+        vocabulary: Vocabulary,
+    ) -> None:
+        self._cache = cache
+        self._counters = counters
+        self._ledger = ledger
+        self._make_way = make_way
+        self._vocabulary = vocabulary
+        self.running: list[Running] = []
+
+    def start(self, prefill: Prefill, last: Float32) -> None:
+        """A search's prompt is in place: its first tokens come from the distribution after it ``(vocab,)``."""
+        job = prefill.job
+        assert isinstance(job, BeamJob)
+        room, asked = self._vocabulary.context - len(job.ids) + 1, job.options.max_tokens or DEFAULT_MAX_TOKENS
+        at_limit = Finish.CONTEXT if room <= asked else Finish.LENGTH
+        own = job.options.eos_token_ids
+        eos = self._vocabulary.eos if own is None else frozenset(own)
+        rules = BeamRules.of(
+            job.options.stop,
+            job.constraint,
+            eos=frozenset() if job.options.ignore_eos else eos,
+            token_bytes=self._vocabulary.token_bytes,
+            new_decoder=self._vocabulary.new_decoder,
+        )
+        search = BeamSearch(job.options, eos, min(room, asked), at_limit, rules)
+        one = Running(job, search, [prefill], prefill.reused, prefill.computed, time.monotonic())
+        self._ledger.prompted(job)
+        self.running.append(one)
+        self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
+        self._counters.first_token_seconds = time.monotonic() - job.submitted
+        self._counters.publish(self._cache)  # before the first step, so that who sees it sees what the prompt cost
+        self._guard(one, lambda: self._choose(one, last[None], None))
+
+    def step(self) -> None:
+        """One more token for the beams of every search."""
+        if not self.running:
+            return
+        started = time.monotonic()
+        for one in list(self.running):
+            self._guard(one, lambda one=one: self._push(one))  # type: ignore[misc]  # mypy takes the default for a parameter
+        self._counters.decode_seconds += time.monotonic() - started
+
+    def drop_cancelled(self) -> None:
+        """Searches that nobody waits for end; what they have computed is kept."""
+        for one in [one for one in self.running if one.job.cancelled]:
+            for place, link in zip(one.places, one.search.running, strict=True):
+                self._publish(one, place, link.before)
+            self._leave(one, "cancelled")
+
+    def fail_all(self, error: BaseException) -> None:
+        """Every search ends with the error."""
+        for one in list(self.running):
+            self._fail(one, error)
+
+    # ---- one search -------------------------------------------------------------------------------------------------
+
+    def _guard(self, one: Running, act: Callable[[], None]) -> None:
+        """A search that fails takes nobody with it."""
+        try:
+            act()
+        except BaseException as error:  # noqa: BLE001  # the border: the caller gets it (a native panic is no Exception)
+            if isinstance(error, NoRoomError) and self._make_way():
+                return  # tried again at the next step
+            self._fail(one, typed(error))
+
+    def _fail(self, one: Running, error: BaseException) -> None:
+        self._leave(one, "error")
+        one.job.fail(error)
+
+    def _leave(self, one: Running, finish: str) -> None:
+        self.running.remove(one)
+        tokens = one.search.complete[0].last.length if one.search.complete else one.search.steps
+        self._ledger.leave(one.job, finish, generated=tokens, reused=one.reused, computed=one.computed, first=one.started)
+        if one.job.constraint is not None and one.search.rules is not None:
+            self._counters.count_grammar(tokens, one.search.rules)
+        self._counters.tokens_reused += one.reused
+        for place in one.places:
+            self._cache.leave(place)
+        self._counters.publish(self._cache)  # before the answer, so that who has it sees its numbers
+
+    def _push(self, one: Running) -> None:
+        """Pushes the beams' last tokens and chooses the next."""
+        self._stand(one)
+        links, workspace = one.search.running, one.places[0].workspace
+        base, slots = workspace.size, [place.slot for place in one.places]
+        tokens = [link.token + one.places[0].tag for link in links]  # as workspaces know them: under their adapters
+        try:
+            for slot, token in zip(slots, tokens, strict=True):
+                workspace.append(slot, token)
+            after = normalise(workspace.forward(tokens, slots, range(len(tokens))), entropy=True)
+            if not after.finite.all() and workspace.broken(base):
+                raise non_finite(len(one.job.ids) + one.search.steps - 1)
+        except BaseException:
+            workspace.rollback(base)
+            raise
+        for i, place in enumerate(one.places):
+            place.slot = base + i
+        if not after.finite.all():
+            raise non_finite(len(one.job.ids) + one.search.steps - 1)
+        self._choose(one, after.logprobs, after.entropy)
+
+    def _stand(self, one: Running) -> None:
+        """Recurrent state may have gone along with another job: beams are brought back to where they were."""
+        for place, link in zip(one.places, one.search.running, strict=True):
+            if not place.workspace.resumable(place.slot):
+                place.slot = bring_back(self._cache, place, one.path(link.before))
+
+    def _choose(self, one: Running, logprobs: Float32, entropy: npt.NDArray[np.float64] | None) -> None:
+        """Forks and prunes; at the end, answers. `logprobs` ``(beams, vocab)`` belong to where the beams stand."""
+        step = one.search.advance(logprobs, entropy)
+        for complete in one.search.fresh:
+            self._publish(one, one.places[complete.last.parent], complete.last.before)
+        self._counters.tokens_generated += len(one.search.fresh) + (0 if one.search.done else len(one.search.running))
+        if one.search.done:
+            best = one.search.complete[: one.job.options.num_return]
+            k = one.job.options.top_k
+            answer = [hypothesis(each, k, self._vocabulary.token_bytes, self._vocabulary.new_decoder()) for each in best]
+            self._leave(one, best[0].last.finish.label or "done")
+            one.job.on_step(step)
+            settle(one.job.future, answer)
+            return
+        slots = [one.places[link.parent].slot for link in one.search.running]
+        while len(one.places) < len(slots):
+            one.places.append(self._cache.join(one.places[0], one.job))
+        while len(one.places) > len(slots):
+            self._cache.leave(one.places.pop())
+        for place, slot in zip(one.places, slots, strict=True):
+            place.slot = slot
+        one.job.on_step(step)
+
+    def _publish(self, one: Running, place: Prefill, last: Link | None) -> None:
+        """Keeps the KV and the scores of a beam up to a link, at whose slot `place` stands; if it fails, nothing is lost."""
+        if last is None or not self._cache.enabled:
+            return
+        own: Prefill | None = None
+        try:
+            own = self._cache.join(place, one.job)
+            links = last.chain()
+            tokens = one.path(last)[own.lease.length :]
+            beside = len(tokens) - len(links)
+            scores = scores_of(links[max(-beside, 0) :], one.job.options.top_k)
+            if beside > 0:
+                scores = Scores.concat([empty_scores(beside, scores.top_ids.shape[1]), scores])
+            self._cache.publisher.publish(own, tokens, own.slot, scores)
+        except BaseException:  # a copy for later that cannot be made (no memory, a native panic) must not end what runs
+            log.exception("the KV of a beam could not be kept")
+        finally:
+            if own is not None:
+                self._cache.leave(own)

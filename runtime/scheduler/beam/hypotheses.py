@@ -1,0 +1,65 @@
+"""From the links of a beam to columns: the scores beside its KV, and the run that is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from runtime.beams import Hypothesis
+from runtime.records import Finish, Float32, Int32, Origin, Scores, TokenRun
+from runtime.scheduler.beam.beam_rules import shown
+from runtime.scheduler.beam.beam_search import Complete, Link
+from runtime.scheduler.decode.stream import TextDecoder
+
+
+def ids_of(links: Sequence[Link]) -> Int32:
+    """The token ids."""
+    return np.array([link.token for link in links], np.int32)
+
+
+def scores_of(links: Sequence[Link], k: int) -> Scores:
+    """The numbers of the tokens, with `k` alternatives each."""
+
+    def gathered(column: str) -> list[Float32]:
+        return [getattr(link.after, column)[link.parent] for link in links]
+
+    n = len(links)
+    top_ids = np.array([row[:k] for row in gathered("top_ids")], np.int32).reshape(n, -1)
+    top_logprobs = np.array([row[:k] for row in gathered("top_logprobs")], np.float32).reshape(n, -1)
+    covered = np.exp(top_logprobs).sum(axis=-1, dtype=np.float64)
+    return Scores(
+        logprob=np.array([link.logprob for link in links], np.float32),
+        rank=np.array([link.rank for link in links], np.int32),
+        entropy=np.array(gathered("entropy"), np.float32),
+        top_ids=top_ids,
+        top_logprobs=top_logprobs,
+        covered_mass=np.minimum(covered, 1.0).astype(np.float32),
+    )
+
+
+def hypothesis(one: Complete, k: int, token_bytes: Sequence[bytes], decoder: TextDecoder) -> Hypothesis:
+    """A complete beam as it is answered."""
+    links = one.last.chain()
+    scores, n = scores_of(links, k), len(links)
+    texts = [decoder.feed(token_bytes[link.token]) for link in links]
+    texts[-1] += decoder.flush()
+    if one.last.at is not None and one.last.at.cut:
+        texts = shown(texts, one.last.at.cut)
+    finish = np.full(n, int(Finish.NONE), np.uint8)
+    finish[-1] = int(one.last.finish)
+    run = TokenRun(
+        ids=ids_of(links),
+        token_bytes=tuple(token_bytes[link.token] for link in links),
+        texts=tuple(texts),
+        logprob=scores.logprob,
+        rank=scores.rank,
+        entropy=scores.entropy,
+        top_ids=scores.top_ids,
+        top_logprobs=scores.top_logprobs,
+        covered_mass=scores.covered_mass,
+        origin=np.array([Origin.GRAMMAR if link.forced else Origin.SAMPLED for link in links], np.uint8),
+        finish=finish,
+        draw=np.full(n, np.nan, np.float32),
+    )
+    return Hypothesis(run, one.last.total, one.score)

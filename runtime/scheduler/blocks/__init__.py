@@ -1,0 +1,1 @@
+"""KV that outlives the process: saved, restored, copied."""

@@ -1,0 +1,178 @@
+"""The owner thread's side of the block file: who waits for it, what it has answered, what goes wrong with it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from runtime.blocks.options import BlockOptions
+from runtime.blocks.reach import reach
+from runtime.blocks.store import BlockStore
+from runtime.blocks.thread import BlockThread, Urgency, told
+from runtime.dotted import resolve
+from runtime.errors import BlockFileError
+from runtime.members.blocks import BlocksSaved
+from runtime.scheduler.blocks.restoring import Restores
+from runtime.scheduler.blocks.saving import Savings
+from runtime.scheduler.jobs import Job, settle
+from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.metrics.counters import Counters
+from runtime.scheduler.prefill.prefill import Prefill
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+BESIDE_SECONDS = 0.015  # of a step, while others wait for tokens
+ALONE_SECONDS = 0.05
+CLOSE_SECONDS = 0.5  # for what is being written when the model is closed
+
+
+class Blocks:
+    """Saves and restores of one model. Owner thread only, but for what is said otherwise.
+
+    Args:
+        options: Where the block file is; None: there is none.
+        cache: What is saved, and where it is restored to.
+        counters: What was done.
+        restored: A job whose path was looked for goes on: called with its cursor, which is to be left.
+    """
+
+    def __init__(
+        self, options: BlockOptions | None, cache: Cache, counters: Counters, restored: Callable[[Prefill], None]
+    ) -> None:
+        self._cache, self._backend = cache, cache.backend
+        self._arrived: deque[Callable[[], None]] = deque()  # appended to by the block thread
+        self.wake: Callable[[], None] = lambda: None  # the owner thread, from the block thread
+        self._told: set[str] = set()
+        self._thread: BlockThread | None = None
+        self._fault = ""  # why the file could not be opened
+        if options is not None and cache.enabled:
+            self._thread = BlockThread(partial(_open, options), lambda fault: self.post(partial(self._opened, fault)))
+        recurrent = "recurrent" in self._backend.info.attention_kinds
+        self._recurrent = recurrent
+        self.restores = Restores(cache, counters, self.ask, self.failed, restored, recurrent=recurrent)
+        self._savings = Savings(cache, counters, self.ask, self.failed, recurrent=recurrent)
+
+    @property
+    def there(self) -> bool:
+        """Whether there is a block file, as far as is known."""
+        return self._thread is not None
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has anything to do; what the block thread still works on is nothing to do."""
+        return bool(self._arrived) or self._savings.due or self.restores.due
+
+    def post(self, act: Callable[[], None]) -> None:
+        """Runs something on the owner thread soon; any thread."""
+        self._arrived.append(act)
+        self.wake()
+
+    def ask(self, urgency: Urgency, act: Callable[[BlockStore], T], then: Callable[[Future[T]], None]) -> None:
+        """Has the block thread do something; `then` hears how it went, on the owner thread."""
+        assert self._thread is not None
+        self._thread.ask(urgency, act).add_done_callback(lambda done: self.post(partial(then, done)))
+
+    def step(self, *, beside: bool) -> None:
+        """Takes what the block thread has answered, and hands it more to write."""
+        self.restores.step()
+        until = time.monotonic() + (BESIDE_SECONDS if beside else ALONE_SECONDS)
+        while self._arrived:
+            self._arrived.popleft()()
+            if time.monotonic() >= until:
+                return
+        self._savings.step(until)
+
+    def save(self, job: Job, future: Future[BlocksSaved], replaces: int | None = None) -> None:
+        """Begins to save a path, in place of its first `replaces` tokens; the future is settled when it is written."""
+        if self._thread is None:
+            settle(future, error=self._refusal())
+        else:
+            self._savings.begin(job, future, replaces)
+
+    def copy(self, keys: Sequence[bytes], path: Path) -> Future[int]:
+        """Has the block thread copy blocks into another file, after all that is to be read; any thread."""
+        listed = list(keys)
+        return self._write(lambda store: store.copy_to(path, listed))
+
+    def take(self, keys: Sequence[bytes], path: Path) -> Future[int]:
+        """Has it copy blocks out of another file, likewise; any thread."""
+        listed = list(keys)
+        return self._write(lambda store: store.take_from(path, listed))
+
+    def pin(self, name: str, keys: Sequence[bytes]) -> Future[int]:
+        """Has it hold these blocks; any thread."""
+        listed = list(keys)
+
+        def hold(store: BlockStore) -> int:
+            store.pin(name, listed)
+            return len(listed)
+
+        return self._write(hold)
+
+    def _write(self, act: Callable[[BlockStore], int]) -> Future[int]:
+        thread = self._thread
+        if thread is None:
+            refused: Future[int] = Future()
+            refused.set_exception(self._refusal())
+            return refused
+        return thread.ask(Urgency.WRITE, act)
+
+    def depth(self, job: Job, warm: int, future: Future[int]) -> None:
+        """Tells how many leading tokens of a path are held, in memory (`warm` of them) or stored.
+
+        The last token of an answer is in memory with the next turn alone: for its sake nobody looks on the disk.
+        """
+        if self._thread is None or warm >= len(job.ids) - 1 > 0:
+            settle(future, warm)
+            return
+        spans, recurrent = job.spans(job.ids), self._recurrent
+
+        def look(store: BlockStore) -> int:
+            links = reach(store, spans, recurrent=recurrent, beyond=warm)
+            return links[-1].stop if links else warm
+
+        found = self._thread.ask(Urgency.READ, look)
+        found.add_done_callback(lambda done: future.set_result(warm if done.cancelled() or done.exception() else done.result()))
+
+    def failed(self, error: BaseException) -> None:
+        """The store could not do what was asked: said once, and the model goes on without."""
+        if isinstance(error, CancelledError) or self._thread is None:  # that it cannot be opened is said already
+            return
+        text = f"the block file: {told(error)}; conversations reopen by computing them again"
+        if text in self._told:
+            return
+        self._told.add(text)
+        log.warning(text, exc_info=None if isinstance(error, OSError) else error)  # a disk is no fault of the program
+        self._backend.info = replace(self._backend.info, warnings=(*self._backend.info.warnings, text))
+
+    def close(self) -> None:
+        """Ends the block thread; what it has been given is written as far as there is time, what it has done is counted."""
+        while self._arrived:
+            self._arrived.popleft()()
+        self._savings.fail_all()
+        if self._thread is not None:
+            self._thread.close(CLOSE_SECONDS)
+
+    def _refusal(self) -> BlockFileError:
+        return BlockFileError(f"the block file cannot be used: {self._fault}")
+
+    def _opened(self, fault: Exception | None) -> None:
+        if fault is not None:
+            self.failed(fault)
+            self._fault = told(fault)
+            thread, self._thread = self._thread, None
+            assert thread is not None
+            thread.close(0.0)
+
+
+def _open(options: BlockOptions) -> BlockStore:
+    factory = resolve(options.factory)
+    store: BlockStore = factory(options.path, budget=options.budget)
+    return store

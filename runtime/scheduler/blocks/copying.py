@@ -1,0 +1,87 @@
+"""A path's KV in parts, out of the trie and back into it, each part between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Self
+
+from runtime.backends.stored import Stored, concatenated, nbytes
+from runtime.blocks.scores import as_arrays, taken_out
+from runtime.blocks.snapshot import Part
+from runtime.errors import MemoryBudgetError
+from runtime.records import Scores
+from runtime.scheduler.jobs import Job
+from runtime.scheduler.kv.cache import Cache
+from runtime.trie import Lease
+
+PART_BYTES = 12 << 20  # at least one token
+
+
+class Copying:
+    """One path on its way; the lease keeps what is passed. Owner thread only.
+
+    Args:
+        cache: Where the path is, or shall be.
+        job: The path.
+        lease: Holds it as far as it is there; let go by `close`.
+        tokens: How far it is there.
+        restored: Hears how many tokens were brought in.
+    """
+
+    def __init__(
+        self, cache: Cache, job: Job, lease: Lease, tokens: int = 0, restored: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self._cache, self._job, self._lease, self.tokens, self._restored = cache, job, lease, tokens, restored
+        self._at = 0
+
+    @classmethod
+    def of(cls, cache: Cache, job: Job) -> Self:
+        """To copy what is held of a path."""
+        spans = job.spans(job.ids)
+        return cls(cache, job, cache.trie.hold(spans), cache.trie.match(spans))
+
+    def next_part(self) -> Part | None:
+        """The next tokens under one namespace; None at the end.
+
+        Raises:
+            MemoryBudgetError: No room for the copy, or the path was dropped meanwhile.
+        """
+        if self._at >= self.tokens:
+            return None
+        backend, job = self._cache.backend, self._job
+        at, namespace = self._at, job.namespace_at(self._at)
+        ends = [end for end, _ in job.before if end > at]
+        stop = min(self.tokens, at + max(PART_BYTES // max(backend.info.kv_bytes_per_token, 1), 1), *ends[:1])
+        if not self._cache.make_room((stop - at) * backend.info.kv_bytes_per_token + backend.state_bytes):
+            raise MemoryBudgetError("no room to copy KV: raise kv_cache_bytes (set_kv_budget) or end another request")
+        arrays: list[Stored] = []
+        scores: list[tuple[int, Scores | None]] = []
+        start = 0
+        for node, count in self._cache.trie.walk(job.spans(job.ids)):
+            low, high = max(at - start, 0), min(stop - start, count)
+            if low < high:
+                arrays.append(backend.export(node.payload, low, high))
+                scores.append((high - low, None if node.scores is None else node.scores[low:high]))
+            start += count
+            if start >= stop:
+                break
+        if start < stop:
+            raise MemoryBudgetError("the cache was cleared while a snapshot was written; try again")
+        self._at = stop
+        return Part(at, stop, namespace, {**(concatenated(arrays) if len(arrays) > 1 else arrays[0]), **as_arrays(scores)})
+
+    def add(self, part: Part) -> bool:
+        """Hangs a part into the trie; False where there is no room for it, or the cache was cleared."""
+        lease, backend, room = self._lease, self._cache.backend, self._cache.room
+        if not self._cache.enabled or lease.length != part.start or not room.make(nbytes(part.arrays)):
+            return False
+        kv, scores = taken_out(part.arrays, part.stop - part.start)
+        payload = backend.restore(kv)
+        ids = self._job.ids[part.start : part.stop]
+        found = self._cache.trie.insert(lease, part.namespace, ids, payload, scores)
+        self._restored(found.stored)
+        return not found.refused
+
+    def close(self) -> None:
+        """Lets the path go."""
+        self._lease.release()

@@ -1,0 +1,290 @@
+"""KV out of the block file: read and verified on the block thread, put into trie and workspace by the owner thread.
+
+A restore is a prefill whose cursor moves by what was read. Blocks come in batches: while one is copied, the next is read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+
+from runtime.backends.stored import Stored, concatenated, count
+from runtime.blocks.chain import Link
+from runtime.blocks.packing import unpack
+from runtime.blocks.reach import reach
+from runtime.blocks.scores import joined, taken_out
+from runtime.blocks.store import BlockStore
+from runtime.blocks.thread import Urgency
+from runtime.errors import MemoryBudgetError, SnapshotFormatError
+from runtime.records import Scores
+from runtime.scheduler.faults import typed
+from runtime.scheduler.jobs import Job
+from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.metrics.counters import Counters
+from runtime.scheduler.prefill.prefill import Prefill
+from runtime.trie import Namespace
+from runtime.trie.node import common_prefix
+
+log = logging.getLogger(__name__)
+LEAST = 16  # tokens; fewer are computed as fast
+BATCH_BYTES = 12 << 20  # one block at least
+AHEAD = 2  # batches that are read and not placed yet
+
+Read = tuple[Link, Stored, Scores | None]
+
+
+@dataclass(slots=True, eq=False)
+class Restore:
+    """One path on its way out of the block file."""
+
+    prefill: Prefill  # its cursor: what is in place
+    limit: int  # tokens of the path that are wanted
+    links: deque[Link] = field(default_factory=deque)  # not asked for yet
+    asked: int = 0  # batches
+    ended: bool = False  # nothing more is asked for
+    over: bool = False  # the job goes on, or is gone
+
+
+class Restores:
+    """The restores that run. Owner thread only.
+
+    Args:
+        cache: Where to.
+        counters: What was done.
+        ask: Has the block thread do something, and tells the owner thread how it went.
+        failed: Hears of a store that cannot do it.
+        done: A job goes on; called with its cursor, which is to be left.
+        recurrent: Whether a path goes on only from a checkpoint.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        counters: Counters,
+        ask: Callable[..., None],
+        failed: Callable[[BaseException], None],
+        done: Callable[[Prefill], None],
+        *,
+        recurrent: bool,
+    ) -> None:
+        self._cache, self._counters, self._ask, self._failed, self._done = cache, counters, ask, failed, done
+        self._recurrent = recurrent
+        self._running: list[Restore] = []
+        self._behind: list[Prefill] = []  # others of paths that are being restored
+        self._lost_leader = False  # one of those was dropped
+
+    @property
+    def due(self) -> bool:
+        """Whether `step` has anything to do."""
+        return self._lost_leader
+
+    @property
+    def cursors(self) -> list[Prefill]:
+        """Of all jobs that wait for their path."""
+        return [*(restore.prefill for restore in self._running), *self._behind]
+
+    def worth(self, job: Job) -> bool:
+        """Whether enough of a path is missing for a look into the block file: what one cannot go on from is missing too."""
+        last = len(job.ids) - 1
+        if job.looked or last < LEAST:
+            return False
+        return last - (self._cache.going_on(job, last) if self._recurrent else self._cache.match(job)) >= LEAST
+
+    def begin(self, prefill: Prefill) -> None:
+        """Looks for the path's next tokens; the job goes on when they are in place.
+
+        The last token is pushed in any case, but a block may end with it. After a checkpoint there one could not go back.
+        """
+        limit = prefill.total - self._recurrent
+        for other in self._running:
+            if common_prefix(other.prefill.tagged[: other.limit], prefill.tagged[:limit]) >= prefill.at + LEAST:
+                self._behind.append(prefill)
+                return
+        prefill.job.looked = True
+        restore = Restore(prefill, limit)
+        self._running.append(restore)
+        spans, beyond = prefill.job.spans(prefill.job.ids[:limit]), prefill.at + LEAST - 1
+
+        def look(store: BlockStore) -> list[Link]:
+            return reach(store, spans, recurrent=self._recurrent, beyond=beyond)
+
+        self._ask(Urgency.READ, look, lambda done: self._guard(restore, partial(self._found, restore, done)))
+
+    def drop(self, prefill: Prefill) -> None:
+        """Nobody waits for the job any more; its cursor is the caller's to leave."""
+        if prefill in self._behind:
+            self._behind.remove(prefill)
+            return
+        restore = next(one for one in self._running if one.prefill is prefill)
+        restore.over = restore.ended = True
+        self._running.remove(restore)
+        self._lost_leader = True
+
+    def step(self) -> None:
+        """Who waited for a restore that was dropped goes on."""
+        if self._lost_leader:
+            self._lost_leader = False
+            self._release_behind()
+
+    def _hear(self, restore: Restore, arrived: Callable[[Future[list[Read]]], None], done: Future[list[Read]]) -> None:
+        self._guard(restore, partial(arrived, done))
+
+    def _guard(self, restore: Restore, act: Callable[[], None]) -> None:
+        """A restore that fails takes nobody with it: what is not in place yet is computed."""
+        try:
+            act()
+        except BaseException as error:  # noqa: BLE001  # the border to a model's library (a native panic is no Exception)
+            restore.ended = True
+            self._failed(typed(error))
+            if not restore.over and not restore.asked:
+                self._end(restore)
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    def _found(self, restore: Restore, done: Future[list[Link]]) -> None:
+        if restore.over:
+            return
+        if done.cancelled() or done.exception():
+            if error := None if done.cancelled() else done.exception():
+                self._failed(error)
+            self._end(restore)
+            return
+        links = self._fitting(restore, done.result())
+        if not links:
+            self._end(restore)
+            return
+        start = restore.prefill.lease.length
+        restore.links.extend(link for link in links if link.stop > start)
+        self._read_on(restore)
+
+    def _fitting(self, restore: Restore, links: Sequence[Link]) -> list[Link]:
+        """The blocks for which there is room beside the path in its workspace; a checkpoint with all before it, or none."""
+        prefill, backend, room = restore.prefill, self._cache.backend, self._cache.room
+        pack = prefill.workspace.pack
+        slots = prefill.workspace.held + prefill.total - prefill.at
+        growth = 0
+        if slots > backend.capacity(pack):
+            growth = backend.resize_cost(pack, slots).moment
+        per_token = max(backend.info.kv_bytes_per_token, 1)
+        in_use = room.bytes - room.workspaces.idle_bytes - room.trie.evictable_bytes
+        afloat = min(AHEAD * BATCH_BYTES, sum(link.tokens for link in links) * per_token)
+        spare = room.budget - in_use - growth - afloat
+        most = prefill.lease.length + max(spare, 0) // per_token
+        fitting = [link for link in links if link.stop <= most]
+        if self._recurrent and len(fitting) < len(links):
+            return []
+        return fitting if fitting and fitting[-1].stop > prefill.at else []
+
+    def _read_on(self, restore: Restore) -> None:
+        backend, room = self._cache.backend, self._cache.room
+        while restore.links and restore.asked < AHEAD and not restore.ended:
+            batch: list[Link] = []
+            size = 0
+            while restore.links and (not batch or size < BATCH_BYTES):
+                link = restore.links.popleft()
+                batch.append(link)
+                size += link.tokens * backend.info.kv_bytes_per_token + link.state * backend.state_bytes
+            if not self._cache.make_room(size):
+                restore.ended = True
+                break
+            room.afloat += size
+            restore.asked += 1
+            arrived = partial(self._arrived, restore, size, len(batch))
+            self._ask(Urgency.READ, partial(_read, batch), partial(self._hear, restore, arrived))
+        if restore.asked == 0:
+            self._end(restore)
+
+    def _arrived(self, restore: Restore, size: int, asked: int, done: Future[list[Read]]) -> None:
+        restore.asked -= 1
+        try:
+            if restore.over:
+                return
+            error = None if done.cancelled() else done.exception()
+            blocks = [] if done.cancelled() or error else done.result()
+            if error:
+                self._failed(error)
+            if not restore.ended:
+                restore.ended = not self._place(restore, blocks) or len(blocks) < asked
+        except (MemoryBudgetError, SnapshotFormatError, KeyError, ValueError) as fault:  # what is left is computed
+            log.warning("stored KV could not be restored: %s", fault)
+            restore.ended = True
+        finally:
+            self._cache.room.afloat -= size
+        self._read_on(restore)
+
+    # ---- placing ----------------------------------------------------------------------------------------------------
+
+    def _place(self, restore: Restore, blocks: Sequence[Read]) -> bool:
+        """Hangs what was read into the trie and stands it in the workspace; False: there is no room for more."""
+        prefill = restore.prefill
+        for namespace, group in groupby(blocks, key=lambda read: read[0].namespace):
+            before, length = prefill.lease.node, prefill.lease.length
+            if not self._hang(prefill, namespace, list(group)):
+                return False
+            missing = prefill.lease.length - prefill.at
+            if missing > 0:
+                prefill.workspace.reserve(missing, prefill.slot)
+                if prefill.lease.length <= prefill.at:  # making room took the lease
+                    return False
+                try:
+                    prefill.slot, prefill.at = prefill.workspace.load(prefill.lease, prefill.slot, prefill.at)
+                except BaseException:  # whoever comes next would fail with it again
+                    bad = prefill.lease.node
+                    prefill.lease.move(before, length)
+                    self._cache.trie.drop(bad)
+                    raise
+                prefill.reused = prefill.at
+                prefill.tell()
+        return True
+
+    def _hang(self, prefill: Prefill, namespace: Namespace, blocks: Sequence[Read]) -> bool:
+        """Inserts blocks of one namespace at the end of the lease."""
+        lease, first, last = prefill.lease, blocks[0][0], blocks[-1][0]
+        at = lease.length
+        if not lease.node.attached or not first.start <= at < last.stop:
+            return False
+        backend, room = self._cache.backend, self._cache.room
+        size = sum(link.tokens for link, _, _ in blocks) * backend.info.kv_bytes_per_token + backend.state_bytes
+        if not room.make(size if at == first.start else 2 * size) or lease.length != at:
+            return False
+        payload = backend.restore(concatenated([arrays for _, arrays, _ in blocks]))
+        scores = joined([(link.tokens, known) for link, _, known in blocks])
+        if at > first.start:
+            payload = backend.split(payload, at - first.start)[1]
+            scores = None if scores is None else scores[at - first.start :]
+        found = self._cache.trie.insert(lease, namespace, prefill.job.ids[at : last.stop], payload, scores)
+        self._counters.tokens_restored += found.stored
+        return not found.refused
+
+    def _end(self, restore: Restore) -> None:
+        restore.over = restore.ended = True
+        self._running.remove(restore)
+        self._counters.publish(self._cache)
+        self._done(restore.prefill)
+        self._release_behind()
+
+    def _release_behind(self) -> None:
+        waiting, self._behind = self._behind, []
+        for prefill in waiting:
+            self._done(prefill)
+
+
+def _read(links: Sequence[Link], store: BlockStore) -> list[Read]:
+    """On the block thread: the blocks up to the first that is missing, damaged or not what its name says."""
+    found: list[Read] = []
+    for link, data in zip(links, store.get([link.key for link in links]), strict=False):
+        try:
+            arrays, metadata = unpack(data)
+            kv, scores = taken_out(arrays, link.tokens)
+            if metadata.get("key") != link.key.hex() or count(kv) != link.tokens:
+                raise SnapshotFormatError("it stands under another's name")
+        except SnapshotFormatError as fault:
+            log.warning("a stored block is left out: %s", fault)
+            break
+        found.append((link, kv, scores))
+    return found

@@ -1,0 +1,286 @@
+"""KV into the block file: cut on the owner thread in short slices, joined, hashed and written on the block thread."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+
+from runtime.backends.stored import Stored, concatenated, nbytes
+from runtime.blocks.chain import BLOCK_TOKENS, Cell, Link, cells
+from runtime.blocks.packing import pack
+from runtime.blocks.scores import as_arrays
+from runtime.blocks.store import Block, BlockStore
+from runtime.blocks.thread import Urgency
+from runtime.errors import BlockFileError, MemoryBudgetError
+from runtime.members.blocks import BlocksSaved
+from runtime.records import Scores
+from runtime.scheduler.faults import typed
+from runtime.scheduler.jobs import Job, settle
+from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.metrics.counters import Counters
+from runtime.trie import Node, Span
+
+BATCH_BYTES = 12 << 20  # in one transaction; one block at least
+AFLOAT = 2  # batches that were cut and are not written yet
+
+Parts = tuple[Link, list[Stored], list[tuple[int, Scores | None]]]  # the last: with how many tokens each is of
+Written = tuple[int, int, int]  # blocks, bytes, leading tokens of the path that are held
+
+
+@dataclass(slots=True, eq=False)
+class Saving:
+    """One path on its way into the block file."""
+
+    spans: list[Span]
+    future: Future[BlocksSaved]
+    links: list[Link]
+    superseded: list[bytes]
+    todo: deque[Link] = field(default_factory=deque)
+    afloat: deque[Link] = field(default_factory=deque)  # the first of each batch that is cut and not written yet
+    blocked: bool = False  # no room for the next block's copy before one of those is written
+    looked: bool = False
+    written: int = 0
+    bytes: int = 0
+    no_room: bool = False
+    lost: int | None = None  # where the path ends in the block file, if it could not be written to its end
+    started: float = field(default_factory=time.monotonic)
+    engine_seconds: float = 0.0
+
+    @property
+    def due(self) -> bool:
+        """Whether a block can be cut now."""
+        return bool(self.todo) and not self.blocked and len(self.afloat) < AFLOAT
+
+    def lose(self, at: int) -> None:
+        """No more is written; of the path no more than `at` tokens are known to be in the block file."""
+        self.todo.clear()
+        self.lost = at if self.lost is None else min(at, self.lost)
+
+
+class Savings:
+    """The saves that run. Owner thread only.
+
+    Args:
+        cache: What is saved.
+        counters: What was done.
+        ask: Has the block thread do something, and tells the owner thread how it went.
+        failed: Hears of a store that cannot do it.
+        recurrent: Whether state is saved where a payload ends with one.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        counters: Counters,
+        ask: Callable[..., None],
+        failed: Callable[[BaseException], None],
+        *,
+        recurrent: bool,
+    ) -> None:
+        self._cache, self._counters, self._ask, self._failed, self._recurrent = cache, counters, ask, failed, recurrent
+        self._running: list[Saving] = []
+
+    @property
+    def due(self) -> bool:
+        """Whether anything can be cut now."""
+        return any(saving.due for saving in self._running)
+
+    def begin(self, job: Job, future: Future[BlocksSaved], replaces: int | None = None) -> None:
+        """Saves what is in memory of a path; where its first `replaces` tokens were saved before, their short block goes."""
+        started = time.monotonic()
+        nodes = self._cache.trie.walk(job.spans(job.ids))
+        held = sum(count for _, count in nodes)
+        spans = job.spans(job.ids[:held])
+        grid = cells(spans)
+        saving = Saving(spans, future, self._links(grid, nodes), [], started=started)
+        if not saving.links:
+            settle(future, BlocksSaved(0, 0, 0, 0, 0.0, 0.0))
+            return
+        if replaces is not None and not self._recurrent:
+            ended = (cell for cell in grid if cell.start < replaces < cell.start + len(cell.ids))
+            saving.superseded = [cell.link(replaces - cell.start).key for cell in ended]
+        self._running.append(saving)
+        saving.engine_seconds += time.monotonic() - started
+        links = saving.links
+
+        def missing(store: BlockStore) -> list[Link]:
+            plain = [link for link in links if not link.state]
+            there = {link.key for link in plain[: store.leading([link.key for link in plain])]}
+            return [link for link in links if link.key not in there and not (link.state and store.leading([link.key]))]
+
+        self._ask(Urgency.WRITE, missing, lambda done: self._guard(saving, partial(self._looked, saving, done)))
+
+    def step(self, until: float) -> None:
+        """Cuts blocks until the clock says `until`; one at least."""
+        for saving in list(self._running):
+            while saving.due:
+                started = time.monotonic()
+                self._guard(saving, partial(self._cut_batch, saving, until))
+                now = time.monotonic()
+                saving.engine_seconds += now - started
+                if now >= until:
+                    return
+
+    def fail_all(self) -> None:
+        """The model is being closed: what was cut is still written, and nobody waits for more."""
+        for saving in list(self._running):
+            if not saving.looked:
+                saving.lose(0)
+            elif left := [*saving.afloat, *saving.todo]:
+                saving.lose(left[0].start)
+            self._finish(saving)
+
+    def _links(self, grid: Sequence[Cell], nodes: Sequence[tuple[Node, int]]) -> list[Link]:
+        """All blocks of a path, parents before children."""
+        if not self._recurrent or not grid:
+            return [cell.link() for cell in grid]
+        links = [cell.link() for cell in grid if len(cell.ids) == BLOCK_TOKENS or cell is not grid[-1]]
+        ends, at = set[int](), 0
+        for node, count in nodes:
+            at += count
+            if count == len(node.tokens) and self._cache.backend.payload_resumable(node.payload):
+                ends.add(at)
+        for cell in grid:
+            links += [cell.link(end - cell.start, state=True) for end in sorted(ends) if 0 < end - cell.start <= len(cell.ids)]
+        return sorted(links, key=lambda link: (link.start, link.state, link.stop))
+
+    def _looked(self, saving: Saving, done: Future[list[Link]]) -> None:
+        saving.looked = True
+        if error := _fault(done):
+            self._failed(error)
+            saving.lose(0)
+            if isinstance(error, BlockFileError):
+                settle(saving.future, error=error)
+        else:
+            saving.todo.extend(done.result())
+        self._end(saving)
+
+    def _cut_batch(self, saving: Saving, until: float) -> None:
+        """Hands the block thread the next blocks, as many as belong into one batch and as there is time for."""
+        if saving.future.cancelled():
+            saving.lose(saving.todo[0].start)
+            self._end(saving)
+            return
+        batch: list[Parts] = []
+        size = 0
+        while saving.todo and (not batch or (size < BATCH_BYTES and time.monotonic() < until)):
+            link = saving.todo[0]
+            parts = self._cut(saving, link, size)
+            if parts is None:  # it is not in memory any more, or there is no room for a copy of it
+                saving.blocked = bool(batch or saving.afloat)  # perhaps when what is being written is gone
+                if not saving.blocked:
+                    saving.lose(link.start)
+                break
+            batch.append(parts)
+            size += sum(nbytes(part) for part in parts[1])
+            saving.todo.popleft()
+        if batch:
+            self._cache.room.afloat += size
+            saving.afloat.append(batch[0][0])
+            superseded = [] if saving.todo or saving.lost is not None else saving.superseded
+            wrote = partial(self._wrote, saving, size, batch[-1][0])
+            write = partial(_write, batch, superseded, saving.links)
+            self._ask(Urgency.WRITE, write, lambda done: self._guard(saving, partial(wrote, done)))
+        else:
+            self._end(saving)
+
+    def _cut(self, saving: Saving, link: Link, beside: int) -> Parts | None:
+        """A copy of what a block holds; None where it is not in memory, or no room is left beside `beside` other bytes."""
+        backend = self._cache.backend
+        needed = link.tokens * backend.info.kv_bytes_per_token + link.state * backend.state_bytes
+        if not self._cache.make_room(beside + needed):
+            return None
+        arrays: list[Stored] = []
+        scores: list[tuple[int, Scores | None]] = []
+        at = 0
+        for node, count in self._cache.trie.walk(saving.spans):
+            first, last = max(link.start - at, 0), min(link.stop - at, count)
+            if first < last:
+                try:
+                    arrays.append(backend.export(node.payload, first, last))
+                except MemoryBudgetError:  # the device itself is full
+                    return None
+                scores.append((last - first, None if node.scores is None else node.scores[first:last]))
+            at += count
+            if at >= link.stop:
+                break
+        if at < link.stop or (link.state and not any(name.startswith("state") for name in arrays[-1])):
+            return None
+        if not link.state:
+            arrays = [{name: array for name, array in part.items() if not name.startswith("state")} for part in arrays]
+        return link, arrays, scores
+
+    def _wrote(self, saving: Saving, size: int, last: Link, done: Future[Written]) -> None:
+        self._cache.room.afloat -= size
+        first = saving.afloat.popleft()
+        saving.blocked = False
+        if error := _fault(done):
+            self._failed(error)
+            saving.lose(first.start)
+        else:
+            written, nbytes_written, held = done.result()
+            if held < last.stop:
+                saving.lose(held)
+                saving.no_room = True
+            saving.written += written
+            saving.bytes += nbytes_written
+            self._counters.blocks_saved += written
+            self._counters.block_bytes_saved += nbytes_written
+        self._end(saving)
+
+    def _guard(self, saving: Saving, act: Callable[[], None]) -> None:
+        """A save that fails takes nobody with it: what was cut of it is written, the rest is not."""
+        at = saving.todo[0].start if saving.todo else 0
+        try:
+            act()
+        except BaseException as error:  # noqa: BLE001  # the border to a model's library (a native panic is no Exception)
+            saving.lose(at)
+            self._failed(typed(error))
+            self._end(saving)
+
+    def _end(self, saving: Saving) -> None:
+        if saving.looked and not saving.todo and not saving.afloat and saving in self._running:
+            self._counters.publish(self._cache)
+            self._finish(saving)
+
+    def _finish(self, saving: Saving) -> None:
+        self._running.remove(saving)
+        tokens = saving.links[-1].stop if saving.lost is None and saving.links else saving.lost or 0
+        seconds = time.monotonic() - saving.started
+        settle(
+            saving.future,
+            BlocksSaved(
+                len(saving.links), saving.written, tokens, saving.bytes, seconds, saving.engine_seconds, saving.no_room
+            ),
+        )
+
+
+def _write(batch: Sequence[Parts], superseded: Sequence[bytes], links: Sequence[Link], store: BlockStore) -> Written:
+    """On the block thread: how many blocks and bytes were written, and how many tokens of the path are held now."""
+    blocks: list[Block] = []
+    for link, parts, scores in batch:
+        arrays = {**(concatenated(parts) if len(parts) > 1 else parts[0]), **as_arrays(scores)}
+        blocks.append(Block(link.key, link.parent, link.tokens, pack(arrays, {"key": link.key.hex()})))
+    written = store.put(blocks, superseded=superseded)
+    total = sum(len(part) for block in blocks for part in block.data)
+    held = batch[-1][0].stop if written == len(blocks) else _held(links, store)
+    return written, total * written // max(len(blocks), 1), held
+
+
+def _held(links: Sequence[Link], store: BlockStore) -> int:
+    """On the block thread: how many leading tokens of a path are stored, where a block was not kept."""
+    plain = [link for link in links if not link.state]
+    there = store.leading([link.key for link in plain])
+    held = plain[there - 1].stop if there else 0
+    ends = (link.stop for link in links if link.state and link.start <= held < link.stop and store.leading([link.key]))
+    return max(ends, default=held)
+
+
+def _fault(done: Future[object] | Future[list[Link]] | Future[Written]) -> BaseException | None:
+    if done.cancelled():
+        return OSError("the model was closed")
+    return done.exception()

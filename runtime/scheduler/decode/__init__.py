@@ -1,0 +1,1 @@
+"""Running generations: one token for each per step."""

@@ -1,0 +1,320 @@
+"""Running generations: one token for each per step, in one forward per workspace.
+
+Where the backend computes beside its caller, the next forward is begun as soon as the tokens are drawn: their records are
+made, and sent, while it runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from runtime.aio import together
+from runtime.errors import MemoryBudgetError
+from runtime.options import LoadOptions
+from runtime.records import Finish
+from runtime.scheduler.decode.resume import activate, bring_back
+from runtime.scheduler.decode.rows import DecodeBatch, Drawn, Guesses, Row, draw, draw_along, temperatures
+from runtime.scheduler.decode.stream import Stream
+from runtime.scheduler.faults import bisect, typed
+from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.kv.kv_budget import NoRoomError
+from runtime.scheduler.kv.workspace import Workspace
+from runtime.scheduler.metrics.counters import Counters
+from runtime.scheduler.prefill.distributions import Distribution, Distributions, non_finite, normalise
+from runtime.scheduler.prefill.prefill import Prefill
+from runtime.scheduler.prefill.publish_results import ResultPublisher
+
+
+class Decoding:
+    """The generations that run. Owner thread only.
+
+    Args:
+        options: Batch limits.
+        cache: Where they stand.
+        counters: What was done.
+        finish: Publishes tails, ends streams.
+        overlaps: Whether a forward that was begun computes by itself.
+        make_way: Somebody's prompt goes back to wait, if there is one.
+    """
+
+    def __init__(
+        self,
+        options: LoadOptions,
+        cache: Cache,
+        counters: Counters,
+        finish: ResultPublisher,
+        *,
+        overlaps: bool,
+        make_way: Callable[[], bool],
+    ) -> None:
+        self._options = options
+        self._cache = cache
+        self._counters = counters
+        self._finish = finish
+        self._overlaps = overlaps
+        self._make_way = make_way
+        self._ahead: dict[Workspace, tuple[DecodeBatch, int]] = {}  # begun forwards, each with the number of its first slot
+        self.rows: list[Row] = []
+
+    def start(self, begun: Sequence[tuple[Stream, Prefill]], last: Distribution, guesses: Guesses | None = None) -> None:
+        """A prompt is in place: the first token of each of its streams comes from the distribution after it.
+
+        Args:
+            begun: The streams, each with its place; the first one's knows what the prompt cost.
+            last: The distribution.
+            guesses: Of the first stream's text, where it is the only one.
+
+        Raises:
+            BaseException: They could not be started; nothing of them stays.
+        """
+        rows: list[Row] = []
+        prefill, submitted = begun[0][1], begun[0][0].job.submitted
+        try:
+            rows = [Row(stream, place) for stream, place in begun]
+            rows[0].guesses = guesses
+            self.rows += rows
+            self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
+            self._counters.first_token_seconds = time.monotonic() - submitted
+            self._counters.publish(self._cache)  # before the first token, so that who sees it sees what the prompt cost
+            for row in rows:
+                self._finish.ledger.prompted(row.job)
+            at = [0] * len(rows)
+            self._settle([draw(rows, Distributions.known(last, temperatures(rows, at, 1)), at)])
+            with together():
+                for row in rows:
+                    row.stream.deliver()
+        except BaseException:  # the jobs are told by the caller
+            ended = [row.prefill for row in rows if row not in self.rows]
+            self.rows = [row for row in self.rows if row not in rows]
+            if guesses is not None and prefill not in ended:
+                guesses.close()
+            for _, place in begun:
+                if place not in ended:
+                    self._cache.leave(place)
+            raise
+
+    def end(self, row: Row, error: BaseException | None) -> None:
+        """A generation ends: its tail is published, what was held back is sent."""
+        self.rows.remove(row)
+        workspace = row.workspace
+        if workspace in self._ahead and all(other.workspace is not workspace for other in self.rows):
+            del self._ahead[workspace]
+            workspace.abandon()
+        if row.guesses is not None:
+            row.guesses.close()
+        self._finish.end_row(row, error)
+
+    def drop_cancelled(self) -> None:
+        """Ends those for which nobody waits."""
+        for row in [row for row in self.rows if row.job.cancelled]:
+            self.end(row, None)
+
+    def step(self, *, paced: bool) -> None:
+        """One token for each; `paced`: what comes faster than a screen shows it is told together."""
+        started = time.monotonic()
+        by_workspace: dict[Workspace, list[Row]] = {}
+        for row in self.rows:
+            by_workspace.setdefault(row.workspace, []).append(row)
+        for workspace, rows in by_workspace.items():
+            self._advance(workspace, rows)
+        if by_workspace:
+            self._counters.decode_seconds += time.monotonic() - started
+        with together():
+            for row in self.rows:  # after the work; before what may take long, all there is
+                row.stream.deliver(paced=paced)
+
+    def _advance(self, workspace: Workspace, rows: list[Row]) -> None:
+        drawn = self._collect(workspace)
+        served = {id(row) for part in drawn for row in part.rows}
+        rest = [row for row in rows if id(row) not in served and row in self.rows]
+        if len(rest) == len(rows) == 1 and self._push_guessed(drawn, rest[0]):
+            rest = []
+        for start in range(0, len(rest), self._options.max_batch_rows):
+            self._push(drawn, rest[start : start + self._options.max_batch_rows])
+        self._settle(drawn, workspace)
+
+    # ---- forwards ---------------------------------------------------------------------------------------------------
+
+    def _push(self, drawn: list[Drawn], rows: list[Row]) -> None:
+        """One forward of the rows' pending tokens, and the draws after it, which join `drawn`."""
+        rows = self._standing(rows)
+        if not rows:
+            return
+        workspace = rows[0].workspace
+        base = workspace.size
+        share = DecodeBatch.of(rows)
+        try:
+            share.reserve(workspace)
+            logits = workspace.forward(share.tokens, share.parents, range(len(share.tokens)))
+            after = normalise(logits, entropy=True, temperatures=share.temperatures)
+            if not after.finite.all() and workspace.broken(base):
+                raise non_finite(rows[0].stream.position)
+        except BaseException as error:  # noqa: BLE001  # bisected: only the guilty row fails
+            workspace.rollback(base)
+            if isinstance(error, NoRoomError) and self._make_way():
+                self._push(drawn, rows)
+                return
+            bisect(rows, error, partial(self._push, drawn), self.end)
+            return
+        drawn.append(share.draw(base, after))
+
+    def _push_guessed(self, drawn: list[Drawn], row: Row) -> bool:
+        """One forward of a row's pending token and of what may follow it; whether it came to that.
+
+        The row has its workspace to itself, so that what was guessed wrong is the newest there and can be cut off.
+        """
+        speculative, workspace = row.job.options.speculative, row.workspace
+        if row.guesses is None or speculative is None or row.invoked:
+            return False
+        row.guesses.extend(row.stream.new_ids[row.told :])
+        row.told = len(row.stream.new_ids)
+        guesses = row.guesses.propose(min(row.reach or speculative.num_tokens, row.stream.left - 1))
+        if not guesses:
+            return False
+        base, tokens = workspace.size, [token + row.prefill.tag for token in (row.pending, *guesses)]
+        parents = [row.slot, *range(base, base + len(guesses))]
+        try:
+            for slot, token in zip(parents, tokens, strict=True):
+                workspace.append(slot, token)
+            logits = workspace.forward(tokens, parents, range(len(tokens)))
+            after = normalise(logits, entropy=True, temperatures=[row.stream.heats] * len(tokens))
+            if not after.finite.all() and workspace.broken(base):
+                raise non_finite(row.stream.position)
+        except BaseException:  # noqa: BLE001  # without guesses it may go, or fails for whoever is guilty
+            workspace.rollback(base)
+            return False
+        part = draw_along(row, guesses, after)
+        right = max(len(part.rows) - 1, 0)
+        self._counters.tokens_drafted += len(guesses)
+        self._counters.tokens_accepted += right
+        row.drafted, row.accepted = row.drafted + len(guesses), row.accepted + right
+        # as transformers' heuristic: further after a hit, less far after a miss, whose forward was dearer for nothing
+        row.reach = min(len(guesses) + 2, speculative.num_tokens) if right == len(guesses) else max(right, 1)
+        workspace.truncate(base + 1 + right)
+        row.slot, row.pushed = base + right, row.pushed + 1 + right
+        part.record()  # at once: what was guessed right is published with its numbers
+        drawn.append(part)
+        return True
+
+    def _begin(self, workspace: Workspace, rows: list[Row]) -> None:
+        """Begins the next forward of a workspace's rows; where that fails, the next step finds out what is wrong."""
+        speculates = len(rows) == 1 and rows[0].guesses is not None  # it will push more than one token
+        if not rows or workspace.recurrent or speculates or any(row.invoked for row in rows):
+            workspace.unprepare()
+            return
+        base = workspace.size
+        share = DecodeBatch.of(rows[: self._options.max_batch_rows])
+        try:
+            share.reserve(workspace)
+            workspace.begin(share.tokens, share.parents)
+        except BaseException:  # noqa: BLE001  # tried again, and bisected, by the next step
+            workspace.unprepare()
+            workspace.rollback(base)
+            return
+        self._ahead[workspace] = share, base
+        if len(share.rows) == len(rows):  # else the others' forward comes first, and it would be dropped
+            self._prepare(workspace, share, base)
+
+    def _prepare(self, workspace: Workspace, share: DecodeBatch, base: int) -> None:
+        """Readies the forward after the one that was begun, if what it will be can be told: no two rows stand at one place."""
+        further = [(row, at) for row, at in zip(share.rows, share.at, strict=True) if row.stream.left > 1]
+        if further and len(share.rows) == len(share.tokens):
+            try:
+                workspace.prepare([row.prefill.tag for row, _ in further], [base + at for _, at in further])
+            except BaseException:  # noqa: BLE001  # as in `_begin`: what is wrong shows when its tokens are there
+                return
+
+    def _collect(self, workspace: Workspace) -> list[Drawn]:
+        """The draws after the forward that was begun, for those of its rows that still run."""
+        share, base = self._ahead.pop(workspace, (None, 0))
+        logits = workspace.collect() if share is not None else None
+        if share is None or logits is None:
+            return []
+        after = normalise(logits, entropy=True, temperatures=share.temperatures)
+        newest = workspace.size == base + len(share.tokens)  # else it was settled, and looked at, before others' were pushed
+        if not after.finite.all() and newest and workspace.broken(base):
+            workspace.rollback(base)
+            return []  # pushed again, and bisected
+        running = [i for i, row in enumerate(share.rows) if row in self.rows]
+        rows, at = [share.rows[i] for i in running], [share.at[i] for i in running]
+        return [DecodeBatch(rows, share.tokens, share.parents, at).draw(base, after)] if rows else []
+
+    def _standing(self, rows: list[Row]) -> list[Row]:
+        """The rows, each where a token can be appended now; one that cannot be brought back has ended.
+
+        One that is brought back may take the state that another stood on, but only of a shorter path: no more rounds
+        are needed than there are rows.
+        """
+        for row in [row for row in rows if row.invoked]:
+            self._finish.publish_row(row)  # what was computed under the route so far
+            if (slot := self._guarded(row, partial(activate, self._cache, row))) is not None:
+                row.slot = slot
+        rows = [row for row in rows if row in self.rows]
+        for _ in range(len(rows)):
+            lost = [row for row in rows if not row.workspace.resumable(row.slot)]
+            if not lost:
+                break
+            moved: dict[int, int] = {}  # who stood at one place stands at one place again
+            for row in lost:
+                if row.slot in moved:
+                    row.slot = moved[row.slot]
+                elif (slot := self._push_again(row)) is not None:
+                    moved[row.slot], row.slot = slot, slot
+            rows = [row for row in rows if row in self.rows]
+        return rows
+
+    def _push_again(self, row: Row) -> int | None:
+        """Brings a generation back to its place, whose recurrent state went along with another job.
+
+        Returns:
+            Its new slot; None when it could not be brought back and has ended.
+        """
+        return self._guarded(row, lambda: bring_back(self._cache, row.prefill, row.path))
+
+    def _guarded(self, row: Row, act: Callable[[], int]) -> int | None:
+        """What moves a generation: where it fails, that one has ended."""
+        try:
+            return act()
+        except BaseException as error:  # noqa: BLE001  # the border: this generation alone fails
+            self.end(row, typed(error))
+            return None
+
+    # ---- after the draw ---------------------------------------------------------------------------------------------
+
+    def _settle(self, drawn: list[Drawn], workspace: Workspace | None = None) -> None:
+        """What follows the draws: tails published, a workspace's next forward begun, records made, ends told."""
+        failed = {place: error for part in drawn for place, error in part.failures.items()}
+        ending: list[Row] = []
+        for row in self._concerned(drawn):
+            if id(row) not in failed and (full := self._outgrown(row)) is not None:
+                failed[id(row)] = full
+            if id(row) in failed or row.stream.finish is not Finish.NONE:
+                ending.append(row)
+            elif row.due:
+                row.tried = row.pushed
+                self._finish.publish_row(row)
+        if self._overlaps and workspace is not None:
+            self._begin(workspace, [row for row in self.rows if row.workspace is workspace and row not in ending])
+        for part in drawn:
+            self._counters.tokens_generated += len(part.tokens)
+            part.record()
+        for row in ending:
+            error = failed.get(id(row))
+            self.end(row, None if error is None else typed(error))
+
+    def _concerned(self, drawn: list[Drawn]) -> list[Row]:
+        """The rows that have drawn, or could not."""
+        places = {id(row) for part in drawn for row in part.rows}.union(*(part.failures for part in drawn))
+        return [row for row in self.rows if id(row) in places]
+
+    def _outgrown(self, row: Row) -> BaseException | None:
+        """The error of one that needs more than the budget all by itself; what it said is kept."""
+        if row.stream.finish is not Finish.NONE:
+            return None
+        try:
+            self._cache.check_room(len(row.job.ids) + row.pushed + 1)
+        except MemoryBudgetError as full:
+            return typed(full)
+        return None

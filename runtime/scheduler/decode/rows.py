@@ -1,0 +1,241 @@
+"""Running generations: one token for each per step, and their tails published to the trie in runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+
+from runtime.records import Int32, Scores
+from runtime.scheduler.decode.stream import Stream
+from runtime.scheduler.jobs import GenerateJob
+from runtime.scheduler.kv.workspace import Workspace
+from runtime.scheduler.prefill.distributions import Distributions, non_finite
+from runtime.scheduler.prefill.prefill import Prefill
+from runtime.scoring import summarise_ranked
+
+PUBLISH_TOKENS = 64  # a tail goes to the trie in runs of this many
+
+
+class Guesses(Protocol):
+    """Guesses what a text goes on with; see `runtime.speculation`."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """The text has grown."""
+
+    def propose(self, limit: int) -> list[int]:
+        """Up to `limit` tokens that may come next."""
+
+    def close(self) -> None:
+        """The text is complete."""
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """A generation that decodes: its last slot, and the token that is to be pushed next."""
+
+    stream: Stream
+    prefill: Prefill
+    pending: int = -1  # drawn, not yet pushed
+    pushed: int = 0  # generated tokens whose KV stands in the workspace
+    tried: int = 0  # of them, when they were last offered to the trie
+    started: float = 0.0  # monotonic seconds of the first token
+    guesses: Guesses | None = None  # who guesses what comes next
+    told: int = 0  # generated tokens that they know of
+    invoked: bool = False  # its last token activates an adapter: the path is to be computed under another route
+    outdated: list[slice] = field(default_factory=list)  # generated tokens whose numbers are not those of the route
+    reach: int = 0  # guesses that are asked for next; 0: as many as may be
+    drafted: int = 0  # guesses pushed so far
+    accepted: int = 0  # of them, those that were right
+
+    @property
+    def job(self) -> GenerateJob:
+        """The request."""
+        return self.stream.job
+
+    @property
+    def slot(self) -> int:
+        """The last slot in place; kept with the prefill, where the cache sees who stands where."""
+        return self.prefill.slot
+
+    @slot.setter
+    def slot(self, slot: int) -> None:
+        self.prefill.slot = slot
+
+    @property
+    def due_next(self) -> tuple[int, int]:
+        """Where the next token hangs, and the token as workspaces know it: with the number of its adapters."""
+        return self.prefill.slot, self.pending + self.prefill.tag
+
+    @property
+    def workspace(self) -> Workspace:
+        """Where it decodes."""
+        return self.prefill.workspace
+
+    @property
+    def path(self) -> Int32:
+        """The tokens that stand in the workspace."""
+        joined: Int32 = np.concatenate([self.job.ids, self.stream.new_tokens(0)[: self.pushed]])
+        return joined
+
+    @property
+    def due(self) -> bool:
+        """Whether the tail is long enough to be published, and was not just refused."""
+        return min(self.unpublished, self.pushed - self.tried) >= PUBLISH_TOKENS
+
+    @property
+    def unpublished(self) -> int:
+        """Tokens in the workspace that the trie does not have yet."""
+        return len(self.job.ids) + self.pushed - self.prefill.lease.length
+
+    def take_scores(self, count: int) -> Scores:
+        """The scores of the last `count` pushed tokens."""
+        start = self.pushed - count
+        scores = self.stream.scores[start : self.pushed]
+        if not self.outdated:
+            return scores
+        rank = scores.rank.copy()
+        for part in self.outdated:
+            rank[max(part.start - start, 0) : max(part.stop - start, 0)] = 0  # not known
+        return replace(scores, rank=rank)
+
+
+@dataclass(slots=True, eq=False)
+class Drawn:
+    """Tokens that were drawn, and the distributions they came from: their records are still to be made."""
+
+    rows: list[Row]  # a row that speculated may be there several times
+    after: Distributions
+    at: list[int]  # each row's place in `after`
+    tokens: list[int]
+    failures: dict[int, BaseException]  # by a row's identity: no numbers, or nothing is left to draw
+    recorded: bool = False
+
+    def record(self) -> None:
+        """Top-k, rank and entropy of every token, in one pass; a second call does nothing."""
+        if self.recorded or not self.rows:
+            return
+        self.recorded = True
+        entropy = self.after.entropy
+        widest = max(row.job.options.top_k for row in self.rows)
+        ranked = [self.after.ranked[i] for i in self.at]
+        known = None if entropy is None else entropy[np.array(self.at)]
+        scores = summarise_ranked(ranked, np.array(self.tokens, np.int32), widest, known)
+        for i, row in enumerate(self.rows):
+            row.stream.record(scores, i)
+
+
+def draw(rows: list[Row], after: Distributions, at: Sequence[int]) -> Drawn:
+    """Draws each row's next token; its stream says then whether it was the last.
+
+    Args:
+        rows: The generations.
+        after: Of their last tokens; where it is not finite a generation is to end with `NonFiniteLogitsError`, where its
+            grammar fails with `GrammarError` or what its library raised.
+        at: Each generation's row in `after`.
+    """
+    drawn = Drawn([], after, [], [], {})
+    for row, i in zip(rows, at, strict=True):
+        _draw_one(drawn, row, i)
+    return drawn
+
+
+def draw_along(row: Row, guesses: Sequence[int], after: Distributions) -> Drawn:
+    """Draws as many tokens of a row as its guesses were right, and the one after them.
+
+    Args:
+        row: The generation, which has pushed its pending token and then the guesses.
+        guesses: What was pushed after the pending token.
+        after: Of each token pushed.
+    """
+    drawn = Drawn([], after, [], [], {})
+    for i, guess in enumerate([*guesses, None]):
+        if not _draw_one(drawn, row, i) or row.stream.finish or row.invoked or row.pending != guess:
+            break
+    return drawn
+
+
+def _draw_one(drawn: Drawn, row: Row, i: int) -> bool:
+    if not drawn.after.finite[i]:
+        drawn.failures[id(row)] = non_finite(row.stream.position)
+        return False
+    try:
+        token, u = row.stream.draw(drawn.after.ranked[i], float(drawn.after.shift[i]))
+    except BaseException as fault:  # noqa: BLE001  # nothing is left to draw from, or its grammar's library failed: it ends
+        drawn.failures[id(row)] = fault
+        return False
+    row.started = row.started or time.monotonic()
+    row.pending = token
+    row.stream.take(token, u)
+    row.invoked = row.job.invoked(row.stream.new_ids)
+    drawn.rows.append(row)
+    drawn.at.append(i)
+    drawn.tokens.append(token)
+    return True
+
+
+def narrow(scores: Scores, k: int) -> Scores:
+    """The same with `k` alternatives."""
+    if scores.top_ids.shape[1] == k:
+        return scores
+    covered = np.exp(scores.top_logprobs[:, :k]).sum(axis=-1, dtype=np.float64)
+    return Scores(
+        scores.logprob,
+        scores.rank,
+        scores.entropy,
+        scores.top_ids[:, :k].copy(),
+        scores.top_logprobs[:, :k].copy(),
+        np.minimum(covered, 1.0).astype(np.float32),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBatch:
+    """What rows push in one forward: rows that say the same at the same place share a slot."""
+
+    rows: list[Row]
+    tokens: list[int]
+    parents: list[int]
+    at: list[int]  # each row's place among them
+
+    @classmethod
+    def of(cls, rows: list[Row]) -> DecodeBatch:
+        """The rows' pending tokens."""
+        fresh: dict[tuple[int, int], int] = {}
+        at = [fresh.setdefault(row.due_next, len(fresh)) for row in rows]
+        return cls(rows, [token for _, token in fresh], [slot for slot, _ in fresh], at)
+
+    @property
+    def temperatures(self) -> list[float]:
+        """As `normalise` takes them."""
+        return temperatures(self.rows, self.at, len(self.tokens))
+
+    def reserve(self, workspace: Workspace) -> None:
+        """Slots for the tokens."""
+        for slot, token in zip(self.parents, self.tokens, strict=True):
+            workspace.append(slot, token)
+
+    def draw(self, base: int, after: Distributions) -> Drawn:
+        """Each row stands on its new slot, the first of which is `base`, and draws what follows."""
+        for row, i in zip(self.rows, self.at, strict=True):
+            row.slot = base + i
+            row.pushed += 1
+        return draw(self.rows, after, self.at)
+
+
+def temperatures(rows: Sequence[Row], at: Sequence[int], n: int) -> list[float]:
+    """At which temperature the draws will ask for the weight of each of `n` distributions; 1 where they will not.
+
+    Args:
+        rows: The generations.
+        at: Each one's place among the distributions.
+        n: How many these are.
+    """
+    asked = [1.0] * n
+    for row, i in zip(rows, at, strict=True):
+        if (temperature := row.stream.heats) != 1.0:
+            asked[i] = temperature
+    return asked

@@ -1,0 +1,292 @@
+"""One running generation: from a distribution to a record, and when to end."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.errors import GrammarError
+from runtime.grammar.constraint import Constraint
+from runtime.ranking import Ranked
+from runtime.records import Finish, Float32, Int32, Origin, Scores, TokenRun, UInt8
+from runtime.sampling.chain import Traced
+from runtime.sampling.history import History
+from runtime.sampling.report import Told, tabulated, told_of
+from runtime.scheduler.decode.stops import StopFinder, own_end
+from runtime.scheduler.jobs import GenerateJob
+from runtime.scoring import empty_scores
+
+FIRST_CAPACITY = 16  # rows
+
+
+class GrowingScores:
+    """Columns with room to grow; rows are written once.
+
+    Args:
+        k: Alternatives per row; rows come with at least as many.
+    """
+
+    def __init__(self, k: int) -> None:
+        self._k = k
+        self._n = 0
+        self._columns = empty_scores(FIRST_CAPACITY, k)
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, index: slice) -> Scores:
+        """Some of the rows, copied."""
+        start, stop, _ = index.indices(self._n)
+        return self._columns[start:stop]
+
+    def append(self, scores: Scores, row: int) -> None:
+        """Takes in row `row` of `scores`, its likeliest alternatives."""
+        n, k = self._n, self._k
+        if n == len(self._columns):
+            self._columns = Scores.concat([self._columns, empty_scores(n, k)])
+        into = self._columns
+        into.logprob[n] = scores.logprob[row]
+        into.rank[n] = scores.rank[row]
+        into.entropy[n] = scores.entropy[row]
+        into.top_ids[n] = scores.top_ids[row, :k]
+        into.top_logprobs[n] = scores.top_logprobs[row, :k]
+        if scores.top_ids.shape[1] == k:
+            into.covered_mass[n] = scores.covered_mass[row]
+        else:
+            into.covered_mass[n] = min(float(np.exp(scores.top_logprobs[row, :k]).sum(dtype=np.float64)), 1.0)
+        self._n = n + 1
+
+
+DEFAULT_MAX_TOKENS = 512
+PACE_SECONDS = 0.016  # tokens that come faster than a screen shows them are told together: each telling wakes a thread
+
+
+class TextDecoder(Protocol):
+    """Incremental UTF-8: bytes in, completed code points out."""
+
+    def feed(self, data: bytes) -> str:
+        """The text these bytes complete."""
+
+    def flush(self) -> str:
+        """What is left, malformed bytes as U+FFFD."""
+
+    def fork(self) -> Self:
+        """A second one at the same place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What ids stand for.
+
+    Attributes:
+        token_bytes: Bytes of every id.
+        eos: Ids that end an answer.
+        context: Tokens that the model can hold.
+        new_decoder: Makes an incremental UTF-8 decoder.
+    """
+
+    token_bytes: Sequence[bytes]
+    eos: frozenset[int]
+    context: int
+    new_decoder: Callable[[], TextDecoder]
+
+
+class Stream:
+    """Collects drawn tokens, holds back what may become a stop string, and knows when to end.
+
+    `take` takes tokens in, `record` their numbers; `deliver` sends those that are ready, as one run.
+
+    Args:
+        job: The request.
+        token_bytes: Bytes of every id.
+        eos: Ids that end the answer.
+        context: Tokens the model can hold.
+        decoder: Fresh incremental decoder for the answer's text.
+    """
+
+    def __init__(
+        self, job: GenerateJob, token_bytes: Sequence[bytes], eos: frozenset[int], context: int, decoder: TextDecoder
+    ) -> None:
+        self.job = job
+        self._token_bytes = token_bytes
+        self._eos = eos
+        self._decoder = decoder
+        self._room = context - len(job.ids)
+        self._limit = job.options.max_tokens or DEFAULT_MAX_TOKENS
+        self._stops = StopFinder(job.options.stop) if job.options.stop else None
+        self._forced: set[int] = set()  # places of tokens beside which the grammar allowed no other
+        self._texts: list[str] = []  # of the tokens that were not sent yet
+        self._draws: list[float] = []  # of all tokens
+        self._sent = 0  # tokens
+        self._ready = 0  # tokens, the sent ones included
+        self._told = -PACE_SECONDS  # monotonic seconds
+        self.new_ids: list[int] = []
+        self.scores = GrowingScores(job.options.top_k)
+        self._history = History(job.ids, job.sampler.window) if job.sampler.remembers else None
+        self._stages: list[Told] = []  # of the tokens that were not sent yet, where they are asked for
+        self._traced: deque[Traced] = deque()  # draws that are not recorded yet
+        self.finish = Finish.NONE
+
+    @property
+    def position(self) -> int:
+        """Where in the path the next token stands."""
+        return len(self.job.ids) + len(self.new_ids)
+
+    @property
+    def left(self) -> int:
+        """Tokens that may come yet."""
+        return min(self._limit, self._room + 1) - len(self.new_ids)
+
+    @property
+    def heats(self) -> float:
+        """See `Sampler.heats`; a grammar leaves no raw row whole."""
+        return 1.0 if self.job.constraint is not None else self.job.sampler.heats(traced=self.job.options.stages)
+
+    def draw(self, logprobs: Float32 | Ranked, shift: float = 0.0) -> tuple[int, float]:
+        """The next token and its random number, from ``(vocab,)`` log-probabilities; `shift` makes raw logits of them.
+
+        Raises:
+            GrammarError: The grammar fails here, or everything it allows is banned.
+        """
+        constraint = self.job.constraint
+        if constraint is None:
+            return self._drawn(logprobs, shift, None)
+        token, u = self._draw_allowed(constraint, logprobs, shift)
+        constraint.accept(token)
+        return token, u
+
+    def _drawn(self, logprobs: Float32 | Ranked, shift: float, allowed: npt.NDArray[np.bool_] | None) -> tuple[int, float]:
+        sampler = self.job.sampler
+        if not self.job.options.stages:
+            return sampler.draw(logprobs, self.position, history=self._history, allowed=allowed, shift=shift)
+        traced = sampler.trace(logprobs, self.position, history=self._history, allowed=allowed, shift=shift)
+        self._traced.append(traced)
+        return traced.token, traced.u
+
+    def _draw_allowed(self, constraint: Constraint, logprobs: Float32 | Ranked, shift: float) -> tuple[int, float]:
+        allowed = constraint.allowed()  # (vocab,)
+        choices = int(np.count_nonzero(allowed))
+        try:
+            token, u = self._drawn(logprobs, shift, allowed)
+        except GrammarError as fault:
+            raise GrammarError(
+                f"all {choices:,} tokens that the grammar allows as token {len(self.new_ids) + 1:,} of the answer are banned; "
+                "ban fewer, or allow more in the grammar"
+            ) from fault
+        if choices == 1:
+            self._forced.add(len(self.new_ids))
+            return token, math.nan
+        return token, u
+
+    def take(self, token: int, u: float) -> None:
+        """Takes a drawn token in; `finish` says whether it was the last."""
+        self.new_ids.append(token)
+        if self._history is not None:
+            self._history.append(token)
+        self._draws.append(u)
+        self.finish = self._ending(token)
+        text = self._decoder.feed(self._token_bytes[token])
+        self._texts.append(text + self._decoder.flush() if self.finish else text)
+        held = 0
+        if self._stops is not None and not self.finish.by_eos:  # whose name is no text of the answer
+            begins = self._stops.feed(self._texts[-1])
+            if begins is not None:
+                self._cut(self._tokens_of(len(self._texts[-1]) - begins))
+            elif not self.finish:
+                held = self._tokens_of(self._stops.pending)[0]
+        self._ready = self._sent + len(self._texts) - held
+
+    def record(self, scores: Scores, row: int) -> None:
+        """The numbers of the token taken last: row `row` of `scores`."""
+        self.scores.append(scores, row)
+        if self._traced:
+            self._stages.append(told_of(self._traced.popleft()))
+
+    def _ending(self, token: int) -> Finish:
+        end = own_end(self.job.constraint, eos=token in self._eos and not self.job.options.ignore_eos)
+        if end:
+            return end
+        if len(self.new_ids) >= self._room + 1:
+            return Finish.CONTEXT
+        if len(self.new_ids) >= self._limit:
+            return Finish.LENGTH
+        return Finish.NONE
+
+    def _tokens_of(self, characters: int) -> tuple[int, int]:
+        """How many of the last tokens hold the last `characters`, and how many they hold before these."""
+        tokens = covered = 0
+        while covered < characters:
+            tokens += 1
+            covered += len(self._texts[-tokens])
+        return tokens, covered - characters
+
+    def _cut(self, place: tuple[int, int]) -> None:
+        """A stop string begins in one of the last tokens, after some characters: from there on nothing is shown."""
+        tokens, kept = place
+        text = self._texts[-tokens][:kept]
+        self._texts[-tokens:] = [text]
+        self.finish = Finish.STOP
+        if self.job.constraint is not None and not self._whole_before(self.job.constraint, tokens, text.encode()):
+            self.finish = Finish.STOP_INSIDE
+
+    def _whole_before(self, constraint: Constraint, tokens: int, shown: bytes) -> bool:
+        """Whether the answer without its last tokens, but for what is shown of the first of them, is a whole one."""
+        begun = self._token_bytes[self.new_ids[-tokens]].startswith(shown)  # not so inside a character of several tokens
+        return begun and constraint.could_end(tokens, shown)
+
+    def deliver(self, *, paced: bool = False) -> None:
+        """Sends what can no longer become part of a stop string; `paced`: unless something was sent just before."""
+        n = self._ready - self._sent
+        if n <= 0:
+            return
+        now = time.monotonic()
+        if paced and now - self._told < PACE_SECONDS:
+            return
+        self._told = now
+        part = slice(self._sent, self._ready)
+        ids = self.new_ids[part]
+        scores = self.scores[part]
+        finish = np.zeros(n, np.uint8)
+        if n == len(self._texts):
+            finish[-1] = int(self.finish)
+        run = TokenRun(
+            ids=np.array(ids, np.int32),
+            token_bytes=tuple(self._token_bytes[token] for token in ids),
+            texts=tuple(self._texts[:n]),
+            logprob=scores.logprob,
+            rank=scores.rank,
+            entropy=scores.entropy,
+            top_ids=scores.top_ids,
+            top_logprobs=scores.top_logprobs,
+            covered_mass=scores.covered_mass,
+            origin=self._origins(),
+            finish=finish,
+            draw=np.array(self._draws[part], np.float32),
+            stages=tabulated(self._stages[:n]) if self._stages else None,
+        )
+        self._sent = self._ready
+        del self._texts[:n], self._stages[:n]
+        self.job.on_run(run)
+
+    def _origins(self) -> UInt8:
+        """Of the tokens that are ready and were not sent yet."""
+        origins = np.full(self._ready - self._sent, int(Origin.SAMPLED), np.uint8)
+        if self._forced:
+            origins[[place in self._forced for place in range(self._sent, self._ready)]] = int(Origin.GRAMMAR)
+        return origins
+
+    def flush(self) -> None:
+        """Sends what is left, what was held back too: the stream ends."""
+        self._ready = self._sent + len(self._texts)
+        self.deliver()
+
+    def new_tokens(self, start: int) -> Int32:
+        """The generated ids from `start`."""
+        return np.array(self.new_ids[start:], np.int32)

@@ -1,0 +1,356 @@
+"""Everything that is remembered: the trie, the working packs and the full vectors, under one byte budget."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.adapters.stacks import stack_of
+from runtime.backends.base import ROOT, Backend
+from runtime.errors import MemoryBudgetError
+from runtime.info import CacheReport, EdgeReport
+from runtime.records import Int32, Scores
+from runtime.scheduler.decode.rows import narrow
+from runtime.scheduler.jobs import Job, ScoreJob
+from runtime.scheduler.kv.kv_budget import KvBudget, NoRoomError
+from runtime.scheduler.kv.miss_reason import LastRequest
+from runtime.scheduler.kv.publisher import Publisher
+from runtime.scheduler.kv.workspace import Workspace
+from runtime.scheduler.prefill.prefill import Prefill
+from runtime.scoring import empty_scores
+from runtime.speculation.draft import Drafter
+from runtime.trie import Lease
+
+log = logging.getLogger(__name__)
+LARGEST_EDGES = 20
+TAIL_TOKENS = 8
+COLUMNS = ("logprob", "rank", "entropy", "top_ids", "top_logprobs", "covered_mass")
+
+
+class Cache:
+    """KV, scores and vectors of one backend; owner thread only.
+
+    Args:
+        backend: Splits, loads and weighs KV.
+        budget: Bytes for everything together.
+        enabled: False computes everything afresh.
+    """
+
+    def __init__(self, backend: Backend, budget: int, *, enabled: bool) -> None:
+        self._backend = backend
+        self.enabled = enabled
+        self._room = KvBudget(backend, budget, enabled=enabled)
+        self.trie = self._room.trie
+        self.vectors = self._room.vectors
+        self.workspaces = self._room.workspaces
+        self.publisher = Publisher(backend, self._room, enabled=enabled)
+        self.pins = self._room.pins
+        self._last: LastRequest | None = None
+        self._largest: tuple[EdgeReport, ...] = ()
+        self.departures = 0  # jobs that have left
+        self._before = backend.forwards, backend.pushed  # the self-test's
+
+    @property
+    def budget(self) -> int:
+        """Bytes for everything together."""
+        return self._room.budget
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in use."""
+        return self._room.bytes
+
+    @property
+    def peak(self) -> int:
+        """The most that was in use under this budget, moments of copying included."""
+        return self._room.peak
+
+    @property
+    def forwards(self) -> int:
+        """Calls of the model so far, failed ones too."""
+        return self._backend.forwards - self._before[0]
+
+    @property
+    def pushed(self) -> int:
+        """Tokens that the model was called with, those of failed calls too."""
+        return self._backend.pushed - self._before[1]
+
+    @property
+    def live(self) -> int:
+        """Jobs that stand in a workspace."""
+        return len(self._room.live)
+
+    def beside(self, draft: Backend) -> Drafter:
+        """A draft model whose KV counts against the same budget."""
+        self._room.drafter = Drafter(draft, self._room.make)
+        return self._room.drafter
+
+    def check_room(self, tokens: int) -> None:
+        """Raises `MemoryBudgetError` for a path that cannot fit whatever is evicted."""
+        needed = tokens * self._backend.slot_bytes + self._backend.state_bytes
+        if needed > self.budget:
+            raise MemoryBudgetError(
+                f"{tokens:,} tokens need {needed:,} bytes of KV, the budget is {self.budget:,}; "
+                "raise kv_cache_bytes (set_kv_budget) or shorten the text"
+            )
+
+    def place(self, job: Job, first_wanted: int) -> Prefill:
+        """Puts what is known of a path into a workspace, up to the first row that must be pushed."""
+        ids = job.ids[:first_wanted]
+        tagged = self.tagged(job, job.ids)
+        lease = self.trie.lookup(job.spans(ids))
+        clock = self.trie.eviction_log.clock
+        workspace: Workspace | None = None
+        try:
+            coming = ((other.workspace, other.tagged) for other in self._room.live if not other.done)
+            workspace, trail = self.workspaces.place(tagged, alone=not self.enabled, reach=lease.length, coming=coming)
+            slot, depth = self._stand(workspace, trail, first_wanted, lease)
+        except BaseException:  # no memory for it: nothing stays pinned
+            lease.release()
+            if workspace is not None:
+                self.workspaces.leave(workspace, drop=not self.enabled)
+            raise
+        matched = max(lease.matched, depth)
+        self._last = LastRequest(job, first_wanted, depth, matched, clock, self.enabled)
+        prefill = Prefill(
+            job,
+            workspace,
+            lease,
+            slot,
+            depth,
+            first_wanted,
+            last_only=not isinstance(job, ScoreJob),
+            reused=depth,
+            tagged=tagged,
+            tag=self.workspaces.tags.tag(job.namespace),
+        )
+        self._room.live.add(prefill)
+        try:
+            self._room.hint(workspace, len(job.ids) - depth)
+        except BaseException:  # the library failed in the middle of it: nothing stays pinned
+            self.leave(prefill)
+            raise
+        return prefill
+
+    def join(self, prefill: Prefill, job: Job) -> Prefill:
+        """One more that stands where `prefill` does, on the same slot of the same workspace: nothing is copied."""
+        lease = self.trie.lookup(job.spans(job.ids))
+        job.order = prefill.job.order
+        prefill.workspace.users += 1
+        joined = replace(
+            prefill,
+            job=job,
+            lease=lease,
+            first_wanted=prefill.at,
+            last_only=True,
+            reused=prefill.at,
+            computed=0,
+            chunk=None,
+            rows=[],
+        )
+        self._room.live.add(joined)
+        return joined
+
+    def place_apart(self, job: Job) -> Prefill:
+        """An empty pack for a path that leaves nothing behind: nobody joins it, and `leave` frees it."""
+        workspace, _ = self.workspaces.place(self.tagged(job, job.ids[:0]), alone=True)
+        workspace.retired = True
+        prefill = Prefill(job, workspace, Lease(self.trie, self.trie.root, 0), ROOT, 0, first_wanted=0, last_only=True)
+        self._room.live.add(prefill)
+        return prefill
+
+    def straighten(self, prefill: Prefill) -> None:
+        """Lets a job that will go on alone do so in a pack that is one chain: a tree costs a mask and copies per token.
+
+        What stood there beside its path is in the trie: siblings of an answer that is being regenerated, mostly.
+        """
+        workspace = prefill.workspace
+        if self.enabled and workspace.users == 1 and not workspace.recurrent and workspace.held > prefill.at:
+            self._room.straighten(workspace, prefill.slot)
+
+    @property
+    def room(self) -> KvBudget:
+        """The budget's book-keeping."""
+        return self._room
+
+    @property
+    def backend(self) -> Backend:
+        """Whose KV it is."""
+        return self._backend
+
+    def make_room(self, size: int) -> bool:
+        """Whether `size` more bytes are free for a moment; idle packs and old leaves give way."""
+        return self._room.make(size)
+
+    def give_way(self) -> None:
+        """The device is full: what nobody uses goes."""
+        self._room.give_way()
+
+    def answered(self, job: Job) -> None:
+        """The job needed no place: all that it asked for was remembered."""
+        self._last = LastRequest(job, len(job.ids), len(job.ids), len(job.ids), 0, self.enabled)
+
+    def regain(self, prefill: Prefill, ids: Int32) -> tuple[int, int]:
+        """Where a job whose place was given up can go on along `ids`: the slot, and the tokens in place there.
+
+        Recurrent state moves along with whoever appends: a place that two jobs share is lost to the second.
+        """
+        prefill.lease.release()
+        prefill.lease = self.trie.lookup(prefill.job.spans(ids))
+        trail = prefill.workspace.trail(self.tagged(prefill.job, ids))
+        return self._stand(prefill.workspace, trail, len(ids), prefill.lease)
+
+    def retag(self, prefill: Prefill) -> None:
+        """The job's route has changed: what follows its path is under other adapters."""
+        prefill.tagged = self.tagged(prefill.job, prefill.job.ids)
+        prefill.tag = self.workspaces.tags.tag(prefill.job.namespace)
+
+    def tagged(self, job: Job, ids: Int32) -> npt.NDArray[Any]:
+        """The tokens of a job's path as workspaces tell them apart: with the number of the adapters they are under."""
+        if not job.before and not self.workspaces.tags.tag(job.namespace):
+            return ids
+        tags = [(self.workspaces.tags.tag(namespace), part) for namespace, part in job.spans(ids)]
+        if not any(tag for tag, _ in tags):
+            return ids
+        return np.concatenate([part.astype(np.int64) + tag for tag, part in tags])
+
+    def _stand(self, workspace: Workspace, trail: Sequence[int], limit: int, lease: Lease) -> tuple[int, int]:
+        """The deepest place on a path, within `limit` tokens, that the workspace or the lease can give: its slot and depth.
+
+        What the lease holds is computed again where there is no room for it twice, in the trie and in the pack. Keys that
+        stand there and lack only a recurrent state are not copied once more, but for the token that brings the state along.
+        """
+        slot, depth = workspace.standing(trail, limit) if self.enabled else (ROOT, 0)
+        if lease.length <= depth:
+            return slot, depth
+        there = max(min(len(trail), lease.length - 1), depth) if self.enabled else depth
+        under = trail[there - 1] if there else ROOT
+        try:
+            workspace.reserve(lease.length - there, under)
+        except NoRoomError:
+            lease.move(self.trie.root, 0)
+            return slot, depth
+        return workspace.load(lease, under, there)
+
+    def leave(self, prefill: Prefill) -> None:
+        """The job is done, or waits again: its lease and its place in the workspace are free."""
+        self._room.live.discard(prefill)
+        self.departures += 1
+        self.publisher.forget(prefill)
+        prefill.lease.release()
+        self.workspaces.leave(prefill.workspace, drop=not self.enabled)
+
+    def known_scores(self, job: ScoreJob) -> Scores:
+        """What is known of the path's scores: n rows of ``job.k`` alternatives, rank 0 where nothing is."""
+        known = empty_scores(len(job.ids), job.k)
+        with self.trie.lookup(job.spans(job.ids), exact=True) as lease:
+            at = 0
+            for node in lease.node.path() if lease.length else ():
+                end = at + len(node.tokens)
+                if node.scores is not None and node.scores.top_ids.shape[1] >= job.k:
+                    part = narrow(node.scores, job.k)
+                    for column in COLUMNS:
+                        getattr(known, column)[at:end] = getattr(part, column)
+                at = end
+        return known
+
+    def keep_scores(self, lease: Lease, scores: Scores) -> None:
+        """Puts scores of the path's first tokens beside the KV that the lease holds."""
+        at = 0
+        for node in lease.node.path() if lease.held else ():
+            start, at = at, at + len(node.tokens)
+            if at > len(scores):
+                return
+            self.trie.set_scores(node, scores[start:at])
+
+    def account(self) -> None:
+        """After a step: what nobody uses gives way where it is much, and freed memory goes back to the device."""
+        self._room.account()
+
+    def clear(self, *, vectors: bool = True) -> None:
+        """Drops everything that nobody is using, pinned paths too; leased ones go when they are released."""
+        self.pins.lapse()
+        self.trie.clear()
+        if vectors:
+            self.vectors.clear()
+        self.workspaces.drop_idle()
+        self.workspaces.retire()
+        self._room.tell_freed()
+
+    def look_through(self) -> None:
+        """Notes the largest edges, for the next reports."""
+        clock = self.trie.clock
+        self._largest = tuple(
+            EdgeReport(
+                tokens=len(n.tokens),
+                bytes=n.nbytes,
+                age=clock - n.stamp,
+                leases=n.pins,
+                tail=tuple(n.tokens[-TAIL_TOKENS:].tolist()),
+                hits=n.hits,
+                stack=stack_of(n.namespace),
+            )
+            for n in self.trie.largest(LARGEST_EDGES)
+        )
+
+    def report(self) -> CacheReport:
+        """What is held at this moment; the largest edges as of the last `look_through`."""
+        cause, reason = ("none", "nothing was asked yet") if self._last is None else self._last.cause(self.trie)
+        return CacheReport(
+            edges=self.trie.edges,
+            tokens=self.trie.tokens,
+            bytes=self.trie.bytes,
+            leases=self.trie.leases,
+            leased_bytes=self.trie.leased_bytes,
+            budget=self.budget,
+            hits=self.trie.hits,
+            misses=self.trie.misses,
+            largest=self._largest,
+            last_prefix=0 if self._last is None else self._last.depth,
+            last_reason=reason,
+            last_cause=cause,
+            working_bytes=self.workspaces.nbytes,
+            vector_bytes=self.vectors.bytes + self.pins.nbytes,
+            pins=len(self.pins),
+        )
+
+    def set_budget(self, budget: int) -> None:
+        """Another budget in bytes; evicts down to it.
+
+        Raises:
+            MemoryBudgetError: Running requests hold more.
+        """
+        self._room.set_budget(budget, enabled=self.enabled)
+
+    def going_on(self, job: Job, limit: int) -> int:
+        """Of the path's first `limit` tokens, after how many of those that are held one can go on."""
+        with self.trie.lookup(job.spans(job.ids[:limit])) as lease:
+            return lease.length
+
+    def reusable(self, job: Job) -> int:
+        """Tokens of the path that need no forward: with recurrent layers up to the last checkpoint. Touches nothing."""
+        if "recurrent" not in self.backend.info.attention_kinds:
+            return self.match(job)
+        found = at = 0
+        for node, count in self.trie.walk(job.spans(job.ids)):
+            at += count
+            if count == len(node.tokens) and self.backend.payload_resumable(node.payload):
+                found = at
+        return found
+
+    def match(self, job: Job) -> int:
+        """Tokens of the path whose KV is held, without touching anything."""
+        return self.trie.match(job.spans(job.ids))
+
+
+def fill_gaps(known: Scores, fresh: Scores, first: int) -> None:
+    """Takes rows of `fresh` into `known`, from row `first` on, where nothing was known."""
+    part = slice(first, first + len(fresh))
+    missing = known.rank[part] == 0
+    for column in COLUMNS:
+        getattr(known, column)[part][missing] = getattr(fresh, column)[missing]

@@ -1,0 +1,299 @@
+"""One number of bytes for trie, working packs and vectors, asked before anything is allocated.
+
+Who gives way, in this order: idle packs (their tokens are in the trie), the trie's least recently used leaves, pins of open
+sessions, slots of packs in use on which nobody stands. For a running request also: kept vectors, leases of paths that
+stand in a pack anyway, spare capacity of other packs. Where that is not enough, live rows alone need more than the budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+from runtime.backends.base import Backend
+from runtime.errors import MemoryBudgetError
+from runtime.scheduler.jobs import Job
+from runtime.scheduler.kv.logits_cache import LogitsCache
+from runtime.scheduler.kv.pins import Pins
+from runtime.scheduler.kv.workspace import Workspace
+from runtime.scheduler.kv.workspaces import Workspaces
+from runtime.scheduler.prefill.prefill import Prefill
+from runtime.speculation.draft import Drafter
+from runtime.trie import Trie
+
+STEP = 64  # slots that a pack grows by where memory is short
+QUARTER_STEP = 256  # slots that it grows by at least where it is not
+SPARE_SHARE = 16  # room that no slot fills yet takes no more than this fraction of the budget
+VECTOR_SHARE = 32  # full vectors get this fraction of the budget
+VECTOR_BYTES = 32 << 20  # and no more: what is written to the same memory again and again stays in the processor's cache
+
+
+class NoRoomError(MemoryBudgetError):
+    """Live rows alone need more than the budget; who asked is told so as a plain `MemoryBudgetError`."""
+
+
+class KvBudget:
+    """The budget of one model; owner thread only.
+
+    Args:
+        backend: Weighs packs.
+        budget: Bytes for everything together.
+        enabled: False keeps nothing in the trie and no vectors.
+
+    Attributes:
+        peak: The most that was held, or was about to be in the middle of a copy, under this budget.
+        live: Jobs that stand in a workspace.
+    """
+
+    def __init__(self, backend: Backend, budget: int, *, enabled: bool) -> None:
+        self._backend = backend
+        self.budget = budget
+        self.peak = 0
+        self.live: set[Prefill] = set()
+        self.trie = Trie(backend, budget, self.make)
+        self.vectors = LogitsCache(_for_vectors(budget) if enabled else 0, self.make)
+        self.pins = Pins(self.trie, self.vectors, budget, self.make)
+        self.workspaces = Workspaces(backend, self)
+        self.drafter: Drafter | None = None
+        self.afloat = 0  # bytes on their way to or from the block file
+        self.pending = 0  # bytes that were copied for the trie and are not hung in yet
+        self._told = 0  # of the freed bytes, those the backend has heard of
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in use."""
+        drafts = 0 if self.drafter is None else self.drafter.nbytes
+        moving = self.pending + self.afloat
+        return self.trie.bytes + self.workspaces.nbytes + self.vectors.bytes + self.pins.nbytes + moving + drafts
+
+    def make(self, size: int) -> bool:
+        """Makes `size` more bytes free for something to keep: idle packs, old leaves and then old pins give way.
+
+        Returns:
+            False, and nothing was given up, where that would not be enough.
+        """
+        held = self.bytes
+        short = held + size - self.budget
+        if short > 0:
+            lacking = short - self.workspaces.idle_bytes - self.trie.evictable_bytes
+            if lacking > 0 and not self.pins.give_way(lacking):
+                return False
+            short -= self.workspaces.free(short)
+            if short > 0:
+                self.trie.evict(short)
+            held = self.bytes
+        free = held + size <= self.budget
+        if free:
+            self.peak = max(self.peak, held + size)
+        return free
+
+    def hint(self, workspace: Workspace, count: int) -> None:
+        """So many slots will be needed here: reserved at once if that costs nothing that is in use."""
+        with suppress(MemoryBudgetError):  # the device itself: `grow` will ask for what is needed, when it is
+            if not self._grown_freely(workspace, count, 0) and self.make(self._need(workspace, workspace.held + count)):
+                self._resize(workspace, workspace.held + count)
+
+    def grow(self, workspace: Workspace, count: int, *, states: int, standing: Iterable[int]) -> None:
+        """Makes room for `count` more slots and `states` more recurrent states in a pack.
+
+        Raises:
+            NoRoomError: Live rows alone need more than the budget; nobody's path has changed.
+        """
+        extra = states * self._backend.state_bytes
+        standing = list(standing)
+        if workspace.held > 4 * self.workspaces.crowd and self._lacks(workspace, count):
+            self._compact(workspace, standing, least=workspace.held // 2)  # mostly slots that nobody stands on
+        if self._grown_freely(workspace, count, extra):
+            return
+        self._compact(workspace, standing, least=count)
+        for _ in self._sacrifices(workspace, standing):
+            for spare in (STEP, 0):
+                slots = workspace.held + count + spare
+                if self.make(self._need(workspace, slots) + extra):
+                    self._resize(workspace, slots)
+                    return
+        raise NoRoomError(self._refusal(workspace, count, extra))
+
+    def spare(self, before: int | None = None) -> int:
+        """Bytes that are free for one more path once every live one is read, whatever else gives way.
+
+        Args:
+            before: Only jobs that were admitted before the one of this number count as live.
+        """
+        places: dict[Workspace, list[int]] = {}
+        unread: dict[Job, int] = {}  # one whose path was restored stands in two places for a moment
+        for prefill in self.live:
+            if before is None or prefill.job.order < before:
+                places.setdefault(prefill.workspace, []).append(prefill.slot)
+                if not prefill.done:
+                    unread[prefill.job] = min(prefill.total - prefill.at, unread.get(prefill.job, prefill.total))
+        taken = self.afloat + (0 if self.drafter is None else self.drafter.nbytes)
+        for workspace, standing in places.items():
+            kept, tips = workspace.live(standing)
+            taken += len(kept) * self._backend.slot_bytes + len(tips) * self._backend.state_bytes
+        return self.budget - taken - sum(map(self.need, unread.values()))
+
+    def need(self, tokens: int) -> int:
+        """Bytes that a path takes for so many more tokens."""
+        return tokens * self._backend.slot_bytes + self._backend.state_bytes
+
+    def lacking(self, tokens: int) -> int:
+        """Bytes that must be `spare` before a path of so many tokens, which has just found no room, is tried again."""
+        needed, spare = self.need(tokens), self.spare()
+        return needed if spare < needed else spare + self.need(STEP)
+
+    @property
+    def plenty(self) -> bool:
+        """Whether there is room for every live job even as buffers and leases are now: known faster than `spare`."""
+        held = self.bytes - self.workspaces.idle_bytes - self.trie.evictable_bytes
+        return held + sum(self.need(prefill.total - prefill.at) for prefill in self.live if not prefill.done) <= self.budget
+
+    def lend(self, size: int) -> int:
+        """Up to `size` bytes for the moment of a copy: what nobody uses gives way; fewer where that is not enough."""
+        if self.make(size):
+            return size
+        free = max(self.budget - self.bytes, 0)
+        self.peak = max(self.peak, self.bytes + free)
+        return free
+
+    def give_way(self) -> None:
+        """The device is full: idle packs, vectors and whatever no lease holds are freed, for good."""
+        self.workspaces.drop_idle()
+        self.vectors.clear()
+        self.pins.lapse()
+        self.trie.evict(self.trie.evictable_bytes)
+        self.tell_freed()
+        self._backend.reclaim()
+
+    def account(self) -> None:
+        """After a step: idle packs leave half of the budget to the trie, and the device hears of what was freed."""
+        if self.workspaces.nbytes > self.budget // 2:
+            self.workspaces.drop_idle()
+        self.peak = max(self.peak, self.bytes)
+        self.tell_freed()
+
+    def tell_freed(self) -> None:
+        """The backend may return memory of what was let go since the last time."""
+        freed = self.trie.evicted_bytes + self.trie.cleared_bytes + self.workspaces.closed_bytes
+        if freed > self._told:
+            self._backend.freed(freed - self._told)
+            self._told = freed
+
+    def set_budget(self, budget: int, *, enabled: bool) -> None:
+        """Another budget; evicts down to it. The peak counts anew.
+
+        Raises:
+            MemoryBudgetError: Running requests hold more.
+        """
+        before, self.budget = self.budget, budget
+        self.pins.set_budget(budget)
+        in_use = self.workspaces.nbytes - self.workspaces.idle_bytes
+        if in_use + self.trie.leased_bytes > budget:
+            self.pins.lapse()
+            self._release_leases()
+        held = in_use + self.trie.leased_bytes
+        if held > budget:
+            self.budget = before
+            self.pins.set_budget(before)
+            raise MemoryBudgetError(
+                f"running requests hold {held:,} bytes of KV; a budget of {budget:,} must wait for them, or cancel some"
+            )
+        self.vectors.set_budget(_for_vectors(budget) if enabled else 0)
+        if not self.make(0):
+            self.vectors.clear()
+            self.make(0)
+        self.peak = self.bytes
+        self._backend.set_kv_budget(budget)
+        self.account()
+
+    # ---- growing ----------------------------------------------------------------------------------------------------
+
+    def _lacks(self, workspace: Workspace, count: int) -> bool:
+        return workspace.held + count > self._backend.capacity(workspace.pack)
+
+    def _need(self, workspace: Workspace, slots: int) -> int:
+        """Bytes for a pack to hold `slots`, at the worst moment."""
+        if slots <= self._backend.capacity(workspace.pack):
+            return 0
+        return self._backend.resize_cost(workspace.pack, slots).moment
+
+    def _grown_freely(self, workspace: Workspace, count: int, extra: int) -> bool:
+        """Grows by as much as is cheap without anybody giving way: double, a quarter, some, or what is needed."""
+        held = self.bytes
+        free = self.budget - held - extra
+        slots = workspace.held + count
+        if free >= 0 and not self._lacks(workspace, count):
+            self.peak = max(self.peak, held + extra)
+            return True
+        capacity = self._backend.capacity(workspace.pack)
+        for wanted in (2 * capacity, capacity + max(capacity // 4, QUARTER_STEP), slots + STEP, slots):
+            if wanted < slots:
+                continue
+            cost = self._backend.resize_cost(workspace.pack, wanted)
+            spare = cost.held * (wanted - slots) // max(wanted - capacity, 1)
+            if cost.moment <= free and spare <= self.budget // SPARE_SHARE:
+                self.peak = max(self.peak, held + cost.moment + extra)
+                workspace.resize(wanted)
+                return True
+        return False
+
+    def _resize(self, workspace: Workspace, slots: int) -> None:
+        """To `slots`, for which there is room now."""
+        if slots > self._backend.capacity(workspace.pack):
+            workspace.resize(slots)
+
+    def _sacrifices(self, workspace: Workspace, standing: list[int]) -> Iterator[None]:
+        """What is given up for a running request, step by step; tried again after each."""
+        yield
+        self.vectors.clear()
+        yield
+        self._release_leases()
+        yield
+        for other in self.workspaces.open:
+            if other is workspace:
+                self._compact(workspace, standing)
+            elif other.users:
+                self._compact(other, [])
+                self._tighten(other)
+        yield
+
+    def straighten(self, workspace: Workspace, slot: int) -> None:
+        """Leaves nothing in a pack but the path to `slot`, if there is room for the copy; the rest is in the trie."""
+        with suppress(MemoryBudgetError):  # the device itself: it goes on as it is
+            self._compact(workspace, [slot])
+
+    def _release_leases(self) -> None:
+        """What a live job's lease holds stands in its pack as well: it may be evicted, and is published anew later."""
+        for prefill in self.live:
+            if prefill.lease.node.attached and prefill.lease.length > 0:
+                prefill.lease.move(self.trie.root, 0)
+
+    def _compact(self, workspace: Workspace, standing: list[int], least: int = 0) -> None:
+        """Drops slots on which nobody stands, if they are as many as `least`; recurrent states along with them."""
+        places = [*standing, *(prefill.slot for prefill in self.live if prefill.workspace is workspace)]
+        kept, tips = workspace.live(places)
+        dead = workspace.held - len(kept)
+        if dead < max(least, not workspace.recurrent):
+            return
+        if self.make(self._backend.retain_cost(workspace.pack, len(kept)).moment):
+            workspace.compact(kept, tips)
+
+    def _tighten(self, workspace: Workspace) -> None:
+        """Gives back what a pack has reserved and does not fill, if there is room to copy the rest."""
+        spare = self._backend.capacity(workspace.pack) > workspace.held
+        if spare and self.make(self._backend.resize_cost(workspace.pack, workspace.held).moment):
+            workspace.resize(workspace.held)
+
+    def _refusal(self, workspace: Workspace, count: int, extra: int) -> str:
+        slots = workspace.held + count
+        needed = workspace.nbytes + self._need(workspace, slots) + extra
+        others = self.bytes - workspace.nbytes
+        return (
+            f"{slots:,} tokens need {needed:,} bytes of KV while they are worked on, and {others:,} more are in use by "
+            f"running requests ({len(self.live)} in all); the budget is {self.budget:,}: raise kv_cache_bytes "
+            "(set_kv_budget), end another request or shorten the text"
+        )
+
+
+def _for_vectors(budget: int) -> int:
+    return min(budget // VECTOR_SHARE, VECTOR_BYTES)

@@ -1,0 +1,139 @@
+"""Paths that are kept although nobody computes on them: what open sessions come back to, and what follows there."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+
+from runtime.scheduler.kv.logits_cache import LogitsCache
+from runtime.scheduler.prefill.distributions import Distribution
+from runtime.trie import Lease, Span, Trie
+from runtime.trie.node import Node
+
+SHARE = 2  # pins hold no more than this fraction of the budget
+
+
+class Pins:
+    """Leases by number, least recently moved first, with the distribution after each path. Owner thread only.
+
+    Args:
+        trie: Where the paths hang.
+        vectors: Where the distributions are.
+        budget: Bytes that the model may hold; pins take a part of them.
+        room: Asked for the bytes of each distribution before it is kept; False leaves it out.
+
+    Attributes:
+        nbytes: Of the distributions.
+    """
+
+    def __init__(self, trie: Trie, vectors: LogitsCache, budget: int, room: Callable[[int], bool]) -> None:
+        self._trie, self._vectors, self._room = trie, vectors, room
+        self._limit = budget // SHARE
+        self._leases: OrderedDict[int, Lease] = OrderedDict()
+        self._keys: dict[int, Hashable] = {}  # of the distributions
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def hold(self, pin: int, spans: Sequence[Span], key: Hashable) -> int:
+        """Keeps what is held of a path; pins that were moved before others give way where all are too much.
+
+        Args:
+            pin: Its number; what it held before is let go.
+            spans: The path.
+            key: Of the distribution after it, which is kept too where it is known: on recurrent models nothing else gives it
+                back without a way from the checkpoint before.
+
+        Returns:
+            Tokens of the path that are kept.
+        """
+        tokens = self._trie.match(spans)
+        fresh = self._trie.hold(spans)
+        row = self._vectors.peek(key)
+        self.release(pin)  # after the new lease: what both hold is not let go in between
+        if fresh.node.parent is None:
+            fresh.release()
+            return 0
+        self._leases[pin] = fresh
+        if row is not None:
+            self._keep(pin, key, row)
+        if self._trie.leased_bytes + self.nbytes <= self._limit:  # whoever leases it
+            return tokens
+        self._fit(keep=pin)
+        if self._bytes() > self._limit:  # this one alone
+            self._shorten(fresh)
+            if fresh.node.parent is None:
+                self.release(pin)
+            return min(tokens, fresh.length)
+        return tokens
+
+    def release(self, pin: int) -> None:
+        """Lets a path go, if it is kept."""
+        lease = self._leases.pop(pin, None)
+        if lease is not None:
+            lease.release()
+        key = self._keys.pop(pin, None)
+        if key is not None and key not in self._keys.values():
+            self.nbytes -= self._vectors.pinned.pop(key).nbytes
+
+    def lapse(self) -> None:
+        """All paths are let go."""
+        for pin in list(self._leases):
+            self.release(pin)
+
+    def give_way(self, size: int) -> bool:
+        """Makes `size` more bytes evictable, the paths that were moved least recently first.
+
+        Returns:
+            False where that would not be enough, or turned out not to be: running requests hold the same.
+        """
+        if not self._leases or size > self._bytes():
+            return False
+        wanted = self._trie.evictable_bytes + size
+        while self._leases and self._trie.evictable_bytes < wanted:
+            self.release(next(iter(self._leases)))
+        return self._trie.evictable_bytes >= wanted
+
+    def set_budget(self, budget: int) -> None:
+        """Another budget for the whole model, in bytes."""
+        self._limit = budget // SHARE
+        self._fit()
+        if self._bytes() > self._limit:
+            self.lapse()
+
+    def _keep(self, pin: int, key: Hashable, row: Distribution) -> None:
+        pinned = self._vectors.pinned
+        if key not in pinned:
+            if not self._room(row.nbytes) or pin not in self._leases:  # making room may have taken the pin itself
+                return
+            pinned[key] = row.alone()  # alone: the array that it lies in may hold many
+            self.nbytes += row.nbytes
+        self._keys[pin] = key
+
+    def _fit(self, keep: int | None = None) -> None:
+        while len(self._leases) > (keep is not None) and self._bytes() > self._limit:
+            self.release(next(iter(self._leases)))
+
+    def _bytes(self) -> int:
+        """Of all edges on pinned paths, each counted once, and of the distributions."""
+        seen: set[int] = set()
+        total = self.nbytes
+        for lease in self._leases.values():
+            node: Node | None = lease.node
+            while node is not None and node.parent is not None and id(node) not in seen:
+                seen.add(id(node))
+                total += node.nbytes
+                node = node.parent
+        return total
+
+    def _shorten(self, lease: Lease) -> None:
+        """Moves a lease up its path until what it holds is allowed."""
+        held, length = self.nbytes, 0
+        place = self._trie.root
+        for node in lease.node.path():
+            held += node.nbytes
+            if held > self._limit:
+                break
+            place, length = node, length + len(node.tokens)
+        lease.move(place, length)

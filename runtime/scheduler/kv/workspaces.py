@@ -1,0 +1,128 @@
+"""The few packs in use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from runtime.adapters.stacks import Tags
+from runtime.backends.base import Backend
+from runtime.info import ModelInfo
+from runtime.scheduler.kv.slot_paths import Tagged
+from runtime.scheduler.kv.workspace import Memory, Workspace
+from runtime.trie.node import common_prefix
+
+LEAST_CROWD = 1024  # slots
+
+
+def crowd_of(info: ModelInfo) -> int:
+    """Slots up to which unrelated rows share a pack.
+
+    One forward for all beats one for each as long as the attention that is wasted on strangers (two products over hidden
+    size and layers per slot) is at most half of what a row costs in the weights.
+    """
+    return max(info.parameters // max(4 * info.layers * info.hidden_size, 1), LEAST_CROWD)
+
+
+class Workspaces:
+    """A path goes where most of it stands already; strangers get a pack of their own.
+
+    Args:
+        backend: Owner of the packs.
+        memory: Asked before packs grow.
+        limit: Packs kept at a time.
+        crowd: Slots up to which unrelated rows share a pack; None: as the model's size says.
+    """
+
+    def __init__(self, backend: Backend, memory: Memory, *, limit: int = 8, crowd: int | None = None) -> None:
+        self._backend = backend
+        self._memory = memory
+        self._limit = limit
+        self.crowd = crowd_of(backend.info) if crowd is None else crowd
+        self.tags = Tags(backend.info.kv_fingerprint)  # one pack may hold tokens under different adapters
+        self._clock = 0
+        self.open: list[Workspace] = []
+        self.closed_bytes = 0  # in all, since load
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all working buffers."""
+        return sum(w.nbytes for w in self.open)
+
+    @property
+    def idle_bytes(self) -> int:
+        """Those of packs that nobody uses."""
+        return sum(w.nbytes for w in self.open if not w.users)
+
+    def place(
+        self, ids: Tagged, *, alone: bool = False, reach: int = 0, coming: Iterable[tuple[Workspace, Tagged]] = ()
+    ) -> tuple[Workspace, list[int]]:
+        """The workspace for a path of tagged tokens, and the slots of those that stand there; counts a user.
+
+        `leave` takes it back.
+
+        Args:
+            ids: The path.
+            alone: In a pack of its own.
+            reach: Tokens of it after which one can go on from what the trie holds: so far it is enough that keys stand there.
+            coming: Where other paths are on their way into the model. Who begins with the same tokens goes there too.
+        """
+        self._clock += 1
+        chosen, trail = (None, []) if alone else self._fitting(ids, reach)
+        if chosen is None and not alone:
+            chosen = next((w for w, path in coming if not w.retired and 2 * common_prefix(path, ids) >= len(ids)), None)
+            trail = [] if chosen is None else chosen.trail(ids)
+        if chosen is None:
+            if len(self.open) >= self._limit:
+                self.drop_idle(keep=self._limit - 1)
+            chosen = Workspace(self._backend, self.tags, self._memory)
+            self.open.append(chosen)
+        chosen.users += 1
+        chosen.touched = self._clock
+        return chosen, trail
+
+    def leave(self, workspace: Workspace, *, drop: bool = False) -> None:
+        """One user less; an idle pack that holds much more than one path is freed."""
+        workspace.users -= 1
+        if workspace.users == 0 and (drop or workspace.retired or workspace.held > 4 * self.crowd):
+            self._close(workspace)
+
+    def drop_idle(self, keep: int = 0) -> None:
+        """Frees idle packs, least recently used first, until `keep` packs are left or none is idle."""
+        for workspace in self._idle()[: max(len(self.open) - keep, 0)]:
+            self._close(workspace)
+
+    def free(self, size: int) -> int:
+        """Frees idle packs, least recently used first, until `size` bytes are free or none is idle; the bytes freed."""
+        freed = 0
+        for workspace in self._idle():
+            if freed >= size:
+                break
+            freed += workspace.nbytes
+            self._close(workspace)
+        return freed
+
+    def retire(self) -> None:
+        """Packs in use take no newcomers any more; they are freed when their last user leaves."""
+        for workspace in self.open:
+            workspace.retired = True
+
+    def _idle(self) -> list[Workspace]:
+        return sorted((w for w in self.open if w.users == 0), key=lambda w: w.touched)
+
+    def _fitting(self, ids: Tagged, reach: int) -> tuple[Workspace | None, list[int]]:
+        best: Workspace | None = None
+        deepest, found = -1, list[int]()
+        for workspace in self.open:
+            if workspace.retired:
+                continue
+            trail = workspace.trail(ids)
+            depth = max(workspace.standing(trail, len(trail))[1], min(len(trail), reach))
+            fits = 2 * depth >= len(ids) or workspace.held - depth + len(ids) <= self.crowd
+            if fits and depth > deepest:
+                best, deepest, found = workspace, depth, trail
+        return best, found
+
+    def _close(self, workspace: Workspace) -> None:
+        self.open.remove(workspace)
+        self.closed_bytes += workspace.nbytes
+        workspace.close()

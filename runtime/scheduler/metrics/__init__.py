@@ -1,0 +1,1 @@
+"""Counters, and the timings of single requests."""

@@ -1,0 +1,149 @@
+"""Requests from their arrival to their end: how many, how they ended, where their time went.
+
+A request is a generation, a score or an embedding. Log-probability queries, of which a program may send thousands a second,
+have counters of their own. Everything here happens once per request, nothing once per token.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
+
+from runtime.scheduler.jobs import CallJob, FanJob, GenerateJob, Job, QueryJob, ScoreJob, StayingJob
+from runtime.scheduler.metrics.counters import Counters
+from runtime.timings import Latency, RequestTimings
+
+RECENT = 32  # requests whose timings are kept
+WINDOW = 256  # requests that latencies are worked out from
+
+
+class RequestMetrics:
+    """Keeps the requests' part of the counters. Owner thread only."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._recent: deque[RequestTimings] = deque(maxlen=RECENT)
+        self._queue, self._first, self._token = Window(), Window(), Window()
+
+    def enter(self, job: Job) -> None:
+        """A request has arrived; branches of one point are requests of their own."""
+        if isinstance(job, FanJob):
+            for branch in job.jobs:
+                self.enter(branch)
+            return
+        if isinstance(job, QueryJob | CallJob):
+            return
+        self._counters.requests_started += 1
+        self._counters.requests_active += 1
+        self._counters.requests_waiting += 1
+        job.number = self._counters.requests_started
+
+    def place(self, job: Job) -> None:
+        """It is begun."""
+        for branch in _branches(job):
+            self.place(branch)
+        if job.number and not job.placed:
+            job.placed = time.monotonic()
+            self._counters.requests_waiting -= 1
+
+    def park(self, job: Job) -> None:
+        """It waits again, for others to leave."""
+        for branch in _branches(job):
+            self.park(branch)
+        if job.number and job.placed:
+            job.placed = job.prompted = 0.0
+            self._counters.requests_waiting += 1
+
+    def prompted(self, job: Job) -> None:
+        """Its prompt is in place."""
+        if job.number:
+            job.prompted = time.monotonic()
+
+    def leave(
+        self,
+        job: Job,
+        finish: str,
+        *,
+        prompt: int | None = None,
+        generated: int = 0,
+        reused: int = 0,
+        computed: int = 0,
+        first: float = 0.0,
+        drafted: int = 0,
+        accepted: int = 0,
+    ) -> None:
+        """It has ended; whoever says so first is right.
+
+        Args:
+            job: The request.
+            finish: How.
+            prompt: Tokens, where they are not the job's `ids`.
+            generated: Tokens drawn.
+            reused: Prompt tokens found.
+            computed: Prompt tokens pushed.
+            first: Monotonic seconds of the first token; 0: there was none.
+            drafted: Tokens guessed ahead.
+            accepted: Of them, those that were right.
+        """
+        for branch in _branches(job):
+            self.leave(branch, finish, prompt=prompt, generated=generated, reused=reused, computed=computed, first=first)
+        if job.number <= 0:  # no request, or it has left before
+            return
+        counters, now = self._counters, time.monotonic()
+        counters.requests_active -= 1
+        counters.requests_waiting -= not job.placed
+        counters.requests_failed += finish == "error"
+        counters.requests_cancelled += finish == "cancelled"
+        counters.requests_completed += finish not in ("error", "cancelled")
+        counters.prompt_tokens += len(job.ids) if prompt is None else prompt
+        placed = job.placed or now
+        timings = RequestTimings(
+            request=job.number,
+            kind="generate" if isinstance(job, StayingJob) else "score" if isinstance(job, ScoreJob) else "embed",
+            finish=finish,
+            prompt_tokens=len(job.ids) if prompt is None else prompt,
+            generated_tokens=generated,
+            reused=reused,
+            computed=computed,
+            queue_seconds=placed - job.submitted,
+            prefill_seconds=(job.prompted or now) - placed,
+            first_token_seconds=first - job.submitted if first else None,
+            decode_seconds=now - first if first else 0.0,
+            total_seconds=now - job.submitted,
+            seed=job.sampler.seed if isinstance(job, GenerateJob) else None,
+            drafted=drafted,
+            accepted=accepted,
+        )
+        job.number = -job.number
+        self._recent.append(timings)
+        counters.recent = tuple(self._recent)
+        counters.queue_latency = self._queue.add(timings.queue_seconds)
+        if timings.first_token_seconds is not None:
+            counters.first_token_latency = self._first.add(timings.first_token_seconds)
+        if generated > 1:
+            counters.token_latency = self._token.add(timings.decode_seconds / (generated - 1))
+        if timings.tokens_per_second is not None:
+            counters.tokens_per_second = timings.tokens_per_second
+
+
+class Window:
+    """The last values, also in order of size: an insertion and a removal for each new one, no sorting."""
+
+    def __init__(self) -> None:
+        self._values: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    def add(self, value: float) -> Latency:
+        """Takes a value in; the numbers of the window."""
+        if len(self._values) == WINDOW:
+            del self._sorted[bisect_left(self._sorted, self._values.popleft())]
+        self._values.append(value)
+        insort(self._sorted, value)
+        n = len(self._sorted)
+        return Latency(sum(self._sorted) / n, self._sorted[(n - 1) // 2], self._sorted[-(-95 * n // 100) - 1])
+
+
+def _branches(job: Job) -> Sequence[GenerateJob]:
+    return job.jobs if isinstance(job, FanJob) else ()

@@ -1,0 +1,240 @@
+"""Queries and prompts on their way in: chunks sized by time, packed into one forward per workspace."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from runtime.aio import together
+from runtime.options import LoadOptions
+from runtime.scheduler.faults import bisect
+from runtime.scheduler.jobs import Job, StayingJob
+from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.kv.kv_budget import NoRoomError
+from runtime.scheduler.metrics.counters import Counters
+from runtime.scheduler.prefill.distributions import Distribution
+from runtime.scheduler.prefill.prefill import Batch, Prefill, stops
+from runtime.scheduler.prefill.publish_results import ResultPublisher
+
+CHUNK_SECONDS = 0.08  # a prefill chunk while somebody else waits for a token
+ALONE_SECONDS = 0.4  # and when nobody does
+MIN_CHUNK = 32  # tokens; on a slow machine the first chunk, too: a larger one may take minutes
+SHORT = 2  # tokens; what needs no more goes into the batch whatever the clock says
+
+
+class Pace:
+    """How many tokens go into one forward: what takes a given time at the speed that was measured.
+
+    Args:
+        speed: Tokens per second, as far as it is known before the first chunk.
+        most: Tokens, however fast the model is.
+    """
+
+    def __init__(self, speed: float, most: int) -> None:
+        self._speed, self._most = speed, most
+
+    def chunk(self, *, beside: bool) -> int:
+        """Tokens of the next forward; `beside`: others wait for its end."""
+        by_time = int(self._speed * (CHUNK_SECONDS if beside else ALONE_SECONDS))
+        return min(max(by_time, MIN_CHUNK), self._most)
+
+    def measure(self, tokens: int, seconds: float) -> None:
+        """A forward of so many tokens has taken so long."""
+        if tokens >= MIN_CHUNK // 2:
+            self._speed += 0.5 * (tokens / max(seconds, 1e-6) - self._speed)
+
+
+def yields(job: Job, tokens: int, other: Job) -> bool:
+    """Whether a job in work, of so many tokens, gives way to one that has just come."""
+    return job.priority > other.priority or (job.priority == other.priority and not job.parks and tokens > other.least_tokens)
+
+
+class Guard(Protocol):
+    """Runs something for a job; where it fails, the job alone gets the error."""
+
+    def __call__(self, job: Job, act: Callable[[], None]) -> bool:
+        """Whether it went well."""
+
+
+class Prompts:
+    """The prefills that run. Owner thread only.
+
+    Args:
+        options: Batch limits.
+        cache: Where prefills stand.
+        counters: What was done.
+        finish: Publishes chunks and answers.
+        guard: Keeps a failure with its job.
+        forget: No other query joins the job any more.
+        start: The prompt of a job that goes on from it is in place; this follows it.
+        park: The job must wait until somebody has left.
+        others_give_way: Frees what less urgent work of another kind holds; False: there is none.
+    """
+
+    def __init__(
+        self,
+        options: LoadOptions,
+        cache: Cache,
+        counters: Counters,
+        finish: ResultPublisher,
+        *,
+        guard: Guard,
+        forget: Callable[[Job], None],
+        start: Callable[[Prefill, Distribution], None],
+        park: Callable[[Job], None],
+        others_give_way: Callable[[], bool],
+    ) -> None:
+        self._options = options
+        self._cache = cache
+        self._counters = counters
+        self._finish = finish
+        self._guard = guard
+        self._forget = forget
+        self._start = start
+        self._park = park
+        self._others_give_way = others_give_way
+        self._round = 0
+        self.pace = Pace(cache.backend.speed, options.prefill_chunk_tokens)
+        self.running: list[Prefill] = []
+
+    def step(self, *, decoding: bool) -> None:
+        """One forward per workspace within the quota: the more urgent first, then the caller who has waited longest.
+
+        While generations wait (`decoding`) there is one forward only: one chunk stands between two of their tokens.
+        """
+        self._round += 1
+        self.running.sort(key=lambda prefill: (prefill.job.priority, prefill.job.turn.served, prefill.served))
+        quota = self._quota(decoding=decoding)
+        groups: dict[int, list[Prefill]] = {}
+        for prefill in self.running:
+            groups.setdefault(id(prefill.workspace), []).append(prefill)
+        for group in groups.values():
+            quota -= self._push(group[: self._options.max_batch_rows], quota)
+            if quota <= 0 or decoding:
+                return
+
+    def _quota(self, *, decoding: bool) -> int:
+        sized = self.pace.chunk(beside=decoding)
+        short = SHORT * sum(p.total - p.at <= SHORT for p in self.running)
+        return min(max(sized, short), self._options.max_batch_tokens)
+
+    def _push(self, group: list[Prefill], quota: int) -> int:
+        """One forward over the group's next tokens; how many rows were pushed."""
+        group = [prefill for prefill in group if self._stands(prefill)]
+        if not group:
+            return 0
+        batch = Batch(group[0].workspace, group[0].workspace.size)
+        started = time.monotonic()
+        try:
+            for prefill, stop in zip(group, stops(group), strict=True):
+                batch.advance(prefill, quota - len(batch.tokens), stop)
+            batch.run()
+        except BaseException as error:  # noqa: BLE001  # bisected: only the guilty request fails
+            batch.workspace.rollback(batch.base)
+            for prefill in group:
+                prefill.undo()
+            if isinstance(error, NoRoomError) and (self._others_give_way() or self.make_way(group)):
+                rest = [prefill for prefill in group if prefill in self.running]
+                return self._push(rest, quota) if rest else quota
+            bisect(group, error, lambda part: self._push(part, quota), self.end)
+            return quota
+        pushed = len(batch.tokens)
+        seconds = time.monotonic() - started
+        self.pace.measure(pushed, seconds)
+        self._counters.prefill_seconds += seconds
+        self._counters.tokens_prefilled += pushed
+        self._counters.publish(self._cache)  # before the answers, so that who sees one sees its numbers
+        moved = [prefill for prefill in group if prefill.at > prefill.mark_at]
+        for prefill in moved:
+            prefill.served = prefill.job.turn.served = self._round
+            prefill.tell()
+        self._cache.publisher.take_ahead(moved)
+        complete = [(prefill, last) for prefill in moved if (last := self._settle_chunk(prefill)) is not None]
+        self._cache.publisher.forget_ahead()
+        self._counters.publish(self._cache)  # before the answers, so that who has one sees its numbers
+        with together():
+            for prefill, last in complete:
+                if isinstance(prefill.job, StayingJob):
+                    self._guard(prefill.job, partial(self._start, prefill, last))
+                else:
+                    self._finish.answer(prefill.job, last)
+        return pushed
+
+    def make_way(self, among: list[Prefill] | None = None, job: Job | None = None) -> bool:
+        """Live rows need more than the budget: a prompt goes back to wait until there is room, its KV in the trie.
+
+        The least urgent, of those one that has not been sent back before, of those the longest.
+
+        Args:
+            among: One of these; None: of all that run.
+            job: Who asks, where it is not running: an equally urgent prompt gives way to a shorter one, once.
+
+        Returns:
+            False when there is none, or nothing else for which it could wait.
+        """
+        prefills = self.running if among is None else among
+        if job is not None:
+            prefills = [prefill for prefill in prefills if yields(prefill.job, prefill.total, job)]
+        if not prefills or self._cache.live < 2:
+            return False
+        chosen = max(prefills, key=lambda prefill: (prefill.job.priority, not prefill.job.parks, prefill.total))
+        self._drop(chosen)
+        self._park(chosen.job)
+        return True
+
+    def _stands(self, prefill: Prefill) -> bool:
+        """Whether a token can be appended where the job stands, or where it is brought back to; if not, it has ended."""
+        lost = not prefill.workspace.resumable(prefill.slot)
+        if lost and not self._guard(prefill.job, partial(self._stand_again, prefill)):
+            return False
+        prefill.save()
+        return True
+
+    def _stand_again(self, prefill: Prefill) -> None:
+        try:
+            slot, at = self._cache.regain(prefill, prefill.job.ids[: prefill.at])
+        except BaseException:  # the job is told by the caller
+            self._drop(prefill)
+            raise
+        prefill.go_back(slot, at)
+
+    def _settle_chunk(self, prefill: Prefill) -> Distribution | None:
+        """Publishes what a chunk computed.
+
+        Returns:
+            What follows the job's path when it is complete; its lease is then released.
+        """
+        last: list[Distribution | None] = []
+
+        def take() -> None:
+            last.append(self._finish.publish_chunk(prefill))
+
+        if not self._guard(prefill.job, take):
+            self._drop(prefill)
+        elif prefill.done:
+            stays = isinstance(prefill.job, StayingJob)
+            self._drop(prefill, leave=not stays)
+            self._forget(prefill.job)
+            if not stays:  # a generation's are counted at its end
+                self._finish.count(prefill)
+            return last[0]
+        return None
+
+    def _drop(self, prefill: Prefill, *, leave: bool = True) -> None:
+        self.running.remove(prefill)
+        if leave:
+            self._cache.leave(prefill)
+
+    def end(self, prefill: Prefill, error: BaseException | None) -> None:
+        """The job ends here: with the error, or because nobody waits."""
+        self._forget(prefill.job)
+        self._drop(prefill)
+        how = "cancelled" if error is None else "error"
+        self._finish.ledger.leave(prefill.job, how, reused=prefill.reused, computed=prefill.computed)
+        self._counters.publish(self._cache)  # before the answer, so that who has it sees the numbers
+        if error is not None:
+            prefill.job.fail(error)
+        elif isinstance(prefill.job, StayingJob):
+            prefill.job.leave()

@@ -1,0 +1,181 @@
+"""Forwards that were begun and are not collected yet: who looks for a place, or for memory, costs their streams nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.adapters.stacks import Tags
+from runtime.backends.base import ROOT
+from runtime.backends.fake import Behaviour, FakeBackend
+from runtime.errors import NonFiniteLogitsError
+from runtime.model import LocalModel, load
+from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
+from runtime.records import TokenRun
+from runtime.scheduler.kv.workspace import Workspace
+from tests.fakes import assert_right, fake_model, reference, settled, some_ids
+from tests.runtime.backends.reference import TOLERANCE, expected
+from tests.runtime.model.trouble import audit, poison
+from tests.tiny_models import tiny_path
+
+GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
+TOKEN = 2 * 16 * 8  # bytes of the fake's KV
+
+
+class Plenty:
+    """Memory without a limit."""
+
+    def grow(self, workspace: Workspace, count: int, *, states: int, standing: Iterable[int]) -> None:
+        pass
+
+    def lend(self, size: int) -> int:
+        return size
+
+    def give_way(self) -> None:
+        pass
+
+
+def begun() -> tuple[Workspace, list[int]]:
+    """A workspace that holds [1, 2] and has begun [3]; how many forwards it has waited for."""
+    waited: list[int] = []
+    behaviour = Behaviour(overlaps=True, before_forward=lambda tokens: waited.append(len(tokens)))
+    backend = FakeBackend(LoadOptions(), behaviour)
+    workspace = Workspace(backend, Tags(backend.info.kv_fingerprint), Plenty())
+    workspace.append(workspace.append(ROOT, 1), 2)
+    workspace.forward([1, 2], [ROOT, 0], [])
+    workspace.append(1, 3)
+    workspace.begin([3], [1])
+    waited.clear()
+    return workspace, waited
+
+
+def test_who_looks_for_a_place_elsewhere_waits_for_nobody() -> None:
+    workspace, waited = begun()
+    for strange in ([9], [1, 9], [1, 2, 9], [1, 2]):
+        assert len(workspace.trail(np.array(strange))) == len([t for t in strange if t != 9])
+    assert waited == []
+    # but whoever wants to stand on what was begun does, for it may come to nothing
+    assert workspace.trail(np.array([1, 2, 3, 4])) == [0, 1, 2]
+    assert waited == [1]
+    logits = workspace.collect()
+    assert logits is not None
+    assert int(logits.argmax()) == int(reference([1, 2, 3]).argmax())
+
+
+def test_a_place_on_what_came_to_nothing_is_none() -> None:
+    workspace, _ = begun()
+    backend: Any = workspace._backend
+    backend.behaviour.raise_on = {3: ZeroDivisionError("broken kernel")}
+    assert workspace.trail(np.array([1, 2, 3])) == [0, 1]
+    assert workspace.collect() is None
+    assert (workspace.size, workspace.held) == (2, 2)
+
+
+def test_others_that_are_placed_at_every_token_neither_lose_nor_double_nor_delay_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.scheduler.decode.stream.PACE_SECONDS", 0.0)  # every token is told in its step
+    # given streams in packs of their own, and memory for little more than them
+    prompts = [some_ids(seed, 20 + seed) for seed in range(3)]
+    n = 40
+    options = GenerationOptions(max_tokens=n, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
+    with fake_model(Behaviour(overlaps=True), kv_cache_bytes=330 * TOKEN) as model:
+        scheduler = model._engine.scheduler
+        scheduler.cache.workspaces.crowd = 1
+        steps: dict[int, list[int]] = {i: [] for i in range(3)}
+        said: dict[int, list[int]] = {i: [] for i in range(3)}
+        ended = [threading.Event() for _ in prompts]
+        errors: list[BaseException | None] = []
+
+        def chat(i: int) -> Any:
+            job = model._generation(prompts[i], options)
+
+            def on_run(run: TokenRun) -> None:
+                said[i] += run.ids.tolist()
+                steps[i] += [scheduler.steps] * len(run)
+
+            def on_end(error: BaseException | None) -> None:
+                errors.append(error)
+                ended[i].set()
+
+            job.on_run, job.on_end = on_run, on_end
+            return job
+
+        async def ask() -> None:
+            """Strangers, and texts that go on from what the streams have said so far, until these are done."""
+            seed = 0
+            while not all(event.is_set() for event in ended):
+                seed += 1
+                texts = [[*prompts[i], *said[i], 7][: 30 + seed % 50] for i in range(3)]
+                texts += [some_ids(100 + seed, 12), [*prompts[seed % 3][:9], seed % 200]]
+                for row, text in zip(await asyncio.gather(*map(model.next_token_logprobs, texts)), texts, strict=True):
+                    assert_right(row, text)
+
+        # when others are placed beside them all the time
+        model._engine.submit([chat(i) for i in range(3)])
+        asyncio.run(ask())
+        # then each has said what it says alone, each token once, and one in every step from its first on
+        assert errors == [None] * 3
+        for i, prompt in enumerate(prompts):
+            path = list(prompt)
+            for token in said[i]:
+                assert token == int(reference(path).argmax())
+                path.append(token)
+            assert len(said[i]) == n
+            assert steps[i] == list(range(steps[i][0], steps[i][0] + n))
+        audit(model)
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [("fake", "attention"), ("fake", "recurrent"), ("fake", "overlapping"), ("hf", "llama"), ("mlx", "llama")],
+)
+def test_what_was_begun_for_nobody_and_is_no_number_does_not_stay(
+    backend: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.scheduler.decode.stream.PACE_SECONDS", 0.0)  # every token is told in its step
+    # given an answer that is to say a token whose keys are NaN, and is dropped as it has drawn it
+    source: Any = (
+        tiny_path(name)
+        if backend != "fake"
+        else (Behaviour(recurrent=name == "recurrent", overlaps=name == "overlapping"), None)
+    )
+    prompt = [5, 6, 7, 8]
+
+    def right(ids: list[int]) -> Any:
+        return reference(ids, name) if backend == "fake" else expected(name, ids)[-1]
+
+    path = list(prompt)
+    for _ in range(4):
+        path.append(int(right(path).argmax()))
+    bad = next(token for at, token in enumerate(path[5:], 5) if token not in path[:at])  # said second, or later
+    with load(source, backend=backend) as model:
+        model._engine.call(lambda: poison(model, bad, np.nan)).result()
+        drop(model, prompt, bad)
+        # when others ask in the same pack, then they get their answers
+        for more in ([], [20], [path[4]], [path[4], 21], [22, 23]):
+            ids = [*prompt, *more]
+            if bad not in ids:
+                np.testing.assert_allclose(model.next_token_logprobs_sync(ids), right(ids), atol=TOLERANCE, rtol=0)
+        # and it is found out again where it belongs
+        with pytest.raises(NonFiniteLogitsError):
+            model.next_token_logprobs_sync([*prompt, bad])
+        audit(model)
+
+
+def drop(model: LocalModel, prompt: list[int], token: int) -> None:
+    """Generates until `token` was drawn; in the step in which it is told, the request goes away."""
+    ended = threading.Event()
+    job = model._generation(prompt, GREEDY)
+
+    def on_run(run: TokenRun) -> None:
+        job.cancelled = job.cancelled or token in run.ids.tolist()
+
+    job.on_run, job.on_end = on_run, lambda _: ended.set()
+    model._engine.submit([job])
+    assert ended.wait(30)
+    assert job.cancelled
+    settled(model)

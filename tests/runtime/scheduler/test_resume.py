@@ -1,0 +1,191 @@
+"""Nobody goes on from a place that is lost, and who cannot be brought back ends alone."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.backends.fake import Behaviour, FakeBackend
+from runtime.errors import MemoryBudgetError, NonFiniteLogitsError
+from runtime.options import GenerationOptions
+from runtime.scheduler.decode.resume import bring_back
+from runtime.scheduler.decode.rows import Row
+from runtime.scheduler.decode.stream import Stream
+from runtime.scheduler.jobs import GenerateJob, Job
+from runtime.scheduler.kv.cache import Cache
+from tests.fakes import assert_right, fake_model, reference, settled, some_ids
+from tests.runtime.model.trouble import poison
+
+
+def greedy(prompt: list[int], n: int) -> list[int]:
+    """The path that a recurrent model takes from the prompt, worked out alone."""
+    path = list(prompt)
+    for _ in range(n):
+        path.append(int(reference(path, "recurrent").argmax()))
+    return path
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16])
+def test_no_generation_goes_on_where_the_state_is_gone(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given streams whose prompts begin one another along one path, so that each stands where another passes
+    path = greedy(some_ids(1, 10), 60)
+    brought_back: list[int] = []
+    refused: list[int] = []
+    regain, forward = Cache.regain, FakeBackend.forward
+
+    def counted(self: Cache, prefill: Any, ids: Any) -> tuple[int, int]:
+        brought_back.append(len(ids))
+        return regain(self, prefill, ids)
+
+    def watched(self: FakeBackend, pack: Any, tokens: Any, parents: Any, want: Any) -> Any:
+        refused.extend(int(p) for p in parents if p < self.size(pack) and not self.resumable(pack, int(p)))
+        return forward(self, pack, tokens, parents, want)
+
+    monkeypatch.setattr(Cache, "regain", counted)
+    monkeypatch.setattr(FakeBackend, "forward", watched)
+    with fake_model(Behaviour(recurrent=True), max_batch_rows=rows) as model:
+
+        async def main() -> None:
+            starts = [10 + i % 12 for i in range(24)]
+            texts = [path[: 12 + 3 * i] for i in range(12)]
+            tails = asyncio.gather(*(model.sample(path[:n], 20, [], temperature=0.0) for n in starts))
+            heads = asyncio.gather(*(model.next_token_logprobs(text) for text in texts))
+            # then every one says what it says alone
+            for n, tail in zip(starts, await tails, strict=True):
+                assert tail == path[n : n + 20]
+            for text, row in zip(texts, await heads, strict=True):
+                assert_right(row, text, "recurrent")
+
+        asyncio.run(main())
+    assert brought_back or rows == 1  # it came to that; one prompt at a time hardly passes another
+    assert refused == []
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+def test_a_generation_that_starts_where_another_stands(rows: int) -> None:
+    # given distributions that are known along a path whose KV is not, and a stream that follows the path
+    path = greedy(some_ids(1, 10), 30)
+    behaviour = Behaviour(recurrent=True)
+    ends: list[BaseException | None] = []
+    said: list[list[int]] = []
+    with fake_model(behaviour, max_batch_rows=rows) as model:
+        engine = model._engine
+        scheduler = engine.scheduler
+        for n in range(10, 30):
+            model.next_token_logprobs_sync(path[:n])
+        engine.call(partial(scheduler.cache.clear, vectors=False)).result()
+
+        def join(_: Any) -> None:  # on the owner thread: whoever comes now starts after this forward, at its end
+            if len(scheduler._decoding.rows) == 1 and len(said) < 8:
+                leader = scheduler._decoding.rows[0]
+                ids = np.array(path[: len(leader.path) + 1], np.int32)
+                said.append(ids.tolist())
+                tell = partial(lambda told, run: told.extend(run.ids.tolist()), said[-1])
+                options = GenerationOptions(max_tokens=4, ignore_eos=True)
+                scheduler.submit([GenerateJob(ids, leader.job.namespace, options=options, on_run=tell, on_end=ends.append)])
+
+        behaviour.before_forward = join
+        # when others start where it stands at that moment, then each goes on as it would alone
+        assert asyncio.run(model.sample(path[:10], 19, [], temperature=0.0)) == path[10:29]
+        while engine.call(lambda: scheduler.busy).result():  # the last that joined; asked between two steps
+            settled(model)
+        assert len(said) >= 2
+        assert ends == [None] * len(said)
+        for one in said:
+            assert one == path[: len(one)]
+
+
+def test_a_prompt_that_cannot_be_brought_back_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given prompts over one stem in small chunks, of which some lose their place to the others
+    stem = some_ids(0, 70)
+    prompts = [[*stem[: 30 + 10 * (i % 5)], *some_ids(i, 20)] for i in range(10)]
+    failed: list[bytes] = []
+    regain = Cache.regain
+
+    def full(self: Cache, prefill: Any, ids: Any) -> tuple[int, int]:
+        if not failed:
+            failed.append(prefill.job.ids.tobytes())
+            raise MemoryBudgetError("out of memory")
+        return regain(self, prefill, ids)
+
+    monkeypatch.setattr(Cache, "regain", full)
+    with fake_model(Behaviour(recurrent=True), prefill_chunk_tokens=16, max_batch_tokens=16) as model:
+
+        async def main() -> list[Any]:
+            return list(await asyncio.gather(*(model.next_token_logprobs(p) for p in prompts), return_exceptions=True))
+
+        # when the first of them finds no memory for it, then it gets the error, and the others their answers
+        got = asyncio.run(main())
+        assert [i for i, one in enumerate(got) if isinstance(one, MemoryBudgetError)] == [
+            i for i, one in enumerate(prompts) if failed == [b"".join(t.to_bytes(4, "little") for t in one)]
+        ]
+        assert len(failed) == 1
+        for one, prompt in zip(got, prompts, strict=True):
+            if not isinstance(one, MemoryBudgetError):
+                assert_right(one, prompt, "recurrent")
+        assert all(w.users == 0 for w in model._engine.scheduler.cache.workspaces.open)
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_generation_that_cannot_start_leaves_nothing(known: bool, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a prompt, known before or not, and a stream that fails as it is made or at its first token
+    ids = some_ids(1, 40)
+    with fake_model() as model:
+        if known:
+            model.cache_kv(ids)
+
+        def broken(*_: Any, **__: Any) -> Any:
+            raise ZeroDivisionError("broken sampler")
+
+        monkeypatch.setattr(Stream if where == "after" else Row, "draw" if where == "after" else "__init__", broken)
+        with pytest.raises(ZeroDivisionError):
+            asyncio.run(model.sample(ids, 4, []))
+        monkeypatch.undo()
+        # then nothing is pinned, nobody decodes, and the next one is served
+        assert settled(model)[1].leases == 0
+        assert not model._engine.scheduler.busy
+        assert all(w.users == 0 for w in model._engine.scheduler.cache.workspaces.open)
+        assert asyncio.run(model.sample(ids, 1, [], temperature=0.0)) == [int(reference(ids).argmax())]
+
+
+def test_a_batch_that_finds_no_memory_goes_once_more_before_it_is_halved() -> None:
+    # given a device that is full for one forward of a batch of eight
+    sizes: list[int] = []
+
+    def full_once(tokens: Any) -> None:
+        sizes.append(len(tokens))
+        if len(sizes) == 1:
+            raise MemoryBudgetError("out of memory")
+
+    prompts = [some_ids(seed, 5) for seed in range(8)]
+    with fake_model(Behaviour(before_forward=full_once)) as model:
+        for row, ids in zip(model.batch_next_token_logprobs_sync(prompts), prompts, strict=True):
+            assert_right(row, ids)
+    # then the same tokens go through together
+    assert sizes == [40, 40]
+
+
+def test_what_is_pushed_again_and_is_no_number_does_not_stay() -> None:
+    # given a place that is to be brought back along a path, one of whose tokens has come to be NaN
+    ids = np.array(some_ids(1, 12), np.int32)
+    with fake_model(Behaviour(recurrent=True)) as model:
+        scheduler, backend = model._engine.scheduler, model._engine.backend
+        job = Job(ids, model.info.kv_fingerprint)
+
+        def act() -> tuple[int, bool]:
+            place = scheduler.cache.place(job, len(ids))
+            poison(model, int(ids[-1]), np.nan)
+            try:
+                with pytest.raises(NonFiniteLogitsError, match="position 11"):
+                    bring_back(scheduler.cache, place, ids)
+                return place.workspace.held, bool(backend.sound(place.workspace.pack).all())
+            finally:
+                scheduler.cache.leave(place)
+
+        # then it is told so, and nothing of it is left for others to stand on
+        assert model._engine.call(act).result() == (0, True)
