@@ -33,7 +33,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml packaging/setup.sh packaging/sy
 	touch $@
 
 model: $(VENV)/.ready  ## fetches and imports the default model, where it is missing
-	@$(BIN)/python -m runtime.loading.embedded
+	@$(BIN)/python -m runtime.shelf.embedded
 
 lint: $(VENV)/.ready  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

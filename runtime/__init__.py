@@ -40,7 +40,7 @@ from runtime.version import __version__
 
 if TYPE_CHECKING:
     from runtime.adapters.convert import convert_adapter
-    from runtime.adapters.importing import ShelvedAdapter, import_adapter, is_adapter_folder, list_shelf_adapters
+    from runtime.adapters.folder import ShelvedAdapter, import_adapter, is_adapter_folder, list_shelf_adapters
     from runtime.aio import run_sync
     from runtime.backends.registry import (
         available_backends,
@@ -60,26 +60,16 @@ if TYPE_CHECKING:
     from runtime.comparison.result import ComparedSide, ModelComparison, OnComparison
     from runtime.completion import Completion
     from runtime.grammar.source import Grammar
-    from runtime.hub.asking import search_models, token_owner
-    from runtime.hub.fetching import fetch_adapter, fetch_any, fetch_model, plan_download
-    from runtime.hub.found import HubModel
-    from runtime.hub.kept import Unfinished, discard_download, unfinished_downloads
-    from runtime.hub.plan import DownloadPlan, DownloadProgress, HubFile, OnDownload
-    from runtime.hub.tokens import forget_token, hub_address, is_token_kept, keep_token, token_in_environment
+    from runtime.hub.child_protocol import DownloadPlan, DownloadProgress, HubFile, HubModel, OnDownload
+    from runtime.hub.client import fetch_adapter, fetch_any, fetch_model, plan_download, search_models, token_owner
+    from runtime.hub.credentials import forget_token, hub_address, is_token_kept, keep_token, token_in_environment
+    from runtime.hub.partial_downloads import Unfinished, discard_download, unfinished_downloads
     from runtime.info import AdapterInfo, CacheReport, EdgeReport, Metrics, ModelInfo, OnProgress, PromptProgress
     from runtime.language_model import LanguageModel, Message, PrefixMatch
-    from runtime.loading.catalogue import CatalogueModel, CatalogueVariant, catalogue, fitting
-    from runtime.loading.fit import Fit, estimate_fit, weight_forms
-    from runtime.loading.import_plan import ImportPlan, plan_import
-    from runtime.loading.importer import import_model
-    from runtime.loading.measured import measured_threads
+    from runtime.loading.measurements import Perplexities, measured_perplexities, measured_threads
+    from runtime.loading.memory_estimate import Fit, estimate_fit, weight_forms
     from runtime.loading.paths import models_dir
-    from runtime.loading.perplexity import Perplexities, measured_perplexities
-    from runtime.loading.progress import Progress
-    from runtime.loading.quantise import convert_model
-    from runtime.loading.shelf import ModelShelf, ShelfEntry, list_models
-    from runtime.loading.smollm2 import fetch_embedded
-    from runtime.loading.telling import LoadProgress
+    from runtime.loading.progress import LoadProgress, Progress
     from runtime.members.blocks import BlocksSaved
     from runtime.members.pins import Pinned
     from runtime.model import load, load_model_by_name
@@ -108,6 +98,11 @@ if TYPE_CHECKING:
         SuffixStatus,
         Truncation,
     )
+    from runtime.shelf.catalogue import CatalogueModel, CatalogueVariant, catalogue, fitting
+    from runtime.shelf.embedded import fetch_embedded
+    from runtime.shelf.importing import ImportPlan, import_model, plan_import
+    from runtime.shelf.model_shelf import ModelShelf, ShelfEntry, list_models
+    from runtime.shelf.quantise import convert_model
     from runtime.speculation.options import SpeculativeOptions
     from runtime.spellings import OPTION_NAMES
     from runtime.stages import Stage, StageTable
@@ -285,7 +280,7 @@ __all__ = [
 
 _NAMES = {
     "runtime.adapters.convert": ("convert_adapter",),
-    "runtime.adapters.importing": (
+    "runtime.adapters.folder": (
         "ShelvedAdapter",
         "import_adapter",
         "is_adapter_folder",
@@ -305,9 +300,9 @@ _NAMES = {
         "BeamStep",
         "Hypothesis",
     ),
+    "runtime.blocks.chain": ("block_keys",),
     "runtime.blocks.options": ("BlockOptions",),
     "runtime.blocks.store": ("BlockStore",),
-    "runtime.blocks.chain": ("block_keys",),
     "runtime.branches": ("Branches",),
     "runtime.client": (
         "EngineClient",
@@ -315,37 +310,39 @@ _NAMES = {
         "spawn",
     ),
     "runtime.comparison.compare": ("compare_models",),
-    "runtime.comparison.result": ("ComparedSide", "ModelComparison", "OnComparison"),
+    "runtime.comparison.result": (
+        "ComparedSide",
+        "ModelComparison",
+        "OnComparison",
+    ),
     "runtime.completion": ("Completion",),
     "runtime.grammar.source": ("Grammar",),
-    "runtime.hub.asking": (
+    "runtime.hub.child_protocol": (
+        "DownloadPlan",
+        "DownloadProgress",
+        "HubFile",
+        "HubModel",
+        "OnDownload",
+    ),
+    "runtime.hub.client": (
+        "fetch_adapter",
+        "fetch_any",
+        "fetch_model",
+        "plan_download",
         "search_models",
         "token_owner",
     ),
-    "runtime.hub.found": ("HubModel",),
-    "runtime.hub.tokens": (
+    "runtime.hub.credentials": (
         "forget_token",
         "hub_address",
         "is_token_kept",
         "keep_token",
         "token_in_environment",
     ),
-    "runtime.hub.fetching": (
-        "fetch_adapter",
-        "fetch_any",
-        "fetch_model",
-        "plan_download",
-    ),
-    "runtime.hub.kept": (
+    "runtime.hub.partial_downloads": (
         "Unfinished",
         "discard_download",
         "unfinished_downloads",
-    ),
-    "runtime.hub.plan": (
-        "DownloadPlan",
-        "DownloadProgress",
-        "HubFile",
-        "OnDownload",
     ),
     "runtime.info": (
         "AdapterInfo",
@@ -361,51 +358,23 @@ _NAMES = {
         "Message",
         "PrefixMatch",
     ),
-    "runtime.loading.catalogue": (
-        "CatalogueModel",
-        "CatalogueVariant",
-        "catalogue",
-        "fitting",
+    "runtime.loading.measurements": (
+        "Perplexities",
+        "measured_perplexities",
+        "measured_threads",
     ),
-    "runtime.loading.fit": (
+    "runtime.loading.memory_estimate": (
         "Fit",
         "estimate_fit",
         "weight_forms",
     ),
-    "runtime.loading.import_plan": ("ImportPlan", "plan_import"),
-    "runtime.loading.importer": ("import_model",),
-    "runtime.loading.measured": ("measured_threads",),
     "runtime.loading.paths": ("models_dir",),
-    "runtime.loading.perplexity": (
-        "Perplexities",
-        "measured_perplexities",
+    "runtime.loading.progress": (
+        "LoadProgress",
+        "Progress",
     ),
-    "runtime.loading.quantise": ("convert_model",),
-    "runtime.loading.progress": ("Progress",),
-    "runtime.loading.shelf": (
-        "ModelShelf",
-        "ShelfEntry",
-        "list_models",
-    ),
-    "runtime.loading.smollm2": ("fetch_embedded",),
-    "runtime.loading.telling": ("LoadProgress",),
     "runtime.members.blocks": ("BlocksSaved",),
     "runtime.members.pins": ("Pinned",),
-    "runtime.session.alignment": ("aligned",),
-    "runtime.session.config": ("SessionConfig",),
-    "runtime.session.manifest": ("AdapterOf", "AdapterSpan", "Manifest"),
-    "runtime.session.path": ("Mark",),
-    "runtime.session.session": ("Session",),
-    "runtime.session.snapshot": ("Generation", "Snapshot"),
-    "runtime.session.status": (
-        "ContextReport",
-        "Divergence",
-        "PrefixStatus",
-        "Segment",
-        "SegmentKind",
-        "SuffixStatus",
-        "Truncation",
-    ),
     "runtime.model": (
         "load",
         "load_model_by_name",
@@ -443,6 +412,46 @@ _NAMES = {
         "replay_draw",
     ),
     "runtime.sampling.step": ("draw_step",),
+    "runtime.session.alignment": ("aligned",),
+    "runtime.session.config": ("SessionConfig",),
+    "runtime.session.manifest": (
+        "AdapterOf",
+        "AdapterSpan",
+        "Manifest",
+    ),
+    "runtime.session.path": ("Mark",),
+    "runtime.session.session": ("Session",),
+    "runtime.session.snapshot": (
+        "Generation",
+        "Snapshot",
+    ),
+    "runtime.session.status": (
+        "ContextReport",
+        "Divergence",
+        "PrefixStatus",
+        "Segment",
+        "SegmentKind",
+        "SuffixStatus",
+        "Truncation",
+    ),
+    "runtime.shelf.catalogue": (
+        "CatalogueModel",
+        "CatalogueVariant",
+        "catalogue",
+        "fitting",
+    ),
+    "runtime.shelf.embedded": ("fetch_embedded",),
+    "runtime.shelf.importing": (
+        "ImportPlan",
+        "import_model",
+        "plan_import",
+    ),
+    "runtime.shelf.model_shelf": (
+        "ModelShelf",
+        "ShelfEntry",
+        "list_models",
+    ),
+    "runtime.shelf.quantise": ("convert_model",),
     "runtime.speculation.options": ("SpeculativeOptions",),
     "runtime.spellings": ("OPTION_NAMES",),
     "runtime.stages": (

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runtime.loading.folder import ModelFolder
-from runtime.loading.source import resolve
+from runtime.loading.model_folder import ModelFolder
+from runtime.shelf.source import resolve
 
 CACHE = Path(__file__).parent.parent / ".cache" / "tiny"
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2

@@ -11,10 +11,16 @@ from typing import Any, Literal
 import numpy as np
 from safetensors.numpy import save_file
 
-from runtime.adapters import mlx_layout, peft_layout
 from runtime.adapters.adapter import LowRank
 from runtime.adapters.folder import CONFIG, read_header
-from runtime.adapters.layout import AdapterHeader
+from runtime.adapters.layouts import (
+    MLX_ENDINGS,
+    MLX_WEIGHTS,
+    PEFT_ENDINGS,
+    PEFT_PREFIX,
+    PEFT_WEIGHTS,
+    AdapterHeader,
+)
 from runtime.errors import AdapterError
 from runtime.records import Float32
 
@@ -50,7 +56,7 @@ def convert_adapter(source: str | Path, target: Path, layout: Layout) -> Path:
         raise AdapterError(f"{target} exists already; give a folder that does not")
     target.mkdir(parents=True, exist_ok=True)
     tensors, config = _as_mlx(header, modules) if layout == "mlx" else _as_peft(header, modules)
-    weights = mlx_layout.WEIGHTS if layout == "mlx" else peft_layout.WEIGHTS
+    weights = MLX_WEIGHTS if layout == "mlx" else PEFT_WEIGHTS
     save_file(tensors, target / weights, metadata={"format": "mlx" if layout == "mlx" else "pt"})
     (target / CONFIG).write_text(json.dumps(config, indent=2), "utf-8")
     return target
@@ -62,9 +68,9 @@ def _as_mlx(header: AdapterHeader, modules: Mapping[str, LowRank]) -> tuple[dict
     tensors: dict[str, Float32] = {}
     for path, pair in modules.items():
         rest = ((0, rank - pair.rank), (0, 0))
-        tensors[path + mlx_layout.ENDINGS[0]] = np.ascontiguousarray(np.pad(pair.a, rest).T)
+        tensors[path + MLX_ENDINGS[0]] = np.ascontiguousarray(np.pad(pair.a, rest).T)
         b = np.pad(pair.b.T, rest) * np.float32(pair.scaling / scale)
-        tensors[path + mlx_layout.ENDINGS[1]] = np.ascontiguousarray(b)  # safetensors writes memory as it lies
+        tensors[path + MLX_ENDINGS[1]] = np.ascontiguousarray(b)  # safetensors writes memory as it lies
     parameters = {"rank": rank, "scale": scale, "dropout": 0.0, "keys": sorted(modules)}
     return tensors, {"fine_tune_type": "lora", "model": header.base, "num_layers": -1, "lora_parameters": parameters}
 
@@ -72,8 +78,8 @@ def _as_mlx(header: AdapterHeader, modules: Mapping[str, LowRank]) -> tuple[dict
 def _as_peft(header: AdapterHeader, modules: Mapping[str, LowRank]) -> tuple[dict[str, Float32], dict[str, Any]]:
     tensors: dict[str, Float32] = {}
     for path, pair in modules.items():
-        for name, part in zip(peft_layout.ENDINGS, (pair.a, pair.b), strict=True):
-            tensors[peft_layout.PREFIX + path + name] = np.ascontiguousarray(part)
+        for name, part in zip(PEFT_ENDINGS, (pair.a, pair.b), strict=True):
+            tensors[PEFT_PREFIX + path + name] = np.ascontiguousarray(part)
     first = next(iter(modules.values()))
     alphas = {path: pair.scaling * pair.rank for path, pair in modules.items()}
     alpha = first.scaling * first.rank

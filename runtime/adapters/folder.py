@@ -1,16 +1,34 @@
-"""From what a caller names (a folder, an id on the shelf) to an adapter's header. Pickles are never opened."""
+"""Adapter folders: found by path or id, read, imported onto the shelf. Pickles are never opened."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.adapters import mlx_layout, peft_layout
-from runtime.adapters.layout import AdapterHeader
+from runtime.adapters.adapter import Kind
+from runtime.adapters.layouts import (
+    MLX_WEIGHTS,
+    PEFT_WEIGHTS,
+    AdapterHeader,
+    read_mlx_header,
+    read_peft_header,
+)
 from runtime.checking import shown
 from runtime.errors import AdapterError, ModelLoadError
-from runtime.loading.check import check_entries, read_json
-from runtime.loading.manifest import read_manifest, verify
+from runtime.loading.integrity import (
+    FORMAT,
+    Manifest,
+    digest_of_all,
+    known_sha256,
+    notes_of,
+    read_manifest,
+    verify,
+    write_manifest,
+)
+from runtime.loading.model_folder import check_entries, read_json
 from runtime.loading.paths import ADAPTER_CONFIG, is_adapter, is_model_id, models_dir, shelf_id, shelf_path
+from runtime.loading.progress import OnProgress, ignore
+from runtime.shelf.atomic_install import copy_files, place_on_shelf, shelf_folders
 
 CONFIG = ADAPTER_CONFIG
 _NAMED = 8  # adapters that a message names
@@ -41,10 +59,10 @@ def read_header(source: str | Path) -> AdapterHeader:
         what = "a whole model" if (folder / "config.json").is_file() else "no adapter"
         raise AdapterError(f"{folder}: no {CONFIG}; this folder holds {what}")
     mlx = "peft_type" not in config and ("lora_parameters" in config or "fine_tune_type" in config)
-    weights = mlx_layout.WEIGHTS if mlx else peft_layout.WEIGHTS
+    weights = MLX_WEIGHTS if mlx else PEFT_WEIGHTS
     if not (folder / weights).is_file():
         raise AdapterError(_no_weights(folder, weights))
-    return mlx_layout.read_header(folder, config) if mlx else peft_layout.read_header(folder, config)
+    return read_mlx_header(folder, config) if mlx else read_peft_header(folder, config)
 
 
 def adapter_folder(source: str | Path) -> Path:
@@ -118,3 +136,91 @@ def _no_weights(folder: Path, wanted: str) -> str:
             f"save the adapter as safetensors ({wanted})"
         )
     return f"{folder}: {wanted} is missing; fetch the adapter again"
+
+
+@dataclass(frozen=True, slots=True)
+class ShelvedAdapter:
+    """One adapter of the shelf, as the header of its weights describes it.
+
+    Attributes:
+        name: What `add_adapter`, `push_lora` and ``--adapter`` take.
+        path: Its folder.
+        bytes: Of its files.
+        base: The model it says it was made for; empty where it says nothing.
+        kind: Plain or activated.
+        layout: "peft" or "mlx".
+        parameters: Numbers in all.
+        problem: Why it cannot be used; empty where it can.
+    """
+
+    name: str
+    path: Path
+    bytes: int
+    base: str = ""
+    kind: Kind = "lora"
+    layout: str = ""
+    parameters: int = 0
+    problem: str = ""
+
+
+def is_adapter_folder(path: str | Path) -> bool:
+    """Whether a path is a folder with an adapter in it, by the names of its files."""
+    return is_adapter(Path(path).expanduser())
+
+
+def list_shelf_adapters() -> list[ShelvedAdapter]:
+    """The adapters of the shelf, by name. Cheap: no weights are read."""
+    return [shelf_adapter(folder) for folder in shelf_folders(adapters=True)]
+
+
+def import_adapter(path: str | Path, name: str | None = None, progress: OnProgress = ignore) -> ShelvedAdapter:
+    """Puts an adapter folder on the shelf: its configuration and its safetensors, checked and copied. Blocking.
+
+    Args:
+        path: The folder, in peft's layout or mlx-lm's; it is only read, and nothing else in it is opened.
+        name: What it is found by later: ``name`` or ``org/name@revision``; made from the folder's name by default.
+        progress: Called while bytes are copied; raising in it cancels the import.
+
+    Returns:
+        The adapter. One that is there already, from the same content and under that name, is not made again.
+
+    Raises:
+        AdapterError: Not an adapter, of a kind that is not supported, pickled (never opened), or damaged.
+        ModelLoadError: The name is taken or cannot be one, or the disk is full.
+    """
+    source = adapter_folder(Path(path))
+    header = read_header(source)
+    header.read()  # NaN, infinity, a file that is cut short
+    files = [source / CONFIG, header.weights]
+    sha256 = digest_of_all({file.name: known_sha256(file) for file in files})
+
+    def make(hidden: Path, adapter_id: str) -> None:
+        copy_files(files, hidden, progress)
+        manifest = Manifest(
+            format=FORMAT,
+            id=adapter_id,
+            title=source.name,
+            source=source.name,
+            source_sha256=sha256,
+            kind="adapter",
+            parameters=header.parameters,
+            files=notes_of(hidden),
+        )
+        write_manifest(hidden, manifest)
+
+    def opened(folder: Path) -> Path:
+        read_header(folder)
+        return folder
+
+    needed = sum(file.stat().st_size for file in files)
+    return shelf_adapter(place_on_shelf(source, name, sha256, needed, make=make, opened=opened))
+
+
+def shelf_adapter(folder: Path) -> ShelvedAdapter:
+    """What a folder of the shelf holds; one that cannot be used says why."""
+    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    try:
+        header = read_header(folder)
+    except AdapterError as fault:
+        return ShelvedAdapter(shelf_id(folder), folder, size, problem=str(fault))
+    return ShelvedAdapter(shelf_id(folder), folder, size, header.base, header.kind, header.layout, header.parameters)

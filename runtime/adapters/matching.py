@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from runtime.adapters.adapter import ModuleShape
-from runtime.adapters.layout import AdapterHeader
+from runtime.adapters.layouts import AdapterHeader
 from runtime.errors import AdapterError
 from runtime.options import nearest
 from runtime.records import Float32

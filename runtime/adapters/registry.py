@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from runtime.adapters.folder import is_on_shelf, on_the_shelf
-from runtime.adapters.layout import AdapterHeader
-from runtime.adapters.routes import Routing
+from runtime.adapters.layouts import AdapterHeader
+from runtime.adapters.stacks import Routing
 from runtime.adapters.uses import Adapters, Uses, check_adapters, check_scale, digest_of_stack
 from runtime.errors import AdapterError
 from runtime.info import AdapterInfo

@@ -36,7 +36,7 @@ from runtime.backends.sized import state_size
 from runtime.backends.stored import Stored
 from runtime.backends.tree import ROOT, Bool, Int64
 from runtime.errors import AdapterError, SnapshotFormatError
-from runtime.loading.folder import ModelFolder
+from runtime.loading.model_folder import ModelFolder
 from runtime.options import LoadOptions
 
 TEMPLATE = CHATML

@@ -20,7 +20,7 @@ from runtime.backends.stored import Stored
 from runtime.backends.tree import Int64
 from runtime.errors import SnapshotFormatError, UnsupportedFeatureError
 from runtime.info import ModelInfo
-from runtime.loading.folder import ModelFolder
+from runtime.loading.model_folder import ModelFolder
 from runtime.options import LoadOptions
 
 TEMPLATE = CHATML

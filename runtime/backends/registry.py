@@ -19,7 +19,7 @@ from typing import Any
 
 from runtime.backends.base import Backend
 from runtime.errors import BackendUnavailableError, InvalidRequestError, UnknownBackendError
-from runtime.loading.folder import ModelFolder
+from runtime.loading.model_folder import ModelFolder
 from runtime.options import LoadOptions, nearest
 
 Source = ModelFolder | tuple[Any, Any]

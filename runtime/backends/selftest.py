@@ -14,7 +14,7 @@ from runtime.backends.packed import Float32, PackedBackend, chain_parents
 from runtime.backends.tree import ROOT, Int64
 from runtime.errors import MemoryBudgetError, ModelLoadError, RuntimeFault
 from runtime.info import ModelInfo
-from runtime.loading.telling import tell_checking
+from runtime.loading.progress import report_checking
 
 log = logging.getLogger(__name__)
 Warnings = tuple[str, ...]
@@ -155,7 +155,7 @@ def check_finite(backend: PackedBackend[Any]) -> None:
     Raises:
         ModelLoadError: What it answers is no number; the message names the tensor.
     """
-    tell_checking()
+    report_checking()
     pack, started = backend.open_pack(), time.monotonic()
     try:
         token = np.array([backend.info.vocab_size // 3])

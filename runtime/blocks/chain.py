@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.adapters.routes import Route, Routing
-from runtime.adapters.stacks import stack_of
+from runtime.adapters.stacks import Route, Routing, stack_of
 from runtime.adapters.uses import Uses
 from runtime.records import Int32
 from runtime.trie import Namespace, Span

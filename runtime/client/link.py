@@ -20,7 +20,7 @@ from runtime.client.child import EngineProcess
 from runtime.client.limits import EngineLimits, Vigil
 from runtime.client.waiters import Ticket, Waiter
 from runtime.errors import EngineDiedError, ForkedError, RuntimeFault, SessionClosedError
-from runtime.loading.telling import OnLoad
+from runtime.loading.progress import OnLoad
 from runtime.wire.arrays import unpack_run
 from runtime.wire.connection import Connection
 from runtime.wire.faults import unpack_fault

@@ -14,7 +14,7 @@ from runtime.client.limits import EngineLimits, patient
 from runtime.client.link import EngineLink
 from runtime.client.waiters import LoopCall
 from runtime.errors import InvalidRequestError
-from runtime.loading.telling import LoadProgress, OnLoad
+from runtime.loading.progress import LoadProgress, OnLoad
 from runtime.options import LoadOptions
 from runtime.wire.messages import Load, Loaded
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from runtime.backends.registry import register_backend
 from runtime.dotted import resolve
 from runtime.language_model import LanguageModel
-from runtime.loading.telling import OnLoad, listening
+from runtime.loading.progress import OnLoad, progress_listener
 from runtime.wire.arrays import pack_pieces
 from runtime.wire.messages import Load, Loaded
 
@@ -15,7 +15,7 @@ def make_model(request: Load, on_progress: OnLoad | None = None) -> LanguageMode
     for name, dotted in request.backends.items():
         register_backend(name, dotted)
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in request.options.items()}
-    with listening(on_progress):  # a loader of somebody's own need not know of it
+    with progress_listener(on_progress):  # a loader of somebody's own need not know of it
         model: LanguageModel = resolve(request.loader)(request.source, request.backend, **options)
     return model
 

@@ -20,7 +20,7 @@ from runtime.branches import Branches
 from runtime.errors import InvalidRequestError, RuntimeFault
 from runtime.host.loading import describe, make_model
 from runtime.language_model import LanguageModel
-from runtime.loading.telling import LoadProgress
+from runtime.loading.progress import LoadProgress
 from runtime.options import nearest
 from runtime.records import TokenRun
 from runtime.wire.arrays import pack_run

@@ -17,13 +17,11 @@ from pathlib import Path
 import msgspec
 
 from runtime.errors import DownloadError
-from runtime.hub.answers import token_to_send
-from runtime.hub.downloading import Download
-from runtime.hub.limits import limit_answers
-from runtime.hub.plan import DownloadPlan, DownloadProgress, HubId
-from runtime.hub.said import Asked, Said
-from runtime.hub.searching import search, who
-from runtime.loading.child_side import end_with_parent
+from runtime.hub.child_protocol import DownloadPlan, DownloadProgress, HubId, Order, Reply
+from runtime.hub.download import Download
+from runtime.hub.responses import limit_answers, token_to_send
+from runtime.hub.search import search, who
+from runtime.loading.child_process import end_with_parent
 
 _PAUSE_SECONDS = 0.5  # between two reports while it waits
 
@@ -33,7 +31,7 @@ def main() -> int:
     line = sys.stdin.buffer.readline()
     if not line:
         return 3
-    asked = msgspec.json.decode(line, type=Asked)
+    asked = msgspec.json.decode(line, type=Order)
     end_with_parent()
     os.umask(0o077)
     limit_answers()
@@ -42,7 +40,7 @@ def main() -> int:
         token = token_to_send(asked.token)
         _do(asked, token)
     except DownloadError as fault:
-        _say(Said(error=_without(token, str(fault)), reason=fault.reason, kept=fault.kept))
+        _say(Reply(error=_without(token, str(fault)), reason=fault.reason, kept=fault.kept))
         return 1
     except Exception:  # noqa: BLE001  # the border of the process; its caller hears of the last line
         sys.stderr.write(_without(token, traceback.format_exc()))
@@ -50,19 +48,19 @@ def main() -> int:
     return 0
 
 
-def _do(asked: Asked, token: str) -> None:
+def _do(asked: Order, token: str) -> None:
     if asked.what == "search":
-        _say(Said(found=search(asked.query, asked.limit, _wait, token=token)))
+        _say(Reply(found=search(asked.query, asked.limit, _wait, token=token)))
     elif asked.what == "who":
-        _say(Said(name=who(token, _wait)))
+        _say(Reply(name=who(token, _wait)))
     else:
-        tell: Callable[[DownloadProgress], None] = lambda progress: _say(Said(progress=progress))  # noqa: E731
+        tell: Callable[[DownloadProgress], None] = lambda progress: _say(Reply(progress=progress))  # noqa: E731
         download = Download(HubId.parse(asked.repository), tell, wanted=asked.kind, token=token)
         if asked.what == "plan":
             with tempfile.TemporaryDirectory(prefix="elsewise-") as scratch:
-                _say(Said(plan=download.plan(Path(scratch))))
+                _say(Reply(plan=download.plan(Path(scratch))))
         else:
-            _say(Said(name=download.fetch(_say_plan)))
+            _say(Reply(name=download.fetch(_say_plan)))
 
 
 def _without(token: str, text: str) -> str:
@@ -73,15 +71,15 @@ def _without(token: str, text: str) -> str:
 def _wait(seconds: float, why: str) -> None:
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
-        _say(Said(progress=DownloadProgress(state="wait", note=why)))
+        _say(Reply(progress=DownloadProgress(state="wait", note=why)))
         time.sleep(min(left, _PAUSE_SECONDS))
 
 
 def _say_plan(plan: DownloadPlan) -> None:
-    _say(Said(plan=plan))
+    _say(Reply(plan=plan))
 
 
-def _say(said: Said) -> None:
+def _say(said: Reply) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(said) + b"\n")
     sys.stdout.buffer.flush()
 

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from runtime.backends.facts import CONTEXT_KEYS
 from runtime.errors import ModelLoadError
+from runtime.loading.architectures import libraries_knowing
+from runtime.loading.rope import border, proven
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ _ACTIVATION = _one_of(
 )
 
 # What config.json may hold, by the names that the libraries give it; the same name means the same everywhere. What is not
-# here is left to the library (`runtime.loading.folder.library_faults`).
+# here is left to the library (`runtime.loading.model_folder.library_faults`).
 _FIELDS: Mapping[str, Field] = MappingProxyType(
     {
         **dict.fromkeys(("hidden_size", "n_embd", "d_model"), _whole(1, 1 << 18)),
@@ -351,3 +354,89 @@ def _sliding_pattern(layer_types: object) -> int | None:
     period = layer_types.index("full_attention") + 1
     regular = ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(len(layer_types))]
     return period if list(layer_types) == regular else None
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A model as its configuration describes it.
+
+    Attributes:
+        architecture: ``model_type``.
+        context: Tokens, where it says how many.
+        quantisation: "4 bit (mlx)", the method's name for a foreign one, None for plain weights.
+        backends: Which of "hf" and "mlx" can run it, as far as the architecture, its rope type and the weights go.
+    """
+
+    architecture: str
+    context: int | None
+    quantisation: str | None
+    backends: tuple[str, ...]
+
+
+def describe(config: Mapping[str, Any]) -> Description:
+    """What a ``config.json`` describes; nothing in it is believed to be of the right type."""
+    kind = str(config.get("model_type", ""))
+    method, bits = quantised_with(config)
+    libraries = libraries_knowing(kind)
+    backends = [name for name, library in (("hf", "transformers"), ("mlx", "mlx_lm")) if library in libraries]
+    if method == "mlx":
+        backends = [name for name in backends if name == "mlx"]
+    elif method is not None:
+        backends = []
+    backends = [name for name in backends if proven(config, name)]
+    context = context_of(config)
+    named = f"{bits} bit (mlx)" if method == "mlx" else method
+    return Description(kind, context, named, tuple(backends))
+
+
+def context_of(config: Mapping[str, Any]) -> int | None:
+    """Tokens that a model was made for, as `runtime.backends.facts.whole_context`, where its configuration says so."""
+    inner = config.get("text_config")
+    texts = (config, inner) if isinstance(inner, Mapping) else (config,)
+    found = (text.get(key) for text in texts for key in CONTEXT_KEYS)
+    named = next((value for value in found if isinstance(value, int) and not isinstance(value, bool) and value > 0), None)
+    edge = border(config)
+    return named if edge is None or named is None else min(named, edge[1])
+
+
+def check_config(config: Mapping[str, Any], where: str) -> None:
+    """Refuses a configuration with sizes that no model has, or of a model that needs code of its own.
+
+    Args:
+        config: ``config.json``.
+        where: The folder or repository it is from, for messages.
+
+    Raises:
+        ModelLoadError: Names the key.
+    """
+    kind = config.get("model_type")
+    code = next((key for key in ("auto_map", "model_file") if config.get(key)), None)
+    known = isinstance(kind, str) and kind.replace("_", "").replace("-", "").replace(".", "").isalnum()
+    if code and not (known and libraries_knowing(str(kind))):
+        raise ModelLoadError(
+            f"{where}: the model needs code of its own ({code} in config.json), which is never run; "
+            "choose a model whose architecture the libraries know"
+        )
+    if not known:
+        raise ModelLoadError(f"{where}/config.json: model_type is {str(kind)[:40]!r}; it must name the architecture")
+    check_fields(config, f"{where}/config.json")
+
+
+def quantised_with(config: Mapping[str, Any]) -> tuple[str | None, str]:
+    """The method that weights were quantised with ("mlx", or a foreign one's name; None for plain ones), and its bits."""
+    mlx, other = config.get("quantization"), config.get("quantization_config")
+    if isinstance(mlx, Mapping) and "group_size" in mlx:
+        return "mlx", " and ".join(str(bits) for bits in mlx_bits(mlx)) or "?"
+    if isinstance(other, Mapping) and other.get("quant_method"):
+        return str(other["quant_method"])[:40], ""
+    return None, ""
+
+
+def mlx_bits(quantization: Mapping[str, Any]) -> list[int]:
+    """Bits of a weight, of all layers together, the fewest first.
+
+    Args:
+        quantization: As mlx_lm writes it: what most layers have, and by name what single ones have instead (False: nothing).
+    """
+    layers = [quantization, *(value for value in quantization.values() if isinstance(value, Mapping))]
+    return sorted({layer["bits"] for layer in layers if isinstance(layer.get("bits"), int)})

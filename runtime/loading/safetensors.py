@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from resources.files import open_regular
 from runtime.errors import ModelLoadError
+from runtime.loading.config import quantised_with
 
 MAX_HEADER_BYTES = 32 << 20  # those of the largest models have a few MB
 MAX_NAME, MAX_DIMENSIONS, MAX_SIDE = 512, 8, 1 << 40
@@ -81,3 +85,59 @@ def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"{key[:60]!r} stands there twice")
         found[key] = value
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What the headers of safetensors files say.
+
+    Attributes:
+        parameters: Numbers in all; those packed into words are counted one by one.
+        bytes: Of the tensors.
+        dtype: That most bytes have, as safetensors spells it ("F32", "BF16", "U32").
+    """
+
+    parameters: int
+    bytes: int
+    dtype: str
+
+
+def weights_of(files: Iterable[Path], config: Mapping[str, Any]) -> Weights:
+    """Counts the tensors of safetensors files by their headers.
+
+    Raises:
+        ModelLoadError: A file is damaged.
+    """
+    found = config.get("quantization") if quantised_with(config)[0] == "mlx" else None
+    packed = found if isinstance(found, Mapping) else None
+    parameters, sizes = 0, Counter[str]()
+    for path in files:
+        try:
+            with safe_open(path, framework="np") as file:
+                for name in file.keys():  # noqa: SIM118  # no mapping: it only has this method
+                    part = file.get_slice(name)
+                    dtype, count = str(part.get_dtype()), math.prod(part.get_shape())
+                    sizes[dtype] += count * _width(dtype)
+                    if packed is None:
+                        parameters += count
+                    elif name.endswith(".scales"):  # one for each group of packed numbers, however many bits those have
+                        parameters += count * _group(packed, name.removesuffix(".scales"))
+                    elif dtype != "U32" and not name.endswith(".biases"):
+                        parameters += count
+        except (SafetensorError, OSError, ValueError) as fault:
+            raise ModelLoadError(f"{path}: damaged safetensors file ({fault}); fetch it again") from fault
+    most = max(sizes, key=sizes.__getitem__, default="")
+    return Weights(parameters, sum(sizes.values()), most)
+
+
+def _group(quantization: Mapping[str, Any], layer: str) -> int:
+    """How many numbers of a layer share a scale."""
+    own = quantization.get(layer)
+    size = (own if isinstance(own, Mapping) and "group_size" in own else quantization).get("group_size")
+    return size if isinstance(size, int) and size > 0 else 1
+
+
+def _width(dtype: str) -> int:
+    """Bytes of one number: the digits of the dtype's name are its bits ("F8_E4M3" has 8)."""
+    digits = "".join(char for char in dtype.partition("_")[0] if char.isdigit())
+    return max(int(digits) // 8, 1) if digits else 1

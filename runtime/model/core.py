@@ -9,19 +9,19 @@ from functools import partial
 from typing import TypeVar
 
 from runtime.adapters.registry import Registry
-from runtime.adapters.routes import Route
+from runtime.adapters.stacks import Route
 from runtime.adapters.uses import Adapters
 from runtime.aio import Mailbox
 from runtime.engine import Engine
 from runtime.errors import InvalidRequestError
 from runtime.grammar.grammars import Grammars, Vocabulary
 from runtime.info import ModelInfo
-from runtime.loading.holding import Hold
 from runtime.model.text import TextSide
 from runtime.options import LoadOptions
 from runtime.records import Int32
 from runtime.scheduler.ids import check_ids
 from runtime.scheduler.jobs import GenerateJob, Job
+from runtime.shelf.model_lock import ModelLock
 
 T = TypeVar("T")
 Held = tuple[asyncio.AbstractEventLoop, deque[GenerateJob]]  # requests that begin when others of their batch have ended
@@ -44,7 +44,7 @@ class Core:
         text: TextSide,
         options: LoadOptions,
         names: tuple[str, ...] | None = None,
-        in_use: Sequence[Hold] = (),
+        in_use: Sequence[ModelLock] = (),
     ) -> None:
         self._engine = engine
         self._in_use = in_use

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.adapters.folder import is_on_shelf, read_header
-from runtime.adapters.layout import AdapterHeader
+from runtime.adapters.layouts import AdapterHeader
 from runtime.adapters.matching import check_base
 from runtime.adapters.registry import Registry
 from runtime.adapters.uses import check_adapters
@@ -22,15 +22,15 @@ from runtime.backends.registry import brings_text, check_backend, resolve_backen
 from runtime.checking import shown
 from runtime.engine import Engine
 from runtime.errors import BackendUnavailableError, InvalidRequestError, UnsupportedFeatureError
-from runtime.loading.folder import ModelFolder, library_faults
-from runtime.loading.holding import hold
+from runtime.loading.model_folder import ModelFolder, library_faults
 from runtime.loading.paths import is_model_id
-from runtime.loading.source import packed_for_mlx, resolve
-from runtime.loading.telling import LoadProgress, OnLoad, listener, listening
+from runtime.loading.progress import LoadProgress, OnLoad, current_listener, progress_listener
 from runtime.model.local import LocalModel
 from runtime.model.text import TextSide
 from runtime.options import LoadOptions
 from runtime.scheduler.loop import Scheduler
+from runtime.shelf.model_lock import lock_model
+from runtime.shelf.source import packed_for_mlx, resolve
 from runtime.speculation.draft import check_draft
 from runtime.text.utf8 import Utf8Stream
 
@@ -73,10 +73,12 @@ def load(
     for header in headers:
         check_base(header, names or ())
     drafting = None if checked.draft_model is None else draft_source(checked.draft_model, name)
-    held = [hold(folder.path) for folder in (model, drafting) if isinstance(folder, ModelFolder)]  # nobody removes them now
+    held = [
+        lock_model(folder.path) for folder in (model, drafting) if isinstance(folder, ModelFolder)
+    ]  # nobody removes them now
     text = text.with_format(checked)
 
-    told = on_progress or listener()
+    told = on_progress or current_listener()
 
     def make(check: Callable[[], None]) -> tuple[Backend, Scheduler]:
         def tell(progress: LoadProgress) -> None:
@@ -85,7 +87,7 @@ def load(
                 told(progress)
 
         try:
-            with listening(tell), _as_ours(model, name):
+            with progress_listener(tell), _as_ours(model, name):
                 made = chosen(model, checked)
         finally:
             _leave_exit_status()

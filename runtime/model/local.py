@@ -14,7 +14,6 @@ from typing import Self
 from runtime.checking import check_value, whole
 from runtime.engine import Engine
 from runtime.info import CacheReport, Metrics
-from runtime.loading.holding import Hold
 from runtime.members.resolving import ResolvingMembers
 from runtime.model.adapters import AdapterMembers
 from runtime.model.blocks import BlockMembers
@@ -26,6 +25,7 @@ from runtime.model.vectors import VectorMembers
 from runtime.options import GenerationOptions, LoadOptions
 from runtime.resolution import AnswerEnds
 from runtime.session.opening import OpensSessions
+from runtime.shelf.model_lock import ModelLock
 
 
 class LocalModel(
@@ -46,7 +46,7 @@ class LocalModel(
         text: TextSide,
         options: LoadOptions,
         names: tuple[str, ...] | None = None,
-        in_use: Sequence[Hold] = (),
+        in_use: Sequence[ModelLock] = (),
     ) -> None:
         super().__init__(engine, text, options, names, in_use)
         self._forgotten = weakref.finalize(self, _forget, engine, self._names[0] if self._names else "", *_caller())

@@ -9,8 +9,7 @@ from typing import Any
 from runtime.errors import UnsupportedFeatureError
 from runtime.language_model import Message
 from runtime.model.core import Core
-from runtime.text.chat import render_chat_ids
-from runtime.text.chosen import wants_bos
+from runtime.text.chat import render_chat_ids, wants_bos
 from runtime.text.formats import CHAT_FORMATS
 from runtime.text.pieces import PieceMembers
 from runtime.text.utf8 import clean_text

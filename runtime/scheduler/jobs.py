@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from runtime.adapters.routes import Routing
-from runtime.adapters.stacks import stack_of
+from runtime.adapters.stacks import Routing, stack_of
 from runtime.beams import BeamOptions, Hypothesis, OnStep
 from runtime.grammar.constraint import Constraint
 from runtime.info import OnProgress

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from runtime.adapters.adapter import Kind
-from runtime.adapters.routes import Routing
+from runtime.adapters.stacks import Routing
 from runtime.adapters.stacks import stack_of as stack_in
 from runtime.adapters.uses import MOST_INVOCATION, Adapters, Uses, check_adapters
 from runtime.blocks.chain import block_keys

@@ -20,7 +20,7 @@ from typing import Any, Self
 import psutil
 
 from runtime.errors import ForkedError, InvalidRequestError
-from runtime.loading.folder import ModelFolder
+from runtime.loading.model_folder import ModelFolder
 from runtime.text.tokenizer import Tokenizer
 
 _CHILD = Path(__file__).with_name("template_child.py")

@@ -12,7 +12,7 @@ import numpy as np
 from runtime.beams import BeamStep
 from runtime.errors import InvalidRequestError, RuntimeFault
 from runtime.info import CacheReport, Metrics, ModelInfo, PromptProgress
-from runtime.loading.telling import LoadProgress
+from runtime.loading.progress import LoadProgress
 from runtime.options import GenerationOptions
 from runtime.resolution import AnswerEnds
 from runtime.wire.arrays import Array, Pieces

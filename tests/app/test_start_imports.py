@@ -24,7 +24,7 @@ NEEDED = {
 }  # fmt: skip
 LATER = {  # parts of ours that wait for an engine, a shelf or a command
     "runtime.backends", "runtime.client", "runtime.engine", "runtime.loading", "runtime.model", "runtime.scheduler",
-    "runtime.text.tokenizer", "runtime.wire", "benchmarks", "app.cli.ask", "app.cli.common",
+    "runtime.shelf", "runtime.text.tokenizer", "runtime.wire", "benchmarks", "app.cli.ask", "app.cli.common",
     "ui.window.about", "ui.settings", "ui.setup.popover",
 }  # fmt: skip
 # Says every module when the window stands, then closes it as Ctrl-C would.

@@ -13,7 +13,7 @@ from benchmarks.parts.files import F32, FLAT_BAR, HEADER_BAR, ONCE_BAR, Q8_0, fi
 from benchmarks.run import NOWHERE
 from benchmarks.sizes import FULL
 from runtime import plan_import
-from runtime.loading.digests import sha256_of
+from runtime.loading.integrity import sha256_of
 from tests.benchmarks.small import SMALL
 
 
@@ -46,7 +46,7 @@ def test_reading_twice_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
                 pass
         return sha256_of(path, tell)
 
-    monkeypatch.setattr("runtime.loading.verify.sha256_of", twice)
+    monkeypatch.setattr("runtime.shelf.model_shelf.sha256_of", twice)
     [verdict] = [each for each in files(NOWHERE, SMALL, lambda _: None).verdicts if each.what.startswith("bytes read")]
     assert not verdict.met
     assert verdict.figure >= 2

@@ -13,7 +13,7 @@ from runtime.backends.hf.cache import TorchPack
 from runtime.backends.hf.loading import load_model
 from runtime.backends.packed import Float32
 from runtime.backends.tree import Int64
-from runtime.loading.folder import ModelFolder
+from runtime.loading.model_folder import ModelFolder
 from runtime.options import LoadOptions
 
 PACE_SECONDS = 0.03

@@ -69,8 +69,7 @@ def open_gguf(folder: Path, samples: Sequence[bytes]) -> Read:
     import mlx.core as mx
     from safetensors.numpy import load_file
 
-    from runtime.loading.convert import convert
-    from runtime.loading.gguf.convertible import check
+    from runtime.loading.gguf.convert import check, convert
     from runtime.loading.gguf.header import read_header
 
     path, target = folder / "mutant.gguf", folder / "converted"

@@ -22,10 +22,10 @@ from runtime.backends.hf.threads import CHOICE
 from runtime.backends.hf.weights import check_weights
 from runtime.errors import ModelLoadError
 from runtime.loading.config import shown, sizes
-from runtime.loading.folder import ModelFolder, library_faults
-from runtime.loading.perplexity import PLAIN, Perplexities
+from runtime.loading.measurements import PLAIN, Perplexities
+from runtime.loading.model_folder import ModelFolder, library_faults
+from runtime.loading.progress import current_listener, reporting_progress
 from runtime.loading.rope import check_ropes
-from runtime.loading.telling import listener, told
 from runtime.options import LoadOptions
 
 
@@ -140,7 +140,7 @@ def _silent() -> Iterator[None]:
 @contextmanager
 def _weights_told() -> Iterator[None]:
     """What transformers reads inside is told tensor by tensor, by the hook that it has for its own bar."""
-    if listener() is None or not hasattr(logging, "set_tqdm_hook"):  # an older transformers has none
+    if current_listener() is None or not hasattr(logging, "set_tqdm_hook"):  # an older transformers has none
         yield
         return
     before = logging.set_tqdm_hook(_bar)
@@ -152,7 +152,7 @@ def _weights_told() -> Iterator[None]:
 
 def _bar(make: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The bar of a loop of transformers'; the one over weights is ours."""
-    return told(args[0]) if args and kwargs.get("desc") == "Loading weights" else make(*args, **kwargs)
+    return reporting_progress(args[0]) if args and kwargs.get("desc") == "Loading weights" else make(*args, **kwargs)
 
 
 def _check_read(source: ModelFolder, config: Any, found: Mapping[str, Any]) -> None:

@@ -10,15 +10,8 @@ from torch.nn.functional import cross_entropy
 
 from runtime.backends.hf.weights import pack_weights
 from runtime.errors import RuntimeFault
-from runtime.loading.folder import ModelFolder
-from runtime.loading.perplexity import (
-    MOST_TOKENS,
-    PLAIN,
-    TEXT,
-    Perplexities,
-    keep_perplexities,
-    kept_perplexities,
-)
+from runtime.loading.measurements import MOST_TOKENS, PLAIN, TEXT, Perplexities, keep_perplexities, kept_perplexities
+from runtime.loading.model_folder import ModelFolder
 from runtime.text.tokenizer import Tokenizer
 
 _ROWS = 32  # of logits that are copied at once

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import psutil
 import torch
 
-from runtime.loading.measured import THREADS, keep_measured, measured
+from runtime.loading.measurements import THREADS, keep_measurement, measurement
 
 BUDGET_SECONDS = 1.0  # after which no other count is tried
 LAPS = 5  # forwards of one token for each count; the fastest counts
@@ -51,11 +51,11 @@ class ThreadChoice:
             return int(torch.get_num_threads())
         most = cores()
         key = f"{THREADS}, {weights}, {machine(most)}"
-        kept = measured(digest, key)
+        kept = measurement(digest, key)
         found = {int(n): float(s) for n, s in kept.items() if n.isdigit() and isinstance(s, float)}
         if not found or max(found) > most:
             found = probe(forward, most, self.set)
-            keep_measured(digest, key, {str(n): seconds for n, seconds in found.items()})
+            keep_measurement(digest, key, {str(n): seconds for n, seconds in found.items()})
         self.set(fastest(found))
         return fastest(found)
 

@@ -38,7 +38,7 @@ from runtime.backends.stored import Stored
 from runtime.backends.tree import Bool, Int64
 from runtime.errors import ForkedError, MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import ModelInfo
-from runtime.loading.folder import ModelFolder
+from runtime.loading.model_folder import ModelFolder
 from runtime.options import LoadOptions
 
 _IMPORTED_BY = os.getpid()

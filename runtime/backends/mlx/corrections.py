@@ -19,7 +19,7 @@ from runtime.backends.mlx import gemma2
 from runtime.errors import ModelLoadError, UnsupportedFeatureError
 from runtime.loading.architectures import words_in_source
 from runtime.loading.config import normalised, shown
-from runtime.loading.folder import ModelFolder
+from runtime.loading.model_folder import ModelFolder
 from runtime.loading.rope import for_mlx
 
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embeddings.weight", "word_embeddings.weight")

@@ -21,11 +21,10 @@ from runtime.backends import facts
 from runtime.backends.mlx.corrections import class_lookup, correct, honoured
 from runtime.backends.mlx.memory import DeviceLimits, free_beside
 from runtime.errors import ModelLoadError
-from runtime.loading.check import mlx_bits
-from runtime.loading.config import sizes
-from runtime.loading.folder import ModelFolder, library_faults
+from runtime.loading.config import mlx_bits, sizes
+from runtime.loading.model_folder import ModelFolder, library_faults
+from runtime.loading.progress import reporting_progress
 from runtime.loading.rope import BORDERS, check_ropes, kinds
-from runtime.loading.telling import told
 from runtime.options import LoadOptions
 
 log = logging.getLogger(__name__)
@@ -154,7 +153,9 @@ def _limited(model: Any, options: LoadOptions) -> tuple[DeviceLimits, int]:
     limits, free = DeviceLimits(), free_beside(weights)
     limits.apply(weights, facts.kv_budget(options, free))
     try:
-        for _, array in told(flat_parameters(model)):  # until now they were promises: this is when the files are read
+        for _, array in reporting_progress(
+            flat_parameters(model)
+        ):  # until now they were promises: this is when the files are read
             mx.eval(array)
     except BaseException:
         limits.reset()

@@ -23,9 +23,9 @@ from mlx_lm.utils import load_model as load_mlx_model
 from runtime.backends.mlx.corrections import class_lookup, honoured
 from runtime.backends.mlx.loading import flat_parameters
 from runtime.errors import ModelLoadError, RuntimeFault
-from runtime.loading.check import open_folder
-from runtime.loading.child_side import end_with_parent, say
-from runtime.loading.digests import sync_all
+from runtime.loading.child_process import end_with_parent, say
+from runtime.loading.integrity import sync_all
+from runtime.loading.model_folder import open_folder
 
 _BASE_MEMORY = 8 << 30  # bytes of address space: interpreter, libraries, threads, and room
 _COPIES = 3  # of the weights, in address space: mapped, as they are quantised, and room

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.loading.gguf.layout import GgufHeader
-from runtime.loading.gguf.numbers import fault, positive, whole
+from runtime.loading.gguf.header import GgufHeader, fault, positive, whole
 
 FACTORS = "rope_freqs.weight"  # Llama 3's: what each frequency is divided by
 MAX_CONTEXT = 1 << 27

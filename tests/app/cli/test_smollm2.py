@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.loading.source import resolve
+from runtime.shelf.source import resolve
 from tests.app.cli.conftest import Done, Elsewise
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.loading.measured import keep_measured
-from runtime.loading.perplexity import keep_perplexities
+from runtime.loading.measurements import keep_measurement, keep_perplexities
 from tests.app.cli.conftest import Elsewise
 from tests.tiny_models import tiny_folder, tiny_path
 
@@ -60,7 +59,7 @@ def test_what_was_measured_of_a_model_is_told(elsewise: Elsewise, tmp_path: Path
     assert elsewise("score", str(tmp_path / "text.txt"), *model).code == 0
     assert "perplexity (int8)" in elsewise("models", "info", "tiny").out
     keep_perplexities(digest, {"float32": 40.0, "int8": 41.0, "float16": 40.0})
-    keep_measured(digest, "threads, int8, some machine", {"1": 0.02, "2": 0.0123})
+    keep_measurement(digest, "threads, int8, some machine", {"1": 0.02, "2": 0.0123})
     after = elsewise("models", "info", "tiny").out
     assert "41, float32 40 (+2.5 %)" in after
     assert "40, float32 40 (+0.0 %)" in after

@@ -12,7 +12,7 @@ import keyring
 import pytest
 
 from runtime import ModelShelf
-from runtime.loading.perplexity import keep_perplexities
+from runtime.loading.measurements import keep_perplexities
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, until
 from tests.runtime.hub.conftest import Keychain
@@ -31,8 +31,8 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "models"
     folder.mkdir()
     monkeypatch.setenv("ELSEWISE_MODELS", str(folder))
-    monkeypatch.setattr("runtime.loading.fit._on_gpu", lambda backend, device: False)
-    monkeypatch.setattr("runtime.loading.fit.has_float16", lambda: True)
+    monkeypatch.setattr("runtime.loading.memory_estimate._on_gpu", lambda backend, device: False)
+    monkeypatch.setattr("runtime.loading.memory_estimate.has_float16", lambda: True)
     for name in ("one", "two"):
         shutil.copytree(tiny_path("llama"), folder / f"org--{name}")
     return folder

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from runtime import ModelShelf
-from runtime.loading.describing import weights_of
-from runtime.loading.holding import hold
+from runtime.loading.safetensors import weights_of
+from runtime.shelf.model_lock import lock_model
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, until
 from tests.runtime.adapters.toys import toy_adapter
@@ -58,7 +58,7 @@ def test_a_model_is_listed_verified_and_removed(play: Play, shelf: Path, tiny: P
         with pytest.raises(Refusal, match=r"model\.safetensors"):
             await s.workbench.verify_model("org/tiny", lambda _done, _total: None)
         # one that is loaded stays
-        held = hold(shelf / "org--tiny")  # as loading does
+        held = lock_model(shelf / "org--tiny")  # as loading does
         with pytest.raises(Refusal, match="is loaded"):
             await s.workbench.remove_model("org/tiny")
         held.release()
@@ -90,7 +90,7 @@ def test_one_that_is_on_its_way_into_the_engine_stays(play: Play, shelf: Path, t
 
 def test_verifying_can_be_stopped(play: Play, shelf: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(tiny, shelf / "org--tiny")
-    monkeypatch.setattr("runtime.loading.verify.sha256_of", _forever)
+    monkeypatch.setattr("runtime.shelf.model_shelf.sha256_of", _forever)
 
     async def scene(s: Scene) -> None:
         steps: list[int] = []

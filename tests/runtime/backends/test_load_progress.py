@@ -11,7 +11,7 @@ from safetensors import safe_open
 from transformers.utils import logging
 
 from runtime import LoadProgress, load, spawn
-from runtime.loading import telling
+from runtime.loading import progress
 from tests.tiny_models import tiny_path
 
 CHECKING = LoadProgress(0, 0, "checking")
@@ -22,7 +22,7 @@ WAYS: list[tuple[str, dict[str, Any]]] = [("hf", {}), ("hf", {"offload": "disk",
 def test_a_load_says_how_many_tensors_are_in_place(
     backend: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(telling, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "TELL_SECONDS", 0.0)
     said: list[LoadProgress] = []
     with load(tiny_path("llama"), backend, on_progress=said.append, **options) as model:
         told = list(said)
@@ -36,7 +36,7 @@ def test_a_load_says_how_many_tensors_are_in_place(
 
 
 def test_what_was_told_to_be_in_place_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telling, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "TELL_SECONDS", 0.0)
     reads: list[int] = []  # tensors that mlx has evaluated, at each word
     evaluated = 0
     evaluate = mx.eval
@@ -88,9 +88,9 @@ def test_an_engine_process_says_it_too(backend: str) -> None:
 
 
 def test_nobody_need_listen() -> None:
-    assert list(telling.told([1, 2])) == [1, 2]
+    assert list(progress.reporting_progress([1, 2])) == [1, 2]
     said: list[LoadProgress] = []
-    with telling.listening(said.append):
-        assert list(telling.told([])) == []
-        assert list(telling.told(iter([1]))) == [1]  # nobody knows how many there are
+    with progress.progress_listener(said.append):
+        assert list(progress.reporting_progress([])) == []
+        assert list(progress.reporting_progress(iter([1]))) == [1]  # nobody knows how many there are
     assert said == [LoadProgress(0, 0)]

@@ -21,7 +21,7 @@ from runtime.backends.mlx.backend import MlxBackend, load
 from runtime.backends.mlx.cache import PIECE, MlxPack
 from runtime.backends.mlx.corrections import honoured
 from runtime.errors import MemoryBudgetError, ModelLoadError, SnapshotFormatError, UnsupportedFeatureError
-from runtime.loading.folder import ModelFolder
+from runtime.loading.model_folder import ModelFolder
 from runtime.options import LoadOptions
 from tests.runtime.backends.reference import TOLERANCE, append, chain, expected, log_softmax, random_ids
 from tests.tiny_models import tiny_folder, tiny_tokenizer

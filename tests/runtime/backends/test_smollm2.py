@@ -9,9 +9,9 @@ import pytest
 
 from runtime.backends.base import ROOT
 from runtime.backends.registry import resolve_backend
-from runtime.loading.folder import ModelFolder
-from runtime.loading.source import resolve
+from runtime.loading.model_folder import ModelFolder
 from runtime.options import LoadOptions
+from runtime.shelf.source import resolve
 from tests.runtime.backends.reference import append, chain, log_softmax
 
 pytestmark = pytest.mark.slow

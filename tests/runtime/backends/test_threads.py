@@ -12,7 +12,7 @@ import torch
 from runtime import load
 from runtime.backends.hf import threads as choosing
 from runtime.backends.hf.threads import BUDGET_SECONDS, LAPS, ThreadChoice, fastest, machine, probe
-from runtime.loading.measured import forget_measured, keep_measured, measured
+from runtime.loading.measurements import forget_measurements, keep_measurement, measurement
 from tests.tiny_models import tiny_folder, tiny_path
 
 
@@ -90,17 +90,17 @@ def test_what_was_measured_is_kept_with_the_model(monkeypatch: pytest.MonkeyPatc
     choice = ThreadChoice()
     count = choice.measure("digest", "float32", lambda: calls.append(torch.get_num_threads()))
     key = f"threads, float32, {machine(4)}"
-    assert {int(n) for n in measured("digest", key)} == {4, 2, 1}
+    assert {int(n) for n in measurement("digest", key)} == {4, 2, 1}
     assert count in {4, 2, 1}
     # another process finds it
-    keep_measured("digest", key, {"4": 0.9, "2": 0.1, "1": 0.3})
+    keep_measurement("digest", key, {"4": 0.9, "2": 0.1, "1": 0.3})
     calls.clear()
     assert ThreadChoice().measure("digest", "float32", lambda: calls.append(0)) == 2
     assert not calls
     # other weights, another machine, and a model that was removed measure anew
     ThreadChoice().measure("digest", "int8", lambda: calls.append(0))
     assert len(calls) == 3 * LAPS
-    forget_measured("digest")
+    forget_measurements("digest")
     ThreadChoice().measure("digest", "float32", lambda: calls.append(0))
     assert len(calls) == 6 * LAPS
 
@@ -122,7 +122,7 @@ def test_what_the_user_set_in_torch_is_honoured_and_what_we_set_is_not_taken_for
 def test_a_load_measures_on_the_owner_thread_and_an_option_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     digest, key = tiny_folder("llama").weights_digest, f"threads, float32, {machine(4)}"
     with load(tiny_path("llama"), "hf", device="cpu", threads=1):
-        assert measured(digest, key) == {}
+        assert measurement(digest, key) == {}
     seen: list[str] = []
     monkeypatch.setattr("runtime.backends.hf.backend.CHOICE", choice := ThreadChoice())
     monkeypatch.setattr(choice, "measure", lambda *_: seen.append(threading_name()))

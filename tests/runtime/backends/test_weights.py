@@ -23,7 +23,7 @@ from runtime.backends.hf import perplexity as measuring
 from runtime.backends.hf import weights as packing
 from runtime.backends.hf.weights import Bfloat16Linear, Float16Linear, Int4Linear, Int8Linear, PackedLinear
 from runtime.errors import RuntimeFault
-from runtime.loading.perplexity import kept_perplexities
+from runtime.loading.measurements import kept_perplexities
 from runtime.options import LoadOptions, Weights
 from tests.block_stores import SHELVES, memory_options
 from tests.runtime.adapters.makers import save_adapter

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.adapters.routes import Routing
+from runtime.adapters.stacks import Routing
 from runtime.blocks.chain import Link, block_keys, cells
 
 BASE, OTHER = "f" * 64, ("f" * 64, (("a" * 64, 0.5),))

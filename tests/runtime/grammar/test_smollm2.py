@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from runtime import Completion, GenerationOptions, Grammar, SamplingOptions
-from runtime.loading.source import resolve
 from runtime.model import LocalModel, load
+from runtime.shelf.source import resolve
 from tests.runtime.grammar.judge import accepts, begins
 from tests.runtime.grammar.samples import ALL, JSON, LARK, REGEX, SCHEMA, Parcel
 

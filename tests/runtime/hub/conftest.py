@@ -12,11 +12,11 @@ from huggingface_hub import constants
 from keyring.backend import KeyringBackend
 
 from runtime.errors import DownloadError
-from runtime.hub.downloading import Download
-from runtime.hub.limits import limit_answers
-from runtime.hub.plan import DownloadProgress, HubId
-from runtime.hub.tokens import VARIABLES
-from runtime.loading.shelf import ModelShelf
+from runtime.hub.child_protocol import DownloadProgress, HubId
+from runtime.hub.credentials import VARIABLES
+from runtime.hub.download import Download
+from runtime.hub.responses import limit_answers
+from runtime.shelf.model_shelf import ModelShelf
 from tests.runtime.hub.local_hub import Files, LocalHub, running
 from tests.tiny_models import tiny_path
 

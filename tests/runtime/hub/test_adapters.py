@@ -12,8 +12,8 @@ from safetensors.numpy import load, save
 
 from runtime import DownloadError, ModelShelf, fetch_adapter, fetch_any, fetch_model, list_shelf_adapters, plan_download
 from runtime.adapters.convert import convert_adapter
-from runtime.hub.downloading import Download
-from runtime.hub.plan import HubId
+from runtime.hub.child_protocol import HubId
+from runtime.hub.download import Download
 from tests.fakes import fake_model
 from tests.runtime.adapters.toys import toy_adapter
 from tests.runtime.hub.conftest import Fetch

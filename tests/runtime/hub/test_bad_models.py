@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from runtime.errors import DownloadError, InvalidRequestError
-from runtime.hub import choosing
-from runtime.loading.shelf import ModelShelf
-from runtime.loading.source import resolve
+from runtime.hub import repository
+from runtime.shelf.model_shelf import ModelShelf
+from runtime.shelf.source import resolve
 from runtime.text.template import ChatTemplate, TemplateLimits
 from tests.runtime.hub.conftest import Fetch, failed
 from tests.runtime.hub.local_hub import Files, LocalHub, Request
@@ -117,10 +117,10 @@ def test_a_large_tokenizer_is_taken_as_far_as_loading_takes_it(
 ) -> None:
     # given one that is larger than other JSON may be (Gemma's has 34 MB)
     size = len(tiny["tokenizer.json"])
-    monkeypatch.setattr(choosing, "MAX_JSON_BYTES", size - 1)
+    monkeypatch.setattr(repository, "MAX_JSON_BYTES", size - 1)
     hub.add("org/tiny", tiny)
     fetch()
-    monkeypatch.setattr(choosing, "MAX_TOKENIZER_BYTES", size - 2)
+    monkeypatch.setattr(repository, "MAX_TOKENIZER_BYTES", size - 2)
     hub.add("org/other", tiny)
     with pytest.raises(DownloadError, match=rf"tokenizer.json has {size:,} bytes; at most {size - 2:,} are taken"):
         fetch("org/other")

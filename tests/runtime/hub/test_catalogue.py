@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import DownloadError
-from runtime.hub.downloading import Download
-from runtime.hub.plan import DownloadPlan, HubId
-from runtime.loading.catalogue import CatalogueModel, CatalogueVariant, catalogue
+from runtime.hub.child_protocol import DownloadPlan, HubId
+from runtime.hub.download import Download
+from runtime.shelf.catalogue import CatalogueModel, CatalogueVariant, catalogue
 from tests.runtime.hub.conftest import Fetch, failed
 from tests.runtime.hub.local_hub import Files, LocalHub, Request
 

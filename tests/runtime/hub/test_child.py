@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from runtime import DownloadError, DownloadProgress, ModelShelf, fetch_model, plan_download, unfinished_downloads
-from runtime.hub.said import Asked
+from runtime.hub.child_protocol import Order
 from tests.runtime.hub.local_hub import Files, LocalHub, Request, for_file, held, status, stop_after
 
 WEIGHTS = "model.safetensors"
@@ -63,7 +63,7 @@ def test_the_child_ends_in_peace(hub: LocalHub, tiny: Files) -> None:
     pipe, environment = subprocess.PIPE, {**os.environ, "HF_HUB_OFFLINE": "0"}
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment) as child:
         assert child.stdin is not None
-        child.stdin.write(msgspec.json.encode(Asked("plan", "org/tiny")) + b"\n")
+        child.stdin.write(msgspec.json.encode(Order("plan", "org/tiny")) + b"\n")
         child.stdin.flush()  # and left open, as whoever asks leaves it
         assert child.stdout is not None
         assert child.stderr is not None

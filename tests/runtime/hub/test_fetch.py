@@ -10,12 +10,12 @@ import pytest
 from huggingface_hub import snapshot_download
 
 from runtime.errors import DownloadError, ModelLoadError
-from runtime.hub.downloading import Download
-from runtime.hub.kept import discard_download, unfinished_downloads
-from runtime.hub.plan import DownloadProgress, HubId
-from runtime.loading.manifest import read_manifest
-from runtime.loading.shelf import ModelShelf
-from runtime.loading.source import resolve
+from runtime.hub.child_protocol import DownloadProgress, HubId
+from runtime.hub.download import Download
+from runtime.hub.partial_downloads import discard_download, unfinished_downloads
+from runtime.loading.integrity import read_manifest
+from runtime.shelf.model_shelf import ModelShelf
+from runtime.shelf.source import resolve
 from tests.runtime.hub.conftest import Fetch
 from tests.runtime.hub.local_hub import LARGE, Files, LocalHub, Request, for_file, once, running, status, stop_after
 from tests.tiny_models import tiny_path

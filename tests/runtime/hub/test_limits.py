@@ -9,8 +9,8 @@ import json
 import pytest
 
 from runtime.errors import DownloadError
-from runtime.hub import limits
-from runtime.hub.searching import search
+from runtime.hub import responses
+from runtime.hub.search import search
 from tests.runtime.hub.conftest import Fetch, failed
 from tests.runtime.hub.local_hub import Files, LocalHub, Request
 
@@ -36,7 +36,7 @@ def packed(request: Request) -> bool:
 def test_an_answer_without_end_is_given_up(
     reply: object, said: str, hub: LocalHub, fetch: Fetch, tiny: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "MOST_BYTES", 1_000_000)
+    monkeypatch.setattr(responses, "MOST_BYTES", 1_000_000)
     hub.add("org/tiny", tiny)
     assert callable(reply)
     hub.before = [lambda request: "/api/" in request.path and bool(reply(request))]
@@ -52,7 +52,7 @@ def test_an_answer_that_takes_forever_is_given_up(
     hub: LocalHub, fetch: Fetch, tiny: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.add("org/tiny", tiny)
-    monkeypatch.setattr(limits, "MOST_SECONDS", -1.0)
+    monkeypatch.setattr(responses, "MOST_SECONDS", -1.0)
     assert "it takes longer than -1 s" in str(failed(fetch))
 
 

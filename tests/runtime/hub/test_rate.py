@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.hub.rate import Rate
+from runtime.hub.download_progress import Rate
 
 
 class Clock:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runtime import DownloadError, HubModel, InvalidRequestError, search_models
-from runtime.hub.searching import search
+from runtime.hub.search import search
 from tests.runtime.hub.local_hub import Files, LocalHub, Reply, Request, status
 
 MLX: dict[str, Any] = {"library_name": "mlx", "tags": ["mlx", "4-bit"]}

@@ -10,11 +10,11 @@ import pytest
 from safetensors.numpy import load, save
 
 from runtime.errors import DownloadError
-from runtime.hub.kept import unfinished_downloads
-from runtime.hub.plan import DownloadProgress
-from runtime.hub.taking import AT_ONCE
-from runtime.loading.shelf import ModelShelf
-from runtime.loading.source import resolve
+from runtime.hub.child_protocol import DownloadProgress
+from runtime.hub.download import AT_ONCE
+from runtime.hub.partial_downloads import unfinished_downloads
+from runtime.shelf.model_shelf import ModelShelf
+from runtime.shelf.source import resolve
 from tests.runtime.hub.conftest import Fetch
 from tests.runtime.hub.local_hub import PATIENCE_SECONDS, Files, LocalHub, Request, for_file, held, once, status, stop_after
 

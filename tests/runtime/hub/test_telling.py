@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.hub.plan import DownloadProgress, HubFile
-from runtime.hub.telling import Telling
+from runtime.hub.child_protocol import DownloadProgress, HubFile
+from runtime.hub.download_progress import ProgressReporter
 
 A, B = HubFile("a", 1000, "0" * 40, large=False), HubFile("b", 3000, "1" * 40, large=False)
 
@@ -16,7 +16,7 @@ class Told:
     def __init__(self) -> None:
         self.now = 100.0
         self.steps: list[DownloadProgress] = []
-        self.telling = Telling(self.steps.append, lambda: self.now)
+        self.telling = ProgressReporter(self.steps.append, lambda: self.now)
 
     @property
     def last(self) -> DownloadProgress:

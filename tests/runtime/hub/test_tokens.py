@@ -27,9 +27,9 @@ from runtime import (
     token_owner,
 )
 from runtime.hub import child
-from runtime.hub.answers import token_to_send
-from runtime.hub.said import Asked
-from runtime.hub.searching import who
+from runtime.hub.child_protocol import Order
+from runtime.hub.responses import token_to_send
+from runtime.hub.search import who
 from tests.runtime.hub.conftest import Keychain
 from tests.runtime.hub.local_hub import Files, LocalHub, Request, once
 
@@ -146,7 +146,7 @@ def test_nobody_can_read_it_of_the_process_that_has_it(private: LocalHub, keycha
     # then
     assert seen
     assert not any(SECRET in text for text in seen)
-    assert SECRET not in repr(Asked("fetch", "me/tiny", token=SECRET))
+    assert SECRET not in repr(Order("fetch", "me/tiny", token=SECRET))
 
 
 def test_a_hub_that_quotes_it_is_not_repeated(private: LocalHub, keychain: Keychain, tiny: Files) -> None:
@@ -173,10 +173,10 @@ def test_a_token_that_no_header_can_carry_is_refused_unseen(text: str, monkeypat
 
 def test_a_fault_of_ours_does_not_show_it_either(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     # given the child, in this process, with a fault that names what it was sent
-    def broken(asked: Asked, token: str) -> None:
+    def broken(asked: Order, token: str) -> None:
         raise ZeroDivisionError(f"sent {token} to {asked}")
 
-    order = msgspec.json.encode(Asked("who", token=SECRET)) + b"\n"
+    order = msgspec.json.encode(Order("who", token=SECRET)) + b"\n"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(order)))
     monkeypatch.setattr(child, "end_with_parent", lambda: None)
     monkeypatch.setattr(child, "_do", broken)
@@ -187,7 +187,7 @@ def test_a_fault_of_ours_does_not_show_it_either(monkeypatch: pytest.MonkeyPatch
     os.umask(mask)
     said = capsys.readouterr()
     assert (code, said.out) == (2, "")
-    assert said.err.splitlines()[-1] == "ZeroDivisionError: sent (token) to Asked('who', '')"
+    assert said.err.splitlines()[-1] == "ZeroDivisionError: sent (token) to Order('who', '')"
     assert SECRET not in said.err
 
 

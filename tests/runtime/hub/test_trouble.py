@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from runtime.hub.kept import Kept, unfinished_downloads
-from runtime.hub.parts import ATTEMPTS
-from runtime.hub.plan import DownloadProgress
+from runtime.hub.child_protocol import DownloadProgress
+from runtime.hub.part_file import ATTEMPTS
+from runtime.hub.partial_downloads import PartialDownload, unfinished_downloads
 from tests.runtime.hub.conftest import Fetch, failed
 from tests.runtime.hub.local_hub import Files, LocalHub, Reply, for_file, status
 
@@ -208,6 +208,6 @@ def test_a_disk_that_fills_up_keeps_what_was_written(
 
 def test_one_process_fetches_a_repository_at_a_time(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
-    with Kept("org/tiny"):
+    with PartialDownload("org/tiny"):
         assert failed(fetch).reason == "taken"
     fetch()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import DownloadError
-from runtime.hub.plan import HubId
+from runtime.hub.child_protocol import HubId
 from tests.runtime.hub.conftest import Fetch, failed
 from tests.runtime.hub.local_hub import Files, LocalHub
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.hub.parts import ATTEMPTS
-from runtime.loading.source import resolve
+from runtime.hub.part_file import ATTEMPTS
+from runtime.shelf.source import resolve
 from tests.runtime.hub.conftest import Fetch, failed
 from tests.runtime.hub.local_hub import Files, LocalHub, Reply, Request, for_file, oid, status, stop_after
 from tests.tiny_models import tiny_path

@@ -14,11 +14,11 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from runtime.hub.downloading import Download
-from runtime.hub.plan import HubId
-from runtime.loading.importer import import_model
+from runtime.hub.child_protocol import HubId
+from runtime.hub.download import Download
 from runtime.loading.paths import models_dir
-from runtime.loading.shelf import ModelShelf
+from runtime.shelf.importing import import_model
+from runtime.shelf.model_shelf import ModelShelf
 
 CHANGES = ("os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.truncate")
 STAYS = (".lock", ".used", ".digests", ".measured")  # beside models

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from runtime.loading.gguf.layout import FORMATS
+from runtime.loading.gguf.header import FORMATS
 from tests.runtime.loading.as_gguf import gguf_of
 from tests.runtime.loading.gguf_files import GgufFile, Stored
 from tests.runtime.loading.test_dequantise import HALVES, KINDS, random_blocks

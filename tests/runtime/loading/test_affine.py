@@ -6,9 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from runtime.loading.gguf.affine import KEPT, affine, bits_of
-from runtime.loading.gguf.blocks import VALUES_AT_ONCE
-from runtime.loading.gguf.dequantise import UNPACKERS, dequantise
+from runtime.loading.gguf.quants import KEPT, UNPACKERS, VALUES_AT_ONCE, affine, bits_of, dequantise
 from tests.runtime.loading.test_dequantise import info_of, random_blocks
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.loading.architectures import libraries_knowing
-from runtime.loading.describing import describe
+from runtime.loading.config import describe
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3", "phi3", "gemma2", "gemma3_text", "falcon_mamba"])

@@ -13,11 +13,11 @@ import psutil
 import pytest
 
 from runtime.errors import ModelLoadError
-from runtime.hub.choosing import check_suitable
-from runtime.hub.plan import HubId
-from runtime.loading import catalogue as module
-from runtime.loading.catalogue import CatalogueModel, catalogue, fitting
-from runtime.loading.kv_bytes import kv_numbers
+from runtime.hub.child_protocol import HubId
+from runtime.hub.repository import check_suitable
+from runtime.loading.memory_estimate import kv_numbers
+from runtime.shelf import catalogue as module
+from runtime.shelf.catalogue import CatalogueModel, catalogue, fitting
 
 GB = 10**9
 LIST = Path(str(importlib.resources.files("resources"))) / "catalogue" / "models.json"
@@ -35,8 +35,8 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, int]:
     """A machine without a GPU, of so many bytes."""
     size = {"total": 16 * GB}
     plain = psutil.virtual_memory()
-    monkeypatch.setattr("runtime.loading.fit._on_gpu", lambda backend, device: False)
-    monkeypatch.setattr("runtime.loading.fit._apple", lambda: False)
+    monkeypatch.setattr("runtime.loading.memory_estimate._on_gpu", lambda backend, device: False)
+    monkeypatch.setattr("runtime.loading.memory_estimate._apple", lambda: False)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: plain._replace(total=size["total"], available=size["total"] // 2))
     return size
 

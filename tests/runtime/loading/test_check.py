@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from runtime.errors import ModelLoadError
-from runtime.loading.check import open_folder
-from runtime.loading.digests import known_sha256, sha256_of
+from runtime.loading.integrity import known_sha256, sha256_of
+from runtime.loading.model_folder import open_folder
 from tests.tiny_models import TEMPLATE, tiny_path
 
 
@@ -63,7 +63,7 @@ def test_a_digest_is_computed_once(model: Path, shelf: Path, monkeypatch: pytest
     # given
     open_folder(model)
     # when
-    monkeypatch.setattr("runtime.loading.digests.sha256_of", lambda path: pytest.fail(f"{path} was read again"))
+    monkeypatch.setattr("runtime.loading.integrity.sha256_of", lambda path: pytest.fail(f"{path} was read again"))
     # then
     open_folder(model)
 

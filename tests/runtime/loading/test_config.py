@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from runtime.errors import ModelLoadError
-from runtime.loading.check import read_json
 from runtime.loading.config import check_fields, normalised
+from runtime.loading.model_folder import read_json
 from tests.tiny_models import tiny_path
 
 _MLX_MODULES = {"mistral": "llama"}  # where mlx_lm calls the architecture by another name

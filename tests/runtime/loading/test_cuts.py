@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import pre_tokenizers
 
-from runtime.loading.gguf.bytelevel import CUTS
-from runtime.loading.gguf.convertible import check
-from runtime.loading.gguf.layout import GgufHeader
-from runtime.loading.gguf.vocabulary import build_tokenizer, tokenizer_config
+from runtime.loading.gguf.convert import check
+from runtime.loading.gguf.header import GgufHeader
+from runtime.loading.gguf.tokenizer import PRE_TOKENIZERS, build_tokenizer, tokenizer_config
 from runtime.text.tokenizer import Tokenizer
 from tests.runtime.loading.gguf_files import BOOL, STRING, small_llama
 from tests.runtime.loading.pieces import NASTY, random_texts
@@ -85,7 +84,7 @@ def _llama3(base: Any) -> Any:
     return type("Converter", (base,), {"load_tiktoken_bpe": staticmethod(lambda url: ranks)})("")
 
 
-@pytest.fixture(scope="module", params=CUTS)
+@pytest.fixture(scope="module", params=PRE_TOKENIZERS)
 def both(request: pytest.FixtureRequest) -> tuple[Tokenizer, RawTokenizer]:
     return Tokenizer(ours(request.param)), theirs(request.param)
 
@@ -106,7 +105,9 @@ _LLAMA = (Tokenizer(ours("llama-bpe")), theirs("llama-bpe"))
 
 def test_no_two_ways_to_cut_are_the_same() -> None:
     """Else one of them could be taken for another and no test would see it."""
-    different = {cut: tuple(tuple(cut.pre_tokenizer().pre_tokenize_str(text)) for text in TEXTS) for cut in CUTS.values()}
+    different = {
+        cut: tuple(tuple(cut.pre_tokenizer().pre_tokenize_str(text)) for text in TEXTS) for cut in PRE_TOKENIZERS.values()
+    }
     assert len({(parts, cut.composed, cut.whole) for cut, parts in different.items()}) == len(different)
 
 

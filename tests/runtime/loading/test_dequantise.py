@@ -9,9 +9,8 @@ import numpy.typing as npt
 import pytest
 
 from runtime.errors import ModelLoadError
-from runtime.loading.gguf.dequantise import UNPACKERS, dequantise
-from runtime.loading.gguf.header import read_header
-from runtime.loading.gguf.layout import FORMATS, TensorInfo
+from runtime.loading.gguf.header import FORMATS, TensorInfo, read_header
+from runtime.loading.gguf.quants import UNPACKERS, dequantise
 from tests.runtime.loading.gguf_files import STRING, GgufFile, Pair, Stored
 
 KINDS = {form.name: kind for kind, form in FORMATS.items()}

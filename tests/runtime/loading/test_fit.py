@@ -16,12 +16,11 @@ import psutil
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from runtime.loading.fit import CONTEXT, estimate_fit
-from runtime.loading.kv_bytes import kv_numbers, state_numbers
-from runtime.loading.shelf import ModelShelf
+from runtime.loading.memory_estimate import CONTEXT, estimate_fit, kv_numbers, state_numbers
 from runtime.model.load import load
 from runtime.options import GenerationOptions, KvDtype, LoadOptions
 from runtime.scheduler.prefill.prompts import MIN_CHUNK  # which no busy machine makes shorter
+from runtime.shelf.model_shelf import ModelShelf
 from tests.tiny_models import BUILDERS, tiny_folder, tiny_path
 
 MLX_TOO = ("llama", "qwen3", "gemma3", "lfm2")
@@ -67,8 +66,8 @@ def test_keys_and_values_are_what_the_engine_says(name: str) -> None:
 @pytest.fixture
 def processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a GPU."""
-    monkeypatch.setattr("runtime.loading.fit._on_gpu", lambda backend, device: False)
-    monkeypatch.setattr("runtime.loading.weight_bytes.has_float16", lambda: True)
+    monkeypatch.setattr("runtime.loading.memory_estimate._on_gpu", lambda backend, device: False)
+    monkeypatch.setattr("runtime.loading.memory_estimate.has_float16", lambda: True)
 
 
 def test_weights_become_float32_on_a_processor(processor: None) -> None:
@@ -93,7 +92,7 @@ def test_quantised_weights_stay_as_they_are_but_for_their_scales(processor: None
 
 
 def test_a_gpu_keeps_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.loading.fit._on_gpu", lambda backend, device: True)
+    monkeypatch.setattr("runtime.loading.memory_estimate._on_gpu", lambda backend, device: True)
     fit = estimate_fit(SMOLLM2, 269_000_000, options=LoadOptions(weights="int8"))  # which is for a processor
     assert (fit.weights, fit.kv_per_token, fit.loading) == (269_000_000, 23_040, 0)
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import ModelLoadError
-from runtime.loading.gguf.bytelevel import CUTS
-from runtime.loading.gguf.convertible import check
-from runtime.loading.gguf.families import FAMILIES
+from runtime.loading.gguf.convert import check
+from runtime.loading.gguf.decoder import FAMILIES
 from runtime.loading.gguf.header import read_header
+from runtime.loading.gguf.tokenizer import PRE_TOKENIZERS
 from tests.runtime.loading.gguf_files import SPECIALS, U32, bad_files, small_llama, unsuitable_files
 
 BAD = bad_files()
@@ -110,7 +110,7 @@ def test_what_works_is_named_for_what_does_not(tmp_path: Path) -> None:
 
 def test_the_readme_names_what_works() -> None:
     told = (Path(__file__).parents[3] / "README.md").read_text("utf-8")
-    for name in (*FAMILIES, *CUTS):
+    for name in (*FAMILIES, *PRE_TOKENIZERS):
         assert f"`{name}`" in told, name
 
 

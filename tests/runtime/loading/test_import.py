@@ -14,11 +14,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from runtime.errors import ModelLoadError
-from runtime.loading.importer import import_model
-from runtime.loading.manifest import read_manifest
+from runtime.loading.integrity import read_manifest
 from runtime.loading.progress import Progress
-from runtime.loading.shelf import list_models
-from runtime.loading.source import resolve
+from runtime.shelf.importing import import_model
+from runtime.shelf.model_shelf import list_models
+from runtime.shelf.source import resolve
 from runtime.text.tokenizer import Tokenizer
 from tests.runtime.loading.as_gguf import as_gguf
 from tests.runtime.loading.conftest import left_behind
@@ -162,7 +162,7 @@ def test_a_damaged_model_is_made_again(shelf: Path, gguf: Path) -> None:
 
 def test_the_converter_ends_in_peace(gguf: Path, tmp_path: Path) -> None:
     """A thread of it still reads its standard input then, which the interpreter must not stumble over."""
-    command = [sys.executable, "-m", "runtime.loading.convert", str(gguf), str(tmp_path)]
+    command = [sys.executable, "-m", "runtime.loading.gguf.convert", str(gguf), str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stderr is not None

@@ -15,12 +15,11 @@ import psutil
 import pytest
 
 from runtime.errors import ModelLoadError
-from runtime.loading.convert import convert
-from runtime.loading.gguf.convertible import check
-from runtime.loading.importer import import_model
+from runtime.loading.gguf.convert import check, convert
 from runtime.loading.progress import Progress
-from runtime.loading.shelf import list_models
-from runtime.loading.source import resolve
+from runtime.shelf.importing import import_model
+from runtime.shelf.model_shelf import list_models
+from runtime.shelf.source import resolve
 from tests.runtime.loading.conftest import left_behind
 from tests.runtime.loading.gguf_files import (
     bad_files,
@@ -102,7 +101,7 @@ def test_a_killed_converter_is_reported_and_leaves_nothing(shelf: Path, gguf: Pa
         child.kill()
         return child
 
-    monkeypatch.setattr("runtime.loading.children.subprocess.Popen", popen)
+    monkeypatch.setattr("runtime.loading.child_process.subprocess.Popen", popen)
     # when, then
     with pytest.raises(ModelLoadError, match="ended without an answer"):
         import_model(gguf)
@@ -119,9 +118,9 @@ def test_a_converter_that_hangs_is_stopped(shelf: Path, gguf: Path, monkeypatch:
         started.append(real([sys.executable, "-c", "input()"], **kwargs))  # type: ignore[call-overload]  # passed on as given
         return started[-1]
 
-    monkeypatch.setattr("runtime.loading.children.subprocess.Popen", popen)
-    monkeypatch.setattr("runtime.loading.children.LOOK_SECONDS", 0.01)
-    monkeypatch.setattr("runtime.loading.importer._PATIENCE", 0.05)
+    monkeypatch.setattr("runtime.loading.child_process.subprocess.Popen", popen)
+    monkeypatch.setattr("runtime.loading.child_process.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("runtime.shelf.importing._PATIENCE", 0.05)
     # when, then
     with pytest.raises(ModelLoadError, match=r"the conversion took longer than \d+ s and was stopped"):
         import_model(gguf)
@@ -132,7 +131,7 @@ def test_a_converter_that_hangs_is_stopped(shelf: Path, gguf: Path, monkeypatch:
 GREEDY_CONVERTER = """
 import sys
 import psutil
-from runtime.loading import convert
+from runtime.loading.gguf import convert
 convert._BASE_MEMORY = psutil.Process().memory_info().vms + (8 << 20)
 convert.convert = lambda *_arguments, **_options: bytearray(1 << 30)
 sys.exit(convert.main())
@@ -152,7 +151,7 @@ def test_a_converter_that_takes_more_memory_than_is_allowed_is_refused_it(gguf: 
 KILLED_IMPORT = """
 import sys, time
 import psutil
-from runtime.loading.importer import import_model
+from runtime.shelf.importing import import_model
 def hold(progress):
     if progress.done:
         [child] = psutil.Process().children()
@@ -184,7 +183,7 @@ def test_a_killed_importer_takes_its_child_along_and_is_cleaned_up_after(shelf: 
 
 def test_a_disk_that_is_too_small_is_named_before_the_work(shelf: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given
-    monkeypatch.setattr("runtime.loading.importer.shutil.disk_usage", lambda path: SimpleNamespace(free=1))
+    monkeypatch.setattr("runtime.shelf.importing.shutil.disk_usage", lambda path: SimpleNamespace(free=1))
     # when, then
     with pytest.raises(ModelLoadError, match=r"needs .* GB in .*, 0\.0 GB are free"):
         import_model(gguf)

@@ -14,17 +14,14 @@ import pytest
 from safetensors.numpy import load_file
 
 from runtime.errors import ModelLoadError
-from runtime.loading.check import open_folder
-from runtime.loading.convert import convert
-from runtime.loading.fit import estimate_fit
-from runtime.loading.folder import ModelFolder
-from runtime.loading.gguf.convertible import check
-from runtime.loading.import_plan import plan_import
-from runtime.loading.importer import SOURCE, import_model
+from runtime.loading.gguf.convert import check, convert
+from runtime.loading.memory_estimate import estimate_fit
+from runtime.loading.model_folder import ModelFolder, open_folder
 from runtime.loading.paths import models_dir
-from runtime.loading.shelf import ModelShelf, list_models
-from runtime.loading.source import resolve
 from runtime.model.load import load
+from runtime.shelf.importing import SOURCE, import_model, plan_import
+from runtime.shelf.model_shelf import ModelShelf, list_models
+from runtime.shelf.source import resolve
 from tests.runtime.loading.gguf_files import GgufFile, stored
 from tests.runtime.loading.packed import Choice, in_blocks, k_quants, packed
 from tests.tiny_models import tiny_path
@@ -150,7 +147,7 @@ def test_size_and_memory_are_what_they_are_said_to_be(
     held = sum(array.nbytes for array in arrays.values())
     assert {array.dtype for array in arrays.values()} == {mx.uint32, mx.float32}
     for gpu in (False, True):  # float32 all through: nothing grows, and nothing of the file's is rounded
-        monkeypatch.setattr("runtime.loading.fit._on_gpu", lambda *_, gpu=gpu: gpu)
+        monkeypatch.setattr("runtime.loading.memory_estimate._on_gpu", lambda *_, gpu=gpu: gpu)
         fit = estimate_fit(ModelShelf().config("kept"), entry.weights, dtype=entry.dtype, backend="mlx", context=100)
         assert fit.weights == entry.weights == held
         assert fit.kv_per_token == 3 * 2 * 2 * 16 * 4
@@ -186,8 +183,8 @@ def test_the_machine_and_the_engine_decide_the_form(shelf: Path, tmp_path: Path,
     # given a file that nobody imported
     file = packed(tiny_path("llama"), mixed).write(tmp_path / "one.gguf")
     # when it is loaded on a machine where mlx runs models by default, then hf's float32 stands beside it
-    for module in ("import_plan", "source"):
-        monkeypatch.setattr(f"runtime.loading.{module}.default_backend", lambda: "mlx")
+    for module in ("importing", "source"):
+        monkeypatch.setattr(f"runtime.shelf.{module}.default_backend", lambda: "mlx")
     assert resolve(file, backend="mlx").quantisation
     assert resolve(file, backend="hf").quantisation is None
     assert [entry.name for entry in list_models()] == ["one", "one-mlx"]
@@ -196,8 +193,8 @@ def test_the_machine_and_the_engine_decide_the_form(shelf: Path, tmp_path: Path,
     assert resolve(file, backend="hf").path.name == "one"
     assert import_model(file).path.name == "one-mlx"
     # elsewhere it is float32 for both
-    for module in ("import_plan", "source"):
-        monkeypatch.setattr(f"runtime.loading.{module}.default_backend", lambda: "hf")
+    for module in ("importing", "source"):
+        monkeypatch.setattr(f"runtime.shelf.{module}.default_backend", lambda: "hf")
     assert resolve(file, backend="mlx").path.name == import_model(file).path.name == "one"
     assert len(list_models()) == 2
     ModelShelf().remove("one")
@@ -210,7 +207,7 @@ def test_a_file_that_nothing_of_can_be_kept_of(
     with pytest.raises(ModelLoadError, match=r"no matrix .* \(Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K\); import it with --float32"):
         import_model(gguf, keep_quantised=True)
     assert list_models() == []
-    monkeypatch.setattr("runtime.loading.import_plan.default_backend", lambda: "mlx")
+    monkeypatch.setattr("runtime.shelf.importing.default_backend", lambda: "mlx")
     assert import_model(gguf).quantisation is None
     with pytest.raises(ModelLoadError, match="a folder is taken as it is"):
         import_model(tiny_path("llama"), keep_quantised=True)

@@ -16,12 +16,12 @@ import pytest
 from safetensors.numpy import save_file
 
 from runtime.errors import ModelLoadError
-from runtime.loading.importer import import_model
 from runtime.loading.paths import models_dir
 from runtime.loading.progress import Progress
-from runtime.loading.shelf import ModelShelf
-from runtime.loading.source import resolve
 from runtime.model.load import load
+from runtime.shelf.importing import import_model
+from runtime.shelf.model_shelf import ModelShelf
+from runtime.shelf.source import resolve
 from tests.runtime.loading.conftest import left_behind
 from tests.tiny_models import tiny_path
 

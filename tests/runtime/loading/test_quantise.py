@@ -18,9 +18,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from runtime import InvalidRequestError, ModelLoadError, ModelShelf, Progress, convert_model, list_models, load
-from runtime.loading import placing, quantise
-from runtime.loading.children import Child
-from runtime.loading.manifest import read_manifest
+from runtime.loading.child_process import Child
+from runtime.loading.integrity import read_manifest
+from runtime.shelf import atomic_install, quantise
 from tests.runtime.backends.reference import expected, random_ids
 from tests.tiny_models import tiny_path
 
@@ -82,7 +82,7 @@ def test_a_converted_model_is_listed_and_answers_as_the_plain_one_within_what_is
 
 
 def load_ids(name: str) -> list[int]:
-    from runtime.loading.source import resolve
+    from runtime.shelf.source import resolve
     from runtime.text.tokenizer import Tokenizer
 
     return list(Tokenizer.from_folder(resolve(tiny_path(name))).encode("hello"))
@@ -143,7 +143,7 @@ def test_what_the_child_refuses_is_said_and_leaves_nothing(plain: Path, shelf: P
 
 
 def test_room_on_the_disk_is_asked_for_first(plain: Path, monkeypatch: pytest.MonkeyPatch, shelf: Path) -> None:
-    monkeypatch.setattr(placing.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 1000))  # type: ignore[attr-defined]
+    monkeypatch.setattr(atomic_install.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 1000))  # type: ignore[attr-defined]
     monkeypatch.setattr(quantise, "Child", lambda *_, **__: pytest.fail("a process was started"))
     with pytest.raises(ModelLoadError, match="are free"):
         convert_model(plain)

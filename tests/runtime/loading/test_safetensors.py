@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from runtime.errors import ModelLoadError
-from runtime.loading.check import open_folder
+from runtime.loading.model_folder import open_folder
 from runtime.loading.safetensors import check_safetensors
 from tests.runtime.loading.safetensors_files import GOOD, bad_files, entry, packed
 from tests.tiny_models import tiny_path

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import ModelLoadError
-from runtime.loading.gguf.convertible import check
-from runtime.loading.gguf.vocabulary import build_tokenizer, generation_config, tokenizer_config
-from runtime.loading.importer import import_model
+from runtime.loading.gguf.convert import check
+from runtime.loading.gguf.tokenizer import build_tokenizer, generation_config, tokenizer_config
+from runtime.shelf.importing import import_model
 from runtime.text.tokenizer import Tokenizer
 from tests.runtime.loading.as_gguf import as_gguf
 from tests.runtime.loading.gguf_files import ARRAY, BOOL, STRING, U32, GgufFile, Pair, small_llama, stored

@@ -11,14 +11,14 @@ import pytest
 from safetensors import safe_open
 
 from runtime.errors import ModelLoadError
-from runtime.loading.digests import sha256_of
-from runtime.loading.folder import ModelFolder
-from runtime.loading.gguf.convertible import check
+from runtime.loading.gguf.convert import check
 from runtime.loading.gguf.decoder import unpermuted
-from runtime.loading.importer import SOURCE
+from runtime.loading.integrity import sha256_of
+from runtime.loading.model_folder import ModelFolder
 from runtime.loading.paths import shelf_path
-from runtime.loading.smollm2 import GGUF_SHA256, fetch_embedded
-from runtime.loading.source import resolve
+from runtime.shelf.embedded import GGUF_SHA256, fetch_embedded
+from runtime.shelf.importing import SOURCE
+from runtime.shelf.source import resolve
 from runtime.text.chat import render_chat_ids
 from runtime.text.template import ChatTemplate
 from runtime.text.tokenizer import Tokenizer

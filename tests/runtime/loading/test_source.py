@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import ModelLoadError
-from runtime.loading.importer import import_model
-from runtime.loading.manifest import MANIFEST
+from runtime.loading.integrity import MANIFEST
 from runtime.loading.paths import models_dir
-from runtime.loading.shelf import ModelShelf, list_models
-from runtime.loading.source import resolve
+from runtime.shelf.importing import import_model
+from runtime.shelf.model_shelf import ModelShelf, list_models
+from runtime.shelf.source import resolve
 from tests.runtime.loading.gguf_files import small_llama
 from tests.tiny_models import tiny_path
 

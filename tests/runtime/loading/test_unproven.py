@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from runtime.errors import ModelLoadError
-from runtime.loading.gguf.decoder import DecoderShape, check_tensors
-from runtime.loading.gguf.families import FAMILIES
+from runtime.loading.gguf.decoder import FAMILIES, DecoderShape, check_tensors
 from runtime.loading.gguf.header import read_header
-from runtime.loading.importer import import_model
+from runtime.shelf.importing import import_model
 from tests.runtime.loading.as_gguf import as_gguf
 from tests.runtime.loading.gguf_files import F32, STRING, U32, Pair
 from tests.runtime.loading.test_families import made

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from runtime import ContextOverflowError, GenerationOptions, InvalidRequestError, load
-from runtime.loading.source import resolve
 from runtime.model import LocalModel
 from runtime.options import LoadOptions
 from runtime.pooling import POOLINGS
 from runtime.records import Float32
+from runtime.shelf.source import resolve
 from tests.fakes import settled
 from tests.tiny_models import tiny_path
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.loading.folder import ModelFolder
-from runtime.loading.source import resolve
+from runtime.loading.model_folder import ModelFolder
 from runtime.model import LocalModel, load
 from runtime.options import GenerationOptions, SamplingOptions
 from runtime.records import TokenRecord
+from runtime.shelf.source import resolve
 from tests.runtime.backends.reference import log_softmax
 
 pytestmark = pytest.mark.slow

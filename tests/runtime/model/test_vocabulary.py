@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from runtime.loading.source import resolve
 from runtime.model import LocalModel, load
+from runtime.shelf.source import resolve
 from runtime.text.tokenizer import Tokenizer as OurTokenizer
 from tests.tiny_models import tiny_path
 

@@ -23,7 +23,7 @@ from runtime import (
     unregister_backend,
 )
 from runtime.backends.mock import load as load_mock
-from runtime.loading.folder import ModelFolder
+from runtime.loading.model_folder import ModelFolder
 
 IDS = [104, 101, 108, 108, 111]
 OPTIONS = GenerationOptions(max_tokens=12, seed=7)

@@ -11,10 +11,9 @@ import pytest
 import tokenizers
 
 from runtime.errors import InvalidRequestError, UnsupportedFeatureError
-from runtime.loading.digests import template_digest
+from runtime.loading.integrity import template_digest
 from runtime.options import LoadOptions
-from runtime.text.chat import render_chat_ids
-from runtime.text.chosen import ChosenFormat, choose_format
+from runtime.text.chat import ChosenFormat, choose_format, render_chat_ids
 from runtime.text.formats import CHAT_FORMATS
 from runtime.text.template import ChatTemplate
 from runtime.text.tokenizer import Tokenizer

@@ -5,7 +5,7 @@ import sys
 
 HEAVY = """
 import sys
-from runtime.loading import embedded, shelf, source
+from runtime.shelf import embedded, model_shelf, source
 from runtime.text import chat, template, tokenizer, utf8
 from tests.runtime.loading.gguf_files import small_llama
 import pathlib, tempfile, os

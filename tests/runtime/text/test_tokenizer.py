@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import InvalidRequestError, ModelLoadError, UnsupportedFeatureError
-from runtime.loading.check import open_folder
-from runtime.text.tokenizer import Tokenizer
-from runtime.text.vocabulary import spelling_of
+from runtime.loading.model_folder import open_folder
+from runtime.text.tokenizer import Tokenizer, spelling_of
 from tests.runtime.text.tokenizers_made import byte_level, folder_of, metaspace, sentencepiece, wordpiece
 from tests.tiny_models import tiny_path
 

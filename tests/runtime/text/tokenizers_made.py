@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from runtime.loading.folder import ModelFolder
+from runtime.loading.model_folder import ModelFolder
 from runtime.text import tokenizer as ours
 from tests.tiny_models import tiny_tokenizer
 

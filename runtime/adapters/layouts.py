@@ -1,0 +1,254 @@
+"""The two layouts of adapter folders, peft's and mlx-lm's, each read into one header."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.adapters.adapter import Adapter, Kind, LowRank, ModuleShape, read_tensors, tensor_shapes
+from runtime.adapters.uses import MOST_INVOCATION
+from runtime.errors import AdapterError
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Where a module's two tensors are, and how they are meant."""
+
+    a: str  # names of tensors
+    b: str
+    transposed: bool  # (in, rank) and (rank, out), as mlx-lm writes them
+    rank: int
+    shape: ModuleShape
+    scaling: float
+    base: str | None = None  # the tensor that is a copy of the module's own weights
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterHeader:
+    """An adapter folder as its configuration and the header of its weights describe it; no number was read yet.
+
+    Attributes:
+        folder: Where it is.
+        weights: Its safetensors file.
+        layout: "peft" or "mlx".
+        base: The model it says it was made for; empty where it says nothing.
+        invocation: Token ids that switch an activated LoRA on; empty for a plain one.
+        modules: Its tensors by module path.
+    """
+
+    folder: Path
+    weights: Path
+    layout: str
+    base: str
+    invocation: tuple[int, ...]
+    modules: Mapping[str, Pair]
+
+    @property
+    def kind(self) -> Kind:
+        """Plain or activated."""
+        return "alora" if self.invocation else "lora"
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in all."""
+        return sum(pair.rank * sum(pair.shape) for pair in self.modules.values())
+
+    def read(self) -> Adapter:
+        """The numbers.
+
+        Raises:
+            AdapterError: The file is damaged, or changed since its header was read.
+        """
+        tensors = read_tensors(self.weights)
+        modules: dict[str, LowRank] = {}
+        for path, pair in self.modules.items():
+            a, b = tensors.get(pair.a), tensors.get(pair.b)
+            if a is None or b is None:
+                raise AdapterError(f"{self.weights} has changed: {pair.a} or {pair.b} is not there any more; add it again")
+            a, b = (a.T, b.T) if pair.transposed else (a, b)
+            if a.shape != (pair.rank, pair.shape[0]) or b.shape != (pair.shape[1], pair.rank):
+                raise AdapterError(f"{self.weights} has changed: {path} has other shapes now; add it again")
+            modules[path] = LowRank(a, b, pair.scaling, None if pair.base is None else tensors.get(pair.base))
+        return Adapter.of(modules)
+
+
+def pairs_of(
+    weights: Path, shapes: Mapping[str, tuple[int, ...]], names: tuple[str, str], *, transposed: bool
+) -> dict[str, tuple[str, str, int, ModuleShape]]:
+    """Tensors two by two: module path -> (name of A, name of B, rank, shape of the module).
+
+    Args:
+        weights: The file, for messages.
+        shapes: Its tensors.
+        names: What the names of A and of B end with.
+        transposed: Whether A is ``(in, rank)`` and B ``(rank, out)``.
+
+    Raises:
+        AdapterError: A tensor that belongs to no pair, or two that do not fit together.
+    """
+    found: dict[str, tuple[str, str, int, ModuleShape]] = {}
+    for name, shape in shapes.items():
+        path = next((name.removesuffix(end) for end in names if name.endswith(end)), None)
+        if path is None:
+            raise AdapterError(
+                f"{weights}: {name} {shape} is no part of a LoRA product ({names[0]}, {names[1]}): adapters that train biases, "
+                "magnitudes (DoRA), embeddings or whole modules are not supported"
+            )
+        a, b = path + names[0], path + names[1]
+        if a not in shapes or b not in shapes:
+            raise AdapterError(f"{weights}: {name} stands alone, {b if name == a else a} is missing; fetch the adapter again")
+        left, right = shapes[a], shapes[b]
+        if len(left) != 2 or len(right) != 2:
+            raise AdapterError(f"{path}: {a} {left} and {b} {right} are no matrices; only linear modules are supported")
+        rank_in, rank_out = (left[1], right[0]) if transposed else (left[0], right[1])
+        inner, outer = (left[0], right[1]) if transposed else (left[1], right[0])
+        if rank_in != rank_out or rank_in < 1:
+            raise AdapterError(f"{path}: {a} {left} and {b} {right} do not share a rank")
+        found[path] = a, b, rank_in, (inner, outer)
+    return found
+
+
+def number(folder: Path, name: str, value: Any, *, above: float = -math.inf) -> float:
+    """A finite number of a configuration.
+
+    Raises:
+        AdapterError: It is none, or not above `above`.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= above:
+        limit = "" if above == -math.inf else f" above {above:g}"
+        raise AdapterError(f"{folder / 'adapter_config.json'}: {name} must be a finite number{limit}, not {value!r:.60}")
+    return float(value)
+
+
+PEFT_WEIGHTS = "adapter_model.safetensors"
+PEFT_ENDINGS = (".lora_A.weight", ".lora_B.weight")
+PEFT_BASE = ".base_layer.weight"  # a copy that peft saves of a head's or an embedding's own weights
+PEFT_PREFIX = "base_model.model."
+
+# Settings of LoraConfig that say how an adapter was made or trained, not what it computes.
+_HARMLESS = frozenset(
+    {"peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"}
+    | {"r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "fan_in_fan_out", "use_rslora", "bias"}
+    | {"rank_pattern", "alpha_pattern", "layers_to_transform", "layers_pattern", "init_lora_weights", "loftq_config"}
+    | {"megatron_core", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size", "alora_invocation_tokens"}
+    | {"alora_invocation_string", "invocation_string", "ensure_weight_tying", "runtime_config"}
+)
+# Ways to begin that take something away from the base's weights: what was trained adds to the rest alone.
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+
+
+def read_peft_header(folder: Path, config: Mapping[str, Any]) -> AdapterHeader:
+    """What the folder holds.
+
+    Raises:
+        AdapterError: Not a plain or activated LoRA (the setting that says so is named), or damaged.
+    """
+    _check_peft_settings(folder, config)
+    weights = folder / PEFT_WEIGHTS
+    shapes = tensor_shapes(weights)
+    copies = {name for name in shapes if name.endswith(PEFT_BASE) and name.removesuffix(PEFT_BASE) + PEFT_ENDINGS[0] in shapes}
+    found = pairs_of(weights, {n: s for n, s in shapes.items() if n not in copies}, PEFT_ENDINGS, transposed=False)
+    modules: dict[str, Pair] = {}
+    for tensor_path, (a, b, rank, shape) in found.items():
+        path, copy = tensor_path.removeprefix(PEFT_PREFIX), tensor_path + PEFT_BASE
+        if copy in copies and shapes[copy] != shape[::-1]:
+            raise AdapterError(f"{weights}: {copy} {shapes[copy]} and the product of shape {shape[::-1]} do not fit together")
+        scaling = _scaling(folder, config, path, rank)
+        modules[path] = Pair(a, b, False, rank, shape, scaling, copy if copy in copies else None)
+    return AdapterHeader(
+        folder=folder,
+        weights=weights,
+        layout="peft",
+        base=str(config.get("base_model_name_or_path") or ""),
+        invocation=_invocation(folder, config),
+        modules=modules,
+    )
+
+
+def _check_peft_settings(folder: Path, config: Mapping[str, Any]) -> None:
+    where = folder / "adapter_config.json"
+    if config.get("peft_type") != "LORA":
+        raise AdapterError(f"{where}: peft_type is {config.get('peft_type')!r}; only LORA adapters are supported")
+    if config.get("bias", "none") != "none":
+        raise AdapterError(f"{where}: bias={config['bias']!r} trains biases too, which is not supported; only bias='none' is")
+    for name, value in config.items():
+        if name not in _HARMLESS and value not in (None, False, [], {}, ""):
+            raise AdapterError(f"{where}: {name}={value!r:.80} changes what the adapter computes and is not supported")
+    begun = config.get("init_lora_weights")
+    if isinstance(begun, str) and begun.startswith(_CHANGES_BASE):
+        raise AdapterError(
+            f"{where}: init_lora_weights={begun!r} changed the base model's weights as well; save it with peft's "
+            "path_initial_model_for_weight_conversion, which makes a plain LoRA of it"
+        )
+
+
+def _scaling(folder: Path, config: Mapping[str, Any], path: str, rank: int) -> float:
+    """Alpha / rank, by the square root where it is rank-stabilised; both may differ by module, as peft's patterns say."""
+    said = _by_pattern(folder, "rank_pattern", config, path, config.get("r", rank))
+    if number(folder, "r", said, above=0) != rank:
+        raise AdapterError(f"{folder / 'adapter_config.json'}: r is {said} for {path}, but its tensors have rank {rank}")
+    alpha = number(folder, "lora_alpha", _by_pattern(folder, "alpha_pattern", config, path, config.get("lora_alpha", 8)))
+    return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
+
+
+def _by_pattern(folder: Path, name: str, config: Mapping[str, Any], path: str, otherwise: Any) -> Any:
+    patterns = config.get(name) or {}
+    if not isinstance(patterns, Mapping):
+        raise AdapterError(f"{folder / 'adapter_config.json'}: {name} is a mapping, not {patterns!r:.60}")
+    for pattern, value in patterns.items():
+        try:
+            if re.match(rf"(.*\.)?({pattern})$", path):
+                return value
+        except re.error as fault:
+            raise AdapterError(f"{folder / 'adapter_config.json'}: {name} {pattern!r:.60} is no pattern ({fault})") from fault
+    return otherwise
+
+
+def _invocation(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+    tokens = config.get("alora_invocation_tokens")
+    if tokens is None:
+        return ()
+    whole = isinstance(tokens, list) and all(isinstance(t, int) and not isinstance(t, bool) and t >= 0 for t in tokens)
+    if not whole or not tokens:
+        raise AdapterError(
+            f"{folder / 'adapter_config.json'}: alora_invocation_tokens is a list of token ids, not {tokens!r:.80}"
+        )
+    if len(tokens) > MOST_INVOCATION:
+        raise AdapterError(
+            f"{folder / 'adapter_config.json'}: alora_invocation_tokens has {len(tokens):,} ids, "
+            f"at most {MOST_INVOCATION:,} are looked for"
+        )
+    return tuple(tokens)
+
+
+MLX_WEIGHTS = "adapters.safetensors"
+MLX_ENDINGS = (".lora_a", ".lora_b")
+
+
+def read_mlx_header(folder: Path, config: Mapping[str, Any]) -> AdapterHeader:
+    """What the folder holds.
+
+    Raises:
+        AdapterError: Fine-tuned otherwise than by LoRA, or damaged.
+    """
+    where, kind = folder / "adapter_config.json", config.get("fine_tune_type", "lora")
+    if kind != "lora":
+        raise AdapterError(f"{where}: fine_tune_type is {kind!r}; only 'lora' is supported")
+    parameters = config.get("lora_parameters")
+    if not isinstance(parameters, Mapping) or "scale" not in parameters:
+        raise AdapterError(f"{where}: lora_parameters has no scale; mlx-lm writes rank and scale there")
+    scale = number(folder, "lora_parameters.scale", parameters["scale"])
+    weights = folder / MLX_WEIGHTS
+    found = pairs_of(weights, tensor_shapes(weights), MLX_ENDINGS, transposed=True)
+    return AdapterHeader(
+        folder=folder,
+        weights=weights,
+        layout="mlx",
+        base=str(config.get("model") or ""),
+        invocation=(),
+        modules={path: Pair(a, b, True, rank, shape, scale) for path, (a, b, rank, shape) in found.items()},
+    )

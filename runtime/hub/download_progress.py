@@ -1,0 +1,137 @@
+"""Progress of several files that are fetched side by side. In the child process only."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from runtime.hub.child_protocol import DownloadProgress, HubFile, OnDownload
+
+_TELL_SECONDS = 0.1  # between two reports of one file
+
+
+class ProgressReporter:
+    """Counts bytes of files and of all together, and says so; not too often.
+
+    Args:
+        say: Hears the reports.
+        clock: Seconds, never backwards.
+    """
+
+    def __init__(self, say: OnDownload, clock: Callable[[], float] = time.monotonic) -> None:
+        self._say = say
+        self._clock = clock
+        self._total = 0
+        self._done: dict[str, int] = {}  # bytes by the name of a file
+        self._sum = 0
+        self._said: dict[str, float] = {}
+        self._busy: set[str] = set()  # files that bytes may come of, now
+        self._rate = Rate(self._clock)
+
+    def begin(self, files: Iterable[HubFile], here: Iterable[int]) -> None:
+        """From now on of these files, of which so many bytes each are here: they count as done, and not for the rate."""
+        named = list(files)
+        self._done = {file.name: size for file, size in zip(named, here, strict=True)}
+        self._total, self._sum = sum(file.size for file in named), sum(self._done.values())
+        self._rate = Rate(self._clock)
+        self._rate.note(self._sum)
+
+    def state(self, state: str, note: str = "") -> None:
+        """Something that is of no file."""
+        self._tell(state, None, 0, note)
+
+    def check(self, file: HubFile, done: int) -> None:
+        """So much of what is here of a file was read."""
+        if self._due(file):
+            self._tell("check", file, done)
+
+    def fetch(self, file: HubFile, done: int) -> None:
+        """So much of a file is here."""
+        self._busy.add(file.name)
+        self._count(file, done)
+        if self._due(file):
+            self._tell("fetch", file, done)
+
+    def end(self, file: HubFile) -> None:
+        """A file is whole."""
+        self._busy.discard(file.name)
+        self._count(file, file.size)
+        self._tell("fetch", file, file.size)
+
+    def wait(self, file: HubFile | None, done: int, why: str) -> None:
+        """One that waits for the server."""
+        if file is not None:
+            self._busy.discard(file.name)
+        self._tell("wait", file, done, why)
+
+    def _count(self, file: HubFile, done: int) -> None:
+        if self._total:
+            self._sum += done - self._done[file.name]
+            self._done[file.name] = done
+        self._rate.note(self._sum)
+
+    def _due(self, file: HubFile) -> bool:
+        now = self._clock()
+        if now - self._said.get(file.name, -_TELL_SECONDS) < _TELL_SECONDS:
+            return False
+        self._said[file.name] = now
+        return True
+
+    def _tell(self, state: str, file: HubFile | None, done: int, note: str = "") -> None:
+        name, size = (file.name, file.size) if file else ("", 0)
+        moving = state == "fetch" or bool(self._busy)
+        self._say(
+            DownloadProgress(
+                file=name,
+                file_done=done,
+                file_total=size,
+                done=self._sum if self._total else 0,
+                total=self._total,
+                rate=self._rate.per_second if moving else 0.0,
+                eta=self._rate.left(self._total - self._sum) if moving and self._total else None,
+                state=state,
+                note=note,
+            )
+        )
+
+
+_WINDOW_SECONDS = 5.0
+_STEP_SECONDS = 0.2  # between two notes
+
+
+class Rate:
+    """Bytes a second.
+
+    Args:
+        clock: Seconds, never backwards.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._notes: deque[tuple[float, int]] = deque()
+
+    def note(self, done: int) -> None:
+        """So many bytes are done by now; fewer than before begin anew."""
+        now = self._clock()
+        if self._notes and done < self._notes[-1][1]:
+            self._notes.clear()
+        if len(self._notes) > 1 and now - self._notes[-2][0] < _STEP_SECONDS:
+            self._notes.pop()
+        self._notes.append((now, done))
+        while len(self._notes) > 2 and now - self._notes[1][0] >= _WINDOW_SECONDS:
+            self._notes.popleft()
+
+    @property
+    def per_second(self) -> float:
+        """Over the last seconds, those in which nothing came among them; 0 where nothing was noted twice."""
+        if len(self._notes) < 2:
+            return 0.0
+        (since, first), (_, last) = self._notes[0], self._notes[-1]
+        passed = max(self._clock(), self._notes[-1][0]) - since
+        return (last - first) / passed if passed > 0 else 0.0
+
+    def left(self, remaining: int) -> float | None:
+        """Seconds for so many bytes more; None where nothing moves."""
+        rate = self.per_second
+        return remaining / rate if rate > 0 else None

@@ -1,0 +1,126 @@
+"""From fetched files to a model, or an adapter, on the shelf."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from huggingface_hub import constants
+
+from runtime.adapters.folder import read_header
+from runtime.adapters.layouts import AdapterHeader
+from runtime.errors import AdapterError, ModelLoadError
+from runtime.hub.child_protocol import DownloadPlan
+from runtime.loading.integrity import FORMAT, FileNote, HubNote, Manifest, digest_of_all, template_digest, write_manifest
+from runtime.loading.model_folder import chat_template_of, open_folder, read_json, weight_files
+from runtime.loading.paths import make_private
+from runtime.loading.safetensors import weights_of
+from runtime.shelf.atomic_install import place_on_shelf
+from runtime.text.tokenizer import Tokenizer
+
+
+def install(plan: DownloadPlan, folder: Path, sums: Mapping[str, str], endpoint: str | None) -> None:
+    """Checks the fetched files as loading does, and puts them on the shelf in one moment. `folder` keeps its own names of them.
+
+    Args:
+        plan: What was fetched.
+        folder: Where the files are, each as ``OID.part``.
+        sums: SHA-256 by name.
+        endpoint: The hub's address; None for huggingface_hub's own choice.
+
+    Raises:
+        ModelLoadError: They are no sound model, the name is taken, or the disk is full.
+    """
+    sha256, adapter = digest_of_all(sums), plan.kind == "adapter"
+
+    def make(hidden: Path, model_id: str) -> None:
+        last = {file.oid: file.name for file in plan.files}
+        for file in plan.files:
+            _move(folder / f"{file.oid}.part", hidden / file.name, alone=last[file.oid] == file.name)
+        _note_for_huggingface(hidden, plan)
+        notes = {}
+        for file in plan.files:
+            info = (hidden / file.name).stat()
+            notes[file.name] = FileNote(sums[file.name], info.st_size, info.st_mtime_ns)
+        template = None if adapter else chat_template_of(hidden, read_json(hidden / "tokenizer_config.json") or {})
+        manifest = Manifest(
+            format=FORMAT,
+            id=model_id,
+            title=plan.repository.rpartition("/")[2],
+            source=f"{plan.repository}@{plan.revision}",
+            source_sha256=sha256,
+            kind="adapter" if adapter else "folder",
+            parameters=_parameters(hidden, plan),
+            files=notes,
+            template_digest=None if template is None else template_digest(template),
+            hub=HubNote(plan.repository, plan.revision, plan.commit, endpoint or constants.ENDPOINT),
+        )
+        write_manifest(hidden, manifest)
+        if not adapter:
+            _check_text(hidden)
+
+    def opened(placed: Path) -> None:
+        if adapter:
+            _header(placed)
+        else:
+            open_folder(placed, backend="mlx")
+
+    place_on_shelf(folder, plan.name, sha256, 0, make=make, opened=opened)
+
+
+def _parameters(hidden: Path, plan: DownloadPlan) -> int:
+    if plan.kind == "model":
+        return weights_of(weight_files(hidden), plan.config).parameters
+    header = _header(hidden)
+    try:
+        header.read()  # NaN, infinity, shapes that do not fit together
+    except AdapterError as fault:
+        raise ModelLoadError(str(fault)) from fault
+    return header.parameters
+
+
+def _check_text(folder: Path) -> None:
+    """Refuses a tokenizer that cannot be read, or makes its library panic: without it the model is of no use.
+
+    Raises:
+        ModelLoadError: Names the file.
+    """
+    try:
+        Tokenizer.from_folder(open_folder(folder, backend="mlx"))
+    except ModelLoadError as fault:
+        raise ModelLoadError(str(fault).replace(f"{folder}/", "")) from fault  # the folder will be gone
+
+
+def _header(folder: Path) -> AdapterHeader:
+    try:
+        return read_header(folder)
+    except AdapterError as fault:
+        raise ModelLoadError(str(fault)) from fault
+
+
+def _move(there: Path, here: Path, *, alone: bool) -> None:
+    """A second name where the disk knows such, so that a refusal leaves what was fetched.
+
+    Args:
+        there: What was fetched.
+        here: What it shall be called.
+        alone: Nobody else will want the content.
+    """
+    try:
+        os.link(there, here)
+    except OSError:
+        if alone:
+            there.rename(here)
+        else:
+            shutil.copyfile(there, here)
+
+
+def _note_for_huggingface(hidden: Path, plan: DownloadPlan) -> None:
+    """What huggingface_hub writes beside files of a local folder: its tools then know them and fetch none again."""
+    notes = hidden / ".cache" / "huggingface" / "download"
+    make_private(notes)
+    for file in plan.files:
+        when = (hidden / file.name).stat().st_mtime
+        (notes / f"{file.name}.metadata").write_text(f"{plan.commit}\n{file.oid}\n{when}\n")

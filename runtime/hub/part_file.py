@@ -1,0 +1,235 @@
+"""One file of a repository, fetched so that it can go on where it stopped. In the child process only.
+
+huggingface_hub begins a broken file anew; here what has arrived stays in a part file, and the rest of it is asked for by a
+range. A file counts only when its digest is the one that the repository names.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+
+import httpx2
+from huggingface_hub.errors import OfflineModeIsEnabled
+
+from runtime.errors import DownloadError
+from runtime.hub.child_protocol import HubFile
+from runtime.hub.responses import refused, unreachable
+
+ATTEMPTS = 6  # in a row that bring less than _PROGRESS
+_PROGRESS = 1 << 20  # bytes that make up for a failure
+_LONGEST_WAIT = 60.0  # seconds, whatever a server asks for
+_SILENCE_SECONDS = 30.0  # after which a connection is given up
+_CHUNK = 1 << 20
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a file is, with what it is asked for, and the page where people give their consent."""
+
+    client: httpx2.AsyncClient
+    url: str
+    page: str
+    headers: Mapping[str, str]
+
+
+class Part:
+    """What is here of a file.
+
+    Args:
+        path: Of the part file; what is in it is gone on with, once `read_back` has read it.
+        file: What it shall become.
+
+    Raises:
+        DownloadError: It cannot be written ("space").
+    """
+
+    def __init__(self, path: Path, file: HubFile) -> None:
+        self._file = file
+        try:
+            self._stream = FileIO(path, "a+")
+        except OSError as fault:
+            raise self._unwritable(fault) from fault
+        self._begin()
+
+    def __enter__(self) -> Part:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+    def read_back(self) -> Iterator[None]:
+        """Reads what is here already, a piece at a time."""
+        self._stream.seek(0)
+        while chunk := self._stream.read(_CHUNK):
+            self._digest(chunk)
+            yield
+        if self.done > self._file.size:  # of another file, or of another day
+            self.restart()
+
+    @property
+    def sound(self) -> bool:
+        """Whether a whole file's content is what the repository says."""
+        found = self._sha256.hexdigest() if self._file.large else self._git.hexdigest()
+        return found == self._file.oid
+
+    @property
+    def sha256(self) -> str:
+        """Of what is here."""
+        return self._sha256.hexdigest()
+
+    def restart(self) -> None:
+        """Throws away what is here."""
+        self._stream.truncate(0)
+        self._begin()
+
+    def add(self, chunk: bytes) -> None:
+        """Goes on.
+
+        Raises:
+            DownloadError: The disk is full ("space"), or this is more than the file has ("changed").
+        """
+        if self.done + len(chunk) > self._file.size:
+            raise DownloadError(
+                f"{self._file.name}: the server sends more than the {self._file.size:,} bytes it has", "changed"
+            )
+        view = memoryview(chunk)
+        while view:
+            try:
+                written = self._stream.write(view) or 0
+            except OSError as fault:
+                raise self._unwritable(fault) from fault
+            self._digest(view[:written])
+            view = view[written:]
+
+    def _begin(self) -> None:
+        self.done = 0
+        self._sha256 = hashlib.sha256()
+        self._git = hashlib.sha1(b"blob %d\0" % self._file.size, usedforsecurity=False)  # git's own name of a small file
+
+    def _digest(self, chunk: bytes | memoryview) -> None:
+        self.done += len(chunk)
+        self._sha256.update(chunk)
+        if not self._file.large:
+            self._git.update(chunk)
+
+    def _unwritable(self, fault: OSError) -> DownloadError:
+        full = fault.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        what = "the disk is full" if full else f"it cannot be written ({fault.strerror})"
+        return DownloadError(
+            f"{self._file.name}: {what}; free some space and fetch again, it goes on where it stopped", "space"
+        )
+
+
+class _AgainError(Exception):
+    """Worth another attempt."""
+
+    def __init__(self, fault: DownloadError, after: float | None = None) -> None:
+        self.fault, self.after = fault, after
+
+
+async def fetch_part(
+    part: Part, file: HubFile, address: Address, tell: Callable[[], None], wait: Callable[[float, str], Awaitable[None]]
+) -> None:
+    """Fetches what is missing of a file, with patience, and compares its digest.
+
+    Args:
+        part: What is here of it.
+        file: What it shall become.
+        address: Where it is.
+        tell: Called after each piece.
+        wait: Waits some seconds, for a reason.
+
+    Raises:
+        DownloadError: It could not be fetched; what has arrived stays in the part, but where it is wrong.
+    """
+    failures, resumed = 0, part.done > 0
+    while True:
+        if part.done == file.size:
+            if part.sound:
+                return
+            part.restart()
+            if not resumed:
+                raise DownloadError(f"{file.name}: its digest is not the one that the repository names; fetch it again", "hash")
+            resumed = False  # the beginning may be what is wrong: once from there
+        before = part.done
+        try:
+            await _receive(part, file, address, tell)
+        except _AgainError as again:
+            failures = 1 if part.done - before >= _PROGRESS else failures + 1
+            if failures >= ATTEMPTS:
+                raise again.fault from again
+            delay = float(2 ** (failures - 1)) if again.after is None else again.after
+            await wait(min(delay, _LONGEST_WAIT), str(again.fault))
+            resumed = resumed or part.done > 0
+
+
+async def _receive(part: Part, file: HubFile, address: Address, tell: Callable[[], None]) -> None:
+    """One request; it ends with the whole file, or with an error."""
+    headers = {**address.headers, "Accept-Encoding": "identity"}
+    if part.done:
+        headers["Range"] = f"bytes={part.done}-"
+    try:
+        async with address.client.stream("GET", address.url, headers=headers, timeout=_SILENCE_SECONDS) as response:
+            _check_answer(part, file, response, address.page)
+            async for chunk in response.aiter_raw():
+                part.add(chunk)
+                tell()
+    except OfflineModeIsEnabled as fault:
+        raise DownloadError(f"{file.name}: HF_HUB_OFFLINE forbids the network; unset it", "network") from fault
+    except httpx2.TransportError as fault:
+        raise _AgainError(unreachable(file.name, fault)) from fault
+    except (httpx2.HTTPError, httpx2.InvalidURL) as fault:
+        raise unreachable(file.name, fault) from fault
+    if part.done < file.size:
+        message = f"{file.name}: the server stopped after {part.done:,} of {file.size:,} bytes"
+        raise _AgainError(DownloadError(message, "network"))
+
+
+def _check_answer(part: Part, file: HubFile, response: httpx2.Response, page: str) -> None:
+    """Refuses an answer that is not the rest of this very file."""
+    status = response.status_code
+    if status == 416:  # nothing behind what is here: it belongs to something else
+        part.restart()
+        raise _AgainError(DownloadError(f"{file.name}: the server has nothing after what is here", "changed"))
+    if status not in (200, 206):
+        fault = refused(file.name, status, page)
+        if fault.reason == "busy":
+            raise _AgainError(fault, _asked_for(response))
+        raise fault
+    if response.headers.get("Content-Encoding", "identity") != "identity":
+        raise DownloadError(f"{file.name}: the server sends it compressed, which was not asked for")
+    if status == 200:
+        if part.done:
+            part.restart()  # it knows no ranges: all of it again
+        told = response.headers.get("Content-Length")
+        _check_size(file, file.size if told is None else _number(told))
+        return
+    found = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+    if found is None or int(found[1]) != part.done:
+        part.restart()
+        raise _AgainError(DownloadError(f"{file.name}: the server sends another part than was asked for"))
+    if found[3] != "*":
+        _check_size(file, int(found[3]))
+
+
+def _check_size(file: HubFile, told: int) -> None:
+    if told != file.size:
+        message = f"{file.name}: the server has {told:,} bytes of it, the repository says {file.size:,}; it changed, or it lies"
+        raise DownloadError(message, "changed")
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() else -1
+
+
+def _asked_for(response: httpx2.Response) -> float | None:
+    """Seconds after which the server wants to be asked again, where it says so in seconds."""
+    told = response.headers.get("Retry-After", "").strip()
+    return float(told) if told.isascii() and told.isdigit() and len(told) < 10 else None

@@ -1,0 +1,151 @@
+"""What is here of downloads that were stopped: a hidden folder for each repository, never listed as a model."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from runtime.errors import DownloadError
+from runtime.hub.child_protocol import DownloadPlan, HubFile, shelf_name
+from runtime.loading.integrity import write_atomically
+from runtime.loading.paths import make_private, models_dir
+
+_PLACE = ".fetching"
+_NOTE = "fetch.json"
+
+
+class Unfinished(msgspec.Struct, frozen=True):
+    """A download that was stopped, or goes on in some process."""
+
+    repository: str
+    revision: str
+    commit: str
+    total: int  # bytes
+    kept: int = 0  # of them
+
+    @property
+    def name(self) -> str:
+        """What it will be called on the shelf."""
+        return shelf_name(self.repository, self.commit)
+
+    @property
+    def source(self) -> str:
+        """What `fetch_any` takes to go on with it, at the very commit that was begun."""
+        return f"{self.repository}@{self.commit}"
+
+
+class PartialDownload:
+    """The folder of a repository's download, for one process at a time.
+
+    Files are called by their digest, so that those that two commits share are fetched once.
+
+    Args:
+        repository: ``org/name``.
+
+    Raises:
+        DownloadError: Another process fetches it ("taken"), or the folder cannot be made ("space").
+    """
+
+    def __init__(self, repository: str) -> None:
+        self._repository = repository
+        self.folder = _folder(repository)
+        self._handle = -1
+
+    def __enter__(self) -> Self:
+        while True:
+            try:
+                make_private(self.folder)
+                handle = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue  # whoever had it removed it at this moment
+            except OSError as fault:
+                raise DownloadError(f"{self.folder} cannot be made ({fault.strerror}); set ELSEWISE_MODELS", "space") from fault
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self.folder.exists() and self.folder.stat().st_ino == os.fstat(handle).st_ino:
+                    self._handle = handle
+                    return self
+            except OSError as fault:
+                os.close(handle)
+                raise DownloadError(f"{self._repository} is being fetched by another process; wait for it", "taken") from fault
+            os.close(handle)
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()  # where nothing is in it
+        os.close(self._handle)
+
+    def keep(self, plan: DownloadPlan) -> None:
+        """Notes what is being fetched, and removes what belongs to something else."""
+        wanted = {f"{file.oid}.part" for file in plan.files}
+        for path in self.folder.iterdir():
+            if path.name not in wanted:
+                path.unlink(missing_ok=True)
+        note = Unfinished(plan.repository, plan.revision, plan.commit, plan.bytes)
+        write_atomically(self.folder / _NOTE, msgspec.json.encode(note))
+
+    def bytes(self) -> int:
+        """That are here."""
+        return _size(self.folder)
+
+    def clear(self) -> None:
+        """Removes all of it."""
+        for path in self.folder.iterdir():
+            path.unlink(missing_ok=True)
+
+
+def unfinished_downloads() -> list[Unfinished]:
+    """Every download that is not done, by its name."""
+    found = []
+    with contextlib.suppress(OSError):
+        for folder in sorted((models_dir() / _PLACE).iterdir()):
+            with contextlib.suppress(OSError, msgspec.DecodeError):
+                note = msgspec.json.decode((folder / _NOTE).read_bytes(), type=Unfinished)
+                found.append(msgspec.structs.replace(note, kept=_size(folder)))
+    return found
+
+
+def discard_download(name: str) -> int | None:
+    """Removes what is here of an unfinished download, by its repository or its name on the shelf.
+
+    Returns:
+        The bytes that are free again; None where there is no such download.
+
+    Raises:
+        DownloadError: It goes on in another process ("taken").
+    """
+    repository = name.partition("@")[0]
+    if not any(note.repository == repository and name in (note.repository, note.name) for note in unfinished_downloads()):
+        return None
+    with PartialDownload(repository) as kept:
+        freed = kept.bytes()
+        kept.clear()
+        shutil.rmtree(kept.folder, ignore_errors=True)
+    return freed
+
+
+def kept_bytes(repository: str, files: Iterable[HubFile]) -> list[int]:
+    """Of each of these files, how many bytes are here."""
+    return [_here(_folder(repository) / f"{file.oid}.part", file.size) for file in files]
+
+
+def _here(path: Path, most: int) -> int:
+    try:
+        return min(path.stat().st_size, most)
+    except OSError:
+        return 0
+
+
+def _folder(repository: str) -> Path:
+    return models_dir() / _PLACE / repository.replace("/", "--")
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.part"))

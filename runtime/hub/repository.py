@@ -1,0 +1,220 @@
+"""A repository at one commit: its files, which of them are taken, what is refused. In the child process only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from huggingface_hub import HfApi
+
+from runtime.errors import DownloadError, ModelLoadError
+from runtime.hub.child_protocol import HubFile, HubId, Kind
+from runtime.hub.responses import LOOK_UP_SECONDS, explained, page_of, patiently
+from runtime.loading.config import check_config, describe, quantised_with
+from runtime.loading.model_folder import INDEX, MAX_JSON_BYTES, MAX_TOKENIZER_BYTES, PICKLES, SETTINGS_FILES, TEXT_FILES
+from runtime.loading.paths import ADAPTER_CONFIG
+
+_LICENCE = 40  # characters of one
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A repository at one commit: its files by name, and the licence that its page names."""
+
+    hub_id: HubId
+    commit: str
+    files: dict[str, HubFile]
+    licence: str = ""
+
+
+def look_up(hub_id: HubId, endpoint: str | None, wait: Callable[[float, str], None], token: str = "") -> Listing:
+    """One question to the hub, asked again where it is busy.
+
+    Args:
+        hub_id: Of the repository.
+        endpoint: The hub's address; None for huggingface_hub's own choice (``HF_ENDPOINT``).
+        wait: Waits some seconds, for a reason.
+        token: To ask with; empty for none.
+
+    Raises:
+        DownloadError: No such repository or revision, no right to read it, no network, or a hub that does not answer.
+    """
+    return patiently(lambda: _asked(hub_id, endpoint, token), wait)
+
+
+def _asked(hub_id: HubId, endpoint: str | None, token: str) -> Listing:
+    api = HfApi(endpoint=endpoint, library_name="elsewise", token=token or False)
+    with explained(str(hub_id), hub_id, page_of(hub_id.repository, endpoint)):
+        info = api.model_info(hub_id.repository, revision=hub_id.revision, files_metadata=True, timeout=LOOK_UP_SECONDS)
+        found = [(s.rfilename, s.size, s.blob_id, s.lfs) for s in info.siblings or ()]
+        licence = _licence(info.tags)
+    return replace(_listing(hub_id, info.sha, found), licence=licence)
+
+
+def _listing(hub_id: HubId, commit: object, siblings: Sequence[tuple[object, object, object, object]]) -> Listing:
+    def unreadable(what: object) -> DownloadError:
+        return DownloadError(f"{hub_id}: the hub's answer cannot be read ({what!s:.120}); try again later")
+
+    if not _digest(commit, 40):
+        raise unreadable(f"its commit is {commit!r}")
+    files = {}
+    for name, size, blob, large in siblings:
+        if not isinstance(name, str) or not isinstance(size, int) or size < 0:
+            raise unreadable(f"{name!r} of {size!r} bytes")
+        oid = getattr(large, "sha256", None) if large is not None else blob
+        if not _digest(oid, 40 if large is None else 64):
+            raise unreadable(f"{name!r} has the digest {oid!r}")
+        files[name] = HubFile(name, size, str(oid), large is not None)
+    return Listing(hub_id, str(commit), files)
+
+
+def _licence(tags: object) -> str:
+    """The hub repeats it among the tags: "license:mit"; nothing there is believed to be of the right type."""
+    named = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+    found = next((tag.partition(":")[2] for tag in named if tag.startswith("license:")), "")
+    return found[:_LICENCE] if found.isprintable() else ""
+
+
+def _digest(value: object, digits: int) -> bool:
+    return isinstance(value, str) and len(value) == digits and all(char in "0123456789abcdef" for char in value)
+
+
+_SHARD = re.compile(r"[A-Za-z0-9][\w.+-]*\.safetensors", re.ASCII)
+_ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapters.safetensors")  # peft's and mlx-lm's
+_CUDA = ("gptq", "awq", "bitsandbytes", "aqlm", "quip", "hqq", "eetq", "exl2", "exl3")
+
+
+def holds(names: Collection[str]) -> Kind:
+    """What a repository of such files holds. A whole model is one, whatever lies beside it."""
+    whole = "config.json" in names and any(_is_weights(name) for name in names)
+    return "adapter" if ADAPTER_CONFIG in names and not whole else "model"
+
+
+def why_no_model(names: Collection[str]) -> str:
+    """Why a repository of such files holds no model that Elsewise could take, and what does; empty where it may hold one."""
+    if "config.json" not in names:
+        return _instead(names)
+    if not any(_is_weights(name) for name in names):
+        pickles = sorted(name for name in names if name.endswith(PICKLES))
+        what = (
+            f"only pickled weights ({pickles[0]}), which are never opened because they can run code"
+            if pickles
+            else "no weights"
+        )
+        return f"{what}; choose a safetensors version of the model"
+    if "tokenizer.json" not in names:
+        return "no tokenizer.json; choose a version of the model that has the fast tokenizer's file"
+    return ""
+
+
+def check_kind(where: str, kind: Kind, wanted: Kind | None) -> None:
+    """Refuses a repository that holds the other of the two.
+
+    Raises:
+        DownloadError: With what it is, and how that is fetched ("unsuitable").
+    """
+    if wanted is not None and kind != wanted:
+        what = "an adapter, no model" if kind == "adapter" else "a model, no adapter"
+        raise _refused(where, f"{what}; fetch_{kind} takes it, and so does: elsewise models fetch")
+
+
+def adapter_files(listing: Listing) -> tuple[HubFile, ...]:
+    """Configuration and weights of an adapter.
+
+    Raises:
+        DownloadError: Its weights are missing, or pickled ("unsuitable").
+    """
+    where = str(listing.hub_id)
+    weights = [name for name in _ADAPTER_WEIGHTS if name in listing.files]
+    if not weights:
+        pickles = sorted(name for name in listing.files if name.endswith(PICKLES))
+        what = f"{pickles[0]} is never opened because such files can run code" if pickles else "its weights are missing"
+        raise _refused(where, f"an adapter, but {what}; choose a version of it with {_ADAPTER_WEIGHTS[0]}")
+    config = listing.files[ADAPTER_CONFIG]
+    if config.size > MAX_JSON_BYTES:
+        raise _refused(where, f"{config.name} has {config.size:,} bytes; at most {MAX_JSON_BYTES:,} are taken")
+    return (config, *(listing.files[name] for name in weights))
+
+
+def small_files(listing: Listing) -> tuple[HubFile, ...]:
+    """Configuration, tokenizer and template: what is needed to decide about the rest.
+
+    Raises:
+        DownloadError: The repository holds no model that Elsewise could take ("unsuitable").
+    """
+    where, names = str(listing.hub_id), listing.files.keys()
+    if why := why_no_model(names):
+        raise _refused(where, why)
+    wanted = [listing.files[name] for name in (*SETTINGS_FILES, *TEXT_FILES, INDEX) if name in names]
+    for file in wanted:
+        most = MAX_TOKENIZER_BYTES if file.name == "tokenizer.json" else MAX_JSON_BYTES
+        if file.size > most:
+            raise _refused(where, f"{file.name} has {file.size:,} bytes; at most {most:,} are taken")
+    return tuple(wanted)
+
+
+def weights_to_take(listing: Listing, index: Mapping[str, Any] | None) -> tuple[HubFile, ...]:
+    """The safetensors files, as loading will look for them.
+
+    Args:
+        listing: Of the repository.
+        index: Its ``model.safetensors.index.json``, where it has one.
+
+    Raises:
+        DownloadError: The index names what is no safetensors file of the repository ("unsuitable").
+    """
+    where = str(listing.hub_id)
+    if index is None:
+        names = sorted(name for name in listing.files if _is_weights(name))
+        names = ["model.safetensors"] if "model.safetensors" in names else names
+    else:
+        table = index.get("weight_map")
+        names = sorted({str(shard) for shard in table.values()}) if isinstance(table, Mapping) else []
+        if not names:
+            raise _refused(where, f"{INDEX} names no weights")
+    for name in names:
+        if not _SHARD.fullmatch(name) or ".." in name:
+            raise _refused(where, f"{name[:100]!r} is no safetensors file of the repository's top folder")
+        if name not in listing.files:
+            raise _refused(where, f"{name} is missing from the repository ({len(names)} parts in all)")
+    return tuple(listing.files[name] for name in names)
+
+
+def check_suitable(where: str, config: Mapping[str, Any]) -> None:
+    """Refuses what no backend here could run.
+
+    Raises:
+        DownloadError: With the reason, and what can be done ("unsuitable").
+    """
+    try:
+        check_config(config, where)
+    except ModelLoadError as fault:
+        raise DownloadError(str(fault), "unsuitable") from fault
+    method, _ = quantised_with(config)
+    if method not in (None, "mlx"):
+        cuda = "which needs CUDA libraries (vLLM, or transformers with an NVIDIA GPU, runs it)"
+        needs = cuda if method in _CUDA else "which nothing here reads"
+        raise _refused(where, f"its weights are quantised with {method}, {needs}; choose the plain model, or one for MLX")
+    found = describe(config)
+    if not found.backends:
+        what = f"{found.architecture} quantised for MLX" if method else f"the architecture {found.architecture}"
+        raise _refused(where, f"neither transformers nor mlx-lm knows {what}; update them, or choose another model")
+
+
+def _is_weights(name: str) -> bool:
+    return "/" not in name and name.startswith("model") and name.endswith(".safetensors")
+
+
+def _instead(names: Iterable[str]) -> str:
+    """What a repository without a model's configuration is."""
+    listed = sorted(names)
+    gguf = [name for name in listed if name.lower().endswith(".gguf")]
+    if gguf:
+        return f"only GGUF files; download one ({gguf[0]}) and take it in with: elsewise models import FILE.gguf"
+    return "no config.json; this is not a model's repository"
+
+
+def _refused(where: str, why: str) -> DownloadError:
+    return DownloadError(f"{where}: {why}", "unsuitable")

@@ -1,0 +1,152 @@
+"""Models that a hub finds by words. In the child process only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from huggingface_hub import constants, get_session
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]  # at run time only
+
+from runtime.errors import DownloadError
+from runtime.hub.child_protocol import HubId, HubModel
+from runtime.hub.repository import check_suitable, holds, why_no_model
+from runtime.hub.responses import LOOK_UP_SECONDS, explained, patiently
+from runtime.loading.config import describe
+
+_WANTED = ("config", "downloads", "gated", "library_name", "likes", "private", "safetensors", "siblings", "tags")
+_BITS = re.compile(r"([1-8])-bit")
+_WORD_BITS = 32  # mlx packs quantised weights into words of so many
+
+
+def search(
+    query: str, limit: int, wait: Callable[[float, str], None], *, endpoint: str | None = None, token: str = ""
+) -> tuple[HubModel, ...]:
+    """Text models that the hub finds, the most fetched first.
+
+    Args:
+        query: Words.
+        limit: Of them, at most.
+        wait: Waits some seconds, for a reason.
+        endpoint: The hub's address; None for huggingface_hub's own choice.
+        token: To ask with; empty for none.
+
+    Raises:
+        DownloadError: The hub cannot be reached, refuses, or answers what nobody can read.
+    """
+    found = patiently(lambda: _asked(query, limit, endpoint, token), wait)
+    models = (_model(entry) for entry in found[:limit] if isinstance(entry, Mapping))
+    return tuple(model for model in models if model is not None)
+
+
+def who(token: str, wait: Callable[[float, str], None], *, endpoint: str | None = None) -> str:
+    """Whose a token is, by the hub.
+
+    Raises:
+        DownloadError: There is none, or the hub does not know it ("denied"); or as `search`.
+    """
+    if not token:
+        raise DownloadError("no token is kept; keep one with 'elsewise models login'", "denied")
+    try:
+        told = patiently(lambda: _get("api/whoami-v2", {}, endpoint, token), wait)
+    except DownloadError as fault:
+        if fault.reason != "denied":
+            raise
+        page = f"{endpoint or constants.ENDPOINT}/settings/tokens"
+        raise DownloadError(f"the hub does not know this token; make one on {page}", "denied") from fault
+    name = told.get("name") if isinstance(told, Mapping) else None
+    if not isinstance(name, str):
+        raise DownloadError("the hub's answer cannot be read (it has no name); try again later")
+    return name[:100]
+
+
+def _asked(query: str, limit: int, endpoint: str | None, token: str) -> list[Any]:
+    asked = {"search": query, "pipeline_tag": "text-generation", "sort": "downloads", "limit": limit, "expand": list(_WANTED)}
+    found = _get("api/models", asked, endpoint, token)
+    if not isinstance(found, list):
+        raise DownloadError(f"the hub's answer cannot be read (a {type(found).__name__}, no list); try again later")
+    return found
+
+
+def _get(route: str, asked: Mapping[str, Any], endpoint: str | None, token: str) -> Any:
+    """One question; `HfApi.list_models` would ask again for 23 seconds without a word where there is no network."""
+    where = f"{endpoint or constants.ENDPOINT}/{route}"
+    headers = build_hf_headers(token=token or False, library_name="elsewise")
+    with explained(where):
+        response = get_session().get(where, params=dict(asked), headers=headers, timeout=LOOK_UP_SECONDS)
+        hf_raise_for_status(response)
+        return response.json()
+
+
+def _model(entry: Mapping[str, Any]) -> HubModel | None:
+    """What an entry says; nothing in it is believed to be of the right type. None where its name cannot be one."""
+    try:
+        source = HubId.parse(_text(entry, "id")).repository
+    except DownloadError:
+        return None
+    names = {name for file in _list(entry.get("siblings")) if isinstance(file, Mapping) and (name := _text(file, "rfilename"))}
+    tags = {tag for tag in _list(entry.get("tags")) if isinstance(tag, str)}
+    config = _config(entry, tags)
+    kind, problem, found = holds(names), "", describe(config)
+    if kind == "model":
+        problem = why_no_model(names) or _unsuitable(source, config)
+    counts = entry.get("safetensors")
+    licences = sorted(tag.removeprefix("license:") for tag in tags if tag.startswith("license:"))
+    return HubModel(
+        source=source,
+        kind=kind,
+        backends=() if problem else ("hf", "mlx") if kind == "adapter" else found.backends,
+        problem=problem,
+        parameters=_parameters(counts, config) if isinstance(counts, Mapping) else None,
+        quantisation=found.quantisation,
+        licence=licences[0][:40] if licences else "",
+        gated=entry.get("gated") not in (None, False),
+        private=entry.get("private") is True,
+        downloads=_count(entry.get("downloads")),
+        likes=_count(entry.get("likes")),
+    )
+
+
+def _unsuitable(source: str, config: Mapping[str, Any]) -> str:
+    if not config.get("model_type"):
+        return "the hub does not say what it is; a dry run looks it up"
+    try:
+        check_suitable(source, config)
+    except DownloadError as fault:
+        return str(fault).removeprefix(f"{source}: ").removeprefix(f"{source}/config.json: ")[:300]
+    return ""
+
+
+def _config(entry: Mapping[str, Any], tags: set[str]) -> dict[str, Any]:
+    """Its configuration as far as the hub tells it, with mlx's own key, which the hub leaves out."""
+    told = entry.get("config")
+    config = dict(told) if isinstance(told, Mapping) else {}
+    packed = config.get("quantization_config")
+    bits = packed.get("bits") if isinstance(packed, Mapping) and not packed.get("quant_method") else None
+    if bits is None:
+        bits = next((int(hit[1]) for tag in sorted(tags) if (hit := _BITS.fullmatch(tag))), None)
+    if isinstance(bits, int) and bits > 0 and ("mlx" in tags or entry.get("library_name") == "mlx"):
+        config.setdefault("quantization", {"bits": bits, "group_size": 64})
+    return config
+
+
+def _parameters(counts: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
+    kinds = counts.get("parameters")
+    packed = config.get("quantization")
+    if isinstance(packed, Mapping) and isinstance(kinds, Mapping) and _count(kinds.get("U32")):
+        return _count(kinds.get("U32")) * _WORD_BITS // int(packed["bits"])
+    return _count(counts.get("total")) or None
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 62 else 0
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _text(entry: Mapping[str, Any], name: str) -> str:
+    found = entry.get(name)
+    return found if isinstance(found, str) else ""

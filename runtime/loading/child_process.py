@@ -1,0 +1,128 @@
+"""Long work in a child process that reports its progress, one JSON object a line: both sides."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from runtime.loading.progress import OnProgress, Progress
+
+LOOK_SECONDS = 1.0  # the caller hears at least this often, also where nothing is said
+
+
+class Child:
+    """``python -m MODULE ARGUMENTS``; it is killed at the end of the `with`, however that comes about.
+
+    Args:
+        module: Of ours; it ends when its standard input closes.
+        arguments: For it.
+        cwd: Where it runs.
+        environment: Beside this process's own.
+        order: What it finds on its standard input first: shorter than a pipe holds (64 KB).
+    """
+
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        cwd: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        order: bytes = b"",
+    ) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the child
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            cwd=cwd,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,  # a Ctrl-C in the terminal is for whoever asked
+        )
+        if order:
+            assert self._process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it died at once; its last words tell why
+                self._process.stdin.write(order)
+                self._process.stdin.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):  # of an order that nobody read
+                    pipe.close()
+        self._errors.close()
+
+    def lines(self) -> Iterator[bytes | None]:
+        """What it says, line by line, to its end; None wherever it has said nothing for a while."""
+        assert self._process.stdout is not None
+        rest = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while True:
+                if not selector.select(timeout=LOOK_SECONDS):
+                    yield None
+                    continue
+                data = self._process.stdout.read1(1 << 16)  # type: ignore[attr-defined]  # a BufferedReader, which typeshed calls IO
+                if not data:
+                    return
+                *lines, rest = (rest + data).split(b"\n")
+                yield from lines
+
+    def follow(self, stage: str, limit: float, progress: OnProgress) -> dict[str, Any]:
+        """Its last answer, once it is done; meanwhile `progress` hears at least once a second how far it is.
+
+        Args:
+            stage: What it does, for `Progress`.
+            limit: Seconds after which it counts as hung.
+            progress: May raise to cancel.
+        """
+        deadline, state = time.monotonic() + limit, Progress(stage, 0, 0)
+        answer: dict[str, Any] = {}
+        progress(state)
+        for line in self.lines():
+            if line is not None:
+                answer = json.loads(line)
+                if "done" in answer:
+                    state = Progress(stage, answer["done"], answer["total"])
+            progress(state)
+            if time.monotonic() > deadline:
+                return {"error": f"the conversion took longer than {limit:,.0f} s and was stopped"}
+        return answer
+
+    def last_words(self) -> str:
+        """The last line on its stderr, or its exit code; after the end of `lines`."""
+        code = self._process.wait()
+        self._errors.seek(0)
+        return (self._errors.read().decode(errors="replace").strip().splitlines() or [f"exit code {code}"])[-1][:200]
+
+
+def say(**message: object) -> None:
+    """One JSON object on a line of its own."""
+    sys.__stdout__.write(json.dumps(message) + "\n")  # type: ignore[union-attr]  # a child has one
+    sys.__stdout__.flush()  # type: ignore[union-attr]  # likewise
+
+
+def end_with_parent() -> None:
+    """Leaves when standard input closes, as it does when the parent ends, however that comes about."""
+
+    def wait() -> None:
+        while os.read(0, 1):  # the buffer's lock would be held when the interpreter ends, which aborts the process
+            pass
+        os._exit(3)
+
+    threading.Thread(target=wait, daemon=True, name="parent-watch").start()

@@ -1,0 +1,154 @@
+"""GGUF to a model folder, run as a child process: ``python -m runtime.loading.gguf.convert FILE FOLDER [--keep-quantised]``.
+
+Weights are dequantised to float32, or brought into MLX's form of quantised ones, one tensor at a time. On standard output: one
+JSON object a line, ``{"done", "total"}`` while it works, ``{"parameters"}`` at the end, ``{"error"}`` where it cannot. Ends
+when its standard input closes, so it never outlives the process that asked for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import resource
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import ModelLoadError, RuntimeFault
+from runtime.loading.child_process import end_with_parent, say
+from runtime.loading.gguf.decoder import FAMILIES, WORKS, DecoderShape, Tensor, check_tensors
+from runtime.loading.gguf.header import GgufHeader, read_header
+from runtime.loading.gguf.quants import UNPACKERS
+from runtime.loading.gguf.tokenizer import build_tokenizer, chat_template, generation_config, tokenizer_config
+from runtime.loading.gguf.weights import kept_bits, parts_of, quantization_of, sync, write_weights
+
+_BASE_MEMORY = 4 << 30  # bytes of address space: interpreter, numpy, tokenizer, and room
+
+
+def convert(checked: Checked, target: Path, report: Callable[[int, int], None], *, quantised: bool = False) -> int:
+    """Writes the model folder's files into `target`, durably.
+
+    Args:
+        checked: From `check`.
+        target: An empty folder.
+        report: Called with the bytes of weights written, and in all.
+        quantised: Whether what MLX can keep as it is packed stays so (`runtime.loading.gguf.quants`); all else is float32.
+
+    Returns:
+        The number of parameters.
+
+    Raises:
+        ModelLoadError: Tokens that do not fit together, or weights that are no numbers.
+    """
+    header = checked.header
+    tokenizer = build_tokenizer(header)
+    _write_text(target / "tokenizer.json", tokenizer.to_str())
+    _write_json(target / "tokenizer_config.json", tokenizer_config(header))
+    _write_json(target / "generation_config.json", generation_config(header))
+    config = {**checked.shape.config(), **generation_config(header)}
+    if quantised:
+        config["quantization"] = quantization_of(header, checked.tensors)
+    _write_json(target / "config.json", config)
+    template = chat_template(header)
+    if template is not None:
+        _write_text(target / "chat_template.jinja", template)
+    write_weights(target / "model.safetensors", header, checked.tensors, report, quantised=quantised)
+    return checked.parameters
+
+
+def _limit_memory(header: GgufHeader) -> None:
+    """Bounds this process: the mapped file, and a few copies of the largest tensor."""
+    if sys.platform != "darwin":  # macOS accepts the call and does not enforce it
+        largest = max(info.values for info in header.tensors.values()) * 4
+        limit = _BASE_MEMORY + header.file_bytes + 4 * largest
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _write_json(path: Path, value: Any) -> None:
+    _write_text(path, json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+
+
+def _write_text(path: Path, text: str) -> None:
+    with path.open("wb") as stream:
+        stream.write(text.encode())
+        sync(stream)
+
+
+def main() -> int:
+    """The child's whole life; 0 done, 1 refused."""
+    parser = argparse.ArgumentParser(description="Convert a GGUF file into a model folder.")
+    parser.add_argument("source", type=Path)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--keep-quantised", action="store_true")
+    arguments = parser.parse_args()
+    end_with_parent()
+    os.umask(0o077)
+    try:
+        checked = check(arguments.source)
+        _limit_memory(checked.header)
+        parameters = convert(
+            checked,
+            arguments.target,
+            lambda done, total: say(done=done, total=total),
+            quantised=arguments.keep_quantised,
+        )
+    except RuntimeFault as fault:
+        say(error=str(fault))
+        return 1
+    except MemoryError:
+        say(error=f"{arguments.source}: converting it needs more memory than is allowed")
+        return 1
+    except OSError as fault:
+        say(error=f"{arguments.target}: cannot be written ({fault.strerror}); free some space or choose another folder")
+        return 1
+    say(parameters=parameters)
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A file that can be converted, as far as its header tells."""
+
+    header: GgufHeader
+    shape: DecoderShape
+    tensors: list[Tensor]
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in all."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors)
+
+    @property
+    def keepable(self) -> bool:
+        """Whether MLX can keep any of its tensors as it is packed."""
+        return any(kept_bits(self.header, tensor) for tensor in self.tensors)
+
+    def written_bytes(self, *, quantised: bool) -> int:
+        """Size of the weights once converted."""
+        return sum(part.nbytes for tensor in self.tensors for part in parts_of(self.header, tensor, quantised=quantised))
+
+
+def check(path: Path) -> Checked:
+    """Everything that can be refused before work begins.
+
+    Raises:
+        ModelLoadError: Damaged, or of a kind that cannot be converted.
+    """
+    header = read_header(path)
+    if header.architecture not in FAMILIES:
+        raise ModelLoadError(f"{path}: the architecture {header.architecture!r} cannot be imported from GGUF; {WORKS} can")
+    shape = DecoderShape.of(header)
+    tensors = check_tensors(header, shape)
+    for tensor in tensors:
+        kind = header.tensors[tensor.source].format.name
+        if kind not in UNPACKERS:
+            raise ModelLoadError(f"{path}: {tensor.source} is packed as {kind}; a file in {', '.join(UNPACKERS)} can be read")
+    return Checked(header, shape, tensors)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,337 @@
+"""The tokenizer of a GGUF file, built again with `tokenizers`, and the small files beside it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from runtime.loading.gguf.header import GgufHeader, fault
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # of tokenizer.ggml.token_type
+
+
+def tokens_and_kinds(header: GgufHeader) -> tuple[list[str], list[int]]:
+    """Every token as the file spells it, and its kind.
+
+    Raises:
+        ModelLoadError: They do not fit the embedding or each other, or a token stands there twice.
+    """
+    tokens = texts(header, "tokenizer.ggml.tokens")
+    kinds = header.metadata.get("tokenizer.ggml.token_type")
+    rows = header.tensors["token_embd.weight"].shape[0]
+    if len(tokens) != rows:
+        raise fault(header, f"{len(tokens):,} tokens for {rows:,} rows of the embedding")
+    if not isinstance(kinds, list) or len(kinds) != len(tokens) or any(kind not in range(7) for kind in kinds):
+        raise fault(header, "tokenizer.ggml.token_type does not give one known type to each token")
+    check_unique(header, tokens)
+    return tokens, kinds
+
+
+def check_unique(header: GgufHeader, tokens: list[str]) -> None:
+    """Each token stands there once.
+
+    Raises:
+        ModelLoadError: Names one that stands there twice.
+    """
+    if len(set(tokens)) != len(tokens):
+        twice = Counter(tokens).most_common(1)[0][0]
+        raise fault(header, f"the token {twice!r} stands in the vocabulary twice")
+
+
+def texts(header: GgufHeader, key: str) -> list[str]:
+    """A list of texts, not empty.
+
+    Raises:
+        ModelLoadError: It is missing or something else.
+    """
+    found = header.metadata.get(key)
+    if not isinstance(found, list) or not found or not isinstance(found[0], str):
+        raise fault(header, f"{key} is missing or no list of texts")
+    return found
+
+
+def token_id(header: GgufHeader, key: str, count: int) -> int | None:
+    """A token's id, None where the file names none.
+
+    Raises:
+        ModelLoadError: It is no id of the vocabulary.
+    """
+    value = header.metadata.get(key)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count):
+        raise fault(header, f"{key} is {value!r}; the vocabulary has {count:,} tokens")
+    return value
+
+
+_MARKS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # signs with the line ends behind them, white space
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"  # contractions, words with the sign before them
+_QWEN2 = rf"{_WORDS}|\p{{N}}{_MARKS}"  # digits one by one
+_LLAMA3 = rf"{_WORDS}|\p{{N}}{{1,3}}{_MARKS}"  # digits in threes
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN = (  # words end where lower case goes over into upper case; a slash goes with the signs before it
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """How text is cut before the merges.
+
+    Attributes:
+        pattern: Of the pieces; empty: GPT-2's own.
+        digits: Whether each digit is a piece, before the pattern.
+        composed: Whether text is brought into Unicode's composed form first.
+        whole: Whether a piece that is a token is that token, whatever the merges would make of it.
+        adds_bos: Whether raw text begins with a bos, where the file does not say.
+    """
+
+    pattern: str = ""
+    digits: bool = False
+    composed: bool = False
+    whole: bool = False
+    adds_bos: bool = False
+
+    def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
+        """Text into pieces spelled in bytes."""
+        first: list[pre_tokenizers.PreTokenizer] = []
+        if self.digits:
+            first.append(pre_tokenizers.Digits(individual_digits=True))
+        if self.pattern:
+            first.append(pre_tokenizers.Split(Regex(self.pattern), behavior="isolated"))
+        bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not self.pattern)
+        return pre_tokenizers.Sequence([*first, bytes_of]) if first else bytes_of
+
+
+# By tokenizer.ggml.pre. Each was checked against the model's own tokenizer or the library's classes of it (see
+# `tests/runtime/loading/test_cuts.py`); one that is not here is refused: a wrong cut gives plausible text, wrong numbers.
+_LLAMA_BPE = PreTokenizer(_LLAMA3, whole=True, adds_bos=True)
+PRE_TOKENIZERS = {
+    "gpt-2": PreTokenizer(),
+    "smollm": PreTokenizer(digits=True),
+    "qwen2": PreTokenizer(_QWEN2, composed=True),
+    "deepseek-r1-qwen": PreTokenizer(_QWEN2),
+    "llama-bpe": _LLAMA_BPE,
+    "llama3": _LLAMA_BPE,
+    "llama-v3": _LLAMA_BPE,
+    "dbrx": PreTokenizer(_LLAMA3),
+    "tekken": PreTokenizer(_TEKKEN, whole=True),
+}
+
+
+def pre_tokenizer_of(header: GgufHeader) -> PreTokenizer:
+    """How the file's text is cut.
+
+    Raises:
+        ModelLoadError: In a way that is not known.
+    """
+    pre = header.metadata.get("tokenizer.ggml.pre")
+    if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
+        raise fault(
+            header, f"the pre-tokenizer {str(pre)[:60]!r} is not known (known: {', '.join(PRE_TOKENIZERS)}); not guessed"
+        )
+    return PRE_TOKENIZERS[pre]
+
+
+def byte_level(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) -> Tokenizer:
+    """The tokenizer of a file whose ``tokenizer.ggml.model`` is "gpt2".
+
+    Raises:
+        ModelLoadError: A cut that is not known, or merges of tokens that are not there.
+    """
+    cut = pre_tokenizer_of(header)
+    merges = [_merge(header, merge) for merge in texts(header, "tokenizer.ggml.merges")]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    for left, right in merges:
+        if not {left, right, left + right} <= vocab.keys():
+            raise fault(header, f"the merge {left!r} + {right!r} uses a token that is not in the vocabulary")
+    tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=cut.whole))
+    tokenizer.pre_tokenizer = cut.pre_tokenizer()
+    if cut.composed:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    of_kind = list(zip(tokens, kinds, strict=True))
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text, kind in of_kind if kind == CONTROL]
+    )
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text, kind in of_kind if kind == USER_DEFINED])
+    return tokenizer
+
+
+def _merge(header: GgufHeader, text: str) -> tuple[str, str]:
+    left, space, right = text.partition(" ")
+    if not (left and space and right) or " " in right:
+        raise fault(header, f"the merge {text!r} does not name two tokens")
+    return left, right
+
+
+SPACE = "▁"  # U+2581, in a piece
+MAX_PIECE = 512  # characters
+_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+_TURNS = ("<start_of_turn>", "<end_of_turn>")  # Gemma's control tokens, which older files have as a user's own
+_UNTOLD = "[INST]"  # as a control token: Mistral's tokenizers from then on put no space behind those, the file does not say so
+_PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
+
+
+def sentencepiece(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) -> Tokenizer:
+    """The tokenizer of a file whose ``tokenizer.ggml.model`` is "llama".
+
+    Raises:
+        ModelLoadError: Not one of SentencePiece's BPE, or it changes text in a way that is not supported.
+    """
+    _refuse_other_text(header)
+    prefixed = header.metadata.get("tokenizer.ggml.add_space_prefix", True) is True
+    own = (SPACE, " ") if prefixed else (" ", SPACE)  # a user's own are found before spaces are escaped, or behind that
+    spelled = [text.replace(*own) if kind == USER_DEFINED else text for text, kind in zip(tokens, kinds, strict=True)]
+    check_unique(header, spelled)
+    if any(text == _UNTOLD and kind == CONTROL for text, kind in zip(spelled, kinds, strict=True)):
+        raise fault(
+            header, f"the control token {_UNTOLD}: whether a space follows it is not in the file; use the model's own folder"
+        )
+    vocab = {text: i for i, text in enumerate(spelled)}
+    pieces = _pieces(header, spelled, kinds)
+    fallback = _has_bytes(header, spelled, kinds)
+    unknown = [text for text, kind in zip(spelled, kinds, strict=True) if kind == UNKNOWN]
+    if len(unknown) != 1 and not (fallback and not unknown):
+        raise fault(header, f"{len(unknown)} tokens stand for what is unknown; one is possible")
+    model = models.BPE(
+        vocab,
+        _merges(pieces),
+        unk_token=unknown[0] if unknown else None,
+        fuse_unk=True,
+        byte_fallback=fallback,
+    )
+    unused = {text for text, kind in zip(spelled, kinds, strict=True) if kind == UNUSED}
+    reachable = next((text for text in unused if len(text) == 1 or _halves(text, pieces)), None)
+    if reachable is not None:
+        raise fault(header, f"the token {reachable!r} is not used, and text would be cut into it: not supported")
+    tokenizer = Tokenizer(model)
+    escaped = normalizers.Replace(" ", SPACE)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), escaped]) if prefixed else escaped
+    joined = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*joined, decoders.Strip(" ", 1, 0)] if prefixed else joined)
+    _add(tokenizer, header.architecture, spelled, kinds)
+    return tokenizer
+
+
+def _refuse_other_text(header: GgufHeader) -> None:
+    """Files whose text is changed before it is cut; llama's, Mistral's, Phi's and Gemma's is not."""
+    for key in ("precompiled_charsmap", "remove_extra_whitespaces"):
+        if header.metadata.get(f"tokenizer.ggml.{key}"):
+            raise fault(header, f"tokenizer.ggml.{key}: a tokenizer that changes its text is not supported")
+
+
+def _pieces(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, int]:
+    """The pieces that text is cut into, best score first."""
+    scores = header.metadata.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) != len(tokens) or not all(isinstance(score, float) for score in scores):
+        raise fault(header, "tokenizer.ggml.scores does not give one number to each token")
+    found = [(text, score) for text, kind, score in zip(tokens, kinds, scores, strict=True) if kind == NORMAL]
+    if any(later >= earlier for (_, earlier), (_, later) in pairwise(found)):
+        raise fault(header, "the tokens' scores do not fall from one to the next as SentencePiece's BPE has it: not supported")
+    if any(len(text) > MAX_PIECE for text, _ in found):
+        raise fault(header, f"a token is longer than {MAX_PIECE} characters")
+    return {text: place for place, (text, _) in enumerate(found)}
+
+
+def _merges(pieces: dict[str, int]) -> list[tuple[str, str]]:
+    """All pairs of pieces that make a piece, best first; of one piece's the longest left half first.
+
+    Two cuts of one piece have one score. Where they compete (``aa a aa``) SentencePiece takes the one further left.
+    """
+    return [(text[:cut], text[cut:]) for text in pieces for cut in _halves(text, pieces)]
+
+
+def _halves(text: str, pieces: dict[str, int]) -> list[int]:
+    """Where a text can be cut into two pieces, the last place first."""
+    return [cut for cut in range(len(text) - 1, 0, -1) if text[:cut] in pieces and text[cut:] in pieces]
+
+
+def _has_bytes(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) -> bool:
+    """Whether there is a token for each byte: all or none."""
+    found = {text for text, kind in zip(tokens, kinds, strict=True) if kind == BYTE}
+    if found and found != set(_BYTES):
+        raise fault(header, f"{len(found)} tokens stand for bytes; <0x00> to <0xFF> are possible")
+    return bool(found)
+
+
+def _add(tokenizer: Tokenizer, architecture: str, tokens: Sequence[str], kinds: Sequence[int]) -> None:
+    """Control tokens, and a user's own, which are found in text before it is cut."""
+    control, own = [], []
+    for text, kind in zip(tokens, kinds, strict=True):
+        if kind in (CONTROL, UNKNOWN) or (kind == USER_DEFINED and text in _TURNS):
+            bare = architecture == "phi3" and text not in _PHI3_PLAIN  # its tokens take the white space behind them along
+            control.append(AddedToken(text, special=True, normalized=False, rstrip=bare))
+        elif kind == USER_DEFINED:
+            own.append(AddedToken(text, special=False, normalized=SPACE in text))
+    tokenizer.add_special_tokens(control)
+    tokenizer.add_tokens(own)
+
+
+# Control tokens that end an answer, whatever a file names as its one eos
+_ENDINGS = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "<|end|>", "</s>", "<end_of_turn>")
+
+_KINDS = {"gpt2": byte_level, "llama": sentencepiece}  # by tokenizer.ggml.model
+
+
+def build_tokenizer(header: GgufHeader) -> Tokenizer:
+    """The tokenizer of the file.
+
+    Raises:
+        ModelLoadError: An unknown kind, or lists that do not fit together.
+    """
+    kind = header.metadata.get("tokenizer.ggml.model")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        known = "'gpt2', byte-level BPE, and 'llama', SentencePiece's BPE"
+        raise fault(header, f"a tokenizer of the kind {str(kind)[:60]!r} is not supported (known: {known})")
+    return _KINDS[kind](header, *tokens_and_kinds(header))
+
+
+def tokenizer_config(header: GgufHeader) -> dict[str, Any]:
+    """tokenizer_config.json: the named tokens, and no clean-up of what was decoded."""
+    tokens, _ = tokens_and_kinds(header)
+    named = {
+        f"{name}_token": tokens[i]
+        for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
+        if (i := token_id(header, f"tokenizer.ggml.{key}_token_id", len(tokens))) is not None
+    }
+    return {
+        **named,
+        "add_bos_token": _adds_bos(header),
+        "add_prefix_space": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": header.metadata.get(f"{header.architecture}.context_length"),
+        "tokenizer_class": "PreTrainedTokenizerFast",  # a model's own class would cut the text its own way again
+    }
+
+
+def generation_config(header: GgufHeader) -> dict[str, Any]:
+    """generation_config.json: the token that begins, the tokens that end, the one that fills."""
+    tokens, kinds = tokens_and_kinds(header)
+    eos = token_id(header, "tokenizer.ggml.eos_token_id", len(tokens))
+    endings = [i for i, kind in enumerate(kinds) if kind in (CONTROL, USER_DEFINED) and tokens[i] in _ENDINGS]
+    config = {
+        "bos_token_id": token_id(header, "tokenizer.ggml.bos_token_id", len(tokens)),
+        "eos_token_id": list(dict.fromkeys([*([] if eos is None else [eos]), *endings])) or None,
+        "pad_token_id": token_id(header, "tokenizer.ggml.padding_token_id", len(tokens)),
+    }
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def chat_template(header: GgufHeader) -> str | None:
+    """The template's source; None where the file has none."""
+    template = header.metadata.get("tokenizer.chat_template")
+    if template is not None and not isinstance(template, str):
+        raise fault(header, "tokenizer.chat_template is no text")
+    return template
+
+
+def _adds_bos(header: GgufHeader) -> bool:
+    """Whether raw text begins with a bos. Where the file does not say, SentencePiece's and Llama 3's does, as in llama.cpp."""
+    silent = header.metadata.get("tokenizer.ggml.model") == "llama" or pre_tokenizer_of(header).adds_bos
+    return bool(header.metadata.get("tokenizer.ggml.add_bos_token", silent))

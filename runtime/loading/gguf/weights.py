@@ -1,0 +1,128 @@
+"""A model's tensors into a safetensors file, one at a time: the library's own writer wants all of them in memory at once."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.errors import ModelLoadError
+from runtime.loading.gguf.decoder import Tensor, unpermuted
+from runtime.loading.gguf.header import GgufHeader
+from runtime.loading.gguf.quants import GROUP, affine, bits_of, dequantise
+
+_WORD_BITS = 32
+_Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One array of the file. All have four bytes a number: float32, or words of packed ones."""
+
+    name: str
+    dtype: str  # as safetensors spells it
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """In the file."""
+        return math.prod(self.shape) * 4
+
+
+def kept_bits(header: GgufHeader, tensor: Tensor) -> int | None:
+    """Bits of its numbers, where MLX can keep a tensor as it is packed; None for what becomes float32."""
+    return bits_of(header.tensors[tensor.source].format.name) if len(tensor.shape) == 2 else None
+
+
+def parts_of(header: GgufHeader, tensor: Tensor, *, quantised: bool) -> list[Part]:
+    """What is written of a tensor: float32, or words, scales and biases where it stays quantised."""
+    bits = kept_bits(header, tensor) if quantised else None
+    if bits is None:
+        return [Part(tensor.target, "F32", tensor.shape)]
+    rows, columns = tensor.shape
+    stem, groups = tensor.target.removesuffix(".weight"), (rows, columns // GROUP)
+    return [
+        Part(tensor.target, "U32", (rows, columns * bits // _WORD_BITS)),
+        Part(f"{stem}.scales", "F32", groups),
+        Part(f"{stem}.biases", "F32", groups),
+    ]
+
+
+def quantization_of(header: GgufHeader, tensors: Sequence[Tensor]) -> Mapping[str, Any]:
+    """``quantization`` of config.json, as mlx_lm reads it: what most layers have, and each that has something else.
+
+    Empty where no tensor can be kept as it is packed.
+    """
+    found = {t.target.removesuffix(".weight"): kept_bits(header, t) for t in tensors if len(t.shape) == 2}
+    numbers = Counter(bits for bits in found.values() if bits is not None)
+    if not numbers:
+        return {}
+    most = max(numbers, key=numbers.__getitem__)
+    others = {layer: {"group_size": GROUP, "bits": bits} if bits else False for layer, bits in found.items() if bits != most}
+    return {"group_size": GROUP, "bits": most, **others}
+
+
+def write_weights(
+    path: Path, header: GgufHeader, tensors: Sequence[Tensor], report: Callable[[int, int], None], *, quantised: bool
+) -> None:
+    """Writes the file, durably.
+
+    Args:
+        path: Of the new file.
+        header: Of the GGUF.
+        tensors: In the order of writing.
+        report: Called with the bytes of weights written, and in all.
+        quantised: Whether what MLX can keep as it is packed stays so.
+
+    Raises:
+        ModelLoadError: Weights that are no numbers.
+    """
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    total = 0
+    for tensor in tensors:
+        for part in parts_of(header, tensor, quantised=quantised):
+            entries[part.name] = {"dtype": part.dtype, "shape": part.shape, "data_offsets": [total, total + part.nbytes]}
+            total += part.nbytes
+    head = json.dumps(entries).encode()
+    head += b" " * (-len(head) % 8)
+    with path.open("wb") as stream:
+        stream.write(len(head).to_bytes(8, "little") + head)
+        done = 0
+        for tensor in tensors:
+            report(done, total)
+            for array in _arrays(header, tensor, quantised=quantised):
+                np.ascontiguousarray(array).tofile(stream)
+                done += array.nbytes
+        sync(stream)
+    report(total, total)
+
+
+def _arrays(header: GgufHeader, tensor: Tensor, *, quantised: bool) -> list[_Array]:
+    """In the order of `parts_of`."""
+    info = header.tensors[tensor.source]
+    data = np.asarray(np.memmap(header.path, np.uint8, "r", info.offset, (info.nbytes,)))
+    arrays: list[_Array]
+    if quantised and kept_bits(header, tensor):
+        found = affine(info, data)
+        arrays = [found.words, found.scales, found.biases]
+    else:
+        arrays = [dequantise(info, data)]
+    if not all(np.isfinite(array).all() for array in arrays if array.dtype == np.float32):
+        raise ModelLoadError(f"{header.path}: the tensor {tensor.source} holds NaN or infinity: damaged; fetch the file again")
+    if tensor.excess:  # norms, which are not quantised
+        arrays = [array - np.float32(tensor.excess) for array in arrays]
+    return [unpermuted(array, tensor.permuted_heads) for array in arrays] if tensor.permuted_heads else arrays
+
+
+def sync(stream: BinaryIO) -> None:
+    """What was written is on the disk."""
+    stream.flush()
+    os.fsync(stream.fileno())

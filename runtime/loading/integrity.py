@@ -1,0 +1,248 @@
+"""SHA-256 of files, remembered by path, size and time, and ``elsewise.json``: what an imported folder consists of."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from resources.files import open_regular, read_regular
+from runtime.errors import ModelLoadError
+from runtime.loading.paths import make_private, models_dir
+
+_CHUNK = 1 << 20
+
+
+def sha256_of(path: Path, tell: Callable[[int], None] | None = None) -> str:
+    """The file's SHA-256 as hex; reads all of it, and tells the bytes of each read.
+
+    Raises:
+        ModelLoadError: It cannot be read.
+    """
+    try:
+        with open_regular(path) as stream:
+            digest = hashlib.sha256()
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+                if tell is not None:
+                    tell(len(chunk))
+    except OSError as fault:
+        raise ModelLoadError(f"{path}: cannot be read ({fault.strerror}); check the file and its permissions") from fault
+    return digest.hexdigest()
+
+
+def known_sha256(path: Path) -> str:
+    """The same, computed only if the file's size or time is another than when it was last asked for.
+
+    What is remembered lies under the models folder, never beside the file.
+    """
+    kept = remembered_sha256(path)
+    if kept is not None:
+        return kept
+    sha256 = sha256_of(path)
+    remember_sha256(path, sha256)
+    return sha256
+
+
+def remembered_sha256(path: Path) -> str | None:
+    """The SHA-256 that is remembered of a file with this path, size and time; None where none is.
+
+    Raises:
+        ModelLoadError: It cannot be looked at.
+    """
+    note = _note(path)
+    with contextlib.suppress(OSError, ValueError):
+        kept = json.loads(_place(path).read_text())
+        if isinstance(kept, dict) and isinstance(kept.get("sha256"), str) and note.items() <= kept.items():
+            return str(kept["sha256"])
+    return None
+
+
+def remember_sha256(path: Path, sha256: str) -> None:
+    """Keeps it for `remembered_sha256`."""
+    note, place = _note(path), _place(path)
+    with contextlib.suppress(OSError):  # a read-only models folder costs time, nothing else
+        make_private(place.parent)
+        write_atomically(place, json.dumps({**note, "sha256": sha256}).encode())
+
+
+def forget_digests(paths: Iterable[Path]) -> None:
+    """What is remembered of files that are no longer here."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            _place(path).unlink()
+
+
+def _note(path: Path) -> dict[str, str | int]:
+    try:
+        info = path.stat()
+    except OSError as fault:
+        raise ModelLoadError(f"{path}: cannot be read ({fault.strerror}); check the file and its permissions") from fault
+    return {"path": str(path.absolute()), "size": info.st_size, "mtime_ns": info.st_mtime_ns}
+
+
+def _place(path: Path) -> Path:
+    return models_dir() / ".digests" / f"{hashlib.sha256(os.fsencode(path.absolute())).hexdigest()}.json"
+
+
+def digest_of_all(files: Mapping[str, str]) -> str:
+    """One SHA-256 over several files' names and SHA-256s; independent of their order."""
+    lines = "".join(f"{name} {files[name]}\n" for name in sorted(files))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def template_digest(source: str) -> str:
+    """SHA-256 hex of a chat template's text in UTF-8."""
+    return hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes the whole file or nothing, durably."""
+    handle, temporary = tempfile.mkstemp(prefix=".new-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def sync_all(folder: Path) -> None:
+    """Makes a folder of files durable: their content, then their names."""
+    for path in folder.iterdir():
+        sync_folder(path)
+    sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes names that were created or renamed in a folder durable (or a file's content)."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+MANIFEST = "elsewise.json"
+FORMAT = 1
+_MAX_BYTES = 8 << 20  # it names each file of a model in some 200
+
+
+class FileNote(msgspec.Struct, frozen=True):
+    """One file; size in bytes, time in nanoseconds (a hint only: the SHA-256 decides)."""
+
+    sha256: str
+    size: int
+    mtime_ns: int
+
+
+class HubNote(msgspec.Struct, frozen=True):
+    """The repository that a model was downloaded from."""
+
+    repository: str  # org/name
+    revision: str  # what was asked for: a branch, a tag or a commit
+    commit: str  # what that was, in full
+    endpoint: str  # of the hub
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """Where an imported model or adapter came from and what it consists of."""
+
+    format: int
+    id: str  # what `resolve` finds it by
+    title: str  # what users see
+    source: str  # the file or folder it was made from, by its own name
+    source_sha256: str  # of the GGUF (of one that stays quantised, over that and the form); of a folder, over its files
+    kind: Literal["gguf", "folder", "adapter"]
+    parameters: int
+    files: dict[str, FileNote]
+    template_digest: str | None = None  # SHA-256 of the chat template's text, wherever it stands; None without one
+    hub: HubNote | None = None
+
+
+def notes_of(folder: Path) -> dict[str, FileNote]:
+    """Size, time and SHA-256 of every file of a folder; reads all of them."""
+    notes: dict[str, FileNote] = {}
+    for path in sorted(folder.iterdir()):
+        if path.name != MANIFEST and path.is_file():
+            info = path.stat()
+            notes[path.name] = FileNote(sha256_of(path), info.st_size, info.st_mtime_ns)
+    return notes
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Writes ``elsewise.json``, durably."""
+    write_atomically(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The folder's manifest; None where it has none (a folder that was not imported).
+
+    Raises:
+        ModelLoadError: It is damaged, or newer than this version.
+    """
+    path = folder / MANIFEST
+    try:
+        data = read_regular(path, _MAX_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as fault:
+        raise ModelLoadError(f"{path}: cannot be read ({fault.strerror})") from fault
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as fault:
+        raise ModelLoadError(f"{path} is damaged ({fault}); import the model again") from fault
+    if manifest.format > FORMAT:
+        raise ModelLoadError(f"{path} was written by a newer version (format {manifest.format}); update this one")
+    return manifest
+
+
+def verify(folder: Path, manifest: Manifest) -> None:
+    """Compares the files with their notes; those whose size and time are unchanged are not read.
+
+    Raises:
+        ModelLoadError: Names the first file that is missing or another one, and what to do.
+    """
+    for name, note in manifest.files.items():
+        path = folder / name
+        if Path(name).name != name or not path.is_file():
+            raise missing(path, manifest)
+        info = path.stat()
+        if (info.st_size, info.st_mtime_ns) == (note.size, note.mtime_ns):
+            continue
+        found = known_sha256(path)
+        if found != note.sha256:
+            raise changed(path, found, note.sha256, manifest)
+
+
+def missing(path: Path, manifest: Manifest | None) -> ModelLoadError:
+    """A file is not there."""
+    return ModelLoadError(f"{path} is missing; {_remedy(manifest)}")
+
+
+def changed(path: Path, found: str, known: str, manifest: Manifest | None) -> ModelLoadError:
+    """A file is not what it was, by its SHA-256."""
+    when = "at import it was" if manifest else "when it was last read, with the same size and time, it was"
+    return ModelLoadError(
+        f"{path} is damaged or was changed: its SHA-256 is {found[:12]}..., {when} {known[:12]}...; {_remedy(manifest)}"
+    )
+
+
+def _remedy(manifest: Manifest | None) -> str:
+    if manifest is None:
+        return "put the file there again from where it came"
+    if manifest.hub:
+        again = f"fetch it again: elsewise models fetch {manifest.hub.repository}@{manifest.hub.commit}"
+    else:
+        again = "run make setup" if manifest.id == "smollm2" else f"import {manifest.source} again"
+    return f"remove the model ({manifest.id}) and {again}"

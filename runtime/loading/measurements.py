@@ -1,0 +1,124 @@
+"""Measurements of a model, kept on the shelf by the digest of its weights; what is missing is measured again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from resources.files import read_regular
+from runtime.loading.integrity import write_atomically
+from runtime.loading.paths import make_private, models_dir
+
+MAX_BYTES = 1 << 20
+THREADS = "threads"
+_PLACE = ".measured"
+
+
+def measurement(digest: str, key: str) -> dict[str, Any]:
+    """What was kept under a key; empty where nothing was.
+
+    Args:
+        digest: Of the weights: `ModelFolder.weights_digest`, `ShelfEntry.fingerprint`.
+        key: What it says, and of what it depends on ("perplexity", "threads").
+    """
+    found = _read(_file(digest)).get(key)
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def measured_threads(digest: str) -> dict[str, dict[int, float]]:
+    """Seconds of a token by number of threads, by how the weights are held and on what machine."""
+    found: dict[str, dict[int, float]] = {}
+    for key in _read(_file(digest)):
+        kind, comma, what = key.partition(", ")
+        if kind == THREADS and comma:
+            kept = measurement(digest, key).items()
+            found[what] = {int(n): seconds for n, seconds in kept if n.isdigit() and isinstance(seconds, float)}
+    return found
+
+
+def keep_measurement(digest: str, key: str, value: Mapping[str, Any]) -> None:
+    """Keeps plain values for `measurement`, in place of what was there under that key. A shelf that is read-only keeps none."""
+    file = _file(digest)
+    with contextlib.suppress(OSError):
+        make_private(file.parent)
+        write_atomically(file, json.dumps({**_read(file), key: dict(value)}, indent=1).encode())
+
+
+def forget_measurements(digest: str) -> None:
+    """Of a model that is no longer here."""
+    with contextlib.suppress(OSError):
+        _file(digest).unlink()
+
+
+def _file(digest: str) -> Path:
+    return models_dir() / _PLACE / f"{digest}.json"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        found = json.loads(read_regular(file, MAX_BYTES))
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+PLAIN = "float32"
+KEY = "perplexity"
+FORMAT = 1  # of what is kept; goes up where text or kernels change
+MOST_TOKENS = 256
+# Lewis Carroll, Alice's Adventures in Wonderland (1865), chapter I; in the public domain.
+TEXT = """Alice was beginning to get very tired of sitting by her sister on the bank, and of having nothing to do: once or \
+twice she had peeped into the book her sister was reading, but it had no pictures or conversations in it, "and what is the \
+use of a book," thought Alice "without pictures or conversations?"
+
+So she was considering in her own mind (as well as she could, for the hot day made her feel very sleepy and stupid), whether \
+the pleasure of making a daisy-chain would be worth the trouble of getting up and picking the daisies, when suddenly a White \
+Rabbit with pink eyes ran close by her.
+
+There was nothing so very remarkable in that; nor did Alice think it so very much out of the way to hear the Rabbit say to \
+itself, "Oh dear! Oh dear! I shall be late!" (when she thought it over afterwards, it occurred to her that she ought to have \
+wondered at this, but at the time it all seemed quite natural)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Perplexities:
+    """Of one model on the fixed text.
+
+    Attributes:
+        weights: How they are held, as `LoadOptions.weights` has it.
+        plain: With the weights in float32.
+        packed: With them held so.
+    """
+
+    weights: str
+    plain: float
+    packed: float
+
+    def __str__(self) -> str:
+        """For people: "41.06, float32 41.02 (+0.1 %)"."""
+        change = f" ({100 * (self.packed / self.plain - 1):+.1f} %)" if math.isfinite(self.plain) and self.plain > 0 else ""
+        return f"{self.packed:.4g}, {PLAIN} {self.plain:.4g}{change}"
+
+
+def kept_perplexities(digest: str) -> dict[str, float]:
+    """What is known of a model's perplexity, by how its weights are held."""
+    found = measurement(digest, KEY)
+    if found.pop("format", None) != FORMAT:
+        return {}
+    return {str(name): value for name, value in found.items() if isinstance(value, float)}
+
+
+def keep_perplexities(digest: str, found: Mapping[str, float]) -> None:
+    """Keeps them for `kept_perplexities`."""
+    keep_measurement(digest, KEY, {"format": FORMAT, **found})
+
+
+def measured_perplexities(digest: str) -> list[Perplexities]:
+    """Every form of a model's weights that was measured beside the plain one; see `ShelfEntry.fingerprint`."""
+    found = kept_perplexities(digest)
+    plain = found.get(PLAIN)
+    return [] if plain is None else [Perplexities(name, plain, value) for name, value in found.items() if name != PLAIN]

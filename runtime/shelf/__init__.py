@@ -1,0 +1,1 @@
+"""The models on this machine: imported, listed, verified, locked, removed; the catalogue and the embedded model."""

@@ -1,0 +1,223 @@
+"""Putting something on the shelf: made in a hidden folder beside it, renamed when it is whole.
+
+Whatever happens before the rename (a fault, a cancel, kill -9) leaves nothing that is listed; the next import removes
+the remains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import filelock
+
+from resources.files import open_regular
+from runtime.errors import AdapterError, ModelLoadError
+from runtime.loading.integrity import Manifest, read_manifest, sync_all, sync_folder
+from runtime.loading.paths import create_private, is_adapter, is_model_id, made_models_dir, models_dir, shelf_id, shelf_path
+from runtime.loading.progress import OnProgress, Progress
+
+T = TypeVar("T")
+
+HIDDEN = ".importing-"  # how the names of folders begin that are being made or removed
+_COMMIT_DIGITS = 7  # as many as git shows
+_LOCK_SECONDS = 900.0  # another import may be converting a large file
+_SPARE_BYTES = 256 << 20
+
+
+def place_on_shelf(
+    source: Path,
+    name: str | None,
+    sha256: str,
+    needed: int,
+    *,
+    make: Callable[[Path, str], None],
+    opened: Callable[[Path], T],
+    suffix: str = "",
+) -> T:
+    """Makes a folder of the shelf, whole or not at all. One that is there already, of the same content, is not made again.
+
+    Args:
+        source: What it is made from, for names and messages.
+        name: What it is found by later; None makes one from the source's.
+        sha256: Of the source's content.
+        needed: Bytes that it takes.
+        make: Writes all files, ``elsewise.json`` among them, into a folder, for an id.
+        opened: Checks a folder and reads it.
+        suffix: Of a name that is made.
+
+    Raises:
+        ModelLoadError: The name is taken or cannot be one, the disk is full, or another import does not end.
+    """
+    with _only_one_import(made_models_dir()) as shelf:
+        model_id, present = _find_place(name, source, sha256, opened, suffix)
+        if present is not None:
+            return present
+        free = shutil.disk_usage(shelf).free
+        if needed + _SPARE_BYTES > free:
+            raise ModelLoadError(
+                f"{source.name} needs {needed / 1e9:,.1f} GB in {shelf}, {free / 1e9:,.1f} GB are free; "
+                "free some space or set ELSEWISE_MODELS"
+            )
+        hidden = Path(tempfile.mkdtemp(prefix=HIDDEN, dir=shelf))
+        try:
+            make(hidden, model_id)
+            opened(hidden)
+            sync_all(hidden)
+            _publish(hidden, shelf_path(model_id))
+        finally:
+            shutil.rmtree(hidden, ignore_errors=True)
+        return opened(shelf_path(model_id))
+
+
+def shelf_folders(*, adapters: bool = False) -> list[Path]:
+    """All folders of models on the shelf, or of adapters, complete or not; hidden ones are neither."""
+    try:
+        folders = sorted(
+            path for path in models_dir().iterdir() if not path.name.startswith(".") and (path.is_dir() or path.is_symlink())
+        )
+    except OSError:
+        return []
+    return [folder for folder in folders if is_adapter(folder) == adapters]
+
+
+def link_on_shelf(source: Path, name: str | None) -> Path:
+    """A model folder that stays where it is gets a name on the shelf; nothing is copied.
+
+    Args:
+        source: The folder, checked.
+        name: What it is found by later; None makes one from the folder's.
+
+    Returns:
+        Its place on the shelf: a link.
+
+    Raises:
+        ModelLoadError: The name is taken or cannot be one, or the shelf cannot be written to.
+    """
+    model_id = name or id_from(source)
+    place = shelf_path(model_id)
+    with _only_one_import(made_models_dir()):
+        if place.is_symlink() and place.resolve() == source.resolve():
+            return place
+        if place.exists() or place.is_symlink():
+            raise ModelLoadError(f"another model is called {model_id!r}; choose another name (--name) or remove it")
+        if source.resolve().is_relative_to(models_dir().resolve()):
+            raise ModelLoadError(f"{source} is on the shelf already")
+        place.symlink_to(source.resolve(), target_is_directory=True)
+        sync_folder(place.parent)
+    return place
+
+
+def find_folder(model_id: str) -> Path | None:
+    """The folder that an id names: of a model, or of an adapter by its full id; None where there is none.
+
+    An id without a revision finds the only one there is; of a download the revision that was asked for, and the beginning
+    of its commit, are names too.
+
+    Raises:
+        ModelLoadError: Several answer to it.
+    """
+    if not is_model_id(model_id):
+        return None
+    exact = shelf_path(model_id)
+    if exact.is_dir() or exact.is_symlink():
+        return exact
+    repository, _, revision = model_id.partition("@")
+    found = [
+        folder
+        for folder in shelf_folders()
+        if folder.name.startswith(f"{shelf_path(repository).name}@") and (not revision or _is_revision(folder, revision))
+    ]
+    if len(found) > 1:
+        names = ", ".join(shelf_id(folder) for folder in found)
+        raise ModelLoadError(f"{model_id} is here in {len(found)} revisions; choose one: {names}")
+    return found[0] if found else None
+
+
+def _is_revision(folder: Path, revision: str) -> bool:
+    with contextlib.suppress(ModelLoadError):
+        manifest = read_manifest(folder)
+        if manifest is not None and manifest.hub is not None:
+            hub = manifest.hub
+            return revision == hub.revision or (len(revision) >= _COMMIT_DIGITS and hub.commit.startswith(revision))
+    return False
+
+
+def copy_files(files: Sequence[Path], target: Path, progress: OnProgress) -> None:
+    """Copies files into a folder, readable by their owner alone; tells of bytes."""
+    total, done = sum(file.stat().st_size for file in files), 0
+    for file in files:
+        with open_regular(file) as there, create_private(target / file.name) as here:
+            while chunk := there.read(8 << 20):
+                here.write(chunk)
+                done += len(chunk)
+                progress(Progress("copy", done, total))
+            here.flush()
+
+
+@contextlib.contextmanager
+def _only_one_import(shelf: Path) -> Iterator[Path]:
+    """Imports of all processes take turns; remains of dead ones are removed."""
+    try:
+        with filelock.FileLock(shelf / ".lock", timeout=_LOCK_SECONDS, mode=0o600):
+            for remains in shelf.glob(f"{HIDDEN}*"):
+                shutil.rmtree(remains, ignore_errors=True)
+            yield shelf
+    except filelock.Timeout as fault:
+        raise ModelLoadError(f"another import has held {shelf} for {_LOCK_SECONDS:,.0f} s; wait for it or end it") from fault
+    except OSError as fault:
+        raise ModelLoadError(f"{shelf}: {fault.strerror}; free some space or set ELSEWISE_MODELS") from fault
+
+
+def _find_place(name: str | None, source: Path, sha256: str, opened: Callable[[Path], T], suffix: str) -> tuple[str, T | None]:
+    """The id to import under, and what is there already and sound."""
+    model_id = name or f"{id_from(source)}{suffix}"
+    holder = _holder(model_id, source)
+    if holder is not None and (isinstance(holder, Path) or holder.source_sha256 != sha256):
+        if name is not None:
+            what = "adapter" if is_adapter(shelf_path(model_id)) else "model"
+            origin = "put there by hand" if isinstance(holder, Path) else f"from {holder.source}"
+            raise ModelLoadError(f"another {what} is called {name!r} ({origin}); choose another name or remove it")
+        model_id = f"{model_id}-{sha256[:8]}"
+        holder = _holder(model_id, source)
+    if isinstance(holder, Manifest):
+        with contextlib.suppress(ModelLoadError, AdapterError):  # damaged: made again and replaced
+            return model_id, opened(shelf_path(model_id))
+    return model_id, None
+
+
+def _holder(model_id: str, source: Path) -> Manifest | Path | None:
+    """Who has an id: an import, by its manifest, or a folder that is not ours to replace; None where nobody has."""
+    folder = shelf_path(model_id)
+    try:
+        manifest = read_manifest(folder)
+    except ModelLoadError:  # a damaged import makes way
+        return None
+    if manifest is not None:
+        return manifest
+    own = folder.is_dir() and any(folder.iterdir()) and not folder.samefile(source)
+    return folder if own else None
+
+
+def id_from(source: Path) -> str:
+    """A name for what is made from a file or a folder."""
+    stem = source.stem if source.is_file() else source.name
+    cleaned = re.sub(r"[^A-Za-z0-9._+]+", "-", stem, flags=re.ASCII).strip("-._+")
+    return re.sub(r"\.{2,}|-{2,}", "-", cleaned)[:100] or "model"
+
+
+def _publish(hidden: Path, final: Path) -> None:
+    """Gives the finished folder its name; a damaged one that has it makes way."""
+    if final.exists():
+        aside = Path(tempfile.mkdtemp(prefix=HIDDEN, dir=final.parent))
+        final.rename(aside / "old")
+        hidden.rename(final)
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        hidden.rename(final)
+    sync_folder(final.parent)

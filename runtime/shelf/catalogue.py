@@ -1,0 +1,146 @@
+"""The chat models that Elsewise proposes: a list that comes with the program, so that it can be shown without a network."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import msgspec
+
+from runtime.backends.registry import default_backend
+from runtime.errors import ModelLoadError
+from runtime.loading.config import context_of, describe
+from runtime.loading.memory_estimate import Fit, estimate_fit
+
+_SHA256 = "6fa03493adabb017e376570217ae1e4fd30cb284ccb49259662327ce539b698c"  # of the file: another one is refused
+_COMFORT = 0.6  # of the memory, so that a longer context and other programs have room too
+_SMALLER = 0.7  # of the size before it, at most: two proposals of one size are one
+_GROUP = 64  # numbers that share a scale in the quantised repositories
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueVariant:
+    """One repository of a model.
+
+    Attributes:
+        source: ``ORG/NAME``, as `fetch_model` takes it; the fetch pins the commit.
+        bytes: Of its weights, worked out from its configuration; `plan_download` says it exactly.
+        gated: Its owners may want consent, given on its page, before a logged-in user can fetch it.
+        bits: Of its weights, quantised for MLX; None for bfloat16.
+        config: What `estimate_fit` reads of its ``config.json``.
+    """
+
+    source: str
+    bytes: int
+    gated: bool
+    bits: int | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Which of "hf" and "mlx" can run it."""
+        return describe(self.config).backends
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueModel:
+    """One model.
+
+    Attributes:
+        name: For users.
+        parameters: Numbers in all.
+        licence: Its name.
+        good_for: A short phrase.
+        variants: The plain one first.
+    """
+
+    name: str
+    parameters: int
+    licence: str
+    good_for: str
+    variants: tuple[CatalogueVariant, ...]
+
+    @property
+    def source(self) -> str:
+        """Of the plain variant."""
+        return self.variants[0].source
+
+    @property
+    def context(self) -> int:
+        """Tokens that it was made for."""
+        return context_of(self.variants[0].config) or 0
+
+    def variant(self, backend: str | None = None) -> CatalogueVariant:
+        """The one to fetch for a backend ("hf" or "mlx"): on mlx the quantised one. Without a name, for this machine's own."""
+        wanted = backend or default_backend()
+        able = [variant for variant in self.variants if wanted in variant.backends]
+        return min(able or self.variants, key=lambda variant: variant.bytes)
+
+    def fit(self, backend: str | None = None, context: int | None = None) -> Fit:
+        """What that variant will take here, without asking anybody.
+
+        Args:
+            backend: "hf" or "mlx"; this machine's own by default.
+            context: Tokens to reckon with; the model's own, up to `runtime.loading.memory_estimate.CONTEXT`, by default.
+        """
+        wanted = backend or default_backend()
+        chosen = self.variant(wanted)
+        weights = min(chosen.bytes, 2 * self.parameters)  # some files hold a tied matrix twice; in memory it is one
+        return estimate_fit(chosen.config, weights, backend=wanted, context=context)
+
+
+@cache
+def catalogue() -> tuple[CatalogueModel, ...]:
+    """All models of the list, the smallest first.
+
+    Raises:
+        ModelLoadError: The file is missing, or another than the one that this version came with.
+    """
+    file = resources.files("resources") / "catalogue" / "models.json"
+    try:
+        data = file.read_bytes()
+    except OSError as fault:
+        raise ModelLoadError(f"the catalogue of models cannot be read ({fault.strerror}); install Elsewise again") from fault
+    found = hashlib.sha256(data).hexdigest()
+    if found != _SHA256:
+        raise ModelLoadError(
+            f"the catalogue of models was changed (its SHA-256 is {found[:12]}, not {_SHA256[:12]}); install Elsewise again"
+        )
+    return tuple(_model(entry) for entry in msgspec.json.decode(data)["models"])
+
+
+def fitting(count: int, backend: str | None = None) -> tuple[CatalogueModel, ...]:
+    """Models to propose on this machine: the largest that fits comfortably, then clearly smaller ones.
+
+    Only what anybody can fetch. Where nothing fits comfortably, the smallest alone.
+
+    Args:
+        count: Of them, at most.
+        backend: "hf" or "mlx"; this machine's own by default.
+
+    Raises:
+        ModelLoadError: As `catalogue`.
+    """
+    free = [model for model in catalogue() if not model.variant(backend).gated]
+    chosen: list[CatalogueModel] = []
+    for model in reversed(free):
+        fit = model.fit(backend)
+        smaller = not chosen or model.parameters <= _SMALLER * chosen[-1].parameters
+        if len(chosen) < count and smaller and fit.total <= _COMFORT * fit.memory:
+            chosen.append(model)
+    return tuple(chosen or free[:1])[:count]
+
+
+def _model(entry: dict[str, Any]) -> CatalogueModel:
+    config = entry.pop("config")
+    variants = tuple(_variant(told, config) for told in entry.pop("variants"))
+    return CatalogueModel(**entry, variants=variants)
+
+
+def _variant(told: dict[str, Any], config: Mapping[str, Any]) -> CatalogueVariant:
+    packed = {"quantization": {"bits": told["bits"], "group_size": _GROUP}} if "bits" in told else {}
+    return CatalogueVariant(**told, config={**config, **packed})

@@ -1,0 +1,222 @@
+"""Imports onto the shelf: a GGUF file is converted, a model folder is copied."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from pathlib import Path
+
+from resources.files import kind_of_file, open_regular
+from runtime.backends.registry import default_backend
+from runtime.errors import ModelLoadError
+from runtime.loading.child_process import Child
+from runtime.loading.gguf.convert import Checked, check
+from runtime.loading.gguf.quants import KEPT
+from runtime.loading.gguf.weights import kept_bits
+from runtime.loading.integrity import (
+    FORMAT,
+    Manifest,
+    digest_of_all,
+    known_sha256,
+    notes_of,
+    read_manifest,
+    template_digest,
+    write_manifest,
+)
+from runtime.loading.model_folder import (
+    INDEX,
+    SETTINGS_FILES,
+    TEXT_FILES,
+    ModelFolder,
+    chat_template_of,
+    open_folder,
+    read_json,
+    weight_files,
+)
+from runtime.loading.paths import create_private
+from runtime.loading.progress import OnProgress, ignore
+from runtime.shelf.atomic_install import copy_files, place_on_shelf, shelf_folders
+
+_PATIENCE = 120.0  # seconds for whatever does not grow with the file
+_SLOWEST = 2 << 20  # bytes of GGUF per second, below which a conversion counts as hung
+SOURCE = "source.gguf"  # the file a model was made from, where it is kept
+
+
+def import_model(
+    path: str | Path,
+    name: str | None = None,
+    progress: OnProgress = ignore,
+    *,
+    title: str | None = None,
+    keep: bool = False,
+    keep_quantised: bool | None = None,
+) -> ModelFolder:
+    """Puts a GGUF file (converted) or a model folder (copied) on the shelf. Blocks; seconds to minutes.
+
+    Args:
+        path: The file or folder; it is only read.
+        name: What it is found by later: ``name`` or ``org/name@revision``; made from the file's name by default, with "-mlx"
+            where its weights stay quantised.
+        progress: Called at least once a second while work is done; raising in it cancels the import.
+        title: What users see; the name of the file or folder by default.
+        keep: Also keeps a copy of the GGUF file, as ``source.gguf``.
+        keep_quantised: Of a GGUF: whether weights stay quantised where MLX can keep them without rounding, for mlx alone, or
+            all become float32, for both engines. None: as mlx is what runs models here by default (on Apple silicon) or not.
+
+    Returns:
+        The model, checked. One that is there already, from the same content and under that name, is not made again.
+
+    Raises:
+        ModelLoadError: The source is damaged or not supported, the name is taken, or the disk is full; or weights are to stay
+            quantised that are not, or not in a form that MLX has.
+    """
+    source = Path(path).expanduser().absolute()
+    quantised = False
+    if source.is_file():
+        checked = check(source)
+        quantised = _stays_quantised(checked, keep_quantised)
+        needed = checked.written_bytes(quantised=quantised)
+        kind, sha256 = "gguf", form_digest(known_sha256(source), quantised=quantised)
+    elif source.is_dir():
+        if keep_quantised is not None:
+            raise ModelLoadError(f"{source}: a folder is taken as it is; to quantise one: elsewise models convert {source}")
+        open_folder(source, backend="mlx")
+        needed = sum(file.stat().st_size for file in _wanted(source))
+        kind, sha256 = "folder", digest_of_all({file.name: known_sha256(file) for file in _wanted(source)})
+    else:
+        what = kind_of_file(source.stat().st_mode) if source.exists() else "no such file or folder"
+        raise ModelLoadError(f"{source}: {what}; give a model folder or a GGUF file")
+
+    def make(hidden: Path, model_id: str) -> None:
+        parameters = (
+            _convert(source, hidden, progress, quantised=quantised) if kind == "gguf" else _copy(source, hidden, progress)
+        )
+        if keep and kind == "gguf":
+            with open_regular(source) as there, create_private(hidden / SOURCE) as here:
+                shutil.copyfileobj(there, here, 8 << 20)
+        template = chat_template_of(hidden, read_json(hidden / "tokenizer_config.json") or {})
+        manifest = Manifest(
+            format=FORMAT,
+            id=model_id,
+            title=title or (source.stem if kind == "gguf" else source.name),
+            source=source.name,
+            source_sha256=sha256,
+            kind="gguf" if kind == "gguf" else "folder",
+            parameters=parameters,
+            files=notes_of(hidden),
+            template_digest=None if template is None else template_digest(template),
+        )
+        write_manifest(hidden, manifest)
+
+    opened = partial(open_folder, backend="mlx")
+    return place_on_shelf(source, name, sha256, needed, make=make, opened=opened, suffix="-mlx" if quantised else "")
+
+
+def _stays_quantised(checked: Checked, wanted: bool | None) -> bool:
+    """Which form a file's weights get.
+
+    Raises:
+        ModelLoadError: They are to stay quantised, and none can.
+    """
+    if wanted is None:
+        return plan_of(checked).keeps
+    if wanted and not checked.keepable:
+        raise ModelLoadError(
+            f"{checked.header.path}: no matrix of it is packed as MLX can keep it ({', '.join(KEPT)}); import it with --float32"
+        )
+    return wanted
+
+
+def form_digest(sha256: str, *, quantised: bool) -> str:
+    """What an import of a GGUF file is told by: the file's SHA-256, or over that and the form of the weights."""
+    return digest_of_all({"gguf": sha256, "weights": "quantised"}) if quantised else sha256
+
+
+def find_imported(sha256: str) -> Path | None:
+    """The folder on the shelf that was made from a file, by its `form_digest`; None where there is none."""
+    for folder in shelf_folders():
+        with contextlib.suppress(ModelLoadError):  # a damaged neighbour is not what was asked for
+            manifest = read_manifest(folder)
+            if manifest is not None and manifest.source_sha256 == sha256:
+                return folder
+    return None
+
+
+def _wanted(folder: Path) -> list[Path]:
+    """What is taken of a model folder: safetensors, configs, tokenizer and template; nothing else is opened."""
+    small = [folder / name for name in (*SETTINGS_FILES, *TEXT_FILES, INDEX)]
+    return [*(file for file in small if file.is_file()), *weight_files(folder)]
+
+
+def _copy(source: Path, target: Path, progress: OnProgress) -> int:
+    copy_files(_wanted(source), target, progress)
+    return 0
+
+
+def _convert(source: Path, target: Path, progress: OnProgress, *, quantised: bool) -> int:
+    """Runs the converter; kills it when the caller cancels, when it hangs, and when anything else goes wrong."""
+    limit = _PATIENCE + source.stat().st_size / _SLOWEST
+    options = ("--keep-quantised",) if quantised else ()
+    with Child("runtime.loading.gguf.convert", str(source), str(target), *options, cwd=target) as child:
+        answer = child.follow("convert", limit, progress)
+        if "parameters" in answer:
+            return int(answer["parameters"])
+        if "error" in answer:
+            raise ModelLoadError(str(answer["error"]))
+        raise ModelLoadError(f"{source}: the conversion ended without an answer ({child.last_words()})")
+
+
+@dataclass(frozen=True, slots=True)
+class ImportPlan:
+    """The two forms that a file's weights can be given.
+
+    Attributes:
+        kept: Bytes of the weights where they stay quantised, for mlx alone; 0 where MLX can keep none of them.
+        float32: Bytes of the weights as float32, for both engines.
+        keeps: They stay quantised unless somebody says otherwise: what runs models here is mlx.
+        widened: Of all numbers, the share in matrices that are packed in a form MLX has none for, by that form's name: float32
+            in either case.
+    """
+
+    kept: int
+    float32: int
+    keeps: bool
+    widened: Mapping[str, float]
+
+    @property
+    def note(self) -> str:
+        """What does not stay quantised although the file has it so, and why; empty where all does."""
+        shares = " and ".join(f"{form} ({100 * share:.0f} % of the weights)" for form, share in self.widened.items())
+        return f"{shares} becomes float32: MLX has no form that is exactly it" if self.kept and shares else ""
+
+
+def plan_import(path: str | Path) -> ImportPlan:
+    """Reads the header of a GGUF file, and nothing else. Blocks, below a second.
+
+    Raises:
+        ModelLoadError: It is not there, damaged, or of a kind that cannot be converted.
+    """
+    source = Path(path).expanduser().absolute()
+    if not source.is_file():
+        raise ModelLoadError(f"{source}: no such file")
+    return plan_of(check(source))
+
+
+def plan_of(checked: Checked) -> ImportPlan:
+    """Of a file that was checked."""
+    numbers: Counter[str] = Counter()
+    for tensor in checked.tensors:
+        packed = checked.header.tensors[tensor.source].format
+        if packed.block > 1 and len(tensor.shape) == 2 and kept_bits(checked.header, tensor) is None:
+            numbers[packed.name] += prod(tensor.shape)
+    return ImportPlan(
+        kept=checked.written_bytes(quantised=True) if checked.keepable else 0,
+        float32=checked.written_bytes(quantised=False),
+        keeps=checked.keepable and default_backend() == "mlx",
+        widened={name: count / checked.parameters for name, count in sorted(numbers.items())},
+    )

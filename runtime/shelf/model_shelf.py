@@ -1,0 +1,318 @@
+"""The models on this machine's shelf: listing, verifying, removing."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import ModelLoadError
+from runtime.loading.config import describe
+from runtime.loading.integrity import (
+    Manifest,
+    changed,
+    digest_of_all,
+    forget_digests,
+    missing,
+    read_manifest,
+    remember_sha256,
+    remembered_sha256,
+    sha256_of,
+)
+from runtime.loading.measurements import forget_measurements
+from runtime.loading.model_folder import SETTINGS_FILES, TEXT_FILES, ModelFolder, open_folder, read_json, weight_files
+from runtime.loading.paths import ADAPTER_CONFIG, is_adapter, models_dir, shelf_id
+from runtime.loading.progress import OnProgress, Progress, ignore
+from runtime.loading.safetensors import check_safetensors, weights_of
+from runtime.shelf.atomic_install import HIDDEN, find_folder, link_on_shelf, shelf_folders
+from runtime.shelf.model_lock import exclusive_lock, forget_last_use, last_used
+
+
+@dataclass(frozen=True, slots=True)
+class ShelfEntry:
+    """One model of the shelf.
+
+    Attributes:
+        name: What `load` and ``--model`` take.
+        title: What users see.
+        source: The file, folder or repository it was made from.
+        path: Its folder.
+        bytes: Of its files.
+        parameters: Numbers in all, where that is known without reading weights.
+        format: "float32, from GGUF", "from GGUF" (weights stayed quantised), "folder", "download", "link" (to a folder
+            elsewhere, which `source` names then).
+        complete: Every file is there (at its size, where that is known); content is verified when it is loaded.
+        problem: Why it is not complete.
+        architecture: ``model_type`` of its config.
+        quantisation: "4 bit (mlx)", a foreign method's name; None for plain weights.
+        dtype: That most of its weights have on disk ("F32", "BF16"); empty where no header was read.
+        context: Tokens, where its config says how many.
+        backends: Which of "hf" and "mlx" can run it, whether or not they are installed.
+        fingerprint: SHA-256 of weights and config; None where the weights were never read.
+        last_used: Seconds since 1970; None for never, or not since that is noted.
+        commit: Of the repository it was downloaded from.
+        weights: Bytes of its tensors; 0 where no header was read.
+    """
+
+    name: str
+    title: str
+    source: str
+    path: Path
+    bytes: int
+    parameters: int | None
+    format: str
+    complete: bool
+    problem: str = ""
+    architecture: str = ""
+    quantisation: str | None = None
+    dtype: str = ""
+    context: int | None = None
+    backends: tuple[str, ...] = ()
+    fingerprint: str | None = None
+    last_used: float | None = None
+    commit: str = ""
+    weights: int = 0
+
+
+class ModelShelf:
+    """The models of this machine: one folder (`models_dir`), shared by all processes. All members block."""
+
+    def models(self) -> list[ShelfEntry]:
+        """All of them, by name. Cheap: no weights are read."""
+        return [_entry(folder) for folder in shelf_folders()]
+
+    def find(self, name: str) -> ShelfEntry:
+        """One model, with all that the headers of its weights say.
+
+        Raises:
+            ModelLoadError: It is not here.
+        """
+        entry = _entry(self.folder(name))
+        if entry.complete:
+            config = read_json(entry.path / "config.json") or {}
+            weights = weights_of(weight_files(entry.path), config)
+            entry = replace(entry, parameters=weights.parameters, dtype=weights.dtype, weights=weights.bytes)
+        return entry
+
+    def config(self, name: str) -> dict[str, Any]:
+        """Its ``config.json`` as it stands there; empty where it has none.
+
+        Raises:
+            ModelLoadError: It is not here, or no JSON.
+        """
+        return read_json(self.folder(name) / "config.json") or {}
+
+    def folder(self, name: str) -> Path:
+        """Where a model is: to reveal it.
+
+        Raises:
+            ModelLoadError: It is not here.
+        """
+        found = find_folder(name)
+        if found is None:
+            raise ModelLoadError(f"{name}: not on the shelf; 'elsewise models list' names what is")
+        return found
+
+    def open(self, name: str, *, backend: str = "hf") -> ModelFolder:
+        """A model, checked, for a backend.
+
+        Raises:
+            ModelLoadError: It is not here, damaged, or nothing that the backend can run.
+        """
+        return open_folder(self.folder(name), backend=backend)
+
+    def add(self, path: str | Path, name: str | None = None) -> ShelfEntry:
+        """Puts a model folder on the shelf that stays where it is: its files are neither copied nor, later, removed.
+
+        Args:
+            path: The folder.
+            name: What it is found by; made from the folder's name by default.
+
+        Raises:
+            ModelLoadError: It is no sound model folder, or the name is taken or cannot be one.
+        """
+        source = Path(path).expanduser().absolute()
+        open_folder(source, backend="mlx")
+        return _entry(link_on_shelf(source, name))
+
+    def verify(self, name: str, progress: OnProgress = ignore) -> None:
+        """Reads every file once and compares it with what is known of it.
+
+        Args:
+            name: A model or an adapter.
+            progress: Hears of bytes; raising in it stops.
+
+        Raises:
+            ModelLoadError: It is not here, or a file is missing or another one.
+        """
+        verify_folder(self.folder(name), progress)
+
+    def remove(self, name: str) -> int:
+        """Takes a model or an adapter off the shelf, for good.
+
+        Returns:
+            The bytes that are free again; none for a link to a folder elsewhere, which stays.
+
+        Raises:
+            ModelLoadError: It is not here, somebody has it loaded, or it cannot be removed; then it is all there.
+        """
+        folder = self.folder(name)
+        with exclusive_lock(folder):
+            if folder.is_symlink():
+                folder.unlink()
+                forget_last_use(folder)
+                return 0
+            freed = _size(folder)
+            digest = _entry(folder).fingerprint
+            names = [path for path in folder.iterdir() if path.is_file()]
+            try:
+                aside = Path(tempfile.mkdtemp(prefix=HIDDEN, dir=models_dir()))
+                folder.rename(aside / "removed")  # in one moment: half a model is never listed
+            except OSError as fault:
+                raise ModelLoadError(f"{folder} cannot be removed ({fault.strerror}); check its permissions") from fault
+            shutil.rmtree(aside, ignore_errors=True)  # what a crash leaves of it, the next import removes
+            forget_digests(names)
+            forget_last_use(folder)
+            if digest is not None and all(entry.fingerprint != digest for entry in self.models()):
+                forget_measurements(digest)
+        return freed
+
+
+def list_models() -> list[ShelfEntry]:
+    """The models of the shelf, by name. Cheap: no weights are read."""
+    return ModelShelf().models()
+
+
+def _entry(folder: Path) -> ShelfEntry:
+    name = shelf_id(folder)
+    plain = ShelfEntry(name, name, "", folder, _size(folder), None, "unknown", complete=False, last_used=last_used(folder))
+    if not folder.is_dir():
+        return replace(plain, format="link", problem=f"{folder.readlink()} is not there")
+    try:
+        manifest = read_manifest(folder)
+    except ModelLoadError as fault:
+        return replace(plain, problem=str(fault))
+    plain = replace(plain, **_described(folder))
+    if manifest is None:
+        problem = _missing(folder)
+        digest = None if problem else _digest(folder, manifest)
+        linked = folder.is_symlink()
+        where = str(folder.resolve()) if linked else ""
+        form = "link" if linked else "folder"
+        return replace(plain, format=form, source=where, complete=not problem, problem=problem, fingerprint=digest)
+    missing = [
+        file
+        for file, note in manifest.files.items()
+        if not (folder / file).is_file() or (folder / file).stat().st_size != note.size
+    ]
+    return replace(
+        plain,
+        title=manifest.title,
+        source=manifest.source,
+        parameters=manifest.parameters or None,
+        format=_format(manifest, plain),
+        complete=not missing,
+        problem=f"{missing[0]} is missing or of another size" if missing else "",
+        fingerprint=None if missing else _digest(folder, manifest),
+        commit=manifest.hub.commit if manifest.hub else "",
+    )
+
+
+def _format(manifest: Manifest, entry: ShelfEntry) -> str:
+    if manifest.kind == "gguf":
+        return "from GGUF" if entry.quantisation else "float32, from GGUF"
+    return "download" if manifest.hub else "folder"
+
+
+def _described(folder: Path) -> Mapping[str, Any]:
+    try:
+        found = describe(read_json(folder / "config.json") or {})
+    except ModelLoadError:  # what is wrong with it is said by whoever loads it
+        return {}
+    return {
+        "architecture": found.architecture,
+        "quantisation": found.quantisation,
+        "context": found.context,
+        "backends": found.backends,
+    }
+
+
+def _digest(folder: Path, manifest: Manifest | None) -> str | None:
+    """The weights' digest as loading works it out, where every file's SHA-256 is known already."""
+    with contextlib.suppress(ModelLoadError):
+        known: dict[str, str] = {}
+        for file in (*weight_files(folder), folder / "config.json"):
+            noted = manifest.files.get(file.name) if manifest else None
+            sha256 = noted.sha256 if noted else remembered_sha256(file)
+            if sha256 is None:
+                return None
+            known[file.name] = sha256
+        return digest_of_all(known)
+    return None
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _missing(folder: Path) -> str:
+    """What keeps a folder that was put here by hand from being a model; of its weights the headers are read."""
+    problems = [f"no {name}" for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
+    try:
+        for file in weight_files(folder):
+            check_safetensors(file)
+    except ModelLoadError as fault:
+        problems.append(str(fault).removeprefix(f"{folder}: "))
+    return "; ".join(problems)
+
+
+def verify_folder(folder: Path, progress: OnProgress) -> None:
+    """Reads each file once: against the SHA-256 taken at import, or the one that is remembered from when it was last read.
+
+    Args:
+        folder: A model's or an adapter's.
+        progress: Hears of bytes; raising in it stops.
+
+    Raises:
+        ModelLoadError: Names the first file that is missing or another one.
+    """
+    manifest = read_manifest(folder)
+    files = [folder / name for name in manifest.files] if manifest else _wanted(folder)
+    for file in files:
+        if file.parent != folder or not file.is_file():
+            raise missing(file, manifest)
+    tell = _summed(progress, sum(file.stat().st_size for file in files))
+    for file in files:
+        note = manifest.files[file.name] if manifest else None
+        known = note.sha256 if note else remembered_sha256(file)
+        found = sha256_of(file, tell)
+        if known is not None and found != known:
+            raise changed(file, found, known, manifest)
+        if note is None:
+            remember_sha256(file, found)
+        if file.suffix == ".safetensors":
+            check_safetensors(file)
+
+
+def _wanted(folder: Path) -> list[Path]:
+    """What a folder that was put here by hand consists of."""
+    if is_adapter(folder):
+        return [folder / ADAPTER_CONFIG, *sorted(folder.glob("*.safetensors"))]
+    small = [folder / name for name in (*SETTINGS_FILES, *TEXT_FILES)]
+    return [*weight_files(folder), *(file for file in small if file.is_file())]
+
+
+def _summed(progress: OnProgress, total: int) -> Callable[[int], None]:
+    """Takes the bytes of every read, and tells how many of all there are by now."""
+    done = 0
+
+    def tell(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(Progress("verify", done, total))
+
+    return tell

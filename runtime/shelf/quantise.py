@@ -1,0 +1,120 @@
+"""A plain model folder made into an mlx one of 4 or 8 bits, on the shelf: checked first, made in a child process."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Literal, get_args
+
+from runtime.backends.registry import check_backend
+from runtime.errors import InvalidRequestError, ModelLoadError
+from runtime.loading.architectures import libraries_knowing
+from runtime.loading.child_process import Child
+from runtime.loading.config import quantised_with
+from runtime.loading.integrity import FORMAT, Manifest, digest_of_all, notes_of, template_digest, write_manifest
+from runtime.loading.model_folder import TEXT_FILES, ModelFolder, chat_template_of, open_folder, read_json
+from runtime.loading.paths import models_dir, shelf_id
+from runtime.loading.progress import OnProgress, ignore
+from runtime.loading.safetensors import weights_of
+from runtime.shelf.atomic_install import copy_files, find_folder, id_from, place_on_shelf
+
+Bits = Literal[4, 8]
+GROUP = 64  # weights that share a step and a lowest value, as mlx_lm has it by default
+STAGE = "quantise"
+_SLOWEST = 4 << 20  # bytes of weights per second, below which a conversion counts as hung
+_PATIENCE = 180.0  # seconds beside that: libraries are loaded first
+_SMALL = ("generation_config.json", *TEXT_FILES)
+_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+
+
+def convert_model(
+    source: str | Path, bits: Bits = 4, name: str | None = None, progress: OnProgress = ignore, *, title: str | None = None
+) -> ModelFolder:
+    """Quantises a plain model folder for mlx and puts it on the shelf. Blocks; seconds to minutes.
+
+    Args:
+        source: A folder, or a model of the shelf by its name; it is only read.
+        bits: 4 or 8 for each weight of embeddings and linear layers whose width is a multiple of 64.
+        name: What it is found by later; the source's with "-4bit" or "-8bit" by default.
+        progress: Called at least once a second with bytes written; raising in it cancels, and nothing is left.
+        title: What users see; the source's, with the bits, by default.
+
+    Returns:
+        The model, checked. One that is there already, from the same content and under that name, is not made again.
+
+    Raises:
+        InvalidRequestError: Other bits.
+        BackendUnavailableError: mlx or mlx_lm is not installed.
+        ModelLoadError: The source is quantised already, has no safetensors, or is of an architecture that mlx_lm does not
+            know; the name is taken, the disk is full, or the conversion failed.
+    """
+    if bits not in get_args(Bits) or isinstance(bits, bool):
+        raise InvalidRequestError(f"bits is 4 or 8, not {bits!r:.40}")
+    check_backend("mlx")
+    folder = _source(source)
+    checked, needed = _checked(folder, bits)
+    made_of = digest_of_all({"weights": checked.weights_digest, "text": checked.text_digest, "bits": str(bits)})
+    own = shelf_id(folder).partition("@")[0] if folder.parent == models_dir() else id_from(folder)
+
+    def make(hidden: Path, model_id: str) -> None:
+        parameters = _convert(folder, hidden, bits, progress)
+        copy_files([folder / file for file in _SMALL if (folder / file).is_file()], hidden, ignore)
+        template = chat_template_of(hidden, read_json(hidden / "tokenizer_config.json") or {})
+        manifest = Manifest(
+            format=FORMAT,
+            id=model_id,
+            title=title or f"{checked.name} ({bits} bit)",
+            source=folder.name,
+            source_sha256=made_of,
+            kind="folder",
+            parameters=parameters,
+            files=notes_of(hidden),
+            template_digest=None if template is None else template_digest(template),
+        )
+        write_manifest(hidden, manifest)
+
+    opened = partial(open_folder, backend="mlx")
+    return place_on_shelf(folder, name or f"{own}-{bits}bit", made_of, needed, make=make, opened=opened)
+
+
+def _source(source: str | Path) -> Path:
+    path = Path(source).expanduser()
+    if path.is_file():
+        raise ModelLoadError(f"{path}: a file, no model folder; import a GGUF file first: elsewise models import {path}")
+    if path.is_dir():
+        return path.absolute()
+    found = find_folder(str(source))
+    if found is None:
+        raise ModelLoadError(f"{source}: no such folder, and nothing on the shelf is called so; fetch or import it first")
+    return found
+
+
+def _checked(folder: Path, bits: int) -> tuple[ModelFolder, int]:
+    """The source, fit to be quantised, and the bytes that it will take."""
+    checked = open_folder(folder, backend="mlx")
+    method, had = quantised_with(checked.config)
+    if method is not None:
+        raise ModelLoadError(f"{folder}: quantised already ({had or method}{' bit' if had else ''}); convert the plain model")
+    kind = str(checked.config.get("model_type"))
+    if "mlx_lm" not in libraries_knowing(kind):
+        raise ModelLoadError(f"{folder}: mlx_lm does not know the architecture {kind!r}; the hf engine runs it as it is")
+    weights = weights_of(checked.weights, checked.config)
+    if weights.dtype not in _BYTES:
+        raise ModelLoadError(f"{folder}: weights are stored as {weights.dtype}; plain ones are {', '.join(_BYTES)}")
+    quantised = weights.parameters * bits // 8 + weights.parameters // GROUP * 2 * _BYTES[weights.dtype]
+    return checked, min(quantised * 11 // 10, weights.bytes)  # norms and narrow layers stay plain
+
+
+def _convert(source: Path, target: Path, bits: int, progress: OnProgress) -> int:
+    """Runs the child; it is killed when the caller cancels, when it hangs, and when anything else goes wrong."""
+    size = sum(file.stat().st_size for file in source.glob("*.safetensors"))
+    limit = _PATIENCE + size / _SLOWEST
+    environment = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
+    arguments = (str(source), str(target), str(bits), str(GROUP))
+    with Child("runtime.backends.mlx.quantise_child", *arguments, cwd=target, environment=environment) as child:
+        answer = child.follow(STAGE, limit, progress)
+        if "parameters" in answer:
+            return int(answer["parameters"])
+        if "error" in answer:
+            raise ModelLoadError(str(answer["error"]))
+        raise ModelLoadError(f"{source}: the conversion ended without an answer ({child.last_words()})")

@@ -1,0 +1,101 @@
+"""From what a caller names (a folder, a file, an id) to a checked model folder. Never downloads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from resources.files import kind_of_file
+from runtime.backends.registry import default_backend
+from runtime.errors import ModelLoadError, ModelMissingError
+from runtime.loading.config import quantised_with
+from runtime.loading.integrity import known_sha256
+from runtime.loading.model_folder import PICKLES, ModelFolder, open_folder, read_json
+from runtime.loading.paths import is_model_id, models_dir
+from runtime.shelf.atomic_install import find_folder
+from runtime.shelf.importing import find_imported, form_digest, import_model
+
+EMBEDDED = "smollm2"
+# What an error offers: only commands that work.
+WAYS_IN = (
+    f"fetch the small default model with: elsewise models get {EMBEDDED}, or import one that you have with: "
+    "elsewise models import FOLDER (or FILE.gguf)"
+)
+
+
+def resolve(source: str | Path, *, backend: str = "hf") -> ModelFolder:
+    """The model folder behind a source. Blocks: hashing and converting take seconds the first time.
+
+    Args:
+        source: ``"smollm2"``, an id on the shelf (``name``, ``org/name``, ``org/name@revision``), a model folder, or a
+            GGUF file (converted onto the shelf, or found there by its SHA-256).
+        backend: "hf" or "mlx"; quantised weights that it cannot read are refused.
+
+    Raises:
+        ModelMissingError: Not here; it names the command that fetches it.
+        ModelLoadError: Damaged, or not supported.
+    """
+    if not str(source).strip() or source == Path():
+        raise ModelLoadError("no model was named; give a folder, a GGUF file, or a name that elsewise models list shows")
+    if isinstance(source, str) and is_model_id(source):
+        shelved = find_folder(source)
+        if shelved is not None:
+            return open_folder(shelved, backend=backend)
+    path = Path(source).expanduser()
+    try:
+        path.is_dir()
+    except OSError as fault:  # a name that no file system holds
+        raise ModelMissingError(f"{source!s:.80}: {fault.strerror}; {WAYS_IN}", str(source)) from None
+    if path.is_dir():
+        return open_folder(path.absolute(), backend=backend)
+    if path.is_file():
+        return _from_file(path.absolute(), backend)
+    if path.exists():
+        raise ModelLoadError(f"{path}: {kind_of_file(path.stat().st_mode)}; give a model folder or a GGUF file")
+    raise ModelMissingError(_not_here(source, path), str(source))
+
+
+def packed_for_mlx(source: str | Path) -> bool:
+    """Whether mlx alone can read what is here: a quantised folder, or a GGUF file of which only such a one was made."""
+    path = Path(source).expanduser()
+    shelved = find_folder(source) if isinstance(source, str) and is_model_id(source) else None
+    folder = shelved or (path if path.is_dir() and str(source).strip() else None)
+    if folder is not None:
+        try:
+            return quantised_with(read_json(folder / "config.json") or {})[0] == "mlx"
+        except ModelLoadError:  # which opening it says in full
+            return False
+    if not path.is_file() or path.suffix.lower() != ".gguf":
+        return False
+    digest = known_sha256(path)
+    made = [find_imported(form_digest(digest, quantised=quantised)) is not None for quantised in (True, False)]
+    return made == [True, False]
+
+
+def _from_file(path: Path, backend: str) -> ModelFolder:
+    if path.suffix.lower() in PICKLES:
+        raise ModelLoadError(f"{path}: a pickle, which is never opened because it can run code; choose safetensors or GGUF")
+    if path.suffix.lower() == ".safetensors":
+        raise ModelLoadError(f"{path}: weights alone are no model; give the folder that has them and config.json")
+    digest = known_sha256(path)
+    for quantised in _forms(backend):
+        found = find_imported(form_digest(digest, quantised=quantised))
+        if found is not None:
+            return open_folder(found, backend=backend)
+    return import_model(path, keep_quantised=None if backend == "mlx" else False)
+
+
+def _forms(backend: str) -> tuple[bool, ...]:
+    """Whether weights are quantised in the forms of a GGUF file that a backend can run, the best one first."""
+    if backend != "mlx":
+        return (False,)
+    return (True, False) if default_backend() == "mlx" else (False, True)
+
+
+def _not_here(source: str | Path, path: Path) -> str:
+    if source == EMBEDDED:
+        return f"smollm2 is not in {models_dir()}; run make setup, or elsewise models get smollm2"
+    if isinstance(source, Path) or path.is_absolute() or path.suffix or not is_model_id(source):
+        return f"{source}: no such file or folder; {WAYS_IN}"
+    if "/" in source:
+        return f"{source} is not in {models_dir()}; fetch it with: elsewise models fetch {source}; {WAYS_IN}"
+    return f"no model is called {source!r} here (elsewise models list shows them); {WAYS_IN}"
