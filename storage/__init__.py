@@ -2,7 +2,7 @@
 
 `SessionStore` holds sessions, the tree of runs, and their tokens as columns; `DataFolderLock` says who may write.
 `open_blocks` opens a second file for KV, which is only a cache, from another process.
-The SQL views for other tools are described in `storage.views`, errors in `storage.errors`. The store and its library are
+The SQL views for other tools are described in `storage.tables.views`, errors in `storage.errors`. The store and its library are
 loaded when they are first asked for.
 """
 
@@ -29,9 +29,8 @@ from storage.errors import (
 
 if TYPE_CHECKING:
     from storage.blocks.file import BlockFile, BlockFileStats, open_blocks
-    from storage.keep import vocabulary_digest
     from storage.lock import DataFolderLock, request_focus
-    from storage.places import Places
+    from storage.repair.salvage import salvage
     from storage.rows import (
         DamageRow,
         FolderRow,
@@ -45,13 +44,13 @@ if TYPE_CHECKING:
         SessionTree,
         StoredChunk,
     )
-    from storage.salvaging import salvage
-    from storage.shape import NodeColumns, SessionShape
     from storage.store import SessionStore
-    from storage.transfer.exporting import export_json
-    from storage.transfer.portable import export_portable
-    from storage.transfer.portable_reading import PortableFile
-    from storage.transfer.telling import export_markdown, export_tokens
+    from storage.tables.key_value import vocabulary_digest
+    from storage.tables.node_columns import NodeColumns, SessionShape
+    from storage.tables.places import Places
+    from storage.transfer.json_format import export_json
+    from storage.transfer.portable import PortableFile, export_portable
+    from storage.transfer.text_export import export_markdown, export_tokens
 
 __all__ = [
     "BlockFile",
@@ -98,9 +97,9 @@ __all__ = [
 
 _NAMES = {
     "storage.blocks.file": ("BlockFile", "BlockFileStats", "open_blocks"),
-    "storage.keep": ("vocabulary_digest",),
+    "storage.tables.key_value": ("vocabulary_digest",),
     "storage.lock": ("DataFolderLock", "request_focus"),
-    "storage.places": ("Places",),
+    "storage.tables.places": ("Places",),
     "storage.rows": (
         "DamageRow",
         "FolderRow",
@@ -114,13 +113,12 @@ _NAMES = {
         "SessionTree",
         "StoredChunk",
     ),
-    "storage.salvaging": ("salvage",),
-    "storage.shape": ("NodeColumns", "SessionShape"),
+    "storage.repair.salvage": ("salvage",),
+    "storage.tables.node_columns": ("NodeColumns", "SessionShape"),
     "storage.store": ("SessionStore",),
-    "storage.transfer.exporting": ("export_json",),
-    "storage.transfer.portable": ("export_portable",),
-    "storage.transfer.portable_reading": ("PortableFile",),
-    "storage.transfer.telling": ("export_markdown", "export_tokens"),
+    "storage.transfer.json_format": ("export_json",),
+    "storage.transfer.portable": ("PortableFile", "export_portable"),
+    "storage.transfer.text_export": ("export_markdown", "export_tokens"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -95,7 +95,7 @@ class NodeRow:
 
     @property
     def whole(self) -> bool:
-        """Whether text and stats are here; they are not in a `storage.shape.NodeStub`."""
+        """Whether text and stats are here; they are not in a `storage.tables.node_columns.NodeStub`."""
         return True
 
     @property

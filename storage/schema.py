@@ -12,12 +12,12 @@ from typing import Final
 
 import sqlite_utils
 
-from storage.backup import back_up_before
 from storage.database import connect, ensure_file, fetch, scalar, sync_folder, transaction
 from storage.errors import StoreDamagedError, StoreNewerError, StoreReadOnlyError
 from storage.migrations import APPLICATION_ID, migrations
-from storage.sessions import LISTED
-from storage.views import VIEWS
+from storage.repair.backup import back_up_before
+from storage.tables.sessions import LISTED
+from storage.tables.views import VIEWS
 
 _HEADER_BYTES: Final = 100  # of any SQLite file
 

@@ -10,18 +10,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from storage import integrity, places, quarantine, recovery, sessions, upkeep
-from storage.backup import back_up_daily, back_up_now
 from storage.database import Database, transaction
 from storage.errors import StoreDamagedError
-from storage.places import Places
+from storage.repair import integrity, quarantine, recovery
+from storage.repair.backup import back_up_daily, back_up_now
 from storage.rows import DamageRow, Imported, SessionCopy, SessionRow
 from storage.schema import open_sessions
 from storage.store_kept import KeptMembers
 from storage.store_runs import RunMembers
+from storage.tables import places, sessions, trash
+from storage.tables.places import Places
 
 if TYPE_CHECKING:
-    from storage.transfer.importing import Importer
+    from storage.transfer.importer import Importer
 
 
 def _unheard(_done: int, _total: int) -> None:
@@ -85,7 +86,7 @@ class SessionStore(RunMembers, KeptMembers):
     async def sessions(self, query: str = "") -> list[SessionRow]:
         """The list: pinned first, then the last changed by sequence; without the trash and unfinished imports.
 
-        With a query: those where every word is found in the title or in any branch (see `storage.search`).
+        With a query: those where every word is found in the title or in any branch (see `storage.tables.search`).
         """
         return await self._database.read(lambda db: sessions.listing(db, query))
 
@@ -103,7 +104,7 @@ class SessionStore(RunMembers, KeptMembers):
 
     async def trash_session(self, session_id: int) -> None:
         """Into the trash; nothing is deleted."""
-        await self._database.write(lambda db: sessions.change(db, session_id, trashed=upkeep.latest(db)))
+        await self._database.write(lambda db: sessions.change(db, session_id, trashed=trash.latest(db)))
 
     async def restore_session(self, session_id: int) -> None:
         """Back out of the trash."""
@@ -111,22 +112,22 @@ class SessionStore(RunMembers, KeptMembers):
 
     async def purge_trash(self, days: float = 30) -> int:
         """Deletes for good what has been in the trash for longer than `days`, in short transactions; returns how many."""
-        await self._database.write(upkeep.note_latest)
-        doomed = await self._database.read(lambda db: upkeep.expired(db, days))
+        await self._database.write(trash.note_latest)
+        doomed = await self._database.read(lambda db: trash.expired(db, days))
         return await self._purge(doomed)
 
     async def empty_trash(self, session_ids: Collection[int]) -> int:
         """Deletes those of these sessions that are in the trash for good, now; returns how many. A damaged one stays."""
-        thrown = await self._database.read(lambda db: upkeep.expired(db, None))
+        thrown = await self._database.read(lambda db: trash.expired(db, None))
         return await self._purge([each for each in thrown if each in session_ids])
 
     async def _purge(self, doomed: Sequence[int]) -> int:
         for session_id in doomed:
-            while not await self._database.write(partial(upkeep.purge_slice, session_id=session_id)):
+            while not await self._database.write(partial(trash.purge_slice, session_id=session_id)):
                 pass  # others get their turn between two slices
         more = bool(doomed)
         while more:
-            more = await self._database.read(upkeep.vacuum_slice)
+            more = await self._database.read(trash.vacuum_slice)
         return len(doomed)
 
     async def drop_empty_sessions(self, title: str, keep: Collection[int] = ()) -> int:
@@ -134,7 +135,7 @@ class SessionStore(RunMembers, KeptMembers):
 
         Those that something was set for, pinned ones, the sample and damaged ones stay.
         """
-        return await self._database.write(lambda db: upkeep.drop_empty(db, title, keep))
+        return await self._database.write(lambda db: trash.drop_empty(db, title, keep))
 
     async def copy_session(self, session_id: int, title: str) -> SessionCopy:
         """A session of its own with the same tree, tokens and shown path; neither pinned nor a sample.
@@ -169,7 +170,7 @@ class SessionStore(RunMembers, KeptMembers):
 
     def _importer(self) -> Importer:
         if self._imports is None:
-            from storage.transfer.importing import Importer  # the window opens without it
+            from storage.transfer.importer import Importer  # the window opens without it
 
             self._imports = Importer(self._database)
         return self._imports

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from storage import nodes, records, upkeep
 from storage.database import Database
 from storage.rows import NewChunk, NewNode, NodeRow, SessionTree, StoredChunk
-from storage.shape import SessionShape
+from storage.tables import nodes, token_chunks, trash
+from storage.tables.node_columns import SessionShape
 
 
 class RunMembers:
@@ -56,7 +56,7 @@ class RunMembers:
         Raises:
             InvalidRowError: The chunk does not follow what is saved, or the run is finished.
         """
-        await self._database.write(lambda db: records.append(db, nodes.require(db, node_id), chunk))
+        await self._database.write(lambda db: token_chunks.append(db, nodes.require(db, node_id), chunk))
 
     async def rescore(self, node_id: int, chunk: NewChunk) -> None:
         """Saves another set of columns for tokens of a run, or for its bytes as another model cuts them.
@@ -66,7 +66,7 @@ class RunMembers:
         Raises:
             InvalidRowError: Other ids than the run has, or a range that it (or that model so far) does not have.
         """
-        await self._database.write(lambda db: records.rescore(db, nodes.require(db, node_id), chunk))
+        await self._database.write(lambda db: token_chunks.rescore(db, nodes.require(db, node_id), chunk))
 
     async def finish_node(
         self, node_id: int, *, finish_reason: str | None, incomplete: bool = False, stats: Mapping[str, Any], text: str
@@ -93,7 +93,7 @@ class RunMembers:
         Raises:
             InvalidRowError: It has words, is still written, or something goes on from it.
         """
-        await self._database.write(lambda db: upkeep.discard(db, node_id))
+        await self._database.write(lambda db: trash.discard(db, node_id))
 
     async def load_tokens(self, node_ids: Sequence[int], kv_fingerprint: str | None = None) -> dict[int, list[StoredChunk]]:
         """The tokens of several runs, in order, checksums verified; numbers that do not exist are left out.
@@ -107,4 +107,4 @@ class RunMembers:
             Per run: ranges that follow each other without overlap. A damaged one is marked, never left out.
         """
         ids = list(node_ids)
-        return await self._database.read(lambda db: records.load(db, ids, kv_fingerprint))
+        return await self._database.read(lambda db: token_chunks.load(db, ids, kv_fingerprint))

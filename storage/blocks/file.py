@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
-from storage.blocks import keeping, rows, schema
+from storage.blocks import eviction, rows, schema
 from storage.blocks.errors import DamagedFileError, as_os_errors, guest_errors
-from storage.blocks.keeping import Change
+from storage.blocks.eviction import Change
 from storage.blocks.rows import BlockRow, NewBlock
 
 logger = logging.getLogger(__name__)
@@ -60,9 +60,9 @@ class BlockFile:
         self._conn: sqlite3.Connection | None = schema.open_guest(path, read_only=True) if read_only else schema.open_file(path)
         try:
             if not read_only:
-                self._last_use = self._write(keeping.mend_sequence)
-                self._damaged += self._write(keeping.drop_endless).damaged
-                self._evicted += self._write(lambda conn: keeping.evict_to(conn, budget)).evicted
+                self._last_use = self._write(eviction.mend_sequence)
+                self._damaged += self._write(eviction.drop_endless).damaged
+                self._evicted += self._write(lambda conn: eviction.evict_to(conn, budget)).evicted
                 self._shrink()
         except BaseException:
             self.close()
@@ -70,7 +70,7 @@ class BlockFile:
 
     def leading(self, keys: Sequence[bytes]) -> int:
         """How many of the first `keys` are held, without a gap; marks them as just used."""
-        return self._run(lambda conn: self._mark(conn, list(keeping.held(conn, keys))))
+        return self._run(lambda conn: self._mark(conn, list(eviction.held(conn, keys))))
 
     def get(self, keys: Sequence[bytes]) -> list[bytes]:
         """The data of the first `keys`, each verified; ends before the first that is missing, damaged, or of another path.
@@ -97,7 +97,7 @@ class BlockFile:
             ValueError: One of them is not a block; nothing was written.
         """
         tick = self._next_use()
-        change = self._write(lambda conn: keeping.put(conn, blocks, superseded, pinned=pinned, budget=self.budget, tick=tick))
+        change = self._write(lambda conn: eviction.put(conn, blocks, superseded, pinned=pinned, budget=self.budget, tick=tick))
         self._evicted += change.evicted
         self._damaged += change.damaged
         if change.freed:
@@ -106,14 +106,14 @@ class BlockFile:
 
     def pin(self, name: str, keys: Sequence[bytes]) -> None:
         """These blocks are not evicted while the pin `name` stands, also over a restart; () removes it."""
-        self._write(lambda conn: keeping.pin(conn, name, keys))
+        self._write(lambda conn: eviction.pin(conn, name, keys))
 
     def evict(self, nbytes: int) -> int:
         """Frees at least `nbytes` if it can, least recently used first, never what is pinned; returns the bytes freed.
 
         The file on the disk gets smaller, too.
         """
-        change: Change = self._write(lambda conn: keeping.evict(conn, nbytes))
+        change: Change = self._write(lambda conn: eviction.evict(conn, nbytes))
         self._evicted += change.evicted
         self._shrink(slack=1 << 30)
         return change.freed
@@ -205,7 +205,7 @@ class BlockFile:
     def _get(self, conn: sqlite3.Connection, keys: Sequence[bytes]) -> list[bytes]:
         found: list[bytes] = []
         good: list[BlockRow] = []
-        for key, row in zip(keys, keeping.held(conn, keys), strict=False):
+        for key, row in zip(keys, eviction.held(conn, keys), strict=False):
             data = rows.read(conn, row, key)
             if data is None:
                 self._drop(conn, row, key)
@@ -220,7 +220,7 @@ class BlockFile:
         if used and not self._read_only:
             tick = self._next_use()
             with suppress(OSError), as_os_errors(self.path):
-                _transaction(conn, lambda conn: keeping.mark(conn, used, tick))
+                _transaction(conn, lambda conn: eviction.mark(conn, used, tick))
         return len(used)
 
     def _drop(self, conn: sqlite3.Connection, row: BlockRow, key: bytes) -> None:
@@ -229,7 +229,7 @@ class BlockFile:
         logger.warning("%s: KV block %s fails its checksum; it and what hangs on it are computed again", self.path, key.hex())
         if not self._read_only:
             with suppress(OSError), as_os_errors(self.path):
-                _transaction(conn, lambda conn: keeping.drop(conn, row, key))
+                _transaction(conn, lambda conn: eviction.drop(conn, row, key))
 
     def _copy(self, conn: sqlite3.Connection, path: Path, keys: Sequence[bytes]) -> int:
         with closing(schema.open_guest(path, read_only=False)) as guest, guest_errors(path):
@@ -255,7 +255,7 @@ class BlockFile:
             if row is not None and data is not None:
                 found.append(key)
                 block = rows.Copied(row.key, row.parent, row.tokens, (data,))
-                change = keeping.put(conn, [block], (), pinned=False, budget=self.budget, tick=self._next_use())
+                change = eviction.put(conn, [block], (), pinned=False, budget=self.budget, tick=self._next_use())
                 self._evicted += change.evicted
         return sum(rows.find(conn, key) is not None for key in found)
 

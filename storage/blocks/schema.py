@@ -13,9 +13,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from storage.backup import free_name, keep_as
 from storage.blocks.errors import DamagedFileError, as_os_errors, guest_errors
 from storage.database import Connection, ensure_file, sync_folder
+from storage.repair.backup import free_name, keep_as
 
 logger = logging.getLogger(__name__)
 

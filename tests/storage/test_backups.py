@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from storage import SessionStore, StoreDamagedError
-from storage.backup import KEPT, back_up_daily, daily_backups
+from storage.repair.backup import KEPT, back_up_daily, daily_backups
 from tests.storage.helpers import chat, sql, with_store
 
 
@@ -31,7 +31,7 @@ class Calendar:
 @pytest.fixture
 def calendar(monkeypatch: pytest.MonkeyPatch) -> Calendar:
     made = Calendar()
-    monkeypatch.setattr("storage.backup.today", made.today)
+    monkeypatch.setattr("storage.repair.backup.today", made.today)
     return made
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from storage.blocks import schema
 from storage.database import connect
-from storage.transfer.portable_reading import open_foreign
+from storage.transfer.portable import open_foreign
 
 Open = Callable[[Path], sqlite3.Connection]
 WAYS: dict[str, Open] = {

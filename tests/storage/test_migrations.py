@@ -13,8 +13,8 @@ import pytest
 import sqlite_utils
 
 from storage import SessionStore, StoreDamagedError, salvage
-from storage.backup import back_up
 from storage.migrations import migrations
+from storage.repair.backup import back_up
 from tests.storage.faults import fired, run, under
 from tests.storage.helpers import sql, with_store
 
@@ -128,7 +128,7 @@ def test_a_backup_before_a_migration_that_is_not_as_the_original_stops_it(path: 
         sql(made, "UPDATE nodes SET text = 'flipped' WHERE id = 1")
         return made
 
-    monkeypatch.setattr("storage.backup.back_up", on_a_bad_disk)
+    monkeypatch.setattr("storage.repair.backup.back_up", on_a_bad_disk)
     with pytest.raises(StoreDamagedError, match=r"1 rows of the backup .* are not what they are in the original; nothing was"):
         SessionStore.open(path)
     assert list((path.parent / "backups").iterdir()) == []

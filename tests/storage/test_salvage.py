@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from storage import NewNode, SessionStore, StoreDamagedError, StoreError, StoreMissingError, salvage, sealed
+from storage import NewNode, SessionStore, StoreDamagedError, StoreError, StoreMissingError, salvage
+from storage.tables import checksums
 from tests.storage.helpers import chat, chunk, sql, with_store
 
 SESSIONS = 12
@@ -49,7 +50,7 @@ def test_of_a_sound_file_everything_comes_over(path: Path) -> None:
     assert tokens_of(path) == tokens
     assert with_store(path, lambda store: store.verify()) == []
     assert with_store(path, lambda store: store.setting("theme")) == "dark"
-    assert {what for what, _, _ in seen} == set(sealed.COVERED)
+    assert {what for what, _, _ in seen} == set(checksums.COVERED)
     assert all(done <= of for _, done, of in seen)
     assert sorted(p.name for p in path.parent.iterdir()) == ["sessions.damaged.sqlite3", path.name]
     # and a new message can be written

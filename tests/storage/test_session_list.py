@@ -138,7 +138,7 @@ def test_samples_are_marked_and_unfinished_imports_hidden(path: Path) -> None:
         await store.create_session("half imported")
 
     with_store(path, make)
-    from storage.sealed import seal  # the flag is the importer's, which writes rows of its own
+    from storage.tables.checksums import seal  # the flag is the importer's, which writes rows of its own
 
     columns = [row[1] for row in sql(path, "PRAGMA table_info(sessions)")]
     row = dict(zip(columns, sql(path, "SELECT * FROM sessions WHERE id = 2")[0], strict=True)) | {"importing": 1}

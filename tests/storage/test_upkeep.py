@@ -11,11 +11,12 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from storage import InvalidRowError, NewNode, SessionStore, StoreDamagedError, upkeep
-from storage.copies import SessionSource
+from storage import InvalidRowError, NewNode, SessionStore, StoreDamagedError
 from storage.database import Database
 from storage.rows import Role
-from storage.transfer import filling
+from storage.tables import trash
+from storage.transfer import importer
+from storage.transfer.session_reader import SessionSource
 from tests.storage.helpers import chat, chunk, ids, sql, with_store
 
 NEW = "New session"
@@ -77,8 +78,8 @@ def test_an_empty_session_that_lost_its_words_stays(path: Path) -> None:
 
 
 def test_a_large_session_leaves_the_trash_in_slices(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "SLICE_SECONDS", 0)
-    count = 2 * upkeep.SLICE + 3
+    monkeypatch.setattr(trash, "SLICE_SECONDS", 0)
+    count = 2 * trash.SLICE + 3
 
     async def purge(store: SessionStore) -> int:
         session = await store.create_session("long")
@@ -109,8 +110,8 @@ async def wide(store: SessionStore, title: str, count: int) -> int:
 
 
 def test_many_turns_are_deleted_and_copied_in_slices(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "SLICE_SECONDS", 0)
-    monkeypatch.setattr(filling, "SLICE_SECONDS", 0)
+    monkeypatch.setattr(trash, "SLICE_SECONDS", 0)
+    monkeypatch.setattr(importer, "SLICE_SECONDS", 0)
     writes: list[int] = []  # rows that each transaction added or deleted
     real = Database.write
 
@@ -145,17 +146,17 @@ def test_many_turns_are_deleted_and_copied_in_slices(path: Path, monkeypatch: py
 def test_what_a_killed_app_left_half_deleted_or_half_copied_is_not_seen_and_goes(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "SLICE_SECONDS", 0)
-    monkeypatch.setattr(filling, "SLICE_SECONDS", 0)
+    monkeypatch.setattr(trash, "SLICE_SECONDS", 0)
+    monkeypatch.setattr(importer, "SLICE_SECONDS", 0)
 
     async def killed(store: SessionStore) -> None:
         session = await wide(store, "long", 6)
         await store.set_session_setup(session, {"options": {}})
         await store.trash_session(session)
         for _ in range(3):
-            assert not await store._database.write(lambda db: upkeep.purge_slice(db, session))
+            assert not await store._database.write(lambda db: trash.purge_slice(db, session))
         parts = list(SessionSource(store.path, await wide(store, "source", 6), "copy").parts())
-        await store._database.write(lambda db: filling.fill(db, filling.Filled(), parts[:1]))
+        await store._database.write(lambda db: importer.fill(db, importer.Filled(), parts[:1]))
 
     async def look(store: SessionStore) -> None:
         assert [row.title for row in await store.sessions()] == ["source"]
@@ -170,7 +171,7 @@ def test_what_a_killed_app_left_half_deleted_or_half_copied_is_not_seen_and_goes
 
 
 def test_a_copy_is_of_one_moment(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filling, "SLICE_SECONDS", 0)
+    monkeypatch.setattr(importer, "SLICE_SECONDS", 0)
 
     async def run(store: SessionStore) -> None:
         session = await wide(store, "source", 20)

@@ -67,9 +67,9 @@ def test_a_cycle_ends(path: Path, tree: tuple[int, int, int, int]) -> None:
 
 
 def test_the_example_in_the_documentation_runs(path: Path, tree: tuple[int, int, int, int]) -> None:
-    import storage.views
+    import storage.tables.views
 
-    example = (storage.views.__doc__ or "").split("::\n")[1].strip()
+    example = (storage.tables.views.__doc__ or "").split("::\n")[1].strip()
     assert sql(path, example) == [
         (tree[2], pytest.approx((4 * 1.25 + 2 * 2.0) / 6 / 0.6931471805599453, abs=1e-4)),
         (tree[3], None),

@@ -347,7 +347,7 @@ def test_who_only_uses_the_terminal_has_a_backup_of_each_day(
 
     # given three answers on two days
     for day in ("2030-01-01", "2030-01-01", "2030-01-02"):
-        monkeypatch.setattr("storage.backup.today", lambda day=day: day)
+        monkeypatch.setattr("storage.repair.backup.today", lambda day=day: day)
         assert elsewise("ask", "where to?", "--session", "Trip", *ASK).code == 0
     # then there is a backup of each day, with what was said by then
     assert backups() == ["sessions.daily-000001.2030-01-01.db", "sessions.daily-000002.2030-01-02.db"]
@@ -355,7 +355,7 @@ def test_who_only_uses_the_terminal_has_a_backup_of_each_day(
     assert [rows(data / "backups" / name, count) for name in backups()] == [[(1,)], [(3,)]]
     # and what is imported is in one too
     assert elsewise("sessions", "export", "Trip", str(tmp_path / "trip.json")).code == 0
-    monkeypatch.setattr("storage.backup.today", lambda: "2030-01-03")
+    monkeypatch.setattr("storage.repair.backup.today", lambda: "2030-01-03")
     assert elsewise("sessions", "import", str(tmp_path / "trip.json")).code == 0
     assert rows(data / "backups" / backups()[-1], "SELECT count(*) FROM sessions") == [(2,)]
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from storage import SessionStore, StoreFullError, upkeep
+from storage import SessionStore, StoreFullError
 from storage.database import Database
-from storage.transfer import filling
+from storage.tables import trash
+from storage.transfer import importer
 from tests.storage.helpers import chat, sql, with_store
 from tests.storage.transfer.trees import as_json, as_portable, branching, leftovers
 
@@ -26,8 +27,8 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row at a time, both when it is written and when it is cleared away."""
-    monkeypatch.setattr(filling, "SLICE_SECONDS", 0.0)
-    monkeypatch.setattr(upkeep, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(importer, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(trash, "SLICE_SECONDS", 0.0)
 
 
 def import_until(path: Path, file: Path, place: int, fault: str, monkeypatch: pytest.MonkeyPatch) -> bool:

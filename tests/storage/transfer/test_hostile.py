@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from storage import InvalidFileError, SessionStore, StoreNewerError
-from storage.transfer import scanner
+from storage.transfer import json_scanner
 from tests.storage.helpers import with_store
 from tests.storage.transfer.trees import as_json, branching, leftovers, taken
 
@@ -208,9 +208,9 @@ class Endless:
     "start", [b'[{"role": "user", "content": "', b'[{"role": "user", "content": [1', b'{"x', b"[1", b'[{"a":['], ids=repr
 )
 def test_a_line_of_10_gb_is_not_read_to_its_end(start: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scanner, "LIMIT", 1 << 19)
+    monkeypatch.setattr(json_scanner, "LIMIT", 1 << 19)
     for rest in (b"1", b"[", b"\\", b'"'):
         file: Any = Endless(start, rest)
         with pytest.raises(InvalidFileError):
-            list(scanner.Scanner(file, "long.json", ("messages",)).pieces())
-        assert file.given < 3 * scanner.LIMIT
+            list(json_scanner.Scanner(file, "long.json", ("messages",)).pieces())
+        assert file.given < 3 * json_scanner.LIMIT

@@ -16,7 +16,7 @@ import pytest
 
 from storage import InvalidFileError, SessionStore, export_json, export_markdown, export_tokens
 from storage.database import Database
-from storage.transfer import filling
+from storage.transfer import importer
 from tests.storage.helpers import chat, sql, with_store
 from tests.storage.transfer.trees import leftovers, taken
 
@@ -121,7 +121,7 @@ def test_1_000_000_tokens_in_little_memory(path: Path, tmp_path: Path) -> None:
 
 def test_others_get_their_turn_after_each_row(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a slice has no time at all: what it writes beyond that is what others wait for."""
-    monkeypatch.setattr(filling, "SLICE_SECONDS", 0)
+    monkeypatch.setattr(importer, "SLICE_SECONDS", 0)
     writes: list[int] = []  # rows that each transaction added
     real = Database.write
 
@@ -164,7 +164,7 @@ def test_an_error_at_the_end_leaves_nothing(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_cancelled_it_leaves_nothing(path: Path, tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filling, "SLICE_SECONDS", 0.001)
+    monkeypatch.setattr(importer, "SLICE_SECONDS", 0.001)
     file = document(tmp_path / "deep.json", chain(20_000))  # seconds of work: the end is far away when it is cancelled
 
     async def play(store: SessionStore) -> None:
@@ -229,7 +229,7 @@ def test_what_a_killed_import_left_is_hidden_and_cleared_at_the_next_start(path:
 
 
 def test_an_import_that_goes_on_is_not_cleared(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filling, "SLICE_SECONDS", 0.001)
+    monkeypatch.setattr(importer, "SLICE_SECONDS", 0.001)
     file = document(tmp_path / "deep.json", chain(1000))
 
     async def play(store: SessionStore) -> None:

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import sqlite_utils
 
-from storage import keep, nodes, sealed, search, sessions
 from storage.database import fetch, scalar
 from storage.errors import InvalidRowError, StoreDamagedError
+from storage.tables import checksums, key_value, nodes, search, sessions
 
 PAGES: Final = 256  # that one slice of vacuuming gives back
 SLICE: Final = 32  # rows that are looked up at once
@@ -28,7 +28,7 @@ def latest(db: sqlite_utils.Database) -> float:
     What is thrown away under a clock that is wrong is not taken for old when it is right again.
     """
     try:
-        seen = keep.setting(db, _LATEST)
+        seen = key_value.setting(db, _LATEST)
     except StoreDamagedError:
         seen = None
     changed = scalar(db, "SELECT max(updated) FROM sessions WHERE updated < ?", [_YEAR_10000])  # a flipped bit is no moment
@@ -38,14 +38,14 @@ def latest(db: sqlite_utils.Database) -> float:
 
 def note_latest(db: sqlite_utils.Database) -> None:
     """Keeps that moment: sessions that are deleted or changed under a wrong clock forget it."""
-    keep.set_setting(db, _LATEST, latest(db))
+    key_value.set_setting(db, _LATEST, latest(db))
 
 
 def expired(db: sqlite_utils.Database, days: float | None) -> list[int]:
     """Sessions that have been in the trash for longer than `days`; None: for however long."""
     limit = None if days is None else time.time() - days * 86_400
     sql = "SELECT * FROM sessions WHERE trashed IS NOT NULL AND (trashed <= ?1 OR ?1 IS NULL)"
-    return [row["id"] for row in fetch(db, sql, [limit]) if sealed.intact("sessions", row)]
+    return [row["id"] for row in fetch(db, sql, [limit]) if checksums.intact("sessions", row)]
 
 
 def vacuum_slice(db: sqlite_utils.Database) -> bool:
@@ -62,8 +62,8 @@ def purge_slice(db: sqlite_utils.Database, session_id: int) -> bool:
     left goes the way of an import that was not finished.
     """
     rows = fetch(db, "SELECT * FROM sessions WHERE id = ?", [session_id])
-    if rows and rows[0]["trashed"] is not None and not rows[0]["importing"] and sealed.intact("sessions", rows[0]):
-        sealed.update(db, "sessions", rows[0], {"importing": 1})
+    if rows and rows[0]["trashed"] is not None and not rows[0]["importing"] and checksums.intact("sessions", rows[0]):
+        checksums.update(db, "sessions", rows[0], {"importing": 1})
     return drop_slice(db, session_id)
 
 
@@ -74,7 +74,7 @@ def drop_slice(db: sqlite_utils.Database, session_id: int) -> bool:
     if not rows or not sessions.is_unfinished(rows[0]):
         return True
     if rows[0]["current_node"] is not None:  # it refers to a run that goes now, while the session stays for a later slice
-        sealed.update(db, "sessions", rows[0], {"current_node": None})
+        checksums.update(db, "sessions", rows[0], {"current_node": None})
     while True:
         batch = db.execute(
             "SELECT id FROM nodes WHERE session_id = ? ORDER BY seq DESC LIMIT ?", [session_id, SLICE]
@@ -111,7 +111,7 @@ def discard(db: sqlite_utils.Database, node_id: int) -> None:
         InvalidRowError: It has words, is still written, or something goes on from it.
     """
     node = nodes.require(db, node_id)
-    if node["role"] != "assistant" or node["status"] != "partial" or node["text"] or not sealed.intact("nodes", node):
+    if node["role"] != "assistant" or node["status"] != "partial" or node["text"] or not checksums.intact("nodes", node):
         raise InvalidRowError(f"node {node_id} is not an answer that failed before it began; it stays")
     if scalar(db, "SELECT EXISTS (SELECT 1 FROM nodes WHERE parent_id = ?)", [node_id]):
         raise InvalidRowError(f"something goes on from node {node_id}; it stays")
@@ -123,13 +123,13 @@ def discard(db: sqlite_utils.Database, node_id: int) -> None:
     db.execute("DELETE FROM nodes WHERE id = ?", [node_id])
     parent_ends = bool(node["at_end"]) and node["parent_id"] is not None and not nodes.goes_on(db, node["parent_id"])
     changes["branches"] = session["branches"] - (0 if parent_ends else 1)
-    sealed.update(db, "sessions", session, changes)
+    checksums.update(db, "sessions", session, changes)
 
 
 def _is_whole(db: sqlite_utils.Database, session: dict[str, Any]) -> bool:
     """Whether a session is as it was written; a run that was lost may have been the one with the words."""
     held = scalar(db, "SELECT count(*) FROM nodes WHERE session_id = ?", [session["id"]])
-    return sealed.intact("sessions", session) and bool(held == session["node_count"])
+    return checksums.intact("sessions", session) and bool(held == session["node_count"])
 
 
 def _drop_node(db: sqlite_utils.Database, node_id: int) -> bool:
@@ -147,6 +147,6 @@ def _drop_node(db: sqlite_utils.Database, node_id: int) -> bool:
 
 def _delete(db: sqlite_utils.Database, session_id: int) -> None:
     search.forget_session(db, session_id)
-    db.execute("DELETE FROM settings WHERE key IN (?, ?)", [keep.session_key(session_id), keep.ends_key(session_id)])
+    db.execute("DELETE FROM settings WHERE key IN (?, ?)", [key_value.session_key(session_id), key_value.ends_key(session_id)])
     db.execute("DELETE FROM quarantine WHERE session_id = ?", [session_id])
     db.execute("DELETE FROM sessions WHERE id = ?", [session_id])

@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import sqlite_utils
 
-from storage import records, sealed, sessions
 from storage.database import fetch, scalar
 from storage.errors import is_damage
 from storage.rows import DamageKind, DamageRow
 from storage.schema import misshapen
-from storage.search import spaced
+from storage.tables import checksums, sessions, token_chunks
+from storage.tables.search import spaced
 
 _KEYED: Final[tuple[tuple[str, DamageKind, str], ...]] = (
     ("vocabularies", "vocabulary", "digest"),
@@ -70,14 +70,14 @@ def check_session(db: sqlite_utils.Database, session_id: int) -> list[DamageRow]
 def _check_session(db: sqlite_utils.Database, session: dict[str, Any]) -> Iterator[DamageRow]:
     sid, title = session["id"], str(session["title"])
     nodes = {row["id"]: row for row in fetch(db, "SELECT * FROM nodes WHERE session_id = ? ORDER BY seq", [sid])}
-    if not sealed.intact("sessions", session):
+    if not checksums.intact("sessions", session):
         yield DamageRow("session", "the session's own row fails its checksum", sid, title)
     elif len(nodes) != session["node_count"]:
         yield DamageRow("session", f"{len(nodes)} of {session['node_count']} runs are there", sid, title)
     elif session["branches"] != (tips := _tips(nodes)):
         yield DamageRow("session", f"the tree has {tips} branches, {session['branches']} were counted", sid, title)
     for place in fetch(db, "SELECT * FROM places WHERE id = ?", [sid]):
-        if not sealed.intact("places", place):
+        if not checksums.intact("places", place):
             yield DamageRow(
                 "place", "its folder, tags and order fail their checksum; setting its tags anew repairs it", sid, title
             )
@@ -95,18 +95,18 @@ def _check_session(db: sqlite_utils.Database, session: dict[str, Any]) -> Iterat
 def _check_node(
     db: sqlite_utils.Database, node: dict[str, Any], nodes: dict[int, dict[str, Any]]
 ) -> Iterator[tuple[DamageKind, str]]:
-    if not sealed.intact("nodes", node):
+    if not checksums.intact("nodes", node):
         yield "node", "the run's row fails its checksum"
     if node["parent_id"] is not None and node["parent_id"] not in nodes:
         yield "node", f"its parent {node['parent_id']} is missing"
     held: dict[str, list[dict[str, Any]]] = {}
     for row in fetch(db, "SELECT * FROM token_chunks WHERE node_id = ? ORDER BY id", [node["id"]]):
         held.setdefault(str(row["kv_fingerprint"]), []).append(row)
-        if records.read_chunk(row) is None:
+        if token_chunks.read_chunk(row) is None:
             yield "tokens", f"{row['count']} tokens from {row['first']} fail their checksum"
     own = held.get(str(node["kv_fingerprint"]), [])
-    length = node["token_count"] if node["status"] != "open" and sealed.intact("nodes", node) else None
-    missing = sum(tile.count for tile in records.tiled(node["id"], own, length=length) if not tile.columns)
+    length = node["token_count"] if node["status"] != "open" and checksums.intact("nodes", node) else None
+    missing = sum(tile.count for tile in token_chunks.tiled(node["id"], own, length=length) if not tile.columns)
     if missing:
         yield "tokens", f"{missing} tokens cannot be read"
 
@@ -138,7 +138,7 @@ def _search_index(db: sqlite_utils.Database) -> Iterator[DamageRow]:
 
 def _keyed(db: sqlite_utils.Database, table: str, kind: DamageKind, key: str) -> Iterator[DamageRow]:
     for row in fetch(db, f"SELECT * FROM {table}"):  # noqa: S608  # our own names
-        if not sealed.intact(table, row):
+        if not checksums.intact(table, row):
             yield DamageRow(kind, f"{row[key]} fails its checksum; saving it anew repairs it")
 
 

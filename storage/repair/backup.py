@@ -16,9 +16,9 @@ from typing import Final
 
 import sqlite_utils
 
-from storage import sealed
 from storage.database import connect, ensure_file, fetch, sync_folder
 from storage.errors import StoreDamagedError, typed_errors
+from storage.tables import checksums
 
 log = logging.getLogger(__name__)
 KEPT: Final = 7  # daily backups
@@ -206,7 +206,7 @@ def _unsound_rows(copy: Path, stop: threading.Event) -> str:
 def _unsound(db: sqlite_utils.Database, stop: threading.Event | None = None) -> Iterator[tuple[str, int]]:
     """Table and number of every row that fails its checksum, until `stop`; tables that an older version lacks have none."""
     there = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
-    for table in sealed.COVERED:
+    for table in checksums.COVERED:
         last = 0
         while table in there and not (stop is not None and stop.is_set()):
             sql = f"SELECT rowid AS _row, * FROM {table} WHERE rowid > ? ORDER BY rowid LIMIT 64"  # noqa: S608  # our own names
@@ -214,4 +214,4 @@ def _unsound(db: sqlite_utils.Database, stop: threading.Event | None = None) -> 
             if not rows:
                 break
             last = rows[-1]["_row"]
-            yield from ((table, row["_row"]) for row in rows if not sealed.intact(table, row))
+            yield from ((table, row["_row"]) for row in rows if not checksums.intact(table, row))

@@ -6,10 +6,10 @@ from typing import Any
 
 import sqlite_utils
 
-from storage import columns, records, sealed, search
 from storage.database import fetch
 from storage.rows import Columns
-from storage.text import clean
+from storage.tables import checksums, columns, search, token_chunks
+from storage.tables.text import clean
 
 _TEMPLATE = 0  # value of the column `origin` for tokens that are not part of the text
 
@@ -27,7 +27,7 @@ def close_open_runs(db: sqlite_utils.Database) -> int:
 
 def _close(db: sqlite_utils.Database, row: dict[str, Any]) -> None:
     sql = "SELECT * FROM token_chunks WHERE node_id = ? AND kv_fingerprint = ? ORDER BY id"
-    tiles = records.tiled(row["id"], fetch(db, sql, [row["id"], row["kv_fingerprint"]]), length=None)
+    tiles = token_chunks.tiled(row["id"], fetch(db, sql, [row["id"], row["kv_fingerprint"]]), length=None)
     text = row["text"] or clean("".join(text_of(tile.columns) for tile in tiles))
     changes = {
         "status": "partial",
@@ -35,7 +35,7 @@ def _close(db: sqlite_utils.Database, row: dict[str, Any]) -> None:
         "text": text,
         "token_count": sum(tile.count for tile in tiles),
     }
-    sealed.update(db, "nodes", row, changes)
+    checksums.update(db, "nodes", row, changes)
     search.index_node(db, row["session_id"], row["id"], text)
 
 

@@ -12,14 +12,14 @@ from typing import Any, Final, get_args
 import msgspec
 import sqlite_utils
 
-from storage import records, sealed, search, sessions
 from storage.database import fetch, scalar
 from storage.errors import InvalidRowError, UnknownRowError
 from storage.rows import NewChunk, NewNode, NodeRow, Role, SessionTree, Status
-from storage.shape import NodeColumns, SessionShape
-from storage.text import clean, from_json, to_json
+from storage.tables import checksums, search, sessions, token_chunks
+from storage.tables.node_columns import NodeColumns, SessionShape
+from storage.tables.text import clean, from_json, to_json
 
-DAMAGED: Final = "damaged"  # why a run ends that has lost tokens: they were set aside, see `storage.quarantine`
+DAMAGED: Final = "damaged"  # why a run ends that has lost tokens: they were set aside, see `storage.repair.quarantine`
 _WHOLE: Final = (None, "eos", "stop", "grammar")  # ends that leave nothing out; all others leave a partial answer
 
 _SHAPE: Final = """
@@ -54,9 +54,9 @@ def add(db: sqlite_utils.Database, new: NewNode, chunk: NewChunk | None, *, curr
         "seq": scalar(db, "SELECT coalesce(max(seq), 0) + 1 FROM nodes WHERE session_id = ?", [new.session_id]),
         "created": time.time(),
     }
-    node_id = sealed.insert(db, "nodes", values)
+    node_id = checksums.insert(db, "nodes", values)
     if chunk is not None:
-        records.append(db, require(db, node_id), chunk)
+        token_chunks.append(db, require(db, node_id), chunk)
     search.index_node(db, new.session_id, node_id, text)
     sessions.touch(db, session, nodes=1, tips=0 if grows_a_tip else 1, **({"current_node": node_id} if current else {}))
     return node_id
@@ -91,10 +91,10 @@ def finish(
         "status": "complete" if finish_reason in _WHOLE and not incomplete else "partial",
         "finish_reason": finish_reason,
         "text": clean(text),
-        "token_count": records.saved_end(db, node_id, row["kv_fingerprint"]),
+        "token_count": token_chunks.saved_end(db, node_id, row["kv_fingerprint"]),
         "stats": to_json({**from_json(row["stats"]), **stats}),
     }
-    sealed.update(db, "nodes", row, changes)
+    checksums.update(db, "nodes", row, changes)
     search.index_node(db, row["session_id"], node_id, clean(text))
     sessions.touch(db, sessions.require(db, row["session_id"]))
 
@@ -110,7 +110,7 @@ def tree(db: sqlite_utils.Database, session_id: int) -> SessionTree:
     """A session and all its runs, without tokens."""
     session = sessions.require(db, session_id)
     rows = fetch(db, "SELECT * FROM nodes WHERE session_id = ? ORDER BY seq", [session_id])
-    ends = records.saved_ends(db, session_id)
+    ends = token_chunks.saved_ends(db, session_id)
     view = sessions.view(session)
     if len(rows) != session["node_count"]:
         view = replace(view, damaged=True)
@@ -148,11 +148,11 @@ def one(db: sqlite_utils.Database, session_id: int, node_id: int) -> NodeRow:
     row = require(db, node_id)
     if row["session_id"] != session_id:
         raise UnknownRowError(f"there is no node {node_id} in session {session_id}")
-    return _view(row, records.saved_end(db, node_id, row["kv_fingerprint"]))
+    return _view(row, token_chunks.saved_end(db, node_id, row["kv_fingerprint"]))
 
 
 def _view(row: dict[str, Any], saved: int) -> NodeRow:
-    damaged = not sealed.intact("nodes", row)
+    damaged = not checksums.intact("nodes", row)
     try:
         stats = from_json(str(row["stats"]))
     except msgspec.DecodeError:
@@ -179,7 +179,7 @@ def _view(row: dict[str, Any], saved: int) -> NodeRow:
 
 def _leaves_at_end(db: sqlite_utils.Database, new: NewNode) -> bool:
     """Whether the new run goes on where its parent ends; refuses a place that the parent does not have."""
-    if not (0 <= (new.at_token or 0) <= records.MAX_TOKENS and 0 <= (new.at_byte or 0) <= sys.maxsize):
+    if not (0 <= (new.at_token or 0) <= token_chunks.MAX_TOKENS and 0 <= (new.at_byte or 0) <= sys.maxsize):
         raise InvalidRowError(f"token {new.at_token}, byte {new.at_byte} is not a place in a run")
     if new.parent_id is None:
         if new.at_token is not None:

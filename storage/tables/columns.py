@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from storage.errors import InvalidRowError, StoreDamagedError
 from storage.rows import Columns
-from storage.text import clean, to_json
+from storage.tables.text import clean, to_json
 
 DTYPES = frozenset(f"{order}{kind}" for order, kinds in (("|", "b1 i1 u1"), ("<", "i2 i4 i8 u2 u4 u8 f2 f4 f8"))
                     for kind in kinds.split())  # fmt: skip

@@ -12,13 +12,14 @@ from typing import Any
 
 import sqlite_utils
 
-from storage import columns, keep, nodes, records, sealed, sessions
 from storage.database import fetch, scalar
 from storage.errors import StoreDamagedError, UnknownRowError, typed_errors
-from storage.recovery import text_of
+from storage.repair.recovery import text_of
 from storage.rows import Columns, NodeRow
 from storage.schema import open_sessions
-from storage.text import from_json
+from storage.tables import checksums, columns, key_value, nodes, sessions, token_chunks
+from storage.tables.text import clean, from_json
+from storage.transfer.parts import NODE_MORE, SESSION_MORE, EndPart, NodePart, Part, PlacePart, SessionPart, TokensPart
 
 Row = dict[str, Any]
 PIECE = 1024  # tokens of one range, at most
@@ -46,7 +47,7 @@ class StoredSession:
         Raises:
             StoreDamagedError: It has.
         """
-        if not sealed.intact("sessions", self.row) or self.node_count != self.row["node_count"]:
+        if not checksums.intact("sessions", self.row) or self.node_count != self.row["node_count"]:
             raise StoreDamagedError(_damaged(f"the session {self.row['title']!r:.60}"))
 
     def nodes(self) -> Iterator[Row]:
@@ -59,7 +60,7 @@ class StoredSession:
         sql = "SELECT * FROM nodes WHERE session_id = ? AND seq > ? ORDER BY seq LIMIT 256"
         while rows := fetch(self._db, sql, [self.id, last]):
             for row in rows:
-                if not sealed.intact("nodes", row):
+                if not checksums.intact("nodes", row):
                     raise StoreDamagedError(_damaged(f"node {row['id']}"))
                 yield self._ended(row) if row["status"] == "open" else row
             last = rows[-1]["seq"]
@@ -72,7 +73,7 @@ class StoredSession:
         """
         for row in self._db.execute("SELECT id FROM token_chunks WHERE node_id = ? ORDER BY id", [node_id]).fetchall():
             [chunk] = fetch(self._db, "SELECT * FROM token_chunks WHERE id = ?", [row[0]])
-            found = records.read_chunk(chunk)
+            found = token_chunks.read_chunk(chunk)
             if found is None:
                 raise StoreDamagedError(_damaged(f"the tokens of node {node_id} from {chunk['first']}"))
             for start in range(0, chunk["count"], PIECE):
@@ -87,7 +88,7 @@ class StoredSession:
         """
         for row in self._db.execute("SELECT id FROM token_chunks WHERE node_id = ? ORDER BY id", [node_id]).fetchall():
             [chunk] = fetch(self._db, "SELECT * FROM token_chunks WHERE id = ?", [row[0]])
-            if not sealed.intact("token_chunks", chunk):
+            if not checksums.intact("token_chunks", chunk):
                 raise StoreDamagedError(_damaged(f"the tokens of node {node_id} from {chunk['first']}"))
             yield chunk
 
@@ -97,7 +98,7 @@ class StoredSession:
                    SELECT DISTINCT c.kv_fingerprint FROM token_chunks c JOIN nodes n ON n.id = c.node_id WHERE n.session_id = ?)
                  ORDER BY kv_fingerprint"""
         for row in fetch(self._db, sql, [self.id]):
-            if sealed.intact("models", row):
+            if checksums.intact("models", row):
                 yield row
 
     def vocabularies(self) -> Iterator[Row]:
@@ -105,20 +106,20 @@ class StoredSession:
         digests = [from_json(row["info"]).get("vocabulary") for row in self.models()]
         for digest in dict.fromkeys(each for each in digests if isinstance(each, str)):
             for row in fetch(self._db, "SELECT * FROM vocabularies WHERE digest = ?", [digest]):
-                if sealed.intact("vocabularies", row):
+                if checksums.intact("vocabularies", row):
                     yield row
 
     def setup(self) -> object:
         """What the session is set to, as JSON; None where nothing, or where it fails its checksum."""
-        for row in fetch(self._db, "SELECT * FROM settings WHERE key = ?", [keep.session_key(self.id)]):
-            if sealed.intact("settings", row):
+        for row in fetch(self._db, "SELECT * FROM settings WHERE key = ?", [key_value.session_key(self.id)]):
+            if checksums.intact("settings", row):
                 return from_json(row["value"])
         return None
 
     def place(self) -> list[Row]:
         """Where it stands; a damaged place counts as none, as everywhere."""
         rows = fetch(self._db, "SELECT * FROM places WHERE id = ?", [self.id])
-        return [row for row in rows if sealed.intact("places", row)]
+        return [row for row in rows if checksums.intact("places", row)]
 
     def path(self, tip: int | None) -> list[tuple[NodeRow, int | None, int | None]]:
         """From the root to the end of a node: each node, and how many of its tokens and bytes it gives (None: all).
@@ -138,13 +139,13 @@ class StoredSession:
 
     def tokens(self, node_id: int) -> Iterator[tuple[int, str, Columns, bool]]:
         """A node's own tokens as they are shown: first token, model, columns, whether they are damaged."""
-        for tile in records.load(self._db, [node_id], None).get(node_id, []):
+        for tile in token_chunks.load(self._db, [node_id], None).get(node_id, []):
             yield tile.first, tile.kv_fingerprint, tile.columns, tile.damaged
 
     def _ended(self, row: Row) -> Row:
         """An answer that is being written, as if it ended here."""
         sql = "SELECT * FROM token_chunks WHERE node_id = ? AND kv_fingerprint = ? ORDER BY id"
-        tiles = records.tiled(row["id"], fetch(self._db, sql, [row["id"], row["kv_fingerprint"]]), length=None)
+        tiles = token_chunks.tiled(row["id"], fetch(self._db, sql, [row["id"], row["kv_fingerprint"]]), length=None)
         text = row["text"] or "".join(text_of(tile.columns) for tile in tiles)
         count = sum(tile.count for tile in tiles)
         return {**row, "status": "partial", "finish_reason": "app_ended", "text": text, "token_count": count}
@@ -164,3 +165,73 @@ def stored_session(store: Path, session_id: int) -> Iterator[StoredSession]:
 
 def _damaged(what: str) -> str:
     return f"{what} is damaged, nothing was written; `elsewise sessions verify` says what is, Markdown and CSV take the rest"
+
+
+class SessionSource:
+    """A session of the store as parts of an import; used by one thread.
+
+    Checksums of the copy are its own: what is damaged is refused, so that damage is never sealed in.
+
+    Args:
+        store: The sessions file.
+        session_id: Which session.
+        title: What the copy is called.
+
+    Raises:
+        UnknownRowError: There is no such session.
+        StoreDamagedError: Part of it is damaged.
+    """
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, store: Path, session_id: int, title: str) -> None:
+        self._title = clean(title)
+        self._reading = stored_session(store, session_id)
+        self._session = self._reading.__enter__()
+        try:
+            self._session.require_whole()
+        except BaseException:
+            self.close()
+            raise
+        self.total, self.done = 2 * self._session.node_count, 0  # nodes: themselves, then their tokens
+        self.nodes: list[int] = []  # the original's, in the order of the copy's
+
+    def close(self) -> None:
+        """Ends the moment at which it is read."""
+        self._reading.__exit__(None, None, None)
+
+    def parts(self) -> Iterator[Part]:
+        """Everything in it, in the order in which it is to be written."""
+        session = self._session
+        yield SessionPart(self._title, more={name: session.row[name] for name in SESSION_MORE})
+        for stands in session.place():
+            yield PlacePart(stands["folder_id"], stands["tags"])
+        places: dict[int | None, int | None] = {None: None}
+        for row in session.nodes():
+            places[row["id"]] = len(self.nodes)
+            self.nodes.append(row["id"])
+            yield NodePart(
+                parent=places[row["parent_id"]],
+                role=row["role"],
+                text=clean(row["text"]),
+                at_token=row["at_token"],
+                at_byte=row["at_byte"],
+                at_end=bool(row["at_end"]),
+                turn_start=bool(row["turn_start"]),
+                status=row["status"],
+                finish_reason=row["finish_reason"],
+                token_count=row["token_count"],
+                kv_fingerprint=row["kv_fingerprint"],
+                stats=row["stats"],
+                created=row["created"],
+                more={name: row[name] for name in NODE_MORE},
+            )
+            self.done += 1
+        for place, node_id in enumerate(self.nodes):
+            yield from self._tokens(session, place, node_id)
+            self.done += 1
+        yield EndPart(places.get(session.row["current_node"]), session.row["branches"])
+
+    def _tokens(self, session: StoredSession, place: int, node_id: int) -> Iterator[Part]:
+        for row in session.chunks(node_id):
+            yield TokensPart(place, row["kv_fingerprint"], row["first"], row["count"], row["columns"], row["summary"])

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import sqlite_utils
 
-from storage import sealed, sessions
 from storage.database import Database, fetch, scalar
 from storage.errors import InvalidRowError, StoreDamagedError, UnknownRowError
 from storage.rows import FolderRow
-from storage.text import clean, to_json
+from storage.tables import checksums, sessions
+from storage.tables.text import clean, to_json
 
 LONGEST_NAME: Final = 200  # characters of a folder's name or of a tag
 MOST_TAGS: Final = 50
@@ -79,13 +79,13 @@ class Places:
 def folders(db: sqlite_utils.Database) -> list[FolderRow]:
     """All folders; damaged ones too, as far as they can be read."""
     rows = fetch(db, "SELECT * FROM folders ORDER BY place, id")
-    return [FolderRow(row["id"], str(row["name"]), damaged=not sealed.intact("folders", row)) for row in rows]
+    return [FolderRow(row["id"], str(row["name"]), damaged=not checksums.intact("folders", row)) for row in rows]
 
 
 def create_folder(db: sqlite_utils.Database, name: str) -> int:
     """Adds a folder."""
     place = scalar(db, "SELECT ifnull(max(place), 0) + 1 FROM folders")
-    return sealed.insert(db, "folders", {"name": _named(name), "place": int(place)})
+    return checksums.insert(db, "folders", {"name": _named(name), "place": int(place)})
 
 
 def change_folder(db: sqlite_utils.Database, folder_id: int, **changes: Any) -> None:
@@ -93,9 +93,9 @@ def change_folder(db: sqlite_utils.Database, folder_id: int, **changes: Any) -> 
     row = _folder(db, folder_id)
     if "name" in changes:
         place = row["place"] if isinstance(row["place"], int) else 0
-        sealed.put(db, "folders", {"id": folder_id, "place": place, **changes})
+        checksums.put(db, "folders", {"id": folder_id, "place": place, **changes})
     else:
-        sealed.update(db, "folders", row, changes)
+        checksums.update(db, "folders", row, changes)
 
 
 def remove_folder(db: sqlite_utils.Database, folder_id: int) -> None:
@@ -123,7 +123,7 @@ def move(db: sqlite_utils.Database, session_id: int, folder_id: int | None) -> N
     if folder_id is not None:
         _folder(db, folder_id)
     for row in _place(db, session_id):
-        if not sealed.intact("places", row):  # it would stay where it is shown, or lose its tags without a word
+        if not checksums.intact("places", row):  # it would stay where it is shown, or lose its tags without a word
             raise StoreDamagedError(f"where session {session_id} stands is damaged; set its tags anew, then it can be moved")
     change(db, session_id, folder_id=folder_id, place=None)
 
@@ -143,10 +143,10 @@ def change(db: sqlite_utils.Database, session_id: int, **changes: Any) -> None:
     """
     sessions.require(db, session_id)
     rows = _place(db, session_id)
-    if not rows or ("tags" in changes and not sealed.intact("places", rows[0])):
-        sealed.put(db, "places", {"id": session_id, **_NOWHERE, **changes})
+    if not rows or ("tags" in changes and not checksums.intact("places", rows[0])):
+        checksums.put(db, "places", {"id": session_id, **_NOWHERE, **changes})
     else:
-        sealed.update(db, "places", rows[0], changes)
+        checksums.update(db, "places", rows[0], changes)
 
 
 def _place(db: sqlite_utils.Database, session_id: int) -> list[dict[str, Any]]:

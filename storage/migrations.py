@@ -1,13 +1,30 @@
-"""Sessions, their trees and tokens, vocabularies, models, settings, search, views."""
+"""Migrations of the sessions file: named functions, one transaction each, in the order of their numbers.
+
+A migration is never edited once released: the text of its statements is compared with what a file has.
+"""
 
 from __future__ import annotations
 
+from typing import Final
+
 import sqlite_utils
+from sqlite_utils import Migrations
 
-from storage.migrations.registry import APPLICATION_ID, execute_all, migrations
-from storage.views import VIEWS
+from storage.tables.views import VIEWS
 
-_TABLES = """
+APPLICATION_ID: Final = 0x454C5357  # "ELSW"
+
+migrations = Migrations("elsewise.sessions")
+
+
+def _execute_all(db: sqlite_utils.Database, script: str) -> None:
+    """Runs statement by statement: `executescript` would commit the migration's transaction first."""
+    for statement in script.split(";\n"):
+        if statement.strip():
+            db.execute(statement)
+
+
+_SESSIONS = """
 CREATE TABLE sessions (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     title TEXT NOT NULL,
@@ -74,7 +91,57 @@ CREATE VIRTUAL TABLE search USING fts5 (
 @migrations()
 def m001_sessions(db: sqlite_utils.Database) -> None:
     """Sessions, their trees and tokens, vocabularies, models, settings, search, views."""
-    execute_all(db, _TABLES)
+    _execute_all(db, _SESSIONS)
     for view in VIEWS.values():
         db.execute(view)
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+
+
+_PLACES = """
+CREATE TABLE folders (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    name TEXT NOT NULL,
+    place INTEGER NOT NULL,                -- order among the folders
+    sha256 BLOB NOT NULL
+);
+
+-- beside sessions, not in it: a lost or damaged row costs an order, never a chat
+CREATE TABLE places (
+    id INTEGER PRIMARY KEY REFERENCES sessions (id) ON DELETE CASCADE,
+    folder_id INTEGER REFERENCES folders (id) DEFERRABLE INITIALLY DEFERRED,
+    place INTEGER,                         -- by hand, among the pinned or in the folder; NULL: before those
+    tags TEXT NOT NULL DEFAULT '[]',       -- JSON: ["word", ...], without repetition
+    sha256 BLOB NOT NULL
+);
+CREATE INDEX places_folder ON places (folder_id)
+"""
+
+
+@migrations()
+def m002_places(db: sqlite_utils.Database) -> None:
+    """Folders and places."""
+    _execute_all(db, _PLACES)
+
+
+_QUARANTINE = """
+CREATE TABLE quarantine (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    kind TEXT NOT NULL,                    -- as verify names it
+    detail TEXT NOT NULL,                  -- what was wrong, in plain words
+    session_id INTEGER,                    -- no reference: it outlives whatever it belonged to, but a session deleted for good
+    title TEXT,
+    node_id INTEGER,
+    turn INTEGER,                          -- counted from 1 along the path
+    source TEXT NOT NULL,                  -- the table it stood in
+    content BLOB NOT NULL,                 -- msgpack: column -> value as it was read
+    found REAL NOT NULL,                   -- seconds since the epoch
+    sha256 BLOB NOT NULL
+);
+CREATE INDEX quarantine_session ON quarantine (session_id)
+"""
+
+
+@migrations()
+def m003_quarantine(db: sqlite_utils.Database) -> None:
+    """Quarantine."""
+    _execute_all(db, _QUARANTINE)

@@ -13,11 +13,11 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from storage import columns as token_columns
-from storage.recovery import text_of
+from storage.repair.recovery import text_of
 from storage.rows import Columns, NodeRow
-from storage.transfer.drafts import written
-from storage.transfer.reading import StoredSession, stored_session
+from storage.tables import columns as token_columns
+from storage.transfer.atomic_file import written
+from storage.transfer.session_reader import StoredSession, stored_session
 
 OnProgress = Callable[[int, int], None]  # nodes of the path done and in all; raising in it cancels
 _SPEAKERS: Final = {"system": "System", "user": "You", "assistant": "Model", "tool": "Tool"}

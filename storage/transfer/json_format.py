@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
+
+import msgspec
 
 from resources.files import open_regular
 from storage.errors import InvalidFileError, StoreNewerError
-from storage.records import MAX_TOKENS
-from storage.text import clean
-from storage.text import to_json as text_of_json
-from storage.transfer import numbers
-from storage.transfer.fields import Fields
-from storage.transfer.folders import travelling
-from storage.transfer.growing import GrowingTree
-from storage.transfer.messages import Messages
-from storage.transfer.nodes import node_part, session_part
+from storage.tables.text import clean, from_json
+from storage.tables.text import to_json as text_of_json
+from storage.tables.token_chunks import MAX_TOKENS
+from storage.transfer import json_columns
+from storage.transfer.atomic_file import written
+from storage.transfer.import_tree import Fields, GrowingTree, node_part, session_part
+from storage.transfer.json_columns import to_json
+from storage.transfer.json_scanner import Piece, Scanner
 from storage.transfer.parts import (
     FORMAT,
     NODE_FIELDS,
+    NODE_MORE,
     SESSION_FIELDS,
+    SESSION_MORE,
     VERSION,
+    EndPart,
     ModelPart,
     NodePart,
     Part,
+    SessionPart,
     SetupPart,
     TokensPart,
+    travelling,
+    without_folders,
 )
-from storage.transfer.scanner import Piece, Scanner
+from storage.transfer.session_reader import Row, StoredSession, stored_session
 
 _SESSION: Final = {*SESSION_FIELDS, "current", "setup", "more"}
 STREAMED: Final = ("models", "nodes", "tokens", "messages")
@@ -175,7 +182,7 @@ class JsonFile:
         node = tree.place(fields.whole("node"), fields.fault, "node")
         assert node is not None  # it is a number
         try:
-            found = numbers.from_json(fields.mapping("columns"))
+            found = json_columns.from_json(fields.mapping("columns"))
         except ValueError as wrong:
             raise fields.fault(str(wrong)) from wrong
         first, count = fields.whole("first", 0, MAX_TOKENS), fields.whole("count", 1, MAX_TOKENS)
@@ -184,3 +191,161 @@ class JsonFile:
 
 def _place(piece: Piece) -> str:
     return f"{piece.key} {piece.index + 1:,}" if piece.kind == "element" else ""
+
+
+OnProgress = Callable[[int, int], None]  # nodes done and in all; raising in it cancels
+
+
+def export_json(store: Path, session_id: int, path: Path, progress: OnProgress) -> None:
+    """Writes a whole session; blocking, any thread.
+
+    Args:
+        store: The sessions file.
+        session_id: Which.
+        path: Where to; replaced when the export is whole, untouched before.
+        progress: Hears of nodes, each of which is written twice: itself, and its tokens.
+
+    Raises:
+        UnknownRowError: There is no such session.
+        StoreDamagedError: Part of it is damaged.
+        StoreFullError, StoreReadOnlyError: `path` cannot be written.
+    """
+    with stored_session(store, session_id) as session:
+        session.require_whole()
+        with written(path) as file:
+            total = 2 * session.node_count
+            file.write(f'{{"format": "{FORMAT}", "version": {VERSION},\n"session": '.encode())
+            setup = travelling(session.setup())
+            file.write(msgspec.json.encode(session_record(session.row) | ({"setup": setup} if setup else {})))
+            _list(file, "models", (model_record(row) for row in session.models()))
+            _list(file, "nodes", _counted((node_record(row) for row in session.nodes()), 0, total, progress))
+            _list(file, "tokens", _tokens(session, session.node_count, total, progress))
+            file.write(b"}\n")
+
+
+def session_record(row: Row) -> dict[str, Any]:
+    """A row of the store as the format has it."""
+    return {
+        "title": row["title"],
+        "created": row["created"],
+        "updated": row["updated"],
+        "pinned": bool(row["pinned"]),
+        "current": row["current_node"],
+        "more": {name: row[name] for name in sorted(SESSION_MORE)},
+    }
+
+
+def model_record(row: Row) -> dict[str, Any]:
+    """A row of the store as the format has it."""
+    return {"kv_fingerprint": row["kv_fingerprint"], "info": from_json(row["info"])}
+
+
+def node_record(row: Row) -> dict[str, Any]:
+    """A row of the store as the format has it."""
+    return {
+        "id": row["id"],
+        "parent": row["parent_id"],
+        "at_token": row["at_token"],
+        "at_byte": row["at_byte"],
+        "role": row["role"],
+        "turn_start": bool(row["turn_start"]),
+        "text": row["text"],
+        "status": row["status"],
+        "finish_reason": row["finish_reason"],
+        "token_count": row["token_count"],
+        "kv_fingerprint": row["kv_fingerprint"] if row["token_count"] else None,
+        "stats": without_folders(from_json(row["stats"])),
+        "created": row["created"],
+        "more": {name: row[name] for name in sorted(NODE_MORE)},
+    }
+
+
+def _tokens(session: StoredSession, before: int, total: int, progress: OnProgress) -> Iterator[dict[str, Any]]:
+    for done, row in enumerate(session.nodes(), before):
+        for fingerprint, first, count, columns in session.ranges(row["id"]):
+            head = {"node": row["id"], "kv_fingerprint": fingerprint, "first": first, "count": count}
+            yield {**head, "columns": to_json(columns)}
+        progress(done + 1, total)
+
+
+def _counted(records: Iterable[Any], before: int, total: int, progress: OnProgress) -> Iterator[Any]:
+    for done, record in enumerate(records, before):
+        yield record
+        progress(done + 1, total)
+
+
+def _list(file: BinaryIO, name: str, records: Iterable[Any]) -> None:
+    """A member that is a list, an element a line."""
+    file.write(f',\n"{name}": ['.encode())
+    for number, record in enumerate(records):
+        file.write(b",\n" if number else b"\n")
+        file.write(msgspec.json.encode(record))
+    file.write(b"]")
+
+
+_ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+TITLE_CHARACTERS: Final = 60
+
+
+class Messages:
+    """One conversation that comes in message by message.
+
+    Args:
+        name: Of the file, for messages.
+        stem: What the session is called where nobody says anything in it.
+        title: What it is called; empty: the first words of the user.
+    """
+
+    def __init__(self, name: str, stem: str, *, title: str = "") -> None:
+        self._name, self._stem, self._title = name, stem, clean(title).strip()
+        self._count = 0
+        self._waiting: list[NodePart] = []  # before the user has said something, by which the session is called
+
+    def take(self, message: Any, line: int) -> Iterator[Part]:
+        """One more."""
+        self._count += 1
+        fields = Fields(message, self._name, line, f"message {self._count:,}")
+        role = fields.text("role")
+        if role not in _ROLES:
+            raise fields.fault(f"role {role!r:.40} cannot be kept, only {', '.join(_ROLES)}")
+        if fields.any("tool_calls"):
+            raise fields.fault("tool calls cannot be kept: leave them out")
+        text = clean(_text(fields))
+        node = NodePart(None if self._count == 1 else self._count - 2, _ROLES[role], text)
+        if self._count == len(self._waiting) + 1:  # nothing was handed on yet
+            self._waiting.append(node)
+            if node.role == "user" or self._title or len(self._waiting) > 1:
+                yield from self._begin()
+        else:
+            yield node
+
+    def end(self, line: int | None) -> Iterator[Part]:
+        """No more of them."""
+        if not self._count:
+            raise InvalidFileError(self._name, "there is no message in it", line=line)
+        if self._waiting:
+            yield from self._begin()
+        yield EndPart(self._count - 1, 1)
+
+    def _begin(self) -> Iterator[Part]:
+        words = next((" ".join(node.text.split()) for node in self._waiting if node.role == "user"), "")
+        yield SessionPart(self._title or words[:TITLE_CHARACTERS].strip() or clean(self._stem))
+        yield from self._waiting
+        self._waiting = []
+
+
+def _text(fields: Fields) -> str:
+    """The content: a text, or parts that are texts."""
+    content = fields.any("content")
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise fields.fault("its content should be a text, or a list of texts")
+    parts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("text") if kind in ("text", "input_text", "output_text") and isinstance(part, dict) else None
+        if not isinstance(text, str):
+            raise fields.fault(f"a part of its content is no text but {kind or part!r:.40}: only texts can be kept")
+        parts.append(text)
+    return "".join(parts)

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import sqlite_utils
 
-from storage import sealed, sessions
 from storage.database import fetch
 from storage.errors import StoreDamagedError
-from storage.text import clean, from_json, to_json
+from storage.tables import checksums, sessions
+from storage.tables.text import clean, from_json, to_json
 
 _vocabulary = msgspec.msgpack.Decoder(list[bytes])
 
@@ -25,7 +25,7 @@ def vocabulary_digest(tokens: Sequence[bytes]) -> str:
 
 def save_vocabulary(db: sqlite_utils.Database, digest: str, tokens: Sequence[bytes]) -> None:
     """Saves the bytes of every token of a tokenizer; the digest names the content."""
-    sealed.put(db, "vocabularies", {"digest": clean(digest), "tokens": msgspec.msgpack.encode(list(tokens))})
+    checksums.put(db, "vocabularies", {"digest": clean(digest), "tokens": msgspec.msgpack.encode(list(tokens))})
 
 
 def vocabulary(db: sqlite_utils.Database, digest: str) -> list[bytes] | None:
@@ -36,7 +36,7 @@ def vocabulary(db: sqlite_utils.Database, digest: str) -> list[bytes] | None:
 
 def save_model(db: sqlite_utils.Database, kv_fingerprint: str, info: Mapping[str, Any]) -> None:
     """Saves what a fingerprint stands for: name, vocabulary digest, anything JSON."""
-    sealed.put(db, "models", {"kv_fingerprint": clean(kv_fingerprint), "info": to_json(dict(info))})
+    checksums.put(db, "models", {"kv_fingerprint": clean(kv_fingerprint), "info": to_json(dict(info))})
 
 
 def model(db: sqlite_utils.Database, kv_fingerprint: str) -> dict[str, Any] | None:
@@ -47,7 +47,7 @@ def model(db: sqlite_utils.Database, kv_fingerprint: str) -> dict[str, Any] | No
 
 def set_setting(db: sqlite_utils.Database, key: str, value: Any) -> None:
     """Saves one setting."""
-    sealed.put(db, "settings", {"key": clean(key), "value": to_json(value)})
+    checksums.put(db, "settings", {"key": clean(key), "value": to_json(value)})
 
 
 def setting(db: sqlite_utils.Database, key: str) -> Any:
@@ -87,6 +87,6 @@ def saved_ends(db: sqlite_utils.Database, session_id: int) -> dict[int, int]:
 
 def _require_intact(db: sqlite_utils.Database, table: str, sql: str, key: str) -> dict[str, Any] | None:
     rows = fetch(db, sql, [clean(key)])
-    if rows and not sealed.intact(table, rows[0]):
+    if rows and not checksums.intact(table, rows[0]):
         raise StoreDamagedError(f"{table}: the row {key!r} fails its checksum; saving it anew repairs it")
     return rows[0] if rows else None

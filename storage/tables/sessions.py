@@ -8,14 +8,14 @@ from typing import Any, Final
 import msgspec
 import sqlite_utils
 
-from storage import sealed, search
 from storage.database import fetch, scalar
 from storage.errors import UnknownRowError
 from storage.rows import SessionRow
-from storage.text import clean, from_json, to_json
+from storage.tables import checksums, search
+from storage.tables.text import clean, from_json, to_json
 
-_COUNT: Final = len(sealed.COVERED["sessions"])
-_OWN: Final = ", ".join(f"s.{name}" for name in sealed.COVERED["sessions"])
+_COUNT: Final = len(checksums.COVERED["sessions"])
+_OWN: Final = ", ".join(f"s.{name}" for name in checksums.COVERED["sessions"])
 LISTED: Final = f"""
 SELECT {_OWN}, s.sha256, p.id, p.folder_id, p.place, p.tags, p.sha256
 FROM sessions s LEFT JOIN places p ON p.id = s.id
@@ -38,7 +38,7 @@ def create(db: sqlite_utils.Database, title: str, *, is_sample: bool) -> int:
         "node_count": 0,
         "importing": 0,
     }
-    session_id = sealed.insert(db, "sessions", values)
+    session_id = checksums.insert(db, "sessions", values)
     search.index_title(db, session_id, title)
     return session_id
 
@@ -78,12 +78,12 @@ def trash(db: sqlite_utils.Database) -> list[SessionRow]:
 
 def is_unfinished(row: dict[str, Any]) -> bool:
     """Whether it is being imported, or was when the app ended; a flipped bit must not say so."""
-    return bool(row["importing"]) and sealed.intact("sessions", row)
+    return bool(row["importing"]) and checksums.intact("sessions", row)
 
 
 def change(db: sqlite_utils.Database, session_id: int, **changes: Any) -> None:
     """Sets columns of one session."""
-    sealed.update(db, "sessions", require(db, session_id), changes)
+    checksums.update(db, "sessions", require(db, session_id), changes)
 
 
 def rename(db: sqlite_utils.Database, session_id: int, title: str) -> None:
@@ -100,7 +100,7 @@ def touch(db: sqlite_utils.Database, row: dict[str, Any], *, nodes: int = 0, tip
         "node_count": row["node_count"] + nodes,
         "branches": row["branches"] + tips,
     }
-    sealed.update(db, "sessions", row, changes)
+    checksums.update(db, "sessions", row, changes)
 
 
 def view(row: dict[str, Any]) -> SessionRow:
@@ -116,7 +116,7 @@ def view(row: dict[str, Any]) -> SessionRow:
         current_node=current if isinstance(current, int) else None,
         branches=int(_real(row["branches"])),
         trashed=row["trashed"] is not None,
-        damaged=not sealed.intact("sessions", row),
+        damaged=not checksums.intact("sessions", row),
         trashed_at=None if row["trashed"] is None else _real(row["trashed"]),
     )
 
@@ -134,10 +134,10 @@ def _listed(row: tuple[Any, ...]) -> SessionRow | None:
     """A row of `LISTED`, where it is to be shown; in plain Python, since there are thousands of them."""
     own, sha256, place, place_sha256 = row[:_COUNT], row[_COUNT], row[_COUNT + 1 : -1], row[-1]
     number, title, created, updated, _, pinned, is_sample, current, branches, _, trashed, importing = own
-    damaged = not sealed.sealed_values(own, sha256)
+    damaged = not checksums.sealed_values(own, sha256)
     if (trashed is not None or importing) and not damaged:
         return None
-    placed = place_sha256 is not None and sealed.sealed_values(place, place_sha256)
+    placed = place_sha256 is not None and checksums.sealed_values(place, place_sha256)
     return SessionRow(
         id=number,
         title=str(title),

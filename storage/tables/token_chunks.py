@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import sqlite_utils
 
-from storage import columns, sealed
 from storage.database import fetch, scalar
 from storage.errors import InvalidRowError, StoreDamagedError
 from storage.rows import Columns, NewChunk, StoredChunk
-from storage.text import clean
+from storage.tables import checksums, columns
+from storage.tables.text import clean
 
 MAX_TOKENS: Final = 1 << 24  # in one run; a damaged or hostile number must not become an allocation
 
@@ -37,7 +37,7 @@ def append(db: sqlite_utils.Database, node: dict[str, Any], chunk: NewChunk) -> 
     if node["status"] != "open":
         changes["token_count"] = int(chunk.count)
     if changes:
-        sealed.update(db, "nodes", node, changes)
+        checksums.update(db, "nodes", node, changes)
 
 
 def rescore(db: sqlite_utils.Database, node: dict[str, Any], chunk: NewChunk) -> None:
@@ -81,14 +81,14 @@ def load(db: sqlite_utils.Database, node_ids: Sequence[int], kv_fingerprint: str
     for chunk in chunks:
         by_node[chunk["node_id"]].append(chunk)
     rows = {row["id"]: row for row in found}
-    for node_id in [n for n, row in rows.items() if not sealed.intact("nodes", row)]:  # its fingerprint cannot be trusted
+    for node_id in [n for n, row in rows.items() if not checksums.intact("nodes", row)]:  # its fingerprint cannot be trusted
         by_node[node_id] = fetch(db, "SELECT * FROM token_chunks WHERE node_id = ? ORDER BY id", [node_id])
     return {int(n): _assemble(rows[n], by_node[n], kv_fingerprint) for n in node_ids if n in rows}
 
 
 def read_chunk(row: dict[str, Any]) -> Columns | None:
     """The columns of a row, checked in every way; None when it is damaged."""
-    if not sealed.intact("token_chunks", row):
+    if not checksums.intact("token_chunks", row):
         return None
     try:
         found = columns.decode(row["columns"])
@@ -132,7 +132,7 @@ def tiled(node_id: int, chunks: Sequence[dict[str, Any]], *, length: int | None)
 
 
 def _assemble(node: dict[str, Any], chunks: list[dict[str, Any]], kv_fingerprint: str | None) -> list[StoredChunk]:
-    whole = sealed.intact("nodes", node)
+    whole = checksums.intact("nodes", node)
     own = node["kv_fingerprint"] if whole or not chunks else chunks[0]["kv_fingerprint"]
     asked = [chunk for chunk in chunks if chunk["kv_fingerprint"] == kv_fingerprint]
     if asked and kv_fingerprint != own:
@@ -159,7 +159,7 @@ def _insert(db: sqlite_utils.Database, node_id: int, chunk: NewChunk) -> None:
         "columns": columns.encode(chunk.columns),
         "summary": columns.summary(chunk.columns, chunk.count),
     }
-    sealed.insert(db, "token_chunks", values)
+    checksums.insert(db, "token_chunks", values)
 
 
 def _refuse_other_ids(db: sqlite_utils.Database, node_id: int, chunk: NewChunk) -> None:

@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from storage.columns import DTYPES, MAX_AXES
 from storage.rows import Columns
+from storage.tables.columns import DTYPES, MAX_AXES
 
 _NUMBERS: Final = frozenset({int, float, type(None)})
 _WIDEST: Final = 1 << 24  # numbers in one column of one range

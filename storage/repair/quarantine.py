@@ -16,11 +16,12 @@ from typing import Any, Final, cast, get_args
 import msgspec
 import sqlite_utils
 
-from storage import integrity, keep, nodes, records, sealed, search, sessions
 from storage.database import fetch
 from storage.errors import is_damage
+from storage.repair import integrity
 from storage.rows import DamageKind, DamageRow, Role
-from storage.text import clean, from_json
+from storage.tables import checksums, key_value, nodes, search, sessions, token_chunks
+from storage.tables.text import clean, from_json
 
 Row = dict[str, Any]
 _MOVED: Final[tuple[tuple[str, DamageKind, str], ...]] = (  # what works without them
@@ -41,17 +42,17 @@ def set_aside_shared(db: sqlite_utils.Database) -> list[DamageRow]:
     found: list[DamageRow] = []
     for table, kind, key in _MOVED:
         for row in fetch(db, f"SELECT rowid AS _row, * FROM {table}"):  # noqa: S608  # our own names
-            if not sealed.intact(table, row):
+            if not checksums.intact(table, row):
                 found.append(
                     _keep(db, DamageRow(kind, f"{str(row[key])!r:.60} failed its checksum", *_owner(table, row)), table, row)
                 )
                 db.execute(f"DELETE FROM {table} WHERE rowid = ?", [row["_row"]])  # noqa: S608  # our own names
     for row in fetch(db, "SELECT * FROM folders"):
-        if not sealed.intact("folders", row):
+        if not checksums.intact("folders", row):
             found.append(_keep(db, DamageRow("folder", f"{str(row['name'])!r:.60} failed its checksum"), "folders", row))
-            sealed.renew(db, "folders", row, {"name": clean(str(row["name"])), "place": _whole(row["place"])})
+            checksums.renew(db, "folders", row, {"name": clean(str(row["name"])), "place": _whole(row["place"])})
     for row in fetch(db, "SELECT * FROM places WHERE folder_id IS NOT NULL AND folder_id NOT IN (SELECT id FROM folders)"):
-        sealed.update(db, "places", row, {"folder_id": None})
+        checksums.update(db, "places", row, {"folder_id": None})
     for table, sql, kind in (
         ("token_chunks", "node_id NOT IN (SELECT id FROM nodes)", "tokens"),
         ("places", "id NOT IN (SELECT id FROM sessions)", "place"),
@@ -112,7 +113,7 @@ class _Session:
         self.runs = {row["id"]: row for row in rows}
         older: set[int] = set()
         for row in rows:
-            if row["status"] != "open" or not sealed.intact("nodes", row):
+            if row["status"] != "open" or not checksums.intact("nodes", row):
                 self._run(row, older)
             older.add(row["id"])
         for row in rows:
@@ -125,7 +126,7 @@ class _Session:
 
     def _run(self, row: Row, older: set[int]) -> None:
         held = self._tokens(row)
-        broken = not sealed.intact("nodes", row)
+        broken = not checksums.intact("nodes", row)
         lost_parent = row["parent_id"] is not None and row["parent_id"] not in older
         own = row["kv_fingerprint"] if not broken or row["kv_fingerprint"] in held else next(iter(held), None)
         count = held.get(own, 0) if own is not None else 0
@@ -151,7 +152,7 @@ class _Session:
         held: dict[str, int] = {}
         for chunk in fetch(self.db, "SELECT * FROM token_chunks WHERE node_id = ? ORDER BY id", [row["id"]]):
             model = str(chunk["kv_fingerprint"])
-            whole = records.read_chunk(chunk) is not None
+            whole = token_chunks.read_chunk(chunk) is not None
             if whole and chunk["first"] <= held.get(model, 0):
                 held[model] = max(held.get(model, 0), chunk["first"] + chunk["count"])
                 continue
@@ -177,7 +178,7 @@ class _Session:
     def _itself(self, rows: list[Row]) -> None:
         tips = self.runs.keys() - {row["parent_id"] for row in rows if row["at_end"]}
         counted = {"node_count": len(rows), "branches": len(tips)}
-        if not sealed.intact("sessions", self.row):
+        if not checksums.intact("sessions", self.row):
             self._note("sessions", "session", "the session's own row failed its checksum", self.row)
             values = {name: self.row[name] for name in ("created", "updated")}
             changes: dict[str, Any] = {name: float(v) if isinstance(v, int | float) else 0.0 for name, v in values.items()}
@@ -194,11 +195,11 @@ class _Session:
         if self.row["current_node"] not in self.runs:
             changes["current_node"] = max(tips, default=None)
         self.row.update(changes | counted)
-        sealed.renew(self.db, "sessions", self.row, {})
+        checksums.renew(self.db, "sessions", self.row, {})
 
     def _renew(self, row: Row, changes: Mapping[str, Any]) -> None:
         row.update(changes)
-        sealed.renew(self.db, "nodes", row, {})
+        checksums.renew(self.db, "nodes", row, {})
 
     def _note(self, source: str, kind: DamageKind, detail: str, row: Row, run: Row | None = None) -> None:
         turn = None if run is None else integrity.turn_of(run, self.runs)
@@ -226,7 +227,7 @@ def _keep(db: sqlite_utils.Database, damage: DamageRow, source: str, row: Row) -
     content = {name: value for name, value in row.items() if name != "_row"}
     values = {name: getattr(damage, name) for name in ("kind", "detail", "session_id", "title", "node_id", "turn")}
     more = {"source": source, "content": msgspec.msgpack.encode(content), "found": time.time()}
-    sealed.insert(db, "quarantine", {**values, **more})
+    checksums.insert(db, "quarantine", {**values, **more})
     return damage
 
 
@@ -239,7 +240,7 @@ def _owner(table: str, row: Row) -> tuple[int | None]:
     """The session that a row belongs to."""
     if table == "places":
         return (int(row["id"]),)
-    number = str(row["key"]).removeprefix(keep.session_key("")) if table == "settings" else ""
+    number = str(row["key"]).removeprefix(key_value.session_key("")) if table == "settings" else ""
     return (int(number) if number.isdecimal() else None,)
 
 

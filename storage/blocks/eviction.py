@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from storage.blocks import lru, rows
+from storage.blocks import rows
 from storage.blocks.rows import BlockRow, NewBlock
 
 PINNED: Final = ""  # the pin of what was put with `pinned`
@@ -37,7 +39,7 @@ def held(conn: sqlite3.Connection, keys: Sequence[bytes]) -> Iterator[BlockRow]:
 
 def drop_endless(conn: sqlite3.Connection) -> Change:
     """Deletes blocks that no path leads to since damage made a circle of their parents, pinned or not."""
-    gone = lru.endless(rows.everything(conn))
+    gone = endless(rows.everything(conn))
     return Change(freed=rows.delete(conn, gone), damaged=len(gone))
 
 
@@ -74,7 +76,7 @@ def put(
     evicted: list[BlockRow] = []
     over = _total(conn) + sum(sizes[block.key] for block in new) - budget
     if over > 0:
-        loose = list(lru.eviction_order(rows.everything(conn), needed | pins(conn)))
+        loose = list(eviction_order(rows.everything(conn), needed | pins(conn)))
         loose_bytes = sum(row.nbytes for row in loose)
         while new and over > loose_bytes:  # not even with all of it gone
             over -= sizes[new.pop().key]
@@ -98,7 +100,7 @@ def pins(conn: sqlite3.Connection) -> set[bytes]:
 
 def evict(conn: sqlite3.Connection, nbytes: int) -> Change:
     """Frees at least `nbytes` where there is so much that is not pinned."""
-    gone = _first(lru.eviction_order(rows.everything(conn), pins(conn)), nbytes) if nbytes > 0 else []
+    gone = _first(eviction_order(rows.everything(conn), pins(conn)), nbytes) if nbytes > 0 else []
     return Change(evicted=len(gone), freed=rows.delete(conn, gone))
 
 
@@ -109,7 +111,7 @@ def evict_to(conn: sqlite3.Connection, budget: int) -> Change:
 
 def drop(conn: sqlite3.Connection, row: BlockRow, key: bytes) -> None:
     """Deletes the row that was found for `key` and all that hang under it, pinned or not."""
-    rows.delete(conn, {found.id: found for found in (row, *lru.below(rows.everything(conn), key))}.values())
+    rows.delete(conn, {found.id: found for found in (row, *below(rows.everything(conn), key))}.values())
 
 
 def _total(conn: sqlite3.Connection) -> int:
@@ -156,3 +158,62 @@ def _first(order: Iterable[BlockRow], nbytes: int) -> list[BlockRow]:
         taken.append(row)
         nbytes -= row.nbytes
     return taken
+
+
+def eviction_order(blocks: Iterable[BlockRow], kept: Collection[bytes]) -> Iterator[BlockRow]:
+    """Blocks in the order in which they are to be given up, each after all that hang under it.
+
+    A block counts as used whenever one under it was: a path that was read yesterday goes, from its tip, before one that was
+    read today, however old the start of either is.
+
+    Args:
+        blocks: Everything that is held.
+        kept: Keys that stay, and with them whatever they hang on.
+    """
+    held = {block.key: block for block in blocks}
+    children = Counter(block.parent for block in held.values() if block.parent is not None)
+    leaves = [(block.used, block.id, block) for block in held.values() if not children[block.key] and block.key not in kept]
+    heapq.heapify(leaves)
+    while leaves:
+        used, _, block = heapq.heappop(leaves)
+        yield block
+        parent = held.get(block.parent) if block.parent is not None else None
+        if parent is None:
+            continue
+        children[parent.key] -= 1
+        if not children[parent.key] and parent.key not in kept:
+            heapq.heappush(leaves, (max(used, parent.used), parent.id, parent))
+
+
+def endless(blocks: Iterable[BlockRow]) -> list[BlockRow]:
+    """Blocks whose parents make a circle, and all that hang under them: damage has done it, and no path leads there."""
+    held = {block.key: block for block in blocks}
+    ends: dict[bytes, bool] = {}  # whether a path leads from a root, or from what is not held, to a block
+    for block in held.values():
+        way: list[bytes] = []
+        on_way: set[bytes] = set()
+        each: BlockRow | None = block
+        while each is not None and each.key not in ends and each.key not in on_way:
+            way.append(each.key)
+            on_way.add(each.key)
+            each = held.get(each.parent) if each.parent is not None else None
+        leads = each is None or ends.get(each.key, False)
+        ends.update(dict.fromkeys(way, leads))
+    return [block for block in held.values() if not ends[block.key]]
+
+
+def below(blocks: Iterable[BlockRow], key: bytes) -> list[BlockRow]:
+    """The block `key` and all that hang under it, each once, also where damage has made a circle of parents."""
+    children: dict[bytes | None, list[BlockRow]] = {}
+    found: list[BlockRow] = []
+    for block in blocks:
+        children.setdefault(block.parent, []).append(block)
+        if block.key == key:
+            found.append(block)
+    seen = {block.id for block in found}
+    for block in found:  # grows while it is walked
+        for child in children.get(block.key, ()):
+            if child.id not in seen:
+                seen.add(child.id)
+                found.append(child)
+    return found

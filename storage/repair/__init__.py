@@ -1,0 +1,1 @@
+"""Damage in the sessions file: found, set aside, salvaged; and the backups."""
