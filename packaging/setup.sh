@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the virtual environment given as $1 from requirements.lock, with torch apart (see README, "CUDA").
+# Makes the virtual environment given as $1 from requirements.lock, with torch apart (see docs/cuda.md).
 set -eu
 venv=$1
 sh packaging/system.sh

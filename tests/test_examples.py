@@ -1,4 +1,4 @@
-"""The Python examples of the README run as they stand, in a script and in a notebook's cell, and what each says is so."""
+"""The Python examples of the documentation run as they stand, in a script and in a cell, and print what they should."""
 
 from __future__ import annotations
 
@@ -6,74 +6,80 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.pages import PAGES, ROOT, blocks
+
 PATIENCE_SECONDS = 240
-EXAMPLES = tuple(part.partition("```")[0] for part in (ROOT / "README.md").read_text("utf-8").split("```python\n")[1:])
+ELSEWHERE = {  # executed by tests of their own
+    "docs/coming-from.md",  # tests/test_coming_from.py: every line of its tables too
+    "docs/session-files.md",  # tests/app/cli/test_smollm2.py: behind the commands that write its file
+}
+EXAMPLES = {
+    f"{page} {number}": example
+    for page, text in PAGES.items()
+    if page not in ELSEWHERE
+    for number, example in enumerate(blocks(text, "python"), 1)
+}
 
 
-def stages_and_options(told: str) -> None:
-    assert "' Paris'" in told
+def stages_and_options(out: str) -> None:
+    assert "' Paris'" in out
     for stage in ("typical", "xtc", "dry", "penalties", "bias"):
-        assert re.search(rf"^{stage} +[0-9,]+ left", told, re.MULTILINE)
-    assert re.search(r"^xtc .*, u = 0\.\d{3}: ", told, re.MULTILINE)
-    assert "drawn again, without the model: True\n" in told
-    # what ends an answer, and who decided
-    assert "\neos_token_ids: 2 tokens, eos\nignore_eos: 20 tokens, length\n" in told
+        assert re.search(rf"^{stage} +[0-9,]+ left", out, re.MULTILINE)
+    assert re.search(r"^xtc .*, u = 0\.\d{3}: ", out, re.MULTILINE)
+    assert "drawn again, without the model: True\n" in out
+    # the end of an answer, and the sources of options
+    assert "\neos_token_ids: 2 tokens, eos\nignore_eos: 20 tokens, length\n" in out
     layers = {"max_tokens": "call", "temperature": "session", "top_p": "session", "min_p": "preset", "top_k": "default"}
-    decided = re.findall(r"^who decided (?:sampling\.)?(\w+): (\w+)$", told, re.MULTILINE)
+    decided = re.findall(r"^source of (?:sampling\.)?(\w+): (\w+)$", out, re.MULTILINE)
     assert dict(decided) == layers
+    assert "the same tokens: True " in out
 
 
-def roles(told: str) -> None:
-    assert told.startswith(" Rome.")
-    assert "\nno roles: " in told
-    assert "\nUser: What is the capital of Italy?\n\nAssistant:" in told
-    assert "\nuser: What is the capital of Italy?\nassistant:" in told
+def roles(out: str) -> None:
+    assert out.startswith(" Rome.")
+    assert "\nno roles: " in out
+    assert "\nUser: What is the capital of Italy?\n\nAssistant:" in out
+    assert "\nuser: What is the capital of Italy?\nassistant:" in out
 
 
-def guesses(told: str) -> None:
-    assert told.count("the same tokens: True ") == 2
-
-
-def many_at_once(told: str) -> None:
-    assert "\ncancelled after 5 tokens: " in told
-    assert re.search(r"^each in its own form:\| [A-Z][a-z]{2,9}\.\| (four|five), (six|seven)$", told, re.MULTILINE)
-    best = [float(score) for score in re.findall(r"^early_stopping=\w+: \[(-[0-9.]+)", told, re.MULTILINE)]
+def many_at_once(out: str) -> None:
+    assert "\ncancelled after 5 tokens: " in out
+    assert re.search(r"^each in its own form:\| [A-Z][a-z]{2,9}\.\| (four|five), (six|seven)$", out, re.MULTILINE)
+    best = [float(score) for score in re.findall(r"^early_stopping=\w+: \[(-[0-9.]+)", out, re.MULTILINE)]
     assert len(best) == 3
-    assert best == sorted(best)  # who looks longer finds no worse
+    assert best == sorted(best)  # a longer search finds no worse hypothesis
 
 
-def cached(told: str) -> None:
-    assert "cached and uncached agree: True" in told
-    assert "raise kv_cache_bytes" in told
+def cached(out: str) -> None:
+    assert "cached and uncached agree: True" in out
+    assert "raise kv_cache_bytes" in out
 
 
-def adapters(told: str) -> None:
-    assert "tokens computed for the swap: 0\n" in told  # swapping back is warm
-    assert "\ncomputed under the adapter: 3 of 19\n" in told
-    assert "['adapter_config.json', 'adapters.safetensors'] 0.0\n" in told
-    assert told.endswith("\nloaded: [] the base to the bit: True\n")
+def adapters(out: str) -> None:
+    assert "tokens computed for the swap: 0\n" in out  # swapping back is warm
+    assert "\ncomputed under the adapter: 3 of 19\n" in out
+    assert "['adapter_config.json', 'adapters.safetensors'] 0.0\n" in out
+    assert out.endswith("\nloaded: [] the base to the bit: True\n")
 
 
-def tools_in_a_prompt(told: str) -> None:
-    assert "takes no tools" in told
-    assert "Call one of these tools: [{" in told
-    assert re.search(r"name='clock', arguments=\{'zone': '[A-Z][a-z]+/[A-Z][a-z]+'\}", told)
+def tools_in_a_prompt(out: str) -> None:
+    assert "takes no tools" in out
+    assert "Call one of these tools: [{" in out
+    assert re.search(r"name='clock', arguments=\{'zone': '[A-Z][a-z]+/[A-Z][a-z]+'\}", out)
 
 
 def says(text: str) -> Callable[[str], None]:
-    def check(told: str) -> None:
-        assert text in told
+    def check(out: str) -> None:
+        assert text in out
 
     return check
 
 
-def pet(told: str) -> None:
-    assert re.match(r"Pet\(name='.{0,12}', legs=[0-8]\)\n", told)
+def pet(out: str) -> None:
+    assert re.match(r"Pet\(name='.{0,12}', legs=[0-8]\)\n", out)
 
 
 # As ipykernel runs a cell: in a loop that goes on, in the thread that waits for it.
@@ -89,10 +95,10 @@ async def run_cell():
 asyncio.run(run_cell())
 """
 
-CHECKS: dict[str, Callable[[str], None]] = {  # by what stands in one example alone
+CHECKS: dict[str, Callable[[str], None]] = {  # by a text of one example alone
     "replay_draw": stages_and_options,
     'chat_format="none"': roles,
-    "SpeculativeOptions": guesses,
+    "draft_model=": says("the same tokens: True "),
     "continue_many": many_at_once,
     "set_kv_budget": cached,
     "push_lora": adapters,
@@ -105,18 +111,18 @@ CHECKS: dict[str, Callable[[str], None]] = {  # by what stands in one example al
 
 
 def test_each_check_is_of_one_example() -> None:
-    assert {mark: sum(mark in example for example in EXAMPLES) for mark in CHECKS} == dict.fromkeys(CHECKS, 1)
+    assert {mark: sum(mark in example for example in EXAMPLES.values()) for mark in CHECKS} == dict.fromkeys(CHECKS, 1)
 
 
 def test_no_example_needs_a_thread_without_a_loop() -> None:
-    assert [example for example in EXAMPLES if re.search(r"^[^#]*asyncio\.run\(", example, re.MULTILINE)] == []
+    assert [name for name, example in EXAMPLES.items() if re.search(r"^[^#]*asyncio\.run\(", example, re.MULTILINE)] == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(1, len(EXAMPLES) + 1))
+@pytest.mark.parametrize("name", EXAMPLES)
 @pytest.mark.parametrize("place", ["script", "cell"])
-def test_an_example_of_the_readme_runs_as_it_stands(place: str, number: int) -> None:
-    example = EXAMPLES[number - 1]
+def test_an_example_runs_as_it_stands(place: str, name: str) -> None:
+    example = EXAMPLES[name]
     command = [sys.executable, "-W", "error", "-c", example if place == "script" else CELL]
     done = subprocess.run(
         command,

@@ -11,8 +11,10 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 from click.testing import CliRunner
 
@@ -21,8 +23,8 @@ from app.names import OURS
 from app.sample import ensure_sample
 from runtime import available_backends, load, register_backend, unregister_backend
 from storage import SessionStore
+from tests.pages import PAGES, ROOT
 
-ROOT = Path(__file__).parents[1]
 PATIENCE_SECONDS = 120
 HEAVY = ("torch", "mlx", "mlx_lm", "transformers", "PySide6", "qasync", "sqlite3", "sqlite_utils")
 # Written in pieces, so that this file does not hold what it looks for.
@@ -140,6 +142,23 @@ def test_the_window_loads_no_engine() -> None:
     assert loaded_by("import app.window").isdisjoint(HEAVY[:4])
 
 
+EXCUSED = {  # imports in a function that close a cycle between files
+    ("runtime.grammar.source", "runtime.grammar.trial"),  # a Grammar tries itself out
+    ("runtime.options", "runtime.spellings"),  # `from_mapping` of a class that its reader builds
+    ("app.workbench.transfers", "app.portable_kv"),  # loaded when KV is exported
+}
+
+
+def test_no_files_import_each_other_in_a_cycle() -> None:
+    """Imports in functions count; those for the type checker do not."""
+    graph = grimp.build_graph(*OURS, "benchmarks", exclude_type_checking_imports=True, cache_dir=None)
+    edges = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert {(module, other) for module, other in EXCUSED if other not in edges.get(module, ())} == set(), "excused in vain"
+    TopologicalSorter(
+        {module: [other for other in others if (module, other) not in EXCUSED] for module, others in edges.items()}
+    ).prepare()  # raises CycleError, with the cycle
+
+
 # ---- what is in the repository and in the wheel -------------------------------------------------------------------------
 
 
@@ -202,19 +221,49 @@ def test_make_help_lists_every_target() -> None:
 
 
 def test_the_texts_name_targets_and_commands_that_exist() -> None:
-    text = "".join((ROOT / file).read_text("utf-8") for file in ("README.md", "SECURITY.md", "CHANGELOG.md"))
+    text = "".join((*PAGES.values(), *((ROOT / file).read_text("utf-8") for file in ("SECURITY.md", "CHANGELOG.md"))))
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets
-    for command in set(re.findall(r"\belsewise ((?:ask|bench|doctor|embed|score|models \w+|sessions \w+))\b", text)):
+    for command in set(re.findall(r"\belsewise ((?:ask|bench|chat|doctor|embed|score|models \w+|sessions \w+))\b", text)):
         done = CliRunner().invoke(cli, [*command.split(), "--help"])
         assert done.exit_code == 0, f"{command}: {done.output}"
 
 
-def test_the_steps_of_the_readme_are_numbered_and_none_stands_there_twice() -> None:
-    tour = (ROOT / "README.md").read_text("utf-8").partition("## The first five minutes\n")[2].partition("\n## ")[0]
-    steps = re.findall(r"^(\d+)\. (.*)$", tour, re.MULTILINE)
+@pytest.mark.parametrize(
+    ("page", "heading"), [("README.md", "## The first five minutes\n"), ("docs/tour.md", "# A tour of the window\n")]
+)
+def test_the_steps_of_a_tour_are_numbered_and_each_is_there_once(page: str, heading: str) -> None:
+    steps = re.findall(r"^(\d+)\. (.*)$", PAGES[page].partition(heading)[2].partition("\n## ")[0], re.MULTILINE)
     assert [int(number) for number, _ in steps] == list(range(1, len(steps) + 1))
-    assert len({words for _, words in steps}) == len(steps) > 5
+    assert len({words for _, words in steps}) == len(steps) >= 5
+
+
+def test_the_readme_is_one_page_and_architecture_one_screen() -> None:
+    assert len(PAGES["README.md"].encode()) <= 8 << 10
+    assert len((ROOT / "ARCHITECTURE.md").read_text("utf-8").splitlines()) <= 70
+
+
+def test_every_page_is_reached_from_the_readme_and_every_path_in_it_exists() -> None:
+    linked = {"README.md"}
+    for page, text in PAGES.items():
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+            found = ((ROOT / page).parent / target).resolve()
+            assert found.exists(), f"{page}: {target}"
+            linked.add(found.relative_to(ROOT).as_posix())
+        for path in re.findall(r"`((?:app|runtime|storage|tests|ui)/[\w/.]+\.py)`", text):
+            assert (ROOT / path).exists(), f"{page}: {path}"
+    assert set(PAGES) <= linked
+
+
+def test_every_term_of_the_glossary_is_one_of_the_code_or_of_the_window() -> None:
+    terms = re.findall(r"^\| \*\*(.+?)\*\* \|", PAGES["docs/glossary.md"], re.MULTILINE)
+    assert len(terms) == len(set(terms)) <= 40
+    assert terms == sorted(terms, key=str.casefold)
+    code = "\n".join(
+        path.read_text("utf-8") for package in ("app", "runtime", "storage", "ui") for path in (ROOT / package).rglob("*.py")
+    )
+    missing = [term for term in terms if not re.search(rf"\b{re.sub('[ -]', '[ _-]?', term)}", code, re.IGNORECASE)]
+    assert not missing
 
 
 # ---- the slot and the sample --------------------------------------------------------------------------------------------

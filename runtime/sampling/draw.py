@@ -3,7 +3,7 @@
 A draw is u from Philox(key = seed, counter = (position, branch, stage)) through the inverse CDF over falling
 probability, ties by id. u belongs to its place: the same stream samples the same alone, in a batch, on a branch and after a
 reload where the model's numbers are the same there, within the rounding of float32. Models whose numbers are rounded further
-say so in `ModelInfo.warnings` (ARCHITECTURE.md, Tolerances).
+say so in `ModelInfo.warnings` (docs/tolerances.md).
 """
 
 from __future__ import annotations

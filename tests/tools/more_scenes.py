@@ -1,4 +1,4 @@
-"""Further pictures for looking at: what the README does not show, in states that are easily forgotten."""
+"""Further pictures for looking at: what the documentation does not show, in states that are easily forgotten."""
 
 from __future__ import annotations
 

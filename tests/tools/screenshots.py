@@ -1,4 +1,4 @@
-"""Takes the pictures of the README from the real window, without a screen: ``make screenshots``."""
+"""Takes the pictures of the documentation from the real window, without a screen: ``make screenshots``."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def main() -> None:
     take(application, folder, "continuations", Scheme.LIGHT, eight_continuations)
     take(application, folder, "scripts", Scheme.LIGHT, more.scripts)
     take(application, folder, "reopened", Scheme.DARK, more.cache, more.reopened)
-    if "--all" in sys.argv:  # those before are the README's
+    if "--all" in sys.argv:  # those before are in the documentation
         take(application, folder, "why", Scheme.LIGHT, why_with_sliders)
         take(application, folder, "preview", Scheme.LIGHT, preview_in_place)
         take(application, folder, "continuations-dark-900", Scheme.DARK, narrow_continuations)

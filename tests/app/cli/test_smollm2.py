@@ -15,6 +15,7 @@ import pytest
 
 from runtime.shelf.source import resolve
 from tests.app.cli.conftest import Done, Elsewise
+from tests.pages import PAGES, blocks, shell_commands
 
 pytestmark = pytest.mark.slow
 GREEDY = ("--temperature", "0")
@@ -35,18 +36,15 @@ def test_raw_text_is_continued(ask: Elsewise) -> None:
     assert (done.code, done.out.split()[0]) == (0, "Paris.")
 
 
-README = Path(__file__).parents[3] / "README.md"
-BLOCKS = re.findall(r"^```sh\n(.*?)^```$", README.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-EXAMPLES = [
-    shlex.split(line, comments=True) for block in BLOCKS for line in block.splitlines() if line.startswith("elsewise ask ")
-]
+BLOCKS = [block for page in PAGES.values() for block in blocks(page, "sh")]
+ASKED = [line for line in shell_commands(*BLOCKS) if line.startswith("elsewise ask ")]
+EXAMPLES = list(dict.fromkeys(tuple(shlex.split(line, comments=True)) for line in ASKED))  # each once
 OWN = ("--model", "--adapter", "--batch", "--schema", "my.jinja")  # need files that the reader has, or has just written
-COMMAND = re.compile(r"^(?:.*<<'END'\n(?:.*\n)*?END|.+)$", re.MULTILINE)  # a line, with the document that follows it
 WRITES = ("cat ", "echo ", "printf ")  # files for the commands below them
 
 
 @pytest.mark.parametrize("words", [e for e in EXAMPLES if not set(OWN) & set(e)], ids=" ".join)
-def test_the_examples_of_the_readme_answer(ask: Elsewise, words: list[str]) -> None:
+def test_the_examples_answer(ask: Elsewise, words: tuple[str, ...]) -> None:
     _, _, *arguments = words
     limit = () if "--max-tokens" in arguments else ("--max-tokens", "8")
     done = ask(*arguments, *limit)
@@ -70,7 +68,7 @@ def walk(elsewise: Elsewise, folder: str, tmp_path: Path, monkeypatch: pytest.Mo
     def run(*words: str, more: Sequence[str] = ()) -> dict[str, Done]:
         [block] = [block for block in BLOCKS if all(word in block for word in words)]
         found: dict[str, Done] = {}
-        for command in COMMAND.findall(block):
+        for command in shell_commands(block):
             if command.startswith(WRITES):
                 subprocess.run(["sh", "-c", command], check=True, timeout=60)
             elif command.startswith("elsewise ") and any(word in command for word in words):
@@ -86,7 +84,7 @@ def walk(elsewise: Elsewise, folder: str, tmp_path: Path, monkeypatch: pytest.Mo
     return run
 
 
-def test_the_schema_and_the_template_of_the_readme_answer(walk: Walk) -> None:
+def test_the_schema_and_the_template_answer(walk: Walk) -> None:
     person, hello = walk("--schema person.json", "my.jinja", more=GREEDY).values()
     told = json.loads(person.out)
     assert told.keys() == {"name", "age"}
@@ -95,7 +93,7 @@ def test_the_schema_and_the_template_of_the_readme_answer(walk: Walk) -> None:
     assert "user:" not in hello.out
 
 
-def test_the_batch_of_the_readme_answers_every_line(walk: Walk) -> None:
+def test_the_batch_answers_every_line(walk: Walk) -> None:
     (done,) = walk("--batch questions.jsonl", more=("--max-tokens", "16")).values()
     answers = {answer["id"]: answer for answer in map(json.loads, done.out.splitlines())}
     lines = {name: answer["line"] for name, answer in answers.items()}  # in the order in which they were done
@@ -106,7 +104,7 @@ def test_the_batch_of_the_readme_answers_every_line(walk: Walk) -> None:
     assert all(answer["text"].strip() for answer in answers.values())
 
 
-def test_the_scores_and_vectors_of_the_readme_are_there(walk: Walk) -> None:
+def test_the_scores_and_vectors_are_there(walk: Walk) -> None:
     said = walk("elsewise score", "elsewise embed")
     assert len(said) == 5
     rows = list(csv.DictReader(Path("scores.csv").read_text("utf-8").splitlines()))
@@ -119,10 +117,27 @@ def test_the_scores_and_vectors_of_the_readme_are_there(walk: Walk) -> None:
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
 
 
-def test_the_readme_has_an_example_of_every_setting_of_the_sampler() -> None:
+def test_every_setting_of_the_sampler_has_an_example() -> None:
     said = {word.partition("=")[0] for example in EXAMPLES for word in example}
     wanted = {"typical_p", "xtc_probability", "dry_multiplier", "presence_penalty", "frequency_penalty", "logit_bias"}
     assert {*wanted, "banned_tokens", "order", "--top-p", "--min-p", "--top-k", "--temperature"} <= said
+
+
+def test_a_session_file_continues_in_python(
+    elsewise: Elsewise, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # given the file that the commands of the page write
+    monkeypatch.chdir(tmp_path)
+    page = PAGES["docs/session-files.md"]
+    for command in shell_commands(*blocks(page, "sh")):
+        words = shlex.split(command)[1:]
+        done = elsewise(*words, *(("--max-tokens", "8", "--model", folder) if words[0] == "ask" else ()))
+        assert done.code == 0, (command, done.err)
+    # when
+    [example] = blocks(page, "python")
+    exec(example.replace('"smollm2"', repr(folder)), {})  # our own page
+    # then
+    assert re.match(r"\d+ tokens: .*Name three colours\.", capsys.readouterr().out, re.DOTALL)
 
 
 def test_a_plain_format_answers_and_does_not_speak_for_the_user(ask: Elsewise) -> None:

@@ -19,7 +19,7 @@ from tests.runtime.backends.reference import RECURRENT, append, random_ids
 from tests.tiny_models import tiny_folder, tiny_path
 
 NAMES = ("llama", "gemma3", "lfm2", "falcon_h1")
-MOST = {"q8": (0.3, 0.03), "q4": (4.0, 0.5)}  # nats: the largest and the mean gap allowed, as ARCHITECTURE.md prints them
+MOST = {"q8": (0.3, 0.03), "q4": (4.0, 0.5)}  # nats: the largest and the mean gap allowed, as docs/tolerances.md prints them
 GAP_TEXTS = 3
 
 

@@ -9,6 +9,7 @@ from runtime.loading.gguf.convert import check
 from runtime.loading.gguf.decoder import FAMILIES
 from runtime.loading.gguf.header import read_header
 from runtime.loading.gguf.tokenizer import PRE_TOKENIZERS
+from tests.pages import PAGES
 from tests.runtime.loading.gguf_files import SPECIALS, U32, bad_files, small_llama, unsuitable_files
 
 BAD = bad_files()
@@ -108,8 +109,8 @@ def test_what_works_is_named_for_what_does_not(tmp_path: Path) -> None:
         check(path)
 
 
-def test_the_readme_names_what_works() -> None:
-    told = (Path(__file__).parents[3] / "README.md").read_text("utf-8")
+def test_the_documentation_names_what_works() -> None:
+    told = PAGES["docs/models.md"]
     for name in (*FAMILIES, *PRE_TOKENIZERS):
         assert f"`{name}`" in told, name
 

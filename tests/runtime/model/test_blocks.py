@@ -18,7 +18,7 @@ from tests.runtime.adapters.test_activated import plain
 from tests.runtime.backends.reference import random_ids
 from tests.tiny_models import tiny_path
 
-TOLERANCE = 1e-4  # nats, as ARCHITECTURE.md prints it for tiny models
+TOLERANCE = 1e-4  # nats, as docs/tolerances.md prints it for tiny models
 NAMES = ("llama", "gemma3", "lfm2", "mamba", "falcon_h1")
 RECURRENT = ("lfm2", "mamba", "falcon_h1")
 

@@ -17,7 +17,7 @@ from runtime.shelf.source import resolve
 from tests.runtime.backends.reference import log_softmax
 
 pytestmark = pytest.mark.slow
-TOLERANCE = {"hf": 1e-4, "mlx": 1e-3}  # nats, as ARCHITECTURE.md prints them
+TOLERANCE = {"hf": 1e-4, "mlx": 1e-3}  # nats, as docs/tolerances.md prints them
 TEXT = "Once upon a time, a small robot wanted to"
 
 
