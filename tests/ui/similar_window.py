@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QApplication
 
 from tests.ui.conftest import Scene, until
 from ui import EngineState, MainWindow, SimilarTurn
-from ui.similar.panel import SimilarPanel
+from ui.comparison.similar_panel import SimilarPanel
 from ui.transcript.pane.meta import Action
 
 Play = Callable[[Scene], None]

@@ -12,9 +12,8 @@ from PySide6.QtWidgets import QApplication
 from tests.ui.conftest import Scene, until
 from tests.ui.fakes import FakeWorkbench
 from ui import MainWindow
-from ui.theme import fallbacks
-from ui.theme.fallbacks import SCRIPTS, FallbackFaces
-from ui.theme.fonts import interface_font
+from ui.theme import fonts as fallbacks
+from ui.theme.fonts import SCRIPTS, FallbackFaces, interface_font
 from ui.transcript.text.faces import Faces, reading_font
 
 Play = Callable[[Scene], None]
@@ -30,7 +29,7 @@ def laid_out(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
             found.append((self.text(), self.font().toString()))
             return super().createLine()
 
-    monkeypatch.setattr("ui.theme.fallbacks.QTextLayout", Layout)
+    monkeypatch.setattr("ui.theme.fonts.QTextLayout", Layout)
     monkeypatch.setattr(fallbacks, "FIRST_MS", 0)
     return found
 

@@ -11,8 +11,8 @@ from PySide6.QtWidgets import QApplication, QMenu
 from tests.ui.conftest import Scene, until
 from tests.ui.fakes import FakeWorkbench
 from ui import MainWindow, WindowState
-from ui.frame.legend import ranges
 from ui.transcript import Measure, Mode
+from ui.window.legend import ranges
 
 Play = Callable[[Scene], None]
 

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QApplication, QLabel
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import FakeWorkbench
 from ui import MainWindow
-from ui.widgets.links import place_of, safe_url, spelled
+from ui.widgets.visible import place_of, safe_url, spelled
 
 Play = Callable[[Scene], None]
 

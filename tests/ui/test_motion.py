@@ -14,7 +14,7 @@ from tests.ui.conftest import Scene, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from ui import MainWindow, Motion, Scheme, SessionChanged, apply_theme
 from ui.theme import current_theme
-from ui.theme.motion import FADE_MS, system_reduces
+from ui.theme.scheme import FADE_MS, system_reduces
 
 Play = Callable[[Scene], None]
 LONG_MS = 60_000  # a fade that is not over before somebody looks at it

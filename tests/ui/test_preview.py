@@ -9,12 +9,12 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
-from tests.ui.columns.test_columns import pinned
+from tests.ui.comparison.test_continuations import pinned
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.transcript.conftest import centre
 from ui import MainWindow, TurnStatus
-from ui.transcript.tokens_mode.ghost import ghost_of, next_alternative
+from ui.transcript.overlay.ghost import ghost_of, next_alternative
 
 Play = Callable[[Scene], None]
 

@@ -16,8 +16,7 @@ from tests.ui.conftest import until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.second_window import Play, choose, compared, marks, menu
 from ui import MainWindow
-from ui.second.compared import difference_steps
-from ui.second.words import summary
+from ui.comparison.model_facts import difference_steps, summary
 from ui.transcript import Measure, Mode
 from ui.transcript.tokens import RARE, STEP
 

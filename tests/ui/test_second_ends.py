@@ -18,8 +18,7 @@ from tests.ui.fake_second import QWEN
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.second_window import Play, choose, compare, compared, marks, menu
 from ui import DARK, LIGHT, MainWindow, Palette, TokensArrived
-from ui.second.compared import difference_steps
-from ui.second.words import difference_ranges
+from ui.comparison.model_facts import difference_ranges, difference_steps
 from ui.setup.desk import MODEL
 
 

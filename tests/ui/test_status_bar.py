@@ -14,8 +14,8 @@ from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.test_conversation import finish
 from ui import MainWindow, StatusChanged
-from ui.frame.status import StatusBar
 from ui.port import EngineState, StatusView, Tier
+from ui.window.status import StatusBar
 
 Play = Callable[[Scene], None]
 

@@ -12,14 +12,14 @@ from PySide6.QtGui import QFont, QFontDatabase, QFontInfo, QFontMetricsF
 from PySide6.QtWidgets import QApplication
 
 from ui import DARK, HIGH_DARK, HIGH_LIGHT, LIGHT, Palette, Scheme, apply_theme
-from ui.frame.status import EngineDot
-from ui.frame.topbar import ModelChip
 from ui.theme import current_theme
 from ui.theme.fonts import faces_for_scripts, interface_font, mono_font, scaled
 from ui.theme.icons import icon
 from ui.theme.style import style_sheet
 from ui.theme.text_size import resize_text
 from ui.widgets.controls import Check, Combo
+from ui.window.status import EngineDot
+from ui.window.topbar import ModelChip
 
 
 def test_the_shipped_faces_are_used_with_tabular_figures(app: QApplication) -> None:

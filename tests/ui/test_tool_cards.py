@@ -15,8 +15,8 @@ from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.test_conversation import finish
 from ui import MainWindow, SessionChanged, ToolCard
 from ui.composer.draft_field import DraftField
-from ui.frame.tool_cards import CallCard, TurnCards
 from ui.transcript import Mode
+from ui.transcript.overlay.tool_cards import CallCard, TurnCards
 
 Play = Callable[[Scene], None]
 HOSTILE = ToolCard("<b>weather</b>", '{\n  "city": "<img src=x> \N{RIGHT-TO-LEFT OVERRIDE}Oslo"\n}')

@@ -16,11 +16,11 @@ from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import FakeWorkbench
 from tests.ui.test_conversation import finish
 from ui import MainWindow
-from ui.frame.topbar import ModelChip
 from ui.inspector.stage_rows import StageName
 from ui.setup.desk import FORM, MODEL, SAMPLING, TOOLS
 from ui.transcript import Mode
 from ui.widgets.labels import IconButton
+from ui.window.topbar import ModelChip
 
 Play = Callable[[Scene], None]
 MARK = "«"

@@ -21,9 +21,9 @@ from tests.ui.test_inspector import spot_of
 from tests.ui.transcript.conftest import centre
 from ui import EngineState, MainWindow, SessionView, StatusChanged, StatusView
 from ui.inspector import Inspector
-from ui.inspector.replaying import candidates, replayed
+from ui.inspector.replay import candidates, replayed
 from ui.inspector.stage_rows import DialRow
-from ui.inspector.why_tab import WhyTab
+from ui.inspector.why import WhyTab
 
 Play = Callable[[Scene], None]
 SHARES = (0.3, 0.2, 0.12, 0.08, 0.06, 0.05, 0.04, 0.03, 0.02, 0.01)

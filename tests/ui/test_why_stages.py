@@ -17,7 +17,7 @@ from ui.inspector import Inspector
 from ui.inspector.candidates import cut_words
 from ui.inspector.provenance import DIALS
 from ui.inspector.stage_rows import StageRow
-from ui.inspector.why_tab import WhyTab
+from ui.inspector.why import WhyTab
 from ui.widgets.numbers import probability
 
 ALL = SamplingOptions(

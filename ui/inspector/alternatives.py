@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import QPointF, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QFontMetrics, QKeyEvent, QPainter, QPaintEvent, QPen
-from PySide6.QtWidgets import QAbstractButton, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QAbstractButton, QDoubleSpinBox, QHBoxLayout, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
 from ui.inspector.words import likely, percent, token
+from ui.port import BeamRules
 from ui.theme.fonts import interface_font, mono_font, scaled
 from ui.theme.scheme import current_theme
-from ui.theme.text_size import fix_height, panel_width
-from ui.widgets.labels import plain_tooltip
+from ui.theme.text_size import fix_height, fix_width, panel_width
+from ui.widgets.controls import Combo, button, row
+from ui.widgets.labels import ElidedLabel, Label, plain_tooltip
 
 ROW_HEIGHT = 26
 TOKEN_PX, MOST_TOKEN_PX = 74, 118  # the column of tokens is as wide as they need, within these
@@ -54,34 +56,34 @@ class Alternatives(QWidget):
         """Shows these; pressing one is possible where a branch can be made."""
         self._open = can_choose
         while len(self.buttons) < len(alternatives):
-            button = AlternativeButton()
-            button.clicked.connect(lambda _checked=False, button=button: self._press(button))
-            button.previewed.connect(self.previewed)
-            self.buttons.append(button)
-            self._column.addWidget(button)
+            bar = AlternativeButton()
+            bar.clicked.connect(lambda _checked=False, bar=bar: self._press(bar))
+            bar.previewed.connect(self.previewed)
+            self.buttons.append(bar)
+            self._column.addWidget(bar)
         self._shown = alternatives
         self._measure()
-        for button, alternative in zip(self.buttons, alternatives, strict=False):
-            button.show_alternative(alternative, can_choose=can_choose and not alternative.chosen)
-        for button in self.buttons[len(alternatives) :]:
-            button.hide()
+        for bar, alternative in zip(self.buttons, alternatives, strict=False):
+            bar.show_alternative(alternative, can_choose=can_choose and not alternative.chosen)
+        for bar in self.buttons[len(alternatives) :]:
+            bar.hide()
 
     def _measure(self) -> None:
         """The column of tokens takes what they need at this text size."""
         metrics = QFontMetrics(mono_font(weight=QFont.Weight.DemiBold))
         widest = max((metrics.horizontalAdvance(token(alternative.data)) for alternative in self._shown), default=0)
-        for button in self.buttons:
-            button.token_px = min(max(widest, scaled(TOKEN_PX)), panel_width(MOST_TOKEN_PX))
-            button.update()
+        for bar in self.buttons:
+            bar.token_px = min(max(widest, scaled(TOKEN_PX)), panel_width(MOST_TOKEN_PX))
+            bar.update()
 
     def press(self, place: int) -> None:
         """The number key `place` (1-9) was struck."""
         if place <= len(self.buttons) and not self.buttons[place - 1].isHidden():
             self.buttons[place - 1].click()
 
-    def _press(self, button: AlternativeButton) -> None:
-        if button.alternative is not None:
-            self.chosen.emit(button.alternative.token_id)
+    def _press(self, bar: AlternativeButton) -> None:
+        if bar.alternative is not None:
+            self.chosen.emit(bar.alternative.token_id)
 
 
 class AlternativeButton(QAbstractButton):
@@ -180,3 +182,92 @@ class AlternativeButton(QAbstractButton):
             edge = scaled(_TOKEN_LEFT) - 5.5  # around what is chosen; the number and the probability stand beside it
             painter.drawRoundedRect(QRectF(edge, 1.5, left + room + 6 - edge, height - 3), 4, 4)
         painter.end()
+
+
+COUNTS = (2, 4, 8)
+
+
+class Ways(QWidget):
+    """Three buttons and what they give."""
+
+    wanted = Signal(int)  # how many
+
+    def __init__(self, words: str, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(7)
+        self.buttons: dict[int, QPushButton] = {}
+        for count in COUNTS:
+            choice = QPushButton(str(count))
+            choice.setProperty("kind", "quiet")
+            choice.setFont(interface_font(12.5))
+            fix_width(choice, 32)
+            choice.setAccessibleName(f"{count} {words}")
+            choice.clicked.connect(lambda _checked=False, count=count: self.wanted.emit(count))
+            self.buttons[count] = choice
+            row.addWidget(choice)
+        row.addWidget(ElidedLabel(words, "soft", interface_font(12.5)), 1)
+
+
+STEEPEST = 50.0  # of the length penalty, either way; the runtime's own bound
+FONT_PX = 12.5
+
+
+class BeamRows(QWidget):
+    """The buttons that look for beams, a link, and the rules that it folds out."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
+        self.ways = Ways(self.tr("beams from here"))
+        self.more = button(self.tr("rules"), "link")
+        self.more.setFont(interface_font(FONT_PX))
+        self.more.setCheckable(True)
+        self.more.setAccessibleName(self.tr("Rules of the beam search"))
+        self.penalty = QDoubleSpinBox()
+        self.penalty.setRange(-STEEPEST, STEEPEST)
+        self.penalty.setSingleStep(0.1)
+        self.penalty.setValue(BeamRules().length_penalty)
+        self.penalty.setFont(interface_font(FONT_PX))
+        self.penalty.setAccessibleName(self.tr("Length penalty"))
+        hint = self.tr(
+            "Log-probabilities are divided by the length to this power: above 0 longer ones gain, below 0 shorter ones."
+        )
+        fix_width(self.penalty, 64)
+        self.penalty.lineEdit().setTextMargins(5, 0, 0, 0)
+        self.ends = Combo(self.tr("The search ends"))
+        for words, rule in (
+            (self.tr("when none running is better now"), False),
+            (self.tr("when as many are complete"), True),
+            (self.tr("when none could ever be better"), "never"),
+        ):
+            self.ends.addItem(words, rule)
+        self.ends.setMinimumContentsLength(12)
+        self.ends.setSizeAdjustPolicy(Combo.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
+        self._rules = QWidget()
+        length, ends = (Label(words, "soft", interface_font(FONT_PX)) for words in (self.tr("length penalty"), self.tr("ends")))
+        for part in (length, self.penalty):
+            part.setToolTip(plain_tooltip(hint))
+        self.penalty.setAccessibleDescription(hint)
+        rules = QVBoxLayout(self._rules)
+        rules.setContentsMargins(0, 0, 0, 0)
+        rules.setSpacing(4)
+        rules.addLayout(row(length, 1, self.penalty))
+        ending = row(ends, self.ends)
+        ending.setStretchFactor(self.ends, 1)
+        rules.addLayout(ending)
+        self._rules.hide()
+        self.more.toggled.connect(self._rules.setVisible)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(6)
+        first = row(self.ways, self.more)
+        first.setStretchFactor(self.ways, 1)
+        column.addLayout(first)
+        column.addWidget(self._rules)
+
+    @property
+    def rules(self) -> BeamRules:
+        """As they stand, for the buttons and for the menu."""
+        return BeamRules(self.penalty.value(), self.ends.currentData())

@@ -12,7 +12,7 @@ from ui.core.shown import Spot
 from ui.inspector.cache import CacheTab
 from ui.inspector.path import PathTab
 from ui.inspector.token import TokenTab, Vocabulary
-from ui.inspector.why_tab import WhyTab
+from ui.inspector.why import WhyTab
 from ui.port import Made, StatusView, TurnView
 from ui.theme.fonts import interface_font
 from ui.theme.text_size import fix_height, fix_width

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from runtime import SamplingOptions
 from ui.inspector.facts import Facts
-from ui.inspector.replaying import Outcome, share_of
+from ui.inspector.replay import Outcome, share_of
 from ui.inspector.stage_rows import Dial, DialRow, StageRow, StaticRow, counts, linear, squared
 from ui.port import Made
 from ui.widgets.controls import button

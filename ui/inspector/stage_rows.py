@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QHBoxLayout, QPushButton, QSizePolicy, QSlider, QW
 
 from runtime import SamplingOptions, Stage
 from ui.inspector import words
-from ui.inspector.replaying import Outcome
+from ui.inspector.replay import Outcome
 from ui.port import translate
 from ui.theme.fonts import interface_font
 from ui.theme.scheme import current_theme

@@ -11,12 +11,11 @@ from PySide6.QtGui import QFont
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from runtime import Origin, TokenRecord
+from ui.comparison.model_rows import ComparedRows
 from ui.core.shown import Spot
 from ui.inspector import words
-from ui.inspector.alternatives import Alternative, Alternatives
-from ui.inspector.beam_rows import BeamRows, Ways
+from ui.inspector.alternatives import Alternative, Alternatives, BeamRows, Ways
 from ui.inspector.candidates import cut_words
-from ui.inspector.compared import ComparedRows
 from ui.inspector.facts import Empty, Facts
 from ui.port import QT_TRANSLATE_NOOP, translate
 from ui.theme.fonts import mono_font

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from PySide6.QtCore import Signal
 from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QPushButton, QVBoxLayout, QWidget
 
 from ui.port import HubFind, Offer
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import button, restyle, row, words
-from ui.widgets.labels import Caption, ElidedLabel, Label
+from ui.widgets.labels import Caption, ElidedLabel, IconButton, Label
 from ui.widgets.numbers import count, size
 from ui.widgets.visible import one_line
 
@@ -166,3 +167,32 @@ class OfferRow(QWidget):
 def parameter_words(parameters: int) -> str:
     """As 135 M, 7.2 B."""
     return f"{parameters / 1e9:.1f} B" if parameters >= 999_500_000 else f"{parameters / 1e6:.0f} M"
+
+
+class FirstModels(QFrame):
+    """A card over the composer; hidden until it is wanted."""
+
+    wanted = Signal(object)  # Offer
+    more_wanted = Signal()
+    dismissed = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setProperty("kind", "card")
+        self.setAccessibleName(self.tr("Models that fit this machine"))
+        self.offers = Offers()
+        self.offers.wanted.connect(self.wanted)
+        self.more_button = button(self.tr("More models…"), "link")
+        self.more_button.clicked.connect(self.more_wanted)
+        self.dismiss_button = IconButton("x", self.tr("Not now"))
+        self.dismiss_button.clicked.connect(self.dismissed)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(14, 8, 10, 10)
+        column.setSpacing(6)
+        column.addLayout(row(Caption(self.tr("Models that fit this machine")), 1, self.more_button, self.dismiss_button))
+        column.addWidget(self.offers)
+        self.hide()
+
+    def show_offers(self, offers: Sequence[Offer], busy: Sequence[str]) -> None:
+        """Those that suit this machine; of the `busy` repositories a download stands already."""
+        self.offers.show_offers([replace(offer, best=False) for offer in offers if offer.best], busy)  # the head says it

@@ -21,7 +21,6 @@ from PySide6.QtWidgets import (
 )
 
 from ui.desk import Desk
-from ui.frame.legend import name_of
 from ui.models.page import ModelsPage
 from ui.port import AppSettings, SettingsView, Workbench, translate
 from ui.settings.data_page import DataPage
@@ -29,6 +28,7 @@ from ui.settings.rows import Rows
 from ui.transcript.measure import Measure
 from ui.widgets.controls import Page, tab, take_focus
 from ui.widgets.labels import Notice, plain_tooltip
+from ui.window.legend import name_of
 
 MEGABYTE = 1_000_000
 MODELS, ENGINE, MEMORY, GENERATION, APPEARANCE, DATA = range(6)  # pages

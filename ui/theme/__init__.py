@@ -1,8 +1,7 @@
 """How the window looks: colours, type, style sheet, icons."""
 
-from ui.theme.motion import Motion
 from ui.theme.palette import DARK, HIGH_DARK, HIGH_LIGHT, LIGHT, Palette
-from ui.theme.scheme import Contrast, Scheme, Theme, apply_theme, current_theme
+from ui.theme.scheme import Contrast, Motion, Scheme, Theme, apply_theme, current_theme
 
 __all__ = [
     "DARK",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import ctypes.util
+import sys
 from enum import StrEnum
 
 from PySide6.QtCore import QObject, Qt, Signal
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QStyle
 
 from ui.theme.fonts import interface_font, register_fonts
-from ui.theme.motion import FADE_MS, Motion, system_reduces
 from ui.theme.palette import DARK, HIGH_DARK, HIGH_LIGHT, LIGHT, Palette
 from ui.theme.style import qt_palette, style_sheet
 
@@ -95,3 +97,38 @@ def current_theme() -> Theme:
     app = QApplication.instance()
     assert isinstance(app, QApplication), "a QApplication must exist before widgets do"
     return app.findChild(Theme) or apply_theme(app)
+
+
+FADE_MS = 120
+
+
+class Motion(StrEnum):
+    """Whether things fade."""
+
+    SYSTEM = "system"
+    REDUCED = "reduced"
+
+
+def system_reduces() -> bool:
+    """What the system asks for: macOS by its accessibility settings, others by the animations of Qt's style."""
+    if sys.platform == "darwin":
+        return _macos_reduces()
+    style = QApplication.style()
+    return style.styleHint(QStyle.StyleHint.SH_Widget_Animation_Duration) <= 0
+
+
+def _macos_reduces() -> bool:
+    """`NSWorkspace.sharedWorkspace.accessibilityDisplayShouldReduceMotion`, which Qt does not pass on."""
+    try:
+        objc = ctypes.CDLL(ctypes.util.find_library("objc"))
+        objc.objc_getClass.restype = objc.sel_registerName.restype = ctypes.c_void_p
+        found = ctypes.c_void_p(objc.objc_getClass(b"NSWorkspace"))
+        for name, restype in (
+            (b"sharedWorkspace", ctypes.c_void_p),
+            (b"accessibilityDisplayShouldReduceMotion", ctypes.c_bool),
+        ):
+            send = ctypes.CFUNCTYPE(restype, ctypes.c_void_p, ctypes.c_void_p)(("objc_msgSend", objc))
+            found = send(found, ctypes.c_void_p(objc.sel_registerName(name)))
+    except (OSError, AttributeError, TypeError):
+        return False
+    return bool(found)

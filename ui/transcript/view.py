@@ -10,15 +10,15 @@ from PySide6.QtWidgets import QApplication, QStackedWidget, QVBoxLayout, QWidget
 from runtime import TokenRecord, TokenRun
 from ui.port import SessionView, TurnView
 from ui.theme.palette import LIGHT, Palette
-from ui.transcript.card import Card
 from ui.transcript.measure import Measure, Mode
+from ui.transcript.overlay.card import Card
+from ui.transcript.overlay.pointing import Colouring, Pointing, Resolver
+from ui.transcript.overlay.strip import EntropyStrip
 from ui.transcript.pane.find import Finder, Match, beginning
 from ui.transcript.pane.pane import OF_TURNS
 from ui.transcript.pane.selection import Veil
 from ui.transcript.path import Path
-from ui.transcript.pointing import Colouring, Pointing, Resolver
 from ui.transcript.read_mode.read_pane import ReadPane
-from ui.transcript.strip import EntropyStrip
 from ui.transcript.text.faces import Faces
 from ui.transcript.text.ink import Ink
 from ui.transcript.tokens_mode.tokens_pane import TokensPane

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from PySide6.QtCore import QUrl
+
 _CONTROLS = (
     "NUL", "SOH", "STX", "ETX", "EOT", "ENQ", "ACK", "BEL", "BS", "HT", "LF", "VT", "FF", "CR", "SO", "SI",
     "DLE", "DC1", "DC2", "DC3", "DC4", "NAK", "SYN", "ETB", "CAN", "EM", "SUB", "ESC", "FS", "GS", "RS", "US",
@@ -96,3 +98,27 @@ def _code(point: int) -> str:
     if 0xE0020 <= point < 0xE007F:
         return f"tag {chr(point - 0xE0000)}"
     return _NAMED.get(point, f"U+{point:04X}")
+
+
+SCHEMES = ("https", "http", "mailto")
+MOST_CHARACTERS = 8_192  # of an address; browsers take no longer ones either
+
+
+def safe_url(address: str) -> QUrl | None:
+    """The address as it would be opened, percent-encoded and with the host in ASCII; None for any that is not offered."""
+    url = QUrl(address, QUrl.ParsingMode.TolerantMode)
+    if len(address) > MOST_CHARACTERS or not url.isValid() or url.scheme() not in SCHEMES:
+        return None
+    if url.scheme() == "mailto":
+        return url if "@" in url.path() else None
+    return url if url.host() else None
+
+
+def spelled(url: QUrl) -> str:
+    """Every character as it would be sent: letters of another alphabet that look like ours show as what they are."""
+    return bytes(url.toEncoded().data()).decode("ascii", "replace")
+
+
+def place_of(url: QUrl) -> str:
+    """Where it leads: the host, in ASCII, whatever stands before it; of a mail address all of it."""
+    return url.path() if url.scheme() == "mailto" else url.host(QUrl.ComponentFormattingOption.FullyEncoded)

@@ -9,9 +9,9 @@ from PySide6.QtCore import QEvent, QObject, Qt
 from PySide6.QtGui import QAction, QActionGroup, QKeyEvent, QKeySequence
 from PySide6.QtWidgets import QApplication, QMainWindow, QMenu
 
-from ui.frame.legend import name_of
 from ui.port import ExportFormat, translate
 from ui.transcript import Measure
+from ui.window.legend import name_of
 
 Role = QAction.MenuRole
 _MAC = sys.platform == "darwin"

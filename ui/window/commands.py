@@ -10,9 +10,9 @@ from PySide6.QtWidgets import QApplication
 
 from ui.core.shown import typed_text
 from ui.desk import Desk
-from ui.frame.frame import Frame
 from ui.port import SessionSetup, TextFile, Workbench
 from ui.setup.desk import SetupDesk
+from ui.window.frame import Frame
 from ui.window.stage import Stage
 
 

@@ -10,13 +10,13 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QApplication, QMainWindow, QMenu
 
 from ui.desk import Desk
-from ui.frame.frame import Frame
 from ui.port import translate
 from ui.setup.desk import MODEL, SAMPLING
 from ui.transcript import Mode
 from ui.widgets.visible import one_line
 from ui.window.actions import Actions, connect, copy_focused
 from ui.window.commands import Commands
+from ui.window.frame import Frame
 from ui.window.stage import Stage
 from ui.window.transfers import Transfers
 

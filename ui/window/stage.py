@@ -9,8 +9,8 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from PySide6.QtWidgets import QMainWindow
 
 from runtime import Origin, TokenRun
+from ui.comparison.stages import SecondStage
 from ui.desk import Desk
-from ui.frame.frame import Frame
 from ui.port import (
     Columns,
     Composition,
@@ -23,13 +23,13 @@ from ui.port import (
     TurnStatus,
     TurnView,
 )
-from ui.second.stage import SecondStage
 from ui.theme.palette import Palette
 from ui.theme.scheme import current_theme
 from ui.transcript import Measure, Mode
 from ui.transcript.path import has_own_words
 from ui.widgets.visible import one_line
 from ui.window.actions import Actions
+from ui.window.frame import Frame
 
 METER_MS = 250  # between two counts of the context while an answer streams
 

@@ -13,9 +13,9 @@ from PySide6.QtWidgets import QFileDialog, QWidget
 
 from ui.core.tasks import Stoppables
 from ui.desk import Desk
-from ui.frame.status import StatusBar
 from ui.port import ExportFormat, ImportResult, Workbench, translate
 from ui.widgets.labels import Notice
+from ui.window.status import StatusBar
 
 T = TypeVar("T")
 _UNSAFE = re.compile(r'[\x00-\x1f/\\:*?"<>|]+')

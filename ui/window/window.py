@@ -14,18 +14,16 @@ from PySide6.QtGui import QCloseEvent
 from PySide6.QtWidgets import QApplication, QMainWindow, QMenu, QToolBar, QWidget
 
 from ui.desk import Desk
-from ui.frame.frame import Frame
-from ui.frame.welcome import Welcome
 from ui.port import AppSettings, Workbench, translate_with
 from ui.setup.desk import SAMPLING, SetupDesk
-from ui.theme.fallbacks import FallbackFaces
-from ui.theme.motion import Motion
-from ui.theme.scheme import Contrast, Scheme, apply_theme
+from ui.theme.fonts import FallbackFaces
+from ui.theme.scheme import Contrast, Motion, Scheme, apply_theme
 from ui.theme.text_size import resize_text
 from ui.transcript import Measure, Mode
 from ui.transcript.text.faces import reading_font
 from ui.window.actions import Actions, connect
 from ui.window.commands import Commands
+from ui.window.frame import Frame
 from ui.window.menu import (
     come_forward,
     install_menu,
@@ -38,6 +36,7 @@ from ui.window.menu import (
 )
 from ui.window.stage import Stage
 from ui.window.transfers import Transfers
+from ui.window.welcome import Welcome
 from ui.window.wiring import wire_parts, wire_second, wire_similar
 
 if TYPE_CHECKING:

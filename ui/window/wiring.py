@@ -9,12 +9,12 @@ from PySide6.QtCore import QObject
 from PySide6.QtGui import QKeySequence, QShortcut
 from PySide6.QtWidgets import QWidget
 
+from ui.comparison.model_bar import open_menu
+from ui.comparison.stages import SimilarStage
 from ui.desk import Desk
-from ui.frame.frame import Frame
-from ui.second.menu import open_menu
-from ui.similar.stage import SimilarStage
 from ui.window.actions import Actions, connect
 from ui.window.commands import Commands
+from ui.window.frame import Frame
 from ui.window.stage import Stage
 
 

@@ -18,7 +18,7 @@ from tests.app.workbench.second_scene import SAME, TINY, Engines, Told, compared
 from tests.runtime.adapters.toys import toy_adapter
 from tests.tiny_models import tiny_path
 from ui import AdapterChoice, SecondChoice
-from ui.second.words import summary
+from ui.comparison.model_facts import summary
 
 
 def test_the_same_model_on_another_engine_says_the_same(play: Play, path: Path) -> None:

@@ -41,9 +41,9 @@ def slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ui.transcript.pane.scroller._AT_ONCE_SECONDS", LONG)
     monkeypatch.setattr("ui.transcript.pane.scroller._SLICE_SECONDS", 0.0)
     monkeypatch.setattr("ui.transcript.pane.scroller._SLICE_MS", 0)
-    monkeypatch.setattr("ui.transcript.strip._AT_ONCE_SECONDS", 0.0)
-    monkeypatch.setattr("ui.transcript.strip._SLICE_SECONDS", 0.0)
-    monkeypatch.setattr("ui.transcript.strip._SLICE_MS", 0)
+    monkeypatch.setattr("ui.transcript.overlay.strip._AT_ONCE_SECONDS", 0.0)
+    monkeypatch.setattr("ui.transcript.overlay.strip._SLICE_SECONDS", 0.0)
+    monkeypatch.setattr("ui.transcript.overlay.strip._SLICE_MS", 0)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from ui.transcript.read_mode.read_body import ReadBody
 from ui.transcript.read_mode.read_layout import ReadPlace
 from ui.transcript.text.faces import Faces
 from ui.transcript.text.ink import Ink
-from ui.widgets.links import safe_url
+from ui.widgets.visible import safe_url
 
 _STREAM_MS = 100  # the open stretch of a stream is rendered at most this often
 _COPY = QT_TRANSLATE_NOOP("Transcript", "copy")

@@ -9,6 +9,7 @@ from PySide6.QtGui import QPainter
 from PySide6.QtWidgets import QWidget
 
 from ui.port import TurnStatus
+from ui.transcript.overlay.ghost import Ghost, paint_ghost
 from ui.transcript.pane.find import Match
 from ui.transcript.pane.page import Box, Page
 from ui.transcript.pane.pane import Pane
@@ -18,7 +19,6 @@ from ui.transcript.path import Turn
 from ui.transcript.text.faces import Faces
 from ui.transcript.text.ink import Ink
 from ui.transcript.tokens_mode import walk
-from ui.transcript.tokens_mode.ghost import Ghost, paint_ghost
 from ui.transcript.tokens_mode.tokens_body import TokensBody
 from ui.transcript.tokens_mode.walk import TokenAt
 from ui.widgets.visible import is_right_to_left

@@ -8,13 +8,13 @@ from PySide6.QtCore import QEvent, QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent
 from PySide6.QtWidgets import QApplication, QWidget
 
+from ui.transcript.overlay.ghost import next_alternative
 from ui.transcript.pane.meta import Action
 from ui.transcript.pane.selection import Selection, Spot
 from ui.transcript.path import Turn
 from ui.transcript.text.faces import Faces
 from ui.transcript.text.ink import Ink
 from ui.transcript.tokens_mode import walk
-from ui.transcript.tokens_mode.ghost import next_alternative
 from ui.transcript.tokens_mode.marked_pane import MarkedPane
 from ui.transcript.tokens_mode.walk import TokenAt
 

@@ -6,24 +6,24 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
-from ui.columns import ColumnsPanel
+from ui.comparison.branches import ComparePane
+from ui.comparison.continuations import ColumnsPanel
+from ui.comparison.model_bar import SecondBar
+from ui.comparison.similar_panel import SimilarPanel
 from ui.composer.composer import Composer
-from ui.frame.bars import CoachMark, FindBar, LinkBar
-from ui.frame.compare import ComparePane
-from ui.frame.status import StatusBar
-from ui.frame.tool_cards import ToolCards
-from ui.frame.topbar import TopBar
 from ui.inspector import Inspector
 from ui.inspector.panel import WIDTH as INSPECTOR_WIDTH
-from ui.models.first import FirstModels
+from ui.models.offers import FirstModels
 from ui.port import BranchDiff
-from ui.second.bar import SecondBar
 from ui.sidebar.sidebar import WIDTH as SIDEBAR_WIDTH
 from ui.sidebar.sidebar import Sidebar
-from ui.similar.panel import SimilarPanel
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import panel_width
 from ui.transcript import TranscriptView
+from ui.transcript.overlay.tool_cards import ToolCards
+from ui.window.bars import CoachMark, FindBar, LinkBar
+from ui.window.status import StatusBar
+from ui.window.topbar import TopBar
 
 INSPECTOR_NEEDS = 1060  # pixels of window below which the inspector folds: the text keeps 480
 SIDEBAR_NEEDS = 728

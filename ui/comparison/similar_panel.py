@@ -9,10 +9,9 @@ from PySide6.QtGui import QFont, QKeyEvent
 from PySide6.QtWidgets import QApplication, QFrame, QVBoxLayout, QWidget
 from shiboken6 import isValid
 
+from ui.comparison.similar_rows import SimilarList, pooling_explained, pooling_label, summary, title
 from ui.models.bars import ThinBar
 from ui.port import SimilarTurns
-from ui.similar.rows import SimilarList
-from ui.similar.words import pooling_explained, pooling_label, summary, title
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import Choice, button, row, words
 from ui.widgets.labels import ElidedLabel, IconButton

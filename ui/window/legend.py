@@ -8,7 +8,7 @@ from PySide6.QtCore import QPoint, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QAction, QColor, QIcon, QPainter, QPaintEvent, QPixmap
 from PySide6.QtWidgets import QApplication, QMenu, QToolButton, QWidget
 
-from ui.second.words import difference_ranges
+from ui.comparison.model_facts import difference_ranges
 from ui.theme.fonts import interface_font, scaled
 from ui.theme.palette import Palette
 from ui.theme.scheme import current_theme

@@ -10,7 +10,7 @@ from ui.theme.fonts import interface_font
 from ui.theme.text_size import panel_width
 from ui.widgets.controls import button, row, words
 from ui.widgets.labels import ElidedLabel, IconButton, Label, StepButton
-from ui.widgets.links import place_of, safe_url, spelled
+from ui.widgets.visible import place_of, safe_url, spelled
 
 MOST_PLACE = 40  # characters of a host that are shown in bold
 

@@ -7,15 +7,14 @@ from dataclasses import replace
 
 from PySide6.QtCore import QObject, QPoint
 
-from ui.second.compared import Compared
-from ui.second.words import compared_lines
+from ui.comparison.model_facts import Compared, compared_lines
 from ui.theme.palette import Palette
-from ui.transcript.card import Card, CardContent, card_content, words_before, words_of
 from ui.transcript.measure import Measure
+from ui.transcript.overlay.card import Card, CardContent, card_content, words_before, words_of
+from ui.transcript.overlay.ghost import ghost_of
 from ui.transcript.path import Path
 from ui.transcript.read_mode.read_pane import ReadPane
 from ui.transcript.text.ink import Ink
-from ui.transcript.tokens_mode.ghost import ghost_of
 from ui.transcript.tokens_mode.tokens_pane import TokensPane
 from ui.widgets.visible import visible_bytes
 

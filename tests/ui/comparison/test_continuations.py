@@ -15,7 +15,7 @@ from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.transcript.conftest import centre
 from ui import BeamRules, ColumnsChanged, MainWindow, TurnStatus
-from ui.columns.card import LEAST_PX, joint
+from ui.comparison.continuations import LEAST_PX, joint
 from ui.transcript.measure import Measure
 
 Play = Callable[[Scene], None]

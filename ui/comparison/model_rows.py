@@ -8,10 +8,9 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QFont
 from PySide6.QtWidgets import QGridLayout, QVBoxLayout, QWidget
 
+from ui.comparison.model_facts import LEFT, RIGHT, SideFacts, SpanFacts, difference, divergence, in_nats
 from ui.inspector import words
 from ui.inspector.facts import Facts
-from ui.second.compared import SideFacts, SpanFacts
-from ui.second.words import LEFT, RIGHT, difference, divergence, in_nats
 from ui.theme.fonts import interface_font, mono_font
 from ui.widgets.labels import Caption, ElidedLabel, Hairline, Label
 from ui.widgets.numbers import UNKNOWN, probability

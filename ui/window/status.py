@@ -8,7 +8,6 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QWidget
 
-from ui.frame.legend import Legend
 from ui.models.downloads import DownloadsLink
 from ui.port import Download, EngineState, StatusView, Tier
 from ui.theme.fonts import interface_font, scaled, text_scale
@@ -17,6 +16,7 @@ from ui.theme.text_size import fix_height
 from ui.widgets.controls import button
 from ui.widgets.labels import ElidedLabel, IconButton, Label
 from ui.widgets.numbers import rate, size
+from ui.window.legend import Legend
 
 HEIGHT = 26
 MARGIN = 16

@@ -14,7 +14,7 @@ from ui.inspector import words
 from ui.inspector.candidates import Candidates, Line, cut_words
 from ui.inspector.facts import Empty, Facts
 from ui.inspector.provenance import SettingsRows
-from ui.inspector.replaying import Candidate, DrawLine, Outcome, Row, at_stage, candidates, replayed, same_draw
+from ui.inspector.replay import Candidate, DrawLine, Outcome, Row, at_stage, candidates, replayed, same_draw
 from ui.inspector.stage_rows import stage_words
 from ui.inspector.token import Vocabulary, WhyFacts
 from ui.port import Drawing

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from PySide6.QtCore import QObject
 
 from ui.desk import Desk
-from ui.frame.frame import Frame
 from ui.port import Download, Offer, SessionView
 from ui.transcript import Mode
+from ui.window.frame import Frame
 
 TOKENS, MODELS = "tokens", "models"  # hints
 

@@ -1,5 +1,0 @@
-"""Several continuations of one place, side by side."""
-
-from ui.columns.panel import ColumnsPanel
-
-__all__ = ["ColumnsPanel"]

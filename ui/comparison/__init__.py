@@ -1,0 +1,1 @@
+"""Branches, continuations, models and turns beside each other."""
