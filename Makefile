@@ -10,7 +10,7 @@ QT_PACKAGES := libglib2.0-0|libglib2.0-0t64 libegl1 libgl1 libxkbcommon0 libxkbc
 
 export HF_HUB_DISABLE_TELEMETRY := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Where it is set, each of the hundreds of child processes of the tests would compile what it imports again.
+# With it, each of the hundreds of child processes of the tests would compile its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
 # One worker per processor, four at most (each may have engines of its own); the one that is done first takes over from the others.
@@ -24,7 +24,7 @@ run: setup  ## sets everything up and opens the window (what `make` alone does)
 help:  ## lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
-# Our byte code is made here, so that the first window is as fast as the second, also where Python may not write any.
+# Compiles the byte code, so that the first window is as fast as the second, also where Python may not write any.
 setup: $(VENV)/.ready model  ## makes .venv from the lock, with the default model
 	@$(BIN)/python -m compileall -q app resources runtime storage ui
 

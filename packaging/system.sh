@@ -27,7 +27,7 @@ find_missing() {
   done
 }
 
-# Debian cuts venv out of Python; another Python (pyenv, a build of one's own) brings it along.
+# Debian cuts venv out of Python; other Pythons (pyenv, own builds) include it.
 python=
 if "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.prefix != "/usr")' 2>/dev/null; then
   "${PYTHON:-python3}" -c 'import ensurepip' 2>/dev/null || python=python3-venv

@@ -1,4 +1,4 @@
-"""A block store in memory, which others may open again by its name, and faults on demand."""
+"""A block store in memory that can be opened again by its name, and faults on demand."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ class MemoryBlocks:
         return 0
 
     def copy_to(self, path: Path, keys: Sequence[bytes]) -> int:
-        raise AssertionError(f"nobody copies to {path}: {len(keys)}")
+        raise AssertionError(f"no test copies to {path}: {len(keys)}")
 
     def take_from(self, path: Path, keys: Sequence[bytes]) -> int:
-        raise AssertionError(f"nobody copies from {path}: {len(keys)}")
+        raise AssertionError(f"no test copies from {path}: {len(keys)}")
 
     def stats(self) -> BlockStats:
         return BlockStats(len(self.blocks), self.nbytes, self.budget, 0, 0)

@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Fixtures and limits of all tests."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # somebody has chosen: no model's threads are measured
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # fixed, so that no load measures threads
 
 # No time limit for an example: how long one takes says how busy the machine is. Where CI is set, hypothesis itself takes
 # the same examples every time; elsewhere each run looks at new ones.
 settings.register_profile("house", parent=settings(), deadline=None)
 settings.load_profile("house")
 
-# Nobody's own keychain is looked into: a test that wants one brings it.
+# The user's keychain is never read: a test that needs a keychain brings its own.
 os.environ["PYTHON_KEYRING_BACKEND"] = "keyring.backends.fail.Keyring"
 
 GRACE = 30  # seconds from a test's own limit to the end of its process, as between the two limits in pyproject.toml
@@ -34,7 +34,7 @@ SLOWEST = (  # of what is run in many ways: for each there is one among the fast
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is run on everything is run on the slowest with the slow tests."""
+    """Marks the slowest of the parametrised architectures as slow."""
     for item in items:
         if any(name in item.name for name in SLOWEST):
             item.add_marker(pytest.mark.slow)
@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test that may take longer is not ended with its process at the limit of the others either."""
+    """Extends the process limit for a test with a longer limit of its own."""
     limit = item.get_closest_marker("timeout")
     if limit is not None:
         stderr = item.config.stash[fault_handler_stderr_fd_key]
@@ -50,13 +50,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_configure() -> None:
-    """No test is interrupted by Python's collecting (see `pytest_runtest_protocol`)."""
+    """Disables Python's automatic cycle collection (see `pytest_runtest_protocol`)."""
     gc.disable()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol() -> Generator[None, object, object]:
-    """Reference cycles are looked for between two tests, in the main thread, as `ui.core.collector` does between two events.
+    """Collects reference cycles between two tests, in the main thread, as `ui.core.collector` does between two events.
 
     Left to itself Python collects in whatever thread is running. One test's window is then destroyed by the engine's thread of
     the next test, and Qt ends the process.
@@ -71,12 +71,12 @@ def pytest_runtest_protocol() -> Generator[None, object, object]:
 
 @pytest.fixture
 def tell(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
-    """What a test says stands in the summary of the run: how much was swept, how far numbers lie apart."""
+    """Adds the printed figures of tests (sweep sizes, differences of numbers) to the summary of the run."""
     return partial(record_property, TOLD)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What the tests have said, after their failures."""
+    """Prints the figures of the tests after their failures."""
     reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, ())]
     told = sorted(str(value) for report in reports for name, value in report.user_properties if name == TOLD)
     if told:

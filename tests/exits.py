@@ -1,4 +1,4 @@
-"""Every way for a process to end while it has a model, each with the status it must end with.
+"""All ways for a process to end while it has a model, each with its expected exit status.
 
 `run(case, backend, folder)` plays one in a process of its own, which loads a model and never closes it.
 """
@@ -19,9 +19,9 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).parent.parent
-SECONDS = 120.0  # in which a process must have loaded, and again in which it must have ended
-CHILD_SECONDS = 15.0  # in which its own children must have ended after it
-READY = "ready"  # what a process says, on a line of its own, where a signal is to meet it
+SECONDS = 120.0  # limit for the load of a process, and again for its end
+CHILD_SECONDS = 15.0  # limit for its children to end after it
+READY = "ready"  # the line that a process prints where it is to receive a signal
 
 _BEGIN = """
 import asyncio, os, signal, sys, threading, time
@@ -63,7 +63,7 @@ EXITS: Mapping[str, Exit] = {
     "idle, sys.exit(7)": Exit(_LOAD + "sys.exit(7)", 7),
     "idle, os._exit(5)": Exit(_LOAD + "os._exit(5)", 5),
     "closed twice, then the end": Exit(_STREAM + "model.close(); model.close()"),
-    # a stream that nobody reads on
+    # a stream that is not read to its end
     "next(stream)": Exit(_STREAM, fast="mlx"),
     "break": Exit(_LOAD + "for record in model.generate_sync(IDS, MANY):\n    break"),
     "exception beside a stream": Exit(_STREAM + "raise ValueError('mine')", 1, said="ValueError: mine"),
@@ -201,7 +201,7 @@ kept, loop = [], asyncio.new_event_loop()
 loop.run_until_complete(main())
 """
     ),
-    "many queries that nobody awaits": Exit(
+    "many queries that are not awaited": Exit(
         _LOAD
         + """
 async def main():
@@ -246,7 +246,7 @@ sys.exit(child.exitcode + 2)
         2,
     ),
     # engines in a process of their own
-    "a spawned engine that nobody closes": Exit(
+    "a spawned engine that is not closed": Exit(
         """
 async def main():
     return await spawn(FOLDER, BACKEND)
@@ -322,7 +322,7 @@ class Outcome:
     left: tuple[str, ...]
 
     def faults(self, case: Exit) -> list[str]:
-        """What is not as the case wants it."""
+        """The differences to the expected end."""
         found = []
         if self.status != case.status:
             found.append(f"ended with {self.status} instead of {case.status}")
@@ -334,7 +334,7 @@ class Outcome:
 
 
 def run(case: Exit, backend: str, folder: Path) -> Outcome:
-    """Plays one; no process of it is left afterwards."""
+    """Runs one case; none of its processes remains."""
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             [sys.executable, "-c", _BEGIN + case.script, str(folder), backend],
@@ -363,7 +363,7 @@ def run(case: Exit, backend: str, folder: Path) -> Outcome:
 
 
 def _wait_for(process: subprocess.Popen[bytes], family: set[psutil.Process]) -> None:
-    """Until it says that it is ready, or has ended."""
+    """Waits until the process prints that it is ready, or has ended."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.strip() == READY.encode():
@@ -372,7 +372,7 @@ def _wait_for(process: subprocess.Popen[bytes], family: set[psutil.Process]) -> 
 
 
 def _ended(process: subprocess.Popen[bytes], family: set[psutil.Process]) -> int | None:
-    """Its status, once it has ended; its children are noted meanwhile."""
+    """The exit status of the process; its children are recorded meanwhile."""
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -383,7 +383,7 @@ def _ended(process: subprocess.Popen[bytes], family: set[psutil.Process]) -> int
 
 
 def _left(family: set[psutil.Process]) -> tuple[str, ...]:
-    """Those that are alive after their time; forked copies of the process itself do not count."""
+    """The children that are alive after their limit; forked copies of the process itself do not count."""
     engines = [each for each in family if "-c" not in _command(each)]
     _, alive = psutil.wait_procs(engines, timeout=CHILD_SECONDS)
     return tuple(" ".join(_command(each)) for each in alive)

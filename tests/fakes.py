@@ -1,4 +1,4 @@
-"""What tests share: the `fake` backend as a model, its numbers worked out alone, and ways to hold it still."""
+"""The `fake` backend as a model, its expected numbers, and gates that stop it in the middle of a forward."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOLERANCE = 1e-5  # nats; the fake computes in float64
 
 @contextmanager
 def fake_model(behaviour: Behaviour | None = None, **options: Any) -> Iterator[LocalModel]:
-    """A model on the fake backend, closed at the end; nothing of it may be left leased."""
+    """A model on the fake backend, closed at the end; no lease may remain."""
     with load((behaviour or Behaviour(), None), backend="fake", **options) as model:
         yield model
         assert settled(model)[1].leases == 0
@@ -33,14 +33,14 @@ def fake_model(behaviour: Behaviour | None = None, **options: Any) -> Iterator[L
 
 
 def settled(model: LocalModel) -> tuple[Metrics, CacheReport]:
-    """The numbers once everything that was cancelled or finished is out of the way."""
+    """The metrics after cancelled and finished requests were removed."""
     for _ in range(2):  # the first step drops what was cancelled, the second comes after its report
         model.prefix_match([1])
     return model.metrics(), model.cache_report()
 
 
 def until(true: Callable[[], object]) -> None:
-    """Waits, in this thread, for something that comes by itself."""
+    """Waits in this thread until a condition holds."""
     for _ in range(PATIENCE):
         if true():
             return
@@ -49,19 +49,19 @@ def until(true: Callable[[], object]) -> None:
 
 
 async def settled_report(model: LanguageModel) -> CacheReport:
-    """The same of any model, on its caller's loop: what it holds."""
+    """The metrics of any model, awaited on the caller's loop."""
     for _ in range(2):
         await model.prefix_match_async([1])
     return model.cache_report()
 
 
 def wait_for_close(model: LocalModel) -> None:
-    """Until somebody has begun to close it: from then on nobody is answered any more."""
+    """Waits until closing has begun: requests are refused from then on."""
     until(lambda: model._engine._closing)
 
 
 def wait_for_jobs(model: LocalModel, n: int) -> None:
-    """Until so many have been handed over to a model that is held in the middle of a forward."""
+    """Waits until `count` requests have reached a model that is stopped in the middle of a forward."""
     until(lambda: len(model._engine._inbox) == n)
 
 
@@ -79,12 +79,12 @@ def _reference(ids: tuple[int, ...], kind: str) -> Float32:
 
 
 def reference(ids: Sequence[int] | npt.NDArray[Any], kind: str = "attention") -> Float32:
-    """``(vocab,)`` log-probabilities after `ids`, by a fake backend that has seen nothing else."""
+    """``(vocab,)`` log-probabilities after `ids`, by a fresh fake backend."""
     return _reference(tuple(int(i) for i in ids), kind)
 
 
 def assert_right(got: Float32, ids: Sequence[int] | npt.NDArray[Any], kind: str = "attention") -> None:
-    """The model's answer for `ids` is what a fresh run alone gives."""
+    """Asserts that the model's answer for `ids` equals that of a fresh run."""
     np.testing.assert_allclose(got, reference(ids, kind), atol=TOLERANCE, rtol=0)
 
 
@@ -94,7 +94,7 @@ def some_ids(seed: int, n: int, vocab: int = 256) -> list[int]:
 
 
 def around_begins(backend: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Has the first half of every forward go through `wrap`, also of one that was prepared before its tokens were known."""
+    """Passes the first half of every forward through `wrap`, prepared forwards included."""
     prepare = backend.prepare
 
     def prepared(*arguments: Any) -> Any:
@@ -110,8 +110,8 @@ class Gate:
     def __init__(self) -> None:
         self._open = threading.Event()
         self._open.set()
-        self._pass = 0  # forwards that pass though it is shut
-        self.reached = threading.Event()  # a forward stands before it
+        self._pass = 0  # forwards that pass although the gate is shut
+        self.reached = threading.Event()  # a forward waits at the gate
 
     def __call__(self, _: object) -> None:
         if self._open.is_set():
@@ -123,18 +123,18 @@ class Gate:
         assert self._open.wait(30)
 
     def shut(self, *, after: int = 0) -> None:
-        """The next forward waits, or the one after so many more."""
+        """Stops the next forward, or the one after `after` more."""
         self.reached.clear()
         self._pass = after
         self._open.clear()
 
     def open(self) -> None:
-        """Lets it go on."""
+        """Releases the waiting forward."""
         self._open.set()
 
 
 class Turnstile:
-    """Lets forwards through one by one, once it is shut."""
+    """A gate that releases forwards one by one once it is shut."""
 
     def __init__(self) -> None:
         self._free = threading.Event()
@@ -148,7 +148,7 @@ class Turnstile:
             assert self._passes.acquire(timeout=60)
 
     def stand_before(self, model: LocalModel) -> None:
-        """Every forward of this model arrives here, on any backend."""
+        """Puts this gate before every forward of the model, on any backend."""
 
         def wrap(begin: Callable[..., Any]) -> Callable[..., Any]:
             def held(*arguments: Any) -> Any:
@@ -160,18 +160,18 @@ class Turnstile:
         around_begins(model._engine.backend, wrap)
 
     def shut(self) -> None:
-        """Those that come from now on wait."""
+        """Stops the forwards that follow."""
         self._free.clear()
 
     def wait(self) -> None:
-        """Until a forward stands before it."""
+        """Waits until a forward has reached the gate."""
         assert self._arrivals.acquire(timeout=60)
 
     def let_through(self) -> None:
-        """The one that stands there."""
+        """Releases the forward that waits."""
         self._passes.release()
 
     def open(self) -> None:
-        """For good."""
+        """Opens the gate for good."""
         self._free.set()
         self._passes.release()

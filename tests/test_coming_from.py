@@ -1,4 +1,4 @@
-"""The tables of docs/coming-from.md: what stands in the right column runs, on a tiny model, as it stands."""
+"""The tables of docs/coming-from.md: every call of the right column runs, on a tiny model, as it is written."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """What the page begins with, on a tiny model."""
+    """The names that the page begins with, on a tiny model."""
     tiny = str(tiny_path("llama"))
     found: dict[str, Any] = {
         "load": lambda name, **options: runtime.load({"smollm2": tiny}[name], "hf", **options),

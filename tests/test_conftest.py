@@ -1,4 +1,4 @@
-"""What holds for every test, seen from outside: a few tests in a process of their own."""
+"""The rules of conftest.py, checked on a few tests in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A forked child is refused at once what belongs to its parent, and its end takes nothing from the parent."""
+"""Objects of the parent refuse every use in a forked child, and the end of the child does not affect the parent."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ print("parent is fine")
 
 
 def ran(script: str, backend: str, place: Path) -> list[str]:
-    """What a process says that plays it."""
+    """The output of a process that runs the script."""
     done = subprocess.run(
         [sys.executable, "-c", BEGIN + script, str(tiny_path("llama")), backend, str(place)],
         cwd=ROOT,

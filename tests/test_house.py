@@ -1,4 +1,4 @@
-"""The rules of the house that no linter knows."""
+"""Rules of the repository that no linter checks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def tracked() -> list[Path]:
 
 
 def test_packaging_is_no_package_of_ours() -> None:
-    assert not (ROOT / "packaging" / "__init__.py").exists()  # it would stand in front of PyPA's
+    assert not (ROOT / "packaging" / "__init__.py").exists()  # it would shadow PyPA's
     found = importlib.util.find_spec("packaging")
     assert found is not None
     assert found.origin is not None
@@ -91,7 +91,7 @@ def test_a_foreign_package_of_our_name_is_told_from_ours(tmp_path: Path, name: s
 
 def test_a_stray_folder_where_one_stands_is_told_too(tmp_path: Path) -> None:
     (tmp_path / "runtime").mkdir()
-    (tmp_path / "runtime" / "__init__.py").write_text("raise SystemExit('somebody else ran')")
+    (tmp_path / "runtime" / "__init__.py").write_text("raise SystemExit('a foreign package ran')")
     done = python("-m", "app", "--version", cwd=tmp_path)  # python -m looks into the current folder first
     assert done.returncode == 1
     assert done.stderr.startswith("elsewise: the package 'runtime' is loaded from")
@@ -129,10 +129,10 @@ def test_a_facade_loads_what_the_type_checker_is_told(package: str) -> None:
     tree = ast.parse((ROOT / package / "__init__.py").read_text("utf-8"))
     told = [node for block in tree.body if isinstance(block, ast.If) for node in block.body if isinstance(node, ast.ImportFrom)]
     homes = {alias.name: node.module for node in told for alias in node.names}
-    # then the table of what is loaded when it is asked for says the same
+    # then the table of lazily loaded names is the same
     facade = importlib.import_module(package)
     assert homes == facade._HOMES
-    # and every name is there
+    # and every name can be loaded
     assert set(homes) <= set(facade.__all__) == set(dir(facade))
     for name in facade.__all__:
         assert getattr(facade, name) is not None

@@ -1,4 +1,4 @@
-"""A closed model is freed at once, a forgotten one too, with a warning; neither waits for the cycle collector."""
+"""A closed model is freed at once, a dropped one too, with a warning; neither waits for the cycle collector."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ for _ in range(6):
     list(model.generate_sync(range(10, 50), FEW))
     @END
     sizes.append(psutil.Process().memory_info().rss >> 20)
-print("fine" if max(sizes[2:]) - sizes[1] < 2 * MEGABYTES else sizes)  # two are there at once where the name is bound again
+print("fine" if max(sizes[2:]) - sizes[1] < 2 * MEGABYTES else sizes)  # two exist at once while the name is rebound
 """
 ENDS = {
     "closed": "model.close()",
-    "rebound": "until(lambda: owners() == 1)",  # the one before, which the name stood for, has gone
+    "rebound": "until(lambda: owners() == 1)",  # the previous model was freed
 }
 
 
@@ -93,7 +93,7 @@ def ran(script: str, folder: Path, backend: str) -> str:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose weights are seen in the memory of a process."""
+    """A model large enough for its weights to show in the memory of a process."""
     folder = tmp_path_factory.mktemp("large")
     sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 8}
     config = LlamaConfig(vocab_size=1000, bos_token_id=0, eos_token_id=2, pad_token_id=0, **sizes)

@@ -128,7 +128,7 @@ def _recurrent_gemma() -> Any:
     sizes = {**_COMMON, "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
     return RecurrentGemmaConfig(
         **sizes,
-        num_key_value_heads=1,  # mlx-lm knows no other
+        num_key_value_heads=1,  # the only number that mlx-lm supports
         head_dim=16,
         lru_width=64,
         attention_window_size=16,
@@ -168,9 +168,9 @@ BUILDERS: dict[str, Callable[[], Any]] = {
     "falcon_h1": _falcon_h1,
 }
 BESIDE: dict[str, Callable[[], Any]] = {  # built the same way; not everything is tested with them
-    "recurrent_gemma": _recurrent_gemma,  # windows and recurrent layers in turns: right in mlx-lm
+    "recurrent_gemma": _recurrent_gemma,  # alternating windows and recurrent layers: correct in mlx-lm
     "llama_deep": lambda: _llama(num_hidden_layers=30),
-    "zaya": _zaya,  # windows and a convolution in each layer: right in transformers
+    "zaya": _zaya,  # windows and a convolution in each layer: correct in transformers
 }
 
 

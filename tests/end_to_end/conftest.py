@@ -36,7 +36,7 @@ def paced() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def patient_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session hears what of it is in memory, however long a busy machine takes to say so."""
+    """Raises the limit for reports about cached KV, so that a busy machine still delivers them."""
     monkeypatch.setattr("app.workbench.sessions.TIERS_SECONDS", 60)
 
 

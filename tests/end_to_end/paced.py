@@ -1,4 +1,4 @@
-"""A third backend: transformers at a walking pace, so that a person (or a test) can stop it, kill it, watch it."""
+"""A third backend: transformers slowed down, so that a test can stop, kill or watch a running answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PacedBackend(HfBackend):
     def forward(
         self, pack: TorchPack, tokens: Int64, parents: Int64, want: Int64, stacks: TokenStacks | None = None
     ) -> tuple[Int64, Float32]:
-        """Waits a little first, and never ends by itself: random weights would say eos now and then."""
+        """Delays the logits, and suppresses eos, which random weights would draw now and then."""
         time.sleep(PACE_SECONDS)
         slots, logits = super().forward(pack, tokens, parents, want, stacks)
         return slots, endless(logits)
@@ -43,7 +43,7 @@ class PacedBackend(HfBackend):
 
 
 def endless(logits: Float32) -> Float32:
-    """Logits that hardly allow a control token."""
+    """Logits in which control tokens are very unlikely."""
     changed = logits.copy()
     changed[..., :SPECIALS] -= UNLIKELY
     return changed

@@ -1,4 +1,4 @@
-"""The engine process at its worst: killed while nobody asks, frozen while somebody waits, changed while it runs."""
+"""Faults of the engine process: killed while idle, frozen during a request, replaced while it runs."""
 
 from __future__ import annotations
 

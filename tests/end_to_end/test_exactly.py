@@ -1,4 +1,4 @@
-"""An answer once more, exactly: in the window, by a real engine process, before and after a restart."""
+"""An answer regenerated exactly: in the window, by a real engine process, before and after a restart."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_regenerate_exactly_before_and_after_a_restart(open_app: OpenApp, backen
         old = last(window)
         assert old.status in (TurnStatus.PARTIAL, TurnStatus.COMPLETE)
         answers.append(await once_more(window, old))
-        # how it was made stands in the inspector's tab of the path
+        # the inspector's tab of the path shows how it was made
         window.parts.show_inspector(True)
         window.parts.inspector.tabs[1].click()
         facts = window.parts.inspector.path.making.facts.texts

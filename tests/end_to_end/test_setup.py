@@ -1,4 +1,4 @@
-"""What a session is set to, in the whole app: an adapter, a form, a system prompt and a seed; restored when it is reopened."""
+"""The settings of a session in the whole app: an adapter, a form, a system prompt and a seed; restored when it is reopened."""
 
 from __future__ import annotations
 

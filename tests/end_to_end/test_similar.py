@@ -1,4 +1,4 @@
-"""The turns that are like one of them, with a real engine: their order is that of transformers' own hidden states."""
+"""Similar turns with a real engine: their order is that of transformers' own hidden states."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_order_is_that_of_transformers_and_a_second_look_computes_nothing(op
         assert [row.node_id for row in rows if not row.on_path] == [other.node_id]
         # and nothing stays in the cache
         assert (await settled_report(model)).bytes == held.bytes
-        # when one of another branch is gone to, its path is shown
+        # when a turn of another branch is chosen, its path is shown
         panel.list.setCurrentIndex(panel.list.rows.index(panel.list.rows.place(other.node_id) or 0))
         QTest.keyClick(panel.list, Qt.Key.Key_Return)
         await until(lambda: last(window).node_id == other.node_id)

@@ -1,4 +1,4 @@
-"""Starting the window where something is in the way."""
+"""Starting the window under obstacles: another window, an unusable folder, a full disk."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_data_folder_that_cannot_be_made_is_named(tmp_path: Path, capsys: pyte
 
 
 def test_a_read_only_data_folder_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    # /proc refuses new files to everybody, root too
+    # /proc refuses new files, to root too
     code = open_window(DataFolder(Path("/proc/elsewise")), "smollm2", "auto")
     assert code == 1
     assert "/proc/elsewise" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Other ways on with a real engine: previewed, drawn as columns, searched by beams, kept, replayed, pruned."""
+"""Continuations with a real engine: previewed, drawn as columns, searched by beams, kept, replayed, pruned."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def test_continuations_beams_preview_and_why(open_app: OpenApp, paced: str, monk
         index = whole(turn, generated(turn)[2])
         await click(window, turn.node_id, index)
 
-        # Space previews an alternative: greedy words of the real model, and nothing is made of it
+        # Space previews an alternative: greedy words of the real model; nothing is stored
         QTest.keyClick(tokens, Qt.Key.Key_Space)
         await until(lambda: tokens.ghost is not None and tokens.ghost.tail)
         assert len(last(window).variants) == 1
         QTest.keyClick(tokens, Qt.Key.Key_Escape)
 
-        # four ways on from that token stream side by side
+        # four continuations of that token stream side by side
         QTest.mouseClick(window.parts.inspector.token.draws.buttons[4], Qt.MouseButton.LeftButton)
         await until(lambda: len(panel.cards) == 4 and all(card.text.length >= 24 for card in panel.cards))
         assert window.desk.running
@@ -55,7 +55,7 @@ def test_continuations_beams_preview_and_why(open_app: OpenApp, paced: str, monk
         columns = [card.column for card in panel.cards]
         assert last(window).node_id == turn.node_id
         assert last(window).variants == (turn.node_id, *(column.node_id for column in columns))
-        # one is kept: it is what is shown, with all that was said before
+        # one is kept: it is shown behind the earlier turns
         panel.area.ensureWidgetVisible(panel.cards[1].keep)
         QTest.mouseClick(panel.cards[1].keep, Qt.MouseButton.LeftButton)
         await until(lambda: last(window).node_id == columns[1].node_id)

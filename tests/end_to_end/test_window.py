@@ -78,14 +78,14 @@ async def new_session(window: MainWindow) -> None:
 
 
 async def seeded_session(window: MainWindow, workbench: AppWorkbench) -> None:
-    """A new session with a seed: its answers say the same every time, so that what is looked for in them is there."""
+    """A new session with a seed, so that its answers are the same in every run."""
     await new_session(window)
     assert window.desk.shown is not None
     await workbench.set_option(window.desk.shown.session_id, "seed", 7)
 
 
 async def endless_session(window: MainWindow, workbench: AppWorkbench) -> None:
-    """A new session whose answers do not end by themselves: random weights would say eos now and then."""
+    """A new session without eos, which random weights would draw now and then."""
     await new_session(window)
     assert window.desk.shown is not None
     await workbench.set_option(window.desk.shown.session_id, "banned_tokens", list(range(SPECIALS)))
@@ -103,7 +103,7 @@ async def answered(window: MainWindow, tokens: int) -> TurnView:
 
 
 async def at_rest(window: MainWindow) -> None:
-    """When nothing is under way in the session shown, and all that was told of it is on the screen."""
+    """Waits until no work of the shown session is pending, and all of its events are painted."""
     await until(lambda: not window.desk.running and window.desk.events.idle)
 
 
@@ -131,9 +131,9 @@ def test_a_chat_from_first_word_to_reopening(open_app: OpenApp, paced: str, data
         await until(lambda: window.desk.shown is not None)
         assert window.desk.shown is not None
         assert window.desk.shown.view.is_sample
-        # with what a first run says
+        # with the hints of a first run
         await until(window.parts.first.isVisible)
-        # and it offers the backend that was registered, without being told of it
+        # and it offers the registered backend
         assert [choice.name for choice in workbench.backends() if choice.chosen] == [paced]
         await seeded_session(window, workbench)
         # when a message is sent
@@ -200,7 +200,7 @@ def test_a_chat_from_first_word_to_reopening(open_app: OpenApp, paced: str, data
         # then the text is kept and the window says so
         assert len(generated(last(window))) >= 4
         assert "your text is kept" in last(window).note
-        # and it starts another one by itself, and reads the session anew
+        # and it starts another one automatically, and reads the session again
         await until(lambda: last(window).note == DONE)
         assert workbench.status.engine is EngineState.READY
         assert last(window).tier is Tier.WARM

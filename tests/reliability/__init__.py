@@ -1,1 +1,1 @@
-"""What could go wrong, tried many times: `python -m tests.reliability`, see docs/reliability.md."""
+"""Fault injection, many times for each kind of fault: `python -m tests.reliability`, see docs/reliability.md."""

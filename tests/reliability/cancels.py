@@ -1,4 +1,4 @@
-"""Requests that go away at any moment, of every kind and on every engine, beside some that stay and some that must fail."""
+"""Requests of every kind, cancelled at random moments on every engine, beside some that stay and some that must fail."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.runtime.backends import reference
 from tests.runtime.backends.reference import TOLERANCE
 from tests.runtime.model.trouble import CASES, Case, audit, troubled
 
-RAISES, NO_NUMBER = 999, 998  # tokens that a model fails on; innocent texts never have them, and answers may not say them
+RAISES, NO_NUMBER = 999, 998  # tokens that a model fails on; no other text contains them, and they are banned in answers
 TOYS = {RAISES: 258, NO_NUMBER: 257}  # of the toy models, whose vocabulary is smaller
 TOKENS, WIDTH = 8, 3
 AT_ONCE = 12
@@ -57,7 +57,7 @@ class Crowd:
         case.faults.bad_on = {self.no_number: np.nan}
 
     def text(self) -> list[int]:
-        """The beginning of a stem, and something new."""
+        """A prefix of a stem, with new tokens behind it."""
         stem = self.chance.choice(self.stems)
         return [*stem[: self.chance.randrange(1, 24)], *self.case.ids(self.chance.randrange(20), self.chance.randrange(9))]
 
@@ -68,7 +68,7 @@ class Crowd:
         if guilty is not None:
             ids.insert(chance.randrange(len(ids)) + 1, guilty)
             if guilty == self.no_number:
-                del ids[ids.index(guilty) + 1 :]  # only a row that somebody looks at shows it
+                del ids[ids.index(guilty) + 1 :]  # the fault shows only in a row that is read
         asks: list[Callable[[list[int]], Coroutine[Any, Any, None]]] = [self.query, self.score, self.stream, self.beams]
         if guilty is None:
             asks += [self.restore] if self.vectors is None else [self.restore, self.embed]
@@ -91,7 +91,7 @@ class Crowd:
                 with pytest.raises(ZeroDivisionError if guilty == self.raises else NonFiniteLogitsError):
                     await task
                 self.failed += 1
-        except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001  # the others go on, and it is told
+        except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001  # the others continue, and the error is recorded
             self.wrong.append((getattr(ask, "__name__", ""), error))
 
     async def query(self, ids: list[int]) -> None:
@@ -109,7 +109,7 @@ class Crowd:
             assert row[said[at]] >= row.max() - 2 * TOLERANCE
 
     def allowed(self, ids: Sequence[int]) -> Float32:
-        """The right answer, over tokens that may be said: the guilty ones are the last of all."""
+        """The expected answer over the allowed tokens: the failing ones are the last of the vocabulary."""
         return self.case.right(ids)[: min(self.raises, self.no_number)]
 
     async def beams(self, ids: list[int]) -> None:
@@ -172,7 +172,7 @@ def resident() -> int:
 
 
 def cancels(order: Order) -> Tally:
-    """So many cancels, on each engine and each kind of layer: right answers beside them, and nothing is left of them."""
+    """Cancels on each engine and each kind of layer: other answers stay correct, and no lease, pin or memory remains."""
     tally = Tally()
     cases = [CASES[0], *CASES]  # the first warms the process up, whose memory is looked at from then on
     each = -(-order.count // len(cases))
@@ -188,7 +188,7 @@ def cancels(order: Order) -> Tally:
 
 
 def _crowd_of(case: Case, title: str, seed: int, each: int, folder: Path, tally: Tally) -> str:
-    """Plays one; what memory has grown by, where that is too much."""
+    """Runs one case; returns the growth of memory where it is above the limit."""
     model, snapshot = case.model, folder / "snapshot.safetensors"
     stem = case.ids(0, 24)
     model.cache_kv(stem)

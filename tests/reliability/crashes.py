@@ -50,12 +50,12 @@ BLOCK_FAULTS = (("pwrite64", "ENOSPC"), ("pwrite64", "EIO"), ("fdatasync", "EIO"
 
 @cache
 def roads() -> tuple[str, ...]:
-    """By which a fault can come, the frequent one four times."""
+    """The ways to inject a fault, the frequent one four times."""
     return ("vfs", "vfs", "vfs", "vfs", "strace" if is_open("strace") else "vfs")
 
 
 def under_fault(order: Order, number: int, fault: str, command: list[str], file: Path) -> tuple[list[list[Any]], int, str]:
-    """Runs a command whose writes to `file` are spoilt: what it said, the faults that fired, and by which road."""
+    """Runs a command with faults in its writes to `file`: its output, the faults that fired, and how they were injected."""
     parsed, log = Fault.parse(fault), order.folder / f"{number}.log"
     suits = parsed.action != "TORN" and parsed.first <= STRACE_CALLS
     road = roads()[number % len(roads())] if suits else "vfs"
@@ -72,7 +72,7 @@ def talker(path: Path, messages: int, where: str) -> list[str]:
 
 
 def check_sessions(path: Path, said: Sequence[Sequence[Any]]) -> None:
-    """What an app that was killed had acknowledged is in its file, and nothing there is damaged or left open."""
+    """Asserts that all that a killed app had acknowledged is in its file, and that no row is damaged or left open."""
     asked = [words[1] for words in said if words[0] == "asked"]
     answered = [words[1:] for words in said if words[0] == "answered"]
 
@@ -142,7 +142,7 @@ def app_at_moments(order: Order) -> Tally:
 
 
 def check_saved(file: Path, said: Sequence[Sequence[Any]]) -> None:
-    """What was said to be saved is there; whatever is there gives what a fresh run gives; and saving goes on."""
+    """Asserts that acknowledged blocks are there, that all blocks give the numbers of a fresh run, and that saving goes on."""
     saved = {words[1]: words[2] for words in said if words[0] == "saved"}
     with fake_model(blocks=BlockOptions("storage:open_blocks", str(file), BUDGET)) as model:
         for number in range(PATHS):
@@ -219,7 +219,7 @@ async def killed(workbench: AppWorkbench, store: SessionStore, session_id: int, 
     during = not sending.done()
     os.kill(model.pid, signal.SIGKILL)
     async with asyncio.timeout(PATIENCE_SECONDS):
-        await asyncio.gather(sending, return_exceptions=True)  # how it is refused is the window's affair
+        await asyncio.gather(sending, return_exceptions=True)  # the wording of the refusal is not checked here
         await until(lambda: model.ended is not None)
         await workbench.send(session_id, f"{text}, once more")
     nodes = (await store.load_session(session_id)).nodes
@@ -269,7 +269,7 @@ def sweep(
 
 
 def calls_of(order: Order, call: str, start: Callable[[Path], list[str]]) -> int:
-    """How many writes or syncs the writer makes where nothing fails."""
+    """The number of writes or syncs of the writer without faults."""
     file, log = order.folder / f"{call}.sqlite3", order.folder / f"{call}.log"
     log.unlink(missing_ok=True)
     shutil.copyfile(order.folder / "empty.sqlite3", file)
@@ -298,7 +298,7 @@ def sweep_sessions(order: Order, faults: Sequence[tuple[str, frozenset[Any]]]) -
 
 
 def blocks_on_a_bad_disk(order: Order) -> Tally:
-    """The same under the writer of the block file, which is a cache: what it says is kept is there, the rest may not be."""
+    """The faults under the writer of the block file, a cache: acknowledged blocks are there, others need not be."""
     with BlockFile(order.folder / "empty.sqlite3", BUDGET) as store:
         store.put([block("old")])
     errors = frozenset({errno.ENOSPC, errno.EIO})
@@ -312,7 +312,7 @@ def blocks_writer(file: Path) -> list[str]:
 
 
 def check_blocks(file: Path, said: Sequence[Sequence[Any]]) -> None:
-    """What was acknowledged is there, unless it was evicted on purpose; all that is there is right; nothing is damaged."""
+    """Asserts that acknowledged blocks are there unless evicted, that all blocks are correct, and that none is damaged."""
     acknowledged = [tuple(words[1:]) for words in said if words[0] == "put"]
     halves = {path for path in acknowledged if len(path) == 2}
     with BlockFile(file, BUDGET) as store:

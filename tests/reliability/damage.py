@@ -1,4 +1,4 @@
-"""Bits that flip and files that are cut: named, never silent; what is intact is read, what is not is never given out."""
+"""Flipped bits and truncated files: damage is always named, intact rows are read, damaged rows are never returned."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KB = 1024
 
 
 def flipped(whole: bytes, count: int, seed: int) -> Iterator[tuple[str, bytes]]:
-    """The file with one bit changed, and which."""
+    """The file with one bit flipped, and the name of the bit."""
     chance = random.Random(seed)
     for _ in range(count):
         at, bit = chance.randrange(len(whole)), chance.randrange(8)
@@ -27,7 +27,7 @@ def flipped(whole: bytes, count: int, seed: int) -> Iterator[tuple[str, bytes]]:
 
 
 def truncated(whole: bytes, count: int, seed: int) -> Iterator[tuple[str, bytes]]:
-    """The file without its end: half of the times at the end of a page, as file systems lose them."""
+    """The file without its end: in half of the cases cut at a page border, as file systems lose pages."""
     chance = random.Random(seed)
     for number in range(count):
         at = (number * len(whole) // count) & ~4095 if number % 2 else chance.randrange(len(whole))
@@ -46,20 +46,20 @@ async def fill(store: SessionStore) -> None:
 
 
 async def everything(store: SessionStore) -> object:
-    """All a person could see of the store."""
+    """Everything of the store that a user can see."""
     seen = [await read(store, row.id) for row in await store.sessions()]
     return seen, [[row.id for row in await store.sessions(word)] for word in ("answer", "where", "chat")]
 
 
 async def read(store: SessionStore, session_id: int) -> tuple[SessionTree, dict[int, list[dict[str, bytes]]]]:
-    """All that a session says."""
+    """Everything of one session."""
     tree = await store.load_session(session_id)
     tokens = await store.load_tokens([node.id for node in tree.nodes])
     return tree, {k: [{n: c.tobytes() for n, c in t.columns.items()} for t in v] for k, v in tokens.items()}
 
 
 async def judge(store: SessionStore, sound: object) -> str:
-    """What a store on a damaged file shows; fails where that is another thing than before, and `verify` names nothing."""
+    """What a store on a damaged file shows; fails where that differs from before and `verify` names nothing."""
     named = bool(await store.verify())
     try:
         same = await everything(store) == sound
@@ -182,7 +182,7 @@ def fill_blocks(file: Path) -> bytes:
 
 
 def use_blocks(file: Path) -> str:
-    """Everything that an engine does with the file; fails where it is given a wrong byte. What was noticed."""
+    """Uses the file as an engine does; fails on a wrong byte. Returns the damage that was noticed."""
     with BlockFile(file, BUDGET) as store:
         complete = True
         for path in PATHS:

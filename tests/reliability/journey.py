@@ -39,7 +39,7 @@ def connects(log: str) -> list[tuple[str, str]]:
 
 
 def journey(order: Order) -> Tally:
-    """The journey so many times."""
+    """Repeats the journey."""
     tally = Tally()
     for number in range(order.count):
 

@@ -1,4 +1,4 @@
-"""Damaged inputs: seeded mutators, and the process that has each of them read by a child that may die or hang.
+"""Damaged inputs: seeded mutators, and the parent of a child process that reads them and may die or hang.
 
 A parser may take a mutant, or refuse it with an error of ours. Anything else is a failure: another exception, a signal, ten
 seconds of computing, no answer at all, or more memory than `MEMORY_BYTES` beyond what it had before.
@@ -80,7 +80,7 @@ def flipped(data: bytes, chance: random.Random) -> bytes:
 
 
 def edited(data: bytes, chance: random.Random) -> bytes:
-    """A text with a few pieces taken out, put in, moved or repeated."""
+    """A text with a few pieces removed, inserted, moved or repeated."""
     text = data.decode(errors="replace")
     for _ in range(chance.choice([1, 1, 1, 2, 4])):
         at, until = sorted((chance.randrange(len(text) + 1), chance.randrange(len(text) + 1)))
@@ -101,7 +101,7 @@ def edited(data: bytes, chance: random.Random) -> bytes:
 
 
 def changed(data: bytes, chance: random.Random) -> bytes:
-    """A JSON text with values, names or types that are others; now and then no JSON any more."""
+    """A JSON text with changed values, names or types; now and then invalid JSON."""
     if chance.random() < 0.15:
         return edited(data, chance) if chance.random() < 0.7 else flipped(data, chance)
     document = json.loads(data)
@@ -124,7 +124,7 @@ def changed(data: bytes, chance: random.Random) -> bytes:
 
 
 def _place(document: Any, chance: random.Random) -> tuple[Any, Any]:
-    """An object or list of a document and a key in it; what stands at its top is as likely as what fills it."""
+    """An object or list of a document and a key in it; top levels are as likely as the deeper ones together."""
     holder = document
     while True:
         key = chance.choice(list(holder) if isinstance(holder, dict) else range(len(holder)))
@@ -154,7 +154,7 @@ MUTATORS: dict[str, Callable[[bytes, random.Random], bytes]] = {
 
 
 def mutants(order: Order, parser: str) -> Tally:
-    """So many mutants of one kind of input; where a child dies or hangs, another goes on behind the guilty one."""
+    """Mutants of one kind of input; where a child dies or hangs, another child continues after the failing mutant."""
     tally, first = Tally(), 0
     while first < order.count and len(tally.failures) < MOST_FAILURES:
         first = _run(order, parser, first, min(first + AT_ONCE, order.count), tally)

@@ -1,4 +1,4 @@
-"""The parsers of everything that comes from outside, and the child that feeds them mutants (see `mutants`).
+"""The parsers of all external inputs, and the child process that feeds them mutants (see `mutants`).
 
 Each takes sound samples to mutate, and returns what reads a mutant: it ends, or raises one of `TYPED`.
 """
@@ -168,7 +168,7 @@ def open_text(file: str) -> Callable[[Path, Sequence[bytes]], Read]:
 
 
 def generation_samples(_: Path) -> list[bytes]:
-    """What a model may want of its answers."""
+    """A generation_config.json."""
     plain = {"bos_token_id": 0, "eos_token_id": [2, 0], "pad_token_id": 0, "temperature": 0.7, "top_p": 0.9, "top_k": 40}
     more = {"do_sample": True, "repetition_penalty": 1.1, "max_new_tokens": 50, "max_length": 100, "suppress_tokens": [5]}
     return [json.dumps(plain).encode(), json.dumps(plain | more).encode()]
@@ -210,7 +210,7 @@ def open_adapter(folder: Path, samples: Sequence[bytes]) -> Read:
     return read
 
 
-# ---- programs of strangers ----------------------------------------------------------------------------------------------
+# ---- templates and grammars ----------------------------------------------------------------------------------------------
 
 
 def open_template(_: Path, __: Sequence[bytes]) -> Read:
@@ -508,7 +508,7 @@ def main(name: str, place: str, seed: int, first: int, count: int) -> None:
             outcome = "untouched" if data == samples[which] else read(which, data)
         except TYPED as refusal:
             say(**({"outcome": "refused"} if str(refusal) else {"fault": "a refusal without a word"}))
-        except Exception as error:  # noqa: BLE001  # that is what is looked for
+        except Exception as error:  # noqa: BLE001  # what the rows are about
             last = traceback.extract_tb(error.__traceback__)[-1]
             say(
                 fault=f"{type(error).__name__}: {str(error)[:300]} ({Path(last.filename).name}:{last.lineno}) in {data[:120]!r}"
@@ -517,7 +517,7 @@ def main(name: str, place: str, seed: int, first: int, count: int) -> None:
             say(outcome=outcome)
         signal.setitimer(signal.ITIMER_PROF, 0)
     say(done=True)
-    os._exit(0)  # how a process ends is another row's
+    os._exit(0)  # exits are tested by another row
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Processes that end, and engines that are killed, stand still or are slow, whatever they are doing."""
+"""Exits of processes, and engines that are killed, stopped or slowed in each phase of their work."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def every_exit(order: Order) -> Tally:
 
 
 def every_phase(order: Order) -> Tally:
-    """An engine harmed in each phase: its caller hears of it in time or has the right answer, and the next engine works."""
+    """Faults in each phase of an engine: the caller gets an error in time or the right answer, and the next engine works."""
     tally = Tally()
     cases = list(itertools.product(PHASES, HARMS, ENGINES))
     random.Random(order.seed).shuffle(cases)
@@ -67,7 +67,7 @@ def every_phase(order: Order) -> Tally:
 
 
 async def harmed(phase: str, harm: str, backend: str, folder: Path) -> str:
-    """Has one engine work, harms it, and looks what its caller hears."""
+    """Runs one engine, injects the fault, and returns what the caller received."""
     own = psutil.Process()
     before = set(own.children())
     limits = EngineLimits(silence_seconds=SILENCE, loading_seconds=LOADING) if harm == "stopped" else None
@@ -114,7 +114,7 @@ async def start(backend: str, folder: Path, limits: EngineLimits | None) -> Engi
 
 
 async def harm_process(harm: str, pid: int) -> None:
-    """Does it."""
+    """Injects the fault."""
     with contextlib.suppress(ProcessLookupError):  # it may have been done already
         if harm != "slow":
             os.kill(pid, signal.SIGKILL if harm == "killed" else signal.SIGSTOP)

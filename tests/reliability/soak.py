@@ -1,4 +1,4 @@
-"""Sessions of chat, branch, cancel, close and reopen, for minutes: nothing that the process holds has a slope.
+"""Sessions of chat, branch, cancel, close and reopen, for minutes: no resource of the process grows.
 
 Real model, runtime, storage and use cases. After each round (two sessions, opened and closed twice, each time by a workbench
 and a store of their own) the process is looked at. Of each thing that is counted the second half of the run is cut into
@@ -50,7 +50,7 @@ FEWEST = 4 * BLOCKS  # rounds that a verdict needs, however slow the machine is
 
 @dataclass
 class Kept:
-    """A model that outlives the workbenches that use it: what one of them leaves in it, the next one would inherit."""
+    """A model that outlives the workbenches that use it, so that leaks of one workbench reach the next."""
 
     folder: Path
     model: LocalModel | None = None
@@ -114,7 +114,7 @@ class Soak:
             await asyncio.gather(*(self.chat(scene, session_id) for session_id in ids))
             await scene.workbench.close()
             if self.rounds % RELOAD == RELOAD // 2:
-                self.engine.end()  # what follows is read from the disk
+                self.engine.end()  # later reads come from the disk
             scene = self.scene()
             for session_id in ids:
                 await self.reopen(scene, session_id)
@@ -174,7 +174,7 @@ class Soak:
 
 
 def growth(values: list[int]) -> tuple[float, float]:
-    """What the second half of a series has grown by, and the standard error of that."""
+    """The growth over the second half of a series, and its standard error."""
     half = values[len(values) // 2 :]
     medians = np.array([statistics.median(part.tolist()) for part in np.array_split(np.array(half), BLOCKS)])
     at = np.arange(BLOCKS) - (BLOCKS - 1) / 2

@@ -1,4 +1,4 @@
-"""Rows, each tried in a process of its own, and the table that they make.
+"""The rows of the table, each run in a process of its own.
 
 A row is a function that tries something `Order.count` times, from `Order.seed` alone, and returns a `Tally`. Its process
 group is ended at the row's limit, so no row can hold the others up; a row whose process ends in another way has failed.
@@ -31,7 +31,7 @@ _WORDS = 2000  # characters of one of them
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a row is asked for.
+    """The order for a row.
 
     Attributes:
         seed: Of everything that is drawn.
@@ -46,7 +46,7 @@ class Order:
 
 @dataclass
 class Tally:
-    """What came of it.
+    """The results of a row.
 
     Attributes:
         tried: How often.
@@ -63,7 +63,7 @@ class Tally:
         self.tried += 1
         try:
             self.seen[act()] += 1
-        except Exception as error:  # noqa: BLE001  # whatever a try ends with is what the row is about
+        except Exception as error:  # noqa: BLE001  # any error counts as a failure of the row
             self.fail(what, error)
 
     def fail(self, what: str, error: BaseException) -> None:
@@ -73,7 +73,7 @@ class Tally:
         self.failures.append(f"{what}: {type(error).__name__}: {str(error)[:_WORDS]} ({where})")
 
     def add(self, other: Tally) -> None:
-        """Counts what another one has counted."""
+        """Adds the counts of another tally."""
         self.tried += other.tried
         self.failures += other.failures
         self.seen += other.seen
@@ -137,7 +137,7 @@ ROWS: Sequence[Row] = (
 
 
 class Result(msgspec.Struct):
-    """A row's tally with what it was asked, as its process says it."""
+    """A row's order and tally, as its process reports them."""
 
     name: str
     seed: int
@@ -197,7 +197,7 @@ def _in_a_process(row: Row, count: int, seed: int) -> Result:
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ends whatever the row has left running, too."""
+    """Ends the row's process group."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,4 +1,4 @@
-"""What makes the table: a row can fail in every way, and the page says what the rows are."""
+"""The table of the suite: every kind of failure is reported, and the page describes the rows."""
 
 from __future__ import annotations
 

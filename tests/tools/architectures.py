@@ -36,17 +36,17 @@ SECONDS = 60  # for each architecture
 
 
 def architectures() -> list[str]:
-    """Every ``model_type`` that transformers has a causal language model for."""
+    """Every ``model_type`` for which transformers has a causal language model."""
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
 def verdict(kind: str) -> str:
-    """What a load of this architecture would say, with hf: "proven", with what is switched off, or "refused" and why."""
+    """The result of loading this architecture with hf: "proven", with the features switched off, or "refused" and why."""
     try:
         config = AutoConfig.for_model(kind, **HYBRID.get(kind, {})).get_text_config(decoder=True)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
-    except Exception:  # noqa: BLE001  # a library's: there are defaults that it cannot build itself
+    except Exception:  # noqa: BLE001  # raised by the library: it cannot build some of its own defaults
         return "not tried: its default configuration cannot be built"
     try:
         check_ropes(config.to_dict(), "hf", kind)
@@ -65,7 +65,7 @@ def _tested(kind: str, config: Any, model: Any) -> str:
             copy.logits_uncached([1, 2])
         except (ModelLoadError, UnsupportedFeatureError):
             raise
-        except Exception:  # noqa: BLE001  # sizes that the library cannot do
+        except Exception:  # noqa: BLE001  # raised by the library for some sizes
             continue
         try:
             warnings = self_test(copy, small.lengths, name=kind)
@@ -78,7 +78,7 @@ def _tested(kind: str, config: Any, model: Any) -> str:
 
 
 def _short(said: str) -> str:
-    """A message without what the page says once, and without what differs between two processors."""
+    """A message without the parts that the page states once, and without those that differ between processors."""
     for longer, shorter in (
         (r"hf answers \S+ nats apart with and without a cache.*", "with and without a cache it answers differently"),
         (r"this library carries recurrent state .*", "state is carried one token at a time"),
@@ -110,7 +110,7 @@ def rows(kinds: Sequence[str]) -> dict[str, str]:
 
 
 def written() -> dict[str, str]:
-    """What the page says of each."""
+    """The verdicts that the page has now."""
     table = DOCUMENT.read_text("utf-8").partition(BEGIN)[2]
     return {kind.strip("` "): said.strip() for _, kind, said, _ in (line.split("|") for line in table.splitlines())}
 

@@ -22,20 +22,20 @@ ROOMS = tuple(f"{ROOT / room}/" for room in ("app", "runtime", "storage", "ui"))
 
 
 class Calls:
-    """Functions of this project that are called while it records; lambdas, comprehensions and generators are functions too."""
+    """Records the functions of this project that are called, lambdas, comprehensions and generators included."""
 
     def __init__(self) -> None:
         self._seen: set[CodeType] = set()
         self._recording = False
 
     def profile(self, frame: FrameType, event: str, _: Any) -> None:
-        """For `sys.setprofile`, in every thread."""
+        """The hook for `sys.setprofile`, called in every thread."""
         if self._recording and event == "call":
             self._seen.add(frame.f_code)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Starts from nothing."""
+        """Clears the record."""
         self._seen.clear()
         self._recording = True
         try:
@@ -80,7 +80,7 @@ def _query(calls: Calls, model: Any, rows: list[list[int]]) -> list[tuple[str, s
 
 
 def _token(calls: Calls, model: Any, prompt: list[int], options: Any) -> list[tuple[str, str]]:
-    """A whole request, whose prompt but for its last token is warm."""
+    """A whole request; all of its prompt but the last token is cached."""
     list(model.generate_sync(prompt, options))
     with calls.recording():
         for last in (40, 60, 80):
@@ -89,7 +89,7 @@ def _token(calls: Calls, model: Any, prompt: list[int], options: Any) -> list[tu
 
 
 def main() -> None:
-    """The two lines."""
+    """Prints one line for each kind of request."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", default="hf")
     parser.add_argument("--list", action="store_true")

@@ -1,4 +1,4 @@
-"""Prints what a load takes once the weights are read: seconds, and cpu-seconds, which other programs do not change.
+"""Prints the time of a load after the weights are read: seconds, and CPU-seconds, which other programs do not change.
 
 `python -m tests.tools.load_times [MODEL...]`; smollm2 by default. Each engine loads twice, and the second load counts: the
 first one measures threads and compiles what the libraries compile once.

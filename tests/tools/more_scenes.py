@@ -1,4 +1,4 @@
-"""Further pictures for looking at: what the documentation does not show, in states that are easily forgotten."""
+"""Further pictures, for review: states of the window that the documentation does not show."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCRIPTS = "Translate: 🐈‍⬛ 你好，世界 — 日本語 — مرحبا ب
 
 
 def keep(widget: QWidget, path: Path) -> None:
-    """Saves what is seen with its 256 most frequent colours, others as the nearest of them: a quarter of the bytes."""
+    """Saves the picture with its 256 most frequent colours, others as the nearest of them: a quarter of the bytes."""
     image = widget.grab().toImage().convertToFormat(QImage.Format.Format_RGB32)
     height, width = image.height(), image.width()
     pixels = np.frombuffer(image.constBits(), np.uint32).reshape(height, image.bytesPerLine() // 4)[:, :width] & 0xFFFFFF
@@ -37,7 +37,7 @@ def keep(widget: QWidget, path: Path) -> None:
 
 
 async def settled(window: MainWindow) -> None:
-    """Until the text stands still."""
+    """Waits until the layout of the text is complete."""
     for _ in range(500):
         await asyncio.sleep(0.02)
         shown = window.desk.shown
@@ -66,7 +66,7 @@ async def comparison(window: MainWindow, _: AppWorkbench, folder: Path, name: st
 
 
 async def first_run(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
-    """As it opens for the first time."""
+    """The window at its first start."""
     for _attempt in range(100):
         await asyncio.sleep(0.1)
         if window.parts.first.isVisible() and window.parts.coach.isVisible():
@@ -76,13 +76,13 @@ async def first_run(window: MainWindow, _: AppWorkbench, folder: Path, name: str
 
 
 async def first_run_narrow(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
-    """The same in a small window."""
+    """The previous scene in a small window."""
     window.resize(900, 640)
     await first_run(window, workbench, folder, name)
 
 
 async def models(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
-    """What is on the shelf, what loading one of it takes, and what fits this machine."""
+    """The shelf, the memory that loading a model takes, and the models that fit this machine."""
     await workbench.change_setting("scheme", "dark" if current_theme().palette.dark else "light")
     window.settings.open_models()
     for _attempt in range(100):
@@ -100,10 +100,10 @@ async def models(window: MainWindow, workbench: AppWorkbench, folder: Path, name
 
 
 async def no_model(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
-    """A message to a model that is not there: it stays, and the reason stands under it."""
+    """A message to a missing model: the message is kept, with the reason under it."""
     window.desk.new_session()
     await settled(window)
-    await said(window, "Is anybody there?")
+    await said(window, "Is anyone there?")
     keep(window, folder / f"{name}.png")
 
 
@@ -131,8 +131,8 @@ async def cache(window: MainWindow, workbench: AppWorkbench, folder: Path, name:
 
 
 async def reopened(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
-    """After a restart: what was said before is read from the disk, and goes on warm."""
-    window.resize(1360, 860)  # more than the screen that it was left on
+    """After a restart: the session is read from the disk, and continues with cached KV."""
+    window.resize(1360, 860)  # larger than the screen on which the window was closed
     for _second in range(MODEL_SECONDS):
         await asyncio.sleep(1)
         if window.desk.engine.value == "ready":
@@ -161,7 +161,7 @@ async def tool_call(window: MainWindow, workbench: AppWorkbench, folder: Path, n
 
 
 async def similar(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
-    """The turns of the sample that are like its last answer, on all branches; the first one of another branch gone to."""
+    """The turns of the sample that are similar to its last answer, on all branches, with the first one of another branch."""
     window.acts.similar.trigger()
     panel = window.parts.similar
     for _second in range(MODEL_SECONDS):
@@ -176,7 +176,7 @@ async def similar(window: MainWindow, _: AppWorkbench, folder: Path, name: str) 
 
 
 async def similar_narrow(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
-    """The same in a small window."""
+    """The previous scene in a small window."""
     window.resize(900, 640)
     await similar(window, workbench, folder, name)
 
@@ -188,7 +188,7 @@ async def narrow(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -
 
 
 async def narrowest(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
-    """The same in the smallest window."""
+    """The previous scene in the smallest window."""
     await resized(window, 560)
     keep(window, folder / f"{name}.png")
 
@@ -224,7 +224,7 @@ async def backup(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -
 
 
 async def rare_options(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
-    """What few sessions need of the sampler, unfolded."""
+    """The less common settings of the sampler, unfolded."""
     window.desk.new_session()
     await settled(window)
     window.resize(1360, 1280)

@@ -25,7 +25,7 @@ OPTIONS = GenerationOptions(max_tokens=60, sampling=SamplingOptions(temperature=
 
 
 async def record(folder: Path) -> dict[str, Any]:
-    """Chats, branches twice, and returns what stands in the store."""
+    """Chats, branches twice, and returns the stored session."""
     store = SessionStore.open(DataFolder(folder).sessions)
     workbench = AppWorkbench(store, Supervisor("smollm2", "hf"), OPTIONS)
     try:

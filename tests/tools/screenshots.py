@@ -75,7 +75,7 @@ async def tokens_with_card(window: MainWindow, _: AppWorkbench, folder: Path, na
 
 
 async def before_an_alternative(window: MainWindow, bench: AppWorkbench, folder: Path, name: str) -> None:
-    """The token that the branch of `branch_with_tree` leaves at, with the keyboard on the alternative that it takes."""
+    """The token at which the branch of `branch_with_tree` leaves, with the keyboard focus on the alternative that it takes."""
     assert window.desk.shown is not None
     here = answers(window)[0]
     other = next(row for row in window.desk.shown.view.branches if row.depth and not row.on_path)
@@ -122,7 +122,7 @@ async def why_with_sliders(window: MainWindow, _: AppWorkbench, folder: Path, na
 
 
 async def eight_continuations(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
-    """Eight ways on from the most surprising token, drawn by the real model."""
+    """Eight continuations of the most surprising token, drawn by the real model."""
     turn = answers(window)[0]
     pin(window, turn.node_id, surprising(turn))
     QTest.mouseClick(window.parts.inspector.token.draws.buttons[8], Qt.MouseButton.LeftButton)
@@ -135,14 +135,14 @@ async def eight_continuations(window: MainWindow, _: AppWorkbench, folder: Path,
 
 
 async def narrow_continuations(window: MainWindow, bench: AppWorkbench, folder: Path, name: str) -> None:
-    """The same in a small window."""
+    """The previous scene in a small window."""
     window.resize(900, 700)
     window.parts.show_inspector(True)
     await eight_continuations(window, bench, folder, name)
 
 
 async def preview_in_place(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
-    """What an alternative of the most surprising token would lead to, in grey."""
+    """The preview of an alternative of the most surprising token, in grey."""
     turn = answers(window)[0]
     pin(window, turn.node_id, surprising(turn))
     tokens = window.parts.transcript.tokens
@@ -159,7 +159,7 @@ async def preview_in_place(window: MainWindow, _: AppWorkbench, folder: Path, na
 
 
 async def sampling(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
-    """What the session says of sampling itself, and who said the rest."""
+    """The sampling options of the session, and the source of each."""
     window.desk.new_session()
     await settled(window)
     window.popover.open(SAMPLING)
@@ -172,7 +172,7 @@ async def sampling(window: MainWindow, _: AppWorkbench, folder: Path, name: str)
 
 
 async def form(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
-    """A schema that cannot be used, said in the grammar library's own words; at 900 pixels."""
+    """A schema that cannot be used, with the message of the grammar library; at 900 pixels."""
     window.desk.new_session()
     window.resize(900, 700)
     await settled(window)
@@ -257,7 +257,7 @@ def main() -> None:
     take(application, folder, "similar", Scheme.LIGHT, more.similar)
     take(application, folder, "first-run", Scheme.LIGHT, more.first_run, hints=True)
     take(application, folder, "models", Scheme.LIGHT, more.models)
-    with patch.dict(os.environ, {"ELSEWISE_MODELS": "/models"}):  # no picture shows whose folders these are
+    with patch.dict(os.environ, {"ELSEWISE_MODELS": "/models"}):  # pictures show no path of the machine
         take(application, folder, "no-model", Scheme.DARK, more.no_model, model="org/qwen3-0.6b")
     take(application, folder, "tool-call", Scheme.LIGHT, more.tool_call)
     take(application, folder, "narrow", Scheme.DARK, more.narrow)
@@ -265,7 +265,7 @@ def main() -> None:
     take(application, folder, "continuations", Scheme.LIGHT, eight_continuations)
     take(application, folder, "scripts", Scheme.LIGHT, more.scripts)
     take(application, folder, "reopened", Scheme.DARK, more.cache, more.reopened)
-    if "--all" in sys.argv:  # those before are in the documentation
+    if "--all" in sys.argv:  # the scenes before are in the documentation
         take(application, folder, "why", Scheme.LIGHT, why_with_sliders)
         take(application, folder, "preview", Scheme.LIGHT, preview_in_place)
         take(application, folder, "continuations-dark-900", Scheme.DARK, narrow_continuations)
