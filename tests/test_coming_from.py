@@ -15,9 +15,10 @@ import pytest
 import runtime
 from runtime import LanguageModel
 from runtime.model import LocalModel
+from tests.pages import PAGES
 from tests.tiny_models import tiny_path
 
-PAGE = (Path(__file__).parents[1] / "docs" / "coming-from.md").read_text("utf-8")
+PAGE = PAGES["docs/coming-from.md"]
 SECTIONS = ("genlm-backend", "mlx-lm", "transformers", "OpenAI", "llama-cpp-python")
 ROWS = [
     (section, ours)

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.pages import PAGES
 from tests.reliability import __main__, suite
 from tests.reliability.suite import ROWS, Order, Result, Row, Tally, run_all, table
 
-PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+PAGE = PAGES["docs/reliability.md"]
 HERE = "tests.reliability.test_suite"
 
 
@@ -96,7 +97,7 @@ def test_the_exit_status_says_whether_all_is_well(
 
 
 def test_the_page_has_the_rows_of_the_suite() -> None:
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.read_text("utf-8").splitlines()]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines()]
     figures = [row for row in cells if len(row) == 7 and row[0] not in ("row", "---")]
     assert [row[0] for row in figures] == [row.name for row in ROWS]
     for _, tried, failures, bar, *_ in figures:
