@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from app.cli.group import cli
 from app.names import OURS
 from app.sample import ensure_sample
-from runtime import available_backends, load, register_backend, unregister_backend
+from runtime import __version__, available_backends, load, register_backend, unregister_backend
 from storage import SessionStore
 from tests.pages import PAGES, ROOT
 
@@ -241,6 +241,12 @@ def test_the_steps_of_a_tour_are_numbered_and_each_is_there_once(page: str, head
 def test_the_readme_is_one_page_and_architecture_one_screen() -> None:
     assert len(PAGES["README.md"].encode()) <= 8 << 10
     assert len((ROOT / "ARCHITECTURE.md").read_text("utf-8").splitlines()) <= 70
+
+
+def test_every_entry_of_the_changelog_is_one_line_under_a_version() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text("utf-8").partition(f"\n## [{__version__}]")[2]
+    assert changes
+    assert [line for line in changes.splitlines()[1:] if line and not line.startswith(("- ", "#"))] == []
 
 
 def test_every_page_is_reached_from_the_readme_and_every_path_in_it_exists() -> None:
