@@ -22,7 +22,7 @@ from runtime.errors import ModelLoadError, RuntimeFault
 from runtime.loading.child_process import end_with_parent, say
 from runtime.loading.gguf.decoder import FAMILIES, WORKS, DecoderShape, Tensor, check_tensors
 from runtime.loading.gguf.header import GgufHeader, read_header
-from runtime.loading.gguf.quants import UNPACKERS
+from runtime.loading.gguf.quants import READABLE
 from runtime.loading.gguf.tokenizer import build_tokenizer, chat_template, generation_config, tokenizer_config
 from runtime.loading.gguf.weights import kept_bits, parts_of, quantization_of, sync, write_weights
 
@@ -145,8 +145,8 @@ def check(path: Path) -> Checked:
     tensors = check_tensors(header, shape)
     for tensor in tensors:
         kind = header.tensors[tensor.source].format.name
-        if kind not in UNPACKERS:
-            raise ModelLoadError(f"{path}: {tensor.source} is packed as {kind}; a file in {', '.join(UNPACKERS)} can be read")
+        if kind not in READABLE:
+            raise ModelLoadError(f"{path}: {tensor.source} is packed as {kind}; a file in {', '.join(READABLE)} can be read")
     return Checked(header, shape, tensors)
 
 

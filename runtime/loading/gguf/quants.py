@@ -1,4 +1,8 @@
-"""ggml's block formats: as float32, and as MLX keeps quantised matrices."""
+"""ggml's block formats with numpy: as float32, and in MLX's affine form.
+
+gguf-py's `quants` gives the same numbers and is left out: it would be a dependency (with requests, tqdm and PyYAML) for three
+unpackers, because MLX's form needs the whole numbers, scales and offsets below in any case.
+"""
 
 from __future__ import annotations
 
@@ -13,141 +17,22 @@ from runtime.loading.gguf.header import TensorInfo
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
-
-VALUES_AT_ONCE = 1 << 20  # keeps what is in between small, and in the processor's cache
-
-
-def half(rows: Bytes, at: int) -> Floats:
-    """A float16 of every block, ``(blocks, 1)``."""
-    return np.ascontiguousarray(rows[:, at : at + 2]).view("<f2").astype(np.float32)
-
-
-def nibbles(packed: Bytes) -> Bytes:
-    """Low halves of all bytes, then the high halves: ``(blocks, 16)`` to ``(blocks, 32)``."""
-    return np.concatenate([packed & 15, packed >> 4], axis=1)
-
-
-def fifth_bits(packed: Bytes) -> Bytes:
-    """Bit 4 of 32 values, from a little-endian 32-bit word."""
-    return np.unpackbits(np.ascontiguousarray(packed), axis=1, bitorder="little") * np.uint8(16)
-
-
-def six_bit_pairs(packed: Bytes) -> tuple[Floats, Floats]:
-    """Eight scales and eight minima of six bits from twelve bytes, as ggml's `get_scale_min_k4` reads them."""
-    first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
-    scales = np.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], axis=1)
-    lows = np.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=1)
-    return scales.astype(np.float32), lows.astype(np.float32)
-
-
-def dequantise(info: TensorInfo, data: Bytes) -> Floats:
-    """The tensor's values, ``info.shape`` float32.
-
-    Args:
-        info: From a checked header.
-        data: ``(info.nbytes,) uint8``, the bytes at its place.
-
-    Raises:
-        ModelLoadError: A format that is not supported.
-    """
-    unpack = UNPACKERS.get(info.format.name)
-    if unpack is None:
-        raise ModelLoadError(
-            f"tensor {info.name} is {info.format.name}, which cannot be read; choose a file in {', '.join(UNPACKERS)}"
-        )
-    rows = data.reshape(-1, info.format.size)  # (blocks, bytes of a block)
-    values = np.empty((len(rows), info.format.block), np.float32)
-    step = VALUES_AT_ONCE // info.format.block
-    for first in range(0, len(rows), step):
-        values[first : first + step] = unpack(rows[first : first + step])
-    return values.reshape(info.shape)
-
-
-def _f32(rows: Bytes) -> Floats:
-    return rows.view("<f4").astype(np.float32)
-
-
-def _f16(rows: Bytes) -> Floats:
-    return rows.view("<f2").astype(np.float32)
-
-
-def _bf16(rows: Bytes) -> Floats:
-    return (rows.view("<u2").astype(np.uint32) << 16).view(np.float32)
-
-
-def _floats_q4_0(rows: Bytes) -> Floats:
-    scale, packed = half(rows, 0), rows[:, 2:]  # (blocks, 16)
-    return scale * (nibbles(packed).astype(np.float32) - 8)
-
-
-def _floats_q4_1(rows: Bytes) -> Floats:
-    scale, low, packed = half(rows, 0), half(rows, 2), rows[:, 4:]
-    return scale * nibbles(packed).astype(np.float32) + low
-
-
-def _floats_q5_0(rows: Bytes) -> Floats:
-    scale, packed = half(rows, 0), rows[:, 6:]
-    return scale * ((nibbles(packed) | fifth_bits(rows[:, 2:6])).astype(np.float32) - 16)
-
-
-def _floats_q5_1(rows: Bytes) -> Floats:
-    scale, low, packed = half(rows, 0), half(rows, 2), rows[:, 8:]
-    return scale * (nibbles(packed) | fifth_bits(rows[:, 4:8])).astype(np.float32) + low
-
-
-def _floats_q8_0(rows: Bytes) -> Floats:
-    return half(rows, 0) * rows[:, 2:].view(np.int8).astype(np.float32)
-
-
-def _floats_q4_k(rows: Bytes) -> Floats:
-    """Super-blocks of 8 x 32 values: a 6-bit scale and a 6-bit minimum for each 32."""
-    n = len(rows)
-    scales, lows = six_bit_pairs(rows[:, 4:16])  # (n, 8) each
-    scale = half(rows, 0) * scales
-    low = half(rows, 2) * lows
-    packed = rows[:, 16:].reshape(n, 4, 1, 32)  # each 32 bytes hold two runs of 32: low nibbles, then high ones
-    values = (packed >> np.array([0, 4], np.uint8).reshape(1, 1, 2, 1)) & 15  # (n, 4, 2, 32)
-    return (scale[:, :, None] * values.reshape(n, 8, 32).astype(np.float32) - low[:, :, None]).reshape(n, 256)
-
-
-def _floats_q6_k(rows: Bytes) -> Floats:
-    """Super-blocks of 16 x 16 values: four low bits, two high bits, an 8-bit scale for each 16."""
-    n = len(rows)
-    nibbles = rows[:, :128].reshape(n, 2, 1, 64)  # halves of 128 values: nibbles of 64 bytes, low ones first
-    low = ((nibbles >> np.array([0, 4], np.uint8).reshape(1, 1, 2, 1)) & 15).reshape(n, 256)
-    pairs = rows[:, 128:192].reshape(n, 2, 1, 32)  # ... and bit pairs of 32 bytes
-    high = ((pairs >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)) & 3).reshape(n, 256)
-    values = (low | (high << 4)).astype(np.float32) - 32
-    scale = rows[:, 192:208].view(np.int8).astype(np.float32) * half(rows, 208)  # (n, 16)
-    return (values.reshape(n, 16, 16) * scale[:, :, None]).reshape(n, 256)
-
-
-UNPACKERS: Mapping[str, Callable[[Bytes], Floats]] = {
-    "F32": _f32,
-    "F16": _f16,
-    "BF16": _bf16,
-    "Q4_0": _floats_q4_0,
-    "Q4_1": _floats_q4_1,
-    "Q5_0": _floats_q5_0,
-    "Q5_1": _floats_q5_1,
-    "Q8_0": _floats_q8_0,
-    "Q4_K": _floats_q4_k,
-    "Q6_K": _floats_q6_k,
-}
+Words = npt.NDArray[np.uint32]
 
 GROUP = 32  # values that share a scale and a bias
-Words = npt.NDArray[np.uint32]
+_VALUES_AT_ONCE = 1 << 20  # keeps what is in between small, and in the processor's cache
+# (blocks, bytes of a block) to whole numbers (blocks, values), scales and biases (blocks, values / 32) or (blocks, 1)
 _Split = Callable[[Bytes], tuple[Bytes, Floats, Floats]]
 
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """A matrix in MLX's affine form, groups of 32 along its rows.
+    """A matrix in MLX's affine form, ``scale * number + bias``, groups of 32 along its rows.
 
     Attributes:
         words: ``(rows, columns * bits / 32) uint32``, numbers one behind the other from the lowest bit on.
         scales: ``(rows, columns / 32) float32``.
-        biases: The same shape: what a number of 0 stands for.
+        biases: The same shape: the value of the number 0.
     """
 
     words: Words
@@ -156,13 +41,13 @@ class Affine:
 
 
 def bits_of(name: str) -> int | None:
-    """Bits of a number in a format of GGUF's; None where MLX has no exact form for it."""
+    """Bits of a number in one of GGUF's formats; None where MLX has no exact form for it (Q6_K has a scale for 16 values)."""
     found = _SPLITS.get(name)
     return None if found is None else found[0]
 
 
 def affine(info: TensorInfo, data: Bytes) -> Affine:
-    """A matrix as MLX keeps it, equal in every value to what `dequantise` makes of it.
+    """A matrix as MLX keeps it, equal in every value to the result of `dequantise`: scales stay float32, nothing is rounded.
 
     Args:
         info: From a checked header; of a format that `bits_of` knows, with two dimensions.
@@ -170,17 +55,44 @@ def affine(info: TensorInfo, data: Bytes) -> Affine:
     """
     bits, split = _SPLITS[info.format.name]
     blocks = data.reshape(-1, info.format.size)  # (blocks, bytes of a block)
-    runs = info.format.block // GROUP
-    words = np.empty((len(blocks), runs * bits), np.uint32)
-    scales = np.empty((len(blocks), runs), np.float32)
-    biases = np.empty((len(blocks), runs), np.float32)
-    step = VALUES_AT_ONCE // info.format.block
+    groups = info.format.block // GROUP
+    words = np.empty((len(blocks), groups * bits), np.uint32)
+    scales = np.empty((len(blocks), groups), np.float32)
+    biases = np.empty((len(blocks), groups), np.float32)
+    step = _VALUES_AT_ONCE // info.format.block
     for first in range(0, len(blocks), step):
         part = slice(first, first + step)
         numbers, scales[part], biases[part] = split(blocks[part])
         words[part] = _packed(numbers, bits)
     rows = info.shape[0]
     return Affine(words.reshape(rows, -1), scales.reshape(rows, -1), biases.reshape(rows, -1))
+
+
+def dequantise(info: TensorInfo, data: Bytes) -> Floats:
+    """The tensor's values, ``info.shape`` float32. All arithmetic is float32.
+
+    Args:
+        info: From a checked header.
+        data: ``(info.nbytes,) uint8``, the bytes at its place.
+
+    Raises:
+        ModelLoadError: A format that is not supported.
+    """
+    name = info.format.name
+    if name not in READABLE:
+        raise ModelLoadError(f"tensor {info.name} is {name}, which cannot be read; choose a file in {', '.join(READABLE)}")
+    blocks = data.reshape(-1, info.format.size)  # (blocks, bytes of a block)
+    values = np.empty((len(blocks), info.format.block), np.float32)
+    step = _VALUES_AT_ONCE // info.format.block
+    for first in range(0, len(blocks), step):
+        part = slice(first, first + step)
+        values[part] = _PLAIN[name](blocks[part]) if name in _PLAIN else _affine_values(*_SPLITS[name][1](blocks[part]))
+    return values.reshape(info.shape)
+
+
+def _affine_values(numbers: Bytes, scales: Floats, biases: Floats) -> Floats:
+    groups = numbers.reshape(len(numbers), scales.shape[1], -1).astype(np.float32)  # (blocks, groups, 32)
+    return (groups * scales[:, :, None] + biases[:, :, None]).reshape(numbers.shape)
 
 
 def _packed(numbers: Bytes, bits: int) -> Words:
@@ -195,34 +107,64 @@ def _packed(numbers: Bytes, bits: int) -> Words:
     return packed.view("<u4")
 
 
+def _half(blocks: Bytes, at: int) -> Floats:
+    """A float16 of every block, ``(blocks, 1)``."""
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
+
+
+def _nibbles(packed: Bytes) -> Bytes:
+    """Low halves of all bytes, then the high halves: ``(blocks, 16)`` to ``(blocks, 32)``."""
+    return np.concatenate([packed & 15, packed >> 4], axis=1)
+
+
+def _fifth_bits(packed: Bytes) -> Bytes:
+    """Bit 4 of 32 values, from a little-endian 32-bit word."""
+    return np.unpackbits(np.ascontiguousarray(packed), axis=1, bitorder="little") * np.uint8(16)
+
+
 def _q4_0(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
-    scale = half(blocks, 0)
-    return nibbles(blocks[:, 2:]), scale, scale * -8
+    scale = _half(blocks, 0)
+    return _nibbles(blocks[:, 2:]), scale, scale * -8
 
 
 def _q4_1(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
-    return nibbles(blocks[:, 4:]), half(blocks, 0), half(blocks, 2)
+    return _nibbles(blocks[:, 4:]), _half(blocks, 0), _half(blocks, 2)
 
 
 def _q5_0(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
-    scale = half(blocks, 0)
-    return nibbles(blocks[:, 6:]) | fifth_bits(blocks[:, 2:6]), scale, scale * -16
+    scale = _half(blocks, 0)
+    return _nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6]), scale, scale * -16
 
 
 def _q5_1(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
-    return nibbles(blocks[:, 8:]) | fifth_bits(blocks[:, 4:8]), half(blocks, 0), half(blocks, 2)
+    return _nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8]), _half(blocks, 0), _half(blocks, 2)
 
 
 def _q8_0(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
-    scale = half(blocks, 0)
+    scale = _half(blocks, 0)
     return blocks[:, 2:] ^ np.uint8(128), scale, scale * -128  # signed numbers, moved up to begin at 0
 
 
 def _q4_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
-    scales, lows = six_bit_pairs(blocks[:, 4:16])  # (blocks, 8) each
+    """Super-blocks of 8 x 32 values: a 6-bit scale and a 6-bit minimum for each 32, as in ggml's `get_scale_min_k4`."""
+    first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scales = np.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], axis=1).astype(np.float32)  # (blocks, 8)
+    lows = np.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=1).astype(np.float32)
     packed = blocks[:, 16:].reshape(len(blocks), 4, 1, 32)  # each 32 bytes hold two runs of 32: low nibbles, then high ones
     numbers = (packed >> np.array([0, 4], np.uint8).reshape(1, 1, 2, 1)) & np.uint8(15)
-    return numbers.reshape(len(blocks), 256), half(blocks, 0) * scales, -(half(blocks, 2) * lows)
+    return numbers.reshape(len(blocks), 256), _half(blocks, 0) * scales, -(_half(blocks, 2) * lows)
+
+
+def _q6_k(blocks: Bytes) -> Floats:
+    """Super-blocks of 16 x 16 values: four low bits, two high bits, an 8-bit scale for each 16."""
+    n = len(blocks)
+    nibbles = blocks[:, :128].reshape(n, 2, 1, 64)  # halves of 128 values: nibbles of 64 bytes, low ones first
+    low = ((nibbles >> np.array([0, 4], np.uint8).reshape(1, 1, 2, 1)) & 15).reshape(n, 256)
+    pairs = blocks[:, 128:192].reshape(n, 2, 1, 32)  # ... and bit pairs of 32 bytes
+    high = ((pairs >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)) & 3).reshape(n, 256)
+    values = (low | (high << 4)).astype(np.float32) - 32
+    scale = blocks[:, 192:208].view(np.int8).astype(np.float32) * _half(blocks, 208)  # (n, 16)
+    return (values.reshape(n, 16, 16) * scale[:, :, None]).reshape(n, 256)
 
 
 _SPLITS: Mapping[str, tuple[int, _Split]] = {
@@ -233,4 +175,11 @@ _SPLITS: Mapping[str, tuple[int, _Split]] = {
     "Q8_0": (8, _q8_0),
     "Q4_K": (4, _q4_k),
 }
-KEPT = tuple(_SPLITS)  # formats
+_PLAIN: Mapping[str, Callable[[Bytes], Floats]] = {
+    "F32": lambda blocks: blocks.view("<f4").astype(np.float32),
+    "F16": lambda blocks: blocks.view("<f2").astype(np.float32),
+    "BF16": lambda blocks: (blocks.view("<u2").astype(np.uint32) << 16).view(np.float32),
+    "Q6_K": _q6_k,
+}
+KEPT = tuple(_SPLITS)  # formats that MLX can keep
+READABLE = ("F32", "F16", "BF16", *KEPT, "Q6_K")

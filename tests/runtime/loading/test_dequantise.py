@@ -10,7 +10,7 @@ import pytest
 
 from runtime.errors import ModelLoadError
 from runtime.loading.gguf.header import FORMATS, TensorInfo, read_header
-from runtime.loading.gguf.quants import UNPACKERS, dequantise
+from runtime.loading.gguf.quants import READABLE, dequantise
 from tests.runtime.loading.gguf_files import STRING, GgufFile, Pair, Stored
 
 KINDS = {form.name: kind for kind, form in FORMATS.items()}
@@ -160,5 +160,5 @@ def test_a_tensor_larger_than_a_chunk_is_whole() -> None:
 
 
 def test_an_unsupported_format_names_those_that_work() -> None:
-    with pytest.raises(ModelLoadError, match=f"IQ2_XXS.*{', '.join(UNPACKERS)}"):
+    with pytest.raises(ModelLoadError, match=f"IQ2_XXS.*{', '.join(READABLE)}"):
         dequantise(info_of("IQ2_XXS", (1, 256)), np.zeros(66, np.uint8))
