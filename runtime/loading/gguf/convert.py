@@ -1,8 +1,7 @@
 """GGUF to a model folder, run as a child process: ``python -m runtime.loading.gguf.convert FILE FOLDER [--keep-quantised]``.
 
-Weights are dequantised to float32, or brought into MLX's form of quantised ones, one tensor at a time. On standard output: one
-JSON object a line, ``{"done", "total"}`` while it works, ``{"parameters"}`` at the end, ``{"error"}`` where it cannot. Ends
-when its standard input closes, so it never outlives the process that asked for it.
+Weights become float32, or MLX's quantised form, one tensor at a time. On standard output, one JSON object a line:
+``{"done", "total"}`` as progress, then ``{"parameters"}`` or ``{"error"}``. The process ends when its standard input closes.
 """
 
 from __future__ import annotations
@@ -29,6 +28,47 @@ from runtime.loading.gguf.weights import kept_bits, parts_of, quantization_of, s
 _BASE_MEMORY = 4 << 30  # bytes of address space: interpreter, numpy, tokenizer, and room
 
 
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A file that can be converted, by its header."""
+
+    header: GgufHeader
+    shape: DecoderShape
+    tensors: list[Tensor]
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in all."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors)
+
+    @property
+    def keepable(self) -> bool:
+        """Whether MLX can keep any of its tensors as it is packed."""
+        return any(kept_bits(self.header, tensor) for tensor in self.tensors)
+
+    def written_bytes(self, *, quantised: bool) -> int:
+        """Size of the weights once converted."""
+        return sum(part.nbytes for tensor in self.tensors for part in parts_of(self.header, tensor, quantised=quantised))
+
+
+def check(path: Path) -> Checked:
+    """Reads the header and refuses what cannot be converted.
+
+    Raises:
+        ModelLoadError: Damaged, or of a kind that cannot be converted.
+    """
+    header = read_header(path)
+    if header.architecture not in FAMILIES:
+        raise ModelLoadError(f"{path}: the architecture {header.architecture!r} cannot be imported from GGUF; {WORKS} can")
+    shape = DecoderShape.of(header)
+    tensors = check_tensors(header, shape)
+    for tensor in tensors:
+        kind = header.tensors[tensor.source].format.name
+        if kind not in READABLE:
+            raise ModelLoadError(f"{path}: {tensor.source} is packed as {kind}; a file in {', '.join(READABLE)} can be read")
+    return Checked(header, shape, tensors)
+
+
 def convert(checked: Checked, target: Path, report: Callable[[int, int], None], *, quantised: bool = False) -> int:
     """Writes the model folder's files into `target`, durably.
 
@@ -36,7 +76,7 @@ def convert(checked: Checked, target: Path, report: Callable[[int, int], None], 
         checked: From `check`.
         target: An empty folder.
         report: Called with the bytes of weights written, and in all.
-        quantised: Whether what MLX can keep as it is packed stays so (`runtime.loading.gguf.quants`); all else is float32.
+        quantised: Tensors that MLX can keep stay quantised; all others become float32.
 
     Returns:
         The number of parameters.
@@ -61,7 +101,7 @@ def convert(checked: Checked, target: Path, report: Callable[[int, int], None], 
 
 
 def _limit_memory(header: GgufHeader) -> None:
-    """Bounds this process: the mapped file, and a few copies of the largest tensor."""
+    """Limits this process to the mapped file and a few copies of the largest tensor."""
     if sys.platform != "darwin":  # macOS accepts the call and does not enforce it
         largest = max(info.values for info in header.tensors.values()) * 4
         limit = _BASE_MEMORY + header.file_bytes + 4 * largest
@@ -79,7 +119,7 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def main() -> int:
-    """The child's whole life; 0 done, 1 refused."""
+    """Exit code 0: converted; 1: refused."""
     parser = argparse.ArgumentParser(description="Convert a GGUF file into a model folder.")
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
@@ -107,47 +147,6 @@ def main() -> int:
         return 1
     say(parameters=parameters)
     return 0
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """A file that can be converted, as far as its header tells."""
-
-    header: GgufHeader
-    shape: DecoderShape
-    tensors: list[Tensor]
-
-    @property
-    def parameters(self) -> int:
-        """Numbers in all."""
-        return sum(math.prod(tensor.shape) for tensor in self.tensors)
-
-    @property
-    def keepable(self) -> bool:
-        """Whether MLX can keep any of its tensors as it is packed."""
-        return any(kept_bits(self.header, tensor) for tensor in self.tensors)
-
-    def written_bytes(self, *, quantised: bool) -> int:
-        """Size of the weights once converted."""
-        return sum(part.nbytes for tensor in self.tensors for part in parts_of(self.header, tensor, quantised=quantised))
-
-
-def check(path: Path) -> Checked:
-    """Everything that can be refused before work begins.
-
-    Raises:
-        ModelLoadError: Damaged, or of a kind that cannot be converted.
-    """
-    header = read_header(path)
-    if header.architecture not in FAMILIES:
-        raise ModelLoadError(f"{path}: the architecture {header.architecture!r} cannot be imported from GGUF; {WORKS} can")
-    shape = DecoderShape.of(header)
-    tensors = check_tensors(header, shape)
-    for tensor in tensors:
-        kind = header.tensors[tensor.source].format.name
-        if kind not in READABLE:
-            raise ModelLoadError(f"{path}: {tensor.source} is packed as {kind}; a file in {', '.join(READABLE)} can be read")
-    return Checked(header, shape, tensors)
 
 
 if __name__ == "__main__":

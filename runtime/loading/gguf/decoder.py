@@ -1,4 +1,7 @@
-"""GGUF's decoders in Hugging Face's layout: architectures, sizes, tensor names, shapes, row order, config.json."""
+"""GGUF's decoders in Hugging Face's layout: architectures, sizes, tensor names, shapes, row order, config.json.
+
+Each architecture is proven equal to transformers on tiny models (`tests/runtime/loading/test_families.py`).
+"""
 
 from __future__ import annotations
 
@@ -20,18 +23,18 @@ class Family:
     Attributes:
         model_type: In config.json.
         transformers: The class of the model there.
-        interleaved: Whether rows of q and k lie in GGUF in llama.cpp's order of rotary pairs.
-        biased: Whether q, k and v have biases.
-        normed: Whether q and k go through norms, a head at a time.
-        fused: Whether q, k and v are one matrix, gate and up another.
-        narrow: Whether all heads together are as wide as the model; its config has no size of a head then.
-        gemma: Whether it is built as Gemma: norms behind attention and MLP as well, all of them 1 higher in GGUF than in the
-            model's own folder, a GELU, tied embeddings, a scale of queries that config.json names.
-        capped: Whether logits and attention scores are capped by a tanh.
-        windowed: Whether the file's sliding window counts.
-        full_every: Attention is full in every n-th layer and sees the window in the others; 1: the window is in all.
-        ropes: Kinds of ``rope_parameters`` that are proven.
-        largest: Layers of the family's largest model, whose queries are scaled by width / heads instead of a head's size.
+        interleaved: Rows of q and k have llama.cpp's order of rotary pairs.
+        biased: q, k and v have biases.
+        normed: q and k are normed per head.
+        fused: q, k and v are one matrix, gate and up another.
+        narrow: All heads together are as wide as the model; its config has no head size.
+        gemma: Built as Gemma: norms after attention and MLP as well, all stored 1 higher in GGUF than in the model's own
+            folder; GELU; tied embeddings; a query scale in config.json.
+        capped: Logits and attention scores are capped by a tanh.
+        windowed: The file's sliding window applies.
+        full_every: Every n-th layer has full attention, the others the window; 1: all have the window.
+        ropes: Proven kinds of ``rope_parameters``.
+        largest: Layers of the largest model, whose queries are scaled by width / heads instead of the head size.
     """
 
     model_type: str
@@ -78,7 +81,7 @@ Number = TypeVar("Number", bound=np.generic)
 
 MAX_LAYERS, MAX_WIDTH = 1024, 1 << 18
 
-# Norms of a layer, there and here, from its input to its output
+# Norms of a layer in GGUF and in transformers, from input to output
 _NORMS = (("attn_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm"))
 _GEMMA_NORMS = (
     ("attn_norm", "input_layernorm"),
@@ -87,7 +90,7 @@ _GEMMA_NORMS = (
     ("post_ffw_norm", "post_feedforward_layernorm"),
 )
 
-# Keys that change what a model computes, of which llama.cpp takes these families' to have none
+# Keys that change the computation and that llama.cpp does not use for these families
 _FOREIGN = (
     *("attention.scale", "attention.clamp_kqv", "attention.temperature_scale", "attention.max_alibi_bias"),
     *("logit_scale", "residual_scale", "embedding_scale"),
@@ -96,13 +99,13 @@ _FOREIGN = (
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor of the model: its names here and there, the shape it must have."""
+    """One tensor of the model, with its required shape."""
 
-    source: str
-    target: str
+    source: str  # name in GGUF
+    target: str  # name in transformers
     shape: tuple[int, ...]
     permuted_heads: int = 0  # rows of q and k are interleaved per head in GGUF; 0: not permuted
-    excess: float = 0.0  # how much higher its values are in GGUF
+    excess: float = 0.0  # added to its values in GGUF
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +124,10 @@ class DecoderShape:
     norm_eps: float
     tied: bool
     rope: Mapping[str, Any]  # transformers' rope_parameters; of the layers with full attention
-    window: int | None = None  # tokens that sliding layers see, the token itself among them
+    window: int | None = None  # tokens a sliding layer sees, its own included
     full_every: int = 1  # as in `Family`
-    local_theta: float = 10000.0  # the base of the frequencies in sliding layers, where they have one of their own
-    caps: tuple[float, float] = (50.0, 30.0)  # of attention scores and logits, where the family has them
+    local_theta: float = 10000.0  # base of the frequencies in sliding layers, where it differs
+    caps: tuple[float, float] = (50.0, 30.0)  # of attention scores and of logits
 
     @classmethod
     def of(cls, header: GgufHeader) -> DecoderShape:
@@ -213,7 +216,7 @@ class DecoderShape:
         yield Tensor(f"{there}.ffn_down.weight", f"{here}.down_proj.weight", up[::-1])
 
     def config(self) -> dict[str, Any]:
-        """config.json; of rope both spellings where there is one base alone."""
+        """config.json; rope in both spellings where there is one base."""
         return {
             "architectures": [self.family.transformers],
             "model_type": self.family.model_type,
@@ -239,11 +242,11 @@ class DecoderShape:
         }
 
     def _phi3(self) -> dict[str, Any]:
-        """What else transformers takes to be as in the model that was published."""
+        """Fields that transformers otherwise takes from the published model."""
         return {"original_max_position_embeddings": self.context, "pad_token_id": None}
 
     def _gemma(self) -> dict[str, Any]:
-        """What the config of a Gemma says besides."""
+        """Further fields of a Gemma."""
         kinds = ["full_attention" if (n + 1) % self.full_every == 0 else "sliding_attention" for n in range(self.layers)]
         found: dict[str, Any] = {
             "hidden_act": "gelu_pytorch_tanh",
@@ -263,7 +266,7 @@ class DecoderShape:
 
 
 def check_tensors(header: GgufHeader, shape: DecoderShape) -> list[Tensor]:
-    """The tensors to convert: all there, all of the right shape, none too many.
+    """The tensors to convert: all present, of the right shape, none too many.
 
     Raises:
         ModelLoadError: Names the tensor.
@@ -284,9 +287,9 @@ def check_tensors(header: GgufHeader, shape: DecoderShape) -> list[Tensor]:
 
 
 def unpermuted(weight: npt.NDArray[Number], heads: int) -> npt.NDArray[Number]:
-    """Undoes llama.cpp's row order: rotary pairs that lie side by side go back to the two halves of each head.
+    """Undoes llama.cpp's row order: adjacent rotary pairs return to the two halves of each head.
 
-    Rows stay whole, so that a quantised matrix is put right by its words, its scales and its biases each for themselves.
+    Rows stay whole, so the same order applies to words, scales and biases of a quantised matrix.
     """
     rows, columns = weight.shape
     pairs = weight.reshape(heads, rows // heads // 2, 2, columns)
@@ -294,7 +297,7 @@ def unpermuted(weight: npt.NDArray[Number], heads: int) -> npt.NDArray[Number]:
 
 
 def _check(header: GgufHeader, shape: DecoderShape, rotated: int) -> None:
-    """What does not fit together."""
+    """Refuses sizes that contradict each other."""
     name, family, head_dim = header.architecture, shape.family, shape.head_dim
     for key, found in (("rope.dimension_count", rotated), ("attention.value_length", None)):
         said = header.metadata.get(f"{name}.{key}", head_dim) if found is None else found
@@ -319,7 +322,7 @@ def _check(header: GgufHeader, shape: DecoderShape, rotated: int) -> None:
 
 
 def _window(header: GgufHeader, context: int) -> int | None:
-    """Tokens that a sliding layer sees; None where the file names none, or as many as the context has."""
+    """Tokens that a sliding layer sees; None where the file has none, or one as long as the context."""
     key = f"{header.architecture}.attention.sliding_window"
     if not header.metadata.get(key):  # llama.cpp writes 0 for none
         return None

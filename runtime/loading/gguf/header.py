@@ -21,7 +21,17 @@ from runtime.errors import ModelLoadError
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
+_BIG_ENDIAN = tuple(version.to_bytes(4, "little") for version in VERSIONS)
 DEFAULT_ALIGNMENT = 32
+
+PREAMBLE_BYTES = 24  # magic number, version, and the two counts
+MAX_PAIRS = 1 << 14
+MAX_TENSORS = 1 << 16
+MAX_NAME_BYTES = 512
+MAX_STRING_BYTES = 4 << 20  # the longest honest ones are chat templates
+MAX_ARRAY_ITEMS = 1 << 22  # all arrays of a file together; honest files hold about a million
+MAX_HEADER_BYTES = 128 << 20
+MAX_DIMENSIONS = 4
 
 # value types and their struct codes
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
@@ -37,40 +47,17 @@ class TensorFormat:
     size: int
 
 
-# ggml's type numbers; those that are missing were removed from ggml or never stood in files
-FORMATS: Mapping[int, TensorFormat] = {
-    0: TensorFormat("F32", 1, 4),
-    1: TensorFormat("F16", 1, 2),
-    2: TensorFormat("Q4_0", 32, 18),
-    3: TensorFormat("Q4_1", 32, 20),
-    6: TensorFormat("Q5_0", 32, 22),
-    7: TensorFormat("Q5_1", 32, 24),
-    8: TensorFormat("Q8_0", 32, 34),
-    9: TensorFormat("Q8_1", 32, 36),
-    10: TensorFormat("Q2_K", 256, 84),
-    11: TensorFormat("Q3_K", 256, 110),
-    12: TensorFormat("Q4_K", 256, 144),
-    13: TensorFormat("Q5_K", 256, 176),
-    14: TensorFormat("Q6_K", 256, 210),
-    15: TensorFormat("Q8_K", 256, 292),
-    16: TensorFormat("IQ2_XXS", 256, 66),
-    17: TensorFormat("IQ2_XS", 256, 74),
-    18: TensorFormat("IQ3_XXS", 256, 98),
-    19: TensorFormat("IQ1_S", 256, 50),
-    20: TensorFormat("IQ4_NL", 32, 18),
-    21: TensorFormat("IQ3_S", 256, 110),
-    22: TensorFormat("IQ2_S", 256, 82),
-    23: TensorFormat("IQ4_XS", 256, 136),
-    24: TensorFormat("I8", 1, 1),
-    25: TensorFormat("I16", 1, 2),
-    26: TensorFormat("I32", 1, 4),
-    27: TensorFormat("I64", 1, 8),
-    28: TensorFormat("F64", 1, 8),
-    29: TensorFormat("IQ1_M", 256, 56),
-    30: TensorFormat("BF16", 1, 2),
-    34: TensorFormat("TQ1_0", 256, 54),
-    35: TensorFormat("TQ2_0", 256, 66),
-}
+# Name, values of a block and its bytes, by ggml's type number. Missing numbers were removed from ggml or never stood in files.
+_FORMATS: Mapping[int, tuple[str, int, int]] = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 36), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292), 16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 24: ("I8", 1, 1), 25: ("I16", 1, 2),
+    26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8), 29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
+}  # fmt: skip
+FORMATS = {kind: TensorFormat(*form) for kind, form in _FORMATS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +71,7 @@ class TensorInfo:
 
     @property
     def values(self) -> int:
-        """How many numbers it holds."""
+        """Numbers in all."""
         return math.prod(self.shape)
 
     @property
@@ -95,18 +82,16 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """Everything a checked GGUF file says before its weights."""
+    """Metadata and tensors of a checked file."""
 
     path: Path
-    version: int
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
-    data_start: int  # bytes
     file_bytes: int
 
     @property
     def architecture(self) -> str:
-        """The file's ``general.architecture``."""
+        """``general.architecture``; empty where the file has none."""
         return str(self.metadata.get("general.architecture", ""))
 
 
@@ -135,25 +120,15 @@ def positive(header: GgufHeader, key: str, default: float | None = None) -> floa
 
 
 def fault(header: GgufHeader, what: str) -> ModelLoadError:
-    """The error for a file, which it names."""
+    """An error that names the file."""
     return ModelLoadError(f"{header.path}: {what}")
 
 
-PREAMBLE_BYTES = 24  # magic number, version, and the two counts
-MAX_PAIRS = 1 << 14
-MAX_TENSORS = 1 << 16
-MAX_NAME_BYTES = 512
-MAX_STRING_BYTES = 4 << 20  # the longest honest ones are chat templates
-MAX_ARRAY_ITEMS = 1 << 22  # all arrays of a file together; honest files hold about a million
-MAX_HEADER_BYTES = 128 << 20
-MAX_DIMENSIONS = 4
-
-
 def read_header(path: Path) -> GgufHeader:
-    """The file's header, if every number in it is sound.
+    """The checked header of a file.
 
     Raises:
-        ModelLoadError: Not a GGUF file, damaged, truncated, or of a kind that is not known; says what and where.
+        ModelLoadError: Not a GGUF file, damaged, truncated or of an unknown kind; names the place.
     """
     try:
         with open_regular(path) as stream:
@@ -163,7 +138,7 @@ def read_header(path: Path) -> GgufHeader:
 
 
 class _Reader:
-    """A cursor that never goes past the end of the file."""
+    """A cursor that never passes the end of the file."""
 
     def __init__(self, path: Path, stream: BinaryIO, size: int) -> None:
         self.path, self.stream, self.size = path, stream, size
@@ -171,7 +146,7 @@ class _Reader:
         self.items = 0
 
     def header(self) -> GgufHeader:
-        version, tensor_count, pair_count = self.preamble()
+        tensor_count, pair_count = self.preamble()
         metadata = self.metadata(pair_count)
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or not 8 <= alignment <= 1 << 16 or alignment & (alignment - 1):
@@ -180,14 +155,13 @@ class _Reader:
         start = _aligned(self.at, alignment)
         return GgufHeader(
             path=self.path,
-            version=version,
             metadata=metadata,
             tensors=self.placed(entries, start, alignment),
-            data_start=start,
             file_bytes=self.size,
         )
 
-    def preamble(self) -> tuple[int, int, int]:
+    def preamble(self) -> tuple[int, int]:
+        """Counts of tensors and of metadata entries."""
         if self.size < len(MAGIC) or self.take(4, "the magic number") != MAGIC:
             raise ModelLoadError(f"{self.path}: not a GGUF file (it does not begin with 'GGUF')")
         if self.size < PREAMBLE_BYTES:
@@ -203,7 +177,7 @@ class _Reader:
             raise self.fault(f"{tensors:,} tensors; 1 to {MAX_TENSORS:,} are possible")
         if pairs > MAX_PAIRS:
             raise self.fault(f"{pairs:,} metadata entries; at most {MAX_PAIRS:,} are possible")
-        return version, tensors, pairs
+        return tensors, pairs
 
     def metadata(self, count: int) -> dict[str, Any]:
         metadata: dict[str, Any] = {}
@@ -256,7 +230,7 @@ class _Reader:
         return name, shape, self.u32(f"the format of {name}"), self.u64(f"the offset of {name}")
 
     def placed(self, entries: list[tuple[str, tuple[int, ...], int, int]], start: int, alignment: int) -> dict[str, TensorInfo]:
-        """The tensors with their place in the file: one after the other, without gap or overlap, to the end."""
+        """Tensors with their places: one after the other, without gap or overlap, to the end of the file."""
         tensors: dict[str, TensorInfo] = {}
         end = start
         for name, shape, kind, offset in entries:
@@ -311,9 +285,6 @@ class _Reader:
 
     def fault(self, what: str) -> ModelLoadError:
         return ModelLoadError(f"{self.path}: damaged GGUF header near byte {self.at:,}: {what}; fetch the file again")
-
-
-_BIG_ENDIAN = tuple(version.to_bytes(4, "little") for version in VERSIONS)
 
 
 def _aligned(offset: int, alignment: int) -> int:

@@ -1,4 +1,4 @@
-"""How a GGUF stretches rotary positions, as transformers' ``rope_parameters`` say it."""
+"""Rope scaling of a GGUF as transformers' ``rope_parameters``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ import numpy.typing as npt
 
 from runtime.loading.gguf.header import GgufHeader, fault, positive, whole
 
-FACTORS = "rope_freqs.weight"  # Llama 3's: what each frequency is divided by
+FACTORS = "rope_freqs.weight"  # Llama 3's divisors of the frequencies
 MAX_CONTEXT = 1 << 27
 
-# Llama 3.1 to 3.3's other numbers, which a GGUF does not name; its factors must be what they give.
+# Numbers of Llama 3.1 to 3.3 that a GGUF does not have; its factors must follow from them.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-_UNKNOWN = ("yarn_ext_factor", "yarn_attn_factor", "attn_factor", "yarn_log_multiplier")  # of yarn; no config has them
+_UNKNOWN = (
+    "yarn_ext_factor",
+    "yarn_attn_factor",
+    "attn_factor",
+    "yarn_log_multiplier",
+)  # of yarn; without a field in config.json
 
 
 def rope_parameters(header: GgufHeader, theta: float, rotated: int) -> dict[str, Any]:
@@ -25,10 +30,10 @@ def rope_parameters(header: GgufHeader, theta: float, rotated: int) -> dict[str,
     Args:
         header: The file's.
         theta: The base of the frequencies.
-        rotated: Numbers of a head that turn.
+        rotated: Rotated dimensions of a head.
 
     Raises:
-        ModelLoadError: A kind of scaling that is not supported, or numbers that are missing.
+        ModelLoadError: An unsupported kind of scaling, or missing numbers.
     """
     prefix = f"{header.architecture}.rope."
     kind = header.metadata.get(f"{prefix}scaling.type", "none")
@@ -79,8 +84,8 @@ def _llama3(header: GgufHeader, plain: Mapping[str, Any], rotated: int) -> dict[
 
 
 def _divisors(theta: float, rotated: int, scaling: Mapping[str, float]) -> npt.NDArray[np.float64]:
-    """What Llama 3 divides its frequencies by, ``(rotated / 2,)``: nothing the fast ones, `factor` the slow ones."""
-    waves = 2 * math.pi * theta ** (np.arange(0, rotated, 2) / rotated)  # tokens a turn
+    """Llama 3's divisors, ``(rotated / 2,)``: 1 for fast frequencies, `factor` for slow ones."""
+    waves = 2 * math.pi * theta ** (np.arange(0, rotated, 2) / rotated)  # tokens per turn
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     smooth = np.clip((scaling["original_max_position_embeddings"] / waves - low) / (high - low), 0, 1)
     result: npt.NDArray[np.float64] = 1 / ((1 - smooth) / scaling["factor"] + smooth)

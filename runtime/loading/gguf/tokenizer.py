@@ -1,4 +1,13 @@
-"""The tokenizer of a GGUF file, built again with `tokenizers`, and the small files beside it."""
+"""The tokenizer of a GGUF file, rebuilt with `tokenizers`, and the small files beside it.
+
+transformers' converter (5.23, `integrations.gguf`) is not used: it has no entry for "smollm" and splits an unknown kind as GPT-2
+without a word ("x  1" of SmolLM2 gets other ids), leaves out Llama 3's `ignore_merges` and Qwen 2's NFC, is missing from the
+oldest transformers that is supported, and takes seconds to import.
+
+SentencePiece's BPE (Kudo and Richardson 2018) has no merges in a GGUF: SentencePiece joins the two neighbours whose joint piece
+has the best score. Its trainer gives falling scores, so the order of the pieces is the order of the merges, and every way to
+cut a piece in two is a merge.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +25,10 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # of tokeniz
 
 
 def tokens_and_kinds(header: GgufHeader) -> tuple[list[str], list[int]]:
-    """Every token as the file spells it, and its kind.
+    """Every token in the file's spelling, and its kind.
 
     Raises:
-        ModelLoadError: They do not fit the embedding or each other, or a token stands there twice.
+        ModelLoadError: They do not fit the embedding or each other, or a token occurs twice.
     """
     tokens = texts(header, "tokenizer.ggml.tokens")
     kinds = header.metadata.get("tokenizer.ggml.token_type")
@@ -33,10 +42,10 @@ def tokens_and_kinds(header: GgufHeader) -> tuple[list[str], list[int]]:
 
 
 def check_unique(header: GgufHeader, tokens: list[str]) -> None:
-    """Each token stands there once.
+    """Refuses a vocabulary in which a token occurs twice.
 
     Raises:
-        ModelLoadError: Names one that stands there twice.
+        ModelLoadError: Names the token.
     """
     if len(set(tokens)) != len(tokens):
         twice = Counter(tokens).most_common(1)[0][0]
@@ -44,10 +53,10 @@ def check_unique(header: GgufHeader, tokens: list[str]) -> None:
 
 
 def texts(header: GgufHeader, key: str) -> list[str]:
-    """A list of texts, not empty.
+    """A list of texts that is not empty.
 
     Raises:
-        ModelLoadError: It is missing or something else.
+        ModelLoadError: Missing, or of another type.
     """
     found = header.metadata.get(key)
     if not isinstance(found, list) or not found or not isinstance(found[0], str):
@@ -56,10 +65,10 @@ def texts(header: GgufHeader, key: str) -> list[str]:
 
 
 def token_id(header: GgufHeader, key: str, count: int) -> int | None:
-    """A token's id, None where the file names none.
+    """The id under a key; None where the file has none.
 
     Raises:
-        ModelLoadError: It is no id of the vocabulary.
+        ModelLoadError: Not an id of the vocabulary.
     """
     value = header.metadata.get(key)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count):
@@ -80,14 +89,14 @@ _TEKKEN = (  # words end where lower case goes over into upper case; a slash goe
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """How text is cut before the merges.
+    """How text is split before the merges.
 
     Attributes:
-        pattern: Of the pieces; empty: GPT-2's own.
-        digits: Whether each digit is a piece, before the pattern.
-        composed: Whether text is brought into Unicode's composed form first.
-        whole: Whether a piece that is a token is that token, whatever the merges would make of it.
-        adds_bos: Whether raw text begins with a bos, where the file does not say.
+        pattern: Regular expression of the pieces; empty: GPT-2's own.
+        digits: Each digit is a piece, before the pattern applies.
+        composed: Text is normalised to NFC first.
+        whole: A piece that is a token is never merged from parts (`ignore_merges`).
+        adds_bos: Raw text begins with a bos where the file does not say.
     """
 
     pattern: str = ""
@@ -96,8 +105,8 @@ class PreTokenizer:
     whole: bool = False
     adds_bos: bool = False
 
-    def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
-        """Text into pieces spelled in bytes."""
+    def build(self) -> pre_tokenizers.PreTokenizer:
+        """Splits text into pieces spelled in GPT-2's byte characters."""
         first: list[pre_tokenizers.PreTokenizer] = []
         if self.digits:
             first.append(pre_tokenizers.Digits(individual_digits=True))
@@ -107,8 +116,8 @@ class PreTokenizer:
         return pre_tokenizers.Sequence([*first, bytes_of]) if first else bytes_of
 
 
-# By tokenizer.ggml.pre. Each was checked against the model's own tokenizer or the library's classes of it (see
-# `tests/runtime/loading/test_cuts.py`); one that is not here is refused: a wrong cut gives plausible text, wrong numbers.
+# By tokenizer.ggml.pre. Each was compared with the model's own tokenizer or the library's class of it
+# (`tests/runtime/loading/test_cuts.py`). Others are refused: a wrong split gives plausible text and wrong numbers.
 _LLAMA_BPE = PreTokenizer(_LLAMA3, whole=True, adds_bos=True)
 PRE_TOKENIZERS = {
     "gpt-2": PreTokenizer(),
@@ -124,10 +133,10 @@ PRE_TOKENIZERS = {
 
 
 def pre_tokenizer_of(header: GgufHeader) -> PreTokenizer:
-    """How the file's text is cut.
+    """The pre-tokeniser that the file names.
 
     Raises:
-        ModelLoadError: In a way that is not known.
+        ModelLoadError: An unknown one.
     """
     pre = header.metadata.get("tokenizer.ggml.pre")
     if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
@@ -141,17 +150,17 @@ def byte_level(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) 
     """The tokenizer of a file whose ``tokenizer.ggml.model`` is "gpt2".
 
     Raises:
-        ModelLoadError: A cut that is not known, or merges of tokens that are not there.
+        ModelLoadError: An unknown pre-tokeniser, or merges of tokens that are not in the vocabulary.
     """
-    cut = pre_tokenizer_of(header)
+    split = pre_tokenizer_of(header)
     merges = [_merge(header, merge) for merge in texts(header, "tokenizer.ggml.merges")]
     vocab = {token: i for i, token in enumerate(tokens)}
     for left, right in merges:
         if not {left, right, left + right} <= vocab.keys():
             raise fault(header, f"the merge {left!r} + {right!r} uses a token that is not in the vocabulary")
-    tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=cut.whole))
-    tokenizer.pre_tokenizer = cut.pre_tokenizer()
-    if cut.composed:
+    tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=split.whole))
+    tokenizer.pre_tokenizer = split.build()
+    if split.composed:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
@@ -173,8 +182,8 @@ def _merge(header: GgufHeader, text: str) -> tuple[str, str]:
 SPACE = "▁"  # U+2581, in a piece
 MAX_PIECE = 512  # characters
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-_TURNS = ("<start_of_turn>", "<end_of_turn>")  # Gemma's control tokens, which older files have as a user's own
-_UNTOLD = "[INST]"  # as a control token: Mistral's tokenizers from then on put no space behind those, the file does not say so
+_TURNS = ("<start_of_turn>", "<end_of_turn>")  # Gemma's control tokens; user-defined in older files
+_AMBIGUOUS = "[INST]"  # as a control token: later Mistral tokenizers put no space behind it, which the file does not say
 _PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
 
 
@@ -182,16 +191,16 @@ def sentencepiece(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int
     """The tokenizer of a file whose ``tokenizer.ggml.model`` is "llama".
 
     Raises:
-        ModelLoadError: Not one of SentencePiece's BPE, or it changes text in a way that is not supported.
+        ModelLoadError: Not SentencePiece's BPE, or it normalises text in an unsupported way.
     """
-    _refuse_other_text(header)
+    _refuse_normalisation(header)
     prefixed = header.metadata.get("tokenizer.ggml.add_space_prefix", True) is True
-    own = (SPACE, " ") if prefixed else (" ", SPACE)  # a user's own are found before spaces are escaped, or behind that
+    own = (SPACE, " ") if prefixed else (" ", SPACE)  # user-defined tokens are found before spaces are escaped, or after
     spelled = [text.replace(*own) if kind == USER_DEFINED else text for text, kind in zip(tokens, kinds, strict=True)]
     check_unique(header, spelled)
-    if any(text == _UNTOLD and kind == CONTROL for text, kind in zip(spelled, kinds, strict=True)):
+    if any(text == _AMBIGUOUS and kind == CONTROL for text, kind in zip(spelled, kinds, strict=True)):
         raise fault(
-            header, f"the control token {_UNTOLD}: whether a space follows it is not in the file; use the model's own folder"
+            header, f"the control token {_AMBIGUOUS}: whether a space follows it is not in the file; use the model's own folder"
         )
     vocab = {text: i for i, text in enumerate(spelled)}
     pieces = _pieces(header, spelled, kinds)
@@ -219,15 +228,15 @@ def sentencepiece(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int
     return tokenizer
 
 
-def _refuse_other_text(header: GgufHeader) -> None:
-    """Files whose text is changed before it is cut; llama's, Mistral's, Phi's and Gemma's is not."""
+def _refuse_normalisation(header: GgufHeader) -> None:
+    """Refuses files that normalise text; llama's, Mistral's, Phi's and Gemma's do not."""
     for key in ("precompiled_charsmap", "remove_extra_whitespaces"):
         if header.metadata.get(f"tokenizer.ggml.{key}"):
             raise fault(header, f"tokenizer.ggml.{key}: a tokenizer that changes its text is not supported")
 
 
 def _pieces(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, int]:
-    """The pieces that text is cut into, best score first."""
+    """Rank of each piece by its score, best first."""
     scores = header.metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(tokens) or not all(isinstance(score, float) for score in scores):
         raise fault(header, "tokenizer.ggml.scores does not give one number to each token")
@@ -240,20 +249,20 @@ def _pieces(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) -> 
 
 
 def _merges(pieces: dict[str, int]) -> list[tuple[str, str]]:
-    """All pairs of pieces that make a piece, best first; of one piece's the longest left half first.
+    """All pairs of pieces that join to a piece, best first; of one piece, the longest left half first.
 
-    Two cuts of one piece have one score. Where they compete (``aa a aa``) SentencePiece takes the one further left.
+    Two splits of a piece have the same score. Where they compete (``aa a aa``) SentencePiece takes the leftmost.
     """
     return [(text[:cut], text[cut:]) for text in pieces for cut in _halves(text, pieces)]
 
 
 def _halves(text: str, pieces: dict[str, int]) -> list[int]:
-    """Where a text can be cut into two pieces, the last place first."""
+    """Positions at which a text splits into two pieces, the last first."""
     return [cut for cut in range(len(text) - 1, 0, -1) if text[:cut] in pieces and text[cut:] in pieces]
 
 
 def _has_bytes(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) -> bool:
-    """Whether there is a token for each byte: all or none."""
+    """Whether the vocabulary has a token for each byte; it has all or none."""
     found = {text for text, kind in zip(tokens, kinds, strict=True) if kind == BYTE}
     if found and found != set(_BYTES):
         raise fault(header, f"{len(found)} tokens stand for bytes; <0x00> to <0xFF> are possible")
@@ -261,11 +270,11 @@ def _has_bytes(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) 
 
 
 def _add(tokenizer: Tokenizer, architecture: str, tokens: Sequence[str], kinds: Sequence[int]) -> None:
-    """Control tokens, and a user's own, which are found in text before it is cut."""
+    """Adds control and user-defined tokens, which are found in text before it is split."""
     control, own = [], []
     for text, kind in zip(tokens, kinds, strict=True):
         if kind in (CONTROL, UNKNOWN) or (kind == USER_DEFINED and text in _TURNS):
-            bare = architecture == "phi3" and text not in _PHI3_PLAIN  # its tokens take the white space behind them along
+            bare = architecture == "phi3" and text not in _PHI3_PLAIN  # its tokens absorb the white space behind them
             control.append(AddedToken(text, special=True, normalized=False, rstrip=bare))
         elif kind == USER_DEFINED:
             own.append(AddedToken(text, special=False, normalized=SPACE in text))
@@ -273,7 +282,7 @@ def _add(tokenizer: Tokenizer, architecture: str, tokens: Sequence[str], kinds: 
     tokenizer.add_tokens(own)
 
 
-# Control tokens that end an answer, whatever a file names as its one eos
+# Control tokens that end an answer besides the one eos of the file
 _ENDINGS = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "<|end|>", "</s>", "<end_of_turn>")
 
 _KINDS = {"gpt2": byte_level, "llama": sentencepiece}  # by tokenizer.ggml.model
@@ -293,7 +302,7 @@ def build_tokenizer(header: GgufHeader) -> Tokenizer:
 
 
 def tokenizer_config(header: GgufHeader) -> dict[str, Any]:
-    """tokenizer_config.json: the named tokens, and no clean-up of what was decoded."""
+    """tokenizer_config.json: the named tokens, no clean-up of decoded text."""
     tokens, _ = tokens_and_kinds(header)
     named = {
         f"{name}_token": tokens[i]
@@ -306,12 +315,12 @@ def tokenizer_config(header: GgufHeader) -> dict[str, Any]:
         "add_prefix_space": False,
         "clean_up_tokenization_spaces": False,
         "model_max_length": header.metadata.get(f"{header.architecture}.context_length"),
-        "tokenizer_class": "PreTrainedTokenizerFast",  # a model's own class would cut the text its own way again
+        "tokenizer_class": "PreTrainedTokenizerFast",  # the model's own class would split text by its own rules
     }
 
 
 def generation_config(header: GgufHeader) -> dict[str, Any]:
-    """generation_config.json: the token that begins, the tokens that end, the one that fills."""
+    """generation_config.json: ids of bos, eos (one or several) and pad."""
     tokens, kinds = tokens_and_kinds(header)
     eos = token_id(header, "tokenizer.ggml.eos_token_id", len(tokens))
     endings = [i for i, kind in enumerate(kinds) if kind in (CONTROL, USER_DEFINED) and tokens[i] in _ENDINGS]
@@ -324,7 +333,7 @@ def generation_config(header: GgufHeader) -> dict[str, Any]:
 
 
 def chat_template(header: GgufHeader) -> str | None:
-    """The template's source; None where the file has none."""
+    """Source of the chat template; None where the file has none."""
     template = header.metadata.get("tokenizer.chat_template")
     if template is not None and not isinstance(template, str):
         raise fault(header, "tokenizer.chat_template is no text")
@@ -332,6 +341,6 @@ def chat_template(header: GgufHeader) -> str | None:
 
 
 def _adds_bos(header: GgufHeader) -> bool:
-    """Whether raw text begins with a bos. Where the file does not say, SentencePiece's and Llama 3's does, as in llama.cpp."""
+    """Whether raw text begins with a bos. By default as in llama.cpp: with SentencePiece and Llama 3."""
     silent = header.metadata.get("tokenizer.ggml.model") == "llama" or pre_tokenizer_of(header).adds_bos
     return bool(header.metadata.get("tokenizer.ggml.add_bos_token", silent))

@@ -1,4 +1,4 @@
-"""A model's tensors into a safetensors file, one at a time: the library's own writer wants all of them in memory at once."""
+"""Writes a model's tensors to a safetensors file one at a time; the library's own writer needs all of them in memory."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Part:
 
 
 def kept_bits(header: GgufHeader, tensor: Tensor) -> int | None:
-    """Bits of its numbers, where MLX can keep a tensor as it is packed; None for what becomes float32."""
+    """Bits of a number where MLX can keep the tensor quantised; None where it becomes float32."""
     return bits_of(header.tensors[tensor.source].format.name) if len(tensor.shape) == 2 else None
 
 
 def parts_of(header: GgufHeader, tensor: Tensor, *, quantised: bool) -> list[Part]:
-    """What is written of a tensor: float32, or words, scales and biases where it stays quantised."""
+    """The arrays written for a tensor: float32, or words, scales and biases where it stays quantised."""
     bits = kept_bits(header, tensor) if quantised else None
     if bits is None:
         return [Part(tensor.target, "F32", tensor.shape)]
@@ -57,9 +57,9 @@ def parts_of(header: GgufHeader, tensor: Tensor, *, quantised: bool) -> list[Par
 
 
 def quantization_of(header: GgufHeader, tensors: Sequence[Tensor]) -> Mapping[str, Any]:
-    """``quantization`` of config.json, as mlx_lm reads it: what most layers have, and each that has something else.
+    """``quantization`` of config.json, as mlx_lm reads it: the bits of most layers, and each exception.
 
-    Empty where no tensor can be kept as it is packed.
+    Empty where no tensor stays quantised.
     """
     found = {t.target.removesuffix(".weight"): kept_bits(header, t) for t in tensors if len(t.shape) == 2}
     numbers = Counter(bits for bits in found.values() if bits is not None)
@@ -80,10 +80,10 @@ def write_weights(
         header: Of the GGUF.
         tensors: In the order of writing.
         report: Called with the bytes of weights written, and in all.
-        quantised: Whether what MLX can keep as it is packed stays so.
+        quantised: Tensors that MLX can keep stay quantised.
 
     Raises:
-        ModelLoadError: Weights that are no numbers.
+        ModelLoadError: Weights with NaN or infinity.
     """
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     total = 0
@@ -106,7 +106,7 @@ def write_weights(
 
 
 def _arrays(header: GgufHeader, tensor: Tensor, *, quantised: bool) -> list[_Array]:
-    """In the order of `parts_of`."""
+    """The data of `parts_of`, in its order."""
     info = header.tensors[tensor.source]
     data = np.asarray(np.memmap(header.path, np.uint8, "r", info.offset, (info.nbytes,)))
     arrays: list[_Array]
@@ -123,6 +123,6 @@ def _arrays(header: GgufHeader, tensor: Tensor, *, quantised: bool) -> list[_Arr
 
 
 def sync(stream: BinaryIO) -> None:
-    """What was written is on the disk."""
+    """Flushes a stream to the disk."""
     stream.flush()
     os.fsync(stream.fileno())
