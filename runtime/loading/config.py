@@ -1,6 +1,7 @@
-"""config.json: what may stand in it, and one spelling of it for every library.
+"""``config.json``: which values are accepted, one spelling for every library, and the model that it describes.
 
 transformers 5 and mlx_lm read different keys for the same numbers, and fail in their own words at values that make no sense.
+Checks that need a library's own model are with its backend (`runtime.backends.hf.loading`, `runtime.backends.mlx.loading`).
 """
 
 from __future__ import annotations
@@ -15,17 +16,12 @@ from typing import Any
 from runtime.backends.facts import CONTEXT_KEYS
 from runtime.errors import ModelLoadError
 from runtime.loading.architectures import libraries_knowing
-from runtime.loading.rope import border, proven
+from runtime.loading.rope import border, differs_by_layer, proven, rope_parameters_of, same_rope, spell_at_top
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What a field of a JSON file may be.
-
-    Attributes:
-        accepts: Whether a value may stand there.
-        expected: What may, for messages.
-    """
+    """The accepted values of a field, and their description for messages."""
 
     accepts: Callable[[Any], bool]
     expected: str
@@ -62,7 +58,7 @@ def _either(one: Field, other: Field) -> Field:
 
 
 def _one_of(*values: Any) -> Field:
-    # by its type as well: 1 is not true
+    # compared with its type: 1 is not true
     accepts = [(type(value), value) for value in values]
     return Field(lambda value: (type(value), value) in accepts, " or ".join(json.dumps(value) for value in values))
 
@@ -113,7 +109,7 @@ _FIELDS: Mapping[str, Field] = MappingProxyType(
         **dict.fromkeys(("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"), FLAG),
         **dict.fromkeys(("block_auto_adjust_ff_dim", "summary_use_proj", "summary_proj_to_labels"), FLAG),
         "use_sliding_window": _or_null(FLAG),
-        # what a causal model with a cache cannot do without
+        # required by a causal model with a cache
         "return_dict": _or_null(_one_of(True)),
         **dict.fromkeys(("use_bidirectional_attention", "add_cross_attention"), _or_null(_one_of(False))),
         **dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps"), _number(0, 0.1, above=True)),
@@ -146,7 +142,7 @@ _FIELDS: Mapping[str, Field] = MappingProxyType(
         **dict.fromkeys(("rope_parameters", "rope_scaling"), _or_null(OBJECT)),
     }
 )
-_ROPE: Mapping[str, Field] = MappingProxyType(  # of rope_parameters, of each kind of layers, and of rope_scaling
+_ROPE: Mapping[str, Field] = MappingProxyType(  # of rope_parameters (whole, or by kind of layer) and of rope_scaling
     {
         **dict.fromkeys(("rope_type", "type"), TEXT),
         "rope_theta": _THETA,
@@ -158,14 +154,14 @@ _ROPE: Mapping[str, Field] = MappingProxyType(  # of rope_parameters, of each ki
         **dict.fromkeys(("short_factor", "long_factor"), _list(_number(0, 1e6, above=True))),
     }
 )
-_TOKENIZER: Mapping[str, Field] = MappingProxyType(  # what is read of tokenizer_config.json
+_TOKENIZER: Mapping[str, Field] = MappingProxyType(  # of tokenizer_config.json, as far as it is read
     {
         **dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), TOKEN_TEXT),
         "add_bos_token": _or_null(FLAG),
         "chat_template": _or_null(_either(TEXT, _list(OBJECT))),
     }
 )
-_SHAPING = (
+_SHAPING = (  # fields that the shapes of tensors follow from
     *("vocab_size", "hidden_size", "n_embd", "intermediate_size", "n_inner", "num_hidden_layers", "n_layer", "layer_types"),
     *("num_attention_heads", "n_head", "num_key_value_heads", "head_dim", "attention_bias", "mlp_bias", "tie_word_embeddings"),
     *("n_positions", "state_size", "conv_kernel", "expand", "time_step_rank", "use_bias", "use_conv_bias"),
@@ -178,7 +174,7 @@ _SHOWN = 60  # characters of a value
 
 
 def normalised(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy with rope in both spellings and the keys mlx_lm wants; nothing that asks for code of the model's own.
+    """A copy with rope in both spellings and the keys that mlx_lm needs, without those that ask for the model's own code.
 
     transformers 5 writes ``rope_parameters: {rope_theta, rope_type, ...}`` (per layer type for gemma 3), older folders
     and mlx_lm have ``rope_theta``, ``rope_scaling`` and ``rope_local_base_freq`` at the top. mlx_lm falls back to a base
@@ -187,31 +183,31 @@ def normalised(config: Mapping[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = _plain_floats(dict(config))
     result.pop("auto_map", None)
     if "model_file" in result:
-        result["model_file"] = None  # mlx_lm lays this over the file on disk: a key left out would keep its value
+        result["model_file"] = None  # mlx_lm updates the file on disk with this: a missing key would keep its value
     if isinstance(result.get("text_config"), Mapping):
         result["text_config"] = normalised(result["text_config"])
     rope = result.get("rope_parameters")
     if isinstance(rope, Mapping) and rope:
-        _rope_to_top(result, rope)
-    elif "rope_theta" in result and not _rope_per_layer_type(result):
-        result["rope_parameters"] = _rope_from_top(result)
+        spell_at_top(result, rope)
+    elif "rope_theta" in result and not differs_by_layer(result):
+        result["rope_parameters"] = rope_parameters_of(result)
     if result.get("model_type") in ("lfm2", "lfm2_moe") and "hidden_size" in result:
         result.setdefault("block_dim", result["hidden_size"])
     pattern = _sliding_pattern(result.get("layer_types"))
     if pattern is not None:
-        result["sliding_window_pattern"] = pattern  # transformers goes by the kinds
+        result["sliding_window_pattern"] = pattern  # transformers reads layer_types
     return result
 
 
 def check_fields(config: Mapping[str, Any], where: str) -> None:
-    """Refuses values that no library can make sense of, and those that make none together.
+    """Refuses values that no library can use, and values that contradict each other.
 
     Args:
-        config: ``config.json``, as it stands there.
-        where: Which file it is, for messages.
+        config: ``config.json``, unchanged.
+        where: The file, for messages.
 
     Raises:
-        ModelLoadError: Names the file, the field, its value and what it must be.
+        ModelLoadError: Names the file, the field, its value and the expected one.
     """
     plain = _plain_floats(dict(config))
     _check(plain, _FIELDS, where)
@@ -229,23 +225,19 @@ def check_fields(config: Mapping[str, Any], where: str) -> None:
 
 
 def sizes(config: Mapping[str, Any]) -> str:
-    """What the shapes of a model's tensors follow from, for messages: "hidden_size 64, num_hidden_layers 3"."""
+    """The fields that tensor shapes follow from, for messages: "hidden_size 64, num_hidden_layers 3"."""
     inner = config.get("text_config")
     values = {**config, **inner} if isinstance(inner, Mapping) else config
-    return ", ".join(f"{name} {shown(values[name])}" for name in _SHAPING if name in values)
+    return ", ".join(f"{name} {shown_json(values[name])}" for name in _SHAPING if name in values)
 
 
 def check_tokenizer_fields(config: Mapping[str, Any], where: str) -> None:
-    """The same for ``tokenizer_config.json``, of which little is read.
-
-    Raises:
-        ModelLoadError: As `check_fields`.
-    """
+    """Checks the few fields of ``tokenizer_config.json`` that are read, as `check_fields`."""
     _check(config, _TOKENIZER, where)
 
 
 def ignored_values(config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Token ids that name no token and are left out, one sentence each, for `ModelInfo.warnings`."""
+    """Token ids outside the vocabulary, which are ignored: one sentence each, for `ModelInfo.warnings`."""
     size = config.get("vocab_size")
     found = []
     for file, values in (("config.json", config), ("generation_config.json", generation_config)):
@@ -253,7 +245,7 @@ def ignored_values(config: Mapping[str, Any], generation_config: Mapping[str, An
             value = values.get(name)
             for token in value if isinstance(value, list) else [value]:
                 if token is not None and not _ID.accepts(token):
-                    found.append(f"{file}: {name} is {shown(token)} and is ignored: it must be {_ID.expected}")
+                    found.append(f"{file}: {name} is {shown_json(token)} and is ignored: it must be {_ID.expected}")
                 elif isinstance(token, int) and isinstance(size, int) and not 0 <= token < size:
                     found.append(f"{file}: {name} {token:,} is ignored: the vocabulary has {size:,} tokens")
     return tuple(found)
@@ -262,7 +254,7 @@ def ignored_values(config: Mapping[str, Any], generation_config: Mapping[str, An
 def _check(values: Mapping[str, Any], fields: Mapping[str, Field], where: str) -> None:
     for name, field in fields.items():
         if name in values and not field.accepts(values[name]):
-            raise ModelLoadError(f"{where}: {name} is {shown(values[name])}; it must be {field.expected}")
+            raise ModelLoadError(f"{where}: {name} is {shown_json(values[name])}; it must be {field.expected}")
 
 
 def _check_relations(config: Mapping[str, Any], where: str) -> None:
@@ -276,33 +268,24 @@ def _check_relations(config: Mapping[str, Any], where: str) -> None:
         raise ModelLoadError(f"{where}: layer_types has {len(kinds):,} entries for num_hidden_layers {layers:,}")
     if kinds and "sliding_attention" in kinds and "sliding_window" in config and not config["sliding_window"]:
         raise ModelLoadError(
-            f"{where}: layer_types has sliding layers, but sliding_window is {shown(config['sliding_window'])}"
+            f"{where}: layer_types has sliding layers, but sliding_window is {shown_json(config['sliding_window'])}"
         )
     pad, size = config.get("pad_token_id"), config.get("vocab_size")
     if pad is not None and size and not -size <= pad < size:
         raise ModelLoadError(f"{where}: pad_token_id is {pad:,}; it must be below vocab_size {size:,}")
     new, old = config.get("rope_parameters"), config.get("rope_scaling")
-    if new and old and not _same_rope(config, new, old):
+    if new and old and not same_rope(config, new, old):
         raise ModelLoadError(f"{where}: rope_parameters and rope_scaling contradict each other; leave one of them out")
 
 
-def _same_rope(config: Mapping[str, Any], new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
-    """Whether the older spelling says what the newer one does, the base of its frequencies included."""
-    said = {"rope_theta": config.get("rope_theta"), **old, "rope_type": old.get("rope_type", old.get("type"))}
-    said.pop("type", None)
-    meant = {"rope_type": "default", **new}
-    meant.pop("type", None)
-    return said.keys() >= meant.keys() - {"partial_rotary_factor"} and all(meant.get(k) == v for k, v in said.items())
-
-
-def shown(value: Any) -> str:
-    """A value as the file has it, cut where it is long."""
+def shown_json(value: Any) -> str:
+    """A value as JSON, shortened to 60 characters."""
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _plain_floats(value: Any) -> Any:
-    """A deep copy in which ``{"__float__": "Infinity"}``, as transformers 5 writes it, is the number again."""
+    """A deep copy in which ``{"__float__": "Infinity"}``, as written by transformers 5, is a number."""
     if isinstance(value, Mapping):
         tagged = value.get("__float__")
         if len(value) == 1 and tagged in ("Infinity", "-Infinity", "NaN"):
@@ -311,42 +294,8 @@ def _plain_floats(value: Any) -> Any:
     return [_plain_floats(item) for item in value] if isinstance(value, list) else value
 
 
-def _rope_to_top(config: dict[str, Any], rope: Mapping[str, Any]) -> None:
-    """Copies ``rope_parameters`` to the older keys; where both are there, transformers reads these."""
-    full, sliding = rope.get("full_attention"), rope.get("sliding_attention")
-    if isinstance(full, Mapping) or isinstance(sliding, Mapping):
-        if isinstance(sliding, Mapping) and "rope_theta" in sliding:
-            config["rope_local_base_freq"] = sliding["rope_theta"]
-        rope = full if isinstance(full, Mapping) else {}
-    if "rope_theta" in rope:
-        config["rope_theta"] = rope["rope_theta"]
-    if "partial_rotary_factor" in rope:
-        config["partial_rotary_factor"] = rope["partial_rotary_factor"]
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default" and config.get("rope_scaling") is None:
-        rest = {key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor")}
-        config["rope_scaling"] = {**rest, "rope_type": kind, "type": kind}
-
-
-def _rope_per_layer_type(config: Mapping[str, Any]) -> bool:
-    """Whether one flat ``rope_parameters`` would be wrong: sliding layers turn by another base."""
-    sliding = "sliding_attention" in (config.get("layer_types") or ())
-    return sliding or "rope_local_base_freq" in config or str(config.get("model_type")).startswith("gemma3")
-
-
-def _rope_from_top(config: Mapping[str, Any]) -> dict[str, Any]:
-    """``rope_parameters`` from the older keys."""
-    scaling = config.get("rope_scaling")
-    rope = dict(scaling) if isinstance(scaling, Mapping) else {}
-    kind = rope.pop("rope_type", rope.pop("type", "default"))
-    rope.pop("type", None)
-    if config.get("partial_rotary_factor") is not None:
-        rope["partial_rotary_factor"] = config["partial_rotary_factor"]
-    return {**rope, "rope_type": kind, "rope_theta": config["rope_theta"]}
-
-
 def _sliding_pattern(layer_types: object) -> int | None:
-    """Every how many layers full attention comes, where sliding and full ones take regular turns."""
+    """Period of full attention among sliding layers; None where they are not regular."""
     if not isinstance(layer_types, Sequence) or isinstance(layer_types, str) or "sliding_attention" not in layer_types:
         return None
     if "full_attention" not in layer_types:
@@ -358,13 +307,13 @@ def _sliding_pattern(layer_types: object) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A model as its configuration describes it.
+    """The model that a configuration describes.
 
     Attributes:
         architecture: ``model_type``.
-        context: Tokens, where it says how many.
+        context: Tokens, where the configuration has a length.
         quantisation: "4 bit (mlx)", the method's name for a foreign one, None for plain weights.
-        backends: Which of "hf" and "mlx" can run it, as far as the architecture, its rope type and the weights go.
+        backends: Those of "hf" and "mlx" that can run it, by architecture, rope type and form of the weights.
     """
 
     architecture: str
@@ -374,7 +323,7 @@ class Description:
 
 
 def describe(config: Mapping[str, Any]) -> Description:
-    """What a ``config.json`` describes; nothing in it is believed to be of the right type."""
+    """Describes a ``config.json`` whose values may be of any type."""
     kind = str(config.get("model_type", ""))
     method, bits = quantised_with(config)
     libraries = libraries_knowing(kind)
@@ -390,7 +339,7 @@ def describe(config: Mapping[str, Any]) -> Description:
 
 
 def context_of(config: Mapping[str, Any]) -> int | None:
-    """Tokens that a model was made for, as `runtime.backends.facts.whole_context`, where its configuration says so."""
+    """The context length in tokens, as `runtime.backends.facts.whole_context`; None where the configuration has none."""
     inner = config.get("text_config")
     texts = (config, inner) if isinstance(inner, Mapping) else (config,)
     found = (text.get(key) for text in texts for key in CONTEXT_KEYS)
@@ -400,11 +349,11 @@ def context_of(config: Mapping[str, Any]) -> int | None:
 
 
 def check_config(config: Mapping[str, Any], where: str) -> None:
-    """Refuses a configuration with sizes that no model has, or of a model that needs code of its own.
+    """Refuses a configuration with impossible sizes, or of a model that needs its own code.
 
     Args:
         config: ``config.json``.
-        where: The folder or repository it is from, for messages.
+        where: Its folder or repository, for messages.
 
     Raises:
         ModelLoadError: Names the key.
@@ -423,7 +372,7 @@ def check_config(config: Mapping[str, Any], where: str) -> None:
 
 
 def quantised_with(config: Mapping[str, Any]) -> tuple[str | None, str]:
-    """The method that weights were quantised with ("mlx", or a foreign one's name; None for plain ones), and its bits."""
+    """The quantisation method ("mlx", another method's name, or None for plain weights) and its bits."""
     mlx, other = config.get("quantization"), config.get("quantization_config")
     if isinstance(mlx, Mapping) and "group_size" in mlx:
         return "mlx", " and ".join(str(bits) for bits in mlx_bits(mlx)) or "?"
@@ -433,10 +382,10 @@ def quantised_with(config: Mapping[str, Any]) -> tuple[str | None, str]:
 
 
 def mlx_bits(quantization: Mapping[str, Any]) -> list[int]:
-    """Bits of a weight, of all layers together, the fewest first.
+    """Bits of a weight in any layer, sorted.
 
     Args:
-        quantization: As mlx_lm writes it: what most layers have, and by name what single ones have instead (False: nothing).
+        quantization: As mlx_lm writes it: the settings of most layers, and exceptions by layer name (False: not quantised).
     """
     layers = [quantization, *(value for value in quantization.values() if isinstance(value, Mapping))]
     return sorted({layer["bits"] for layer in layers if isinstance(layer.get("bits"), int)})

@@ -18,7 +18,7 @@ from runtime.loading.config import (
     ignored_values,
     normalised,
     quantised_with,
-    shown,
+    shown_json,
     sizes,
 )
 from runtime.loading.integrity import Manifest, digest_of_all, known_sha256, read_manifest, verify
@@ -58,7 +58,7 @@ def library_faults(folder: ModelFolder, library: str) -> Iterator[None]:
         if found is not None:
             name, value = found
             sides = sizes(folder.config)
-            reason = f"{folder.path}/config.json: {name} is {shown(value)}, which {library} cannot use ({said}); {sides}"
+            reason = f"{folder.path}/config.json: {name} is {shown_json(value)}, which {library} cannot use ({said}); {sides}"
         elif isinstance(fault, OSError | MemoryError | RuntimeError | ImportError):
             reason = f"{library} cannot load {folder.name}: {said}"
         else:

@@ -1,7 +1,7 @@
-"""Rotary positions that change with the length of a text: which kinds are right here, on which engine, up to how many tokens.
+"""Rotary positions of a configuration: one spelling for both libraries, the types proven on each backend, and their limits.
 
-Keys are cached after they were turned. A kind whose frequencies depend on how long the whole text is would need all of them
-anew once a text grows past its border, so the context ends at the border, below which the frequencies are fixed.
+Cached keys are already rotated. Types whose frequencies depend on the length of the text would need all keys again once a text
+grows past their border, so the context ends at the border, below which the frequencies are fixed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from runtime.errors import ModelLoadError
 
-# Of transformers, all of which turn each token by its own position alone, up to the border of those that have one
+# Types of transformers; each rotates a token by its position alone, below its border if it has one
 HF = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 _PLAIN = ("default",)
 _SHARED = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")  # where mlx-lm's class asks its `initialize_rope`
@@ -22,7 +22,7 @@ MLX = {  # by model_type: proven equal to transformers' by `tests/runtime/backen
     "phi3": ("default", "longrope"),
     **dict.fromkeys(("gemma2", "lfm2", "falcon_h1"), _PLAIN),
 }
-BORDERS = {  # kinds that change with the length of the text, and what names the last length before they do
+BORDERS = {  # types that depend on the length of the text, and the field with the last length before the change
     "dynamic": "max_position_embeddings",
     "longrope": "original_max_position_embeddings",
 }
@@ -32,13 +32,13 @@ Config = Mapping[str, Any]
 
 
 def kinds(config: Config) -> tuple[str, ...]:
-    """The rope types that a configuration names, sorted; empty where it names none."""
+    """The rope types of a configuration, sorted; empty where it has none."""
     return tuple(sorted({_kind(rope) for rope in _ropes(config)}))
 
 
 def border(config: Config) -> tuple[str, int] | None:
-    """The longest text whose frequencies are those of all shorter ones, and the rope type that ends there."""
-    text, found = _text(config), []
+    """The rope type that ends first and the longest text with fixed frequencies; None without such a type."""
+    text, found = text_config(config), []
     for rope in _ropes(config):
         kind = _kind(rope)
         if kind in BORDERS:
@@ -49,7 +49,7 @@ def border(config: Config) -> tuple[str, int] | None:
 
 
 def check_ropes(config: Config, backend: str, where: str) -> None:
-    """Refuses a rope type that was not proven.
+    """Refuses a rope type that is not proven.
 
     Args:
         config: ``config.json``.
@@ -59,7 +59,7 @@ def check_ropes(config: Config, backend: str, where: str) -> None:
     Raises:
         ModelLoadError: Names the rope type.
     """
-    kind = str(_text(config).get("model_type", config.get("model_type")))
+    kind = str(text_config(config).get("model_type", config.get("model_type")))
     proven = HF if backend == "hf" else MLX.get(kind, _PLAIN)
     for rope in kinds(config):
         if rope not in HF:
@@ -74,7 +74,7 @@ def check_ropes(config: Config, backend: str, where: str) -> None:
 
 
 def proven(config: Config, backend: str) -> bool:
-    """Whether `check_ropes` lets it pass."""
+    """Whether `check_ropes` accepts it."""
     try:
         check_ropes(config, backend, "")
     except ModelLoadError:
@@ -83,7 +83,7 @@ def proven(config: Config, backend: str) -> bool:
 
 
 def for_mlx(config: Config) -> dict[str, Any]:
-    """A normalised config (`runtime.loading.config`) whose ropes mlx-lm computes as transformers does, below the border."""
+    """A normalised config with which mlx-lm computes the same ropes as transformers, below the border."""
     full = dict(config)
     if not set(kinds(config)) - {"default"}:
         return full
@@ -97,7 +97,7 @@ def for_mlx(config: Config) -> dict[str, Any]:
     if edge is not None and edge[0] == "longrope":
         full["original_max_position_embeddings"] = edge[1]
         factor = next((rope.get("factor") for rope in _ropes(config) if _kind(rope) == "longrope"), None)
-        if factor:  # mlx-lm knows it as the proportion of two lengths
+        if factor:  # mlx-lm takes the ratio of two lengths
             full["max_position_embeddings"] = round(factor * edge[1])
     return full
 
@@ -105,23 +105,23 @@ def for_mlx(config: Config) -> dict[str, Any]:
 def _scaling(config: Config, rope: Config, edge: tuple[str, int] | None) -> dict[str, Any] | None:
     kind = _kind(rope)
     made = {key: value for key, value in rope.items() if value is not None}
-    if kind in ("default", "dynamic"):  # which is the same below the border
+    if kind in ("default", "dynamic"):  # equal below the border
         return None
     if kind in ("longrope", "yarn", "llama3"):
         made["original_max_position_embeddings"] = _original(config, rope)
     if kind == "longrope" and edge is not None:
-        made["long_factor"] = rope["short_factor"]  # mlx-lm knows only the long ones, whatever the length
+        made["long_factor"] = rope["short_factor"]  # mlx-lm always uses the long ones
     return {**made, "rope_type": kind, "type": kind}
 
 
 def _original(config: Config, rope: Config) -> Any:
-    """Where transformers looks, in its order."""
+    """In the order of transformers."""
     name = "original_max_position_embeddings"
     return config.get(name) or rope.get(name) or config.get("max_position_embeddings")
 
 
 def _check_mlx(rope: Config, kind: str, where: str) -> None:
-    """Refuses what mlx-lm's ropes do not read.
+    """Refuses fields that mlx-lm's ropes ignore.
 
     Raises:
         ModelLoadError: Names the key.
@@ -147,14 +147,15 @@ def _check_mlx(rope: Config, kind: str, where: str) -> None:
                 raise ModelLoadError(f"{where}: {key} of rope type 'yarn': {way_out}")
 
 
-def _text(config: Config) -> Config:
+def text_config(config: Config) -> Config:
+    """The part about text, of a model that also reads other things."""
     inner = config.get("text_config")
     return inner if isinstance(inner, Mapping) else config
 
 
 def _ropes(config: Config) -> Iterator[Config]:
-    """What a configuration says of ropes, in both spellings, of each kind of layer."""
-    text = _text(config)
+    """The rope fields of a configuration, in both spellings, for each kind of layer."""
+    text = text_config(config)
     for key in ("rope_parameters", "rope_scaling"):
         rope = text.get(key)
         if isinstance(rope, Mapping) and rope:
@@ -165,3 +166,46 @@ def _ropes(config: Config) -> Iterator[Config]:
 def _kind(rope: Config) -> str:
     kind = str(rope.get("rope_type") or rope.get("type") or "default")
     return _OLDER.get(kind, kind)
+
+
+def same_rope(config: Mapping[str, Any], new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
+    """Whether the older spelling equals the newer one, base of the frequencies included."""
+    said = {"rope_theta": config.get("rope_theta"), **old, "rope_type": old.get("rope_type", old.get("type"))}
+    said.pop("type", None)
+    meant = {"rope_type": "default", **new}
+    meant.pop("type", None)
+    return said.keys() >= meant.keys() - {"partial_rotary_factor"} and all(meant.get(k) == v for k, v in said.items())
+
+
+def spell_at_top(config: dict[str, Any], rope: Mapping[str, Any]) -> None:
+    """Copies ``rope_parameters`` to the older keys, which transformers reads where both are present."""
+    full, sliding = rope.get("full_attention"), rope.get("sliding_attention")
+    if isinstance(full, Mapping) or isinstance(sliding, Mapping):
+        if isinstance(sliding, Mapping) and "rope_theta" in sliding:
+            config["rope_local_base_freq"] = sliding["rope_theta"]
+        rope = full if isinstance(full, Mapping) else {}
+    if "rope_theta" in rope:
+        config["rope_theta"] = rope["rope_theta"]
+    if "partial_rotary_factor" in rope:
+        config["partial_rotary_factor"] = rope["partial_rotary_factor"]
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default" and config.get("rope_scaling") is None:
+        rest = {key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor")}
+        config["rope_scaling"] = {**rest, "rope_type": kind, "type": kind}
+
+
+def differs_by_layer(config: Mapping[str, Any]) -> bool:
+    """Whether sliding layers have another base, so that one flat ``rope_parameters`` would be wrong."""
+    sliding = "sliding_attention" in (config.get("layer_types") or ())
+    return sliding or "rope_local_base_freq" in config or str(config.get("model_type")).startswith("gemma3")
+
+
+def rope_parameters_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """``rope_parameters`` from the older keys."""
+    scaling = config.get("rope_scaling")
+    rope = dict(scaling) if isinstance(scaling, Mapping) else {}
+    kind = rope.pop("rope_type", rope.pop("type", "default"))
+    rope.pop("type", None)
+    if config.get("partial_rotary_factor") is not None:
+        rope["partial_rotary_factor"] = config["partial_rotary_factor"]
+    return {**rope, "rope_type": kind, "rope_theta": config["rope_theta"]}

@@ -21,7 +21,7 @@ from runtime.backends.hf.perplexity import pack_and_measure
 from runtime.backends.hf.threads import CHOICE
 from runtime.backends.hf.weights import check_weights
 from runtime.errors import ModelLoadError
-from runtime.loading.config import shown, sizes
+from runtime.loading.config import shown_json, sizes
 from runtime.loading.measurements import PLAIN, Perplexities
 from runtime.loading.model_folder import ModelFolder, library_faults
 from runtime.loading.progress import current_listener, reporting_progress
@@ -185,7 +185,7 @@ def _check_read(source: ModelFolder, config: Any, found: Mapping[str, Any]) -> N
         value = source.config.get(name)
         if value and "sliding_window" not in known and (name == "sliding_window" or "sliding_attention" in value):
             raise ModelLoadError(
-                f"{source.path}/config.json: {name} is {shown(value)}, which transformers' {config.model_type} does not "
+                f"{source.path}/config.json: {name} is {shown_json(value)}, which transformers' {config.model_type} does not "
                 "follow; leave it out if the model was trained without"
             )
     unused = sorted(name for name in found["unexpected_keys"] if not _BUFFERS.search(name))

@@ -18,7 +18,7 @@ from runtime.backends import facts
 from runtime.backends.mlx import gemma2
 from runtime.errors import ModelLoadError, UnsupportedFeatureError
 from runtime.loading.architectures import words_in_source
-from runtime.loading.config import normalised, shown
+from runtime.loading.config import normalised, shown_json
 from runtime.loading.model_folder import ModelFolder
 from runtime.loading.rope import for_mlx
 
@@ -77,8 +77,8 @@ def honoured(source: ModelFolder) -> dict[str, Any]:
     read = words_in_source("mlx_lm", kind)  # nothing of an architecture that it does not have: the library says so itself
     for name in _unread(config, kind, read) if read else ():
         raise ModelLoadError(
-            f"{where}: {name} is {shown(config.get(name))}, which mlx-lm's {kind} does not follow: its numbers would be wrong; "
-            "use backend='hf'"
+            f"{where}: {name} is {shown_json(config.get(name))}, which mlx-lm's {kind} does not follow: "
+            "its numbers would be wrong; use backend='hf'"
         )
     return _fitted(_completed(full, where), source.weights, where)
 

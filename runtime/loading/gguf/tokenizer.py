@@ -1,8 +1,8 @@
 """The tokenizer of a GGUF file, rebuilt with `tokenizers`, and the small files beside it.
 
-transformers' converter (5.23, `integrations.gguf`) is not used: it has no entry for "smollm" and splits an unknown kind as GPT-2
-without a word ("x  1" of SmolLM2 gets other ids), leaves out Llama 3's `ignore_merges` and Qwen 2's NFC, is missing from the
-oldest transformers that is supported, and takes seconds to import.
+transformers' converter (5.23, `integrations.gguf`) is not used: it has no entry for "smollm" and splits an unknown kind as
+GPT-2 without a word ("x  1" of SmolLM2 gets other ids), leaves out Llama 3's `ignore_merges` and Qwen 2's NFC, is missing from
+the oldest transformers that is supported, and takes seconds to import.
 
 SentencePiece's BPE (Kudo and Richardson 2018) has no merges in a GGUF: SentencePiece joins the two neighbours whose joint piece
 has the best score. Its trainer gives falling scores, so the order of the pieces is the order of the merges, and every way to

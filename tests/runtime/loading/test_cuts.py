@@ -105,9 +105,7 @@ _LLAMA = (Tokenizer(ours("llama-bpe")), theirs("llama-bpe"))
 
 def test_no_two_ways_to_cut_are_the_same() -> None:
     """Else one of them could be taken for another and no test would see it."""
-    different = {
-        cut: tuple(tuple(cut.build().pre_tokenize_str(text)) for text in TEXTS) for cut in PRE_TOKENIZERS.values()
-    }
+    different = {cut: tuple(tuple(cut.build().pre_tokenize_str(text)) for text in TEXTS) for cut in PRE_TOKENIZERS.values()}
     assert len({(parts, cut.composed, cut.whole) for cut, parts in different.items()}) == len(different)
 
 
