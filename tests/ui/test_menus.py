@@ -79,7 +79,7 @@ def test_a_model_is_chosen_from_the_menu(in_window: Play, bench: FakeWorkbench) 
 def test_every_action_has_a_place_and_no_two_share_a_shortcut(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         listed = {action for menu in window.acts.menus() for action in entries(menu)}
-        made = {value for value in vars(window.acts).values() if type(value).__name__ == "QAction"}
+        made = {value for value in vars(window.acts).values() if isinstance(value, QAction)}
         made |= {*window.acts.colours.values(), *window.acts.exports.values()}
         assert made == listed
         keys = [action.shortcut().toString() for action in made if not action.shortcut().isEmpty()]

@@ -1,124 +1,204 @@
-"""Every action of the window with its shortcut and its menu."""
+"""The commands of a window as one table: menu, words, key, what runs, and when it can be run."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QEvent, QObject, Qt
-from PySide6.QtGui import QAction, QActionGroup, QKeyEvent, QKeySequence
-from PySide6.QtWidgets import QApplication, QMainWindow, QMenu
+from PySide6.QtCore import QObject
+from PySide6.QtGui import QAction, QActionGroup, QKeySequence
+from PySide6.QtWidgets import QMenu
 
-from ui.port import ExportFormat, translate
-from ui.transcript import Measure
+from ui.core.shown import Fork, Shown
+from ui.port import QT_TRANSLATE_NOOP, SessionSummary, TurnStatus, TurnView, translate
+from ui.setup.desk import MODEL, SAMPLING
+from ui.transcript import Measure, Mode
+from ui.transcript.path import has_own_words
 from ui.window.legend import name_of
+from ui.window.menu import all_to_front, copy_focused, list_recent, list_windows, zoom
+
+if TYPE_CHECKING:
+    from ui.window.window import MainWindow
 
 Role = QAction.MenuRole
 _MAC = sys.platform == "darwin"
 STOP_KEYS = "Ctrl+."
+BEAMS = 4  # by the menu; the inspector has more
+FILE, EDIT, VIEW, SESSION, WINDOW, HELP = (
+    QT_TRANSLATE_NOOP("Actions", "File"),
+    QT_TRANSLATE_NOOP("Actions", "Edit"),
+    QT_TRANSLATE_NOOP("Actions", "View"),
+    QT_TRANSLATE_NOOP("Actions", "Session"),
+    QT_TRANSLATE_NOOP("Actions", "Window"),
+    QT_TRANSLATE_NOOP("Actions", "Help"),
+)
+MENUS = (FILE, EDIT, VIEW, SESSION, WINDOW, HELP)
+
+
+@dataclass(frozen=True, slots=True)
+class Possible:
+    """What decides which commands can be run."""
+
+    shown: Shown | None
+    running: bool  # an answer is under way in the session shown
+    lacks_model: bool
+    summary: SessionSummary | None  # of the session shown; None while it is not listed
+    undo: str  # the label of the step that would be undone
+
+    @property
+    def own(self) -> bool:
+        """It is shown, and is not the sample."""
+        return self.shown is not None and not self.shown.view.is_sample
+
+    @property
+    def has_turns(self) -> bool:
+        """Something has been said."""
+        return self.shown is not None and bool(self.shown.view.turns)
+
+    @property
+    def has_branches(self) -> bool:
+        """There are at least two."""
+        return self.shown is not None and len(self.shown.view.branches) > 1
+
+    @property
+    def answer(self) -> TurnView | None:
+        """The last one of the path."""
+        return self.shown.last_answer if self.shown is not None else None
+
+    @property
+    def fork(self) -> Fork | None:
+        """The deepest turn with siblings."""
+        return self.shown.fork if self.shown is not None else None
+
+    @property
+    def can_answer(self) -> bool:
+        """There is an answer, and the model could give another one."""
+        return self.answer is not None and not self.running and not self.lacks_model
+
+    @property
+    def can_continue(self) -> bool:
+        """The last answer was stopped or cut, and has words."""
+        answer = self.answer
+        return answer is not None and answer.status is TurnStatus.PARTIAL and has_own_words(answer.run) and self.can_answer
+
+    def can_step(self, by: int) -> bool:
+        """There is a sibling `by` places away."""
+        return self.fork is not None and self.fork.step(by) is not None
 
 
 class Actions(QObject):
     """The actions of one window. On macOS they stand in the menu bar, elsewhere under the menu button.
 
-    Shortcuts are written with Ctrl, which Qt shows and takes as Cmd on macOS.
-
-    Args:
-        window: Owns them.
-        exports: The formats that a session is exported as.
+    Shortcuts are written with Ctrl, which Qt shows and takes as Cmd on macOS. Actions without `can` are always enabled, or by
+    the part of the window that knows when.
     """
 
-    def __init__(self, window: QMainWindow, exports: Sequence[ExportFormat]) -> None:
+    def __init__(self, window: MainWindow) -> None:
         super().__init__(window)
         self._window = window
-        self.new_session = self._make(self.tr("New Session"), "Ctrl+N")
-        self.new_window = self._make(self.tr("New Window"), "Ctrl+Shift+N")
-        self.rename = self._make(self.tr("Rename Session…"))
-        self.pin = self._make(self.tr("Pin Session"))
-        self.trash = self._make(self.tr("Move Session to Trash"))
-        self.settings = self._make(self.tr("Settings…"), "Ctrl+,", role=Role.PreferencesRole)
-        self.close = self._make(self.tr("Close"), "Ctrl+W")
-        self.quit = self._make(self.tr("Quit Elsewise"), "Ctrl+Q", role=Role.QuitRole)
-        self.undo = self._make(self.tr("Undo"), "Ctrl+Z")
-        self.copy = self._make(self.tr("Copy"), "Ctrl+C")
-        self.find = self._make(self.tr("Find in Session…"), "Ctrl+F")
-        self.find_next = self._make(self.tr("Find Next"), "Ctrl+G")
-        self.find_previous = self._make(self.tr("Find Previous"), "Ctrl+Shift+G")
-        self.similar = self._make(self.tr("Similar Turns…"), "Ctrl+Shift+S")
-        self.search = self._make(self.tr("Search Sessions"), "Ctrl+Shift+F")
-        self.read = self._make(self.tr("Read"), "Ctrl+Shift+T", checkable=True)
-        self.tokens = self._make(self.tr("Tokens"), "Ctrl+T", checkable=True)
-        modes = QActionGroup(self)
-        for mode in (self.read, self.tokens):
-            modes.addAction(mode)
-        self.colours = {measure: self._make(name_of(measure).capitalize(), checkable=True) for measure in Measure}
-        colours = QActionGroup(self)
-        for action in self.colours.values():
-            colours.addAction(action)
-        self.sidebar = self._make(self.tr("Sidebar"), "Ctrl+Alt+S", checkable=True)
-        self.inspector = self._make(self.tr("Inspector"), "Ctrl+Alt+I", checkable=True)
-        self.template = self._make(self.tr("Template Tokens"), checkable=True)
-        self.pruned = self._make(self.tr("Pruned Branches"), checkable=True)
-        self.prune = self._make(self.tr("Prune Branch"), "Ctrl+Alt+P")
-        self.uncertain = self._make(self.tr("Next Uncertain Token"), "Ctrl+J")
-        self.stop = self._make(self.tr("Stop"), STOP_KEYS)
-        self.regenerate = self._make(self.tr("Regenerate"), "Ctrl+R")
-        self.regenerate_exactly = self._make(self.tr("Regenerate Exactly"), "Ctrl+Shift+R")
-        self.continue_answer = self._make(self.tr("Continue"), "Ctrl+Shift+Return")
-        self.setup = self._make(self.tr("Model and Adapters…"), "Ctrl+Shift+M")
-        self.sampling = self._make(self.tr("Sampling and System Prompt…"), "Ctrl+Shift+P")
-        self.two_ways = self._make(self.tr("2 Continuations"), "Ctrl+Alt+2")
-        self.four_ways = self._make(self.tr("4 Continuations"), "Ctrl+Alt+4")
-        self.eight_ways = self._make(self.tr("8 Continuations"), "Ctrl+Alt+8")
-        self.beams = self._make(self.tr("4 Beams"), "Ctrl+Alt+B")
-        self.previous = self._make(self.tr("Previous Variant"), "Ctrl+[")
-        self.next = self._make(self.tr("Next Variant"), "Ctrl+]")
-        self.compare = self._make(self.tr("Compare with Another Branch"), "Ctrl+D")
-        self.second = self._make(self.tr("Compare with a Model…"), "Ctrl+Shift+D")
-        self.disagreement = self._make(self.tr("Next Disagreement"), "Ctrl+Shift+J")
-        self.clear_cache = self._make(self.tr("Clear Cache"))
-        self.import_file = self._make(self.tr("Import…"), "Ctrl+O")
-        self.exports = {form: self._make(translate("Exports", form.menu), form.keys) for form in exports}
-        self.minimise = self._make(self.tr("Minimise"), "Ctrl+M")
-        self.zoom = self._make(self.tr("Zoom"))
-        self.all_to_front = self._make(self.tr("Bring All to Front"))
-        self.windows = self._menu(self.tr("Window"), self.minimise, self.zoom, None, self.all_to_front)
-        self.recent = self._menu(self.tr("Import Recent"))
-        self.about = self._make(self.tr("About Elsewise"), role=Role.AboutRole)
+        self._entries: list[tuple[str, QAction | None]] = []  # menu, what stands in it; None: a separator
+        self._can: dict[QAction, Callable[[Possible], bool]] = {}
+        self._exclusive: defaultdict[str, QActionGroup] = defaultdict(lambda: QActionGroup(self))
+        w, command = window, self._command
+        # fmt: off
+        self.new_session = command(FILE, self.tr("New Session"), lambda: w.commands.new_session(), "Ctrl+N")
+        self.new_window = command(FILE, self.tr("New Window"), lambda: w.window_wanted.emit(None), "Ctrl+Shift+N")
+        self.rename = command(FILE, self.tr("Rename Session…"), lambda: w.commands.rename(), can=lambda now: now.own)
+        self.pin = command(FILE, self.tr("Pin Session"), lambda: w.commands.pin_shown(),
+            can=lambda now: now.own and now.summary is not None)
+        self.trash = command(FILE, self.tr("Move Session to Trash"), lambda: w.commands.trash_shown(), can=lambda now: now.own)
+        self.settings = command(FILE, self.tr("Settings…"), lambda: w.open_settings(), "Ctrl+,",
+            separated=True, role=Role.PreferencesRole)
+        self.import_file = command(FILE, self.tr("Import…"), lambda: w.transfers.ask_import(), "Ctrl+O", separated=True)
+        self.recent = self._submenu(FILE, self.tr("Import Recent"))
+        self.exports = {form: command(FILE, translate("Exports", form.menu), partial(w.transfers.ask_export, form), form.keys,
+            can=lambda now: now.has_turns) for form in w.transfers.formats}
+        self.close = command(FILE, self.tr("Close"), lambda: w.close(), "Ctrl+W", separated=True)
+        self.quit = command(FILE, self.tr("Quit Elsewise"), lambda: w.quit_wanted.emit(), "Ctrl+Q", role=Role.QuitRole)
 
-    @property
-    def ways(self) -> dict[int, QAction]:
-        """By how many continuations they give."""
-        return {2: self.two_ways, 4: self.four_ways, 8: self.eight_ways}
+        self.undo = command(EDIT, self.tr("Undo"), lambda: w.desk.undo_stack.undo(), "Ctrl+Z", can=lambda now: bool(now.undo))
+        self.copy = command(EDIT, self.tr("Copy"), copy_focused, "Ctrl+C")
+        self.find = command(EDIT, self.tr("Find in Session…"), lambda: w.parts.finder.open(), "Ctrl+F", separated=True)
+        self.find_next = command(EDIT, self.tr("Find Next"), lambda: w.parts.finder.step(+1), "Ctrl+G")
+        self.find_previous = command(EDIT, self.tr("Find Previous"), lambda: w.parts.finder.step(-1), "Ctrl+Shift+G")
+        self.similar = command(EDIT, self.tr("Similar Turns…"), lambda: w.similar.look(), "Ctrl+Shift+S")
+        self.search = command(EDIT, self.tr("Search Sessions"), lambda: w.commands.search(), "Ctrl+Shift+F")
+
+        self.read = command(VIEW, self.tr("Read"), lambda: w.stage.set_mode(Mode.READ), "Ctrl+Shift+T", exclusive="mode")
+        self.tokens = command(VIEW, self.tr("Tokens"), lambda: w.stage.set_mode(Mode.TOKENS), "Ctrl+T", exclusive="mode")
+        self.template = command(VIEW, self.tr("Template Tokens"),
+            lambda: w.parts.transcript.set_template_visible(w.acts.template.isChecked()), checkable=True)
+        self.pruned = command(VIEW, self.tr("Pruned Branches"), lambda: w.parts.sidebar.show_pruned(w.acts.pruned.isChecked()),
+            checkable=True)
+        by = self._submenu(VIEW, self.tr("Colour By"))
+        self.colours = {measure: command("", name_of(measure).capitalize(), partial(lambda m: w.stage.colour_by(m), measure),
+            exclusive="colours") for measure in Measure}
+        by.addActions(list(self.colours.values()))
+        self.sidebar = command(VIEW, self.tr("Sidebar"), lambda: w.parts.show_sidebar(w.acts.sidebar.isChecked()),
+            "Ctrl+Alt+S", separated=True, checkable=True)
+        self.inspector = command(VIEW, self.tr("Inspector"), lambda: w.parts.show_inspector(w.acts.inspector.isChecked()),
+            "Ctrl+Alt+I", checkable=True)
+        self.uncertain = command(VIEW, self.tr("Next Uncertain Token"), lambda: w.parts.transcript.next_uncertain(), "Ctrl+J",
+            separated=True)
+        self.disagreement = command(VIEW, self.tr("Next Disagreement"), lambda: w.stage.second.next_disagreement(),
+            "Ctrl+Shift+J")
+
+        self.stop = command(SESSION, self.tr("Stop"), lambda: w.desk.answers.stop(), STOP_KEYS, can=lambda now: now.running)
+        self.regenerate = command(SESSION, self.tr("Regenerate"), lambda: w.commands.regenerate(), "Ctrl+R",
+            can=lambda now: now.can_answer)
+        self.regenerate_exactly = command(SESSION, self.tr("Regenerate Exactly"), lambda: w.commands.regenerate_exactly(),
+            "Ctrl+Shift+R", can=lambda now: now.can_answer and now.answer is not None and now.answer.can_repeat)
+        self.continue_answer = command(SESSION, self.tr("Continue"), lambda: w.commands.continue_turn(), "Ctrl+Shift+Return",
+            can=lambda now: now.can_continue)
+        self.two_ways = command(SESSION, self.tr("2 Continuations"), lambda: w.commands.find_columns(2, beams=False),
+            "Ctrl+Alt+2", can=lambda now: now.can_answer, separated=True)
+        self.four_ways = command(SESSION, self.tr("4 Continuations"), lambda: w.commands.find_columns(4, beams=False),
+            "Ctrl+Alt+4", can=lambda now: now.can_answer)
+        self.eight_ways = command(SESSION, self.tr("8 Continuations"), lambda: w.commands.find_columns(8, beams=False),
+            "Ctrl+Alt+8", can=lambda now: now.can_answer)
+        self.beams = command(SESSION, self.tr("4 Beams"), lambda: w.commands.find_columns(BEAMS, beams=True), "Ctrl+Alt+B",
+            can=lambda now: now.can_answer)
+        self.prune = command(SESSION, self.tr("Prune Branch"), lambda: w.parts.sidebar.tree.prune_current(), "Ctrl+Alt+P",
+            can=lambda now: now.has_branches and not now.running, separated=True)
+        self.previous = command(SESSION, self.tr("Previous Variant"), lambda: w.desk.tree.step_variant(-1), "Ctrl+[",
+            can=lambda now: now.can_step(-1))
+        self.next = command(SESSION, self.tr("Next Variant"), lambda: w.desk.tree.step_variant(+1), "Ctrl+]",
+            can=lambda now: now.can_step(+1))
+        self.compare = command(SESSION, self.tr("Compare with Another Branch"), lambda: w.commands.compare(), "Ctrl+D",
+            can=lambda now: now.has_branches)
+        self.second = command(SESSION, self.tr("Compare with a Model…"), lambda: w.desk.second.ask_menu(), "Ctrl+Shift+D",
+            can=lambda now: now.has_turns and not now.lacks_model)
+        self.setup = command(SESSION, self.tr("Model and Adapters…"), lambda: w.popover.toggle(MODEL), "Ctrl+Shift+M",
+            separated=True)
+        self.sampling = command(SESSION, self.tr("Sampling and System Prompt…"), lambda: w.popover.toggle(SAMPLING),
+            "Ctrl+Shift+P")
+        self.clear_cache = command(SESSION, self.tr("Clear Cache"), lambda: w.desk.cache.clear(), separated=True)
+
+        self.minimise = command(WINDOW, self.tr("Minimise"), lambda: w.showMinimized(), "Ctrl+M")
+        self.zoom = command(WINDOW, self.tr("Zoom"), lambda: zoom(w))
+        self.all_to_front = command(WINDOW, self.tr("Bring All to Front"), all_to_front, separated=True)
+
+        self.about = command(HELP, self.tr("About Elsewise"), lambda: w.open_about(), role=Role.AboutRole)
+        # fmt: on
+        self.recent.aboutToShow.connect(lambda: list_recent(self.recent, w.transfers))
+        self.windows = self._menu(WINDOW)
+        list_windows(self.windows, window)
+
+    def refresh(self, now: Possible) -> None:
+        """What can be done now."""
+        for action, can in self._can.items():
+            action.setEnabled(can(now))
+        pinned = now.summary is not None and now.summary.pinned
+        self.pin.setText(self.tr("Unpin Session") if pinned else self.tr("Pin Session"))
+        self.undo.setText(self.tr("Undo {0}").format(now.undo) if now.undo else self.tr("Undo"))
 
     def menus(self) -> list[QMenu]:
         """The menus, in their order; the caller puts them into a menu bar or a popup."""
-        branching = (*self.ways.values(), self.beams, None, self.prune, self.previous, self.next)
-        return [
-            self._menu(
-                self.tr("File"),
-                self.new_session,
-                self.new_window,
-                self.rename,
-                self.pin,
-                self.trash,
-                None,
-                self.settings,
-                None,
-                *self._transfers(),
-                None,
-                self.close,
-                self.quit,
-            ),
-            self._menu(self.tr("Edit"), self.undo, self.copy, None, *self._finding()),
-            self._view_menu(),
-            self._session_menu(*branching, self.compare, self.second),
-            self.windows,
-            self._menu(self.tr("Help"), self.about),
-        ]
-
-    def _transfers(self) -> list[QAction]:
-        return [self.import_file, self.recent.menuAction(), *self.exports.values()]
+        return [self.windows if menu == WINDOW else self._menu(menu) for menu in MENUS]
 
     def install(self, popup: QMenu) -> None:
         """Into the menu bar on macOS, into `popup` elsewhere; the shortcuts belong to the window either way."""
@@ -128,48 +208,47 @@ class Actions(QObject):
             else:
                 popup.addMenu(menu)
 
-    def _make(self, words: str, keys: str = "", *, checkable: bool = False, role: QAction.MenuRole = Role.NoRole) -> QAction:
-        action = QAction(words, self._window, checkable=checkable)
+    def _command(
+        self,
+        menu: str,
+        words: str,
+        run: Callable[[], object],
+        keys: str = "",
+        *,
+        can: Callable[[Possible], bool] | None = None,
+        separated: bool = False,
+        checkable: bool = False,
+        exclusive: str = "",
+        role: QAction.MenuRole = Role.NoRole,
+    ) -> QAction:
+        """A row of the table: an action at the end of its menu, behind a separator where it is `separated`.
+
+        Of the actions that are `exclusive` by one name, one is checked.
+        """
+        action = QAction(words, self._window)
         action.setMenuRole(role)
+        action.setCheckable(checkable or bool(exclusive))
+        if exclusive:
+            self._exclusive[exclusive].addAction(action)
         if keys:
             action.setShortcut(QKeySequence(keys))
+        if can is not None:
+            self._can[action] = can
+        if separated:
+            self._entries.append((menu, None))
+        self._entries.append((menu, action))
+        action.triggered.connect(lambda _checked=False: run())
         self._window.addAction(action)
         return action
 
-    def _session_menu(self, *branching: QAction | None) -> QMenu:
-        answers = (self.stop, self.regenerate, self.regenerate_exactly, self.continue_answer)
-        return self._menu(
-            self.tr("Session"), *answers, None, *branching, None, self.setup, self.sampling, None, self.clear_cache
-        )
+    def _submenu(self, menu: str, words: str) -> QMenu:
+        made = QMenu(words, self._window)
+        self._entries.append((menu, made.menuAction()))
+        return made
 
-    def _finding(self) -> tuple[QAction, ...]:
-        return self.find, self.find_next, self.find_previous, self.similar, self.search
-
-    def _view_menu(self) -> QMenu:
-        menu = self._menu(self.tr("View"), self.read, self.tokens, self.template, self.pruned)
-        menu.addMenu(self._menu(self.tr("Colour By"), *self.colours.values()))
-        for entry in (None, self.sidebar, self.inspector, None, self.uncertain, self.disagreement):
-            menu.addSeparator() if entry is None else menu.addAction(entry)
+    def _menu(self, name: str) -> QMenu:
+        menu = QMenu(translate("Actions", name), self._window)
+        for where, action in self._entries:
+            if where == name:
+                menu.addSeparator() if action is None else menu.addAction(action)
         return menu
-
-    def _menu(self, title: str, *entries: QAction | None) -> QMenu:
-        menu = QMenu(title, self._window)
-        for entry in entries:
-            if entry is None:
-                menu.addSeparator()
-            else:
-                menu.addAction(entry)
-        return menu
-
-
-def copy_focused() -> None:
-    """Copies from whatever has the keyboard: the menu's Copy is the key that the widget would have got."""
-    focused = QApplication.focusWidget()
-    if focused is not None:
-        key = QKeyEvent(QEvent.Type.KeyPress, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
-        focused.keyPressEvent(key)  # sent as an event it would come back here as the shortcut
-
-
-def connect(action: QAction, do: Callable[[], object]) -> None:
-    """Runs `do` when the action is triggered; `triggered` itself passes a flag nobody wants."""
-    action.triggered.connect(lambda _checked=False: do())

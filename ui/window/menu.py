@@ -1,45 +1,30 @@
-"""The menus and their keys: what each entry does, recent files, and the windows that are open."""
+"""What the menus list when they open: recent files, and the windows of the app; what acts on windows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from PySide6.QtGui import QAction
+from PySide6.QtCore import QEvent, Qt
+from PySide6.QtGui import QAction, QKeyEvent
 from PySide6.QtWidgets import QApplication, QMainWindow, QMenu
 
-from ui.desk import Desk
 from ui.port import translate
-from ui.setup.desk import MODEL, SAMPLING
-from ui.transcript import Mode
 from ui.widgets.visible import one_line
-from ui.window.actions import Actions, connect, copy_focused
-from ui.window.commands import Commands
-from ui.window.frame import Frame
-from ui.window.stage import Stage
 from ui.window.transfers import Transfers
 
 
-def wire_recent(menu: QMenu, transfers: Transfers) -> None:
-    """Lists them each time the menu opens; those that are gone cannot be chosen."""
-
-    def add(words: str) -> QAction:
-        return menu.addAction(one_line(words).replace("&", "&&"))
-
-    def show_recent() -> None:
-        menu.clear()
-        for path in transfers.recent:
-            action = add(f"{path.name} – {path.parent}")
-            action.setEnabled(path.exists())
-            connect(action, partial(transfers.take, path))
-        if not transfers.recent:
-            add(translate("RecentFiles", "No recent files")).setEnabled(False)
-            return
+def list_recent(menu: QMenu, transfers: Transfers) -> None:
+    """Lists them; those that are gone cannot be chosen."""
+    menu.clear()
+    for path in transfers.recent:
+        action = menu.addAction(_plain(f"{path.name} – {path.parent}", most=None), partial(transfers.take, path))
+        action.setEnabled(path.exists())
+    if transfers.recent:
         menu.addSeparator()
-        connect(add(translate("RecentFiles", "Clear Menu")), transfers.recent.clear)
-
-    menu.aboutToShow.connect(show_recent)
+        menu.addAction(translate("RecentFiles", "Clear Menu"), transfers.recent.clear)
+    else:
+        menu.addAction(translate("RecentFiles", "No recent files")).setEnabled(False)
 
 
 def known_paths(held: object) -> list[Path]:
@@ -50,9 +35,8 @@ def known_paths(held: object) -> list[Path]:
 TITLE_MOST = 60  # characters of a title in the menu
 
 
-def wire_window_menu(window: QMainWindow, acts: Actions) -> None:
-    """Connects what the menu has, and lists, each time it opens, the windows that are open then."""
-    menu = acts.windows
+def list_windows(menu: QMenu, window: QMainWindow) -> None:
+    """Each time the menu opens it has, behind what it has already, the windows that are open then."""
     listed: list[QAction] = []
 
     def show_open() -> None:
@@ -62,16 +46,11 @@ def wire_window_menu(window: QMainWindow, acts: Actions) -> None:
         listed.clear()
         listed.append(menu.addSeparator())
         for each in open_windows():
-            title = one_line(each.windowTitle())
-            action = menu.addAction(_plain(title))
+            action = menu.addAction(_plain(each.windowTitle()), partial(come_forward, each))
             action.setCheckable(True)
             action.setChecked(each is window)
-            connect(action, partial(come_forward, each))
             listed.append(action)
 
-    connect(acts.minimise, window.showMinimized)
-    connect(acts.zoom, partial(zoom, window))
-    connect(acts.all_to_front, all_to_front)
     menu.aboutToShow.connect(show_open)
 
 
@@ -104,69 +83,16 @@ def all_to_front() -> None:
         active.raise_()
 
 
-def _plain(title: str) -> str:
-    """A title as the text of a menu's entry: no letter of it is a key."""
-    cut = title if len(title) <= TITLE_MOST else title[: TITLE_MOST - 1] + "…"
+def copy_focused() -> None:
+    """Copies from the widget with the keyboard: the menu's Copy is the key that the widget would have got."""
+    focused = QApplication.focusWidget()
+    if focused is not None:
+        key = QKeyEvent(QEvent.Type.KeyPress, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
+        focused.keyPressEvent(key)  # sent as an event it would come back here as the shortcut
+
+
+def _plain(title: str, most: int | None = TITLE_MOST) -> str:
+    """A title as the text of a menu's entry, on one line: no letter of it is a key."""
+    title = one_line(title)
+    cut = title if most is None or len(title) <= most else title[: most - 1] + "…"
     return cut.replace("&", "&&")
-
-
-BEAMS = 4  # by the menu; the inspector has more
-
-
-def install_menu(menu: QMenu, acts: Actions, parts: Frame) -> None:
-    """Puts the actions into the menu bar, or into `menu` under the bar's button; panels have buttons of their own."""
-    acts.install(menu)
-    parts.top.menu_button.setMenu(menu)
-    parts.top.menu_button.setVisible(not menu.isEmpty())
-    parts.top.sidebar_button.clicked.connect(acts.sidebar.trigger)
-    parts.top.inspector_button.clicked.connect(acts.inspector.trigger)
-
-
-def wire_session(acts: Actions, desk: Desk, commands: Commands, transfers: Transfers) -> None:
-    """Sessions, their files, their branches."""
-    connect(acts.new_session, commands.new_session)
-    connect(acts.rename, commands.rename)
-    connect(acts.pin, commands.pin_shown)
-    connect(acts.trash, commands.trash_shown)
-    connect(acts.undo, desk.undo_stack.undo)
-    connect(acts.previous, lambda: desk.tree.step_variant(-1))
-    connect(acts.next, lambda: desk.tree.step_variant(+1))
-    connect(acts.compare, commands.compare)
-    connect(acts.second, desk.second.ask_menu)
-    connect(acts.import_file, transfers.ask_import)
-    for form, action in acts.exports.items():
-        connect(action, partial(transfers.ask_export, form))
-
-
-def wire_answers(acts: Actions, desk: Desk, commands: Commands, show_setup: Callable[[int], None]) -> None:
-    """Answers, and what they are made with; `show_setup` opens a page of that."""
-    connect(acts.stop, desk.answers.stop)
-    connect(acts.regenerate, commands.regenerate)
-    connect(acts.regenerate_exactly, commands.regenerate_exactly)
-    connect(acts.continue_answer, commands.continue_turn)
-    connect(acts.setup, partial(show_setup, MODEL))
-    connect(acts.sampling, partial(show_setup, SAMPLING))
-    for count, action in acts.ways.items():
-        connect(action, partial(commands.find_columns, count, beams=False))
-    connect(acts.clear_cache, desk.cache.clear)
-    connect(acts.beams, lambda: commands.find_columns(BEAMS, beams=True))
-
-
-def wire_view(acts: Actions, parts: Frame, stage: Stage, commands: Commands) -> None:
-    """What is seen and found."""
-    connect(acts.copy, copy_focused)
-    connect(acts.find, parts.finder.open)
-    connect(acts.find_next, partial(parts.finder.step, +1))
-    connect(acts.find_previous, partial(parts.finder.step, -1))
-    connect(acts.search, commands.search)
-    connect(acts.read, lambda: stage.set_mode(Mode.READ))
-    connect(acts.tokens, lambda: stage.set_mode(Mode.TOKENS))
-    connect(acts.sidebar, lambda: parts.show_sidebar(acts.sidebar.isChecked()))
-    connect(acts.inspector, lambda: parts.show_inspector(acts.inspector.isChecked()))
-    for measure, action in acts.colours.items():
-        connect(action, partial(stage.colour_by, measure))
-    acts.template.toggled.connect(parts.transcript.set_template_visible)
-    acts.pruned.toggled.connect(parts.sidebar.show_pruned)
-    connect(acts.prune, parts.sidebar.tree.prune_current)
-    connect(acts.uncertain, parts.transcript.next_uncertain)
-    connect(acts.disagreement, stage.second.next_disagreement)

@@ -20,15 +20,13 @@ from ui.port import (
     SessionSummary,
     SessionView,
     StatusView,
-    TurnStatus,
     TurnView,
 )
 from ui.theme.palette import Palette
 from ui.theme.scheme import current_theme
 from ui.transcript import Measure, Mode
-from ui.transcript.path import has_own_words
 from ui.widgets.visible import one_line
-from ui.window.actions import Actions
+from ui.window.actions import Actions, Possible
 from ui.window.frame import Frame
 
 METER_MS = 250  # between two counts of the context while an answer streams
@@ -133,40 +131,12 @@ class Stage(QObject):
 
     def refresh(self) -> None:
         """What can be done now."""
-        acts, shown, running = self._acts, self._desk.shown, self._desk.running
-        own = shown is not None and not shown.view.is_sample
-        summary = self.shown_summary
-        answer = shown.last_answer if shown is not None else None
-        fork = shown.fork if shown is not None else None
-        self._parts.composer.set_running(running)
-        turns = shown.view.turns if shown is not None else ()
-        self._parts.cards.show_turns(turns, running=running)
-        acts.stop.setEnabled(running)
-        acts.rename.setEnabled(own)
-        acts.trash.setEnabled(own)
-        acts.pin.setEnabled(own and summary is not None)
-        is_pinned = summary is not None and summary.pinned
-        acts.pin.setText(self.tr("Unpin Session") if is_pinned else self.tr("Pin Session"))
-        said = shown is not None and bool(shown.view.turns)
-        for action in acts.exports.values():
-            action.setEnabled(said)
-        can_ask = not running and not self._lacks_model
-        acts.second.setEnabled(said and not self._lacks_model)
-        acts.compare.setEnabled(shown is not None and len(shown.view.branches) > 1)
-        acts.regenerate.setEnabled(answer is not None and can_ask)
-        acts.regenerate_exactly.setEnabled(answer is not None and answer.can_repeat and can_ask)
-        partial = answer is not None and answer.status is TurnStatus.PARTIAL and has_own_words(answer.run)
-        acts.continue_answer.setEnabled(partial and can_ask)
-        for act in (*acts.ways.values(), acts.beams):
-            act.setEnabled(answer is not None and can_ask)
-        acts.prune.setEnabled(shown is not None and len(shown.view.branches) > 1 and not running)
-        acts.previous.setEnabled(fork is not None and fork.step(-1) is not None)
-        acts.next.setEnabled(fork is not None and fork.step(+1) is not None)
-        undo = self._desk.undo_stack.label
-        acts.undo.setText(self.tr("Undo {0}").format(undo) if undo else self.tr("Undo"))
-        acts.undo.setEnabled(bool(undo))
-        acts.sidebar.setChecked(not self._parts.sidebar.isHidden())
-        acts.inspector.setChecked(not self._parts.inspector.isHidden())
+        shown, running, parts = self._desk.shown, self._desk.running, self._parts
+        parts.composer.set_running(running)
+        parts.cards.show_turns(shown.view.turns if shown is not None else (), running=running)
+        self._acts.refresh(Possible(shown, running, self._lacks_model, self.shown_summary, self._desk.undo_stack.label))
+        self._acts.sidebar.setChecked(not parts.sidebar.isHidden())
+        self._acts.inspector.setChecked(not parts.inspector.isHidden())
         self._count_again()
 
     def _count_again(self) -> None:

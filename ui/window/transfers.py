@@ -38,6 +38,7 @@ class Transfers(QObject):
     def __init__(self, workbench: Workbench, desk: Desk, status: StatusBar, notice: Notice, window: QWidget) -> None:
         super().__init__(window)
         self._workbench = workbench
+        self.formats = workbench.export_formats
         self._desk = desk
         self._status = status
         self._notice = notice

@@ -13,6 +13,7 @@ from PySide6.QtCore import QByteArray, QCoreApplication, Qt, Signal
 from PySide6.QtGui import QCloseEvent
 from PySide6.QtWidgets import QApplication, QMainWindow, QMenu, QToolBar, QWidget
 
+from ui.comparison.stages import SimilarStage
 from ui.desk import Desk
 from ui.port import AppSettings, Workbench, translate_with
 from ui.setup.desk import SAMPLING, SetupDesk
@@ -21,19 +22,10 @@ from ui.theme.scheme import Contrast, Motion, Scheme, apply_theme
 from ui.theme.text_size import resize_text
 from ui.transcript import Measure, Mode
 from ui.transcript.text.faces import reading_font
-from ui.window.actions import Actions, connect
+from ui.window.actions import Actions
 from ui.window.commands import Commands
 from ui.window.frame import Frame
-from ui.window.menu import (
-    come_forward,
-    install_menu,
-    known_paths,
-    wire_answers,
-    wire_recent,
-    wire_session,
-    wire_view,
-    wire_window_menu,
-)
+from ui.window.menu import come_forward, known_paths
 from ui.window.stage import Stage
 from ui.window.transfers import Transfers
 from ui.window.welcome import Welcome
@@ -117,22 +109,23 @@ class MainWindow(QMainWindow):
             self.parts.composer.share(beside.parts.composer)
         self.setCentralWidget(self.parts)
         unify(self, self.parts.top)
-        self.acts = Actions(self, workbench.export_formats)
-        self.stage = Stage(self, self.desk, self.parts, self.acts)
         self.transfers = Transfers(workbench, self.desk, self.parts.status, self.parts.composer.notice, self)
         self.transfers.recent += known_paths(state.recent)
+        self.acts = Actions(self)
+        self.stage = Stage(self, self.desk, self.parts, self.acts)
         self.setup = SetupDesk(self.desk, workbench)
         self._workbench = workbench
         self.welcome = Welcome(self.desk, self.parts, self)
-        self._commands = Commands(self.desk, self.parts, self.stage, self.setup, self)
+        self.commands = Commands(self.desk, self.parts, self.stage, self.setup, self)
         wire_second(self.desk, self.parts, self.stage)
-        wire_similar(self.desk, self.parts, self.acts, self)
-        wire_parts(self, self.desk, self.parts, self.stage, self._commands)
+        self.similar = SimilarStage(self.desk, self.parts, self.acts, self)
+        wire_similar(self.desk, self.parts, self.similar)
+        wire_parts(self, self.desk, self.parts, self.stage, self.commands)
         self.parts.sidebar.sessions.window_wanted.connect(self.window_wanted.emit)
         self.desk.front_wanted.connect(self.come_forward)
         self.desk.left.connect(self.hide)
         self._wire_setup()
-        self._wire_menu()
+        self._install_menu()
         self.resize(1360, 860)
         if state.geometry:
             self.restoreGeometry(QByteArray.fromBase64(state.geometry.encode()))
@@ -192,7 +185,7 @@ class MainWindow(QMainWindow):
     def _wire_setup(self) -> None:
         desk = self.desk
         self.parts.top.setup_wanted.connect(lambda: self.popover.toggle())
-        self.parts.composer.format_wanted.connect(self._open_settings)
+        self.parts.composer.format_wanted.connect(self.open_settings)
         self.parts.composer.setup_wanted.connect(lambda: self.popover.toggle(SAMPLING))
         self._wire_models()
         for news in (desk.session_shown, desk.models.listed, desk.activity_changed, desk.status_changed):
@@ -206,18 +199,14 @@ class MainWindow(QMainWindow):
         self.desk.shelf.downloads_changed.connect(self.parts.status.show_downloads)
         self.stage.mode_changed.connect(self.welcome.show_mode)
 
-    def _wire_menu(self) -> None:
-        install_menu(QMenu(self), self.acts, self.parts)
-        wire_session(self.acts, self.desk, self._commands, self.transfers)
-        wire_answers(self.acts, self.desk, self._commands, lambda page: self.popover.toggle(page))
-        wire_view(self.acts, self.parts, self.stage, self._commands)
-        wire_window_menu(self, self.acts)
-        wire_recent(self.acts.recent, self.transfers)
-        connect(self.acts.settings, self._open_settings)
-        connect(self.acts.about, self._open_about)
-        connect(self.acts.close, self.close)
-        connect(self.acts.quit, self.quit_wanted.emit)
-        connect(self.acts.new_window, lambda: self.window_wanted.emit(None))
+    def _install_menu(self) -> None:
+        """The commands stand in the menu bar or under the bar's button; panels have buttons of their own."""
+        menu, top = QMenu(self), self.parts.top
+        self.acts.install(menu)
+        top.menu_button.setMenu(menu)
+        top.menu_button.setVisible(not menu.isEmpty())
+        top.sidebar_button.clicked.connect(self.acts.sidebar.trigger)
+        top.inspector_button.clicked.connect(self.acts.inspector.trigger)
 
     def _refresh_setup(self) -> None:
         """What holds may be another thing for another session, path or model; nobody asks while nobody looks."""
@@ -233,7 +222,8 @@ class MainWindow(QMainWindow):
         apply_theme(application, Scheme(values.scheme), Contrast(values.contrast), Motion(values.motion))
         resize_text(application, values.text_percent / 100)
 
-    def _open_settings(self) -> None:
+    def open_settings(self) -> None:
+        """Opens them, with what the colours show."""
         self.settings.show_colours(self.parts.transcript.measure)
         self.settings.open()
 
@@ -245,7 +235,8 @@ class MainWindow(QMainWindow):
         self.settings.open_models()
         self.desk.shelf.plan_load(name)
 
-    def _open_about(self) -> None:
+    def open_about(self) -> None:
+        """Opens the box with the version."""
         from ui.window.about import AboutBox
 
         AboutBox(self).open()

@@ -5,14 +5,12 @@ What changes for all parts at once goes the other way through `ui.window.stage`.
 
 from __future__ import annotations
 
-from PySide6.QtCore import QObject
 from PySide6.QtGui import QKeySequence, QShortcut
 from PySide6.QtWidgets import QWidget
 
 from ui.comparison.model_bar import open_menu
 from ui.comparison.stages import SimilarStage
 from ui.desk import Desk
-from ui.window.actions import Actions, connect
 from ui.window.commands import Commands
 from ui.window.frame import Frame
 from ui.window.stage import Stage
@@ -36,11 +34,9 @@ def wire_second(desk: Desk, parts: Frame, stage: Stage) -> None:
     parts.status.legend.difference_chosen.connect(lambda: shown.colour(difference=True))
 
 
-def wire_similar(desk: Desk, parts: Frame, acts: Actions, parent: QObject) -> None:
+def wire_similar(desk: Desk, parts: Frame, stage: SimilarStage) -> None:
     """The panel, the menu, the line under each turn."""
     similar, panel = desk.similar, parts.similar
-    stage = SimilarStage(desk, parts, acts, parent)
-    connect(acts.similar, stage.look)
     parts.transcript.similar_requested.connect(similar.look)
     similar.began.connect(lambda words, pooling, other: panel.begin(words, pooling, other=other))
     similar.progressed.connect(panel.show_progress)
