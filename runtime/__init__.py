@@ -73,11 +73,15 @@ if TYPE_CHECKING:
     from runtime.members.blocks import BlocksSaved
     from runtime.members.pins import Pinned
     from runtime.model import load, load_model_by_name
-    from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
-    from runtime.pooling import POOLINGS, Pooling
-    from runtime.priority import Priority
+    from runtime.numerics.pooling import POOLINGS, Pooling
+    from runtime.numerics.stage_table import Stage, StageTable
+    from runtime.options.aliases import OPTION_NAMES
+    from runtime.options.generation import GenerationOptions
+    from runtime.options.load import LoadOptions
+    from runtime.options.priority import Priority
+    from runtime.options.resolution import AnswerEnds, ResolvedOptions, resolve_options
+    from runtime.options.sampling import SamplingOptions
     from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun
-    from runtime.resolution import AnswerEnds, ResolvedOptions, resolve_options
     from runtime.sampling.chain import Sampler, make_sampler
     from runtime.sampling.draw import fresh_seed
     from runtime.sampling.history import History
@@ -104,8 +108,6 @@ if TYPE_CHECKING:
     from runtime.shelf.model_shelf import ModelShelf, ShelfEntry, list_models
     from runtime.shelf.quantise import convert_model
     from runtime.speculation.options import SpeculativeOptions
-    from runtime.spellings import OPTION_NAMES
-    from runtime.stages import Stage, StageTable
     from runtime.text.formats import CHAT_FORMATS
     from runtime.text.pieces import check_fits
     from runtime.text.utf8 import clean_text, texts_of
@@ -379,27 +381,30 @@ _NAMES = {
         "load",
         "load_model_by_name",
     ),
-    "runtime.options": (
-        "GenerationOptions",
-        "LoadOptions",
-        "SamplingOptions",
-    ),
-    "runtime.pooling": (
+    "runtime.numerics.pooling": (
         "POOLINGS",
         "Pooling",
     ),
-    "runtime.priority": ("Priority",),
+    "runtime.numerics.stage_table": (
+        "Stage",
+        "StageTable",
+    ),
+    "runtime.options.aliases": ("OPTION_NAMES",),
+    "runtime.options.generation": ("GenerationOptions",),
+    "runtime.options.load": ("LoadOptions",),
+    "runtime.options.priority": ("Priority",),
+    "runtime.options.resolution": (
+        "AnswerEnds",
+        "ResolvedOptions",
+        "resolve_options",
+    ),
+    "runtime.options.sampling": ("SamplingOptions",),
     "runtime.records": (
         "Finish",
         "Origin",
         "Scores",
         "TokenRecord",
         "TokenRun",
-    ),
-    "runtime.resolution": (
-        "AnswerEnds",
-        "ResolvedOptions",
-        "resolve_options",
     ),
     "runtime.sampling.chain": (
         "Sampler",
@@ -453,11 +458,6 @@ _NAMES = {
     ),
     "runtime.shelf.quantise": ("convert_model",),
     "runtime.speculation.options": ("SpeculativeOptions",),
-    "runtime.spellings": ("OPTION_NAMES",),
-    "runtime.stages": (
-        "Stage",
-        "StageTable",
-    ),
     "runtime.text.formats": ("CHAT_FORMATS",),
     "runtime.text.pieces": ("check_fits",),
     "runtime.text.utf8": (

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from runtime.checking import check_fields, number, option, shown, whole
 from runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from runtime.grammar.source import Grammar
-from runtime.options import ALTERNATIVES, GenerationOptions
+from runtime.options.checking import check_fields, number, option, shown, whole
+from runtime.options.generation import ALTERNATIVES, GenerationOptions
 from runtime.records import Finish, TokenRun
 from runtime.speculation.options import SpeculativeOptions
 

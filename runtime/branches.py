@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from runtime.errors import InvalidRequestError
 from runtime.info import OnProgress
-from runtime.options import GenerationOptions
+from runtime.options.generation import GenerationOptions
 from runtime.records import TokenRecord, TokenRun
 
 Prompts = Sequence[str | Sequence[int]]

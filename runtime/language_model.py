@@ -35,7 +35,7 @@ from runtime.members.scoring import ScoringMembers
 from runtime.members.sessions import SessionMembers
 from runtime.members.texts import Message, TextMembers
 from runtime.members.vectors import VectorMembers
-from runtime.options import GenerationOptions
+from runtime.options.generation import GenerationOptions
 from runtime.records import Float32, TokenRecord, TokenRun
 
 __all__ = ["LanguageModel", "Message", "PrefixMatch"]

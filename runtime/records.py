@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import InvalidRequestError
-from runtime.stages import Stage, StageTable
+from runtime.numerics.stage_table import Stage, StageTable
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]

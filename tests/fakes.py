@@ -15,7 +15,7 @@ from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.info import CacheReport, Metrics
 from runtime.language_model import LanguageModel
 from runtime.model import LocalModel, load
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 from runtime.records import Float32
 
 KINDS = ("attention", "recurrent", "overlapping")

@@ -13,7 +13,6 @@ from runtime.adapters.layouts import (
     read_mlx_header,
     read_peft_header,
 )
-from runtime.checking import shown
 from runtime.errors import AdapterError, ModelLoadError
 from runtime.loading.integrity import (
     FORMAT,
@@ -28,6 +27,7 @@ from runtime.loading.integrity import (
 from runtime.loading.model_folder import check_entries, read_json
 from runtime.loading.paths import ADAPTER_CONFIG, is_adapter, is_model_id, models_dir, shelf_id, shelf_path
 from runtime.loading.progress import OnProgress, ignore
+from runtime.options.checking import shown
 from runtime.shelf.atomic_install import copy_files, place_on_shelf, shelf_folders
 
 CONFIG = ADAPTER_CONFIG

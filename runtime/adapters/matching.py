@@ -12,7 +12,7 @@ import numpy as np
 from runtime.adapters.adapter import ModuleShape
 from runtime.adapters.layouts import AdapterHeader
 from runtime.errors import AdapterError
-from runtime.options import nearest
+from runtime.options.checking import nearest
 from runtime.records import Float32
 
 # What libraries and their wrappers put in front of one and the same module.

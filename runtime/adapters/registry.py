@@ -12,7 +12,7 @@ from runtime.adapters.stacks import Routing
 from runtime.adapters.uses import Adapters, Uses, check_adapters, check_scale, digest_of_stack
 from runtime.errors import AdapterError
 from runtime.info import AdapterInfo
-from runtime.options import nearest
+from runtime.options.checking import nearest
 
 NamedStack = tuple[tuple[str, float], ...]  # (name, scale), in order
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from runtime.checking import is_number, shown
 from runtime.errors import AdapterError
+from runtime.options.checking import is_number, shown
 
 AdapterUse = str | tuple[str, float]  # an adapter's name, or (name, scale); a bare name has scale 1
 Adapters = Sequence[AdapterUse] | None  # a request's, in order; () is the base, None the model's stack

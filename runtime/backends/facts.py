@@ -10,7 +10,7 @@ from typing import Any
 
 from runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from runtime.loading.rope import border
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 
 KV_FORMAT = 1  # of payloads on disk; a change makes every stored KV block a stranger
 UNBOUNDED_CONTEXT = 131_072  # tokens; for models that name no limit (recurrent ones)

@@ -37,7 +37,7 @@ from runtime.backends.stored import Stored
 from runtime.backends.tree import ROOT, Bool, Int64
 from runtime.errors import AdapterError, SnapshotFormatError
 from runtime.loading.model_folder import ModelFolder
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 
 TEMPLATE = CHATML
 CONTEXT = 131_072  # tokens

@@ -21,7 +21,7 @@ from runtime.backends.tree import Int64
 from runtime.errors import SnapshotFormatError, UnsupportedFeatureError
 from runtime.info import ModelInfo
 from runtime.loading.model_folder import ModelFolder
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 
 TEMPLATE = CHATML
 CONTEXT = 32_768  # tokens

@@ -20,7 +20,8 @@ from typing import Any
 from runtime.backends.base import Backend
 from runtime.errors import BackendUnavailableError, InvalidRequestError, UnknownBackendError
 from runtime.loading.model_folder import ModelFolder
-from runtime.options import LoadOptions, nearest
+from runtime.options.checking import nearest
+from runtime.options.load import LoadOptions
 
 Source = ModelFolder | tuple[Any, Any]
 Factory = Callable[[Source, LoadOptions], Backend]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from runtime.checking import check_fields, nearest, option, shown, text, whole
 from runtime.errors import InvalidRequestError, OptionError
+from runtime.options.checking import check_fields, nearest, option, shown, text, whole
 
 
 def _dotted(value: Any) -> str | None:

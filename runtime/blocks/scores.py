@@ -10,8 +10,8 @@ import numpy as np
 
 from runtime.backends.stored import Stored
 from runtime.errors import SnapshotFormatError
+from runtime.numerics.scoring import empty_scores
 from runtime.records import Scores
-from runtime.scoring import empty_scores
 
 _PREFIX = "scores."
 _COLUMNS = tuple(column.name for column in fields(Scores))

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from runtime.adapters.uses import check_adapters, check_scale
-from runtime.checking import shown
 from runtime.client.calls import Calls
 from runtime.errors import AdapterError
 from runtime.info import ModelInfo
 from runtime.loading.paths import is_model_id
+from runtime.options.checking import shown
 
 
 class AdapterCalls(ABC):

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from runtime.adapters.uses import Adapters, check_adapters
-from runtime.checking import TEXT_FOR_IDS, shown
 from runtime.errors import InvalidRequestError
 from runtime.language_model import Message
+from runtime.options.checking import TEXT_FOR_IDS, shown
 from runtime.text.utf8 import clean_text
 
 

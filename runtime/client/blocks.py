@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from runtime.adapters.uses import Adapters
-from runtime.checking import check_path
 from runtime.client.arguments import plain_adapters, plain_ids, plain_keys
 from runtime.client.calls import Calls
 from runtime.members.blocks import BlocksSaved
+from runtime.options.checking import check_path
 
 
 class BlockCalls:

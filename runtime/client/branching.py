@@ -11,7 +11,7 @@ from runtime.branches import Branches, BranchRecords, Options, Prompts, check_pr
 from runtime.client.arguments import plain_adapters, plain_ids
 from runtime.client.calls import Calls
 from runtime.info import OnProgress
-from runtime.options import GenerationOptions, given
+from runtime.options.generation import GenerationOptions, given
 from runtime.records import TokenRun
 from runtime.text.utf8 import clean_text
 

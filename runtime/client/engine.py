@@ -26,10 +26,10 @@ from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
 from runtime.language_model import Message, PrefixMatch
 from runtime.members.resolving import ResolvingMembers
 from runtime.members.scoring import ScoringMembers
-from runtime.options import GenerationOptions, given
-from runtime.priority import Priority, check_priority
+from runtime.options.generation import GenerationOptions, given
+from runtime.options.priority import Priority, check_priority
+from runtime.options.resolution import AnswerEnds
 from runtime.records import Float32, TokenRecord, TokenRun
-from runtime.resolution import AnswerEnds
 from runtime.session.opening import OpensSessions
 from runtime.text.utf8 import clean_text
 from runtime.wire.messages import Loaded

@@ -15,7 +15,7 @@ from runtime.client.link import EngineLink
 from runtime.client.waiters import LoopCall
 from runtime.errors import InvalidRequestError
 from runtime.loading.progress import LoadProgress, OnLoad
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 from runtime.wire.messages import Load, Loaded
 
 DEFAULT_LOADER = "runtime.model:load"

@@ -11,7 +11,7 @@ from runtime.client.arguments import plain_adapters
 from runtime.client.calls import Calls
 from runtime.errors import InvalidRequestError
 from runtime.info import ModelInfo, OnProgress
-from runtime.pooling import Pooling, check_pooling, checked_texts
+from runtime.numerics.pooling import Pooling, check_pooling, checked_texts
 from runtime.records import Float32
 from runtime.text.utf8 import clean_text
 from runtime.wire.frames import MAX_PAYLOAD

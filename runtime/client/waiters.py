@@ -16,9 +16,9 @@ from typing import Any, Protocol
 from runtime.aio import Mailbox
 from runtime.beams import BeamStep, OnStep
 from runtime.branches import merged
-from runtime.checking import check_callback
 from runtime.errors import RuntimeFault
 from runtime.info import OnProgress, PromptProgress
+from runtime.options.checking import check_callback
 from runtime.records import TokenRun
 from runtime.wire.methods import Method
 

@@ -13,7 +13,7 @@ from runtime.comparison.spans import Int64, common_borders, ends_of, kl_rows
 from runtime.errors import InvalidRequestError
 from runtime.info import OnProgress, PromptProgress
 from runtime.language_model import LanguageModel
-from runtime.priority import Priority
+from runtime.options.priority import Priority
 from runtime.records import NO_TOKEN, TokenRun
 from runtime.text.pieces import check_fits
 from runtime.text.utf8 import clean_text

@@ -21,7 +21,7 @@ from runtime.errors import InvalidRequestError, RuntimeFault
 from runtime.host.loading import describe, make_model
 from runtime.language_model import LanguageModel
 from runtime.loading.progress import LoadProgress
-from runtime.options import nearest
+from runtime.options.checking import nearest
 from runtime.records import TokenRun
 from runtime.wire.arrays import pack_run
 from runtime.wire.connection import Connection

@@ -21,7 +21,7 @@ from runtime.backends.facts import group_width
 from runtime.loading.config import context_of, quantised_with
 from runtime.loading.measurements import MOST_TOKENS, PLAIN
 from runtime.loading.rope import text_config
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 
 CONTEXT = 8192  # tokens, by default
 # Bytes of torch and transformers, or mlx and mlx-lm, with a tokenizer: median of the measurements, which differ by some 30 MB

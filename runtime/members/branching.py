@@ -9,7 +9,7 @@ from runtime.adapters.uses import Adapters
 from runtime.beams import BeamOptions, Hypothesis, OnStep
 from runtime.branches import Branches
 from runtime.info import OnProgress
-from runtime.options import GenerationOptions
+from runtime.options.generation import GenerationOptions
 from runtime.records import TokenRecord, TokenRun
 
 

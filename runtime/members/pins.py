@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from runtime.adapters.uses import Adapters
-from runtime.checking import is_whole, shown
 from runtime.errors import InvalidRequestError
+from runtime.options.checking import is_whole, shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Protocol
 
-from runtime.options import GenerationOptions
-from runtime.resolution import AnswerEnds, Layer, ResolvedOptions, resolve_options
+from runtime.options.generation import GenerationOptions
+from runtime.options.resolution import AnswerEnds, Layer, ResolvedOptions, resolve_options
 
 
 class ResolvingMembers(Protocol):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 from runtime.adapters.uses import Adapters
 from runtime.errors import InvalidRequestError
 from runtime.info import OnProgress, PromptProgress
-from runtime.priority import Priority
+from runtime.options.priority import Priority
 from runtime.records import TokenRecord, TokenRun
 from runtime.text.utf8 import texts_of
 

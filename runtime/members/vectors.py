@@ -7,7 +7,7 @@ from typing import Protocol
 
 from runtime.adapters.uses import Adapters
 from runtime.info import OnProgress
-from runtime.pooling import Pooling
+from runtime.numerics.pooling import Pooling
 from runtime.records import Float32
 
 

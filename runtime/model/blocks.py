@@ -11,10 +11,10 @@ from typing import Final
 
 from runtime.adapters.uses import Adapters
 from runtime.blocks.snapshot import SnapshotWriter, open_snapshot
-from runtime.checking import check_path, is_whole
 from runtime.errors import InvalidRequestError, MemoryBudgetError, UnsupportedFeatureError
 from runtime.members.blocks import BlocksSaved
 from runtime.model.queries import QueryMembers
+from runtime.options.checking import check_path, is_whole
 from runtime.scheduler.blocks.blocks import Blocks
 from runtime.scheduler.blocks.copying import Copying
 from runtime.scheduler.jobs import Job, settle

@@ -13,7 +13,6 @@ from functools import partial
 from runtime.adapters.uses import Adapters
 from runtime.beams import BeamOptions, Hypothesis, OnStep, given_beams
 from runtime.branches import Branches, BranchRecords, Options, Prompts, check_count, check_prompts
-from runtime.checking import check_callback
 from runtime.errors import (
     ContextOverflowError,
     InvalidRequestError,
@@ -25,8 +24,9 @@ from runtime.grammar.source import Grammar
 from runtime.info import OnProgress
 from runtime.model.gathering import Gathering
 from runtime.model.generation import GenerationMembers
-from runtime.options import GenerationOptions, given
-from runtime.priority import Priority
+from runtime.options.checking import check_callback
+from runtime.options.generation import GenerationOptions, given
+from runtime.options.priority import Priority
 from runtime.records import TokenRun
 from runtime.scheduler.jobs import BeamJob, FanJob, GenerateJob, StayingJob
 from runtime.text.pieces import check_fits

@@ -17,7 +17,7 @@ from runtime.errors import InvalidRequestError
 from runtime.grammar.grammars import Grammars, Vocabulary
 from runtime.info import ModelInfo
 from runtime.model.text import TextSide
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 from runtime.records import Int32
 from runtime.scheduler.ids import check_ids
 from runtime.scheduler.jobs import GenerateJob, Job

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from runtime.adapters.uses import Adapters, check_adapters
-from runtime.checking import check_callback
 from runtime.completion import Completion
 from runtime.errors import GrammarError, InvalidRequestError
 from runtime.grammar.constraint import Constraint
@@ -24,10 +23,12 @@ from runtime.info import OnProgress, PromptProgress
 from runtime.language_model import Message
 from runtime.model.core import some
 from runtime.model.texts import TextMembers
-from runtime.options import GenerationOptions, SamplingOptions, given
-from runtime.priority import Priority
+from runtime.options.checking import check_callback
+from runtime.options.generation import GenerationOptions, given
+from runtime.options.priority import Priority
+from runtime.options.resolution import resolve_options
+from runtime.options.sampling import SamplingOptions
 from runtime.records import Finish, Int32, TokenRecord, TokenRun
-from runtime.resolution import resolve_options
 from runtime.sampling.chain import Sampler, make_sampler
 from runtime.sampling.draw import fresh_seed
 from runtime.sampling.report import SHOWN

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from runtime.checking import check_value, nearest, shown, whole
 from runtime.errors import InvalidRequestError
 from runtime.model.load import load
 from runtime.model.local import LocalModel
+from runtime.options.checking import check_value, nearest, shown, whole
 
 Ours = dict[str, Any]  # load options
 Translate = Callable[[Any], Ours]

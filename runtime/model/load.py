@@ -19,7 +19,6 @@ from runtime.backends import facts
 from runtime.backends.base import Backend
 from runtime.backends.byte_text import own_text
 from runtime.backends.registry import brings_text, check_backend, resolve_backend
-from runtime.checking import shown
 from runtime.engine import Engine
 from runtime.errors import BackendUnavailableError, InvalidRequestError, UnsupportedFeatureError
 from runtime.loading.model_folder import ModelFolder, library_faults
@@ -27,7 +26,8 @@ from runtime.loading.paths import is_model_id
 from runtime.loading.progress import LoadProgress, OnLoad, current_listener, progress_listener
 from runtime.model.local import LocalModel
 from runtime.model.text import TextSide
-from runtime.options import LoadOptions
+from runtime.options.checking import shown
+from runtime.options.load import LoadOptions
 from runtime.scheduler.loop import Scheduler
 from runtime.shelf.model_lock import lock_model
 from runtime.shelf.source import packed_for_mlx, resolve

@@ -11,7 +11,6 @@ from concurrent.futures import Future
 from types import FrameType, TracebackType
 from typing import Self
 
-from runtime.checking import check_value, whole
 from runtime.engine import Engine
 from runtime.info import CacheReport, Metrics
 from runtime.members.resolving import ResolvingMembers
@@ -22,8 +21,10 @@ from runtime.model.pins import PinMembers
 from runtime.model.queries import QueryMembers
 from runtime.model.text import TextSide
 from runtime.model.vectors import VectorMembers
-from runtime.options import GenerationOptions, LoadOptions
-from runtime.resolution import AnswerEnds
+from runtime.options.checking import check_value, whole
+from runtime.options.generation import GenerationOptions
+from runtime.options.load import LoadOptions
+from runtime.options.resolution import AnswerEnds
 from runtime.session.opening import OpensSessions
 from runtime.shelf.model_lock import ModelLock
 

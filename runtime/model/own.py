@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from runtime.errors import InvalidRequestError
-from runtime.options import GenerationOptions
+from runtime.options.generation import GenerationOptions
 
 FILE = "generation_config.json"
 _ALWAYS = ("repetition_penalty", "suppress_tokens", "bad_words_ids", "stop_strings", "max_new_tokens")

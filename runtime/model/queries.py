@@ -12,17 +12,17 @@ import numpy as np
 from runtime.adapters.stacks import TokenStacks, stack_of
 from runtime.adapters.uses import Adapters
 from runtime.aio import Reply
-from runtime.checking import check_callback, check_value, is_whole, plain_number, shown
 from runtime.errors import InvalidRequestError
 from runtime.info import OnProgress
 from runtime.language_model import PrefixMatch
 from runtime.members.scoring import ScoringMembers
 from runtime.model.core import Core, some
-from runtime.options import ALTERNATIVES
-from runtime.priority import Priority, check_priority
+from runtime.numerics.scoring import log_softmax
+from runtime.options.checking import check_callback, check_value, is_whole, plain_number, shown
+from runtime.options.generation import ALTERNATIVES
+from runtime.options.priority import Priority, check_priority
 from runtime.records import Float32, Int32, Origin, Scores, TokenRun
 from runtime.scheduler.jobs import CallJob, QueryJob, Rows, ScoreJob, Waiter, settle
-from runtime.scoring import log_softmax
 from runtime.text.utf8 import texts_of
 
 

@@ -9,12 +9,12 @@ from functools import partial
 import numpy as np
 
 from runtime.adapters.uses import Adapters
-from runtime.checking import check_callback
 from runtime.errors import UnsupportedFeatureError
 from runtime.info import OnProgress
 from runtime.model.texts import TextMembers
-from runtime.pooling import Pooling, check_pooling, checked_texts
-from runtime.priority import Priority
+from runtime.numerics.pooling import Pooling, check_pooling, checked_texts
+from runtime.options.checking import check_callback
+from runtime.options.priority import Priority
 from runtime.records import Float32, Int32
 from runtime.scheduler.embedding import EmbedJob
 from runtime.scheduler.ids import check_ids

@@ -11,15 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import GrammarError, InvalidRequestError
-from runtime.ranking import Look, Ranked
+from runtime.numerics.ranking import Look, Ranked
+from runtime.numerics.select import Place
+from runtime.options.sampling import DEFAULTS, EDITS, Breaker, SamplingOptions
 from runtime.records import Float32, Int32
 from runtime.sampling.cuts import xtc
 from runtime.sampling.draw import DRAW_STAGE, XTC_STAGE, uniform
 from runtime.sampling.history import History
 from runtime.sampling.making import first_look, heats, made_stage
 from runtime.sampling.pool import Pool, View
-from runtime.sampling.select import Place
-from runtime.sampling.settings import DEFAULTS, EDITS, Breaker, SamplingOptions
 
 NOTHING_SAID = History([])
 Bool = npt.NDArray[np.bool_]

@@ -12,10 +12,10 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from runtime.sampling.depth import Deep
-from runtime.sampling.falling import Falling
+from runtime.numerics.depth import Deep
+from runtime.numerics.select import Place, place_of_mass
+from runtime.numerics.sorted_row import Falling
 from runtime.sampling.pool import Pool
-from runtime.sampling.select import Place, place_of_mass
 
 Cut = Callable[[Pool, float], None]
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from runtime.options.sampling import LARGEST
 from runtime.records import Int32
 from runtime.sampling.history import History
 from runtime.sampling.pool import Pool
-from runtime.sampling.settings import LARGEST
 
 LONGEST_MATCH = 50  # tokens of a repetition that DRY counts, as text-generation-webui
 _BACK = np.arange(LONGEST_MATCH)

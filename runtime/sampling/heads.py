@@ -9,9 +9,9 @@ from typing import Any, Self
 import numpy as np
 
 from runtime.errors import InvalidRequestError
+from runtime.numerics.stage_table import Stage
 from runtime.records import Float32, TokenRecord
 from runtime.sampling.chain import Bool
-from runtime.stages import Stage
 
 _BELOW = 1e-5  # nats; more than float32 rounds away
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from runtime.ranking import SHALLOW, Look
+from runtime.numerics.ranking import SHALLOW, Look
+from runtime.numerics.scoring import COLDEST
+from runtime.options.sampling import DEFAULTS
 from runtime.sampling.cuts import CUTS
 from runtime.sampling.edits import Bias, Dry, Penalties
-from runtime.sampling.settings import DEFAULTS
-from runtime.scoring import COLDEST
 
 LONGEST_HEAD = 256  # that are sorted at first because top-k asks for so many
 _FEWEST = 512  # that are looked for by value where a stage looks for a mass: most of those that the head does not settle

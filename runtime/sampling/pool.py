@@ -12,11 +12,11 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from runtime.ranking import SHALLOW, Look, Ranked
+from runtime.numerics.ranking import SHALLOW, Look, Ranked
+from runtime.numerics.scratch import scratch
+from runtime.numerics.select import Place
+from runtime.numerics.sorted_row import Falling
 from runtime.records import Float32
-from runtime.sampling.falling import Falling
-from runtime.sampling.select import Place
-from runtime.scratch import scratch
 
 
 @dataclass(slots=True)  # a frozen one takes three times as long to make

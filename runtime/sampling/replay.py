@@ -9,13 +9,13 @@ from functools import partial
 import numpy as np
 
 from runtime.errors import InvalidRequestError
+from runtime.numerics.stage_table import Stage
+from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32, Int32, TokenRecord
 from runtime.sampling.chain import Bool, Traced, make_sampler
 from runtime.sampling.draw import DRAW_STAGE, XTC_STAGE, uniform
 from runtime.sampling.heads import Heads
 from runtime.sampling.report import report
-from runtime.sampling.settings import SamplingOptions
-from runtime.stages import Stage
 
 
 @dataclass(frozen=True, slots=True)

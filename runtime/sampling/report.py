@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from runtime.numerics.sorted_row import Falling
+from runtime.numerics.stage_table import HEAD, STAGE_NAMES, StageTable
 from runtime.records import Float32
 from runtime.sampling.chain import Traced
-from runtime.sampling.falling import Falling
 from runtime.sampling.pool import View
-from runtime.stages import HEAD, STAGE_NAMES, StageTable
 
 Ids = npt.NDArray[np.int64]
 UInt8 = npt.NDArray[np.uint8]

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from runtime.errors import InvalidRequestError
-from runtime.ranking import ranked_rows
+from runtime.numerics.ranking import ranked_rows
+from runtime.numerics.scoring import asked_temperatures, empty_peaks, normalised, summarise_ranked
+from runtime.numerics.stage_table import StageTable
 from runtime.records import Float32, Int32, Scores
 from runtime.sampling.chain import Sampler
 from runtime.sampling.history import History
 from runtime.sampling.report import Told, tabulated, told_of
-from runtime.scoring import asked_temperatures, empty_peaks, normalised, summarise_ranked
-from runtime.stages import StageTable
 
 
 def draw_step(

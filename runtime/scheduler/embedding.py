@@ -18,8 +18,8 @@ from runtime.adapters.stacks import TokenStacks, stack_of
 from runtime.backends.base import Backend
 from runtime.errors import MemoryBudgetError, NonFiniteLogitsError
 from runtime.info import PromptProgress
-from runtime.options import LoadOptions
-from runtime.pooling import Pool, Pooling
+from runtime.numerics.pooling import Pool, Pooling
+from runtime.options.load import LoadOptions
 from runtime.records import Float32, Int32
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job, settle

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from runtime.checking import TEXT_FOR_IDS, shown
 from runtime.errors import ContextOverflowError, InvalidRequestError
+from runtime.options.checking import TEXT_FOR_IDS, shown
 from runtime.records import Int32
 
 

@@ -16,8 +16,9 @@ from runtime.adapters.stacks import Routing, stack_of
 from runtime.beams import BeamOptions, Hypothesis, OnStep
 from runtime.grammar.constraint import Constraint
 from runtime.info import OnProgress
-from runtime.options import GenerationOptions, SamplingOptions
-from runtime.priority import Priority
+from runtime.options.generation import GenerationOptions
+from runtime.options.priority import Priority
+from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32, Int32, Scores, TokenRun
 from runtime.sampling.chain import Sampler
 from runtime.scheduler.prefill.distributions import Distribution

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from runtime.backends.base import Backend
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 from runtime.scheduler.beam.beams import Beams
 from runtime.scheduler.blocks.blocks import Blocks
 from runtime.scheduler.decode.decoding import Decoding

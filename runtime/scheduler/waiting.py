@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from runtime.priority import Priority
+from runtime.options.priority import Priority
 from runtime.scheduler.jobs import Job, Turn
 
 AT_ONCE = 64  # jobs of one caller that are placed in one step

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from runtime.adapters.uses import AdapterUse, check_adapters
-from runtime.checking import check_fields, instance, is_whole, option, shown
 from runtime.errors import InvalidRequestError
-from runtime.options import ALTERNATIVES, GenerationOptions, given
+from runtime.options.checking import check_fields, instance, is_whole, option, shown
+from runtime.options.generation import ALTERNATIVES, GenerationOptions, given
 from runtime.session.manifest import Manifest
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from runtime.checking import shown
 from runtime.errors import AdapterError, InvalidRequestError, SnapshotMismatchError
+from runtime.options.checking import shown
 from runtime.session.manifest import Manifest, tokenizer_digest
 
 if TYPE_CHECKING:  # a session talks to a model, which opens it

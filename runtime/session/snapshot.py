@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Self, get_args
 
 from runtime.errors import InvalidRequestError, RuntimeFault, SnapshotFormatError, SnapshotMismatchError
-from runtime.options import GenerationOptions
+from runtime.options.generation import GenerationOptions
 from runtime.session.manifest import Manifest
 from runtime.session.path import Mark
 from runtime.session.status import SegmentKind, token_hash

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from runtime.errors import InvalidRequestError
 from runtime.info import OnProgress
-from runtime.options import GenerationOptions, given
+from runtime.options.generation import GenerationOptions, given
 from runtime.records import Finish, Float32, TokenRecord
 from runtime.sampling.draw import fresh_seed
 from runtime.session.core import SessionCore

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from runtime.checking import check_fields, one_of, option, whole
 from runtime.errors import InvalidRequestError
+from runtime.options.checking import check_fields, one_of, option, whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 from resources.files import read_regular
 from runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from runtime.loading.integrity import template_digest
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 from runtime.text.formats import CHAT_FORMATS, NamedFormat
 from runtime.text.template import ChatTemplate
 from runtime.text.tokenizer import Tokenizer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator, Sequence
 
-from runtime.checking import shown
 from runtime.errors import InvalidRequestError
+from runtime.options.checking import shown
 
 _PRIVATE = range(0xF0000, 0xFFFFE)  # Unicode plane 15: characters that mean nothing to anybody
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runtime.errors import InvalidRequestError
-from runtime.options import nearest
+from runtime.options.checking import nearest
 from runtime.tools.calls import ToolCall
 
 Definitions = Mapping[str, Mapping[str, Any]]  # a tool's parameters (JSON schema) by its name

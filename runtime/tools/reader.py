@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, get_args
 
 from runtime.errors import InvalidRequestError, ToolCallError
-from runtime.options import nearest
+from runtime.options.checking import nearest
 from runtime.tools.calls import CallFormat, ToolCall, ToolCalls
 from runtime.tools.definitions import definitions_of, fault_of
 from runtime.tools.heads import is_call

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from runtime.beams import BeamOptions, Hypothesis
-from runtime.options import GenerationOptions
+from runtime.options.generation import GenerationOptions
 from runtime.wire.arrays import Array, pack_run, unpack_run
 
 

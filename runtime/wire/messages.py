@@ -13,8 +13,8 @@ from runtime.beams import BeamStep
 from runtime.errors import InvalidRequestError, RuntimeFault
 from runtime.info import CacheReport, Metrics, ModelInfo, PromptProgress
 from runtime.loading.progress import LoadProgress
-from runtime.options import GenerationOptions
-from runtime.resolution import AnswerEnds
+from runtime.options.generation import GenerationOptions
+from runtime.options.resolution import AnswerEnds
 from runtime.wire.arrays import Array, Pieces
 from runtime.wire.faults import Fault
 

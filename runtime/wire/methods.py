@@ -15,9 +15,9 @@ from runtime.completion import Completion
 from runtime.language_model import PrefixMatch
 from runtime.members.blocks import BlocksSaved
 from runtime.members.pins import Pinned
-from runtime.options import GenerationOptions
-from runtime.pooling import Pooling
-from runtime.priority import Priority
+from runtime.numerics.pooling import Pooling
+from runtime.options.generation import GenerationOptions
+from runtime.options.priority import Priority
 from runtime.records import Finish
 from runtime.wire.adapters import AdapterName, AddAdapter, PushLora
 from runtime.wire.arrays import Array, pack_array, pack_run, unpack_array, unpack_run

@@ -14,7 +14,7 @@ from runtime.backends.hf.loading import load_model
 from runtime.backends.packed import Float32
 from runtime.backends.tree import Int64
 from runtime.loading.model_folder import ModelFolder
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 
 PACE_SECONDS = 0.03
 SPECIALS = 3  # the tiny tokenizer's control tokens come first

@@ -18,7 +18,8 @@ import pytest
 from runtime.beams import BeamOptions
 from runtime.blocks.options import BlockOptions
 from runtime.errors import NonFiniteLogitsError
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32
 from tests import fakes
 from tests.reliability.suite import Order, Tally

@@ -149,7 +149,7 @@ def open_text(file: str) -> Callable[[Path, Sequence[bytes]], Read]:
 
     def opens(folder: Path, _: Sequence[bytes]) -> Read:
         from runtime.model import load
-        from runtime.options import GenerationOptions
+        from runtime.options.generation import GenerationOptions
         from tests.tiny_models import tiny_path
 
         copy = Path(shutil.copytree(tiny_path("llama"), folder / "llama"))
@@ -255,7 +255,7 @@ def open_grammar(kind: Any) -> Callable[[Path, Sequence[bytes]], Read]:
     def opens(_: Path, __: Sequence[bytes]) -> Read:
         from runtime.grammar.source import Grammar
         from runtime.model import load
-        from runtime.options import GenerationOptions
+        from runtime.options.generation import GenerationOptions
 
         model = load("x", backend="fake")
 
@@ -399,7 +399,8 @@ def frame_samples(_: Path) -> list[bytes]:
     """What crosses the pipe both ways, as its bytes."""
     import msgspec
 
-    from runtime.options import GenerationOptions, SamplingOptions
+    from runtime.options.generation import GenerationOptions
+    from runtime.options.sampling import SamplingOptions
     from runtime.wire.arrays import pack_array
     from runtime.wire.frames import encode_group
     from runtime.wire.messages import Call, Cancel, Chunk, End, Load, Result, encode

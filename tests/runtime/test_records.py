@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from runtime.errors import InvalidRequestError
+from runtime.numerics.scoring import log_softmax, summarise
 from runtime.records import NO_TOKEN, Finish, Origin, Scores, TokenRun
-from runtime.scoring import log_softmax, summarise
 
 TEXTS = ("na", "ï", "", "🙂")
 DATA = (b"na", "ï".encode(), b"\xf0\x9f", b"\x99\x82")

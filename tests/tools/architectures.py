@@ -24,7 +24,7 @@ from runtime.backends.selftest import self_test
 from runtime.backends.small import small_copies
 from runtime.errors import ModelLoadError, RuntimeFault, UnsupportedFeatureError
 from runtime.loading.rope import check_ropes
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "architectures.md"
 BEGIN = "| architecture | hf |\n|---|---|\n"  # of the table, which ends the page

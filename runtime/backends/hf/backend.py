@@ -38,7 +38,7 @@ from runtime.backends.tree import Bool, Int64
 from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import ModelInfo
 from runtime.loading.model_folder import ModelFolder
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 
 
 def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> HfBackend:

@@ -26,7 +26,7 @@ from runtime.loading.measurements import PLAIN, Perplexities
 from runtime.loading.model_folder import ModelFolder, library_faults
 from runtime.loading.progress import current_listener, reporting_progress
 from runtime.loading.rope import check_ropes
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 
 
 @dataclass(frozen=True, slots=True)

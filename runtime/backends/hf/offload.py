@@ -20,7 +20,7 @@ import psutil
 import torch
 
 from runtime.errors import BackendUnavailableError, UnsupportedFeatureError
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 from runtime.records import Float32
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from runtime.backends import facts
 from runtime.backends.sized import RETURN_BYTES
 from runtime.memory import return_memory
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 
 GROUP = 32  # weights of a row that share a step and a middle in int4
 INNER_K = 2  # how torch's int4 packing interleaves; its CPU kernel takes any

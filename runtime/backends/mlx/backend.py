@@ -39,7 +39,7 @@ from runtime.backends.tree import Bool, Int64
 from runtime.errors import ForkedError, MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import ModelInfo
 from runtime.loading.model_folder import ModelFolder
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 
 _IMPORTED_BY = os.getpid()
 SLOW_SECONDS = 5.0  # for a forward, beyond which it is to be seen that the next one goes on

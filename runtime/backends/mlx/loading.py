@@ -25,7 +25,7 @@ from runtime.loading.config import mlx_bits, sizes
 from runtime.loading.model_folder import ModelFolder, library_faults
 from runtime.loading.progress import reporting_progress
 from runtime.loading.rope import BORDERS, check_ropes, kinds
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 
 log = logging.getLogger(__name__)
 

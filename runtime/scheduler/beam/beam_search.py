@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from runtime.beams import BeamOptions, BeamStep
 from runtime.errors import GrammarError
-from runtime.ranking import likeliest
+from runtime.numerics.ranking import likeliest
+from runtime.numerics.scoring import summarise
 from runtime.records import Finish, Float32, Scores
 from runtime.scheduler.beam.beam_rules import BeamRules, Standing
-from runtime.scoring import summarise
 
 Float64 = npt.NDArray[np.float64]
 _NONE: npt.NDArray[np.int64] = np.empty(0, np.int64)

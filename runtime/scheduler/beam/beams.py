@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from runtime.numerics.scoring import empty_scores
 from runtime.records import Finish, Float32, Int32, Scores
 from runtime.scheduler.beam.beam_rules import BeamRules
 from runtime.scheduler.beam.beam_search import BeamSearch, Link
@@ -28,7 +29,6 @@ from runtime.scheduler.metrics.counters import Counters
 from runtime.scheduler.metrics.request_metrics import RequestMetrics
 from runtime.scheduler.prefill.distributions import non_finite, normalise
 from runtime.scheduler.prefill.prefill import Prefill
-from runtime.scoring import empty_scores
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from functools import partial
 
 from runtime.aio import together
 from runtime.errors import MemoryBudgetError
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 from runtime.records import Finish
 from runtime.scheduler.decode.resume import activate, bring_back
 from runtime.scheduler.decode.rows import DecodeBatch, Drawn, Guesses, Row, draw, draw_along, temperatures

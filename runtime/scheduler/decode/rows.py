@@ -9,13 +9,13 @@ from typing import Protocol
 
 import numpy as np
 
+from runtime.numerics.scoring import summarise_ranked
 from runtime.records import Int32, Scores
 from runtime.scheduler.decode.stream import Stream
 from runtime.scheduler.jobs import GenerateJob
 from runtime.scheduler.kv.workspace import Workspace
 from runtime.scheduler.prefill.distributions import Distributions, non_finite
 from runtime.scheduler.prefill.prefill import Prefill
-from runtime.scoring import summarise_ranked
 
 PUBLISH_TOKENS = 64  # a tail goes to the trie in runs of this many
 

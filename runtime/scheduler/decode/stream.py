@@ -14,14 +14,14 @@ import numpy.typing as npt
 
 from runtime.errors import GrammarError
 from runtime.grammar.constraint import Constraint
-from runtime.ranking import Ranked
+from runtime.numerics.ranking import Ranked
+from runtime.numerics.scoring import empty_scores
 from runtime.records import Finish, Float32, Int32, Origin, Scores, TokenRun, UInt8
 from runtime.sampling.chain import Traced
 from runtime.sampling.history import History
 from runtime.sampling.report import Told, tabulated, told_of
 from runtime.scheduler.decode.stops import StopFinder, own_end
 from runtime.scheduler.jobs import GenerateJob
-from runtime.scoring import empty_scores
 
 FIRST_CAPACITY = 16  # rows
 

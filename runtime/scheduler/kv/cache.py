@@ -14,6 +14,7 @@ from runtime.adapters.stacks import stack_of
 from runtime.backends.base import ROOT, Backend
 from runtime.errors import MemoryBudgetError
 from runtime.info import CacheReport, EdgeReport
+from runtime.numerics.scoring import empty_scores
 from runtime.records import Int32, Scores
 from runtime.scheduler.decode.rows import narrow
 from runtime.scheduler.jobs import Job, ScoreJob
@@ -22,7 +23,6 @@ from runtime.scheduler.kv.miss_reason import LastRequest
 from runtime.scheduler.kv.publisher import Publisher
 from runtime.scheduler.kv.workspace import Workspace
 from runtime.scheduler.prefill.prefill import Prefill
-from runtime.scoring import empty_scores
 from runtime.speculation.draft import Drafter
 from runtime.trie import Lease
 

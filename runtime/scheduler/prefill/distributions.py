@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import NonFiniteLogitsError
-from runtime.ranking import Ranked, ranked_rows
+from runtime.numerics.ranking import Ranked, ranked_rows
+from runtime.numerics.scoring import asked_temperatures, empty_peaks, heated_masses, normalised, normalisers
 from runtime.records import Float32
-from runtime.scoring import asked_temperatures, empty_peaks, heated_masses, normalised, normalisers
 
 
 @dataclass(frozen=True, slots=True)

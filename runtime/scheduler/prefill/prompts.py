@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from runtime.aio import together
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 from runtime.scheduler.faults import bisect
 from runtime.scheduler.jobs import Job, StayingJob
 from runtime.scheduler.kv.cache import Cache

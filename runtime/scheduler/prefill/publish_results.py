@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from runtime.info import PromptProgress
+from runtime.numerics.scoring import empty_scores, score_logits, summarise
 from runtime.records import Int32, Scores
 from runtime.scheduler.decode.rows import Row
 from runtime.scheduler.jobs import FanJob, Job, QueryJob, ScoreJob, settle
@@ -16,7 +17,6 @@ from runtime.scheduler.metrics.counters import Counters
 from runtime.scheduler.metrics.request_metrics import RequestMetrics
 from runtime.scheduler.prefill.distributions import ChunkLogits, Distribution, non_finite
 from runtime.scheduler.prefill.prefill import Prefill
-from runtime.scoring import empty_scores, score_logits, summarise
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from runtime.model import LocalModel, load
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32
 from tests.runtime.adapters.conftest import both_backends
 from tests.runtime.adapters.makers import INVOCATION, Peft, save_adapter

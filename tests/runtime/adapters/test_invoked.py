@@ -12,7 +12,8 @@ import pytest
 
 from runtime.backends.fake import Behaviour
 from runtime.model import LocalModel, load
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from runtime.records import TokenRecord
 from runtime.speculation.options import SpeculativeOptions
 from tests.fakes import TOLERANCE, fake_model, settled, some_ids

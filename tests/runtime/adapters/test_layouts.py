@@ -13,7 +13,7 @@ from runtime.adapters.convert import convert_adapter
 from runtime.adapters.folder import read_header
 from runtime.errors import AdapterError
 from runtime.model import load
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 from runtime.records import Float32
 from tests.runtime.adapters.makers import Peft, adapters_of, save_adapter, to_mlx_layout
 from tests.runtime.backends.reference import log_softmax, random_ids

@@ -18,7 +18,8 @@ from runtime.adapters.folder import read_header
 from runtime.adapters.matching import check_base
 from runtime.errors import AdapterError, InvalidRequestError, UnsupportedFeatureError
 from runtime.model import LocalModel, load
-from runtime.options import GenerationOptions, LoadOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.load import LoadOptions
 from tests.fakes import fake_model
 from tests.runtime.adapters.makers import save_adapter
 from tests.tiny_models import tiny_path

@@ -6,7 +6,8 @@ import asyncio
 from dataclasses import replace
 
 from runtime.model import LocalModel
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from tests.fakes import Turnstile, some_ids
 from tests.runtime.adapters.conftest import both_backends
 from tests.runtime.adapters.makers import Peft

@@ -10,7 +10,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from runtime.model import LocalModel
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32
 from tests.fakes import TOLERANCE, until
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from runtime.backends.base import ROOT, Backend
 from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.backends.registry import resolve_backend
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 from tests.tiny_models import tiny_folder, tiny_path
 
 Float32 = npt.NDArray[np.float32]

@@ -15,7 +15,7 @@ from runtime.backends.base import ROOT
 from runtime.backends.buckets import Bucket, Row, aligned, alike, levels, pieces
 from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.backends.tree import Int64, count_chains, segments
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 from tests.runtime.backends.reference import Loaded, append, chain, log_softmax
 
 REAL = [(backend, name) for backend in ("hf", "mlx") for name in ("mamba", "lfm2", "falcon_h1")]

@@ -11,7 +11,7 @@ import pytest
 from runtime.backends.base import ROOT
 from runtime.backends.registry import register_backend, unregister_backend
 from runtime.errors import ContextOverflowError, InvalidRequestError
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 from tests.runtime.backends.reference import HF, RECURRENT, Loaded, append, chain, log_softmax, third_backend
 
 NOTHING = np.empty(0, np.int64)

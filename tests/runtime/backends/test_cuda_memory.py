@@ -18,7 +18,8 @@ import torch
 
 from runtime.errors import MemoryBudgetError
 from runtime.model import LocalModel, load
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from runtime.records import TokenRecord
 from tests.runtime.backends.reference import expected, random_ids
 from tests.tiny_models import tiny_path

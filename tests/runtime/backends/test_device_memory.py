@@ -20,7 +20,7 @@ from runtime.backends.mlx import memory
 from runtime.backends.mlx.memory import DeviceLimits
 from runtime.errors import ModelLoadError
 from runtime.model import load
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 from tests.tiny_models import tiny_folder, tiny_path
 
 GIB = 1 << 30

@@ -18,7 +18,7 @@ from runtime.backends.base import ROOT, Backend
 from runtime.backends.hf.attention import attention_of
 from runtime.backends.hf.backend import HfBackend, load
 from runtime.errors import InvalidRequestError, MemoryBudgetError, ModelLoadError, SnapshotFormatError
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 from tests.runtime.backends.reference import TOLERANCE, append, expected, log_softmax, random_ids
 from tests.tiny_models import tiny_folder, tiny_path, tiny_tokenizer
 

@@ -22,7 +22,7 @@ from runtime.backends.mlx.cache import PIECE, MlxPack
 from runtime.backends.mlx.corrections import honoured
 from runtime.errors import MemoryBudgetError, ModelLoadError, SnapshotFormatError, UnsupportedFeatureError
 from runtime.loading.model_folder import ModelFolder
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 from tests.runtime.backends.reference import TOLERANCE, append, chain, expected, log_softmax, random_ids
 from tests.tiny_models import tiny_folder, tiny_tokenizer
 

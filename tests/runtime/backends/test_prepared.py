@@ -11,7 +11,7 @@ import pytest
 from runtime.backends.base import ROOT
 from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.errors import ContextOverflowError, InvalidRequestError
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 from tests.fakes import reference
 from tests.runtime.backends.reference import HF, RECURRENT, TOLERANCE, Loaded, append, chain, log_softmax
 

@@ -13,7 +13,7 @@ from runtime.backends.registry import resolve_backend
 from runtime.backends.selftest import kv_gaps
 from runtime.errors import SnapshotFormatError, UnsupportedFeatureError
 from runtime.model import load
-from runtime.options import KvDtype, LoadOptions
+from runtime.options.load import KvDtype, LoadOptions
 from tests.fakes import settled
 from tests.runtime.backends.reference import RECURRENT, append, random_ids
 from tests.tiny_models import tiny_folder, tiny_path

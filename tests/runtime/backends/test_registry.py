@@ -18,7 +18,7 @@ from runtime.backends.registry import (
     unregister_backend,
 )
 from runtime.errors import BackendUnavailableError, InvalidRequestError, UnknownBackendError
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 from tests.runtime.backends.reference import third_backend
 
 

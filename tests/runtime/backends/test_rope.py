@@ -19,7 +19,7 @@ from runtime.backends.base import ROOT
 from runtime.backends.mlx.corrections import PROVEN
 from runtime.backends.registry import resolve_backend
 from runtime.loading import rope
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 from runtime.shelf.source import resolve
 from tests.runtime.backends.reference import TOLERANCE, append, chain, log_softmax, random_ids
 from tests.tiny_models import VOCABULARY, build

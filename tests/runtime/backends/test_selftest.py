@@ -14,7 +14,7 @@ from runtime.backends.fake import Behaviour, FakeBackend, FakePack
 from runtime.backends.packed import Step
 from runtime.backends.selftest import self_test
 from runtime.errors import ModelLoadError
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 from tests.runtime.backends.reference import Loaded, append, chain, log_softmax
 
 

@@ -10,7 +10,7 @@ import pytest
 from runtime.backends.base import ROOT
 from runtime.backends.registry import resolve_backend
 from runtime.loading.model_folder import ModelFolder
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 from runtime.shelf.source import resolve
 from tests.runtime.backends.reference import append, chain, log_softmax
 

@@ -11,7 +11,7 @@ from runtime.backends import fake, mock
 from runtime.backends.base import ROOT, Backend
 from runtime.backends.byte_text import IM_END, IM_START, VOCABULARY
 from runtime.errors import SnapshotFormatError
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 from tests.runtime.backends.reference import append
 
 

@@ -24,7 +24,7 @@ from runtime.backends.hf import weights as packing
 from runtime.backends.hf.weights import Bfloat16Linear, Float16Linear, Int4Linear, Int8Linear, PackedLinear
 from runtime.errors import RuntimeFault
 from runtime.loading.measurements import kept_perplexities
-from runtime.options import LoadOptions, Weights
+from runtime.options.load import LoadOptions, Weights
 from tests.block_stores import SHELVES, memory_options
 from tests.runtime.adapters.makers import save_adapter
 from tests.runtime.backends.reference import expected, log_softmax, random_ids

@@ -18,7 +18,8 @@ from safetensors.numpy import load_file, save_file
 
 from runtime.loading.memory_estimate import CONTEXT, estimate_fit, kv_numbers, state_numbers
 from runtime.model.load import load
-from runtime.options import GenerationOptions, KvDtype, LoadOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.load import KvDtype, LoadOptions
 from runtime.scheduler.prefill.prompts import MIN_CHUNK  # which no busy machine makes shorter
 from runtime.shelf.model_shelf import ModelShelf
 from tests.tiny_models import BUILDERS, tiny_folder, tiny_path

@@ -18,7 +18,8 @@ from runtime.errors import (
     NonFiniteLogitsError,
     RuntimeFault,
 )
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from tests.runtime.model.trouble import CASES, Case, NativePanic, audit, troubled
 
 CONTEXT = 400  # tokens

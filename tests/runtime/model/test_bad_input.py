@@ -18,7 +18,8 @@ from runtime.errors import (
     UnknownBackendError,
 )
 from runtime.model import LocalModel, load
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from tests.fakes import assert_right, fake_model, some_ids
 from tests.tiny_models import tiny_path
 

@@ -12,8 +12,8 @@ import pytest
 
 from runtime import ContextOverflowError, GenerationOptions, InvalidRequestError, load
 from runtime.model import LocalModel
-from runtime.options import LoadOptions
-from runtime.pooling import POOLINGS
+from runtime.numerics.pooling import POOLINGS
+from runtime.options.load import LoadOptions
 from runtime.records import Float32
 from runtime.shelf.source import resolve
 from tests.fakes import settled

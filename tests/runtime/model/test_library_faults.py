@@ -16,7 +16,8 @@ from runtime.backends.fake import Behaviour
 from runtime.beams import BeamOptions
 from runtime.errors import RuntimeFault
 from runtime.model import LocalModel, load
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from tests.fakes import reference
 from tests.runtime.backends.reference import TOLERANCE, expected
 from tests.runtime.model.trouble import NativePanic, audit

@@ -12,7 +12,8 @@ import pytest
 
 from runtime.errors import NonFiniteLogitsError
 from runtime.model import LocalModel, load
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from tests.fakes import settled, some_ids
 from tests.runtime.backends.reference import TOLERANCE, expected
 from tests.runtime.model.trouble import poison

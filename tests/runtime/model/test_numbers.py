@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from runtime.model import LocalModel, load
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from runtime.records import TokenRecord
 from tests.fakes import settled
 from tests.runtime.backends.reference import TOLERANCE, expected, random_ids

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from runtime.model import LocalModel, load
-from runtime.options import GenerationOptions
+from runtime.options.generation import GenerationOptions
 from runtime.records import TokenRecord
 from runtime.sampling.draw import uniform
 from tests.runtime.backends.reference import random_ids

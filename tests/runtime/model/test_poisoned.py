@@ -14,7 +14,8 @@ import pytest
 from runtime.beams import BeamOptions
 from runtime.errors import NonFiniteLogitsError
 from runtime.model import LocalModel, load
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from runtime.speculation.lookup import PromptLookup
 from runtime.speculation.options import SpeculativeOptions
 from tests.runtime.backends.reference import TOLERANCE, expected

@@ -13,7 +13,8 @@ import pytest
 
 from runtime.errors import InvalidRequestError
 from runtime.model import LocalModel, load
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from runtime.records import TokenRecord
 from tests.runtime.backends.reference import random_ids
 from tests.tiny_models import tiny_path

@@ -11,7 +11,8 @@ import pytest
 
 from runtime.loading.model_folder import ModelFolder
 from runtime.model import LocalModel, load
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from runtime.records import TokenRecord
 from runtime.shelf.source import resolve
 from tests.runtime.backends.reference import log_softmax

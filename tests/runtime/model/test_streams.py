@@ -13,7 +13,8 @@ import pytest
 from runtime.backends.hf.weights import has_float16
 from runtime.info import ModelInfo
 from runtime.model import LocalModel, load
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from runtime.records import TokenRecord
 from runtime.sampling.draw import uniform
 from tests.runtime.backends.reference import TOLERANCE, random_ids

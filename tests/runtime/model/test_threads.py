@@ -14,7 +14,7 @@ import pytest
 from runtime.backends.fake import Behaviour
 from runtime.backends.registry import register_backend, resolve_backend, unregister_backend
 from runtime.model import LocalModel, load
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 from tests.fakes import some_ids
 from tests.tiny_models import tiny_path
 

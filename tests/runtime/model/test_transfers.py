@@ -13,7 +13,8 @@ import torch
 
 from runtime.backends.mlx import backend as mlx
 from runtime.model import LocalModel, load
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from runtime.records import TokenRecord
 from tests.fakes import some_ids
 from tests.tiny_models import tiny_path

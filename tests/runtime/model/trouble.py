@@ -13,7 +13,7 @@ import numpy.typing as npt
 from runtime.backends.fake import Behaviour
 from runtime.backends.registry import register_backend, resolve_backend, unregister_backend
 from runtime.model import LocalModel, load
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 from tests.fakes import reference, settled
 from tests.runtime.backends.reference import TOLERANCE, expected
 from tests.tiny_models import tiny_path

@@ -40,8 +40,8 @@ from runtime.adapters.uses import Adapters
 from runtime.info import OnProgress, PromptProgress
 from runtime.members.resolving import ResolvingMembers
 from runtime.members.scoring import ScoringMembers
+from runtime.options.resolution import AnswerEnds
 from runtime.records import Float32
-from runtime.resolution import AnswerEnds
 from runtime.session.opening import OpensSessions
 from tests.runtime.process.fake_adapters import FakeAdapters
 from tests.runtime.process.fake_answers import CONTEXT, EOS, VOCAB, logprobs_of, run_of

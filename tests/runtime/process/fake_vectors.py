@@ -8,7 +8,7 @@ import numpy as np
 
 from runtime.adapters.uses import Adapters
 from runtime.info import OnProgress
-from runtime.pooling import Pooling
+from runtime.numerics.pooling import Pooling
 from runtime.records import Float32
 
 

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from runtime.backends.hf import backend as hf
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 
 LAYER_SECONDS = 0.5
 

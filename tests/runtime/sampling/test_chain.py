@@ -11,14 +11,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runtime.errors import GrammarError, InvalidRequestError
-from runtime.options import SamplingOptions
-from runtime.ranking import SHALLOW, Ranked
+from runtime.numerics.ranking import SHALLOW, Ranked
+from runtime.numerics.scoring import log_softmax
+from runtime.options.sampling import ORDER, SamplingOptions
 from runtime.records import Float32
 from runtime.sampling.chain import Sampler
 from runtime.sampling.draw import XTC_STAGE, uniform
 from runtime.sampling.report import report
-from runtime.sampling.settings import ORDER
-from runtime.scoring import log_softmax
 from tests.runtime.sampling.naive import naive_draw, naive_scores, softmax
 
 TIGHT = 1e-6  # a draw this close to a border may fall on either side: the order's masses are float32 sums

@@ -8,13 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from runtime.options import SamplingOptions
-from runtime.ranking import SHALLOW
+from runtime.numerics.ranking import SHALLOW
+from runtime.numerics.scoring import log_softmax
+from runtime.options.sampling import LARGEST, SamplingOptions
 from runtime.records import Float32
 from runtime.sampling.chain import Sampler
 from runtime.sampling.draw import fresh_seed, uniform
-from runtime.sampling.settings import LARGEST
-from runtime.scoring import log_softmax
 
 MASK = (1 << 64) - 1
 

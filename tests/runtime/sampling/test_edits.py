@@ -9,14 +9,14 @@ import numpy.typing as npt
 import pytest
 
 from runtime.errors import InvalidRequestError
-from runtime.options import SamplingOptions
+from runtime.numerics.scoring import log_softmax, normalised
+from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32
 from runtime.sampling.chain import Sampler, breaker_ids, make_sampler
 from runtime.sampling.cuts import min_p, top_k, top_p, xtc
 from runtime.sampling.edits import Bias, Dry, Penalties
 from runtime.sampling.history import History
 from runtime.sampling.pool import Pool
-from runtime.scoring import log_softmax, normalised
 from tests.runtime.sampling.naive import naive_dry
 
 VOCAB = 300

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.options import GenerationOptions
-from runtime.ranking import Ranked
+from runtime.numerics.ranking import Ranked
+from runtime.numerics.scoring import COLDEST, heated_masses, log_softmax
+from runtime.numerics.sorted_row import Falling
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32
 from runtime.sampling.chain import make_sampler
-from runtime.sampling.falling import Falling
 from runtime.sampling.pool import Pool, View
 from runtime.sampling.report import report
-from runtime.sampling.settings import SamplingOptions
 from runtime.scheduler.prefill.distributions import ChunkLogits, Distributions, normalise
-from runtime.scoring import COLDEST, heated_masses, log_softmax
 from tests.fakes import fake_model, some_ids
 
 TEMPERATURES = (COLDEST, 0.01, 0.7, 1.3, 40.0)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from runtime.ranking import SHALLOW, Look
+from runtime.numerics.ranking import SHALLOW, Look
+from runtime.options.sampling import ORDER, SamplingOptions
 from runtime.sampling.chain import Sampler
 from runtime.sampling.making import LONGEST_HEAD
-from runtime.sampling.settings import ORDER, SamplingOptions
 
 LATE_HEAT = tuple(sorted(ORDER, key=lambda name: name == "temperature"))
 MIN_P_FIRST = tuple(sorted(ORDER, key=lambda name: name != "min_p"))

@@ -13,11 +13,12 @@ from runtime import replay_draw
 from runtime.backends.fake import Behaviour
 from runtime.errors import InvalidRequestError
 from runtime.model import LocalModel
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.numerics.stage_table import StageTable
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from runtime.records import Origin, TokenRecord, TokenRun
 from runtime.sampling.chain import make_sampler
 from runtime.sampling.report import report
-from runtime.stages import StageTable
 from runtime.wire.arrays import ArrayError, pack_run, unpack_run
 from tests.fakes import fake_model, some_ids
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from runtime import InvalidRequestError, SamplingOptions, draw_step, make_sampler
-from runtime.stages import StageTable
+from runtime.numerics.stage_table import StageTable
 
 LOGITS = (np.random.default_rng(4).normal(size=(3, 500)) * 3).astype(np.float32)
 

@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from runtime.options import SamplingOptions
+from runtime.numerics.scoring import log_softmax
+from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32
 from runtime.sampling.chain import Sampler
-from runtime.scoring import log_softmax
 
 VOCAB = 20_000
 

@@ -16,7 +16,8 @@ from runtime.blocks.options import BlockOptions
 from runtime.errors import MemoryBudgetError, SessionClosedError
 from runtime.members.blocks import BlocksSaved
 from runtime.model import LocalModel, load
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from runtime.scheduler.blocks import saving
 from tests.block_stores import MemoryBlocks
 from tests.fakes import Gate, assert_right, fake_model, settled, some_ids, wait_for_jobs

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from runtime.backends.fake import Behaviour
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from tests.fakes import KINDS, Gate, assert_right, fake_model, reference, settled, some_ids
 
 GREEDY = GenerationOptions(max_tokens=30, sampling=SamplingOptions(temperature=0.0), ignore_eos=True)

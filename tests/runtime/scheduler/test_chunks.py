@@ -13,7 +13,7 @@ import pytest
 
 from runtime.backends.fake import Behaviour
 from runtime.model import LocalModel, load
-from runtime.options import GenerationOptions
+from runtime.options.generation import GenerationOptions
 from runtime.scheduler.jobs import QueryJob
 from runtime.scheduler.prefill.prefill import CHECKPOINT_TOKENS
 from tests.fakes import KINDS, assert_right, fake_model, some_ids

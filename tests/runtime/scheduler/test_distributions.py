@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runtime.ranking import Ranked
+from runtime.numerics.ranking import Ranked
+from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32
 from runtime.sampling.chain import make_sampler
-from runtime.sampling.settings import SamplingOptions
 from runtime.scheduler.prefill.distributions import normalise
 
 GREEDY = make_sampler(SamplingOptions(temperature=0.0), 0)

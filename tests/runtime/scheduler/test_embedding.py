@@ -14,8 +14,8 @@ from runtime.backends.fake import Behaviour
 from runtime.errors import MemoryBudgetError, NonFiniteLogitsError, RuntimeFault
 from runtime.info import PromptProgress
 from runtime.model import LocalModel, load
-from runtime.options import GenerationOptions
-from runtime.pooling import Pool
+from runtime.numerics.pooling import Pool
+from runtime.options.generation import GenerationOptions
 from tests.fakes import KINDS, Gate, fake_model, settled, some_ids, wait_for_close, wait_for_jobs
 
 BIG = 262  # bytes of a fake token's KV, rounded up: 2 * 16 float64

@@ -14,8 +14,8 @@ import pytest
 from runtime.backends.fake import Behaviour
 from runtime.errors import InvalidRequestError
 from runtime.model import LocalModel
-from runtime.options import GenerationOptions
-from runtime.priority import Priority
+from runtime.options.generation import GenerationOptions
+from runtime.options.priority import Priority
 from runtime.scheduler.jobs import GenerateJob, Job, QueryJob, ScoreJob
 from tests.fakes import KINDS, Gate, fake_model, some_ids
 

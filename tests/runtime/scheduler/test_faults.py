@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from runtime.backends.fake import Behaviour
 from runtime.errors import NonFiniteLogitsError, RuntimeFault
 from runtime.model import LocalModel
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from runtime.records import TokenRecord
 from tests.fakes import KINDS, Gate, assert_right, fake_model, reference, settled, some_ids
 

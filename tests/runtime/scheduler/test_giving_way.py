@@ -13,7 +13,8 @@ import pytest
 from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.errors import MemoryBudgetError
 from runtime.model import LocalModel
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32
 from tests.fakes import KINDS, Gate, assert_right, fake_model, reference, settled, some_ids, wait_for_jobs
 

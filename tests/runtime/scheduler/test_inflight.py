@@ -15,7 +15,9 @@ from runtime.backends.base import ROOT
 from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.errors import NonFiniteLogitsError
 from runtime.model import LocalModel, load
-from runtime.options import GenerationOptions, LoadOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.load import LoadOptions
+from runtime.options.sampling import SamplingOptions
 from runtime.records import TokenRun
 from runtime.scheduler.kv.workspace import Workspace
 from tests.fakes import assert_right, fake_model, reference, settled, some_ids

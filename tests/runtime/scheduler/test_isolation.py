@@ -15,7 +15,7 @@ import pytest
 
 from runtime.backends.fake import Behaviour
 from runtime.model import LocalModel
-from runtime.options import GenerationOptions
+from runtime.options.generation import GenerationOptions
 from runtime.records import Float32
 from tests.fakes import KINDS, assert_right, fake_model, settled, some_ids
 

@@ -11,7 +11,8 @@ import pytest
 from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.errors import MemoryBudgetError
 from runtime.model import LocalModel
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from tests.fakes import Gate, assert_right, fake_model, settled, some_ids, wait_for_jobs
 
 TOKEN = 2 * 16 * 8  # bytes of the fake's KV

@@ -15,7 +15,8 @@ import pytest
 from runtime.adapters.stacks import Tags
 from runtime.backends.fake import Behaviour
 from runtime.model import LocalModel, load
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32
 from runtime.scheduler.kv.workspace import Workspace
 from tests.fakes import reference

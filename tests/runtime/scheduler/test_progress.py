@@ -8,7 +8,7 @@ import pytest
 
 from runtime.info import PromptProgress
 from runtime.model import LocalModel
-from runtime.options import GenerationOptions
+from runtime.options.generation import GenerationOptions
 from tests.fakes import fake_model, some_ids
 
 CHUNK = 64

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from runtime.backends.fake import Behaviour
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from tests.fakes import KINDS, Gate, assert_right, fake_model, settled, some_ids, wait_for_jobs
 
 

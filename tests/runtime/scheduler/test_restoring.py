@@ -15,7 +15,8 @@ import pytest
 from runtime.backends.fake import Behaviour
 from runtime.blocks.options import BlockOptions
 from runtime.model import LocalModel, load
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32
 from runtime.session.config import SessionConfig
 from tests.block_stores import MemoryBlocks

@@ -11,7 +11,7 @@ import pytest
 
 from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.errors import MemoryBudgetError, NonFiniteLogitsError
-from runtime.options import GenerationOptions
+from runtime.options.generation import GenerationOptions
 from runtime.scheduler.decode.resume import bring_back
 from runtime.scheduler.decode.rows import Row
 from runtime.scheduler.decode.stream import Stream

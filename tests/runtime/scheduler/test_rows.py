@@ -10,7 +10,8 @@ import pytest
 
 from runtime.backends.fake import Behaviour
 from runtime.model import LocalModel, load
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from tests.fakes import settled
 from tests.runtime.backends.reference import random_ids
 from tests.tiny_models import tiny_path

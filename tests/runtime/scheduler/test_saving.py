@@ -15,7 +15,8 @@ from runtime.blocks.options import BlockOptions
 from runtime.errors import BlockFileError, InvalidRequestError, UnsupportedFeatureError
 from runtime.members.blocks import BlocksSaved
 from runtime.model import load
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from runtime.scheduler.blocks import saving
 from tests.block_stores import MemoryBlocks, memory_options
 from tests.fakes import assert_right, fake_model, some_ids, until

@@ -9,12 +9,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.numerics.scoring import empty_scores
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from runtime.records import Finish, TokenRun
 from runtime.scheduler.decode.stops import StopFinder
 from runtime.scheduler.decode.stream import Stream
 from runtime.scheduler.jobs import GenerateJob
-from runtime.scoring import empty_scores
 from runtime.text.utf8 import Utf8Stream
 from tests.fakes import fake_model, reference
 

@@ -12,7 +12,8 @@ import pytest
 
 from runtime.backends.fake import Behaviour
 from runtime.model import LocalModel
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from tests.fakes import assert_right, fake_model, reference, some_ids
 from tests.runtime.model.trouble import audit
 

@@ -11,11 +11,12 @@ import pytest
 from runtime.backends.fake import CONTEXT, Behaviour
 from runtime.errors import ContextOverflowError
 from runtime.model import LocalModel
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.numerics.scoring import empty_scores
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 from runtime.records import Finish, TokenRecord, TokenRun
 from runtime.scheduler.decode.stream import Stream
 from runtime.scheduler.jobs import GenerateJob
-from runtime.scoring import empty_scores
 from runtime.text.utf8 import Utf8Stream
 from tests.fakes import KINDS, fake_model, reference, some_ids
 

@@ -12,7 +12,7 @@ import tokenizers
 
 from runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from runtime.loading.integrity import template_digest
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 from runtime.text.chat import ChosenFormat, choose_format, render_chat_ids
 from runtime.text.formats import CHAT_FORMATS
 from runtime.text.template import ChatTemplate

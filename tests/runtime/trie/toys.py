@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from runtime.numerics.scoring import empty_scores
 from runtime.records import Int32, Scores
-from runtime.scoring import empty_scores
 from runtime.trie import Node, Trie
 
 BYTES = 10  # of one token in the toy payloads

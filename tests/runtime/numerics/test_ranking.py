@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.ranking import Look, Ranked, likeliest, places_of
+from runtime.numerics.ranking import Look, Ranked, likeliest, places_of
+from runtime.numerics.scoring import empty_peaks, log_softmax, normalised, summarise, summarise_ranked
 from runtime.records import Float32
-from runtime.scoring import empty_peaks, log_softmax, normalised, summarise, summarise_ranked
 
 
 def row_of(seed: int, vocab: int, digits: int) -> Float32:

@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 
 from runtime import BeamOptions, LanguageModel
-from runtime.elsewhere import _PLACES, elsewhere
 from runtime.errors import InvalidRequestError
-from runtime.options import GenerationOptions, LoadOptions, SamplingOptions, nearest
-from runtime.spellings import OPTION_NAMES
+from runtime.options.aliases import OPTION_NAMES
+from runtime.options.checking import nearest
+from runtime.options.generation import GenerationOptions
+from runtime.options.hints import _PLACES, elsewhere
+from runtime.options.load import LoadOptions
+from runtime.options.sampling import SamplingOptions
 
 
 @pytest.mark.parametrize(

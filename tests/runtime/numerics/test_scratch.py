@@ -6,10 +6,10 @@ import threading
 
 import numpy as np
 
+from runtime.numerics.scoring import log_softmax
+from runtime.numerics.scratch import MOST_ENTRIES, scratch
+from runtime.options.sampling import SamplingOptions
 from runtime.sampling.chain import make_sampler
-from runtime.sampling.settings import SamplingOptions
-from runtime.scoring import log_softmax
-from runtime.scratch import MOST_ENTRIES, scratch
 
 
 def test_a_use_has_its_own_memory_and_has_it_again() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import InvalidRequestError
-from runtime.options import nearest
+from runtime.options.checking import nearest
 from runtime.records import Float32
 
 Pooling = Literal["last", "mean", "max", "cls"]

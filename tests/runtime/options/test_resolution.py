@@ -10,9 +10,9 @@ import pytest
 from runtime.errors import GrammarError, InvalidRequestError
 from runtime.grammar.source import Grammar
 from runtime.model.own import OwnOptions
-from runtime.options import GenerationOptions, SamplingOptions
-from runtime.resolution import AnswerEnds, resolve_options
-from runtime.sampling.settings import DEFAULTS, ORDER
+from runtime.options.generation import GenerationOptions
+from runtime.options.resolution import AnswerEnds, resolve_options
+from runtime.options.sampling import DEFAULTS, ORDER, SamplingOptions
 
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}}
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from runtime.checking import check_value, flag, nearest, plain_number, shown
-from runtime.elsewhere import elsewhere
 from runtime.errors import InvalidRequestError, OptionError
 from runtime.grammar.source import Grammar
-from runtime.options import GenerationOptions
-from runtime.sampling.settings import SamplingOptions
+from runtime.options.checking import check_value, flag, nearest, plain_number, shown
+from runtime.options.generation import GenerationOptions
+from runtime.options.hints import elsewhere
+from runtime.options.sampling import SamplingOptions
 from runtime.speculation.options import SpeculativeOptions
 
 _SPELLINGS = {

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, Final, Self
 
-from runtime.checking import FEW, check_fields, check_value, is_whole, many, nearest, number, option, shown, whole
 from runtime.errors import InvalidRequestError
+from runtime.options.checking import FEW, check_fields, check_value, is_whole, many, nearest, number, option, shown, whole
 
 Breaker = int | str  # a token id, or a text: every token that contains it
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Final
 
-from runtime.options import LoadOptions
+from runtime.options.load import LoadOptions
 
 _BEAMS = "beam search is a call of its own: model.beam_generate(ids, BeamOptions(width=...))"
 _MANY = "several answers to one prompt are model.continue_many(ids, n, options)"

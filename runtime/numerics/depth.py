@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from runtime.ranking import PARTS
+from runtime.numerics.ranking import PARTS
 from runtime.records import Float32
 
 if TYPE_CHECKING:
-    from runtime.sampling.falling import Falling
+    from runtime.numerics.sorted_row import Falling
 
 _SAMPLE = 2048  # entries of a row, where its mass lies everywhere
 _MARGIN = 6  # parts of a row

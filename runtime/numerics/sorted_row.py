@@ -7,12 +7,12 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from runtime.ranking import SHALLOW, Look, Ranked, places_of
+from runtime.numerics.depth import Deep, around, likely_depth
+from runtime.numerics.ranking import SHALLOW, Look, Ranked, places_of
+from runtime.numerics.scoring import COLDEST, heated_masses
+from runtime.numerics.scratch import scratch
+from runtime.numerics.select import Place, mass_where, place_of_mass, spread_mass
 from runtime.records import Float32
-from runtime.sampling.depth import Deep, around, likely_depth
-from runtime.sampling.select import Place, mass_where, place_of_mass, spread_mass
-from runtime.scoring import COLDEST, heated_masses
-from runtime.scratch import scratch
 
 _PART_SORTED = 4  # a part of so much of the row is sorted by value; what lies deeper is searched
 _NEARLY_ALL = 1 - 1e-5

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.ranking import STRIPES, Ranked, likeliest
+from runtime.numerics.ranking import STRIPES, Ranked, likeliest
+from runtime.numerics.scratch import scratch
 from runtime.records import NO_TOKEN, Float32, Int32, Scores
-from runtime.scratch import scratch
 
 Float64 = npt.NDArray[np.float64]
 BLOCK_ENTRIES = 1 << 18  # 1 MiB of float32

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from runtime.scratch import scratch
+from runtime.numerics.scratch import scratch
 
 PARTS = 256  # of a row, whose largest entries are enough to guess by
 STRIPES = 64  # rows of a vocabulary laid out as a rectangle, for a first guess at its top

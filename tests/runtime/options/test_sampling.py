@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from runtime.errors import InvalidRequestError
-from runtime.options import GenerationOptions, SamplingOptions
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import SamplingOptions
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.ranking import Ranked
+from runtime.numerics.ranking import Ranked
+from runtime.numerics.scoring import normalised
+from runtime.numerics.sorted_row import Falling
+from runtime.options.sampling import SamplingOptions
 from runtime.sampling.chain import Sampler
-from runtime.sampling.falling import Falling
-from runtime.sampling.settings import SamplingOptions
-from runtime.scoring import normalised
 
 VOCAB = 20_000
 SHARES = (0.05, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.999)  # from the sorted head to most of the row

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from runtime.numerics.scoring import empty_scores, log_softmax, normalised, normalisers, score_logits, summarise, top_k
 from runtime.records import NO_TOKEN, Float32
-from runtime.scoring import empty_scores, log_softmax, normalised, normalisers, score_logits, summarise, top_k
 
 VOCABULARIES = (7, 1000, 49_152, 256_000)
 

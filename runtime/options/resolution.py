@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from runtime.errors import InvalidRequestError
-from runtime.options import GenerationOptions
-from runtime.sampling.settings import DEFAULTS, STAGE_OF, SamplingOptions
-from runtime.spellings import read_options
+from runtime.options.aliases import read_options
+from runtime.options.generation import GenerationOptions
+from runtime.options.sampling import DEFAULTS, STAGE_OF, SamplingOptions
 
 Layer = GenerationOptions | Mapping[str, Any] | None
 DEFAULT_MAX_TOKENS: Final = 512

@@ -1,20 +1,19 @@
-"""Everything a caller can set: how a model is loaded, how tokens are drawn, when generation ends."""
+"""`LoadOptions`: how a model is loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args
 
 from runtime.adapters.uses import AdapterUse, check_adapters
 from runtime.blocks.options import BlockOptions
-from runtime.checking import (
-    MOST_SEED,
+from runtime.errors import InvalidRequestError
+from runtime.options.checking import (
     check_fields,
     flag,
     instance,
-    is_whole,
     many,
     nearest,
     one_of,
@@ -25,20 +24,12 @@ from runtime.checking import (
     text,
     whole,
 )
-from runtime.errors import GrammarError, InvalidRequestError
-from runtime.grammar.source import Grammar
-from runtime.sampling.settings import SamplingOptions
-from runtime.speculation.options import SpeculativeOptions
-
-__all__ = ["GenerationOptions", "KvDtype", "LoadOptions", "SamplingOptions", "nearest"]
 
 KvDtype = Literal["auto", "f32", "f16", "bf16", "q8", "q4"]
 Weights = Literal["auto", "float32", "float16", "bfloat16", "int8", "int4"]
 ChatFormat = Literal["auto", "none", "chatml", "llama3", "mistral", "gemma", "plain"]
 
 MOST_THREADS: Final = 1024
-MOST_ALTERNATIVES: Final = 1000
-ALTERNATIVES: Final = whole(0, MOST_ALTERNATIVES, of="alternatives recorded")
 WISHES: Final = ("weights", "context_length", "offload")  # what can be set for every model, whatever each of them is
 
 
@@ -136,105 +127,3 @@ class LoadOptions:
         if len(given) > 1:
             raise InvalidRequestError(f"{' and '.join(given)} contradict each other: give one of them")
         return self
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationOptions:
-    """One generation: how long, how drawn, what is recorded."""
-
-    max_tokens: int | None = option(None, whole(1))  # default 512, or what is left of the context
-    sampling: SamplingOptions = field(
-        default_factory=SamplingOptions, metadata={"fault": instance(SamplingOptions, "SamplingOptions(...)")}
-    )
-    stop: tuple[str, ...] = option((), many("texts, none of them empty", lambda each: isinstance(each, str) and each != ""))
-    ignore_eos: bool = option(False, flag)
-    # end the answer in place of the model's own and its format's stops
-    eos_token_ids: tuple[int, ...] | None = option(None, many("token ids", lambda each: is_whole(each, 0)))
-    top_k: int = option(10, ALTERNATIVES)  # alternatives recorded per token; the sampler's top-k is in `sampling`
-    stages: bool = option(False, flag)  # each record tells what the sampler's stages did, and has at least 64 alternatives
-    seed: int | None = option(None, whole(0, MOST_SEED))  # None: a fresh one; the request's timings have it (`Metrics.request`)
-    branch: int = option(0, whole(0, MOST_SEED))  # separates streams that share a seed
-    resolve: bool = option(True, flag)  # False: the library's defaults alone, for parity and benchmarks
-    # several tokens a forward, guessed and checked
-    speculative: SpeculativeOptions | None = option(None, instance(SpeculativeOptions, "SpeculativeOptions(...) or None"))
-    adapters: tuple[AdapterUse, ...] | None = None  # of loaded ones, in order; () is the base, None the model's stack
-    grammar: Grammar | None = None  # what the answer must look like
-    grammar_prefix: int = option(0, whole(0))  # so many of the last ids given are the beginning of that answer already
-
-    @classmethod
-    def from_mapping(cls, options: Mapping[str, Any]) -> Self:
-        """Checked options from names and values: ours, flat or nested, or as Hugging Face and OpenAI spell them.
-
-        Raises:
-            InvalidRequestError: An unknown name (the nearest is named), two spellings that contradict each other, or a value
-                out of range.
-        """
-        from runtime.spellings import read_options  # which knows these classes
-
-        return cls(**read_options(options))
-
-    def check(self) -> Self:
-        """Itself.
-
-        Raises:
-            InvalidRequestError: A value out of range; the message names it.
-            GrammarError: Something that contradicts the grammar.
-        """
-        check_fields(self)
-        self.sampling.check()
-        if self.speculative is not None:
-            self.speculative.check()
-        if self.adapters is not None:
-            check_adapters(self.adapters)
-        self._check_grammar()
-        return self
-
-    def check_within(self, vocab: int) -> None:
-        """Checks the token ids in it against the vocabulary of this size.
-
-        Raises:
-            InvalidRequestError: One is outside, or nothing is left to draw.
-        """
-        self.sampling.check(vocab)
-        outside = next((token for token in self.eos_token_ids or () if token >= vocab), None)
-        if outside is not None:
-            raise InvalidRequestError(f"eos_token_ids: token id {outside} is outside the vocabulary of {vocab:,}")
-
-    def _check_grammar(self) -> None:
-        if self.grammar is None:
-            if self.grammar_prefix:
-                raise InvalidRequestError(f"grammar_prefix={self.grammar_prefix} without a grammar: give both or neither")
-            return
-        if not isinstance(self.grammar, Grammar):
-            raise GrammarError(
-                f"grammar is made by Grammar.json_schema, Grammar.regex or Grammar.lark, not {shown(self.grammar)}"
-            )
-        name = "ignore_eos" if self.ignore_eos else "eos_token_ids" if self.eos_token_ids is not None else None
-        if name is not None:
-            raise GrammarError(
-                f"{name} contradicts a grammar, which alone says where an answer may end: leave out one of the two"
-            )
-
-
-def given(options: GenerationOptions | None, named: Mapping[str, Any] | None = None) -> GenerationOptions:
-    """A call's options, checked; the defaults where there are none.
-
-    Args:
-        options: As an object.
-        named: Or one by one, by the names that `GenerationOptions.from_mapping` knows.
-
-    Raises:
-        InvalidRequestError: Something else than options, a value out of range, or both forms at once.
-    """
-    if named:
-        if options is not None:
-            raise InvalidRequestError(f"options and {', '.join(named)} beside them: put all of them into the GenerationOptions")
-        return GenerationOptions.from_mapping(named)
-    if options is None:
-        return GenerationOptions()
-    if not isinstance(options, GenerationOptions):
-        raise InvalidRequestError(
-            f"options is a GenerationOptions, not {shown(options)}; make one by its keywords, "
-            "GenerationOptions(max_tokens=64), or by GenerationOptions.from_mapping(names and values)"
-        )
-    return options.check()
