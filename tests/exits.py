@@ -1,6 +1,6 @@
 """All ways for a process to end while it has a model, each with its expected exit status.
 
-`run(case, backend, folder)` plays one in a process of its own, which loads a model and never closes it.
+`run(case, backend, folder)` runs one in a process of its own, which loads a model and never closes it.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Exit:
     """One way to end.
 
     Attributes:
-        script: What the process does once `_BEGIN` has run.
-        status: What it must end with; negative for a signal, as `subprocess` has it.
-        sent: A signal that it gets when it says that it is ready.
-        fast: The engine on which it is played with every change; "" for none.
-        said: What its standard error must hold.
+        script: The code of the process behind `_BEGIN`.
+        status: The expected exit status; negative for a signal, as in `subprocess`.
+        sent: A signal to send when the process is ready.
+        fast: The engine on which the case is a fast test; "" for none.
+        said: A text that standard error must contain.
     """
 
     script: str
@@ -57,7 +57,7 @@ class Exit:
 
 
 EXITS: Mapping[str, Exit] = {
-    # nothing under way
+    # idle
     "idle": Exit(_LOAD),
     "idle, a full stream before": Exit(_LOAD + "list(model.generate_sync(IDS, FEW))"),
     "idle, sys.exit(7)": Exit(_LOAD + "sys.exit(7)", 7),

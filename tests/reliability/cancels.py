@@ -28,21 +28,21 @@ from tests.runtime.backends.reference import TOLERANCE
 from tests.runtime.model.trouble import CASES, Case, audit, troubled
 
 RAISES, NO_NUMBER = 999, 998  # tokens that a model fails on; no other text contains them, and they are banned in answers
-TOYS = {RAISES: 258, NO_NUMBER: 257}  # of the toy models, whose vocabulary is smaller
+TOYS = {RAISES: 258, NO_NUMBER: 257}  # of the toy models, which have a smaller vocabulary
 TOKENS, WIDTH = 8, 3
 AT_ONCE = 12
 TEXTS = ("Where should we go?", "It rains.", "A text that is longer than the others, and says less.", "Why not")
-MEMORY = 1.05  # at the end of what it was after a quarter of the cancels
-LITTLE = {"prefill_chunk_tokens": 16, "max_batch_rows": 5, "threads": 1}  # room and chunks, so that requests meet
+MEMORY = 1.05  # limit of memory at the end, relative to that after a quarter of the cancels
+LITTLE = {"prefill_chunk_tokens": 16, "max_batch_rows": 5, "threads": 1}  # small chunks and batches, so that requests overlap
 
 
 class Crowd:
-    """Asks, and leaves or stays. `left`, `stayed` and `failed` count how it went, `wrong` what should not have happened.
+    """Sends requests and cancels some. `left`, `stayed` and `failed` count the outcomes, `wrong` collects the failures.
 
     Args:
         case: The model.
-        seed: What it does and when.
-        snapshot: A file of `kv_snapshot`; None: nothing is restored from one.
+        seed: Seed of the requests and of their timing.
+        snapshot: A file of `kv_snapshot`; None: no restores.
     """
 
     def __init__(self, case: Case, seed: int, snapshot: Path | None = None) -> None:
@@ -51,7 +51,7 @@ class Crowd:
         sampling = SamplingOptions(temperature=0.0, banned_tokens=(self.raises, self.no_number))
         self.greedy = GenerationOptions(max_tokens=TOKENS, sampling=sampling, ignore_eos=True, top_k=0)
         self.stems = [case.ids(i, 24) for i in range(3)]
-        self.vectors = None if case.toy else case.model.embed_sync(TEXTS, "mean")  # the toys have the tokenizer of another
+        self.vectors = None if case.toy else case.model.embed_sync(TEXTS, "mean")  # the toys share a foreign tokenizer
         self.left = self.stayed = self.failed = 0
         self.wrong: list[tuple[str, BaseException]] = []
         case.faults.raise_on = {self.raises: ZeroDivisionError("broken kernel")}
@@ -128,7 +128,7 @@ class Crowd:
             assert beam.logprob == pytest.approx(sum(rows), abs=len(rows) * TOLERANCE)
 
     def guilty_beam(self, ids: list[int]) -> bool:
-        """Whether a search of two steps walks over a token that the model fails on: no search can be told to avoid it."""
+        """Whether a search of two steps meets a token that the model fails on: a search cannot ban it."""
         guilty = {self.raises, self.no_number}
         if guilty & set(ids):
             return True
@@ -144,14 +144,14 @@ class Crowd:
         np.testing.assert_allclose(vectors, self.vectors[at], atol=TOLERANCE, rtol=0)
 
     async def restore(self, ids: list[int]) -> None:
-        """From a snapshot, or from the block file where the query finds it; both after the memory was emptied."""
+        """Restores from a snapshot, or from the block file by a query; both with an empty cache."""
         await self.case.model.clear_kv_cache_async()
         if self.snapshot is not None:
             await self.case.model.kv_restore_async(self.snapshot)
         await self.query([*self.stems[0], *ids])
 
     async def until(self, leavers: int) -> None:
-        """Requests, some at a time, until so many have left before their answer."""
+        """Sends requests, some at a time, until `leavers` were cancelled before their answer."""
 
         async def some() -> None:
             for _ in range(leavers):  # a bound: many more than leave
@@ -163,7 +163,7 @@ class Crowd:
 
 
 def resident() -> int:
-    """Bytes of this process, without what was freed and the right answers that tests remember."""
+    """Bytes of this process, without freed memory and without the expected answers that tests cache."""
     fakes._reference.cache_clear()
     reference._full.cache_clear()
     gc.collect()
@@ -175,7 +175,7 @@ def resident() -> int:
 def cancels(order: Order) -> Tally:
     """Cancels on each engine and each kind of layer: other answers stay correct, and no lease, pin or memory remains."""
     tally = Tally()
-    cases = [CASES[0], *CASES]  # the first warms the process up, whose memory is looked at from then on
+    cases = [CASES[0], *CASES]  # the first one warms the process up; its memory is measured afterwards
     each = -(-order.count // len(cases))
     for number, (backend, name) in enumerate(cases):
         folder = order.folder / f"{number}"

@@ -39,10 +39,10 @@ from tests.storage.faults import check_nothing_was_lost, fired, is_open, run, un
 from tests.storage.helpers import with_store
 from ui import TurnStatus
 
-WRITES = 60  # of a session, or of a save of KV, at which a process is killed
+WRITES = 60  # first writes of a session, or of a save of KV, at which a process is killed
 ORPHAN_SECONDS = 15  # for an engine to end after its app was killed, on a busy machine
 PATIENCE_SECONDS = 60
-STRACE_CALLS = 30  # it counts the calls of each thread by itself, so that later ones may never come
+STRACE_CALLS = 30  # strace counts the calls of each thread separately, so that higher counts may never be reached
 MESSAGES = 4  # of an app that is killed
 BLOCK_ROUNDS = 2
 BLOCK_FAULTS = (("pwrite64", "ENOSPC"), ("pwrite64", "EIO"), ("fdatasync", "EIO"))
@@ -90,7 +90,7 @@ def check_sessions(path: Path, said: Sequence[Sequence[Any]]) -> None:
 
 
 def app_at_writes(order: Order) -> Tally:
-    """The app killed at each of its first writes, before the write and in the middle of it."""
+    """Kills the app at each of its first writes, before the write and in the middle of it."""
     tally = Tally()
     for number in range(order.count):
         at = 1 + number % WRITES if order.count >= WRITES else 1 + (order.seed + number * WRITES // order.count) % WRITES
@@ -111,7 +111,7 @@ def app_at_writes(order: Order) -> Tally:
 
 
 def app_at_moments(order: Order) -> Tally:
-    """The app, with an engine process beside it, killed at a random moment; the engine ends too."""
+    """Kills the app, with an engine process beside it, at a random moment; the engine ends too."""
     tally, chance = Tally(), random.Random(order.seed)
     began = time.monotonic()
     assert run(talker(order.folder / "whole.sqlite3", MESSAGES, "process"))[-1] == ["done"]
@@ -161,7 +161,7 @@ def check_saved(file: Path, said: Sequence[Sequence[Any]]) -> None:
 
 
 def engine_at_writes(order: Order) -> Tally:
-    """The engine killed at each of the first writes of its block file; the next one reads nothing that is wrong."""
+    """Kills the engine at each of the first writes of its block file; the next engine reads no wrong block."""
     tally = Tally()
     for number in range(order.count):
         at = 1 + number % WRITES if order.count >= WRITES else 1 + (order.seed + number * WRITES // order.count) % WRITES
@@ -180,7 +180,7 @@ def engine_at_writes(order: Order) -> Tally:
 
 
 def engine_at_moments(order: Order) -> Tally:
-    """The engine killed at a random moment of a message: the text is whole, and the next message is answered."""
+    """Kills the engine at a random moment of a message: the text is complete, and the next message is answered."""
     tally, chance = Tally(), random.Random(order.seed)
     path, file = order.folder / "sessions.sqlite3", order.folder / "blocks.db"
     blocks = {"factory": "storage:open_blocks", "path": str(file), "budget": BUDGET}
@@ -211,7 +211,7 @@ def engine_at_moments(order: Order) -> Tally:
 
 
 async def killed(workbench: AppWorkbench, store: SessionStore, session_id: int, text: str, after: float) -> str:
-    """Sends a message, kills the engine meanwhile or soon after, and sends another; what became of the first."""
+    """Sends a message, kills the engine during or soon after it, and sends another; returns the outcome of the first."""
     model = await workbench.supervisor.model()
     assert isinstance(model, EngineClient)
     sending = asyncio.ensure_future(workbench.send(session_id, text))

@@ -71,7 +71,7 @@ async def judge(store: SessionStore, sound: object) -> str:
 
 
 async def titles(store: SessionStore) -> dict[str, object]:
-    """Every session that is listed, by its title; what kind of error, where it cannot be read."""
+    """Every listed session by its title; the type of the error where it cannot be read."""
     found: dict[str, object] = {}
     for row in await store.sessions():
         try:
@@ -84,7 +84,7 @@ async def titles(store: SessionStore) -> dict[str, object]:
 
 
 def hurt(copy: Path, sound: dict[str, object]) -> tuple[str, list[str]]:
-    """How a damaged file opens, and the sessions that are not as they were; fails where one of them is not named."""
+    """The result of opening a damaged file, and the changed sessions; fails where one of them is not named."""
     try:
         store = SessionStore.open(copy)
     except StoreError:  # what can be read goes into a new file then, see `app.rescue`
@@ -99,14 +99,14 @@ def hurt(copy: Path, sound: dict[str, object]) -> tuple[str, list[str]]:
 
 
 def salvaged(copy: Path, sound: dict[str, object]) -> list[str]:
-    """The sessions that are not as they were in the file that is made of what can be read."""
+    """The changed sessions in the file that is salvaged from the readable rows."""
     salvage(copy)
     now = with_store(copy, titles)
     return [title for title, said in sound.items() if now.get(title) != said]
 
 
 async def _look(store: SessionStore) -> tuple[dict[str, object], set[str | None]]:
-    """What every session says, and the titles of those that `verify` names; a damaged title is what it was before."""
+    """The contents of every session, and the titles of those that `verify` names; a damaged title counts as the original."""
     named = {row.session_id for row in await store.verify()}
     now = await titles(store)
     before = {row.id: f"chat {row.id - 1}" for row in await store.sessions()}
@@ -114,7 +114,7 @@ async def _look(store: SessionStore) -> tuple[dict[str, object], set[str | None]
 
 
 def flips_of_sessions(order: Order) -> Tally:
-    """One bit at a time: what shows is named, and at most one session is hurt, at once or (an index has all) once salvaged."""
+    """One bit at a time: visible damage is named, and at most one session is damaged (by an index: after salvage)."""
 
     def act(copy: Path, sound: tuple[object, dict[str, object]]) -> str:
         content = copy.read_bytes()
@@ -140,7 +140,7 @@ def flips_of_sessions(order: Order) -> Tally:
 
 
 def truncations_of_sessions(order: Order) -> Tally:
-    """Cut anywhere: refused by name or opened with what is intact; no text that was not there before."""
+    """Cut anywhere: refused by name or opened with the intact rows; no text appears that was not there before."""
 
     def act(copy: Path, sound: tuple[object, dict[str, object]]) -> str:
         try:
@@ -191,7 +191,7 @@ def use_blocks(file: Path) -> str:
             assert got == expected(*path, nbytes=9 * KB)[: len(got)], "a wrong byte was given out"
             complete = complete and len(got) == len(path) == told
         damaged = store.stats().damaged
-        for path in PATHS:  # what is missing is computed and kept again
+        for path in PATHS:  # missing blocks are recomputed and saved again
             store.put(chain(*path, nbytes=9 * KB))
             assert store.get(keys(*path)) == expected(*path, nbytes=9 * KB)
         store.evict(20 * KB)
@@ -204,7 +204,7 @@ def use_blocks(file: Path) -> str:
 
 
 def flips_of_blocks(order: Order) -> Tally:
-    """One bit at a time: what comes out is what went in, or nothing."""
+    """One bit at a time: a block is returned unchanged, or not at all."""
     return _blocks(order, flipped)
 
 
@@ -232,7 +232,7 @@ def _blocks(order: Order, spoil: Callable[[bytes, int, int], Iterator[tuple[str,
 
 
 class Heard(logging.Handler):
-    """What was warned of."""
+    """The logged warnings."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

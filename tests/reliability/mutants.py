@@ -20,10 +20,10 @@ from typing import Any
 from tests.reliability.suite import REPOSITORY, Order, Tally
 
 CPU_SECONDS = 10  # of one mutant
-WALL_SECONDS = 45  # of one, on a busy machine: no mutant has anything to wait for
+WALL_SECONDS = 45  # of one mutant on a busy machine; no mutant waits for anything
 START_SECONDS = 150  # until a child has imported what it needs and read a sound file
 MEMORY_BYTES = 2 << 30
-AT_ONCE = 120  # mutants of one child: memory is bounded for what one of them does
+AT_ONCE = 120  # mutants of one child, since the memory limit is that of the whole child
 MOST_FAILURES = 20  # after which a row ends
 
 EXTREMES = [0, 1, 0x7F, 0xFF, 1 << 31, (1 << 32) - 1, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
@@ -163,7 +163,7 @@ def mutants(order: Order, parser: str) -> Tally:
 
 
 def _run(order: Order, parser: str, first: int, end: int, tally: Tally) -> int:
-    """One child for the mutants up to `end`; the number of the one to go on with."""
+    """Runs one child for the mutants up to `end`; returns the number of the next mutant."""
     command = [sys.executable, "-m", "tests.reliability.parsers", parser, str(order.folder), str(order.seed)]
     log = order.folder / "child.log"
     with log.open("wb") as stream:

@@ -65,7 +65,7 @@ def gguf_samples(folder: Path) -> list[bytes]:
 
 
 def open_gguf(folder: Path, samples: Sequence[bytes]) -> Read:
-    """Converts; what was taken has its tensors where they lay, and no native parser dies of it."""
+    """Converts the file; accepted files keep their tensors in place, and no native parser crashes on them."""
     import mlx.core as mx
     from safetensors.numpy import load_file
 
@@ -102,7 +102,7 @@ def tiny(name: str, file: str) -> bytes:
 
 
 def open_safetensors(folder: Path, _: Sequence[bytes]) -> Read:
-    """Checks; native parsers read what was taken."""
+    """Checks the file; native parsers read accepted files."""
     import mlx.core as mx
     from safetensors.torch import load_file
 
@@ -124,7 +124,7 @@ ARCHITECTURES = ("llama", "gemma3", "lfm2", "gpt2", "qwen3", "mistral", "mamba")
 
 
 def open_config(backend: str) -> Callable[[Path, Sequence[bytes]], Read]:
-    """Loads a tiny model under the mutant; where it loads, its numbers are numbers."""
+    """Loads a tiny model with the mutant; where it loads, its log-probabilities are finite."""
 
     def opens(folder: Path, samples: Sequence[bytes]) -> Read:
         from runtime.model import load
@@ -183,7 +183,7 @@ def adapter_samples(folder: Path) -> list[bytes]:
 
 
 def open_adapter(folder: Path, samples: Sequence[bytes]) -> Read:
-    """Puts it on a model; the base's numbers are the same afterwards, to the bit."""
+    """Puts the adapter on a model; the base's numbers are unchanged afterwards, to the bit."""
     from runtime.model import load
     from tests.tiny_models import tiny_path
 
@@ -214,7 +214,7 @@ def open_adapter(folder: Path, samples: Sequence[bytes]) -> Read:
 
 
 def open_template(_: Path, __: Sequence[bytes]) -> Read:
-    """Renders a chat with it."""
+    """Renders a chat with the template."""
     from runtime.text.template import ChatTemplate
 
     def read(_: int, data: bytes) -> str:
@@ -250,7 +250,7 @@ def grammar_samples(kind: str) -> Callable[[Path], list[bytes]]:
 
 
 def open_grammar(kind: Any) -> Callable[[Path, Sequence[bytes]], Read]:
-    """Has a model answer in its form."""
+    """Generates an answer under the grammar."""
 
     def opens(_: Path, __: Sequence[bytes]) -> Read:
         from runtime.grammar.source import Grammar
@@ -294,7 +294,7 @@ def transfer_samples(*kinds: str) -> Callable[[Path], list[bytes]]:
 
 
 def open_transfer(suffix: str) -> Callable[[Path, Sequence[bytes]], Read]:
-    """Imports it into a store; refused, it has changed nothing, and taken, all of it is sound."""
+    """Imports the file into a store; a refused file changes nothing, an accepted one is sound as a whole."""
 
     def opens(folder: Path, _: Sequence[bytes]) -> Read:
         from tests.storage.helpers import chat, with_store
@@ -331,7 +331,7 @@ def sessions_samples(folder: Path) -> list[bytes]:
 
 
 def open_sessions(folder: Path, samples: Sequence[bytes]) -> Read:
-    """Opens it as the app does; what shows is what was there, or is named."""
+    """Opens the file as the app does; visible contents are unchanged, or the damage is named."""
     import asyncio
 
     from storage import SessionStore
@@ -370,7 +370,7 @@ def batch_samples(_: Path) -> list[bytes]:
 
 
 def open_batch(folder: Path, _: Sequence[bytes]) -> Read:
-    """Has the command line answer it: exit status 0 to 2, and a sentence where it is refused."""
+    """Answers the batch with the command line: exit status 0 to 2, and a sentence where it is refused."""
     from click.testing import CliRunner
 
     from app.cli.group import cli
@@ -396,7 +396,7 @@ def open_batch(folder: Path, _: Sequence[bytes]) -> Read:
 
 
 def frame_samples(_: Path) -> list[bytes]:
-    """What crosses the pipe both ways, as its bytes."""
+    """The bytes that cross the pipe in both directions."""
     import msgspec
 
     from runtime.options.generation import GenerationOptions
@@ -495,7 +495,7 @@ def main(name: str, place: str, seed: int, first: int, count: int) -> None:
     work.mkdir()
     read = parser.opens(work, samples)
     for number, sample in enumerate(samples):
-        read(number, sample)  # sound ones are taken, and all that is loaded late is there
+        read(number, sample)  # sound samples are accepted; this also loads all lazily imported modules
     status = Path("/proc/self/status").read_text()
     used = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmSize")) << 10
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, resource.RLIM_INFINITY))

@@ -30,11 +30,11 @@ SHORT = LONG[:40]
 MANY = GenerationOptions(max_tokens=600, ignore_eos=True, top_k=0, seed=1)
 SILENCE, LOADING = 3.0, 20.0  # seconds until an engine that stands still is ended
 PATIENCE = 90.0  # seconds until a caller must have heard, on a busy machine
-PULSES = 8  # of a slow engine: it stands still for a tenth of a second, and goes on
+PULSES = 8  # of a slow engine: stopped for a tenth of a second each
 
 
 def every_exit(order: Order) -> Tally:
-    """Processes that end with a model in them, in every way: with their own status, and no child is left."""
+    """Ends processes with a loaded model in every way: with their own status, and without children left over."""
     tally = Tally()
     cases = list(itertools.product(exits.EXITS, ENGINES))
     random.Random(order.seed).shuffle(cases)
@@ -115,7 +115,7 @@ async def start(backend: str, folder: Path, limits: EngineLimits | None) -> Engi
 
 async def harm_process(harm: str, pid: int) -> None:
     """Injects the fault."""
-    with contextlib.suppress(ProcessLookupError):  # it may have been done already
+    with contextlib.suppress(ProcessLookupError):  # it may have ended already
         if harm != "slow":
             os.kill(pid, signal.SIGKILL if harm == "killed" else signal.SIGSTOP)
             return
@@ -141,7 +141,7 @@ async def decode(model: EngineClient, begun: asyncio.Event) -> None:
 
 async def query(model: EngineClient, begun: asyncio.Event) -> None:
     asking = asyncio.gather(*(model.next_token_logprobs(LONG[:n]) for n in range(20, 60)))
-    await asyncio.sleep(0)  # they are on their way
+    await asyncio.sleep(0)  # lets the requests start
     begun.set()
     for n, row in zip(range(20, 60), await asking, strict=True):
         np.testing.assert_allclose(row, expected("llama", LONG[:n])[-1], atol=TOLERANCE, rtol=0)

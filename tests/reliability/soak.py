@@ -89,7 +89,7 @@ class _Lent:
 
 @dataclass
 class Soak:
-    """One run. `held` has, for each thing, what the process held of it after each round."""
+    """One run. `held` has, for each resource, its amount after each round."""
 
     folder: Path
     engine: Kept
@@ -139,7 +139,7 @@ class Soak:
         await workbench.set_option(session_id, "max_tokens", LONG)
         await workbench.send(session_id, "and then?")
         await workbench.set_option(session_id, "max_tokens", None)
-        stopped = (await scene.last(session_id)).note == "stopped"  # others count meanwhile
+        stopped = (await scene.last(session_id)).note == "stopped"  # other sessions count meanwhile
         self.cancelled += stopped
 
     async def reopen(self, scene: Scene, session_id: int) -> None:
@@ -150,7 +150,7 @@ class Soak:
             await scene.workbench.send(session_id, "go on")
 
     def look(self) -> None:
-        """What the process holds now."""
+        """The resources that the process holds now."""
         assert self.engine.model is not None
         metrics, report = settled(self.engine.model)
         kept = report.leases + report.leased_bytes + report.pins + metrics.requests_active
@@ -158,7 +158,7 @@ class Soak:
             self.wrong.append(
                 f"round {self.rounds}: {report.leases} leases, {report.pins} pins, {metrics.requests_active} requests"
             )
-        bytes_held = resident()  # collects what can be
+        bytes_held = resident()  # collects garbage first
         alive = Counter(map(type, gc.get_objects()))
         threads = [each.name for each in threading.enumerate() if not each.name.startswith("asyncio_")]  # the loop's own pool
         now = {

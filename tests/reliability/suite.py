@@ -26,7 +26,7 @@ import msgspec
 REPOSITORY = Path(__file__).parents[2]
 SEED = 17
 _SHOWN = 5  # failures of a row that are printed in full
-_WORDS = 2000  # characters of one of them
+_WORDS = 2000  # characters of one failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class Order:
     """The order for a row.
 
     Attributes:
-        seed: Of everything that is drawn.
-        count: How often it tries; of a soak, for how many seconds.
-        folder: Its own, empty; gone afterwards.
+        seed: Seed of all random numbers.
+        count: Number of tries; for a soak, seconds.
+        folder: An empty folder, deleted afterwards.
     """
 
     seed: int
@@ -49,9 +49,9 @@ class Tally:
     """The results of a row.
 
     Attributes:
-        tried: How often.
-        failures: What went wrong, a text each.
-        seen: Outcomes that are allowed, counted.
+        tried: Number of tries.
+        failures: A text for each failure.
+        seen: Counts of the allowed outcomes.
     """
 
     tried: int = 0
@@ -84,10 +84,10 @@ class Row:
     """One line of the table.
 
     Attributes:
-        name: For the table and `--only`.
+        name: Its name in the table and for `--only`.
         run: "module:function", which takes an `Order` and returns a `Tally`.
         full: Tries of the whole suite; seconds, where `timed`.
-        short: The same of the short form.
+        short: Tries of the short form.
         limit: Seconds after which its processes are ended.
     """
 
