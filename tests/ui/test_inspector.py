@@ -60,15 +60,15 @@ def test_pressing_an_alternative_names_turn_place_and_token(inspector: Inspector
     spot = spot_of(run_of(vocabulary, [" Lisbon"], [3.0]))
     inspector.show_spot(spot, vocabulary.bytes_of, can_choose=True)
     buttons = inspector.token.alternatives.buttons
-    with qtbot.waitSignal(inspector.alternative_chosen) as asked:
+    with qtbot.waitSignal(inspector.token.alternative_chosen) as asked:
         QTest.mouseClick(buttons[0], Qt.MouseButton.LeftButton)
     assert asked.args == [spot.node_id, spot.index, vocabulary.id_of(" Paris")]
     # the token that stands there is no alternative
-    with qtbot.assertNotEmitted(inspector.alternative_chosen):
+    with qtbot.assertNotEmitted(inspector.token.alternative_chosen):
         QTest.mouseClick(buttons[2], Qt.MouseButton.LeftButton)
     # and where no branch can be made nothing can be pressed
     inspector.show_spot(spot, vocabulary.bytes_of, can_choose=False)
-    with qtbot.assertNotEmitted(inspector.alternative_chosen):
+    with qtbot.assertNotEmitted(inspector.token.alternative_chosen):
         QTest.mouseClick(buttons[0], Qt.MouseButton.LeftButton)
         inspector.token.alternatives.press(1)
 
@@ -217,7 +217,7 @@ def test_the_path_tab_adds_up_and_its_timeline_goes_to_a_token(inspector: Inspec
     assert path.facts.texts["perplexity"] == "8.00"
     assert path.facts.texts["mean surprise"] == "3.00 bits"
     qtbot.waitUntil(lambda: path.timeline.width() > 200, timeout=PATIENCE_MS)
-    with qtbot.waitSignal(inspector.token_chosen) as asked:
+    with qtbot.waitSignal(inspector.path.token_chosen) as asked:
         QTest.mouseClick(path.timeline, Qt.MouseButton.LeftButton, pos=QPoint(path.timeline.width() - 1, 20))
     assert asked.args == [turns[1].node_id, 1]
     inspector.show_path(())

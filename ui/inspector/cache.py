@@ -8,9 +8,11 @@ from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
+from ui.desk import Desk
 from ui.inspector.facts import Facts
+from ui.inspector.tab import InspectorTab
 from ui.inspector.words import percent
-from ui.port import CacheCheck, CacheView, EdgeView, EngineState, StatusView, Tier
+from ui.port import QT_TRANSLATE_NOOP, CacheCheck, CacheView, EdgeView, EngineState, StatusView, Tier
 from ui.widgets.controls import button, row, words
 from ui.widgets.labels import Caption
 from ui.widgets.numbers import count, size
@@ -20,9 +22,10 @@ LOOK_MS = 1000  # between two looks while it is in sight: the engine tells of it
 TAIL_MOST = 20  # characters at the end of an edge that tell it from others
 
 
-class CacheTab(QWidget):
+class CacheTab(InspectorTab):
     """Bytes of the budget, the trie, tiers of the path; asks for what can be done."""
 
+    title = QT_TRANSLATE_NOOP("Inspector", "Cache")
     look_wanted = Signal()  # it is in sight, and what it shows may be old
     clear_wanted = Signal()
     keep_wanted = Signal(bool)  # the path shown
@@ -58,6 +61,23 @@ class CacheTab(QWidget):
         self._lay_out()
         self.show_cache(None)
         self.show_status(self._status)
+
+    def bind(self, desk: Desk) -> None:
+        """What came of a command is said here while the tab is in sight, else (it was the menu's) over the composer."""
+
+        def tell(words: str) -> None:
+            self.say(words) if self.isVisible() else desk.refused.emit(words)
+
+        self.look_wanted.connect(desk.cache.look)
+        self.clear_wanted.connect(desk.cache.clear)
+        self.keep_wanted.connect(desk.cache.keep)
+        self.check_wanted.connect(desk.cache.check)
+        self.model_wanted.connect(desk.models.ask_menu)
+        desk.cache.seen.connect(self.show_cache)
+        desk.cache.checked.connect(self.show_check)
+        desk.cache.cleared.connect(lambda freed: tell(self.cleared(freed)))
+        desk.cache.refused.connect(tell)
+        desk.other_shown.connect(self.forget)
 
     # ---- shown ------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,8 @@ from PySide6.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
 from ui.inspector import words
 from ui.inspector.facts import Empty, Facts
 from ui.inspector.provenance import Making
-from ui.port import Made, TurnView
+from ui.inspector.tab import HowMade, InspectorTab
+from ui.port import QT_TRANSLATE_NOOP, TurnView
 from ui.theme.scheme import current_theme
 from ui.widgets.labels import Caption
 from ui.widgets.numbers import count
@@ -59,9 +60,10 @@ def numbers_of(turns: tuple[TurnView, ...]) -> PathNumbers:
     return PathNumbers(tokens, scored, answered, logprob, joined, tuple(places))
 
 
-class PathTab(QWidget):
+class PathTab(InspectorTab):
     """Sums and a timeline; a click on the timeline goes to the token."""
 
+    title = QT_TRANSLATE_NOOP("Inspector", "Path")
     token_chosen = Signal(int, int)  # node id, index
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -91,11 +93,11 @@ class PathTab(QWidget):
         self.making = Making()
         column.addWidget(self.making)
         column.addStretch(1)
-        self.show_path(())
+        self.show_path((), lambda _node: None)
         self.show_range(())
 
-    def show_path(self, turns: tuple[TurnView, ...]) -> None:
-        """Shows the sums over these turns."""
+    def show_path(self, turns: tuple[TurnView, ...], how_made: HowMade) -> None:
+        """Shows the sums over these turns, and how the last answer was made."""
         numbers = numbers_of(turns)
         self._places = numbers.places
         for part in (self.timeline, self._caption):
@@ -104,16 +106,14 @@ class PathTab(QWidget):
         self.facts.setVisible(numbers.scored > 0)
         self.facts.show_facts(self._words(numbers))
         self.timeline.show_values(numbers.entropies)
+        answer = next((turn.node_id for turn in reversed(turns) if turn.role == "assistant"), None)
+        self.making.show_made(None if answer is None else how_made(answer))
 
     def show_range(self, turns: tuple[TurnView, ...]) -> None:
         """Shows the sums over what is selected of the turns; every scored token of it counts, whoever said it."""
         numbers = numbers_of(tuple(replace(turn, role="assistant") for turn in turns))
         self._range.setVisible(numbers.tokens > 0)
         self.range.show_facts(self._words(numbers, of_range=True) if numbers.tokens else {})
-
-    def show_made(self, made: Made | None) -> None:
-        """Shows how the last answer of the path was made."""
-        self.making.show_made(made)
 
     def _words(self, numbers: PathNumbers, *, of_range: bool = False) -> dict[str, str]:
         facts = {self.tr("tokens"): count(numbers.tokens), self.tr("scored"): count(numbers.scored)}

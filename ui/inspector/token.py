@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from PySide6.QtCore import Signal
@@ -17,6 +16,7 @@ from ui.inspector import words
 from ui.inspector.alternatives import Alternative, Alternatives, BeamRows, Ways
 from ui.inspector.candidates import cut_words
 from ui.inspector.facts import Empty, Facts
+from ui.inspector.tab import InspectorTab, Vocabulary
 from ui.port import QT_TRANSLATE_NOOP, translate
 from ui.theme.fonts import mono_font
 from ui.widgets.labels import Caption, ElidedLabel, Hairline, Label
@@ -78,12 +78,11 @@ FORBIDDING = {  # stages that forbid, and how it is said beside a candidate
     "bias": QT_TRANSLATE_NOOP("Stages", "banned"),
 }
 
-Vocabulary = Callable[[Sequence[int]], Sequence[bytes]]  # bytes of any token ids; empty where not known
 
-
-class TokenTab(QWidget):
+class TokenTab(InspectorTab):
     """Shows a `Spot`."""
 
+    title = QT_TRANSLATE_NOOP("Inspector", "Token")
     alternative_chosen = Signal(int, int, int)  # node id, index, token id
     preview_wanted = Signal(int, int, int)  # node id, index, token id
     columns_wanted = Signal(int, int, int, bool)  # node id, index, how many, whether by a beam search
@@ -136,7 +135,9 @@ class TokenTab(QWidget):
         """The token that is shown."""
         return self._spot
 
-    def show_spot(self, spot: Spot | None, vocabulary: Vocabulary, *, can_choose: bool, can_continue: bool = False) -> None:
+    def show_spot(
+        self, spot: Spot | None, vocabulary: Vocabulary, *, can_choose: bool = False, can_continue: bool = False
+    ) -> None:
         """Shows a token, None for none."""
         self._spot = spot
         for part in (*self._parts, self._line, self._caption):
@@ -152,6 +153,9 @@ class TokenTab(QWidget):
         self.facts.show_facts(self._facts(record))
         self.alternatives.show_alternatives(alternatives_of(record, vocabulary), can_choose=can_choose)
         self.why.show_spot(spot)
+
+    def set_has_tokens(self, has: bool) -> None:
+        self.empty.set_has_tokens(has)
 
     def _facts(self, record: TokenRecord) -> dict[str, str]:
         identity = {self.tr("id"): str(record.token_id), self.tr("bytes"): words.hexadecimal(record.token_bytes)}

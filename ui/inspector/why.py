@@ -10,14 +10,16 @@ from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 from runtime import Origin, SamplingOptions
 from ui.core.shown import Spot
+from ui.desk import Desk
 from ui.inspector import words
 from ui.inspector.candidates import Candidates, Line, cut_words
 from ui.inspector.facts import Empty, Facts
 from ui.inspector.provenance import SettingsRows
 from ui.inspector.replay import Candidate, DrawLine, Outcome, Row, at_stage, candidates, replayed, same_draw
 from ui.inspector.stage_rows import stage_words
-from ui.inspector.token import Vocabulary, WhyFacts
-from ui.port import Drawing
+from ui.inspector.tab import InspectorTab, Vocabulary
+from ui.inspector.token import WhyFacts
+from ui.port import QT_TRANSLATE_NOOP, Drawing, EngineState, StatusView
 from ui.theme.fonts import interface_font, mono_font
 from ui.widgets.controls import button
 from ui.widgets.labels import Caption, ElidedLabel, Label, Notice
@@ -26,9 +28,10 @@ from ui.widgets.numbers import count
 MOST_CANDIDATES = 12
 
 
-class WhyTab(QWidget):
+class WhyTab(InspectorTab):
     """Shows a `Spot`; asks for its `Drawing` when it can be seen, and for the whole row when somebody presses the button."""
 
+    title = QT_TRANSLATE_NOOP("Inspector", "Why")
     drawing_wanted = Signal(int, int)  # node id, index
     row_wanted = Signal(int, int)
 
@@ -38,6 +41,7 @@ class WhyTab(QWidget):
         self._drawing: Drawing | None = None
         self._row: Row | None = None
         self._asked = False  # how this spot was drawn
+        self._engine: EngineState | None = None  # as last told
         self._vocabulary: Vocabulary = lambda _ids: []
         self.outcome = Outcome(None)
         self.empty = Empty(self.tr("Click a token to see how it came to stand there."))
@@ -95,8 +99,27 @@ class WhyTab(QWidget):
 
     # ---- what is shown --------------------------------------------------------------------------------------------
 
-    def show_spot(self, spot: Spot | None, vocabulary: Vocabulary) -> None:
+    def bind(self, desk: Desk) -> None:
+        self.drawing_wanted.connect(desk.draws.ask_drawing)
+        self.row_wanted.connect(desk.draws.ask_row)
+        desk.draws.drawing_found.connect(self.show_drawing)
+        desk.draws.row_found.connect(self.show_row)
+        desk.draws.row_refused.connect(self.say)
+
+    def set_has_tokens(self, has: bool) -> None:
+        self.empty.set_has_tokens(has)
+
+    def show_status(self, status: StatusView) -> None:
+        """Where another model may be in use, whose numbers these are is asked again."""
+        if status.engine is not self._engine:
+            self._engine, self._asked = status.engine, False
+            self.ask_for_drawing()
+
+    def show_spot(
+        self, spot: Spot | None, vocabulary: Vocabulary, *, can_choose: bool = False, can_continue: bool = False
+    ) -> None:
         """Shows a token; the same one again keeps the sliders where they are."""
+        del can_choose, can_continue  # the other tabs'
         held, self._spot, self._vocabulary = self._spot, spot, vocabulary
         if held is not None and spot is not None and same_draw(held, spot):
             return
@@ -112,11 +135,6 @@ class WhyTab(QWidget):
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        self.ask_for_drawing()
-
-    def look_again(self) -> None:
-        """Another model is in use: whose numbers these are may be another question now."""
-        self._asked = False
         self.ask_for_drawing()
 
     def show_drawing(self, node_id: int, index: int, drawing: Drawing | None) -> None:

@@ -1,26 +1,172 @@
-"""A row of the settings: what it is, its value, and when a change holds."""
+"""The settings as one table: a row for each, with its page, its words, its values, and whether a change holds at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QGridLayout, QSpinBox, QWidget
 
+from ui.port import QT_TRANSLATE_NOOP, AppSettings, SettingsView, translate
 from ui.theme.fonts import interface_font
+from ui.transcript.measure import Measure
 from ui.widgets.controls import LINE_PX, Combo, words
-from ui.widgets.labels import Label
+from ui.widgets.labels import Label, plain_tooltip
 from ui.widgets.visible import one_line
+from ui.window.legend import name_of
+
+PAGES = ENGINE, MEMORY, GENERATION, APPEARANCE = "engine", "memory", "generation", "appearance"
+OWN_TEMPLATE = "choose-a-file"  # among the chat formats: no format has that name
+COLOURS = "colours"  # the row that belongs to the window rather than to `AppSettings`
 
 Changed = Callable[[str, object], None]
 
 
-class Rows(QWidget):
-    """Rows in three columns: name, value, *now* or *after reload*; a line below may say more."""
+TITLES = {"": QT_TRANSLATE_NOOP("SettingsWindow", "none"), "auto": QT_TRANSLATE_NOOP("SettingsWindow", "automatic")}
+PLACES = {
+    "none": QT_TRANSLATE_NOOP("SettingsWindow", "in memory"),
+    "disk": QT_TRANSLATE_NOOP("SettingsWindow", "on disk, where they do not fit"),
+}
+LOOKS = {
+    "system": QT_TRANSLATE_NOOP("SettingsWindow", "as the system"),
+    "light": QT_TRANSLATE_NOOP("SettingsWindow", "light"),
+    "dark": QT_TRANSLATE_NOOP("SettingsWindow", "dark"),
+    "normal": QT_TRANSLATE_NOOP("SettingsWindow", "normal"),
+    "high": QT_TRANSLATE_NOOP("SettingsWindow", "high"),
+    "reduced": QT_TRANSLATE_NOOP("SettingsWindow", "reduced"),
+}
+FORMATS = {
+    "auto": QT_TRANSLATE_NOOP("SettingsWindow", "the model's own"),
+    "none": QT_TRANSLATE_NOOP("SettingsWindow", "none: continue text"),
+    OWN_TEMPLATE: QT_TRANSLATE_NOOP("SettingsWindow", "a template of your own…"),
+}
 
-    def __init__(self, changed: Changed, now: str, later: str) -> None:
+
+def _title(titles: Mapping[str, str]) -> Callable[[str], str]:
+    """Puts a choice into words; one without words stays as it is."""
+    return lambda choice: translate("SettingsWindow", titles[choice]) if choice in titles else choice
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A whole number; its least value may be called `auto`: it leaves the choice to the engine, as None.
+
+    `factor` is what one of the `unit` counts for in `AppSettings`.
+    """
+
+    most: int
+    least: int = 0
+    step: int = 1
+    auto: str = ""
+    unit: str = ""
+    factor: int = 1
+
+    def shown(self, value: int | None) -> int:
+        """The number in the field."""
+        return round((value or 0) / self.factor)
+
+    def stored(self, shown: int) -> int | None:
+        """The value of the setting."""
+        return None if self.auto and not shown else shown * self.factor
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A row of the table.
+
+    Attributes:
+        page: Where it stands.
+        name: The field of `AppSettings`.
+        label: Its name in the window.
+        now: A change holds at once, else when the model is loaded again.
+        hint: A line below.
+        number: How a number is shown; None: it is one of several choices.
+        offered: The choices; by default those that the view has under the name.
+        held: The choice that holds; by default the field.
+        title: A choice in words.
+    """
+
+    page: str
+    name: str
+    label: str
+    now: bool = False
+    hint: str = ""
+    number: Number | None = None
+    offered: Callable[[SettingsView], Sequence[str]] | None = None
+    held: Callable[[AppSettings], str] | None = None
+    title: Callable[[str], str] = _title(TITLES)  # noqa: RUF009  # a function without state
+
+
+MEGABYTES = Number(10_000_000, step=256, auto=TITLES["auto"], unit="MB", factor=1_000_000)
+
+
+def _formats(view: SettingsView) -> Sequence[str]:
+    file = view.values.chat_template_file
+    return (*view.choices.get("chat_format", ()), *([file] if file else []), OWN_TEMPLATE)
+
+
+def _format_title(name: str) -> str:
+    if Path(name).is_absolute():
+        return translate("SettingsWindow", "your template: {0}").format(Path(name).name)
+    return _title(FORMATS)(name)
+
+
+# fmt: off
+SETTINGS = (
+    Setting(ENGINE, "backend", QT_TRANSLATE_NOOP("SettingsWindow", "Engine")),
+    Setting(ENGINE, "device", QT_TRANSLATE_NOOP("SettingsWindow", "Device")),
+    Setting(ENGINE, "dtype", QT_TRANSLATE_NOOP("SettingsWindow", "Precision")),
+    Setting(ENGINE, "weights", QT_TRANSLATE_NOOP("SettingsWindow", "Weights in"), hint=QT_TRANSLATE_NOOP("SettingsWindow",
+        "Fewer bits make a processor faster (hf) and the numbers others; what that costs is said beside the model.")),
+    Setting(ENGINE, "chat_format", QT_TRANSLATE_NOOP("SettingsWindow", "Chat format"), hint=QT_TRANSLATE_NOOP("SettingsWindow",
+        "For models that came without one, or in place of it. A template of your own runs in a sandbox, with limits."),
+        offered=_formats, held=lambda values: values.chat_template_file or values.chat_format, title=_format_title),
+    Setting(ENGINE, "offload", QT_TRANSLATE_NOOP("SettingsWindow", "Weights"), hint=QT_TRANSLATE_NOOP("SettingsWindow",
+        "Layers on disk are read again for every token: slow, for models larger than memory (hf)."), title=_title(PLACES)),
+    Setting(ENGINE, "context_length", QT_TRANSLATE_NOOP("SettingsWindow", "Context"),
+        number=Number(10_000_000, step=1024, auto=FORMATS["auto"], unit=QT_TRANSLATE_NOOP("SettingsWindow", "tokens"))),
+    Setting(ENGINE, "threads", QT_TRANSLATE_NOOP("SettingsWindow", "Threads"), number=Number(1024, auto=TITLES["auto"])),
+    Setting(ENGINE, "draft_model", QT_TRANSLATE_NOOP("SettingsWindow", "Draft model"), hint=QT_TRANSLATE_NOOP("SettingsWindow",
+        "Guesses ahead where a session asks for it; it needs the same vocabulary.")),
+    Setting(MEMORY, "kv_cache_bytes", QT_TRANSLATE_NOOP("SettingsWindow", "KV in memory"), now=True, number=MEGABYTES,
+        hint=QT_TRANSLATE_NOOP("SettingsWindow",
+        "What was read stays warm within this. Less drops what was used least at once.")),
+    Setting(MEMORY, "disk_bytes", QT_TRANSLATE_NOOP("SettingsWindow", "KV on disk"), number=MEGABYTES,
+        hint=QT_TRANSLATE_NOOP("SettingsWindow",
+        "What lets a session reopen warm. What was used least goes first; conversations are never touched.")),
+    Setting(GENERATION, "preset", QT_TRANSLATE_NOOP("SettingsWindow", "Preset"), now=True,
+        hint=QT_TRANSLATE_NOOP("SettingsWindow",
+        "For sessions that chose none. Presets are saved where a session's sampling is set."),
+        title=lambda name: translate("Presets", name or "Elsewise's own")),
+    Setting(APPEARANCE, "scheme", QT_TRANSLATE_NOOP("SettingsWindow", "Colours"), now=True,
+        offered=lambda _: ("system", "light", "dark"), title=_title(LOOKS)),
+    Setting(APPEARANCE, "contrast", QT_TRANSLATE_NOOP("SettingsWindow", "Contrast"), now=True,
+        offered=lambda _: ("system", "normal", "high"), title=_title(LOOKS)),
+    Setting(APPEARANCE, "motion", QT_TRANSLATE_NOOP("SettingsWindow", "Motion"), now=True,
+        hint=QT_TRANSLATE_NOOP("SettingsWindow", "Reduced: nothing fades."),
+        offered=lambda _: ("system", "reduced"), title=_title(LOOKS)),
+    Setting(APPEARANCE, "text_percent", QT_TRANSLATE_NOOP("SettingsWindow", "Text size"), now=True,
+        number=Number(200, least=80, step=10, unit="%")),
+    Setting(APPEARANCE, COLOURS, QT_TRANSLATE_NOOP("SettingsWindow", "Colour tokens by"), now=True,
+        title=lambda name: name_of(Measure(name))),
+)
+# fmt: on
+
+
+class Rows(QWidget):
+    """The rows of one page in three columns: name, value, *now* or *after reload*; a line below may say more.
+
+    Args:
+        page: Of which.
+        changed: Called with the name of a setting and its value when it is changed by hand.
+    """
+
+    def __init__(self, page: str, changed: Changed) -> None:
         super().__init__()
-        self._changed, self._now, self._later = changed, now, later
+        self._changed = changed
+        self._settings = [setting for setting in SETTINGS if setting.page == page]
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(0, 0, 0, 0)
         self._grid.setHorizontalSpacing(14)
@@ -30,68 +176,68 @@ class Rows(QWidget):
         self.when: dict[str, Label] = {}
         self.combos: dict[str, Combo] = {}
         self.numbers: dict[str, QSpinBox] = {}
+        for setting in self._settings:
+            self._add(setting)
 
-    def add(self, name: str, label: str, editor: QWidget, *, now: bool, hint: str = "") -> None:
-        """A row."""
-        caption = Label(label, "", interface_font(13))
-        caption.setBuddy(editor)
-        self.when[name] = Label(self._now if now else self._later, "faint", interface_font(11.5))
-        for column, part in enumerate((caption, editor, self.when[name])):
-            self._grid.addWidget(part, self._line, column)
-        self._line += 1
-        if hint:
-            self._grid.addWidget(words(hint, "faint"), self._line, 1, 1, 2)
-            self._line += 1
+    def show_settings(self, view: SettingsView) -> None:
+        """Shows what holds; `changed` is not called."""
+        for setting in self._settings:
+            if setting.number is not None:
+                field = self.numbers[setting.name]
+                field.blockSignals(True)
+                field.setValue(setting.number.shown(getattr(view.values, setting.name)))
+                field.blockSignals(False)
+            elif setting.name != COLOURS:
+                held = setting.held(view.values) if setting.held is not None else getattr(view.values, setting.name)
+                offered = setting.offered(view) if setting.offered is not None else view.choices.get(setting.name, ())
+                self._show_choice(setting, offered, held)
 
-    def add_choice(self, name: str, label: str, *, now: bool, hint: str = "") -> None:
-        """One of several; what they are comes with `show_choice`."""
-        combo = Combo(label)
-        combo.activated.connect(lambda place: self._changed(name, combo.itemData(place)))
-        self.combos[name] = combo
-        self.add(name, label, combo, now=now, hint=hint)
+    def show_measure(self, measure: Measure) -> None:
+        """Shows what the colours of tokens show."""
+        setting = next(setting for setting in self._settings if setting.name == COLOURS)
+        self._show_choice(setting, [each.value for each in Measure], measure.value)
 
-    def show_choice(self, name: str, choices: Sequence[str], chosen: str, titles: Callable[[str], str]) -> None:
-        """Shows what holds; one that is not among the choices (any more) stands there too."""
-        combo = self.combos[name]
+    def _show_choice(self, setting: Setting, offered: Sequence[str], held: str) -> None:
+        """Shows a choice; one that is not offered (any more) is listed too."""
+        combo = self.combos[setting.name]
         combo.blockSignals(True)
         combo.clear()
-        for choice in dict.fromkeys([*choices, chosen]):
-            combo.addItem(one_line(titles(choice)), choice)
-        combo.setCurrentIndex(combo.findData(chosen))
+        for choice in dict.fromkeys([*offered, held]):
+            combo.addItem(one_line(setting.title(choice)), choice)
+        combo.setCurrentIndex(combo.findData(held))
+        combo.setToolTip(plain_tooltip(held if Path(held).is_absolute() else ""))
         combo.blockSignals(False)
 
-    def add_number(
-        self,
-        name: str,
-        label: str,
-        *,
-        most: int,
-        now: bool,
-        least: int = 0,
-        auto: str = "",
-        unit: str = "",
-        step: int = 1,
-        hint: str = "",
-    ) -> None:
-        """A whole number; its least value may be called `auto`: it leaves the choice to the engine."""
+    def _add(self, setting: Setting) -> None:
+        label = translate("SettingsWindow", setting.label)
+        editor: QWidget
+        if setting.number is not None:
+            editor = self.numbers[setting.name] = self._number(setting.name, label, setting.number)
+        else:
+            editor = combo = self.combos[setting.name] = Combo(label)
+            combo.activated.connect(lambda place: self._changed(setting.name, combo.itemData(place)))
+        when = self.tr("now") if setting.now else self.tr("after reload")
+        self.when[setting.name] = Label(when, "faint", interface_font(11.5))
+        caption = Label(label, "", interface_font(13))
+        caption.setBuddy(editor)
+        for column, part in enumerate((caption, editor, self.when[setting.name])):
+            self._grid.addWidget(part, self._line, column)
+        self._line += 1
+        if setting.hint:
+            self._grid.addWidget(words(translate("SettingsWindow", setting.hint), "faint"), self._line, 1, 1, 2)
+            self._line += 1
+
+    def _number(self, name: str, label: str, number: Number) -> QSpinBox:
         field = QSpinBox()
-        field.setRange(least, most)
-        field.setSingleStep(step)
-        field.setSpecialValueText(auto)
-        field.setSuffix(f" {unit}" if unit else "")
+        field.setRange(number.least, number.most)
+        field.setSingleStep(number.step)
+        field.setSpecialValueText(translate("SettingsWindow", number.auto) if number.auto else "")
+        field.setSuffix(f" {translate('SettingsWindow', number.unit)}" if number.unit else "")
         field.setGroupSeparatorShown(True)
         field.setKeyboardTracking(False)
         field.setFont(interface_font(LINE_PX))
         field.setAccessibleName(label)
         field.lineEdit().setTextMargins(5, 0, 0, 0)
         field.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # scrolling past it changes nothing
-        field.valueChanged.connect(lambda value: self._changed(name, value))
-        self.numbers[name] = field
-        self.add(name, label, field, now=now, hint=hint)
-
-    def show_number(self, name: str, value: int) -> None:
-        """Shows what holds; nothing is told."""
-        field = self.numbers[name]
-        field.blockSignals(True)
-        field.setValue(value)
-        field.blockSignals(False)
+        field.valueChanged.connect(lambda value: self._changed(name, number.stored(value)))
+        return field

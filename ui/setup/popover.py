@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QObject, QPoint, Qt
 from PySide6.QtGui import QHideEvent, QKeyEvent, QMouseEvent, QShowEvent
-from PySide6.QtWidgets import (
-    QApplication,
-    QButtonGroup,
-    QFrame,
-    QHBoxLayout,
-    QPushButton,
-    QScrollArea,
-    QStackedWidget,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QApplication, QFrame, QVBoxLayout, QWidget
 
 from ui.port import SessionSetup, Workbench
 from ui.setup.desk import MODEL, Change, SetupDesk
@@ -24,8 +14,8 @@ from ui.setup.sampling_page import SamplingPage
 from ui.setup.tools_page import ToolsPage
 from ui.theme.fonts import scaled
 from ui.theme.text_size import panel_width
-from ui.widgets.controls import tab, take_focus
 from ui.widgets.labels import Notice
+from ui.widgets.tabs import Tabs
 
 WIDTH, HEIGHT = 400, 600
 EDGE = 8  # pixels that stay free around it
@@ -49,9 +39,8 @@ class SetupPopover(QFrame):
         self._session_id: int | None = None
         self.model, self.sampling, self.form, self.tools = ModelPage(), SamplingPage(), FormPage(), ToolsPage()
         self.notice = Notice()
-        self._stack = QStackedWidget()
-        self._tabs = QButtonGroup(self)
-        self.tabs: list[QPushButton] = []
+        self._pages = Tabs((16, 10, 16, 0), 18, sideways=False)
+        self.tabs, self.show_page = self._pages.buttons, self._pages.show_page
         self._lay_out()
         self._connect()
         self.hide()
@@ -70,7 +59,7 @@ class SetupPopover(QFrame):
 
     def toggle(self, page: int = MODEL) -> None:
         """Opens, or closes where that page is open."""
-        if self.isVisible() and self._stack.currentIndex() == page:
+        if self.isVisible() and self._pages.stack.currentIndex() == page:
             self.close_again()
         else:
             self.open(page)
@@ -82,12 +71,6 @@ class SetupPopover(QFrame):
         self.hide()
         if inside:
             self._anchor.setFocus(Qt.FocusReason.PopupFocusReason)
-
-    def show_page(self, page: int) -> None:
-        """Brings a page to the front."""
-        self.tabs[page].setChecked(True)
-        self._stack.setCurrentIndex(page)
-        take_focus(self.tabs, self.tabs[page])
 
     def place(self) -> None:
         """Under the anchor, inside the window."""
@@ -142,34 +125,21 @@ class SetupPopover(QFrame):
     # ---- how ----------------------------------------------------------------------------------------------------------
 
     def _lay_out(self) -> None:
-        tabs = QWidget()
-        tabs.setObjectName("tabs")
-        line = QHBoxLayout(tabs)
-        line.setContentsMargins(16, 10, 16, 0)
-        line.setSpacing(18)
-        for place, label in enumerate((self.tr("Model"), self.tr("Sampling"), self.tr("Form"), self.tr("Tools"))):
-            head = tab(label)
-            head.clicked.connect(lambda _checked, place=place: self.show_page(place))
-            self._tabs.addButton(head, place)
-            self.tabs.append(head)
-            line.addWidget(head)
-        line.addStretch(1)
-        for page in (self.model, self.sampling, self.form, self.tools):
-            area = QScrollArea()
-            area.setWidgetResizable(True)
-            area.setFrameShape(QFrame.Shape.NoFrame)
-            area.setFocusPolicy(Qt.FocusPolicy.NoFocus)
-            area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-            area.setWidget(page)
-            self._stack.addWidget(area)
+        for words, page in (
+            (self.tr("Model"), self.model),
+            (self.tr("Sampling"), self.sampling),
+            (self.tr("Form"), self.form),
+            (self.tr("Tools"), self.tools),
+        ):
+            self._pages.add(words, page)
         foot = QVBoxLayout()
         foot.setContentsMargins(12, 0, 12, 12)
         foot.addWidget(self.notice)
         column = QVBoxLayout(self)
         column.setContentsMargins(1, 1, 1, 1)
         column.setSpacing(0)
-        column.addWidget(tabs)
-        column.addWidget(self._stack, 1)
+        column.addWidget(self._pages)
+        column.addWidget(self._pages.stack, 1)
         column.addLayout(foot)
 
     def _connect(self) -> None:

@@ -63,20 +63,6 @@ def restyle(made: QPushButton, kind: str) -> None:
         made.style().polish(made)
 
 
-def tab(text: str) -> QPushButton:
-    """The tab of a page; checked while the page is shown."""
-    made = button(text, "tab")
-    made.setFont(interface_font(13, QFont.Weight.Medium))
-    made.setCheckable(True)
-    return made
-
-
-def take_focus(tabs: Sequence[QWidget], shown: QWidget) -> None:
-    """The keyboard goes to the tab that is shown, where it is on another one of them."""
-    if any(one.hasFocus() for one in tabs):
-        shown.setFocus(Qt.FocusReason.OtherFocusReason)
-
-
 def row(*parts: QWidget | int, spacing: int = 8) -> QHBoxLayout:
     """Parts beside each other; a number is a stretch."""
     made = QHBoxLayout()

@@ -44,7 +44,6 @@ class Stage(QObject):
         self.mode = Mode.TOKENS
         self.second = SecondStage(parts, acts, self.set_mode, self)
         self._link_of: int | None = None  # the session whose link is asked about
-        self._engine: EngineState | None = None  # as last told
         self._lacks_model = False  # as last told: what needs one is left until one is chosen
         self._offering = False  # the draft is a message that did not fit; when it is counted, what can be done is asked
         self._counted_at: tuple[EngineState, bool] | None = None
@@ -232,11 +231,7 @@ class Stage(QObject):
 
     def _show_status(self, status: StatusView) -> None:
         self._parts.status.show_status(status)
-        self._parts.inspector.show_status(status)
         self._acts.clear_cache.setEnabled(status.engine in (EngineState.READY, EngineState.BUSY))
-        if status.engine is not self._engine:
-            self._engine = status.engine
-            self._parts.inspector.why.look_again()
         wait = self.tr("{0}: choose a model first").format(status.reason) if status.lacks_model else ""
         self._parts.composer.set_waiting(wait)
         if status.lacks_model != self._lacks_model:

@@ -224,7 +224,7 @@ class MainWindow(QMainWindow):
 
     def open_settings(self) -> None:
         """Opens them, with what the colours show."""
-        self.settings.show_colours(self.parts.transcript.measure)
+        self.settings.appearance.show_measure(self.parts.transcript.measure)
         self.settings.open()
 
     def _open_models(self) -> None:

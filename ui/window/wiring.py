@@ -146,42 +146,19 @@ def _wire_finder(parts: Frame) -> None:
 
 
 def _wire_inspector(window: QWidget, desk: Desk, parts: Frame, stage: Stage, commands: Commands) -> None:
-    inspector, why = parts.inspector, parts.inspector.why
-    inspector.alternative_chosen.connect(commands.branch)
-    inspector.token_chosen.connect(stage.pin)
-    inspector.columns_wanted.connect(commands.find_columns_at)
-    inspector.message_wanted.connect(parts.composer.setFocus)
-    inspector.uncertain_wanted.connect(parts.transcript.next_uncertain)
+    inspector = parts.inspector
+    inspector.bind(desk)
+    inspector.token.alternative_chosen.connect(commands.branch)
+    inspector.token.columns_wanted.connect(commands.find_columns_at)
     inspector.token.preview_wanted.connect(parts.transcript.preview)
-    why.drawing_wanted.connect(desk.draws.ask_drawing)
-    why.row_wanted.connect(desk.draws.ask_row)
-    desk.draws.drawing_found.connect(why.show_drawing)
-    desk.draws.row_found.connect(why.show_row)
-    desk.draws.row_refused.connect(why.say)
-    _wire_cache(desk, parts)
+    inspector.path.token_chosen.connect(stage.pin)
+    for tab in (inspector.token, inspector.path, inspector.why):
+        tab.empty.token_wanted.connect(parts.transcript.next_uncertain)
+        tab.empty.message_wanted.connect(parts.composer.setFocus)
     for number in range(1, 10):
         # Text fields keep their digits: they claim printable keys before shortcuts do.
         key = QShortcut(QKeySequence(str(number)), window)
         key.activated.connect(lambda number=number: inspector.token.alternatives.press(number))
-
-
-def _wire_cache(desk: Desk, parts: Frame) -> None:
-    tab = parts.inspector.cache
-
-    def tell(words: str) -> None:
-        """Where it was asked for: in the tab, or, by the menu, over the composer."""
-        (tab if tab.isVisible() else parts.composer.notice).say(words)
-
-    tab.look_wanted.connect(desk.cache.look)
-    tab.clear_wanted.connect(desk.cache.clear)
-    tab.keep_wanted.connect(desk.cache.keep)
-    tab.check_wanted.connect(desk.cache.check)
-    tab.model_wanted.connect(desk.models.ask_menu)
-    desk.cache.seen.connect(tab.show_cache)
-    desk.cache.checked.connect(tab.show_check)
-    desk.cache.cleared.connect(lambda freed: tell(tab.cleared(freed)))
-    desk.cache.refused.connect(tell)
-    desk.other_shown.connect(tab.forget)
 
 
 def _wire_columns(desk: Desk, parts: Frame, commands: Commands) -> None:
