@@ -138,7 +138,7 @@ async def run_window(
     if settings != AppSettings():  # else it looks as it was made
         window.apply(settings)
     filled = asyncio.Event()
-    for settled in (window.desk.session_shown, window.desk.refused, window.closed):
+    for settled in (window.controller.session_shown, window.controller.refused, window.closed):
         settled.connect(lambda *_: filled.set())
     window.show()
     sample = await ensure_sample(store)

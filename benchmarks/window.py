@@ -91,19 +91,19 @@ class Scenes:
 
     async def play(self, prompt: int, seconds: float, laps: int) -> None:
         """All of them, `seconds` for those that have no end of their own, `laps` of opening and of a prompt."""
-        desk = self._window.desk
+        controller = self._window.controller
         rows = {row.is_sample: row.session_id for row in await self._workbench.sessions()}
         sample, long = rows[True], rows[False]
-        await until(lambda: desk.engine is EngineState.READY)
+        await until(lambda: controller.engine is EngineState.READY)
         with self.ticks.during("idle"):
             await asyncio.sleep(seconds)
         for _ in range(laps):
-            desk.open(sample)
-            await until(lambda: desk.is_shown(sample))
+            controller.open(sample)
+            await until(lambda: controller.is_shown(sample))
             await asyncio.sleep(AFTERWARDS_SECONDS)
             with self.ticks.during("open"):
-                desk.open(long)
-                await until(lambda: desk.is_shown(long))
+                controller.open(long)
+                await until(lambda: controller.is_shown(long))
                 await asyncio.sleep(AFTERWARDS_SECONDS)
         with self.ticks.during("export"):
             await self._export(long)
@@ -124,26 +124,26 @@ class Scenes:
         await self._new_session()
         text = said(self._folder, tokens, lap)
         with self.ticks.during("prefill"):
-            self._window.desk.answers.send(text)
+            self._window.controller.answers.send(text)
             await until(lambda: generated(self._last()) > 0)
         await self._stop()
 
     async def _answer(self, end: float) -> None:
         """One answer in a new session, whole or until the time is up."""
         await self._new_session()
-        self._window.desk.answers.send(SENTENCE)
+        self._window.controller.answers.send(SENTENCE)
         await until(lambda: generated(self._last()) > 0)
         await until(lambda: time.perf_counter() > end or not self._streams())
         await self._stop()
 
     async def _new_session(self) -> None:
-        desk = self._window.desk
-        before = desk.shown
-        desk.new_session()
-        await until(lambda: desk.shown is not None and desk.shown is not before)
+        controller = self._window.controller
+        before = controller.shown
+        controller.new_session()
+        await until(lambda: controller.shown is not None and controller.shown is not before)
 
     async def _stop(self) -> None:
-        self._window.desk.answers.stop()
+        self._window.controller.answers.stop()
         await until(lambda: not self._streams())
 
     def _streams(self) -> bool:
@@ -151,7 +151,7 @@ class Scenes:
         return last is not None and last.status is TurnStatus.STREAMING
 
     def _last(self) -> TurnView | None:
-        shown = self._window.desk.shown
+        shown = self._window.controller.shown
         return shown.view.turns[-1] if shown is not None and shown.view.turns else None
 
 

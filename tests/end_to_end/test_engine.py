@@ -51,7 +51,7 @@ def test_an_engine_killed_while_nobody_asks_is_started_again(open_app: OpenApp, 
         await answered(window, 3)
         assert engine_pid(workbench) != first
         assert last(window).status is TurnStatus.STREAMING
-        window.desk.answers.stop()
+        window.controller.answers.stop()
         await until(lambda: last(window).status is TurnStatus.PARTIAL)
         assert last(window).note == "stopped"
 
@@ -70,7 +70,9 @@ def test_an_engine_killed_while_it_loads_is_started_by_the_next_message(open_app
         # given: a message waits for the engine
         await new_session(window)
         say(window, "Are you there?")
-        await until(lambda: loading_engine() is not None and bool(window.desk.shown and window.desk.shown.view.turns))
+        await until(
+            lambda: loading_engine() is not None and bool(window.controller.shown and window.controller.shown.view.turns)
+        )
         assert workbench.supervisor.running is None
         process = loading_engine()
         assert process is not None
@@ -81,15 +83,15 @@ def test_an_engine_killed_while_it_loads_is_started_by_the_next_message(open_app
         assert last(window).note == LOADING
         assert workbench.status.engine is EngineState.DIED
         assert workbench.status.reason == LOADING
-        assert window.desk.shown is not None
-        assert window.desk.shown.view.turns[-2].run.text == "Are you there?"
+        assert window.controller.shown is not None
+        assert window.controller.shown.view.turns[-2].run.text == "Are you there?"
         # and the next one is answered
-        await until(lambda: not window.desk.running)
+        await until(lambda: not window.controller.running)
         say(window, "And now?")
         await answered(window, 3)
-        window.desk.answers.stop()
+        window.controller.answers.stop()
         await until(lambda: last(window).status is TurnStatus.PARTIAL)
-        assert [turn.role for turn in window.desk.shown.view.turns if turn.role == "user"] == ["user", "user"]
+        assert [turn.role for turn in window.controller.shown.view.turns if turn.role == "user"] == ["user", "user"]
 
     open_app(model(), paced, scene)
 

@@ -15,8 +15,8 @@ SAME = "the same, token for token"
 
 
 def done(window: MainWindow) -> bool:
-    turns = window.desk.shown.view.turns if window.desk.shown else ()
-    return bool(turns) and turns[-1].role == "assistant" and not window.desk.running and bool(generated(turns[-1]))
+    turns = window.controller.shown.view.turns if window.controller.shown else ()
+    return bool(turns) and turns[-1].role == "assistant" and not window.controller.running and bool(generated(turns[-1]))
 
 
 async def once_more(window: MainWindow, old: TurnView) -> TurnView:
@@ -38,7 +38,7 @@ def test_regenerate_exactly_before_and_after_a_restart(open_app: OpenApp, backen
         await endless_session(window, workbench)
         say(window, "What is blue?")
         await answered(window, 8)
-        window.desk.answers.stop()  # the tiny model would talk to its limit
+        window.controller.answers.stop()  # the tiny model would talk to its limit
         await until(lambda: done(window))
         old = last(window)
         assert old.status in (TurnStatus.PARTIAL, TurnStatus.COMPLETE)
@@ -50,15 +50,15 @@ def test_regenerate_exactly_before_and_after_a_restart(open_app: OpenApp, backen
         assert facts["engine"].startswith(backend)
         assert facts["repeats"] == SAME
         assert facts["seed"].endswith(" (drawn)")
-        assert workbench.how_made(window.desk.shown.session_id, old.node_id) is not None  # type: ignore[union-attr]  # shown
+        assert workbench.how_made(window.controller.shown.session_id, old.node_id) is not None  # type: ignore[union-attr]  # shown
 
     async def second(window: MainWindow, _workbench: AppWorkbench) -> None:
-        await until(lambda: window.desk.shown is not None and window.desk.shown.view.turns)
+        await until(lambda: window.controller.shown is not None and window.controller.shown.view.turns)
         listed = window.parts.sidebar.sessions
         assert listed is not None
-        if window.desk.shown is not None and window.desk.shown.view.is_sample:
-            window.desk.open(next(s for s, row in window.stage.sessions.items() if not row.is_sample))
-            await until(lambda: not window.desk.shown.view.is_sample)  # type: ignore[union-attr]  # shown
+        if window.controller.shown is not None and window.controller.shown.view.is_sample:
+            window.controller.open(next(s for s, row in window.stage.sessions.items() if not row.is_sample))
+            await until(lambda: not window.controller.shown.view.is_sample)  # type: ignore[union-attr]  # shown
         old = last(window)
         assert SAME in old.note
         run = old.run

@@ -15,7 +15,7 @@ from tests.end_to_end.test_window import OpenApp, last, new_session, say, until
 from tests.runtime.adapters.makers import save_adapter
 from tests.tiny_models import tiny_folder
 from ui import EngineState, MainWindow
-from ui.setup.desk import FORM, SAMPLING
+from ui.controller.setup import FORM, SAMPLING
 
 LEFT = Qt.MouseButton.LeftButton
 
@@ -42,7 +42,7 @@ def test_a_session_keeps_its_adapter_form_prompt_and_seed(open_app: OpenApp, tmp
             await until(lambda name=name: popover.sampling.options.sources[name].text() == "session")  # type: ignore[misc]  # bound now
         QTest.keyClicks(popover.sampling.system, "Be brief.")
         QTest.mouseClick(popover.sampling.system_button, LEFT)
-        await until(lambda: window.desk.shown is not None and len(window.desk.shown.view.turns) == 1)
+        await until(lambda: window.controller.shown is not None and len(window.controller.shown.view.turns) == 1)
         QTest.mouseClick(popover.tabs[FORM], LEFT)
         QTest.mouseClick(popover.form.kinds.buttons[1], LEFT)
         QTest.keyClicks(popover.form.source, '{"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 3}')
@@ -50,14 +50,14 @@ def test_a_session_keeps_its_adapter_form_prompt_and_seed(open_app: OpenApp, tmp
         QTest.mouseClick(popover.form.use_button, LEFT)
         await until(lambda: not popover.form.use_button.isEnabled())
         say(window, "Well?")
-        await until(lambda: not window.desk.running and last(window).role == "assistant")
+        await until(lambda: not window.controller.running and last(window).role == "assistant")
         turn = last(window)
         said.append(content_of(turn.run))
         assert 2 <= len(json.loads(said[0])) <= 3
         assert (turn.note, turn.tier) == ("", "warm")
 
     async def second(window: MainWindow, workbench: AppWorkbench) -> None:
-        await until(lambda: window.desk.shown is not None and not window.desk.shown.view.is_sample)
+        await until(lambda: window.controller.shown is not None and not window.controller.shown.view.is_sample)
         await until(lambda: workbench.status.engine is EngineState.READY)
         QTest.mouseClick(window.parts.top.model, LEFT)
         popover = window.popover
@@ -67,18 +67,18 @@ def test_a_session_keeps_its_adapter_form_prompt_and_seed(open_app: OpenApp, tmp
         assert popover.form.kinds.buttons[1].isChecked()
         # another try has a seed of its own, and the form
         window.acts.regenerate.trigger()
-        await until(lambda: window.desk.running)
-        await until(lambda: not window.desk.running)
+        await until(lambda: window.controller.running)
+        await until(lambda: not window.controller.running)
         turn = last(window)
         assert len(turn.variants) == 2
         assert 2 <= len(json.loads(content_of(turn.run))) <= 3
         # the same seed, form and adapter give the same answer
         first_answer = turn.variants[0]
-        window.desk.tree.select(first_answer)
+        window.controller.tree.select(first_answer)
         await until(lambda: last(window).node_id == first_answer)
         window.acts.regenerate_exactly.trigger()
-        await until(lambda: window.desk.running)
-        await until(lambda: not window.desk.running)
+        await until(lambda: window.controller.running)
+        await until(lambda: not window.controller.running)
         turn = last(window)
         assert len(turn.variants) == 3
         assert content_of(turn.run) == said[0]

@@ -41,15 +41,15 @@ def test_the_order_is_that_of_transformers_and_a_second_look_computes_nothing(op
     async def scene(window: MainWindow, workbench: AppWorkbench) -> None:
         # given a real conversation, of which the last answer was made twice
         await seeded_session(window, workbench)
-        assert window.desk.shown is not None
-        await workbench.set_option(window.desk.shown.session_id, "max_tokens", 10)
+        assert window.controller.shown is not None
+        await workbench.set_option(window.controller.shown.session_id, "max_tokens", 10)
         for question in QUESTIONS:
             before = len(said(window))
             say(window, question)
             await until(partial(answered_since, window, before))
         other = last(window)
         window.acts.regenerate.trigger()
-        await until(lambda: last(window).node_id != other.node_id and not window.desk.running)
+        await until(lambda: last(window).node_id != other.node_id and not window.controller.running)
         turns = said(window)
         model = workbench.supervisor.running
         assert model is not None
@@ -93,10 +93,10 @@ def test_the_order_is_that_of_transformers_and_a_second_look_computes_nothing(op
 
 def said(window: MainWindow) -> list[TurnView]:
     """The turns of the path that have words."""
-    assert window.desk.shown is not None
-    return [turn for turn in window.desk.shown.view.turns if turn.role != "system"]
+    assert window.controller.shown is not None
+    return [turn for turn in window.controller.shown.view.turns if turn.role != "system"]
 
 
 def answered_since(window: MainWindow, turns: int) -> bool:
     """Whether a question and its whole answer stand behind so many turns."""
-    return not window.desk.running and len(said(window)) == turns + 2
+    return not window.controller.running and len(said(window)) == turns + 2

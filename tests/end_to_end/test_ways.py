@@ -48,7 +48,7 @@ def test_continuations_beams_preview_and_why(open_app: OpenApp, paced: str, monk
         # four continuations of that token stream side by side
         QTest.mouseClick(window.parts.inspector.token.draws.buttons[4], Qt.MouseButton.LeftButton)
         await until(lambda: len(panel.cards) == 4 and all(card.text.length >= 24 for card in panel.cards))
-        assert window.desk.running
+        assert window.controller.running
         # and stop together
         QTest.keyClick(window, Qt.Key.Key_Period, Qt.KeyboardModifier.ControlModifier)
         await at_rest(window)
@@ -104,7 +104,7 @@ def test_continuations_beams_preview_and_why(open_app: OpenApp, paced: str, monk
 
     async def next_morning(window: MainWindow, workbench: AppWorkbench) -> None:
         # everything is there again, what was pruned is out of sight still
-        await until(lambda: window.desk.shown is not None and window.desk.shown.view.turns)
+        await until(lambda: window.controller.shown is not None and window.controller.shown.view.turns)
         assert last(window).node_id == kept["shown"]
         assert len(last(window).variants) == kept["count"]
         window.acts.undo.trigger()  # there is nothing to undo: it is another day

@@ -39,8 +39,8 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def last(window: MainWindow) -> TurnView:
-    assert window.desk.shown is not None
-    return window.desk.shown.view.turns[-1]
+    assert window.controller.shown is not None
+    return window.controller.shown.view.turns[-1]
 
 
 def say(window: MainWindow, text: str) -> None:
@@ -54,8 +54,8 @@ def say(window: MainWindow, text: str) -> None:
 
 def scored(window: MainWindow) -> bool:
     """Whether every token of the path but the first has its numbers."""
-    assert window.desk.shown is not None
-    path = TokenRun.concat([turn.run for turn in window.desk.shown.view.turns])
+    assert window.controller.shown is not None
+    path = TokenRun.concat([turn.run for turn in window.controller.shown.view.turns])
     return len(path) > 1 and bool((path.rank[1:] > 0).all())
 
 
@@ -72,30 +72,30 @@ def whole(turn: TurnView, after: int) -> int:
 
 
 async def new_session(window: MainWindow) -> None:
-    await until(lambda: window.desk.shown is not None)
+    await until(lambda: window.controller.shown is not None)
     window.acts.new_session.trigger()
-    await until(lambda: window.desk.shown is not None and not window.desk.shown.view.is_sample)
+    await until(lambda: window.controller.shown is not None and not window.controller.shown.view.is_sample)
 
 
 async def seeded_session(window: MainWindow, workbench: AppWorkbench) -> None:
     """A new session with a seed, so that its answers are the same in every run."""
     await new_session(window)
-    assert window.desk.shown is not None
-    await workbench.set_option(window.desk.shown.session_id, "seed", 7)
+    assert window.controller.shown is not None
+    await workbench.set_option(window.controller.shown.session_id, "seed", 7)
 
 
 async def endless_session(window: MainWindow, workbench: AppWorkbench) -> None:
     """A new session without eos, which random weights would draw now and then."""
     await new_session(window)
-    assert window.desk.shown is not None
-    await workbench.set_option(window.desk.shown.session_id, "banned_tokens", list(range(SPECIALS)))
+    assert window.controller.shown is not None
+    await workbench.set_option(window.controller.shown.session_id, "banned_tokens", list(range(SPECIALS)))
 
 
 async def answered(window: MainWindow, tokens: int) -> TurnView:
     """When so many tokens have arrived."""
 
     def arrived() -> bool:
-        shown = window.desk.shown
+        shown = window.controller.shown
         return shown is not None and bool(shown.view.turns) and len(generated(shown.view.turns[-1])) >= tokens
 
     await until(arrived)
@@ -104,13 +104,13 @@ async def answered(window: MainWindow, tokens: int) -> TurnView:
 
 async def at_rest(window: MainWindow) -> None:
     """Waits until no work of the shown session is pending, and all of its events are painted."""
-    await until(lambda: not window.desk.running and window.desk.events.idle)
+    await until(lambda: not window.controller.running and window.controller.events.idle)
 
 
 async def click(window: MainWindow, node_id: int, index: int) -> None:
     """A real click on a token, once the text stands still."""
     view = window.parts.transcript
-    await until(lambda: not window.desk.running and all(box.body.done for box in view.tokens.page.boxes))
+    await until(lambda: not window.controller.running and all(box.body.done for box in view.tokens.page.boxes))
     await asyncio.sleep(0.1)
     QTest.mouseClick(view.tokens.viewport(), Qt.MouseButton.LeftButton, pos=centre(view, node_id, index))
     await until(lambda: view.pinned == (node_id, index))
@@ -128,9 +128,9 @@ def test_a_chat_from_first_word_to_reopening(open_app: OpenApp, paced: str, data
 
     async def first_evening(window: MainWindow, workbench: AppWorkbench) -> None:
         # given: the window shows the sample before any engine runs
-        await until(lambda: window.desk.shown is not None)
-        assert window.desk.shown is not None
-        assert window.desk.shown.view.is_sample
+        await until(lambda: window.controller.shown is not None)
+        assert window.controller.shown is not None
+        assert window.controller.shown.view.is_sample
         # with the hints of a first run
         await until(window.parts.first.isVisible)
         # and it offers the registered backend
@@ -175,8 +175,8 @@ def test_a_chat_from_first_word_to_reopening(open_app: OpenApp, paced: str, data
         stats = last(window).stats
         assert stats is not None
         assert stats.computed == 1
-        assert stats.reused == sum(len(t.run) for t in window.desk.shown.view.turns[:-1]) + index
-        assert len(window.desk.shown.view.branches) >= 3
+        assert stats.reused == sum(len(t.run) for t in window.controller.shown.view.turns[:-1]) + index
+        assert len(window.controller.shown.view.branches) >= 3
         assert last(window).tier is Tier.WARM
 
         # when the two branches are compared, they stand side by side until Esc
@@ -187,7 +187,7 @@ def test_a_chat_from_first_word_to_reopening(open_app: OpenApp, paced: str, data
         QTest.keyClick(window.parts.compare.text, Qt.Key.Key_Escape)
         await until(lambda: not window.parts.compare.isVisible())
         # and when the session is exported, the file holds both
-        window.transfers.export(window.desk.shown.session_id, FORMATS["json"].format, data.root / "saved.json")
+        window.transfers.export(window.controller.shown.session_id, FORMATS["json"].format, data.root / "saved.json")
         await until((data.root / "saved.json").exists)
         assert len(json.loads((data.root / "saved.json").read_text("utf-8"))["nodes"]) >= 4
 
@@ -209,7 +209,7 @@ def test_a_chat_from_first_word_to_reopening(open_app: OpenApp, paced: str, data
         say(window, "Once more?")
         await until(lambda: last(window).node_id != died)
         await answered(window, 4)
-        kept["view"] = window.desk.shown.view
+        kept["view"] = window.controller.shown.view
         kept["engine"] = psutil.Process(engine_pid(workbench))
         kept["quit"] = time.monotonic()
 
@@ -222,9 +222,9 @@ def test_a_chat_from_first_word_to_reopening(open_app: OpenApp, paced: str, data
 
     async def next_morning(window: MainWindow, workbench: AppWorkbench) -> None:
         # when the app is opened again, everything is there
-        await until(lambda: window.desk.shown is not None)
-        assert window.desk.shown is not None
-        view, before = window.desk.shown.view, kept["view"]
+        await until(lambda: window.controller.shown is not None)
+        assert window.controller.shown is not None
+        view, before = window.controller.shown.view, kept["view"]
         assert isinstance(before, SessionView)
         ids = [turn.run.ids.tolist() for turn in view.turns]
         *whole, streamed = [turn.run.ids.tolist() for turn in before.turns]
@@ -240,16 +240,16 @@ def test_a_chat_from_first_word_to_reopening(open_app: OpenApp, paced: str, data
 @pytest.mark.slow
 def test_smollm2_answers_in_the_window(open_app: OpenApp) -> None:
     async def scene(window: MainWindow, workbench: AppWorkbench) -> None:
-        await until(lambda: window.desk.shown is not None)
+        await until(lambda: window.controller.shown is not None)
         await new_session(window)
         say(window, "Name three colours. 说中文 🎨")
         turn = await answered(window, 6)
         assert (turn.run.rank[1:] > 0).all()
         QTest.keyClick(window, Qt.Key.Key_Period, Qt.KeyboardModifier.ControlModifier)
         await until(lambda: last(window).status is not TurnStatus.STREAMING)
-        assert window.desk.shown is not None
+        assert window.controller.shown is not None
         assert scored(window)
-        user = window.desk.shown.view.turns[-2]
+        user = window.controller.shown.view.turns[-2]
         assert "说中文 🎨" in user.run.text
 
     open_app("smollm2", "hf", scene)

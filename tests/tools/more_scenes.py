@@ -40,9 +40,9 @@ async def settled(window: MainWindow) -> None:
     """Waits until the layout of the text is complete."""
     for _ in range(500):
         await asyncio.sleep(0.02)
-        shown = window.desk.shown
+        shown = window.controller.shown
         boxes = window.parts.transcript.tokens.page.boxes
-        if shown is not None and not window.desk.running and all(box.body.done for box in boxes):
+        if shown is not None and not window.controller.running and all(box.body.done for box in boxes):
             break
     await asyncio.sleep(0.2)
 
@@ -53,7 +53,7 @@ async def said(window: MainWindow, text: str) -> None:
     QTest.mouseClick(window.parts.composer.send_button, Qt.MouseButton.LeftButton)
     for _second in range(MODEL_SECONDS):
         await asyncio.sleep(1)
-        if not window.desk.running:
+        if not window.controller.running:
             break
     await settled(window)
 
@@ -101,7 +101,7 @@ async def models(window: MainWindow, workbench: AppWorkbench, folder: Path, name
 
 async def no_model(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
     """A message to a missing model: the message is kept, with the reason under it."""
-    window.desk.new_session()
+    window.controller.new_session()
     await settled(window)
     await said(window, "Is anyone there?")
     keep(window, folder / f"{name}.png")
@@ -109,10 +109,10 @@ async def no_model(window: MainWindow, _: AppWorkbench, folder: Path, name: str)
 
 async def scripts(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
     """Emoji of several code points, Chinese, Japanese, Arabic, Hebrew: typed, scored, answered."""
-    window.desk.new_session()
+    window.controller.new_session()
     await settled(window)
-    assert window.desk.shown is not None
-    await workbench.set_option(window.desk.shown.session_id, "max_tokens", 40)
+    assert window.controller.shown is not None
+    await workbench.set_option(window.controller.shown.session_id, "max_tokens", 40)
     window.parts.composer.field.setPlainText(SCRIPTS)
     await said(window, "")
     keep(window, folder / f"{name}.png")
@@ -120,10 +120,10 @@ async def scripts(window: MainWindow, workbench: AppWorkbench, folder: Path, nam
 
 async def cache(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
     """The cache after an answer."""
-    window.desk.new_session()
+    window.controller.new_session()
     await settled(window)
-    assert window.desk.shown is not None
-    await workbench.set_option(window.desk.shown.session_id, "max_tokens", 40)
+    assert window.controller.shown is not None
+    await workbench.set_option(window.controller.shown.session_id, "max_tokens", 40)
     await said(window, "Name three colours.")
     QTest.mouseClick(window.parts.inspector.tabs[2], Qt.MouseButton.LeftButton)
     await settled(window)
@@ -135,7 +135,7 @@ async def reopened(window: MainWindow, _: AppWorkbench, folder: Path, name: str)
     window.resize(1360, 860)  # larger than the screen on which the window was closed
     for _second in range(MODEL_SECONDS):
         await asyncio.sleep(1)
-        if window.desk.engine.value == "ready":
+        if window.controller.engine.value == "ready":
             break
     await settled(window)
     await said(window, "And three animals?")
@@ -147,11 +147,11 @@ async def reopened(window: MainWindow, _: AppWorkbench, folder: Path, name: str)
 async def tool_call(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
     """A call as a card, with a field for its result."""
     del workbench
-    assert window.desk.shown is not None
-    view = window.desk.shown.view
+    assert window.controller.shown is not None
+    view = window.controller.shown.view
     call = ToolCard("weather", '{\n  "city": "Lisbon",\n  "days": 3\n}')
     last = replace(view.turns[-1], calls=(call,))
-    window.desk.events.push(SessionChanged(replace(view, turns=(*view.turns[:-1], last))))
+    window.controller.events.push(SessionChanged(replace(view, turns=(*view.turns[:-1], last))))
     await settled(window)
     result = window.parts.cards.turns[last.node_id].cards[0].result
     assert result is not None
@@ -195,9 +195,9 @@ async def narrowest(window: MainWindow, _: AppWorkbench, folder: Path, name: str
 
 async def resized(window: MainWindow, width: int) -> None:
     """A session with a long title, in a window of that width."""
-    assert window.desk.shown is not None
+    assert window.controller.shown is not None
     title = "What the lighthouse keeper wrote about cats and the sea"
-    window.desk.events.push(SessionChanged(replace(window.desk.shown.view, title=title)))
+    window.controller.events.push(SessionChanged(replace(window.controller.shown.view, title=title)))
     window.resize(width, 640)
     await settled(window)
 
@@ -225,7 +225,7 @@ async def backup(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -
 
 async def rare_options(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
     """The less common settings of the sampler, unfolded."""
-    window.desk.new_session()
+    window.controller.new_session()
     await settled(window)
     window.resize(1360, 1280)
     window.popover.open(1)

@@ -25,7 +25,7 @@ from storage import SessionStore
 from tests.tools import more_scenes as more
 from tests.tools.more_scenes import MODEL_SECONDS, keep, settled
 from ui import AppSettings, MainWindow, Scheme, TurnView, apply_theme
-from ui.setup.desk import FORM, SAMPLING
+from ui.controller.setup import FORM, SAMPLING
 
 Scene = Callable[[MainWindow, AppWorkbench, Path], Awaitable[None]]
 
@@ -38,8 +38,8 @@ def surprising(turn: TurnView) -> int:
 
 def answers(window: MainWindow) -> list[TurnView]:
     """The model's turns."""
-    assert window.desk.shown is not None
-    return [turn for turn in window.desk.shown.view.turns if turn.role == "assistant"]
+    assert window.controller.shown is not None
+    return [turn for turn in window.controller.shown.view.turns if turn.role == "assistant"]
 
 
 def pin(window: MainWindow, node_id: int, index: int) -> None:
@@ -76,14 +76,14 @@ async def tokens_with_card(window: MainWindow, _: AppWorkbench, folder: Path, na
 
 async def before_an_alternative(window: MainWindow, bench: AppWorkbench, folder: Path, name: str) -> None:
     """The token at which the branch of `branch_with_tree` leaves, with the keyboard focus on the alternative that it takes."""
-    assert window.desk.shown is not None
+    assert window.controller.shown is not None
     here = answers(window)[0]
-    other = next(row for row in window.desk.shown.view.branches if row.depth and not row.on_path)
-    window.desk.tree.select(other.node_id)
+    other = next(row for row in window.controller.shown.view.branches if row.depth and not row.on_path)
+    window.controller.tree.select(other.node_id)
     await settled(window)
     there = answers(window)[0]
     picked = next(i for i in range(len(there.run)) if int(there.run.origin[i]) == Origin.PICKED)
-    window.desk.tree.select(here.node_id)
+    window.controller.tree.select(here.node_id)
     await settled(window)
     pin(window, here.node_id, picked)
     await settled(window)
@@ -97,9 +97,9 @@ async def before_an_alternative(window: MainWindow, bench: AppWorkbench, folder:
 
 async def branch_with_tree(window: MainWindow, bench: AppWorkbench, folder: Path, name: str) -> None:
     """Another branch of the sample, chosen in the outline."""
-    assert window.desk.shown is not None
-    other = next(row for row in window.desk.shown.view.branches if row.depth and not row.on_path)
-    window.desk.tree.select(other.node_id)
+    assert window.controller.shown is not None
+    other = next(row for row in window.controller.shown.view.branches if row.depth and not row.on_path)
+    window.controller.tree.select(other.node_id)
     await settled(window)
     turn = answers(window)[0]
     picked = next(i for i in range(len(turn.run)) if int(turn.run.origin[i]) == Origin.PICKED)
@@ -128,7 +128,7 @@ async def eight_continuations(window: MainWindow, _: AppWorkbench, folder: Path,
     QTest.mouseClick(window.parts.inspector.token.draws.buttons[8], Qt.MouseButton.LeftButton)
     for _second in range(MODEL_SECONDS):
         await asyncio.sleep(1)
-        if len(window.parts.columns.cards) == 8 and not window.desk.running:
+        if len(window.parts.columns.cards) == 8 and not window.controller.running:
             break
     await settled(window)
     keep(window, folder / f"{name}.png")
@@ -160,7 +160,7 @@ async def preview_in_place(window: MainWindow, _: AppWorkbench, folder: Path, na
 
 async def sampling(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
     """The sampling options of the session, and the source of each."""
-    window.desk.new_session()
+    window.controller.new_session()
     await settled(window)
     window.popover.open(SAMPLING)
     await asyncio.sleep(0.3)
@@ -173,7 +173,7 @@ async def sampling(window: MainWindow, _: AppWorkbench, folder: Path, name: str)
 
 async def form(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
     """A schema that cannot be used, with the message of the grammar library; at 900 pixels."""
-    window.desk.new_session()
+    window.controller.new_session()
     window.resize(900, 700)
     await settled(window)
     window.popover.open(FORM)

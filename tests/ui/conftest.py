@@ -128,14 +128,14 @@ def in_window(
         window = MainWindow(bench)
         window.show()
         window.start()
-        await until(lambda: window.desk.shown is not None)
+        await until(lambda: window.controller.shown is not None)
         try:
             await scene(window)
         finally:
             window.close()
             await until(lambda: bench.closed and not window.isVisible())
-        await until(lambda: len(window.desk.tasks) == 0)
-        assert window.desk.events.idle
+        await until(lambda: len(window.controller.tasks) == 0)
+        assert window.controller.events.idle
         running = [timer for timer in window.findChildren(QTimer) if timer.isActive() and not timer.isSingleShot()]
         assert not running, running
         window.deleteLater()

@@ -13,7 +13,7 @@ from tests.ui.conftest import frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.test_setup import LEFT, Play, opened
 from ui import AdapterChoice, AdapterLine, MainWindow
-from ui.setup.desk import SAMPLING
+from ui.controller.setup import SAMPLING
 
 
 def test_an_adapter_is_added_from_a_folder_scaled_moved_and_taken_off(
@@ -98,7 +98,7 @@ def test_what_is_changed_as_another_session_comes_stays_in_its_own(in_window: Pl
         slider = popover.model.adapters.rows[0].slider
         slider.setValue(40)
         # when another session is shown before either was told
-        window.desk.open(3)
+        window.controller.open(3)
         await until(lambda: popover.model.adapters.rows[0].scale.value() == 1.5)
         QTest.keyClick(field, Qt.Key.Key_Return)
         popover.model.setFocus()

@@ -25,7 +25,7 @@ def test_an_alternative_in_the_inspector_makes_a_branch(in_window: Play, bench: 
         rome_id = bench.vocabulary.id_of(OTHERS[1])
         await until(lambda: bench.asked("branch") == [(TRIP, answer.node_id, 3, rome_id)])
         await until(lambda: turns(window)[-1][1] == "You could visit Rome" + "".join(bench.answer))
-        await until(lambda: not window.desk.running)
+        await until(lambda: not window.controller.running)
         assert window.parts.top.branch.place.text() == "4 / 4"
 
     in_window(scene)
@@ -48,7 +48,7 @@ def test_an_alternative_in_ones_own_words_opens_a_draft_and_sends_nothing(in_win
         composer.field.setPlainText("Where should we go from Oslo?")
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         await until(lambda: bench.asked("send") == [(TRIP, "Where should we go from Oslo?", question.node_id)])
-        await until(lambda: turns(window)[-1][1] == "".join(bench.answer) and not window.desk.running)
+        await until(lambda: turns(window)[-1][1] == "".join(bench.answer) and not window.controller.running)
         assert (composer.draft, composer.version.words) == ("", "")
         assert window.parts.top.branch.place.text() == "2 / 2"
 
@@ -74,7 +74,7 @@ def test_number_keys_choose_alternatives_but_not_while_typing(in_window: Play, b
         QTest.keyClick(window.parts.sidebar.tree, Qt.Key.Key_1)
         await until(lambda: len(bench.asked("branch")) == 1)
         assert bench.asked("branch")[0][-1] == bench.vocabulary.id_of(OTHERS[0])
-        await until(lambda: not window.desk.running)
+        await until(lambda: not window.controller.running)
 
     in_window(scene)
 

@@ -70,7 +70,7 @@ def test_what_is_typed_is_scored_when_it_stands_still_and_not_after_send(in_wind
         QTest.keyClicks(composer.field, " more")
         await until(lambda: len(bench.asked("score_draft")) == 2)
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
-        await until(lambda: composer.draft == "" and not window.desk.running)
+        await until(lambda: composer.draft == "" and not window.controller.running)
         bench.slow_checks.set()
         await asyncio.sleep(0.05)
         assert "bits" not in composer.meter.cost.text()
@@ -79,7 +79,7 @@ def test_what_is_typed_is_scored_when_it_stands_still_and_not_after_send(in_wind
         QTest.keyClicks(composer.field, "x")
         await until(lambda: bench.asked("compose")[-1:] == [(TRIP, "x")])
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
-        await until(lambda: composer.draft == "" and not window.desk.running)
+        await until(lambda: composer.draft == "" and not window.controller.running)
         await asyncio.sleep(0.8)
         assert len(bench.asked("score_draft")) == 2
 
@@ -117,7 +117,7 @@ def test_a_file_goes_with_the_message_or_is_pinned(in_window: Play, bench: FakeW
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         await until(lambda: bench.asked("send") == [(TRIP, "[日本.txt]\na boat\n[end of 日本.txt]\n\nWhose?")])
         await until(lambda: composer.chips.files == () and composer.draft == "")
-        await until(lambda: not window.desk.running)
+        await until(lambda: not window.controller.running)
         # pinned, it leaves the message and stands before every turn
         await choose("日本.txt")
         await until(lambda: len(composer.chips.chips) == 1)
@@ -134,9 +134,9 @@ def test_a_file_goes_with_the_message_or_is_pinned(in_window: Play, bench: FakeW
         # a file stays with its session
         await choose("日本.txt")
         await until(lambda: len(composer.chips.chips) == 1)
-        window.desk.open(3)
+        window.controller.open(3)
         await until(lambda: composer.chips.files == ())
-        window.desk.open(TRIP)
+        window.controller.open(TRIP)
         await until(lambda: composer.chips.files == (boat,))
         QTest.mouseClick(composer.chips.chips[0].remove, LEFT)
         assert not composer.chips.files
@@ -171,7 +171,7 @@ def test_what_was_sent_before_anybody_could_count_it_is_a_choice_afterwards(in_w
         assert len(bench.asked("send")) == 1
         # it is asked once
         composer.overflow.dismiss.click()
-        window.desk.drafts.compose(composer.message)
+        window.controller.drafts.compose(composer.message)
         await until(lambda: len(bench.asked("compose")) >= 3)
         await asyncio.sleep(0.05)
         assert not composer.overflow.isVisible()
@@ -201,8 +201,8 @@ def test_what_does_not_fit_is_a_choice_before_send(in_window: Play, bench: FakeW
         # a larger context, where there is one
         counting(bench, replace(full, can_grow=True))
         told = list[Composition]()
-        window.desk.drafts.composed.connect(told.append)
-        window.desk.drafts.compose(composer.message)
+        window.controller.drafts.composed.connect(told.append)
+        window.controller.drafts.compose(composer.message)
         await until(lambda: told)
         QTest.mouseClick(composer.send_button, LEFT)
         QTest.mouseClick(composer.overflow.larger, LEFT)
@@ -210,7 +210,7 @@ def test_what_does_not_fit_is_a_choice_before_send(in_window: Play, bench: FakeW
         # which is offered only where its KV has room; else the numbers say why not
         tight = replace(full, whole_context=32_768, whole_bytes=6_000_000_000, kv_budget=2_000_000_000)
         counting(bench, tight)
-        window.desk.drafts.compose(composer.message)
+        window.controller.drafts.compose(composer.message)
         await until(lambda: told[-1] == tight)
         QTest.mouseClick(composer.send_button, LEFT)
         assert not composer.overflow.larger.isVisible()
@@ -220,7 +220,7 @@ def test_what_does_not_fit_is_a_choice_before_send(in_window: Play, bench: FakeW
         QTest.mouseClick(composer.overflow.new, LEFT)
         await until(lambda: window.parts.top.title.text() == "New session")
         assert composer.draft == "Too long"
-        window.desk.open(TRIP)
+        window.controller.open(TRIP)
         await until(lambda: window.parts.top.title.text() == "A spring trip")
         assert composer.draft == ""
         assert bench.asked("send") == []
@@ -263,13 +263,13 @@ def test_a_file_goes_where_it_was_chosen_however_long_it_is_read(in_window: Play
         composer = window.parts.composer
         QTest.keyClicks(composer.field, "See this")
         composer.attach_wanted.emit(str(notes))
-        window.desk.open(4)
-        await until(lambda: window.desk.is_shown(4))
+        window.controller.open(4)
+        await until(lambda: window.controller.is_shown(4))
         slow.set()
-        await until(lambda: len(window.desk.tasks) == 0)
+        await until(lambda: len(window.controller.tasks) == 0)
         assert (composer.draft, composer.chips.files) == ("", ())
-        window.desk.open(TRIP)
-        await until(lambda: window.desk.is_shown(TRIP))
+        window.controller.open(TRIP)
+        await until(lambda: window.controller.is_shown(TRIP))
         assert (composer.draft, [file.name for file in composer.chips.files]) == ("See this", ["notes.txt"])
 
     in_window(scene)

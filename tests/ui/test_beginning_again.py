@@ -35,7 +35,7 @@ def test_a_model_is_verified_again_and_that_is_stopped(problem: str, in_window: 
     bench.problem = problem
 
     async def scene(window: MainWindow) -> None:
-        shelf, stopped = window.desk.shelf, list[str]()
+        shelf, stopped = window.controller.shelf, list[str]()
         again = Once(bench, lambda: shelf.verify(SMOL))
         shelf.verified.connect(again)
         shelf.verify_stopped.connect(stopped.append)
@@ -53,7 +53,7 @@ def test_a_model_is_quantised_again_and_that_is_stopped(problem: str, in_window:
     bench.problem = problem
 
     async def scene(window: MainWindow) -> None:
-        shelf, told = window.desk.shelf, list[tuple[str, str]]()
+        shelf, told = window.controller.shelf, list[tuple[str, str]]()
         again = Once(bench, lambda: shelf.quantise(SMOL, 4))
         shelf.quantise_ended.connect(lambda name, why: told.append((name, why)))
         (shelf.quantise_ended if problem else shelf.quantised).connect(again)
@@ -69,7 +69,7 @@ def test_a_model_is_quantised_again_and_that_is_stopped(problem: str, in_window:
 @pytest.mark.parametrize("refusal", ["", "a.gguf: not a GGUF file"])
 def test_another_file_is_imported_and_that_is_stopped(refusal: str, in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
-        shelf, refused = window.desk.shelf, list[str]()
+        shelf, refused = window.controller.shelf, list[str]()
         again = Once(bench, lambda: shelf.import_gguf(Path("b.gguf"), False))
         shelf.import_ended.connect(again)
         shelf.refused.connect(refused.append)
@@ -86,7 +86,7 @@ def test_another_file_is_imported_and_that_is_stopped(refusal: str, in_window: P
 
 def test_a_second_import_waits_for_nobody_and_is_not_begun(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
-        shelf, ended = window.desk.shelf, list[str]()
+        shelf, ended = window.controller.shelf, list[str]()
         shelf.import_ended.connect(ended.append)
         bench.gate = asyncio.Semaphore(0)
         shelf.import_gguf(Path("a.gguf"), True)

@@ -99,7 +99,7 @@ def test_the_path_is_checked_without_the_cache(in_window: Play, bench: FakeWorkb
         await until(lambda: cache.said.text() == said)
         # it is of that path alone
         bench.gate = None
-        window.desk.new_session()
+        window.controller.new_session()
         await until(lambda: not cache.said.isVisible())
 
     in_window(scene)

@@ -44,7 +44,7 @@ def test_enter_while_an_answer_streams_says_what_to_do(in_window: Play, bench: F
         assert composer.meter.busy.isVisible()
         for _ in bench.answer:
             bench.gate.release()
-        await until(lambda: not window.desk.running)
+        await until(lambda: not window.controller.running)
         assert not composer.meter.busy.isVisible()
         assert composer.meter.context.isVisible()
         assert (bench.asked("send"), composer.draft) == ([(TRIP, "Go")], "and ")
@@ -71,7 +71,7 @@ def test_the_context_grows_while_an_answer_streams_without_asking(in_window: Pla
         assert len(bench.asked("compose")) == asked
         for _ in bench.answer:
             bench.gate.release()
-        await until(lambda: not window.desk.running)
+        await until(lambda: not window.controller.running)
         await until(lambda: composer.meter.context.text() == "context 50 of 8,192")
 
     in_window(scene)
@@ -95,7 +95,7 @@ def test_edit_begins_another_version_with_the_whole_text(in_window: Play, bench:
         composer.field.setPlainText("Why?")
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         await until(lambda: bench.asked("send") == [(TRIP, "Why?", question.node_id)])
-        await until(lambda: turns(window)[-1] == ("assistant", "".join(bench.answer)) and not window.desk.running)
+        await until(lambda: turns(window)[-1] == ("assistant", "".join(bench.answer)) and not window.controller.running)
         assert (composer.draft, composer.version.words) == ("", "")
 
     in_window(scene)

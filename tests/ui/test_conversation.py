@@ -27,8 +27,8 @@ def finish(bench: FakeWorkbench) -> None:
 
 
 def turns(window: MainWindow) -> list[tuple[str, str]]:
-    assert window.desk.shown is not None
-    return [(turn.role, turn.run.text) for turn in window.desk.shown.view.turns]
+    assert window.controller.shown is not None
+    return [(turn.role, turn.run.text) for turn in window.controller.shown.view.turns]
 
 
 def test_typing_and_enter_sends_and_streams(in_window: Play, bench: FakeWorkbench) -> None:
@@ -42,7 +42,7 @@ def test_typing_and_enter_sends_and_streams(in_window: Play, bench: FakeWorkbenc
         # then it is asked once, the field is empty, and the answer streams to its end
         await until(lambda: turns(window)[-1] == ("assistant", "".join(bench.answer)))
         assert bench.asked("send") == [(TRIP, "And in autumn?")]
-        await until(lambda: not window.desk.running)
+        await until(lambda: not window.controller.running)
         assert window.parts.composer.draft == ""
         assert window.parts.composer.send_button.text() == "Send"
 
@@ -61,7 +61,7 @@ def test_shift_enter_breaks_the_line_and_is_sent_as_a_newline(in_window: Play, b
         assert field.height() > height
         QTest.keyClick(field, Qt.Key.Key_Return)
         await until(lambda: bench.asked("send") == [(TRIP, "one\ntwo")])
-        await until(lambda: not window.desk.running)
+        await until(lambda: not window.controller.running)
 
     in_window(scene)
 
@@ -93,7 +93,7 @@ def test_a_refusal_is_shown_inline_and_keeps_the_draft(in_window: Play, bench: F
         assert composer.send_button.text() == "Send"
         # and the next try clears the message
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
-        await until(lambda: composer.draft == "" and not window.desk.running)
+        await until(lambda: composer.draft == "" and not window.controller.running)
         assert composer.notice.words == ""
 
     in_window(scene)
@@ -114,11 +114,11 @@ def test_send_turns_into_stop_which_stops(in_window: Play, bench: FakeWorkbench)
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         QTest.mouseClick(composer.send_button, Qt.MouseButton.LeftButton)
         bench.gate.release()
-        await until(lambda: not window.desk.running)
+        await until(lambda: not window.controller.running)
         assert bench.asked("send") == [(TRIP, "Go")]
         assert bench.asked("stop") == [(TRIP,)]
-        assert window.desk.shown is not None
-        last = window.desk.shown.view.turns[-1]
+        assert window.controller.shown is not None
+        last = window.controller.shown.view.turns[-1]
         assert (last.status, last.note, last.run.text) == (TurnStatus.PARTIAL, "stopped", "Because of")
         assert composer.draft == "and"
         assert window.acts.continue_answer.isEnabled()
@@ -134,8 +134,8 @@ def test_going_away_and_back_in_the_middle_of_a_stream_doubles_nothing(in_window
         QTest.keyClicks(window.parts.composer.field, "Go")
         QTest.keyClick(window.parts.composer.field, Qt.Key.Key_Return)
         await until(lambda: turns(window)[-1][1] == "Because of")
-        window.desk.open(3)
-        await until(lambda: window.desk.shown is not None and window.desk.shown.session_id == 3)
+        window.controller.open(3)
+        await until(lambda: window.controller.shown is not None and window.controller.shown.session_id == 3)
         assert window.parts.composer.send_button.text() == "Send"
         # news that is still queued when the session is opened again is part of what is read
         read = bench.open_session
@@ -146,13 +146,13 @@ def test_going_away_and_back_in_the_middle_of_a_stream_doubles_nothing(in_window
             return view
 
         bench.open_session = read_and_tell  # type: ignore[method-assign]  # the order of things this test is about
-        window.desk.open(TRIP)
+        window.controller.open(TRIP)
         await until(lambda: turns(window))
         await frames()
         assert turns(window)[-1][1] == "Because of"
         for _ in range(3):
             bench.gate.release()
-        await until(lambda: not window.desk.running)
+        await until(lambda: not window.controller.running)
         assert turns(window)[-1][1] == "".join(bench.answer)
         assert window.parts.transcript.tokens.page.boxes[-1].turn.text == "".join(bench.answer)
 
@@ -177,13 +177,13 @@ def test_an_engine_that_dies_keeps_the_text_and_says_so(in_window: Play, bench: 
         QTest.keyClicks(window.parts.composer.field, "Go")
         QTest.keyClick(window.parts.composer.field, Qt.Key.Key_Return)
         await until(lambda: "engine stopped" in window.parts.status.engine.text())
-        await until(lambda: not window.desk.running)
+        await until(lambda: not window.controller.running)
         assert turns(window)[-1][1] == "Because of"
         # and the next message works
         bench.dies_after = None
         QTest.keyClicks(window.parts.composer.field, "Again")
         QTest.keyClick(window.parts.composer.field, Qt.Key.Key_Return)
-        await until(lambda: turns(window)[-1][1] == "".join(bench.answer) and not window.desk.running)
+        await until(lambda: turns(window)[-1][1] == "".join(bench.answer) and not window.controller.running)
 
     in_window(scene)
 

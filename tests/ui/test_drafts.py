@@ -24,8 +24,8 @@ OTHER = 3
 
 
 async def opened(window: MainWindow, session_id: int) -> None:
-    window.desk.open(session_id)
-    await until(lambda: window.desk.shown is not None and window.desk.shown.session_id == session_id)
+    window.controller.open(session_id)
+    await until(lambda: window.controller.shown is not None and window.controller.shown.session_id == session_id)
 
 
 def test_blank_drafts_are_none_and_only_the_latest_are_kept() -> None:
@@ -61,7 +61,7 @@ def test_a_draft_stays_with_its_session(in_window: Play, bench: FakeWorkbench) -
         QTest.keyClicks(composer.field, " done")
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         await until(lambda: bench.asked("send") == [(TRIP, "Where should we go in April? half done", question.node_id)])
-        await until(lambda: not window.desk.running)
+        await until(lambda: not window.controller.running)
         await opened(window, OTHER)
         assert composer.draft == "for the proofs"
 
@@ -83,7 +83,7 @@ def test_a_message_that_was_sent_is_no_draft_when_one_comes_back(in_window: Play
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         await opened(window, OTHER)
         saved.set()
-        await until(lambda: len(bench.views[TRIP].turns) == 6 and len(window.desk.tasks) == 0)
+        await until(lambda: len(bench.views[TRIP].turns) == 6 and len(window.controller.tasks) == 0)
         await opened(window, TRIP)
         assert composer.draft == ""
 
@@ -109,7 +109,7 @@ def test_a_new_session_keeps_its_draft_through_its_first_message(in_window: Play
         QTest.keyClicks(composer.field, "next")
         for _ in bench.answer:
             bench.gate.release()
-        await until(lambda: not window.desk.running)
+        await until(lambda: not window.controller.running)
         # then that belongs to the session, not to the next new one
         window.acts.new_session.trigger()
         await until(lambda: composer.draft == "")
@@ -127,7 +127,7 @@ def test_a_draft_for_the_recording_goes_on_in_its_copy(in_window: Play, bench: F
         QTest.keyClicks(composer.field, "Go on")
         bench.views[77] = replace(bench.views[SAMPLE], session_id=77, is_sample=False)
         bench.emit(SessionCopied(SAMPLE, bench.views[77]))
-        await until(lambda: window.desk.shown is not None and window.desk.shown.session_id == 77)
+        await until(lambda: window.controller.shown is not None and window.controller.shown.session_id == 77)
         assert composer.draft == "Go on"
         assert composer.drafts() == ((77, "Go on"),)
 
@@ -140,7 +140,7 @@ def test_the_next_window_has_the_drafts(arun: Arun, bench: FakeWorkbench) -> Non
         window = MainWindow(bench, keep_state=kept.append)
         window.show()
         window.start(TRIP)
-        await until(lambda: window.desk.shown is not None)
+        await until(lambda: window.controller.shown is not None)
         window.parts.composer.field.setPlainText("half a thought")
         await opened(window, OTHER)
         window.parts.composer.field.setPlainText("and another")
@@ -151,7 +151,7 @@ def test_the_next_window_has_the_drafts(arun: Arun, bench: FakeWorkbench) -> Non
         again = MainWindow(bench, state=state)
         again.show()
         again.start(TRIP)
-        await until(lambda: again.desk.shown is not None)
+        await until(lambda: again.controller.shown is not None)
         assert again.parts.composer.draft == "half a thought"
         await opened(again, OTHER)
         assert again.parts.composer.draft == "and another"

@@ -122,8 +122,8 @@ def test_an_empty_tab_has_one_thing_to_do(in_window: Play, bench: FakeWorkbench)
             QTest.keyClick(window.parts.transcript.tokens, Qt.Key.Key_Escape)
             await until(lambda: inspector.token.spot is None)
         # where there are none, to where one writes
-        window.desk.new_session()
-        await until(lambda: window.desk.shown is not None and window.desk.shown.session_id != TRIP)
+        window.controller.new_session()
+        await until(lambda: window.controller.shown is not None and window.controller.shown.session_id != TRIP)
         for place, empty in ((0, inspector.token.empty), (1, inspector.path.empty), (3, inspector.why.empty)):
             window.parts.transcript.setFocus()
             inspector.tabs[place].click()

@@ -102,7 +102,7 @@ def test_a_link_asks_and_opens_only_when_told_to(in_window: Play, bench: FakeWor
         QTest.keyClick(view, Qt.Key.Key_Escape)
         assert not bar.isVisible()
         view.link_requested.emit("https://example.org")
-        window.desk.open(3)
+        window.controller.open(3)
         await until(lambda: not bar.isVisible())
         assert len(browser.opened) == 1
 

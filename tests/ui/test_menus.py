@@ -15,8 +15,8 @@ from PySide6.QtWidgets import QApplication, QDialog, QLabel, QMenu, QPushButton,
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from ui import MainWindow, SessionChanged, SessionSummary, StatusChanged
+from ui.controller.setup import MODEL
 from ui.port import BackendChoice, EngineState, StatusView
-from ui.setup.desk import MODEL
 
 Play = Callable[[Scene], None]
 HOSTILE = "<img src='/etc/passwd'><b>bold</b> & \x1b[31m"
@@ -125,7 +125,7 @@ def test_no_label_interprets_markup(in_window: Play, bench: FakeWorkbench) -> No
         rows = tuple(replace(row, before=HOSTILE, name=HOSTILE) for row in view.branches)
         bench.emit(SessionChanged(replace(view, title=HOSTILE, branch_name=HOSTILE, branches=rows)))
         bench.emit(StatusChanged(StatusView(EngineState.DIED, HOSTILE)))
-        window.desk.refused.emit(HOSTILE)
+        window.controller.refused.emit(HOSTILE)
         window.parts.sidebar.sessions.offer_undo(3, HOSTILE, stopped=False)
         window.parts.sidebar.sessions.show_sessions([SessionSummary(9, HOSTILE, time.time(), 1, pinned=False, is_sample=False)])
         await until(lambda: "<b>" in window.parts.status.engine.text())

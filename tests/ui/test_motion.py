@@ -83,8 +83,8 @@ def test_tokens_that_arrive_and_other_sessions_do_not_fade(in_window: Play, benc
         assert not transcript.veil.isVisible()
         listed = window.parts.sidebar.sessions.view
         QTest.mouseClick(listed.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(60, listed.viewport().height() - 8))
-        window.desk.open(4)
-        await until(lambda: window.desk.shown is not None and window.desk.shown.session_id == 4)
+        window.controller.open(4)
+        await until(lambda: window.controller.shown is not None and window.controller.shown.session_id == 4)
         assert not transcript.veil.isVisible()
 
     in_window(scene)

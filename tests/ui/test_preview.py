@@ -78,10 +78,10 @@ def test_any_move_cancels_the_question(in_window: Play, idle: FakeWorkbench, mov
         idle.gate = asyncio.Semaphore(0)
         QTest.keyClick(tokens, Qt.Key.Key_Space)
         await until(lambda: len(idle.asked("preview")) == 1)
-        assert len(window.desk.tasks) == 1
+        assert len(window.controller.tasks) == 1
         QTest.keyClick(tokens, move)
         # then nobody waits for an answer any more, and none is shown
-        await until(lambda: len(window.desk.tasks) == 0)
+        await until(lambda: len(window.controller.tasks) == 0)
         idle.gate.release()
         await frames()
         assert tokens.ghost is None

@@ -39,7 +39,7 @@ def test_prune_by_menu_undo_and_the_faint_rows(in_window: Play, bench: FakeWorkb
         assert "pruned" in str(tree.rows.data(tree.rows.index(5), int(Qt.ItemDataRole.AccessibleTextRole)))
         window.acts.pruned.trigger()
         # undo brings it back
-        assert window.desk.undo_stack.label == "Prune Branch"
+        assert window.controller.undo_stack.label == "Prune Branch"
         window.acts.undo.trigger()
         await until(lambda: bench.asked("prune")[-1] == (TRIP, 43, 0, False))
         await until(lambda: tree.rows.rowCount() == 6)
@@ -67,7 +67,7 @@ def test_prune_the_row_that_has_the_keyboard(in_window: Play, bench: FakeWorkben
             window.parts.transcript.tokens, Qt.Key.Key_P, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.AltModifier
         )
         await until(lambda: window.parts.composer.notice.words == "this is the only branch")
-        assert window.desk.undo_stack.label == "Prune Branch"  # of the first: what was refused is nothing to take back
+        assert window.controller.undo_stack.label == "Prune Branch"  # of the first: what was refused is nothing to take back
 
     in_window(scene)
 

@@ -26,7 +26,7 @@ from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import FakeWorkbench
 from tests.ui.test_conversation import finish
 from ui import MainWindow
-from ui.setup.desk import FORM, MODEL, SAMPLING, TOOLS
+from ui.controller.setup import FORM, MODEL, SAMPLING, TOOLS
 from ui.transcript import Mode
 
 Play = Callable[[Scene], None]
@@ -112,7 +112,7 @@ def test_the_window_and_each_tab_of_the_inspector(in_window: Play, bench: FakeWo
 
     async def scene(window: MainWindow) -> None:
         window.stage.set_mode(mode)
-        node = window.desk.shown.view.turns[-1].node_id if window.desk.shown is not None else 0
+        node = window.controller.shown.view.turns[-1].node_id if window.controller.shown is not None else 0
         window.stage.pin(node, 2)
         window.parts.inspector.tabs[panel].click()
         window.parts.composer.field.setPlainText("A draft")
@@ -166,11 +166,11 @@ def test_finding_comparing_columns_and_a_narrow_window(in_window: Play, bench: F
         window.parts.finder.dismiss()
         window.acts.two_ways.trigger()
         await until(lambda: len(window.parts.columns.cards) == 2)
-        await until(lambda: not window.desk.running)
+        await until(lambda: not window.controller.running)
         assert_named(window)
         window.parts.composer.setFocus()
         assert_reached(window)
-        window.desk.draws.close_columns()
+        window.controller.draws.close_columns()
         await ready(window, 900)
         assert_named(window)
         assert_reached(window)
@@ -192,7 +192,7 @@ def test_the_conversation_is_read_out(in_window: Play, bench: FakeWorkbench, mod
         # and what is said next is there as soon as it is asked for
         window.parts.composer.field.setPlainText("And in autumn?")
         window.parts.composer.send_button.click()
-        await until(lambda: not window.desk.running and "autumn" in said.text(QAccessible.Text.Value))
+        await until(lambda: not window.controller.running and "autumn" in said.text(QAccessible.Text.Value))
         assert said.text(QAccessible.Text.Value).endswith("model: " + "".join(bench.answer))
 
     in_window(scene)

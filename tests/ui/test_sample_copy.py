@@ -39,7 +39,7 @@ def test_a_change_of_the_sample_is_shown_in_its_copy(in_window: Play, bench: Fak
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         # then the copy is shown, its stream arrives, and the draft has done its work
         await until(lambda: window.parts.top.title.text() == "A recording (copy)")
-        await until(lambda: not window.desk.running)
+        await until(lambda: not window.controller.running)
         assert turns(window)[-1] == ("assistant", "".join(bench.answer))
         assert composer.draft == ""
         assert composer.field.placeholderText() == "Message…"
@@ -68,7 +68,7 @@ def test_the_pinned_token_is_pinned_in_the_copy(in_window: Play, bench: FakeWork
         assert (held.node_id, held.index) == (answer.node_id + 1000, 1)
         # and where its turn is not part of the copy, nothing is pinned
         bench.emit(SessionCopied(copy, bench.views[SAMPLE], {}))
-        await until(lambda: window.desk.is_shown(SAMPLE))
+        await until(lambda: window.controller.is_shown(SAMPLE))
         assert window.parts.transcript.pinned is None
 
     in_window(scene)

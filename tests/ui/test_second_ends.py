@@ -19,7 +19,7 @@ from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.second_window import Play, choose, compare, compared, marks, menu
 from ui import DARK, LIGHT, MainWindow, Palette, TokensArrived
 from ui.comparison.model_facts import difference_ranges, difference_steps
-from ui.setup.desk import MODEL
+from ui.controller.setup import MODEL
 
 
 def test_it_is_stopped_in_the_middle(in_window: Play, bench: FakeWorkbench) -> None:
@@ -30,7 +30,7 @@ def test_it_is_stopped_in_the_middle(in_window: Play, bench: FakeWorkbench) -> N
         await until(lambda: "33 %" in window.parts.second.more.text())
         assert window.parts.second.close_button.accessibleName() == "Stop comparing"
         QTest.mouseClick(window.parts.second.close_button, Qt.MouseButton.LeftButton)
-        await until(lambda: len(window.desk.tasks) == 0)
+        await until(lambda: len(window.controller.tasks) == 0)
         bench.gate = None
         await frames()
         assert window.parts.second.isHidden()
@@ -87,17 +87,17 @@ def test_where_memory_is_short_it_can_be_tried_all_the_same(in_window: Play, ben
 def test_another_session_ends_it(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         await compared(window)
-        window.desk.open(3)
-        await until(lambda: window.desk.is_shown(3))
+        window.controller.open(3)
+        await until(lambda: window.controller.is_shown(3))
         assert window.parts.second.isHidden()
         assert not window.parts.transcript.colours.shows_difference
-        window.desk.open(TRIP)
-        await until(lambda: window.desk.is_shown(TRIP))
+        window.controller.open(TRIP)
+        await until(lambda: window.controller.is_shown(TRIP))
         bench.gate = asyncio.Semaphore(0)
         await compare(window)
         await until(lambda: "loading" in window.parts.second.more.text())
-        window.desk.open(3)
-        await until(lambda: window.desk.is_shown(3) and len(window.desk.tasks) == 0)
+        window.controller.open(3)
+        await until(lambda: window.controller.is_shown(3) and len(window.controller.tasks) == 0)
         assert window.parts.second.isHidden()
 
     in_window(scene)

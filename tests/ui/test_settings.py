@@ -16,8 +16,8 @@ from pytestqt.qtbot import QtBot
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import FakeWorkbench
 from ui import DARK, HIGH_LIGHT, LIGHT, AppSettings, Contrast, MainWindow, Motion, Scheme, apply_theme
+from ui.controller.setup import SAMPLING
 from ui.settings import APPEARANCE, DATA, MEMORY, SettingsWindow
-from ui.setup.desk import SAMPLING
 from ui.theme import current_theme
 from ui.theme.text_size import resize_text
 from ui.transcript import Measure, Mode

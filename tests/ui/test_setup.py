@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QApplication, QCheckBox, QLineEdit, QPushButton, Q
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from ui import AnswerFormat, FormatKind, Guess, MainWindow, SessionChanged
-from ui.setup.desk import FORM, MODEL, SAMPLING, TOOLS
+from ui.controller.setup import FORM, MODEL, SAMPLING, TOOLS
 from ui.setup.option_names import text_of, value_of
 from ui.setup.popover import SetupPopover
 
@@ -229,7 +229,7 @@ def test_a_system_prompt_begins_anew_and_a_draft_of_it_survives_news(in_window: 
         await until(lambda: bench.asked("set_system") == [(TRIP, "Answer in verse")])
         await until(lambda: not page.system_button.isEnabled())
         # another session has its own
-        window.desk.open(3)
+        window.controller.open(3)
         await until(lambda: page.system.toPlainText() == "")
 
     in_window(scene)
@@ -329,7 +329,7 @@ def test_a_bias_is_typed_as_text_and_shown_as_text(in_window: Play, bench: FakeW
         retype(options.fields["logit_bias"], '" rain": -5')
         await until(lambda: bench.asked("set_option") == [(TRIP, "logit_bias", {'" rain"': -5})])
         # what comes back are ids, which are shown as what they say
-        await window.desk.workbench.set_option(TRIP, "logit_bias", {str(rain): -5})
+        await window.controller.workbench.set_option(TRIP, "logit_bias", {str(rain): -5})
         window.setup.ask()
         await until(lambda: options.fields["logit_bias"].text() == '" rain": -5')
 

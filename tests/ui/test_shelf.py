@@ -78,7 +78,7 @@ def test_a_folder_closes_opens_and_goes_without_its_sessions(in_window: Play, be
         await until(lambda: panel.rows.rowCount() == 8)
         folder = await bench.create_folder("Boats")
         await bench.move_session(BOAT, folder)
-        window.desk.sessions.search("")
+        window.controller.sessions.search("")
         await until(lambda: "Boats" in rows(panel))
         head = panel.rows.index_of_folder(folder)
         QTest.mouseClick(panel.view.viewport(), Qt.MouseButton.LeftButton, pos=panel.view.visualRect(head).center())
@@ -184,7 +184,7 @@ def test_emptying_the_trash_asks_inline(in_window: Play, bench: FakeWorkbench) -
 
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
-        window.desk.sessions.show_trash(True)
+        window.controller.sessions.show_trash(True)
         await until(lambda: rows(panel)[:2] == ["‹ All sessions", "Trash"])
         await choose(panel, panel.rows.index_of(BOAT), "Empty Trash…")
         assert "Delete 2 sessions for good?" in panel.question.words

@@ -157,7 +157,7 @@ def test_the_trash_notes_button_undoes_nothing_else(in_window: Play, bench: Fake
         # given another session in the trash, and after that a step of another kind
         panel.trashed.emit(5)
         await until(lambda: panel.undo_bar.words == "“Recipe without an oven” is in the trash")
-        window.desk.tree.step_variant(+1)
+        window.controller.tree.step_variant(+1)
         await until(lambda: window.acts.undo.text() == "Undo Branch Selection")
         # when the note's button is pressed
         press_undo(panel)

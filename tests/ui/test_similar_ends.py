@@ -29,7 +29,7 @@ def test_closing_it_ends_what_is_under_way(in_window: Play, bench: FakeWorkbench
             else:
                 QTest.keyClick(panel.list, Key.Key_Escape)
             assert panel.isHidden()
-            await until(lambda: len(window.desk.tasks) == 0)
+            await until(lambda: len(window.controller.tasks) == 0)
         bench.gate.release()
         await frames()
         assert panel.isHidden()
@@ -107,7 +107,7 @@ def test_it_follows_the_session_and_ends_with_it(in_window: Play, bench: FakeWor
         await frames()
         assert len(bench.asked("similar_turns")) == asked
         # when another session is shown, it goes
-        window.desk.open(3)
+        window.controller.open(3)
         await until(panel.isHidden)
 
     in_window(scene)

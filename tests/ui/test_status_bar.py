@@ -47,7 +47,7 @@ def test_a_model_that_is_not_here_has_one_action_beside_it(in_window: Play, benc
         assert bar.engine.shown == "smollm2 is not on this computer"
         assert bar.choose.x() > bar.engine.x() + bar.engine.fontMetrics().horizontalAdvance(bar.engine.text()) + 8
         asked: list[object] = []
-        window.desk.models.menu_ready.connect(lambda *given: asked.append(given))
+        window.controller.models.menu_ready.connect(lambda *given: asked.append(given))
         QTest.mouseClick(bar.choose, Qt.MouseButton.LeftButton)
         # then the models there are come up, and with one of them the action is gone
         await until(lambda: asked)

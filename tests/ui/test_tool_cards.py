@@ -165,7 +165,7 @@ def test_an_answered_call_stays_a_card_without_a_field(in_window: Play, bench: F
         assert [label.text() for label in cards.cards[0].findChildren(QLabel)] == ["called clock", "{}"]
         assert (cards.cards[0].result, cards.send_button.isVisible()) == (None, False)
         # another session has none
-        window.desk.open(3)
+        window.controller.open(3)
         await until(lambda: window.parts.cards.turns == {})
 
     in_window(scene)

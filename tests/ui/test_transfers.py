@@ -67,8 +67,8 @@ def test_an_import_is_shown_when_it_is_there(in_window: Play, bench: FakeWorkben
         dialog.accept()
         await until(lambda: bench.asked("import_file") == [(tmp_path / "in.json",)])
         await until(lambda: window.parts.composer.notice.words == "imported in.json; 2 things were left out")
-        assert window.desk.shown is not None
-        assert window.desk.shown.session_id == TRIP
+        assert window.controller.shown is not None
+        assert window.controller.shown.session_id == TRIP
 
     in_window(scene)
 
@@ -213,7 +213,7 @@ def test_the_outline_offers_a_comparison(in_window: Play, bench: FakeWorkbench) 
         QTest.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(entry).center())
         await until(window.parts.compare.isVisible)
         # another session, or another path, ends it
-        window.desk.new_session()
+        window.controller.new_session()
         await until(lambda: not window.parts.compare.isVisible())
 
     in_window(scene)

@@ -16,8 +16,8 @@ from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import FakeWorkbench
 from tests.ui.test_conversation import finish
 from ui import MainWindow
+from ui.controller.setup import FORM, MODEL, SAMPLING, TOOLS
 from ui.inspector.stage_rows import StageName
-from ui.setup.desk import FORM, MODEL, SAMPLING, TOOLS
 from ui.transcript import Mode
 from ui.widgets.labels import IconButton
 from ui.window.topbar import ModelChip
@@ -98,8 +98,8 @@ def test_nothing_that_is_seen_bypasses_the_translators(marks: None, in_window: P
     async def scene(window: MainWindow) -> None:
         window.resize(1360, 860)
         window.stage.set_mode(Mode.TOKENS)
-        assert window.desk.shown is not None
-        window.stage.pin(window.desk.shown.view.turns[-1].node_id, 2)
+        assert window.controller.shown is not None
+        window.stage.pin(window.controller.shown.view.turns[-1].node_id, 2)
         for tab in window.parts.inspector.tabs:
             tab.click()
             await frames()
@@ -122,7 +122,7 @@ def test_nothing_that_is_seen_bypasses_the_translators(marks: None, in_window: P
             action.trigger()
             await frames()
             found.update(seen(window))
-        await until(lambda: not window.desk.running)
+        await until(lambda: not window.controller.running)
         found.update(seen(window))
 
     in_window(scene)

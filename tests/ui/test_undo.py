@@ -113,13 +113,13 @@ def test_a_branch_is_undone_where_it_was_chosen(in_window: Play, bench: FakeWork
 
     async def scene(window: MainWindow) -> None:
         before = bench.views[TRIP].turns[-1].node_id
-        window.desk.tree.select(41)
+        window.controller.tree.select(41)
         await until(lambda: window.acts.undo.isEnabled())
-        window.desk.open(BOAT)
-        await until(lambda: window.desk.is_shown(BOAT))
+        window.controller.open(BOAT)
+        await until(lambda: window.controller.is_shown(BOAT))
         opened = len(bench.asked("open_session"))
         undo(window, "Branch Selection")
-        await until(lambda: window.desk.is_shown(TRIP))
+        await until(lambda: window.controller.is_shown(TRIP))
         assert bench.asked("select")[-1] == (TRIP, before)
         assert bench.asked("open_session")[opened:] == [(TRIP,)]  # or the workbench would think the other one is shown
 
@@ -138,12 +138,12 @@ def test_restoring_does_not_take_away_a_session_that_was_opened_meanwhile(in_win
             return await listed(query)
 
         bench.sessions = sessions  # type: ignore[method-assign, assignment]  # slower than a hand
-        window.desk.sessions.trash(TRIP, "A spring trip")
+        window.controller.sessions.trash(TRIP, "A spring trip")
         await until(lambda: bench.asked("trash_session"))
-        window.desk.open(BOAT)
-        await until(lambda: window.desk.is_shown(BOAT))
+        window.controller.open(BOAT)
+        await until(lambda: window.controller.is_shown(BOAT))
         slow.set()
-        await until(lambda: len(window.desk.tasks) == 0)
-        assert window.desk.is_shown(BOAT)
+        await until(lambda: len(window.controller.tasks) == 0)
+        assert window.controller.is_shown(BOAT)
 
     in_window(scene)

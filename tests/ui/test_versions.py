@@ -23,8 +23,8 @@ Play = Callable[[Scene], None]
 
 def test_another_version_of_a_turn_is_counted_in_its_place(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
-        assert window.desk.shown is not None
-        question = window.desk.shown.view.turns[0]
+        assert window.controller.shown is not None
+        question = window.controller.shown.view.turns[0]
         composer = window.parts.composer
         # when a turn is edited, then the draft is counted beside it
         composer.edit(question.node_id, "Where should we go?", "Where")
@@ -40,8 +40,8 @@ def test_another_version_of_an_answer_is_written_like_one_of_a_question(in_windo
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
-        assert window.desk.shown is not None
-        answer = window.desk.shown.view.turns[1]
+        assert window.controller.shown is not None
+        answer = window.controller.shown.view.turns[1]
         composer = window.parts.composer
         window.parts.transcript.edit_requested.emit(answer.node_id)
         assert composer.draft == typed_text(answer.run)
@@ -62,16 +62,16 @@ def test_the_token_that_ends_an_answer_is_no_word_of_it() -> None:
 @pytest.mark.parametrize("answering", [True, False])
 def test_the_trash_says_that_it_stopped_an_answer(in_window: Play, bench: FakeWorkbench, answering: bool) -> None:
     async def scene(window: MainWindow) -> None:
-        window.desk.new_session()
-        await until(lambda: window.desk.shown is not None and window.desk.shown.session_id != TRIP)
+        window.controller.new_session()
+        await until(lambda: window.controller.shown is not None and window.controller.shown.session_id != TRIP)
         panel = window.parts.sidebar.sessions
         if answering:
             bench.gate = asyncio.Semaphore(1)
             QTest.keyClicks(window.parts.composer.field, "Go")
             QTest.keyClick(window.parts.composer.field, Qt.Key.Key_Return)
-            await until(lambda: window.desk.running)
-        assert window.desk.shown is not None
-        window.desk.sessions.trash(window.desk.shown.session_id, "Boats")
+            await until(lambda: window.controller.running)
+        assert window.controller.shown is not None
+        window.controller.sessions.trash(window.controller.shown.session_id, "Boats")
         await until(lambda: panel.undo_bar.words)
         assert panel.undo_bar.words.startswith("“Boats” is in the trash")
         assert ("its answer was stopped" in panel.undo_bar.words) is answering

@@ -74,7 +74,7 @@ def test_of_two_windows_that_open_at_once_one_explains(
         other = MainWindow(bench, beside=window)
         other.show()
         other.start()
-        await until(lambda: other.desk.shown is not None and len(bench.asked("dismiss_hint")) == 2)
+        await until(lambda: other.controller.shown is not None and len(bench.asked("dismiss_hint")) == 2)
         await frames()
         assert window.parts.coach.isVisible() != other.parts.coach.isVisible()
         other.close()
@@ -99,9 +99,9 @@ def test_models_that_fit_stand_after_the_sample(in_window: Play, bench: FakeWork
         assert bench.asked("download") == [("org/qwen3",)]
         await until(lambda: row.get_button.text() == "fetching")
         # it belongs to the sample alone
-        window.desk.new_session()
+        window.controller.new_session()
         await until(lambda: not first.isVisible())
-        window.desk.open(TRIP)
+        window.controller.open(TRIP)
         await until(first.isVisible)
         QTest.mouseClick(first.dismiss_button, LEFT)
         assert not first.isVisible()

@@ -78,7 +78,7 @@ def test_with_an_empty_store_it_opens_a_new_session(arun: Arun) -> None:
         window = MainWindow(bench)
         window.show()
         window.start()
-        await until(lambda: window.desk.shown is not None)
+        await until(lambda: window.controller.shown is not None)
         assert window.parts.top.title.text() == "New session"
         assert not window.parts.sidebar.tree.isVisible()
         await closed(window, bench)
@@ -139,9 +139,9 @@ def test_the_composer_stands_under_the_text_in_both_modes(in_window: Play, bench
             await frames()
             assert aligned()
             window.acts.tokens.trigger()
-            window.desk.open(3)
+            window.controller.open(3)
             await until(lambda: window.parts.top.title.text() == "Why proofs by contradiction")
-            window.desk.open(TRIP)
+            window.controller.open(TRIP)
             await frames()
             assert aligned()
 
@@ -184,13 +184,13 @@ def test_closing_in_the_middle_of_a_stream_asks_once_and_says_closed(arun: Arun,
         window.resize(740, 600)  # Qt puts a window back only where the screen (800 x 800 here) has room for it
         window.show()
         window.start(TRIP)
-        await until(lambda: window.desk.shown is not None)
+        await until(lambda: window.controller.shown is not None)
         ends: list[bool] = []
         window.closed.connect(lambda: ends.append(bench.closed))
         bench.gate = asyncio.Semaphore(1)
-        window.desk.answers.regenerate(1)
-        sending = window.desk.tasks.run(bench.send(TRIP, "Go"))
-        await until(lambda: len(window.desk.tasks) > 0)
+        window.controller.answers.regenerate(1)
+        sending = window.controller.tasks.run(bench.send(TRIP, "Go"))
+        await until(lambda: len(window.controller.tasks) > 0)
         # when it is closed twice
         window.close()
         window.close()
@@ -201,11 +201,11 @@ def test_closing_in_the_middle_of_a_stream_asks_once_and_says_closed(arun: Arun,
         assert bench.asked("close") == [()]
         assert sending.done()
         assert not window.isVisible()
-        assert len(window.desk.tasks) == 0
+        assert len(window.controller.tasks) == 0
         assert [(state.sidebar, state.inspector, state.mode) for state in kept] == [(True, True, "tokens")]
         # and late news changes nothing
         bench.emit(SessionChanged(bench.views[TRIP]))
-        assert window.desk.events.idle
+        assert window.controller.events.idle
         # and the next window stands where this one stood
         again = MainWindow(FakeWorkbench(), state=kept[0])
         assert again.size() == window.size()
@@ -223,7 +223,7 @@ def test_a_window_closes_even_if_saving_fails(arun: Arun, bench: FakeWorkbench, 
         window = MainWindow(bench)
         window.show()
         window.start()
-        await until(lambda: window.desk.shown is not None)
+        await until(lambda: window.controller.shown is not None)
         bench.close = broken  # type: ignore[method-assign]  # the fault this test is about
         await closed(window, bench)
 
@@ -240,7 +240,7 @@ def test_a_bug_in_a_command_is_logged_and_said(in_window: Play, bench: FakeWorkb
             return fail()
 
         bench.regenerate = broken  # type: ignore[method-assign,assignment]  # the fault this test is about
-        window.desk.answers.regenerate(1)
+        window.controller.answers.regenerate(1)
         await until(lambda: "written to the log" in window.parts.composer.notice.words)
         assert any("a command of the window failed" in record.message for record in caplog.records)
         caplog.clear()

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from PySide6.QtCore import QObject
 
 from ui.comparison.model_facts import Compared
+from ui.controller import Controller
 from ui.core.shown import Spot
-from ui.desk import Desk
 from ui.port import EngineState, PathComparison, SessionView
 from ui.transcript import Mode
 from ui.transcript.path import has_own_words
@@ -90,17 +90,17 @@ class SimilarStage(QObject):
     """Keeps the parts in step.
 
     Args:
-        desk: Compares.
+        controller: Compares.
         parts: Of the window.
         acts: Of the window.
         parent: Owns it.
     """
 
-    def __init__(self, desk: Desk, parts: Frame, acts: Actions, parent: QObject) -> None:
+    def __init__(self, controller: Controller, parts: Frame, acts: Actions, parent: QObject) -> None:
         super().__init__(parent)
-        self._desk, self._parts, self._act = desk, parts, acts.similar
+        self._controller, self._parts, self._act = controller, parts, acts.similar
         self._runs = False  # a model
-        for news in (desk.session_shown, desk.status_changed, desk.activity_changed):
+        for news in (controller.session_shown, controller.status_changed, controller.activity_changed):
             news.connect(self._refresh)
         self._refresh()
 
@@ -108,15 +108,15 @@ class SimilarStage(QObject):
         """At the turn of the token that is pinned, else at the last one that has words."""
         chosen = self._chosen()
         if chosen is not None:
-            self._desk.similar.look(chosen)
+            self._controller.similar.look(chosen)
 
     def close(self) -> None:
         """Nothing is marked, and nothing under way."""
-        self._desk.similar.stop()
+        self._controller.similar.stop()
         self._parts.transcript.go_to(None)
 
     def _chosen(self) -> int | None:
-        shown, pinned = self._desk.shown, self._parts.transcript.pinned
+        shown, pinned = self._controller.shown, self._parts.transcript.pinned
         if shown is None:
             return None
         if pinned is not None and shown.turn(pinned[0]) is not None:
@@ -126,11 +126,11 @@ class SimilarStage(QObject):
 
     def _refresh(self) -> None:
         """Without a turn there is nothing to ask; without a model the status bar has the reason, and the way to another."""
-        status = self._desk.workbench.status
+        status = self._controller.workbench.status
         problem = status.reason if status.engine is EngineState.NONE else ""
         self._act.setEnabled(self._chosen() is not None and not problem)
         self._act.setStatusTip(problem)
         self._act.setToolTip(problem or self._act.text())
         ran, self._runs = self._runs, status.engine in (EngineState.READY, EngineState.BUSY)
         if self._runs and not ran:
-            self._desk.similar.look_with_model()
+            self._controller.similar.look_with_model()

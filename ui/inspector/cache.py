@@ -8,7 +8,7 @@ from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
-from ui.desk import Desk
+from ui.controller import Controller
 from ui.inspector.facts import Facts
 from ui.inspector.tab import InspectorTab
 from ui.inspector.words import percent
@@ -62,22 +62,22 @@ class CacheTab(InspectorTab):
         self.show_cache(None)
         self.show_status(self._status)
 
-    def bind(self, desk: Desk) -> None:
+    def bind(self, controller: Controller) -> None:
         """What came of a command is said here while the tab is in sight, else (it was the menu's) over the composer."""
 
         def tell(words: str) -> None:
-            self.say(words) if self.isVisible() else desk.refused.emit(words)
+            self.say(words) if self.isVisible() else controller.refused.emit(words)
 
-        self.look_wanted.connect(desk.cache.look)
-        self.clear_wanted.connect(desk.cache.clear)
-        self.keep_wanted.connect(desk.cache.keep)
-        self.check_wanted.connect(desk.cache.check)
-        self.model_wanted.connect(desk.models.ask_menu)
-        desk.cache.seen.connect(self.show_cache)
-        desk.cache.checked.connect(self.show_check)
-        desk.cache.cleared.connect(lambda freed: tell(self.cleared(freed)))
-        desk.cache.refused.connect(tell)
-        desk.other_shown.connect(self.forget)
+        self.look_wanted.connect(controller.cache.look)
+        self.clear_wanted.connect(controller.cache.clear)
+        self.keep_wanted.connect(controller.cache.keep)
+        self.check_wanted.connect(controller.cache.check)
+        self.model_wanted.connect(controller.models.ask_menu)
+        controller.cache.seen.connect(self.show_cache)
+        controller.cache.checked.connect(self.show_check)
+        controller.cache.cleared.connect(lambda freed: tell(self.cleared(freed)))
+        controller.cache.refused.connect(tell)
+        controller.other_shown.connect(self.forget)
 
     # ---- shown ------------------------------------------------------------------------------------------------------
 

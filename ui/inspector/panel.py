@@ -8,8 +8,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QFont
 from PySide6.QtWidgets import QPushButton, QVBoxLayout, QWidget
 
+from ui.controller import Controller
 from ui.core.shown import Spot
-from ui.desk import Desk
 from ui.inspector.cache import CacheTab
 from ui.inspector.path import PathTab
 from ui.inspector.tab import HowMade, InspectorTab, Vocabulary
@@ -50,11 +50,11 @@ class Inspector(QWidget):
         column.addWidget(self._row)
         column.addWidget(self._row.stack, 1)
 
-    def bind(self, desk: Desk) -> None:
+    def bind(self, controller: Controller) -> None:
         """Connects all tabs with what they ask and show."""
-        desk.status_changed.connect(self.show_status)
+        controller.status_changed.connect(self.show_status)
         for page in self._pages:
-            page.bind(desk)
+            page.bind(controller)
 
     def show_spot(self, spot: Spot | None, vocabulary: Vocabulary, *, can_choose: bool, can_continue: bool = False) -> None:
         """Shows a token."""

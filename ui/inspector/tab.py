@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from PySide6.QtWidgets import QWidget
 
+from ui.controller import Controller
 from ui.core.shown import Spot
-from ui.desk import Desk
 from ui.port import Made, StatusView, TurnView
 
 Vocabulary = Callable[[Sequence[int]], Sequence[bytes]]  # bytes of any token ids; empty where not known
@@ -23,7 +23,7 @@ class InspectorTab(QWidget):
 
     title = ""
 
-    def bind(self, desk: Desk) -> None:
+    def bind(self, controller: Controller) -> None:
         """Connects the tab with what it asks and shows."""
 
     def show_spot(

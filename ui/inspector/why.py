@@ -9,8 +9,8 @@ from PySide6.QtGui import QFont, QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 from runtime import Origin, SamplingOptions
+from ui.controller import Controller
 from ui.core.shown import Spot
-from ui.desk import Desk
 from ui.inspector import words
 from ui.inspector.candidates import Candidates, Line, cut_words
 from ui.inspector.facts import Empty, Facts
@@ -99,12 +99,12 @@ class WhyTab(InspectorTab):
 
     # ---- what is shown --------------------------------------------------------------------------------------------
 
-    def bind(self, desk: Desk) -> None:
-        self.drawing_wanted.connect(desk.draws.ask_drawing)
-        self.row_wanted.connect(desk.draws.ask_row)
-        desk.draws.drawing_found.connect(self.show_drawing)
-        desk.draws.row_found.connect(self.show_row)
-        desk.draws.row_refused.connect(self.say)
+    def bind(self, controller: Controller) -> None:
+        self.drawing_wanted.connect(controller.draws.ask_drawing)
+        self.row_wanted.connect(controller.draws.ask_row)
+        controller.draws.drawing_found.connect(self.show_drawing)
+        controller.draws.row_found.connect(self.show_row)
+        controller.draws.row_refused.connect(self.say)
 
     def set_has_tokens(self, has: bool) -> None:
         self.empty.set_has_tokens(has)

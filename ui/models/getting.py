@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QLineEdit, QVBoxLayout, QWidget
 
-from ui.desk.shelf import ShelfDesk
+from ui.controller.shelf import ShelfController
 from ui.models.offers import Finds, Offers
 from ui.models.plan_card import PlanCard
 from ui.models.token_row import TokenRow
@@ -21,15 +21,15 @@ class GetSection(QWidget):
     """A field, what it means, and proposals.
 
     Args:
-        desk: Asks the hub, and only where somebody looked something up.
+        controller: Asks the hub, and only where somebody looked something up.
     """
 
     seen_wanted = Signal(object)  # a widget that is to come into sight
     changed = Signal()  # other rows stand here
 
-    def __init__(self, desk: ShelfDesk) -> None:
+    def __init__(self, controller: ShelfController) -> None:
         super().__init__()
-        self._desk = desk
+        self._controller = controller
         self._busy: tuple[str, ...] = ()  # repositories of downloads
         self.field = QLineEdit()
         self.field.setProperty("kind", "field")
@@ -104,7 +104,7 @@ class GetSection(QWidget):
         self.card.hide()
         self.look_button.setEnabled(False)
         self._say(self.tr("asking the hub about {0}…").format(wanted), "soft")
-        self._desk.plan(wanted)
+        self._controller.plan(wanted)
 
     def _search(self) -> None:
         words = self.field.text().strip()
@@ -115,7 +115,7 @@ class GetSection(QWidget):
         self.finds.show_finds(())
         self.search_button.setEnabled(False)
         self._say(self.tr("searching the hub for {0}…").format(words), "soft")
-        self._desk.search(words)
+        self._controller.search(words)
 
     def _look_at(self, source: str) -> None:
         """One that was found: what fetching it means."""
@@ -125,7 +125,7 @@ class GetSection(QWidget):
     def _forget(self, _text: str) -> None:
         """What is typed now is another question."""
         if not self.look_button.isEnabled() or not self.search_button.isEnabled():
-            self._desk.drop_questions()
+            self._controller.drop_questions()
             self.look_button.setEnabled(True)
             self.search_button.setEnabled(True)
         self.looking.hide()
@@ -135,7 +135,7 @@ class GetSection(QWidget):
             self.field.setText(offer.wanted)
             self._look_up()
         else:
-            self._desk.download(offer.wanted)
+            self._controller.download(offer.wanted)
 
     def _say(self, text: str, kind: str) -> None:
         self.looking.setProperty("kind", kind)
@@ -145,26 +145,26 @@ class GetSection(QWidget):
         self.looking.show()
 
     def _connect(self) -> None:
-        desk = self._desk
-        desk.offered.connect(self._show_offers)
-        desk.planned.connect(self._show_plan)
-        desk.plan_refused.connect(self._refuse)
-        desk.fitted.connect(self._show_fit)
-        desk.found.connect(self._show_found)
-        desk.search_refused.connect(self._refuse)
-        desk.token.connect(self.token.show_token)
-        desk.token_refused.connect(self.token.show_refused)
-        self.token.asked.connect(desk.ask_token)
-        self.token.keep_wanted.connect(desk.keep_token)
-        self.token.forget_wanted.connect(desk.forget_token)
+        controller = self._controller
+        controller.offered.connect(self._show_offers)
+        controller.planned.connect(self._show_plan)
+        controller.plan_refused.connect(self._refuse)
+        controller.fitted.connect(self._show_fit)
+        controller.found.connect(self._show_found)
+        controller.search_refused.connect(self._refuse)
+        controller.token.connect(self.token.show_token)
+        controller.token_refused.connect(self.token.show_refused)
+        self.token.asked.connect(controller.ask_token)
+        self.token.keep_wanted.connect(controller.keep_token)
+        self.token.forget_wanted.connect(controller.forget_token)
         self.look_button.clicked.connect(self._look_up)
         self.search_button.clicked.connect(self._search)
         self.finds.wanted.connect(self._look_at)
         self.field.returnPressed.connect(self._look_up)
         self.field.textEdited.connect(self._forget)
-        self.card.download_wanted.connect(desk.download)
-        self.card.open_wanted.connect(desk.open)
-        self.card.context_wanted.connect(desk.fit)
-        self.card.own_wanted.connect(desk.remember_context)
-        desk.context_kept.connect(self.card.show_own)
+        self.card.download_wanted.connect(controller.download)
+        self.card.open_wanted.connect(controller.open)
+        self.card.context_wanted.connect(controller.fit)
+        self.card.own_wanted.connect(controller.remember_context)
+        controller.context_kept.connect(self.card.show_own)
         self.offers.wanted.connect(self._get)

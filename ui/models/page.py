@@ -9,7 +9,7 @@ from pathlib import Path
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtWidgets import QFileDialog, QScrollArea, QVBoxLayout, QWidget
 
-from ui.desk.shelf import ShelfDesk
+from ui.controller.shelf import ShelfController
 from ui.models.bars import ImportBar, ThinBar
 from ui.models.downloads import DownloadRow
 from ui.models.getting import GetSection
@@ -21,15 +21,15 @@ from ui.widgets.numbers import size
 
 
 class ModelsPage(Page):
-    """Shows the shelf and asks the desk.
+    """Shows the shelf and asks the controller.
 
     Args:
-        desk: The shelf.
+        controller: The shelf.
     """
 
-    def __init__(self, desk: ShelfDesk) -> None:
+    def __init__(self, controller: ShelfController) -> None:
         super().__init__()
-        self._desk = desk
+        self._controller = controller
         self.notice = Notice()
         self._head_downloads = Caption(self.tr("Downloads"))
         self.downloads: dict[str, DownloadRow] = {}  # by repository
@@ -41,7 +41,7 @@ class ModelsPage(Page):
         self.import_form = ImportBar(self.import_button)
         self.importing, self.import_words = ThinBar(self.tr("Importing")), words("", "soft")
         self.stop_import_button = button(self.tr("Stop"), "plain")
-        self.get = GetSection(desk)
+        self.get = GetSection(controller)
         self._download_rows, self._model_rows = _column(), _column()
         self._lay_out()
         self._connect()
@@ -54,7 +54,7 @@ class ModelsPage(Page):
 
     def open(self, *, get: bool) -> None:
         """Reads the shelf; with `get` the keyboard is where more are asked for."""
-        self._desk.ask()
+        self._controller.ask()
         if get:
             self.get.field.setFocus(Qt.FocusReason.OtherFocusReason)
             self._see(self.get.field)
@@ -122,14 +122,14 @@ class ModelsPage(Page):
         dialog = self._dialog(self.tr("Add a model's folder"))
         dialog.setFileMode(QFileDialog.FileMode.Directory)
         dialog.setOption(QFileDialog.Option.ShowDirsOnly)
-        dialog.fileSelected.connect(lambda path: self._desk.add_folder(Path(path)))
+        dialog.fileSelected.connect(lambda path: self._controller.add_folder(Path(path)))
         dialog.open()
 
     def _ask_gguf(self) -> None:
         dialog = self._dialog(self.tr("Import a GGUF file"))
         dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
         dialog.setNameFilter(self.tr("GGUF files (*.gguf)"))
-        dialog.fileSelected.connect(lambda path: self._desk.plan_import(Path(path)))
+        dialog.fileSelected.connect(lambda path: self._controller.plan_import(Path(path)))
         dialog.open()
 
     def _ask_form(self, plan: GgufPlan) -> None:
@@ -146,47 +146,49 @@ class ModelsPage(Page):
     # ---- how ----------------------------------------------------------------------------------------------------------
 
     def _model_row(self, model: ShelfModel) -> ShelfRow:
-        made, desk = ShelfRow(model), self._desk
-        made.plan_wanted.connect(desk.plan_load)
-        made.open_wanted.connect(desk.open_with)
-        made.quantise_wanted.connect(desk.quantise)
-        made.stop_quantise_wanted.connect(desk.stop_quantising)
-        made.verify_wanted.connect(desk.verify)
-        made.stop_wanted.connect(desk.stop_verifying)
-        made.remove_wanted.connect(desk.remove)
+        made, controller = ShelfRow(model), self._controller
+        made.plan_wanted.connect(controller.plan_load)
+        made.open_wanted.connect(controller.open_with)
+        made.quantise_wanted.connect(controller.quantise)
+        made.stop_quantise_wanted.connect(controller.stop_quantising)
+        made.verify_wanted.connect(controller.verify)
+        made.stop_wanted.connect(controller.stop_verifying)
+        made.remove_wanted.connect(controller.remove)
         made.refused.connect(self.notice.say)
         return made
 
     def _download_row(self, view: Download) -> DownloadRow:
-        made, desk = DownloadRow(view), self._desk
-        made.pause_wanted.connect(desk.pause)
-        made.go_on_wanted.connect(desk.download)
-        made.cancel_wanted.connect(desk.cancel)
-        made.open_wanted.connect(desk.open)
+        made, controller = DownloadRow(view), self._controller
+        made.pause_wanted.connect(controller.pause)
+        made.go_on_wanted.connect(controller.download)
+        made.cancel_wanted.connect(controller.cancel)
+        made.open_wanted.connect(controller.open)
         return made
 
     def _connect(self) -> None:
-        desk = self._desk
-        desk.listed.connect(self.show_models)
-        desk.downloads_changed.connect(self.show_downloads)
-        desk.verifying.connect(lambda name, done, total: self._in_row(name, lambda each: each.show_progress(done, total)))
-        desk.verified.connect(lambda name, problem: self._in_row(name, lambda each: each.show_verified(problem)))
-        desk.load_planned.connect(self._show_load)
-        desk.quantising.connect(lambda name, done, total: self._in_row(name, lambda each: each.show_quantising(done, total)))
-        desk.quantised.connect(lambda name, made: self._in_row(name, lambda each: each.show_quantised(made)))
-        desk.quantise_ended.connect(lambda name, why: self._in_row(name, lambda each: each.show_not_quantised(why)))
-        desk.verify_stopped.connect(lambda name: self._in_row(name, ShelfRow.show_stopped))
-        desk.import_planned.connect(self._ask_form)
-        self.import_form.wanted.connect(desk.import_gguf)
-        desk.importing.connect(self._show_import)
-        desk.import_ended.connect(self._end_import)
-        desk.removed.connect(self._say_removed)
-        desk.refused.connect(self.notice.say)
+        controller = self._controller
+        controller.listed.connect(self.show_models)
+        controller.downloads_changed.connect(self.show_downloads)
+        controller.verifying.connect(lambda name, done, total: self._in_row(name, lambda each: each.show_progress(done, total)))
+        controller.verified.connect(lambda name, problem: self._in_row(name, lambda each: each.show_verified(problem)))
+        controller.load_planned.connect(self._show_load)
+        controller.quantising.connect(
+            lambda name, done, total: self._in_row(name, lambda each: each.show_quantising(done, total))
+        )
+        controller.quantised.connect(lambda name, made: self._in_row(name, lambda each: each.show_quantised(made)))
+        controller.quantise_ended.connect(lambda name, why: self._in_row(name, lambda each: each.show_not_quantised(why)))
+        controller.verify_stopped.connect(lambda name: self._in_row(name, ShelfRow.show_stopped))
+        controller.import_planned.connect(self._ask_form)
+        self.import_form.wanted.connect(controller.import_gguf)
+        controller.importing.connect(self._show_import)
+        controller.import_ended.connect(self._end_import)
+        controller.removed.connect(self._say_removed)
+        controller.refused.connect(self.notice.say)
         self.get.seen_wanted.connect(self._see)
         self.get.changed.connect(self._chain)
         self.add_button.clicked.connect(self._ask_folder)
         self.import_button.clicked.connect(self._ask_gguf)
-        self.stop_import_button.clicked.connect(desk.stop_import)
+        self.stop_import_button.clicked.connect(controller.stop_import)
 
     def _show_load(self, name: str, plan: LoadPlan) -> None:
         held = self.models.get(name)

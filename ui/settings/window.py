@@ -8,7 +8,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QFileDialog, QVBoxLayout, QWidget
 
-from ui.desk import Desk
+from ui.controller import Controller
 from ui.models.page import ModelsPage
 from ui.port import SettingsView, Workbench
 from ui.settings.data_page import DataPage
@@ -25,7 +25,7 @@ class SettingsWindow(QWidget):
     """Shows a `SettingsView` and asks for changes.
 
     Args:
-        desk: Keeps the tasks.
+        controller: Keeps the tasks.
         workbench: The use cases.
         parent: The window it belongs to.
     """
@@ -33,18 +33,18 @@ class SettingsWindow(QWidget):
     shown = Signal(object)  # SettingsView: what holds now, for whoever looks like it
     colours_wanted = Signal(object)  # Measure
 
-    def __init__(self, desk: Desk, workbench: Workbench, parent: QWidget) -> None:
+    def __init__(self, controller: Controller, workbench: Workbench, parent: QWidget) -> None:
         super().__init__(parent, Qt.WindowType.Window)
         self.setObjectName("settings")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setWindowTitle(self.tr("Settings"))
         self.resize(720, 620)
         self.setMinimumSize(420, 320)
-        self._desk, self._workbench = desk, workbench
+        self._controller, self._workbench = controller, workbench
         self.notice = Notice()
         self.reload = Notice()
         self.reload.acted.connect(lambda: self._run(self._reload()))
-        self.models = ModelsPage(desk.shelf)
+        self.models = ModelsPage(controller.shelf)
         self.engine, self.memory, self.generation, self.appearance = (Rows(page, self._change) for page in PAGES)
         self.data = DataPage(workbench, self._run)
         self.data.refused.connect(self.notice.say)
@@ -142,7 +142,7 @@ class SettingsWindow(QWidget):
         self._run(self._show((name, value)))
 
     def _run(self, work: object) -> None:
-        self._desk.tasks.run(work, self.notice.say)  # type: ignore[arg-type]  # the coroutines below
+        self._controller.tasks.run(work, self.notice.say)  # type: ignore[arg-type]  # the coroutines below
 
     async def _show(self, change: tuple[str, object] | None) -> None:
         try:

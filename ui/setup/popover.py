@@ -6,8 +6,8 @@ from PySide6.QtCore import QEvent, QObject, QPoint, Qt
 from PySide6.QtGui import QHideEvent, QKeyEvent, QMouseEvent, QShowEvent
 from PySide6.QtWidgets import QApplication, QFrame, QVBoxLayout, QWidget
 
+from ui.controller.setup import MODEL, Change, SetupController
 from ui.port import SessionSetup, Workbench
-from ui.setup.desk import MODEL, Change, SetupDesk
 from ui.setup.form_page import FormPage
 from ui.setup.model_page import ModelPage
 from ui.setup.sampling_page import SamplingPage
@@ -23,19 +23,19 @@ GAP = 6  # under the bar
 
 
 class SetupPopover(QFrame):
-    """Shows a `SessionSetup` over the window and asks the desk for changes.
+    """Shows a `SessionSetup` over the window and asks the controller for changes.
 
     Args:
-        desk: What the session shown is set to.
+        controller: What the session shown is set to.
         anchor: The part of the bar that it hangs from; gets the keyboard back.
         parent: The window's content.
     """
 
-    def __init__(self, desk: SetupDesk, anchor: QWidget, parent: QWidget) -> None:
+    def __init__(self, controller: SetupController, anchor: QWidget, parent: QWidget) -> None:
         super().__init__(parent)
         self.setObjectName("popover")
         self.setAccessibleName(self.tr("Model and session"))
-        self._desk, self._anchor, self._parent = desk, anchor, parent
+        self._controller, self._anchor, self._parent = controller, anchor, parent
         self._session_id: int | None = None
         self.model, self.sampling, self.form, self.tools = ModelPage(), SamplingPage(), FormPage(), ToolsPage()
         self.notice = Notice()
@@ -49,7 +49,7 @@ class SetupPopover(QFrame):
 
     def open(self, page: int = MODEL) -> None:
         """Opens at a page, or brings that page to the front."""
-        self._desk.ask()
+        self._controller.ask()
         self.notice.clear()
         self.show_page(page)
         self.place()
@@ -143,11 +143,11 @@ class SetupPopover(QFrame):
         column.addLayout(foot)
 
     def _connect(self) -> None:
-        desk = self._desk
-        desk.changed.connect(self.show_setup)
-        desk.refused.connect(self.notice.say)
-        desk.format_checked.connect(self.form.show_checked)
-        desk.tools_checked.connect(self.tools.show_checked)
+        controller = self._controller
+        controller.changed.connect(self.show_setup)
+        controller.refused.connect(self.notice.say)
+        controller.format_checked.connect(self.form.show_checked)
+        controller.tools_checked.connect(self.tools.show_checked)
         change = self._change
         self.model.adapter_wanted.connect(lambda folder: change(lambda w, s: w.add_adapter(s, folder)))
         self.model.adapter_id_wanted.connect(self._get_adapter)
@@ -160,9 +160,9 @@ class SetupPopover(QFrame):
         self.sampling.save_wanted.connect(lambda name: change(lambda w, s: w.save_preset(s, name)))
         self.sampling.delete_wanted.connect(lambda name: change(lambda w, s: w.delete_preset(s, name)))
         self.form.format_wanted.connect(lambda form: change(lambda w, s: w.set_format(s, form)))
-        self.form.check_wanted.connect(desk.check_format)
+        self.form.check_wanted.connect(controller.check_format)
         self.tools.tools_wanted.connect(lambda source: change(lambda w, s: w.set_tools(s, source)))
-        self.tools.check_wanted.connect(desk.check_tools)
+        self.tools.check_wanted.connect(controller.check_tools)
 
     def _get_adapter(self, wanted: str) -> None:
         self.notice.clear()
@@ -177,8 +177,8 @@ class SetupPopover(QFrame):
                 field.end(wanted, got=got)
             return setup
 
-        self._desk.change(get, field.refuse, session_id=self._session_id)
+        self._controller.change(get, field.refuse, session_id=self._session_id)
 
     def _change(self, change: Change) -> None:
         self.notice.clear()
-        self._desk.change(change, session_id=self._session_id)  # whose fields these are, whichever is shown by now
+        self._controller.change(change, session_id=self._session_id)  # whose fields these are, whichever is shown by now

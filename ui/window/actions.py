@@ -13,9 +13,9 @@ from PySide6.QtCore import QObject
 from PySide6.QtGui import QAction, QActionGroup, QKeySequence
 from PySide6.QtWidgets import QMenu
 
+from ui.controller.setup import MODEL, SAMPLING
 from ui.core.shown import Fork, Shown
 from ui.port import QT_TRANSLATE_NOOP, SessionSummary, TurnStatus, TurnView, translate
-from ui.setup.desk import MODEL, SAMPLING
 from ui.transcript import Measure, Mode
 from ui.transcript.path import has_own_words
 from ui.window.legend import name_of
@@ -120,7 +120,8 @@ class Actions(QObject):
         self.close = command(FILE, self.tr("Close"), lambda: w.close(), "Ctrl+W", separated=True)
         self.quit = command(FILE, self.tr("Quit Elsewise"), lambda: w.quit_wanted.emit(), "Ctrl+Q", role=Role.QuitRole)
 
-        self.undo = command(EDIT, self.tr("Undo"), lambda: w.desk.undo_stack.undo(), "Ctrl+Z", can=lambda now: bool(now.undo))
+        self.undo = command(EDIT, self.tr("Undo"), lambda: w.controller.undo_stack.undo(), "Ctrl+Z",
+            can=lambda now: bool(now.undo))
         self.copy = command(EDIT, self.tr("Copy"), copy_focused, "Ctrl+C")
         self.find = command(EDIT, self.tr("Find in Session…"), lambda: w.parts.finder.open(), "Ctrl+F", separated=True)
         self.find_next = command(EDIT, self.tr("Find Next"), lambda: w.parts.finder.step(+1), "Ctrl+G")
@@ -147,7 +148,8 @@ class Actions(QObject):
         self.disagreement = command(VIEW, self.tr("Next Disagreement"), lambda: w.stage.second.next_disagreement(),
             "Ctrl+Shift+J")
 
-        self.stop = command(SESSION, self.tr("Stop"), lambda: w.desk.answers.stop(), STOP_KEYS, can=lambda now: now.running)
+        self.stop = command(SESSION, self.tr("Stop"), lambda: w.controller.answers.stop(), STOP_KEYS,
+            can=lambda now: now.running)
         self.regenerate = command(SESSION, self.tr("Regenerate"), lambda: w.commands.regenerate(), "Ctrl+R",
             can=lambda now: now.can_answer)
         self.regenerate_exactly = command(SESSION, self.tr("Regenerate Exactly"), lambda: w.commands.regenerate_exactly(),
@@ -164,19 +166,19 @@ class Actions(QObject):
             can=lambda now: now.can_answer)
         self.prune = command(SESSION, self.tr("Prune Branch"), lambda: w.parts.sidebar.tree.prune_current(), "Ctrl+Alt+P",
             can=lambda now: now.has_branches and not now.running, separated=True)
-        self.previous = command(SESSION, self.tr("Previous Variant"), lambda: w.desk.tree.step_variant(-1), "Ctrl+[",
+        self.previous = command(SESSION, self.tr("Previous Variant"), lambda: w.controller.tree.step_variant(-1), "Ctrl+[",
             can=lambda now: now.can_step(-1))
-        self.next = command(SESSION, self.tr("Next Variant"), lambda: w.desk.tree.step_variant(+1), "Ctrl+]",
+        self.next = command(SESSION, self.tr("Next Variant"), lambda: w.controller.tree.step_variant(+1), "Ctrl+]",
             can=lambda now: now.can_step(+1))
         self.compare = command(SESSION, self.tr("Compare with Another Branch"), lambda: w.commands.compare(), "Ctrl+D",
             can=lambda now: now.has_branches)
-        self.second = command(SESSION, self.tr("Compare with a Model…"), lambda: w.desk.second.ask_menu(), "Ctrl+Shift+D",
+        self.second = command(SESSION, self.tr("Compare with a Model…"), lambda: w.controller.second.ask_menu(), "Ctrl+Shift+D",
             can=lambda now: now.has_turns and not now.lacks_model)
         self.setup = command(SESSION, self.tr("Model and Adapters…"), lambda: w.popover.toggle(MODEL), "Ctrl+Shift+M",
             separated=True)
         self.sampling = command(SESSION, self.tr("Sampling and System Prompt…"), lambda: w.popover.toggle(SAMPLING),
             "Ctrl+Shift+P")
-        self.clear_cache = command(SESSION, self.tr("Clear Cache"), lambda: w.desk.cache.clear(), separated=True)
+        self.clear_cache = command(SESSION, self.tr("Clear Cache"), lambda: w.controller.cache.clear(), separated=True)
 
         self.minimise = command(WINDOW, self.tr("Minimise"), lambda: w.showMinimized(), "Ctrl+M")
         self.zoom = command(WINDOW, self.tr("Zoom"), lambda: zoom(w))

@@ -1,4 +1,4 @@
-"""What the window shows: takes the desk's news to the parts, and keeps in step what can be done now."""
+"""What the window shows: takes the controller's news to the parts, and keeps in step what can be done now."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QMainWindow
 
 from runtime import Origin, TokenRun
 from ui.comparison.stages import SecondStage
-from ui.desk import Desk
+from ui.controller import Controller
 from ui.port import (
     Columns,
     Composition,
@@ -33,13 +33,13 @@ METER_MS = 250  # between two counts of the context while an answer streams
 
 
 class Stage(QObject):
-    """Desk to parts, one way. What the parts are asked by mouse and keys goes the other way, in `ui.window`."""
+    """Controller to parts, one way. What the parts are asked by mouse and keys goes the other way, in `ui.window`."""
 
     mode_changed = Signal(object)  # Mode
 
-    def __init__(self, window: QMainWindow, desk: Desk, parts: Frame, acts: Actions) -> None:
+    def __init__(self, window: QMainWindow, controller: Controller, parts: Frame, acts: Actions) -> None:
         super().__init__(window)
-        self._window, self._desk, self._parts, self._acts = window, desk, parts, acts
+        self._window, self._controller, self._parts, self._acts = window, controller, parts, acts
         self.sessions: dict[int, SessionSummary] = {}
         self.mode = Mode.TOKENS
         self.second = SecondStage(parts, acts, self.set_mode, self)
@@ -48,32 +48,32 @@ class Stage(QObject):
         self._offering = False  # the draft is a message that did not fit; when it is counted, what can be done is asked
         self._counted_at: tuple[EngineState, bool] | None = None
         self._carried: tuple[int, int] | None = None  # what is to be pinned in the copy that is shown next
-        desk.session_shown.connect(self._show_session)
-        desk.copy_shown.connect(self._carry_pin)
-        desk.turn_changed.connect(self._show_turn)
-        desk.tokens_arrived.connect(self._append_tokens)
-        desk.activity_changed.connect(self.refresh)
-        desk.sessions.listed.connect(self._show_sessions)
-        desk.sessions.trash_listed.connect(parts.sidebar.sessions.show_trash)
-        desk.sessions.folder_made.connect(parts.sidebar.sessions.name_folder)
-        desk.models.listed.connect(self._show_model)
-        desk.models.menu_ready.connect(parts.top.model.open_menu)
-        desk.status_changed.connect(self._show_status)
-        desk.answers.draft_saved.connect(parts.composer.clear_sent)
-        desk.answers.did_not_fit.connect(self._offer_ways)
-        desk.answers.copied.connect(parts.composer.carry)
-        desk.drafts.composed.connect(self._show_cost)
-        desk.drafts.scored.connect(parts.composer.show_bits)
-        desk.drafts.file_read.connect(parts.composer.attach)
-        desk.drafts.left_out.connect(self._show_left_out)
-        desk.refused.connect(parts.composer.notice.say)
-        desk.sessions.trashed.connect(parts.sidebar.sessions.offer_undo)
-        desk.sessions.restored.connect(parts.sidebar.sessions.withdraw_undo)
-        desk.undo_stack.changed.connect(self.refresh)
-        desk.draws.columns_changed.connect(self._show_columns)
-        desk.draws.column_tokens.connect(parts.columns.append)
+        controller.session_shown.connect(self._show_session)
+        controller.copy_shown.connect(self._carry_pin)
+        controller.turn_changed.connect(self._show_turn)
+        controller.tokens_arrived.connect(self._append_tokens)
+        controller.activity_changed.connect(self.refresh)
+        controller.sessions.listed.connect(self._show_sessions)
+        controller.sessions.trash_listed.connect(parts.sidebar.sessions.show_trash)
+        controller.sessions.folder_made.connect(parts.sidebar.sessions.name_folder)
+        controller.models.listed.connect(self._show_model)
+        controller.models.menu_ready.connect(parts.top.model.open_menu)
+        controller.status_changed.connect(self._show_status)
+        controller.answers.draft_saved.connect(parts.composer.clear_sent)
+        controller.answers.did_not_fit.connect(self._offer_ways)
+        controller.answers.copied.connect(parts.composer.carry)
+        controller.drafts.composed.connect(self._show_cost)
+        controller.drafts.scored.connect(parts.composer.show_bits)
+        controller.drafts.file_read.connect(parts.composer.attach)
+        controller.drafts.left_out.connect(self._show_left_out)
+        controller.refused.connect(parts.composer.notice.say)
+        controller.sessions.trashed.connect(parts.sidebar.sessions.offer_undo)
+        controller.sessions.restored.connect(parts.sidebar.sessions.withdraw_undo)
+        controller.undo_stack.changed.connect(self.refresh)
+        controller.draws.columns_changed.connect(self._show_columns)
+        controller.draws.column_tokens.connect(parts.columns.append)
         parts.panels_changed.connect(self.refresh)
-        parts.transcript.set_vocabulary(desk.token_bytes)
+        parts.transcript.set_vocabulary(controller.token_bytes)
         self._counted_length = 0  # tokens of the path when its context was counted
         self._meter = QTimer(self, singleShot=True, interval=METER_MS)  # runs only while tokens arrive
         self._meter.timeout.connect(self._move_meter)
@@ -106,18 +106,18 @@ class Stage(QObject):
 
     def show_pin(self, place: tuple[int, int] | None) -> None:
         """Shows in the inspector what is pinned in the transcript."""
-        shown = self._desk.shown
+        shown = self._controller.shown
         spot = shown.spot(*place) if shown is not None and place is not None else None
         turn = shown.turn(spot.node_id) if shown is not None and spot is not None else None
         can_choose = turn is not None and turn.role != "system"
         own = spot is not None and spot.record.origin is not Origin.TEMPLATE
         can_continue = own and turn is not None and turn.role == "assistant" and not self._lacks_model
-        self._parts.inspector.show_spot(spot, self._desk.token_bytes, can_choose=can_choose, can_continue=can_continue)
+        self._parts.inspector.show_spot(spot, self._controller.token_bytes, can_choose=can_choose, can_continue=can_continue)
         self.second.show_spot(spot)
 
     def show_range(self, parts: Sequence[tuple[int, int, int]]) -> None:
         """Adds up in the inspector what is selected in the transcript: of each turn from one token to another."""
-        shown = self._desk.shown
+        shown = self._controller.shown
         turns = [(shown.turn(node_id), first, last) for node_id, first, last in parts] if shown is not None else []
         cut = (replace(turn, run=turn.run[first:last]) for turn, first, last in turns if turn is not None)
         self._parts.inspector.path.show_range(tuple(cut))
@@ -125,24 +125,24 @@ class Stage(QObject):
     @property
     def shown_summary(self) -> SessionSummary | None:
         """The list's line of the session that is shown; None while it is not listed."""
-        shown = self._desk.shown
+        shown = self._controller.shown
         return self.sessions.get(shown.session_id) if shown is not None else None
 
     def refresh(self) -> None:
         """What can be done now."""
-        shown, running, parts = self._desk.shown, self._desk.running, self._parts
+        shown, running, parts = self._controller.shown, self._controller.running, self._parts
         parts.composer.set_running(running)
         parts.cards.show_turns(shown.view.turns if shown is not None else (), running=running)
-        self._acts.refresh(Possible(shown, running, self._lacks_model, self.shown_summary, self._desk.undo_stack.label))
+        self._acts.refresh(Possible(shown, running, self._lacks_model, self.shown_summary, self._controller.undo_stack.label))
         self._acts.sidebar.setChecked(not parts.sidebar.isHidden())
         self._acts.inspector.setChecked(not parts.inspector.isHidden())
         self._count_again()
 
     def _count_again(self) -> None:
         """The context meter moves when an answer ends, and can be read only once an engine is there."""
-        now = (self._desk.engine, self._desk.running)
+        now = (self._controller.engine, self._controller.running)
         if self._counted_at not in (None, now):
-            self._desk.drafts.compose(self._parts.composer.message, self._parts.composer.replaces)
+            self._controller.drafts.compose(self._parts.composer.message, self._parts.composer.replaces)
         self._counted_at = now
 
     def _show_session(self, view: SessionView) -> None:
@@ -151,19 +151,19 @@ class Stage(QObject):
         parts.sidebar.show_session(view)
         parts.top.title.setText(view.title or self.tr("New session"))
         self._window.setWindowTitle(self.tr("{0} – Elsewise").format(one_line(view.title)) if view.title else "Elsewise")
-        assert self._desk.shown is not None
-        parts.top.branch.show_branch(view.branch_name, self._desk.shown.fork)
+        assert self._controller.shown is not None
+        parts.top.branch.show_branch(view.branch_name, self._controller.shown.fork)
         parts.composer.set_recording(view.is_sample)
         parts.composer.show_session(view.session_id, is_new=not any(turn.role != "system" for turn in view.turns))
         if view.session_id != self._link_of:
             self._link_of = view.session_id
             parts.link.dismiss()
-        parts.inspector.show_path(view.turns, self._desk.answers.how_made)
+        parts.inspector.show_path(view.turns, self._controller.answers.how_made)
         self._show_pin_again()
         if self._carried is not None:
             carried, self._carried = self._carried, None
             self.pin(*carried)
-        self._desk.drafts.compose(parts.composer.message, parts.composer.replaces)
+        self._controller.drafts.compose(parts.composer.message, parts.composer.replaces)
 
     def _carry_pin(self, nodes: Mapping[int, int]) -> None:
         """The token that is pinned has another number in the copy."""
@@ -172,8 +172,8 @@ class Stage(QObject):
 
     def _show_turn(self, turn: TurnView) -> None:
         self._parts.transcript.update_turn(turn)
-        if self._desk.shown is not None:
-            self._parts.inspector.show_path(self._desk.shown.view.turns, self._desk.answers.how_made)
+        if self._controller.shown is not None:
+            self._parts.inspector.show_path(self._controller.shown.view.turns, self._controller.answers.how_made)
         pinned = self._parts.inspector.token.spot
         if pinned is not None and pinned.node_id == turn.node_id:
             self._show_pin_again()
@@ -186,13 +186,13 @@ class Stage(QObject):
 
     def _move_meter(self) -> None:
         """By lengths alone; the engine is asked once the answer has ended."""
-        if self._desk.shown is not None and self._desk.running:
-            self._parts.composer.meter.show_growth(self._desk.shown.length - self._counted_length)
+        if self._controller.shown is not None and self._controller.running:
+            self._parts.composer.meter.show_growth(self._controller.shown.length - self._counted_length)
 
     def _show_cost(self, composition: Composition) -> None:
         self._parts.composer.meter.show_cost(composition)
         self._parts.composer.roles.setVisible(not composition.takes_roles)
-        self._counted_length = self._desk.shown.length if self._desk.shown is not None else 0
+        self._counted_length = self._controller.shown.length if self._controller.shown is not None else 0
         if self._offering and self._parts.composer.meter.is_too_long:
             self._parts.composer.overflow.offer(composition)
         self._offering = False
@@ -200,7 +200,7 @@ class Stage(QObject):
     def _offer_ways(self, session_id: int, text: str) -> None:
         """A message was sent before anybody could count it, and does not fit: it is the draft again, and there is a choice."""
         composer = self._parts.composer
-        if self._desk.is_shown(session_id) and not composer.message.strip():
+        if self._controller.is_shown(session_id) and not composer.message.strip():
             composer.field.setPlainText(text)
             self._offering = True
 

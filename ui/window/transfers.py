@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from PySide6.QtCore import QObject, Qt
 from PySide6.QtWidgets import QFileDialog, QWidget
 
+from ui.controller import Controller
 from ui.core.tasks import Stoppables
-from ui.desk import Desk
 from ui.port import ExportFormat, ImportResult, Workbench, translate
 from ui.widgets.labels import Notice
 from ui.window.status import StatusBar
@@ -29,21 +29,23 @@ class Transfers(QObject):
 
     Args:
         workbench: The use cases.
-        desk: Runs what is asked, and opens what was imported.
+        controller: Runs what is asked, and opens what was imported.
         status: Shows how far it is.
         notice: Says what came of it.
         window: Owns the dialogs.
     """
 
-    def __init__(self, workbench: Workbench, desk: Desk, status: StatusBar, notice: Notice, window: QWidget) -> None:
+    def __init__(
+        self, workbench: Workbench, controller: Controller, status: StatusBar, notice: Notice, window: QWidget
+    ) -> None:
         super().__init__(window)
         self._workbench = workbench
         self.formats = workbench.export_formats
-        self._desk = desk
+        self._controller = controller
         self._status = status
         self._notice = notice
         self._window = window
-        self._running = Stoppables(desk.tasks)
+        self._running = Stoppables(controller.tasks)
         self._closing = False
         self.recent: list[Path] = []  # files that were imported or exported, the last one first
         self._offered: tuple[tuple[int, ...], Path] | None = None  # sessions whose KV can be taken, and from where
@@ -52,7 +54,7 @@ class Transfers(QObject):
 
     def ask_export(self, form: ExportFormat) -> None:
         """Asks where the shown session goes, then writes it there."""
-        shown = self._desk.shown
+        shown = self._controller.shown
         if shown is None:
             return
         dialog = self._dialog(self.tr("Export Session"), form)
@@ -127,9 +129,9 @@ class Transfers(QObject):
             self._notice.say(words.format(self._told(result, path)), self.tr("Take KV"))
         else:
             self._notice.say(self._told(result, path))
-        self._desk.sessions.search("")
+        self._controller.sessions.search("")
         if result.sessions:
-            self._desk.open(result.sessions[0])
+            self._controller.open(result.sessions[0])
 
     def _remember(self, path: Path) -> None:
         self.recent[:] = [path, *(each for each in self.recent if each != path)][:MOST_RECENT]

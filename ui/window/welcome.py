@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QObject
 
-from ui.desk import Desk
+from ui.controller import Controller
 from ui.port import Download, Offer, SessionView
 from ui.transcript import Mode
 from ui.window.frame import Frame
@@ -18,24 +18,24 @@ class Welcome(QObject):
     """Shows the hints that are left, each where it belongs.
 
     Args:
-        desk: Knows what is shown, and what is proposed.
+        controller: Knows what is shown, and what is proposed.
         parts: Of the window.
         parent: Owns it.
     """
 
-    def __init__(self, desk: Desk, parts: Frame, parent: QObject) -> None:
+    def __init__(self, controller: Controller, parts: Frame, parent: QObject) -> None:
         super().__init__(parent)
-        self._desk, self._parts = desk, parts
+        self._controller, self._parts = controller, parts
         self._left: frozenset[str] | None = None  # None: nobody asked yet
         self._offers: Sequence[Offer] = ()
         self._mode = Mode.TOKENS
         self._claiming = self._claimed = False  # tokens are explained here, and in no other window
-        desk.session_shown.connect(self._show_session)
-        desk.shelf.offered.connect(self._take_offers)
-        desk.shelf.downloads_changed.connect(self._show_downloads)
+        controller.session_shown.connect(self._show_session)
+        controller.shelf.offered.connect(self._take_offers)
+        controller.shelf.downloads_changed.connect(self._show_downloads)
         parts.coach.dismissed.connect(lambda: self._forget(TOKENS))
         parts.transcript.token_pinned.connect(lambda place: parts.coach.dismiss() if place is not None else None)
-        parts.first.wanted.connect(lambda offer: desk.shelf.download(offer.wanted))
+        parts.first.wanted.connect(lambda offer: controller.shelf.download(offer.wanted))
         parts.first.dismissed.connect(self._dismiss_models)
 
     def show_mode(self, mode: Mode) -> None:
@@ -46,26 +46,26 @@ class Welcome(QObject):
     def _show_session(self, view: SessionView) -> None:
         if self._left is None:
             self._left = frozenset()
-            self._desk.tasks.run(self._ask())
+            self._controller.tasks.run(self._ask())
         del view
         self._refresh()
 
     async def _ask(self) -> None:
-        self._left = await self._desk.workbench.hints()
+        self._left = await self._controller.workbench.hints()
         if MODELS in self._left:
-            self._desk.shelf.ask()
+            self._controller.shelf.ask()
         self._refresh()
 
     def _take_offers(self, offers: Sequence[Offer]) -> None:
         self._offers = offers
-        self._show_downloads(self._desk.shelf.downloads)
+        self._show_downloads(self._controller.shelf.downloads)
 
     def _show_downloads(self, downloads: Sequence[Download]) -> None:
         self._parts.first.show_offers(self._offers, [view.repository for view in downloads])
         self._refresh()
 
     def _refresh(self) -> None:
-        left, shown = self._left or frozenset(), self._desk.shown
+        left, shown = self._left or frozenset(), self._controller.shown
         tokens = TOKENS in left and shown is not None and bool(shown.view.turns) and self._mode is Mode.TOKENS
         if tokens and not self._claimed:
             tokens = False
@@ -78,10 +78,10 @@ class Welcome(QObject):
     def _claim(self) -> None:
         if not self._claiming:
             self._claiming = True
-            self._desk.tasks.run(self._claim_tokens())
+            self._controller.tasks.run(self._claim_tokens())
 
     async def _claim_tokens(self) -> None:
-        self._claimed = await self._desk.workbench.dismiss_hint(TOKENS)
+        self._claimed = await self._controller.workbench.dismiss_hint(TOKENS)
         if self._claimed:
             self._refresh()
         else:
@@ -93,7 +93,7 @@ class Welcome(QObject):
 
     def _dismiss_models(self) -> None:
         self._forget(MODELS)
-        self._desk.tasks.run(self._keep_dismissed())
+        self._controller.tasks.run(self._keep_dismissed())
 
     async def _keep_dismissed(self) -> None:
-        await self._desk.workbench.dismiss_hint(MODELS)
+        await self._controller.workbench.dismiss_hint(MODELS)

@@ -1,4 +1,4 @@
-"""The window itself: its parts wired to the desk, from start to end."""
+"""The window itself: its parts wired to the controller, from start to end."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from PySide6.QtGui import QCloseEvent
 from PySide6.QtWidgets import QApplication, QMainWindow, QMenu, QToolBar, QWidget
 
 from ui.comparison.stages import SimilarStage
-from ui.desk import Desk
+from ui.controller import Controller
+from ui.controller.setup import SAMPLING, SetupController
 from ui.port import AppSettings, Workbench, translate_with
-from ui.setup.desk import SAMPLING, SetupDesk
 from ui.theme.fonts import FallbackFaces
 from ui.theme.scheme import Contrast, Motion, Scheme, apply_theme
 from ui.theme.text_size import resize_text
@@ -101,7 +101,7 @@ class MainWindow(QMainWindow):
         self._ended = False
         self.setWindowTitle("Elsewise")
         self.setMinimumSize(560, 420)
-        self.desk = Desk(workbench, self)
+        self.controller = Controller(workbench, self)
         self.parts = Frame(sidebar=state.sidebar, inspector=state.inspector)
         if beside is None:
             self.parts.composer.remember(state.drafts)
@@ -109,21 +109,21 @@ class MainWindow(QMainWindow):
             self.parts.composer.share(beside.parts.composer)
         self.setCentralWidget(self.parts)
         unify(self, self.parts.top)
-        self.transfers = Transfers(workbench, self.desk, self.parts.status, self.parts.composer.notice, self)
+        self.transfers = Transfers(workbench, self.controller, self.parts.status, self.parts.composer.notice, self)
         self.transfers.recent += known_paths(state.recent)
         self.acts = Actions(self)
-        self.stage = Stage(self, self.desk, self.parts, self.acts)
-        self.setup = SetupDesk(self.desk, workbench)
+        self.stage = Stage(self, self.controller, self.parts, self.acts)
+        self.setup = SetupController(self.controller, workbench)
         self._workbench = workbench
-        self.welcome = Welcome(self.desk, self.parts, self)
-        self.commands = Commands(self.desk, self.parts, self.stage, self.setup, self)
-        wire_second(self.desk, self.parts, self.stage)
-        self.similar = SimilarStage(self.desk, self.parts, self.acts, self)
-        wire_similar(self.desk, self.parts, self.similar)
-        wire_parts(self, self.desk, self.parts, self.stage, self.commands)
+        self.welcome = Welcome(self.controller, self.parts, self)
+        self.commands = Commands(self.controller, self.parts, self.stage, self.setup, self)
+        wire_second(self.controller, self.parts, self.stage)
+        self.similar = SimilarStage(self.controller, self.parts, self.acts, self)
+        wire_similar(self.controller, self.parts, self.similar)
+        wire_parts(self, self.controller, self.parts, self.stage, self.commands)
         self.parts.sidebar.sessions.window_wanted.connect(self.window_wanted.emit)
-        self.desk.front_wanted.connect(self.come_forward)
-        self.desk.left.connect(self.hide)
+        self.controller.front_wanted.connect(self.come_forward)
+        self.controller.left.connect(self.hide)
         self._wire_setup()
         self._install_menu()
         self.resize(1360, 860)
@@ -138,7 +138,7 @@ class MainWindow(QMainWindow):
 
         Call inside the running loop.
         """
-        self.desk.start(session_id, fresh=fresh)
+        self.controller.start(session_id, fresh=fresh)
         self.parts.composer.setFocus()
         self.fallbacks = FallbackFaces([reading_font()], self)
 
@@ -146,7 +146,7 @@ class MainWindow(QMainWindow):
         """How it stands now, without what is being written."""
         geometry = bytes(self.saveGeometry().toBase64().data()).decode()
         parts = self.parts
-        shown = self.desk.shown.session_id if self.desk.shown is not None else None
+        shown = self.controller.shown.session_id if self.controller.shown is not None else None
         panels = parts.wants_sidebar, parts.wants_inspector
         colours, recent = parts.transcript.measure.value, tuple(map(str, self.transfers.recent))
         return WindowState(geometry, *panels, self.stage.mode.value, (), colours, shown, recent)
@@ -163,13 +163,13 @@ class MainWindow(QMainWindow):
         from ui.setup.popover import SetupPopover
 
         made = SetupPopover(self.setup, self.parts.top.model, self.parts)
-        made.model.models_wanted.connect(self.desk.models.ask_menu)
+        made.model.models_wanted.connect(self.controller.models.ask_menu)
         made.model.comparison_wanted.connect(made.close_again)
-        made.model.comparison_wanted.connect(self.desk.second.ask_menu)
+        made.model.comparison_wanted.connect(self.controller.second.ask_menu)
         made.model.more_wanted.connect(self._open_models)
-        self.desk.shelf.downloads_changed.connect(made.model.adapter_field.show_downloads)
-        made.model.adapter_field.show_downloads(self.desk.shelf.downloads)
-        made.sampling.options.bytes_of = lambda token: b"".join(self.desk.token_bytes([token]))
+        self.controller.shelf.downloads_changed.connect(made.model.adapter_field.show_downloads)
+        made.model.adapter_field.show_downloads(self.controller.shelf.downloads)
+        made.sampling.options.bytes_of = lambda token: b"".join(self.controller.token_bytes([token]))
         return made
 
     @cached_property
@@ -177,26 +177,31 @@ class MainWindow(QMainWindow):
         """The window of the settings."""
         from ui.settings import SettingsWindow
 
-        made = SettingsWindow(self.desk, self._workbench, self)
+        made = SettingsWindow(self.controller, self._workbench, self)
         made.shown.connect(lambda view: self.apply(view.values))
         made.colours_wanted.connect(self.stage.colour_by)
         return made
 
     def _wire_setup(self) -> None:
-        desk = self.desk
+        controller = self.controller
         self.parts.top.setup_wanted.connect(lambda: self.popover.toggle())
         self.parts.composer.format_wanted.connect(self.open_settings)
         self.parts.composer.setup_wanted.connect(lambda: self.popover.toggle(SAMPLING))
         self._wire_models()
-        for news in (desk.session_shown, desk.models.listed, desk.activity_changed, desk.status_changed):
+        for news in (
+            controller.session_shown,
+            controller.models.listed,
+            controller.activity_changed,
+            controller.status_changed,
+        ):
             news.connect(self._refresh_setup)
 
     def _wire_models(self) -> None:
-        for wanted in (self.desk.models.none_here, self.parts.top.model.more_wanted, self.parts.first.more_wanted):
+        for wanted in (self.controller.models.none_here, self.parts.top.model.more_wanted, self.parts.first.more_wanted):
             wanted.connect(self._open_models)
-        self.desk.models.does_not_fit.connect(self._show_load)
+        self.controller.models.does_not_fit.connect(self._show_load)
         self.parts.status.downloads.clicked.connect(lambda _checked=False: self.settings.open_models())
-        self.desk.shelf.downloads_changed.connect(self.parts.status.show_downloads)
+        self.controller.shelf.downloads_changed.connect(self.parts.status.show_downloads)
         self.stage.mode_changed.connect(self.welcome.show_mode)
 
     def _install_menu(self) -> None:
@@ -233,7 +238,7 @@ class MainWindow(QMainWindow):
     def _show_load(self, name: str) -> None:
         """What loading a model takes, and the ways to load it."""
         self.settings.open_models()
-        self.desk.shelf.plan_load(name)
+        self.controller.shelf.plan_load(name)
 
     def open_about(self) -> None:
         """Opens the box with the version."""
@@ -261,7 +266,7 @@ class MainWindow(QMainWindow):
             self.settings.close()
         try:
             await self.transfers.close()
-            await self.desk.close()
+            await self.controller.close()
         except Exception:  # the border: a window that cannot be closed would help nobody
             logger.exception("closing failed; what was saved before is kept")
         self._ended = True

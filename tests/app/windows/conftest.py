@@ -44,7 +44,7 @@ def play(qapp: QApplication, qtbot: QtBot, tmp_path: Path) -> Play:
         listed = [row.session_id for row in await workbench.sessions()]
         first.start(windows.session(listed))
         windows.open_others(listed)
-        await until(lambda: first.desk.shown is not None)
+        await until(lambda: first.controller.shown is not None)
         try:
             await scene(Desktop(path, engine, windows, first))
         finally:

@@ -41,7 +41,7 @@ class Desktop:
         await press(window or self.first, Qt.Key.Key_N, CTRL | SHIFT)
         await until(lambda: len(self.all) == len(known) + 1)
         made = next(each for each in self.all if each not in known)
-        await until(lambda: made.desk.shown is not None)
+        await until(lambda: made.controller.shown is not None)
         return made
 
     def kept(self) -> list[str]:
@@ -62,13 +62,13 @@ def say(window: MainWindow, text: str) -> None:
 
 
 def session_of(window: MainWindow) -> int:
-    assert window.desk.shown is not None
-    return window.desk.shown.session_id
+    assert window.controller.shown is not None
+    return window.controller.shown.session_id
 
 
 def last(window: MainWindow) -> TurnView | None:
-    assert window.desk.shown is not None
-    turns = window.desk.shown.view.turns
+    assert window.controller.shown is not None
+    turns = window.controller.shown.view.turns
     return turns[-1] if turns and turns[-1].role == "assistant" else None
 
 
@@ -96,5 +96,5 @@ async def next_token(gate: asyncio.Semaphore, *windows: MainWindow) -> None:
 async def answered(window: MainWindow, text: str) -> int:
     """A message and its whole answer; its session."""
     say(window, text)
-    await until(lambda: made(window) == WORDS and not window.desk.running)
+    await until(lambda: made(window) == WORDS and not window.controller.running)
     return session_of(window)

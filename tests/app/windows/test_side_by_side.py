@@ -61,12 +61,12 @@ def test_answers_stream_into_both_windows_and_stop_in_one(play: Play) -> None:
             await next_token(d.engine.gate, d.first, second)
         # when one is stopped by its key
         await press(second, Qt.Key.Key_Period, CTRL)
-        await until(lambda: not second.desk.running)
+        await until(lambda: not second.controller.running)
         # then the other goes on to its end
-        assert d.first.desk.running
+        assert d.first.controller.running
         for _ in range(2 * WORDS):
             d.engine.gate.release()
-        await until(lambda: not d.first.desk.running)
+        await until(lambda: not d.first.controller.running)
         assert made(d.first) == WORDS
         assert made(second) < WORDS
         reasons = rows(d.path, "SELECT finish_reason FROM nodes WHERE role = 'assistant' ORDER BY finish_reason")
@@ -105,9 +105,9 @@ def test_two_windows_that_want_one_session_at_once_do_not_both_get_it(play: Play
         await press(d.first, Qt.Key.Key_N, CTRL)
         await until(lambda: session_of(d.first) != one)
         second = await d.another()
-        d.first.desk.open(one)
-        second.desk.open(one)
-        await until(lambda: len(d.first.desk.tasks) + len(second.desk.tasks) == 0)
+        d.first.controller.open(one)
+        second.controller.open(one)
+        await until(lambda: len(d.first.controller.tasks) + len(second.controller.tasks) == 0)
         assert (session_of(d.first) == one) + (session_of(second) == one) == 1
 
     play(scene)
@@ -151,7 +151,7 @@ def test_a_row_of_the_list_opens_in_a_window_of_its_own(play: Play) -> None:
         QTest.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(action).center())
         await until(lambda: len(d.all) == 2)
         second = d.all[1]
-        await until(lambda: second.desk.shown is not None)
+        await until(lambda: second.controller.shown is not None)
         assert session_of(second) == one
         # asked for again from the first, that window comes forward, and no third one
         d.first.activateWindow()

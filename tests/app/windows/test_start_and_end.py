@@ -29,7 +29,7 @@ def test_a_window_closed_in_mid_stream_leaves_its_answer_to_end(play: Play) -> N
         d.engine.gate = asyncio.Semaphore(0)
         say(d.first, "one")
         say(second, "two")
-        await until(lambda: d.first.desk.running and second.desk.running)
+        await until(lambda: d.first.controller.running and second.controller.running)
         two = session_of(second)
         # when it is closed by its key
         await press(second, Qt.Key.Key_W, CTRL)
@@ -38,7 +38,7 @@ def test_a_window_closed_in_mid_stream_leaves_its_answer_to_end(play: Play) -> N
         assert not d.windows.ended.is_set()
         for _ in range(2 * WORDS):
             d.engine.gate.release()
-        await until(lambda: not d.first.desk.running)
+        await until(lambda: not d.first.controller.running)
         assert made(d.first) == WORDS
         await until(lambda: rows(d.path, "SELECT count(*) FROM nodes WHERE finish_reason = 'length'") == [(2,)])
         # and the closed window's session can be opened, whole
@@ -56,7 +56,7 @@ def test_the_last_window_ends_what_a_closed_one_left(play: Play) -> None:
         second = await d.another()
         d.engine.gate = asyncio.Semaphore(0)
         say(second, "two")
-        await until(lambda: second.desk.running)
+        await until(lambda: second.controller.running)
         d.engine.gate.release()
         await until(lambda: made(second) == 1)
         await press(second, Qt.Key.Key_W, CTRL)
@@ -123,7 +123,7 @@ def test_windows_that_were_open_at_the_end_come_back_where_they_stood(play: Play
         await until(d.windows.ended.is_set)
 
     async def again(d: Desktop) -> None:
-        await until(lambda: len(d.all) == 2 and d.all[1].desk.shown is not None)
+        await until(lambda: len(d.all) == 2 and d.all[1].controller.shown is not None)
         assert [session_of(window) for window in d.all] == sessions
         assert [window.size() for window in d.all] == [place.size() for place in places]
         # closed one by one, only the last comes back

@@ -57,14 +57,14 @@ def test_eight_ways_on_from_a_token_stream_side_by_side(in_window: Play, idle: F
             idle.gate.release()
         await until(lambda: panel.cards[0].text.text == " Paris in spring,")
         assert panel.cards[1].text.text == " Kyoto for the cherry"
-        assert window.desk.running
+        assert window.controller.running
         assert window.acts.stop.isEnabled()
         assert "nats · p " in panel.cards[0].likely.text()
         assert not panel.cards[0].keep.isVisible()
         # when Stop is pressed
         QTest.mouseClick(panel.stop_button, Qt.MouseButton.LeftButton)
         idle.gate.release()
-        await until(lambda: not window.desk.running)
+        await until(lambda: not window.controller.running)
         # then all have stopped, and each can be kept
         assert idle.asked("stop") == [(TRIP,)]
         assert [card.note.text() for card in panel.cards] == ["stopped"] * 8
@@ -88,7 +88,7 @@ def test_beams_have_their_score_and_number_keys_of_the_menu_work(in_window: Play
             window.parts.transcript.tokens, Qt.Key.Key_B, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.AltModifier
         )
         await until(lambda: idle.asked("beams") == [(TRIP, node_id, 3, 4, BeamRules())])
-        await until(lambda: len(panel.cards) == 4 and not window.desk.running)
+        await until(lambda: len(panel.cards) == 4 and not window.controller.running)
         assert panel.title.text() == "4 beams after … could visit"
         assert [card.score.text() for card in panel.cards] == ["score −0.50", "score −0.75", "score −1.00", "score −1.25"]
         # closed by Escape, they are gone from sight
@@ -115,14 +115,14 @@ def test_the_rules_of_a_beam_search_are_chosen_in_the_inspector(in_window: Play,
         QTest.mouseClick(rows.ways.buttons[2], Qt.MouseButton.LeftButton)
         # then the search goes by them
         asked = [(TRIP, node_id, 3, 2, BeamRules(-0.75, "never"))]
-        await until(lambda: idle.asked("beams") == asked and not window.desk.running)
+        await until(lambda: idle.asked("beams") == asked and not window.controller.running)
         # also that of the menu, and after they are folded away
         QTest.mouseClick(rows.more, Qt.MouseButton.LeftButton)
         assert not rows.penalty.isVisible()
         rows.ends.setCurrentIndex(1)
         window.acts.beams.trigger()
         asked += [(TRIP, node_id, 3, 4, BeamRules(-0.75, True))]
-        await until(lambda: idle.asked("beams") == asked and not window.desk.running)
+        await until(lambda: idle.asked("beams") == asked and not window.controller.running)
 
     in_window(scene)
 
@@ -132,7 +132,7 @@ def test_without_a_pinned_token_the_end_of_the_answer_is_continued(in_window: Pl
         last = idle.views[TRIP].turns[-1].node_id
         window.acts.two_ways.trigger()
         await until(lambda: idle.asked("continue_many") == [(TRIP, last, None, 2)])
-        await until(lambda: not window.desk.running)
+        await until(lambda: not window.controller.running)
         # a refusal is said in its place, and nothing is left of it
         idle.refusal = "the answer is complete"
         window.acts.two_ways.trigger()
@@ -162,15 +162,15 @@ def test_columns_belong_to_their_session(in_window: Play, idle: FakeWorkbench) -
         window.acts.four_ways.trigger()
         await until(lambda: len(panel.cards) == 4)
         # when another session is opened meanwhile
-        window.desk.open(3)
-        await until(lambda: window.desk.shown is not None and window.desk.shown.session_id == 3)
+        window.controller.open(3)
+        await until(lambda: window.controller.shown is not None and window.controller.shown.session_id == 3)
         assert not panel.isVisible()
-        assert not window.desk.running
+        assert not window.controller.running
         # then they are there again on coming back, with what was said meanwhile
         for _ in range(20):
             idle.gate.release()
         await frames()
-        window.desk.open(TRIP)
+        window.controller.open(TRIP)
         await until(lambda: panel.isVisible())
         await until(lambda: panel.cards[0].text.text.endswith("chairs."))
         # and news that takes them away does
@@ -185,8 +185,8 @@ def test_news_of_columns_that_were_closed_does_not_open_them_again(in_window: Pl
         panel = window.parts.columns
         await pinned(window, idle)
         window.acts.four_ways.trigger()
-        await until(lambda: len(panel.cards) == 4 and not window.desk.running)
-        view = window.desk.draws._columns[TRIP]
+        await until(lambda: len(panel.cards) == 4 and not window.controller.running)
+        view = window.controller.draws._columns[TRIP]
         told = replace(view, note="reopened", columns=tuple(replace(column, note="reopened") for column in view.columns))
         idle.emit(ColumnsChanged(TRIP, told))
         await until(lambda: panel.note.text() == "reopened")
@@ -207,7 +207,7 @@ def test_wide_they_share_the_room_narrow_they_scroll(in_window: Play, idle: Fake
         window.resize(width, 800)
         await pinned(window, idle)
         window.acts.eight_ways.trigger()
-        await until(lambda: len(panel.cards) == 8 and not window.desk.running)
+        await until(lambda: len(panel.cards) == 8 and not window.controller.running)
         await frames()
         tops = {card.mapTo(panel, QPoint(0, 0)).y() for card in panel.cards}
         assert len(tops) == 1
@@ -228,7 +228,7 @@ def test_two_columns_share_a_wide_panel(in_window: Play, idle: FakeWorkbench) ->
         panel = window.parts.columns
         window.resize(1360, 800)
         window.acts.two_ways.trigger()
-        await until(lambda: len(panel.cards) == 2 and not window.desk.running)
+        await until(lambda: len(panel.cards) == 2 and not window.controller.running)
         await frames()
         assert panel.area.horizontalScrollBar().maximum() == 0
         assert abs(panel.cards[0].width() - panel.cards[1].width()) <= 1
@@ -244,7 +244,7 @@ def test_columns_are_coloured_as_the_transcript_is(in_window: Play, idle: FakeWo
     async def scene(window: MainWindow) -> None:
         panel = window.parts.columns
         window.acts.two_ways.trigger()
-        await until(lambda: len(panel.cards) == 2 and not window.desk.running)
+        await until(lambda: len(panel.cards) == 2 and not window.controller.running)
         await frames()
         before = panel.cards[0].text.grab().toImage()
         window.stage.colour_by(Measure.ENTROPY)
@@ -272,7 +272,7 @@ def test_short_columns_leave_the_room_to_the_transcript(in_window: Play, idle: F
         panel, view = window.parts.columns, window.parts.transcript
         await pinned(window, idle)
         QTest.mouseClick(window.parts.inspector.token.draws.buttons[2], Qt.MouseButton.LeftButton)
-        await until(lambda: len(panel.cards) == 2 and not window.desk.running)
+        await until(lambda: len(panel.cards) == 2 and not window.controller.running)
         await frames()
         # then the strip ends where the longest of them does, and nothing of it is cut
         ends = [card.keep.mapTo(panel, QPoint(0, card.keep.height())).y() for card in panel.cards]

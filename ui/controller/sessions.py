@@ -8,15 +8,15 @@ from typing import Any, ParamSpec
 
 from PySide6.QtCore import QObject, Signal
 
+from ui.controller.showing import Showing
 from ui.core.undo import Undo, UndoStack
-from ui.desk.showing import Showing
 from ui.port import FolderView, SessionSummary
 
 P = ParamSpec("P")
 
 
-class SessionsDesk(QObject):
-    """Part of `Desk`: each command is carried out, then the list is asked for again. What can be taken back, can be.
+class SessionsController(QObject):
+    """Part of `Controller`: each command is carried out, then the list is asked for again. What can be taken back, can be.
 
     Args:
         showing: The session that is shown.

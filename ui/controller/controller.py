@@ -1,4 +1,4 @@
-"""One open session and the list beside it: the parts of the desk, and the news for them."""
+"""One open session and the list beside it: the parts of the controller, and the news for them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QObject, Signal
 
+from ui.controller.answers import AnswersController
+from ui.controller.cache import CacheController
+from ui.controller.drafts import DraftsController
+from ui.controller.draws import DrawsController
+from ui.controller.models import ModelsController
+from ui.controller.second import SecondController
+from ui.controller.sessions import SessionsController
+from ui.controller.shelf import ShelfController
+from ui.controller.showing import Showing
+from ui.controller.similar import SimilarController
+from ui.controller.tree import TreeController
 from ui.core.undo import UndoStack
-from ui.desk.answers import AnswersDesk
-from ui.desk.cache import CacheDesk
-from ui.desk.drafts import DraftsDesk
-from ui.desk.draws import DrawsDesk
-from ui.desk.models import ModelsDesk
-from ui.desk.second import SecondDesk
-from ui.desk.sessions import SessionsDesk
-from ui.desk.shelf import ShelfDesk
-from ui.desk.showing import Showing
-from ui.desk.similar import SimilarDesk
-from ui.desk.tree import TreeDesk
 from ui.port import (
     ColumnsChanged,
     ColumnTokens,
@@ -39,12 +39,12 @@ from ui.port import (
 )
 
 
-class Desk(Showing):
+class Controller(Showing):
     """Each part has the commands of its subject and tells what came of them.
 
     Args:
         workbench: The use cases.
-        parent: Owns the desk.
+        parent: Owns the controller.
     """
 
     turn_changed = Signal(object)  # TurnView of the path shown
@@ -57,17 +57,17 @@ class Desk(Showing):
     def __init__(self, workbench: Workbench, parent: QObject) -> None:
         super().__init__(workbench, self._deliver, parent)
         self.undo_stack = UndoStack(self.tasks, self)
-        self.sessions = SessionsDesk(self, self.undo_stack)
-        self.tree = TreeDesk(self, self.undo_stack)
-        self.drafts = DraftsDesk(self)
-        self.answers = AnswersDesk(self, self.drafts)
-        self.draws = DrawsDesk(self)
-        self.cache = CacheDesk(self)
-        self.models = ModelsDesk(self)
+        self.sessions = SessionsController(self, self.undo_stack)
+        self.tree = TreeController(self, self.undo_stack)
+        self.drafts = DraftsController(self)
+        self.answers = AnswersController(self, self.drafts)
+        self.draws = DrawsController(self)
+        self.cache = CacheController(self)
+        self.models = ModelsController(self)
         self._engine = EngineState.NONE  # as it was when somebody last told
-        self.shelf = ShelfDesk(self, self.models)
-        self.second = SecondDesk(self)
-        self.similar = SimilarDesk(self)
+        self.shelf = ShelfController(self, self.models)
+        self.second = SecondController(self)
+        self.similar = SimilarController(self)
 
     @property
     def engine(self) -> EngineState:

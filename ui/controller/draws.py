@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject, Signal
 
-from ui.desk.showing import Showing, in_silence
+from ui.controller.showing import Showing, in_silence
 from ui.port import BeamRules, Columns, ColumnTokens
 
 PREVIEW_TOKENS = 8
 PREVIEW = "preview"
 
 
-class DrawsDesk(QObject):
-    """Part of `Desk`.
+class DrawsController(QObject):
+    """Part of `Controller`.
 
     Args:
         showing: The session that is shown.

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from PySide6.QtCore import QObject, Signal
 
-from ui.desk import Desk
+from ui.controller import Controller
 from ui.port import AnswerFormat, SessionSetup, Workbench
 
 MODEL, SAMPLING, FORM, TOOLS = range(4)
@@ -14,11 +14,11 @@ MODEL, SAMPLING, FORM, TOOLS = range(4)
 Change = Callable[[Workbench, int], Awaitable[SessionSetup]]
 
 
-class SetupDesk(QObject):
+class SetupController(QObject):
     """What the session shown is set to.
 
     Args:
-        desk: Knows the session that is shown, and keeps the tasks.
+        controller: Knows the session that is shown, and keeps the tasks.
         workbench: The use cases.
     """
 
@@ -27,16 +27,16 @@ class SetupDesk(QObject):
     format_checked = Signal(object, str)  # the AnswerFormat asked about, and what is wrong with it
     tools_checked = Signal(str, object, str)  # the source asked about, names, what is wrong with it
 
-    def __init__(self, desk: Desk, workbench: Workbench) -> None:
-        super().__init__(desk)
-        self._desk = desk
+    def __init__(self, controller: Controller, workbench: Workbench) -> None:
+        super().__init__(controller)
+        self._controller = controller
         self._workbench = workbench
 
     def ask(self) -> None:
         """What holds now."""
-        shown = self._desk.shown
+        shown = self._controller.shown
         if shown is not None:
-            self._desk.tasks.latest(
+            self._controller.tasks.latest(
                 "setup", self._change(lambda workbench, session: workbench.setup(session), shown.session_id), self.refused.emit
             )
 
@@ -48,29 +48,29 @@ class SetupDesk(QObject):
             refused: Hears why not, in place of everybody.
             session_id: Whose; None: of the session shown.
         """
-        shown = self._desk.shown
+        shown = self._controller.shown
         if session_id is None and shown is not None:
             session_id = shown.session_id
         if session_id is not None:
-            self._desk.tasks.run(self._change(change, session_id), refused or self.refused.emit)
+            self._controller.tasks.run(self._change(change, session_id), refused or self.refused.emit)
 
     def check_format(self, answer_format: AnswerFormat) -> None:
         """Asks what is wrong with a form; the answer to an older question is not told."""
-        self._desk.tasks.latest("check format", self._check_format(answer_format), self.refused.emit)
+        self._controller.tasks.latest("check format", self._check_format(answer_format), self.refused.emit)
 
     def check_tools(self, source: str) -> None:
         """Asks what tools are defined, likewise."""
-        self._desk.tasks.latest("check tools", self._check_tools(source), self.refused.emit)
+        self._controller.tasks.latest("check tools", self._check_tools(source), self.refused.emit)
 
     async def _change(self, change: Change, session_id: int) -> None:
         try:
             setup = await change(self._workbench, session_id)
         except Exception:
-            shown = self._desk.shown
+            shown = self._controller.shown
             if shown is not None and shown.session_id == session_id:  # the fields go back to what holds
                 self.changed.emit(await self._workbench.setup(session_id))
             raise
-        shown = self._desk.shown
+        shown = self._controller.shown
         if shown is not None and setup.session_id == shown.session_id:
             self.changed.emit(setup)
 

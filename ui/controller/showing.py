@@ -22,7 +22,7 @@ def in_silence(_words: str) -> None:
 
 
 class Showing(QObject):
-    """What the parts of the desk have in common.
+    """What the parts of the controller have in common.
 
     Args:
         workbench: The use cases.

@@ -9,14 +9,14 @@ from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
+from ui.controller.models import ModelsController
+from ui.controller.showing import Showing
 from ui.core.tasks import Stoppables
-from ui.desk.models import ModelsDesk
-from ui.desk.showing import Showing
 from ui.port import Bits, Download, LoadChoice, ModelPlan, TokenView
 
 
-class ShelfDesk(QObject):
-    """Part of `Desk`. What is refused is told by `refused`, unless it belongs to one row.
+class ShelfController(QObject):
+    """Part of `Controller`. What is refused is told by `refused`, unless it belongs to one row.
 
     Args:
         showing: Has the tasks.
@@ -47,7 +47,7 @@ class ShelfDesk(QObject):
     removed = Signal(str, int)  # name, bytes that are free again
     refused = Signal(str)
 
-    def __init__(self, showing: Showing, models: ModelsDesk) -> None:
+    def __init__(self, showing: Showing, models: ModelsController) -> None:
         super().__init__(showing)
         self._tasks = showing.tasks
         self._workbench = showing.workbench

@@ -6,14 +6,14 @@ from functools import partial
 
 from PySide6.QtCore import QObject, Signal
 
-from ui.desk.showing import Showing
+from ui.controller.showing import Showing
 from ui.port import NoRoomRefusal, SecondChoice
 
 _KEY = "second"
 
 
-class SecondDesk(QObject):
-    """Part of `Desk`. One comparison at a time; the next one ends it.
+class SecondController(QObject):
+    """Part of `Controller`. One comparison at a time; the next one ends it.
 
     Args:
         showing: The session that is shown.

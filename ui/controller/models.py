@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject, Signal
 
-from ui.desk.showing import Showing
+from ui.controller.showing import Showing
 from ui.port import LoadChoice, Refusal
 
 
-class ModelsDesk(QObject):
-    """Part of `Desk`.
+class ModelsController(QObject):
+    """Part of `Controller`.
 
     Args:
         showing: Has the tasks.

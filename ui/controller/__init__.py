@@ -3,7 +3,7 @@
 No widget is known here. Every command is a coroutine run by `Tasks`; news comes from the port through `EventQueue`.
 """
 
-from ui.desk.desk import Desk
-from ui.desk.showing import Showing
+from ui.controller.controller import Controller
+from ui.controller.showing import Showing
 
-__all__ = ["Desk", "Showing"]
+__all__ = ["Controller", "Showing"]

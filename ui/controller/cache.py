@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject, Signal
 
-from ui.desk.showing import Showing
+from ui.controller.showing import Showing
 
 
-class CacheDesk(QObject):
-    """Part of `Desk`.
+class CacheController(QObject):
+    """Part of `Controller`.
 
     Args:
         showing: The session that is shown.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject, Signal
 
-from ui.desk.showing import Showing, in_silence
+from ui.controller.showing import Showing, in_silence
 
 SCORING = "score draft"
 
 
-class DraftsDesk(QObject):
-    """Part of `Desk`.
+class DraftsController(QObject):
+    """Part of `Controller`.
 
     Args:
         showing: The session that is shown.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject, Signal
 
+from ui.controller.showing import Showing
 from ui.core.undo import Undo, UndoStack
-from ui.desk.showing import Showing
 
 
-class TreeDesk(QObject):
-    """Part of `Desk`.
+class TreeController(QObject):
+    """Part of `Controller`.
 
     Args:
         showing: The session that is shown.

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from PySide6.QtCore import QObject, Signal
 
+from ui.controller.showing import Showing
 from ui.core.shown import typed_text
-from ui.desk.showing import Showing
 from ui.port import ModelRefusal, SessionView
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ class _Asked(NamedTuple):
     words: str
 
 
-class SimilarDesk(QObject):
-    """Part of `Desk`. One look at a time; the next one ends it, and what it has made is remembered.
+class SimilarController(QObject):
+    """Part of `Controller`. One look at a time; the next one ends it, and what it has made is remembered.
 
     Args:
         showing: The session that is shown.

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QObject, Signal
 
-from ui.desk.drafts import DraftsDesk
-from ui.desk.showing import Showing
+from ui.controller.drafts import DraftsController
+from ui.controller.showing import Showing
 from ui.port import Made
 
 
-class AnswersDesk(QObject):
-    """Part of `Desk`.
+class AnswersController(QObject):
+    """Part of `Controller`.
 
     Args:
         showing: The session that is shown.
@@ -23,7 +23,7 @@ class AnswersDesk(QObject):
     did_not_fit = Signal(int, str)  # session and message: it is in the tree, and what can be done is a choice
     draft_saved = Signal(int, str)  # session and message: it is in the store, the draft has done its work
 
-    def __init__(self, showing: Showing, drafts: DraftsDesk) -> None:
+    def __init__(self, showing: Showing, drafts: DraftsController) -> None:
         super().__init__(showing)
         self._showing = showing
         self._drafts = drafts
