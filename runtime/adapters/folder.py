@@ -15,20 +15,16 @@ from runtime.adapters.layouts import (
 )
 from runtime.errors import AdapterError, ModelLoadError
 from runtime.loading.integrity import (
-    FORMAT,
-    Manifest,
     digest_of_all,
     known_sha256,
-    notes_of,
     read_manifest,
     verify,
-    write_manifest,
 )
 from runtime.loading.model_folder import check_entries, read_json
 from runtime.loading.paths import ADAPTER_CONFIG, is_adapter, is_model_id, models_dir, shelf_id, shelf_path
 from runtime.loading.progress import OnProgress, ignore
 from runtime.options.checking import shown
-from runtime.shelf.atomic_install import copy_files, place_on_shelf, shelf_folders
+from runtime.shelf.atomic_install import copy_files, install, shelf_folders
 
 CONFIG = ADAPTER_CONFIG
 _NAMED = 8  # adapters that a message names
@@ -194,26 +190,17 @@ def import_adapter(path: str | Path, name: str | None = None, progress: OnProgre
     files = [source / CONFIG, header.weights]
     sha256 = digest_of_all({file.name: known_sha256(file) for file in files})
 
-    def make(hidden: Path, adapter_id: str) -> None:
+    def write(hidden: Path) -> int:
         copy_files(files, hidden, progress)
-        manifest = Manifest(
-            format=FORMAT,
-            id=adapter_id,
-            title=source.name,
-            source=source.name,
-            source_sha256=sha256,
-            kind="adapter",
-            parameters=header.parameters,
-            files=notes_of(hidden),
-        )
-        write_manifest(hidden, manifest)
+        return header.parameters
 
     def opened(folder: Path) -> Path:
         read_header(folder)
         return folder
 
     needed = sum(file.stat().st_size for file in files)
-    return shelf_adapter(place_on_shelf(source, name, sha256, needed, make=make, opened=opened))
+    folder = install(source, name, sha256, needed, write=write, opened=opened, kind="adapter", title=source.name)
+    return shelf_adapter(folder)
 
 
 def shelf_adapter(folder: Path) -> ShelvedAdapter:

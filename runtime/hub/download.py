@@ -16,7 +16,7 @@ from runtime.adapters.folder import is_on_shelf
 from runtime.errors import DownloadError, ModelLoadError
 from runtime.hub.child_protocol import DownloadPlan, HubFile, HubId, Kind, OnDownload, shelf_name
 from runtime.hub.download_progress import ProgressReporter
-from runtime.hub.install import install
+from runtime.hub.install import install_download
 from runtime.hub.part_file import Address, Part, fetch_part
 from runtime.hub.partial_downloads import PartialDownload, kept_bytes
 from runtime.hub.repository import (
@@ -223,7 +223,7 @@ class Download:
                 self._telling.begin(plan.files, kept_bytes(plan.repository, plan.files))
                 sums = self._taking.take(self._listing, plan.files, kept.folder)
                 self._telling.state("install")
-                install(plan, kept.folder, sums, self._endpoint)
+                install_download(plan, kept.folder, sums, self._endpoint)
             except DownloadError as fault:
                 raise self._explained(fault, kept) from fault
             except ModelLoadError as fault:  # all of it is here, and cannot be put on the shelf

@@ -13,15 +13,15 @@ from runtime.adapters.folder import read_header
 from runtime.adapters.layouts import AdapterHeader
 from runtime.errors import AdapterError, ModelLoadError
 from runtime.hub.child_protocol import DownloadPlan
-from runtime.loading.integrity import FORMAT, FileNote, HubNote, Manifest, digest_of_all, template_digest, write_manifest
-from runtime.loading.model_folder import chat_template_of, open_folder, read_json, weight_files
+from runtime.loading.integrity import HubNote, digest_of_all
+from runtime.loading.model_folder import open_folder, weight_files
 from runtime.loading.paths import make_private
 from runtime.loading.safetensors import weights_of
-from runtime.shelf.atomic_install import place_on_shelf
+from runtime.shelf.atomic_install import install
 from runtime.text.tokenizer import Tokenizer
 
 
-def install(plan: DownloadPlan, folder: Path, sums: Mapping[str, str], endpoint: str | None) -> None:
+def install_download(plan: DownloadPlan, folder: Path, sums: Mapping[str, str], endpoint: str | None) -> None:
     """Checks the fetched files as loading does, and puts them on the shelf in one moment. `folder` keeps its own names of them.
 
     Args:
@@ -33,41 +33,34 @@ def install(plan: DownloadPlan, folder: Path, sums: Mapping[str, str], endpoint:
     Raises:
         ModelLoadError: They are no sound model, the name is taken, or the disk is full.
     """
-    sha256, adapter = digest_of_all(sums), plan.kind == "adapter"
+    adapter = plan.kind == "adapter"
 
-    def make(hidden: Path, model_id: str) -> None:
+    def write(hidden: Path) -> int:
         last = {file.oid: file.name for file in plan.files}
         for file in plan.files:
             _move(folder / f"{file.oid}.part", hidden / file.name, alone=last[file.oid] == file.name)
         _note_for_huggingface(hidden, plan)
-        notes = {}
-        for file in plan.files:
-            info = (hidden / file.name).stat()
-            notes[file.name] = FileNote(sums[file.name], info.st_size, info.st_mtime_ns)
-        template = None if adapter else chat_template_of(hidden, read_json(hidden / "tokenizer_config.json") or {})
-        manifest = Manifest(
-            format=FORMAT,
-            id=model_id,
-            title=plan.repository.rpartition("/")[2],
-            source=f"{plan.repository}@{plan.revision}",
-            source_sha256=sha256,
-            kind="adapter" if adapter else "folder",
-            parameters=_parameters(hidden, plan),
-            files=notes,
-            template_digest=None if template is None else template_digest(template),
-            hub=HubNote(plan.repository, plan.revision, plan.commit, endpoint or constants.ENDPOINT),
-        )
-        write_manifest(hidden, manifest)
-        if not adapter:
-            _check_text(hidden)
+        return _parameters(hidden, plan)
 
     def opened(placed: Path) -> None:
         if adapter:
             _header(placed)
         else:
-            open_folder(placed, backend="mlx")
+            _check_text(placed)
 
-    place_on_shelf(folder, plan.name, sha256, 0, make=make, opened=opened)
+    install(
+        folder,
+        plan.name,
+        digest_of_all(sums),
+        0,
+        write=write,
+        opened=opened,
+        kind="adapter" if adapter else "folder",
+        title=plan.repository.rpartition("/")[2],
+        made_from=f"{plan.repository}@{plan.revision}",
+        sums=sums,
+        hub=HubNote(plan.repository, plan.revision, plan.commit, endpoint or constants.ENDPOINT),
+    )
 
 
 def _parameters(hidden: Path, plan: DownloadPlan) -> int:

@@ -170,13 +170,13 @@ class Manifest(msgspec.Struct, frozen=True):
     hub: HubNote | None = None
 
 
-def notes_of(folder: Path) -> dict[str, FileNote]:
-    """Size, time and SHA-256 of every file of a folder; reads all of them."""
+def notes_of(folder: Path, sums: Mapping[str, str] | None = None) -> dict[str, FileNote]:
+    """Size, time and SHA-256 of every file of a folder; reads those without a known SHA-256 in `sums`."""
     notes: dict[str, FileNote] = {}
     for path in sorted(folder.iterdir()):
         if path.name != MANIFEST and path.is_file():
-            info = path.stat()
-            notes[path.name] = FileNote(sha256_of(path), info.st_size, info.st_mtime_ns)
+            info, sha256 = path.stat(), (sums or {}).get(path.name) or sha256_of(path)
+            notes[path.name] = FileNote(sha256, info.st_size, info.st_mtime_ns)
     return notes
 
 

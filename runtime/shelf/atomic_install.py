@@ -1,7 +1,6 @@
-"""Putting something on the shelf: made in a hidden folder beside it, renamed when it is whole.
+"""Installs on the shelf: written into a hidden folder, renamed when complete.
 
-Whatever happens before the rename (a fault, a cancel, kill -9) leaves nothing that is listed; the next import removes
-the remains.
+A fault, a cancel or kill -9 before the rename leaves nothing that is listed; the next import removes the remains.
 """
 
 from __future__ import annotations
@@ -10,49 +9,70 @@ import contextlib
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import filelock
 
 from resources.files import open_regular
 from runtime.errors import AdapterError, ModelLoadError
-from runtime.loading.integrity import Manifest, read_manifest, sync_all, sync_folder
+from runtime.loading.integrity import (
+    FORMAT,
+    HubNote,
+    Manifest,
+    notes_of,
+    read_manifest,
+    sync_all,
+    sync_folder,
+    template_digest,
+    write_manifest,
+)
+from runtime.loading.model_folder import chat_template_of, read_json
 from runtime.loading.paths import create_private, is_adapter, is_model_id, made_models_dir, models_dir, shelf_id, shelf_path
 from runtime.loading.progress import OnProgress, Progress
 
 T = TypeVar("T")
 
-HIDDEN = ".importing-"  # how the names of folders begin that are being made or removed
+HIDDEN = ".importing-"  # prefix of folders that are being made or removed
 _COMMIT_DIGITS = 7  # as many as git shows
 _LOCK_SECONDS = 900.0  # another import may be converting a large file
 _SPARE_BYTES = 256 << 20
 
 
-def place_on_shelf(
+def install(
     source: Path,
     name: str | None,
     sha256: str,
     needed: int,
     *,
-    make: Callable[[Path, str], None],
+    write: Callable[[Path], int],
     opened: Callable[[Path], T],
+    kind: Literal["gguf", "folder", "adapter"],
+    title: str,
+    made_from: str = "",
     suffix: str = "",
+    sums: Mapping[str, str] | None = None,
+    hub: HubNote | None = None,
 ) -> T:
-    """Makes a folder of the shelf, whole or not at all. One that is there already, of the same content, is not made again.
+    """Makes a folder of the shelf with its manifest, whole or not at all. A sound one of the same content is not made again.
 
     Args:
-        source: What it is made from, for names and messages.
-        name: What it is found by later; None makes one from the source's.
+        source: The file or folder it is made from, for names and messages.
+        name: Its id on the shelf; None derives one from the source's name.
         sha256: Of the source's content.
-        needed: Bytes that it takes.
-        make: Writes all files, ``elsewise.json`` among them, into a folder, for an id.
+        needed: Bytes on the disk.
+        write: Writes all files but ``elsewise.json`` into a folder; returns the number of parameters.
         opened: Checks a folder and reads it.
-        suffix: Of a name that is made.
+        kind: Of the source.
+        title: Shown to users.
+        made_from: Source in the manifest; its file name by default.
+        suffix: Of a derived name.
+        sums: SHA-256 of the written files by name, where they are known; else the files are read.
+        hub: The repository it was downloaded from.
 
     Raises:
-        ModelLoadError: The name is taken or cannot be one, the disk is full, or another import does not end.
+        ModelLoadError: The name is taken or impossible, the disk is full, or another import does not end.
     """
     with _only_one_import(made_models_dir()) as shelf:
         model_id, present = _find_place(name, source, sha256, opened, suffix)
@@ -66,7 +86,21 @@ def place_on_shelf(
             )
         hidden = Path(tempfile.mkdtemp(prefix=HIDDEN, dir=shelf))
         try:
-            make(hidden, model_id)
+            parameters = write(hidden)
+            template = chat_template_of(hidden, read_json(hidden / "tokenizer_config.json") or {})
+            manifest = Manifest(
+                format=FORMAT,
+                id=model_id,
+                title=title,
+                source=made_from or source.name,
+                source_sha256=sha256,
+                kind=kind,
+                parameters=parameters,
+                files=notes_of(hidden, sums),
+                template_digest=None if template is None else template_digest(template),
+                hub=hub,
+            )
+            write_manifest(hidden, manifest)
             opened(hidden)
             sync_all(hidden)
             _publish(hidden, shelf_path(model_id))
@@ -76,7 +110,7 @@ def place_on_shelf(
 
 
 def shelf_folders(*, adapters: bool = False) -> list[Path]:
-    """All folders of models on the shelf, or of adapters, complete or not; hidden ones are neither."""
+    """Folders of all models on the shelf, or of all adapters, complete or not; hidden ones are neither."""
     try:
         folders = sorted(
             path for path in models_dir().iterdir() if not path.name.startswith(".") and (path.is_dir() or path.is_symlink())
@@ -87,17 +121,17 @@ def shelf_folders(*, adapters: bool = False) -> list[Path]:
 
 
 def link_on_shelf(source: Path, name: str | None) -> Path:
-    """A model folder that stays where it is gets a name on the shelf; nothing is copied.
+    """Links a model folder on the shelf; nothing is copied.
 
     Args:
         source: The folder, checked.
-        name: What it is found by later; None makes one from the folder's.
+        name: Its id on the shelf; None derives one from the folder's name.
 
     Returns:
-        Its place on the shelf: a link.
+        The link.
 
     Raises:
-        ModelLoadError: The name is taken or cannot be one, or the shelf cannot be written to.
+        ModelLoadError: The name is taken or impossible, or the shelf is read-only.
     """
     model_id = name or id_from(source)
     place = shelf_path(model_id)
@@ -114,13 +148,13 @@ def link_on_shelf(source: Path, name: str | None) -> Path:
 
 
 def find_folder(model_id: str) -> Path | None:
-    """The folder that an id names: of a model, or of an adapter by its full id; None where there is none.
+    """The folder of a model's id, or of an adapter's full id; None without one.
 
-    An id without a revision finds the only one there is; of a download the revision that was asked for, and the beginning
-    of its commit, are names too.
+    An id without a revision finds the only revision. A download is also found by its requested revision and by the first
+    digits of its commit.
 
     Raises:
-        ModelLoadError: Several answer to it.
+        ModelLoadError: Several revisions match.
     """
     if not is_model_id(model_id):
         return None
@@ -149,7 +183,7 @@ def _is_revision(folder: Path, revision: str) -> bool:
 
 
 def copy_files(files: Sequence[Path], target: Path, progress: OnProgress) -> None:
-    """Copies files into a folder, readable by their owner alone; tells of bytes."""
+    """Copies files into a folder, readable by their owner alone; reports bytes."""
     total, done = sum(file.stat().st_size for file in files), 0
     for file in files:
         with open_regular(file) as there, create_private(target / file.name) as here:
@@ -162,7 +196,7 @@ def copy_files(files: Sequence[Path], target: Path, progress: OnProgress) -> Non
 
 @contextlib.contextmanager
 def _only_one_import(shelf: Path) -> Iterator[Path]:
-    """Imports of all processes take turns; remains of dead ones are removed."""
+    """Serialises imports of all processes; removes the remains of dead ones."""
     try:
         with filelock.FileLock(shelf / ".lock", timeout=_LOCK_SECONDS, mode=0o600):
             for remains in shelf.glob(f"{HIDDEN}*"):
@@ -175,7 +209,7 @@ def _only_one_import(shelf: Path) -> Iterator[Path]:
 
 
 def _find_place(name: str | None, source: Path, sha256: str, opened: Callable[[Path], T], suffix: str) -> tuple[str, T | None]:
-    """The id to import under, and what is there already and sound."""
+    """The id of the import, and what is installed under it already, if sound."""
     model_id = name or f"{id_from(source)}{suffix}"
     holder = _holder(model_id, source)
     if holder is not None and (isinstance(holder, Path) or holder.source_sha256 != sha256):
@@ -186,17 +220,17 @@ def _find_place(name: str | None, source: Path, sha256: str, opened: Callable[[P
         model_id = f"{model_id}-{sha256[:8]}"
         holder = _holder(model_id, source)
     if isinstance(holder, Manifest):
-        with contextlib.suppress(ModelLoadError, AdapterError):  # damaged: made again and replaced
+        with contextlib.suppress(ModelLoadError, AdapterError):  # damaged: replaced
             return model_id, opened(shelf_path(model_id))
     return model_id, None
 
 
 def _holder(model_id: str, source: Path) -> Manifest | Path | None:
-    """Who has an id: an import, by its manifest, or a folder that is not ours to replace; None where nobody has."""
+    """The holder of an id: an import (its manifest), a folder that must not be replaced, or None."""
     folder = shelf_path(model_id)
     try:
         manifest = read_manifest(folder)
-    except ModelLoadError:  # a damaged import makes way
+    except ModelLoadError:  # a damaged import is replaced
         return None
     if manifest is not None:
         return manifest
@@ -205,14 +239,14 @@ def _holder(model_id: str, source: Path) -> Manifest | Path | None:
 
 
 def id_from(source: Path) -> str:
-    """A name for what is made from a file or a folder."""
+    """An id derived from the name of a file or folder."""
     stem = source.stem if source.is_file() else source.name
     cleaned = re.sub(r"[^A-Za-z0-9._+]+", "-", stem, flags=re.ASCII).strip("-._+")
     return re.sub(r"\.{2,}|-{2,}", "-", cleaned)[:100] or "model"
 
 
 def _publish(hidden: Path, final: Path) -> None:
-    """Gives the finished folder its name; a damaged one that has it makes way."""
+    """Renames the finished folder; moves a damaged one of that name away."""
     if final.exists():
         aside = Path(tempfile.mkdtemp(prefix=HIDDEN, dir=final.parent))
         final.rename(aside / "old")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
+from typing import Literal
 
 from resources.files import kind_of_file, open_regular
 from runtime.backends.registry import default_backend
@@ -19,28 +20,21 @@ from runtime.loading.gguf.convert import Checked, check
 from runtime.loading.gguf.quants import KEPT
 from runtime.loading.gguf.weights import kept_bits
 from runtime.loading.integrity import (
-    FORMAT,
-    Manifest,
     digest_of_all,
     known_sha256,
-    notes_of,
     read_manifest,
-    template_digest,
-    write_manifest,
 )
 from runtime.loading.model_folder import (
     INDEX,
     SETTINGS_FILES,
     TEXT_FILES,
     ModelFolder,
-    chat_template_of,
     open_folder,
-    read_json,
     weight_files,
 )
 from runtime.loading.paths import create_private
 from runtime.loading.progress import OnProgress, ignore
-from runtime.shelf.atomic_install import copy_files, place_on_shelf, shelf_folders
+from runtime.shelf.atomic_install import copy_files, install, shelf_folders
 
 _PATIENCE = 120.0  # seconds for whatever does not grow with the file
 _SLOWEST = 2 << 20  # bytes of GGUF per second, below which a conversion counts as hung
@@ -77,6 +71,7 @@ def import_model(
     """
     source = Path(path).expanduser().absolute()
     quantised = False
+    kind: Literal["gguf", "folder"]
     if source.is_file():
         checked = check(source)
         quantised = _stays_quantised(checked, keep_quantised)
@@ -92,29 +87,27 @@ def import_model(
         what = kind_of_file(source.stat().st_mode) if source.exists() else "no such file or folder"
         raise ModelLoadError(f"{source}: {what}; give a model folder or a GGUF file")
 
-    def make(hidden: Path, model_id: str) -> None:
-        parameters = (
-            _convert(source, hidden, progress, quantised=quantised) if kind == "gguf" else _copy(source, hidden, progress)
-        )
-        if keep and kind == "gguf":
+    def write(hidden: Path) -> int:
+        if kind == "folder":
+            copy_files(_wanted(source), hidden, progress)
+            return 0
+        parameters = _convert(source, hidden, progress, quantised=quantised)
+        if keep:
             with open_regular(source) as there, create_private(hidden / SOURCE) as here:
                 shutil.copyfileobj(there, here, 8 << 20)
-        template = chat_template_of(hidden, read_json(hidden / "tokenizer_config.json") or {})
-        manifest = Manifest(
-            format=FORMAT,
-            id=model_id,
-            title=title or (source.stem if kind == "gguf" else source.name),
-            source=source.name,
-            source_sha256=sha256,
-            kind="gguf" if kind == "gguf" else "folder",
-            parameters=parameters,
-            files=notes_of(hidden),
-            template_digest=None if template is None else template_digest(template),
-        )
-        write_manifest(hidden, manifest)
+        return parameters
 
-    opened = partial(open_folder, backend="mlx")
-    return place_on_shelf(source, name, sha256, needed, make=make, opened=opened, suffix="-mlx" if quantised else "")
+    return install(
+        source,
+        name,
+        sha256,
+        needed,
+        write=write,
+        opened=partial(open_folder, backend="mlx"),
+        kind=kind,
+        title=title or (source.stem if kind == "gguf" else source.name),
+        suffix="-mlx" if quantised else "",
+    )
 
 
 def _stays_quantised(checked: Checked, wanted: bool | None) -> bool:
@@ -151,11 +144,6 @@ def _wanted(folder: Path) -> list[Path]:
     """What is taken of a model folder: safetensors, configs, tokenizer and template; nothing else is opened."""
     small = [folder / name for name in (*SETTINGS_FILES, *TEXT_FILES, INDEX)]
     return [*(file for file in small if file.is_file()), *weight_files(folder)]
-
-
-def _copy(source: Path, target: Path, progress: OnProgress) -> int:
-    copy_files(_wanted(source), target, progress)
-    return 0
 
 
 def _convert(source: Path, target: Path, progress: OnProgress, *, quantised: bool) -> int:

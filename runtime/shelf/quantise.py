@@ -11,12 +11,12 @@ from runtime.errors import InvalidRequestError, ModelLoadError
 from runtime.loading.architectures import libraries_knowing
 from runtime.loading.child_process import Child
 from runtime.loading.config import quantised_with
-from runtime.loading.integrity import FORMAT, Manifest, digest_of_all, notes_of, template_digest, write_manifest
-from runtime.loading.model_folder import TEXT_FILES, ModelFolder, chat_template_of, open_folder, read_json
+from runtime.loading.integrity import digest_of_all
+from runtime.loading.model_folder import TEXT_FILES, ModelFolder, open_folder
 from runtime.loading.paths import models_dir, shelf_id
 from runtime.loading.progress import OnProgress, ignore
 from runtime.loading.safetensors import weights_of
-from runtime.shelf.atomic_install import copy_files, find_folder, id_from, place_on_shelf
+from runtime.shelf.atomic_install import copy_files, find_folder, id_from, install
 
 Bits = Literal[4, 8]
 GROUP = 64  # weights that share a step and a lowest value, as mlx_lm has it by default
@@ -56,25 +56,21 @@ def convert_model(
     made_of = digest_of_all({"weights": checked.weights_digest, "text": checked.text_digest, "bits": str(bits)})
     own = shelf_id(folder).partition("@")[0] if folder.parent == models_dir() else id_from(folder)
 
-    def make(hidden: Path, model_id: str) -> None:
+    def write(hidden: Path) -> int:
         parameters = _convert(folder, hidden, bits, progress)
         copy_files([folder / file for file in _SMALL if (folder / file).is_file()], hidden, ignore)
-        template = chat_template_of(hidden, read_json(hidden / "tokenizer_config.json") or {})
-        manifest = Manifest(
-            format=FORMAT,
-            id=model_id,
-            title=title or f"{checked.name} ({bits} bit)",
-            source=folder.name,
-            source_sha256=made_of,
-            kind="folder",
-            parameters=parameters,
-            files=notes_of(hidden),
-            template_digest=None if template is None else template_digest(template),
-        )
-        write_manifest(hidden, manifest)
+        return parameters
 
-    opened = partial(open_folder, backend="mlx")
-    return place_on_shelf(folder, name or f"{own}-{bits}bit", made_of, needed, make=make, opened=opened)
+    return install(
+        folder,
+        name or f"{own}-{bits}bit",
+        made_of,
+        needed,
+        write=write,
+        opened=partial(open_folder, backend="mlx"),
+        kind="folder",
+        title=title or f"{checked.name} ({bits} bit)",
+    )
 
 
 def _source(source: str | Path) -> Path:
