@@ -1,4 +1,4 @@
-"""Which library knows which architecture, told from its files: importing the libraries takes seconds."""
+"""Architectures of transformers and mlx_lm, read from the libraries' files: importing them takes seconds."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import importlib.util
 from functools import cache
 from pathlib import Path
 
-# Where a library says that an architecture lives in another's module, and the end of its modules' names
+# The table of architectures that are in another's module (file, name), and the suffix of modules
 _LIBRARIES = {
     "transformers": ("models/auto/auto_mappings.py", "SPECIAL_MODEL_TYPE_TO_MODULE_NAME", ""),
     "mlx_lm": ("utils.py", "MODEL_REMAPPING", ".py"),
 }
 
 _ARGUMENTS = ("args", "config", "params", "text_config")
-_SHARED = ("base", "cache")  # modules that every architecture takes something from
+_SHARED = ("base", "cache")  # modules that every architecture imports from
 
 
 def libraries_knowing(kind: str) -> tuple[str, ...]:
-    """Which of transformers and mlx_lm have an architecture.
+    """Those of transformers and mlx_lm that have an architecture.
 
     Args:
         kind: ``model_type`` of a configuration.
@@ -27,7 +27,7 @@ def libraries_knowing(kind: str) -> tuple[str, ...]:
         return ()
     found = []
     for library, (_, _, suffix) in _LIBRARIES.items():
-        name = _elsewhere(library).get(kind, kind).replace("-", "_")
+        name = _modules(library).get(kind, kind).replace("-", "_")
         if any((place / "models" / f"{name}{suffix}").exists() for place in _places(library)):
             found.append(library)
     return tuple(found)
@@ -35,16 +35,16 @@ def libraries_knowing(kind: str) -> tuple[str, ...]:
 
 @cache
 def words_in_source(library: str, kind: str) -> frozenset[str]:
-    """What the module of an architecture mentions: names, texts, and as "args.NAME" the fields that it reads of its arguments.
+    """Names and texts in the module of an architecture, and the fields of its arguments that it reads, as "args.NAME".
 
-    A field that is declared and never read is not among them. Modules that it takes classes from are read as well.
+    A field that is declared but never read is not among them. Modules that it imports classes from are included.
 
     Args:
         library: "mlx_lm".
         kind: ``model_type`` of a configuration.
     """
     _, _, suffix = _LIBRARIES[library]
-    todo, found, read = [_elsewhere(library).get(kind, kind).replace("-", "_")], set[str](), set[str]()
+    todo, found, read = [_modules(library).get(kind, kind).replace("-", "_")], set[str](), set[str]()
     while todo:
         name = todo.pop()
         files = [place / "models" / f"{name}{suffix}" for place in _places(library)[:1]]
@@ -69,8 +69,8 @@ def _places(library: str) -> tuple[Path, ...]:
 
 
 @cache
-def _elsewhere(library: str) -> dict[str, str]:
-    """Architectures that live in another's module (mlx_lm runs mistral as llama); empty where the library says it otherwise."""
+def _modules(library: str) -> dict[str, str]:
+    """Module by architecture, where they differ (mlx_lm runs mistral as llama); empty where the table is not found."""
     file, name, _ = _LIBRARIES[library]
     try:
         source = "".join((place / file).read_text("utf-8") for place in _places(library)[:1])

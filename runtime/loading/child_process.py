@@ -17,18 +17,18 @@ from typing import Any, Self
 
 from runtime.loading.progress import OnProgress, Progress
 
-LOOK_SECONDS = 1.0  # the caller hears at least this often, also where nothing is said
+LOOK_SECONDS = 1.0  # longest time between two reports, also of a silent child
 
 
 class Child:
-    """``python -m MODULE ARGUMENTS``; it is killed at the end of the `with`, however that comes about.
+    """``python -m MODULE ARGUMENTS``, killed at the end of the `with`.
 
     Args:
-        module: Of ours; it ends when its standard input closes.
-        arguments: For it.
-        cwd: Where it runs.
-        environment: Beside this process's own.
-        order: What it finds on its standard input first: shorter than a pipe holds (64 KB).
+        module: One that ends when its standard input closes (`end_with_parent`).
+        arguments: Of the command line.
+        cwd: Working directory.
+        environment: Variables beside this process's own.
+        order: First bytes of its standard input, at most 64 KB (the size of a pipe).
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class Child:
             stderr=self._errors,
             cwd=cwd,
             env={**os.environ, **(environment or {})},
-            start_new_session=True,  # a Ctrl-C in the terminal is for whoever asked
+            start_new_session=True,  # a Ctrl-C in the terminal is for this process
         )
         if order:
             assert self._process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it died at once; its last words tell why
+            with contextlib.suppress(BrokenPipeError):  # it died at once; `last_words` has the reason
                 self._process.stdin.write(order)
                 self._process.stdin.flush()
 
@@ -63,12 +63,12 @@ class Child:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):  # of an order that nobody read
+                with contextlib.suppress(BrokenPipeError):  # of an unread order
                     pipe.close()
         self._errors.close()
 
     def lines(self) -> Iterator[bytes | None]:
-        """What it says, line by line, to its end; None wherever it has said nothing for a while."""
+        """Lines of its standard output; None after each second of silence."""
         assert self._process.stdout is not None
         rest = b""
         with selectors.DefaultSelector() as selector:
@@ -84,10 +84,10 @@ class Child:
                 yield from lines
 
     def follow(self, stage: str, limit: float, progress: OnProgress) -> dict[str, Any]:
-        """Its last answer, once it is done; meanwhile `progress` hears at least once a second how far it is.
+        """Waits for its last answer; reports progress at least once a second.
 
         Args:
-            stage: What it does, for `Progress`.
+            stage: For `Progress`.
             limit: Seconds after which it counts as hung.
             progress: May raise to cancel.
         """
@@ -105,23 +105,23 @@ class Child:
         return answer
 
     def last_words(self) -> str:
-        """The last line on its stderr, or its exit code; after the end of `lines`."""
+        """The last line of its stderr, or its exit code; after the end of `lines`."""
         code = self._process.wait()
         self._errors.seek(0)
         return (self._errors.read().decode(errors="replace").strip().splitlines() or [f"exit code {code}"])[-1][:200]
 
 
 def say(**message: object) -> None:
-    """One JSON object on a line of its own."""
+    """Writes one JSON object as a line."""
     sys.__stdout__.write(json.dumps(message) + "\n")  # type: ignore[union-attr]  # a child has one
     sys.__stdout__.flush()  # type: ignore[union-attr]  # likewise
 
 
 def end_with_parent() -> None:
-    """Leaves when standard input closes, as it does when the parent ends, however that comes about."""
+    """Ends this process when its standard input closes, as it does when the parent ends in any way."""
 
     def wait() -> None:
-        while os.read(0, 1):  # the buffer's lock would be held when the interpreter ends, which aborts the process
+        while os.read(0, 1):  # not through the buffer: its lock, held at exit, would abort the process
             pass
         os._exit(3)
 

@@ -1,4 +1,7 @@
-"""SHA-256 of files, remembered by path, size and time, and ``elsewise.json``: what an imported folder consists of."""
+"""SHA-256 of files, and ``elsewise.json``, the manifest of an imported folder.
+
+A digest is remembered by path, size and time under the models folder, never beside the file.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _CHUNK = 1 << 20
 
 
 def sha256_of(path: Path, tell: Callable[[int], None] | None = None) -> str:
-    """The file's SHA-256 as hex; reads all of it, and tells the bytes of each read.
+    """SHA-256 of a file as hex; reads all of it and reports the bytes of each read.
 
     Raises:
         ModelLoadError: It cannot be read.
@@ -39,10 +42,7 @@ def sha256_of(path: Path, tell: Callable[[int], None] | None = None) -> str:
 
 
 def known_sha256(path: Path) -> str:
-    """The same, computed only if the file's size or time is another than when it was last asked for.
-
-    What is remembered lies under the models folder, never beside the file.
-    """
+    """SHA-256 of a file, computed only if size or time changed since the last time."""
     kept = remembered_sha256(path)
     if kept is not None:
         return kept
@@ -52,10 +52,10 @@ def known_sha256(path: Path) -> str:
 
 
 def remembered_sha256(path: Path) -> str | None:
-    """The SHA-256 that is remembered of a file with this path, size and time; None where none is.
+    """The SHA-256 remembered for this path, size and time; None without one.
 
     Raises:
-        ModelLoadError: It cannot be looked at.
+        ModelLoadError: The file cannot be read.
     """
     note = _note(path)
     with contextlib.suppress(OSError, ValueError):
@@ -66,15 +66,15 @@ def remembered_sha256(path: Path) -> str | None:
 
 
 def remember_sha256(path: Path, sha256: str) -> None:
-    """Keeps it for `remembered_sha256`."""
+    """Stores a SHA-256 for `remembered_sha256`."""
     note, place = _note(path), _place(path)
-    with contextlib.suppress(OSError):  # a read-only models folder costs time, nothing else
+    with contextlib.suppress(OSError):  # a read-only models folder only costs time
         make_private(place.parent)
         write_atomically(place, json.dumps({**note, "sha256": sha256}).encode())
 
 
 def forget_digests(paths: Iterable[Path]) -> None:
-    """What is remembered of files that are no longer here."""
+    """Removes the remembered digests of removed files."""
     for path in paths:
         with contextlib.suppress(OSError):
             _place(path).unlink()
@@ -118,14 +118,14 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def sync_all(folder: Path) -> None:
-    """Makes a folder of files durable: their content, then their names."""
+    """Syncs the content of a folder's files, then their names."""
     for path in folder.iterdir():
         sync_folder(path)
     sync_folder(folder)
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes names that were created or renamed in a folder durable (or a file's content)."""
+    """Syncs the names in a folder, or the content of a file."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -139,7 +139,7 @@ _MAX_BYTES = 8 << 20  # it names each file of a model in some 200
 
 
 class FileNote(msgspec.Struct, frozen=True):
-    """One file; size in bytes, time in nanoseconds (a hint only: the SHA-256 decides)."""
+    """One file. Its time is only a hint; the SHA-256 decides."""
 
     sha256: str
     size: int
@@ -147,26 +147,26 @@ class FileNote(msgspec.Struct, frozen=True):
 
 
 class HubNote(msgspec.Struct, frozen=True):
-    """The repository that a model was downloaded from."""
+    """The repository of a download."""
 
     repository: str  # org/name
-    revision: str  # what was asked for: a branch, a tag or a commit
-    commit: str  # what that was, in full
+    revision: str  # requested: a branch, a tag or a commit
+    commit: str  # in full
     endpoint: str  # of the hub
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """Where an imported model or adapter came from and what it consists of."""
+    """Origin and files of an imported model or adapter."""
 
     format: int
-    id: str  # what `resolve` finds it by
-    title: str  # what users see
-    source: str  # the file or folder it was made from, by its own name
-    source_sha256: str  # of the GGUF (of one that stays quantised, over that and the form); of a folder, over its files
+    id: str  # found by `resolve`
+    title: str  # shown to users
+    source: str  # name of the file or folder it was made from
+    source_sha256: str  # of the GGUF (quantised: over that and the form), or over the files of a folder
     kind: Literal["gguf", "folder", "adapter"]
     parameters: int
     files: dict[str, FileNote]
-    template_digest: str | None = None  # SHA-256 of the chat template's text, wherever it stands; None without one
+    template_digest: str | None = None  # SHA-256 of the chat template's text; None without one
     hub: HubNote | None = None
 
 
@@ -186,10 +186,10 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The folder's manifest; None where it has none (a folder that was not imported).
+    """The manifest of a folder; None where it was not imported.
 
     Raises:
-        ModelLoadError: It is damaged, or newer than this version.
+        ModelLoadError: The manifest is damaged, or newer than this version.
     """
     path = folder / MANIFEST
     try:
@@ -208,10 +208,10 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def verify(folder: Path, manifest: Manifest) -> None:
-    """Compares the files with their notes; those whose size and time are unchanged are not read.
+    """Compares files with the manifest; those with unchanged size and time are not read.
 
     Raises:
-        ModelLoadError: Names the first file that is missing or another one, and what to do.
+        ModelLoadError: Names the first missing or changed file, and the remedy.
     """
     for name, note in manifest.files.items():
         path = folder / name
@@ -226,12 +226,12 @@ def verify(folder: Path, manifest: Manifest) -> None:
 
 
 def missing(path: Path, manifest: Manifest | None) -> ModelLoadError:
-    """A file is not there."""
+    """The error for a missing file."""
     return ModelLoadError(f"{path} is missing; {_remedy(manifest)}")
 
 
 def changed(path: Path, found: str, known: str, manifest: Manifest | None) -> ModelLoadError:
-    """A file is not what it was, by its SHA-256."""
+    """The error for a file whose SHA-256 changed."""
     when = "at import it was" if manifest else "when it was last read, with the same size and time, it was"
     return ModelLoadError(
         f"{path} is damaged or was changed: its SHA-256 is {found[:12]}..., {when} {known[:12]}...; {_remedy(manifest)}"

@@ -20,18 +20,18 @@ _PLACE = ".measured"
 
 
 def measurement(digest: str, key: str) -> dict[str, Any]:
-    """What was kept under a key; empty where nothing was.
+    """The values under a key; empty without one.
 
     Args:
         digest: Of the weights: `ModelFolder.weights_digest`, `ShelfEntry.fingerprint`.
-        key: What it says, and of what it depends on ("perplexity", "threads").
+        key: The measurement and its conditions ("perplexity", "threads, ...").
     """
     found = _read(_file(digest)).get(key)
     return dict(found) if isinstance(found, Mapping) else {}
 
 
 def measured_threads(digest: str) -> dict[str, dict[int, float]]:
-    """Seconds of a token by number of threads, by how the weights are held and on what machine."""
+    """Seconds per token by number of threads, for each form of the weights and machine."""
     found: dict[str, dict[int, float]] = {}
     for key in _read(_file(digest)):
         kind, comma, what = key.partition(", ")
@@ -42,7 +42,7 @@ def measured_threads(digest: str) -> dict[str, dict[int, float]]:
 
 
 def keep_measurement(digest: str, key: str, value: Mapping[str, Any]) -> None:
-    """Keeps plain values for `measurement`, in place of what was there under that key. A shelf that is read-only keeps none."""
+    """Replaces the values under a key; a read-only shelf keeps none."""
     file = _file(digest)
     with contextlib.suppress(OSError):
         make_private(file.parent)
@@ -50,7 +50,7 @@ def keep_measurement(digest: str, key: str, value: Mapping[str, Any]) -> None:
 
 
 def forget_measurements(digest: str) -> None:
-    """Of a model that is no longer here."""
+    """Removes the measurements of a removed model."""
     with contextlib.suppress(OSError):
         _file(digest).unlink()
 
@@ -68,7 +68,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 PLAIN = "float32"
 KEY = "perplexity"
-FORMAT = 1  # of what is kept; goes up where text or kernels change
+FORMAT = 1  # raised where text or kernels change
 MOST_TOKENS = 256
 # Lewis Carroll, Alice's Adventures in Wonderland (1865), chapter I; in the public domain.
 TEXT = """Alice was beginning to get very tired of sitting by her sister on the bank, and of having nothing to do: once or \
@@ -86,12 +86,12 @@ wondered at this, but at the time it all seemed quite natural)."""
 
 @dataclass(frozen=True, slots=True)
 class Perplexities:
-    """Of one model on the fixed text.
+    """Perplexities of a model on the fixed text.
 
     Attributes:
-        weights: How they are held, as `LoadOptions.weights` has it.
-        plain: With the weights in float32.
-        packed: With them held so.
+        weights: Form of the weights, as in `LoadOptions.weights`.
+        plain: With weights in float32.
+        packed: With weights in that form.
     """
 
     weights: str
@@ -99,13 +99,13 @@ class Perplexities:
     packed: float
 
     def __str__(self) -> str:
-        """For people: "41.06, float32 41.02 (+0.1 %)"."""
+        """As in "41.06, float32 41.02 (+0.1 %)"."""
         change = f" ({100 * (self.packed / self.plain - 1):+.1f} %)" if math.isfinite(self.plain) and self.plain > 0 else ""
         return f"{self.packed:.4g}, {PLAIN} {self.plain:.4g}{change}"
 
 
 def kept_perplexities(digest: str) -> dict[str, float]:
-    """What is known of a model's perplexity, by how its weights are held."""
+    """The kept perplexities of a model by form of its weights."""
     found = measurement(digest, KEY)
     if found.pop("format", None) != FORMAT:
         return {}
@@ -113,12 +113,12 @@ def kept_perplexities(digest: str) -> dict[str, float]:
 
 
 def keep_perplexities(digest: str, found: Mapping[str, float]) -> None:
-    """Keeps them for `kept_perplexities`."""
+    """Stores perplexities for `kept_perplexities`."""
     keep_measurement(digest, KEY, {"format": FORMAT, **found})
 
 
 def measured_perplexities(digest: str) -> list[Perplexities]:
-    """Every form of a model's weights that was measured beside the plain one; see `ShelfEntry.fingerprint`."""
+    """Every measured form of a model's weights beside float32; the digest is `ShelfEntry.fingerprint`."""
     found = kept_perplexities(digest)
     plain = found.get(PLAIN)
     return [] if plain is None else [Perplexities(name, plain, value) for name, value in found.items() if name != PLAIN]

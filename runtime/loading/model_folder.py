@@ -29,24 +29,24 @@ from runtime.loading.safetensors import check_safetensors
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A model folder whose content was checked. Digests are SHA-256 hex of content, never of paths or times."""
+    """A checked model folder. Digests are SHA-256 hex of content, never of paths or times."""
 
     path: Path
-    name: str  # what users see: "SmolLM2-135M-Instruct"
+    name: str  # shown to users: "SmolLM2-135M-Instruct"
     config: Mapping[str, Any]  # config.json, normalised: rope in both spellings
     weights_digest: str  # weights and config
     text_digest: str  # tokenizer and chat template
     weights: tuple[Path, ...] = ()  # safetensors files, in the order of their names
-    tokenizer_config: Mapping[str, Any] = field(default_factory=dict)  # tokenizer_config.json, empty where there is none
-    generation_config: Mapping[str, Any] = field(default_factory=dict)  # generation_config.json, likewise
+    tokenizer_config: Mapping[str, Any] = field(default_factory=dict)  # tokenizer_config.json; empty without one
+    generation_config: Mapping[str, Any] = field(default_factory=dict)  # generation_config.json; empty without one
     chat_template: str | None = None  # source of the template; None for a base model
     quantisation: str | None = None  # "4 bit (mlx)", or None for plain weights
-    warnings: tuple[str, ...] = ()  # what the user should know, for `ModelInfo.warnings`
+    warnings: tuple[str, ...] = ()  # for `ModelInfo.warnings`
 
 
 @contextmanager
 def library_faults(folder: ModelFolder, library: str) -> Iterator[None]:
-    """Turns whatever a library raises inside over a folder into a `ModelLoadError` that names the file and the field."""
+    """Turns an exception of a library inside into a `ModelLoadError` that names the file and, where possible, the field."""
     try:
         yield
     except RuntimeFault:
@@ -72,7 +72,7 @@ _MOST_WORDS = 300  # characters of a library's own message
 
 
 def _field_meant(config: Mapping[str, Any], fault: Exception, words: str) -> tuple[str, Any] | None:
-    """The field of a config that a library's error is about: one that it names, or whose value it looked up in vain."""
+    """The config field that a library's error refers to: one that it names, or whose value it failed to look up."""
     fields = dict(_fields_of(config))
     if "Padding_idx" in words:  # torch's own name
         return "pad_token_id", config.get("pad_token_id")
@@ -115,15 +115,15 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def open_folder(path: Path, *, name: str | None = None, backend: str = "hf") -> ModelFolder:
-    """Checks a model folder and reads what is small in it; weights are hashed (once) and their headers opened.
+    """Checks a model folder and reads its small files; weights are hashed (once) and their headers read.
 
     Args:
         path: The folder; nothing is written into it.
-        name: What users shall see; the manifest's title or the folder's own name by default.
-        backend: "hf" or "mlx": which quantised weights and rope types are acceptable.
+        name: Shown to users; the manifest's title or the folder's name by default.
+        backend: "hf" or "mlx", which decides about quantised weights and rope types.
 
     Raises:
-        ModelLoadError: Anything missing, broken, absurd or changed since its import; one line that names it.
+        ModelLoadError: A file or value is missing, broken, absurd or changed since the import; one line names it.
     """
     linked = check_entries(path)
     manifest = read_manifest(path)
@@ -163,14 +163,14 @@ def open_folder(path: Path, *, name: str | None = None, backend: str = "hf") -> 
 
 
 def check_entries(folder: Path) -> tuple[str, ...]:
-    """Looks at every file of a folder that is hashed, or that a library may open by itself, before any is.
+    """Checks kind, size and links of every file that is hashed here or opened by a library, before any is opened.
 
     Returns:
-        What is to be reported: weights that are links to a file outside of the folder.
+        Warnings: weights that are links to a file outside of the folder.
 
     Raises:
-        ModelLoadError: One is a pipe, a socket or a device, or a text is enormous; or a text is a link to a file outside of
-            the folder, and that is not the cache of huggingface_hub, whose folders are made of such links.
+        ModelLoadError: A pipe, a socket or a device; an enormous text; or a text that is a link to a file outside of the folder
+            (the cache of huggingface_hub, whose folders consist of such links, is excepted).
     """
     reported = []
     try:
@@ -178,7 +178,7 @@ def check_entries(folder: Path) -> tuple[str, ...]:
     except OSError as fault:
         raise ModelLoadError(f"{folder}: cannot be listed ({fault.strerror}); check its permissions") from fault
     for path in paths:
-        with suppress(OSError):  # a link to nothing, or to itself: the same as a file that is missing
+        with suppress(OSError):  # a dangling or circular link counts as a missing file
             info = path.stat()
             kind = kind_of_file(info.st_mode)
             if kind not in (None, "a folder"):
@@ -202,7 +202,7 @@ def _belongs(target: Path, folder: Path) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object from a file; None where there is no such file.
+    """A JSON object from a file; None without the file.
 
     Raises:
         ModelLoadError: Too large, no JSON, or no object.
@@ -221,10 +221,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def weight_files(path: Path) -> tuple[Path, ...]:
-    """The safetensors files of a folder, all there.
+    """The safetensors files of a folder; all exist.
 
     Raises:
-        ModelLoadError: None, only pickles (which are never opened), or a part is missing.
+        ModelLoadError: There are none, or only pickles (which are never opened), or a part is missing.
     """
     index = read_json(path / INDEX)
     if index is not None:
@@ -272,7 +272,7 @@ def _quantisation(config: Mapping[str, Any], path: Path, backend: str, manifest:
 
 
 def _hashes(files: list[Path], manifest: Manifest | None) -> dict[str, str]:
-    """SHA-256 by file name: the manifest's (verified before), else computed or remembered."""
+    """SHA-256 by file name: from the verified manifest, else remembered or computed."""
     noted = manifest.files if manifest else {}
     return {file.name: noted[file.name].sha256 if file.name in noted else known_sha256(file) for file in files}
 
@@ -303,7 +303,7 @@ def chat_template_of(path: Path, tokenizer_config: Mapping[str, Any]) -> str | N
 
 
 def _one_newline(text: str) -> str:
-    """As transformers reads templates."""
+    """Line ends as transformers reads them."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -12,33 +12,33 @@ from typing import Final, Literal, TypeVar
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One report. `total` is 0 where it is not known."""
+    """Progress of an import or a download; `total` is 0 where it is unknown."""
 
-    stage: str  # what is being done: "check", "convert", "copy", "download"
-    done: int  # in units of the stage (bytes, tensors)
+    stage: str  # "check", "convert", "copy", "download", ...
+    done: int  # bytes or tensors
     total: int
 
 
-OnProgress = Callable[[Progress], None]  # may raise to cancel: the work is undone and the exception goes through
+OnProgress = Callable[[Progress], None]  # may raise to cancel: the work is undone and the exception propagates
 
 
 def ignore(progress: Progress) -> None:
-    """For callers who do not want to know."""
+    """Does nothing."""
     del progress
 
 
 T = TypeVar("T")
-TELL_SECONDS: Final = 0.1  # between two lines about a load
+TELL_SECONDS: Final = 0.1  # between two reports
 
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """How much of a model's weights is in place; beside weights on disk (offload), how much has its place.
+    """Progress of a load.
 
     Attributes:
-        done: Tensors.
-        total: Of so many; 0 in a stage that counts none.
-        stage: "reading" the weights, or "checking" the numbers once they are in place.
+        done: Tensors in place; with offloaded weights, tensors that have their place.
+        total: Tensors in all; 0 in a stage that counts none.
+        stage: "reading" the weights, or "checking" the numbers afterwards.
     """
 
     done: int
@@ -51,15 +51,15 @@ _listener: ContextVar[OnLoad | None] = ContextVar("load progress", default=None)
 
 
 def current_listener() -> OnLoad | None:
-    """Who listens to what is loaded on this thread, or in this task."""
+    """The listener of loads on this thread, or in this task."""
     return _listener.get()
 
 
 @contextmanager
 def progress_listener(on_progress: OnLoad | None) -> Iterator[None]:
-    """What is loaded inside, on this thread, is reporting_progress to `on_progress`, on this thread.
+    """Reports loads inside, on this thread, to `on_progress`, on this thread.
 
-    What that raises ends the load and comes out as it is, whatever the libraries between made of it.
+    An exception of `on_progress` ends the load and is raised unchanged, even where a library wrapped it.
     """
     raised: list[BaseException] = []
 
@@ -83,14 +83,14 @@ def progress_listener(on_progress: OnLoad | None) -> Iterator[None]:
 
 
 def report_checking() -> None:
-    """The weights are in place, and are checked."""
+    """Reports that the weights are in place and are being checked."""
     on_progress = current_listener()
     if on_progress is not None:
         on_progress(LoadProgress(0, 0, "checking"))
 
 
 def reporting_progress(tensors: Iterable[T]) -> Iterator[T]:
-    """The same, one by one, with a word at the beginning, now and then, and at the end; nobody need listen."""
+    """Yields the tensors and reports progress at the beginning, every 0.1 s and at the end."""
     on_progress = current_listener()
     if on_progress is None or not isinstance(tensors, Sized):
         yield from tensors

@@ -1,4 +1,4 @@
-"""A safetensors file's header, checked before any library takes weights out of it."""
+"""Headers of safetensors files, checked before any library reads weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runtime.loading.config import quantised_with
 
 MAX_HEADER_BYTES = 32 << 20  # those of the largest models have a few MB
 MAX_NAME, MAX_DIMENSIONS, MAX_SIDE = 512, 8, 1 << 40
-# What weights are made of: packed ones are integers, with scales beside them
+# Of weights; packed ones are integers with scales beside them
 DTYPES = frozenset(
     {
         *("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E8M0"),
@@ -28,13 +28,13 @@ DTYPES = frozenset(
 
 
 def check_safetensors(path: Path) -> int:
-    """Reads the header twice: with the library's strict reader (mlx's own takes malformed files), and for what that lets pass.
+    """Checks the header with the library's strict reader (mlx's own accepts malformed files), then what that accepts.
 
     Returns:
         The number of tensors.
 
     Raises:
-        ModelLoadError: The file is damaged or empty, or holds something that is no weight.
+        ModelLoadError: The file is damaged or empty, or has a tensor that is no weight.
     """
     try:
         header = _header(path)
@@ -51,7 +51,7 @@ def check_safetensors(path: Path) -> int:
 
 
 def _header(path: Path) -> bytes:
-    """The JSON at the beginning, after its length."""
+    """The JSON header, which follows its length."""
     with open_regular(path) as stream:
         size = int.from_bytes(stream.read(8), "little")
         if size > MAX_HEADER_BYTES:
@@ -63,7 +63,7 @@ def _header(path: Path) -> bytes:
 
 
 def _check_tensor(path: Path, name: str, entry: dict[str, Any]) -> None:
-    """A tensor that the strict reader knows to lie where it says."""
+    """Checks a tensor whose place the strict reader has checked."""
     if not 0 < len(name) <= MAX_NAME or not name.isprintable():
         raise ModelLoadError(f"{path}: {name[:60]!r} is no tensor's name: damaged safetensors file; fetch it again")
     if entry["dtype"] not in DTYPES:
@@ -78,7 +78,7 @@ def _check_tensor(path: Path, name: str, entry: dict[str, Any]) -> None:
 
 
 def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """An object in which no key stands twice: readers differ in which one they take."""
+    """An object without duplicate keys: readers differ in which one they take."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
@@ -89,12 +89,12 @@ def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What the headers of safetensors files say.
+    """Size of a model's weights.
 
     Attributes:
-        parameters: Numbers in all; those packed into words are counted one by one.
+        parameters: Numbers in all; packed ones count one by one.
         bytes: Of the tensors.
-        dtype: That most bytes have, as safetensors spells it ("F32", "BF16", "U32").
+        dtype: Of most bytes, as safetensors spells it ("F32", "BF16", "U32").
     """
 
     parameters: int
@@ -120,7 +120,7 @@ def weights_of(files: Iterable[Path], config: Mapping[str, Any]) -> Weights:
                     sizes[dtype] += count * _width(dtype)
                     if packed is None:
                         parameters += count
-                    elif name.endswith(".scales"):  # one for each group of packed numbers, however many bits those have
+                    elif name.endswith(".scales"):  # one per group of packed numbers of any width
                         parameters += count * _group(packed, name.removesuffix(".scales"))
                     elif dtype != "U32" and not name.endswith(".biases"):
                         parameters += count
@@ -131,13 +131,13 @@ def weights_of(files: Iterable[Path], config: Mapping[str, Any]) -> Weights:
 
 
 def _group(quantization: Mapping[str, Any], layer: str) -> int:
-    """How many numbers of a layer share a scale."""
+    """Numbers of a layer that share a scale."""
     own = quantization.get(layer)
     size = (own if isinstance(own, Mapping) and "group_size" in own else quantization).get("group_size")
     return size if isinstance(size, int) and size > 0 else 1
 
 
 def _width(dtype: str) -> int:
-    """Bytes of one number: the digits of the dtype's name are its bits ("F8_E4M3" has 8)."""
+    """Bytes of a number; the digits in a dtype's name are its bits ("F8_E4M3" has 8)."""
     digits = "".join(char for char in dtype.partition("_")[0] if char.isdigit())
     return max(int(digits) // 8, 1) if digits else 1

@@ -1,4 +1,4 @@
-"""The chat models that Elsewise proposes: a list that comes with the program, so that it can be shown without a network."""
+"""The chat models that Elsewise proposes, a list in the package that needs no network."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from runtime.errors import ModelLoadError
 from runtime.loading.config import context_of, describe
 from runtime.loading.memory_estimate import Fit, estimate_fit
 
-_SHA256 = "6fa03493adabb017e376570217ae1e4fd30cb284ccb49259662327ce539b698c"  # of the file: another one is refused
-_COMFORT = 0.6  # of the memory, so that a longer context and other programs have room too
-_SMALLER = 0.7  # of the size before it, at most: two proposals of one size are one
+_SHA256 = "6fa03493adabb017e376570217ae1e4fd30cb284ccb49259662327ce539b698c"  # of the file
+_COMFORT = 0.6  # of the memory, which leaves room for a longer context and other programs
+_SMALLER = 0.7  # of the proposal before it, at most
 _GROUP = 64  # numbers that share a scale in the quantised repositories
 
 
@@ -28,10 +28,10 @@ class CatalogueVariant:
 
     Attributes:
         source: ``ORG/NAME``, as `fetch_model` takes it; the fetch pins the commit.
-        bytes: Of its weights, worked out from its configuration; `plan_download` says it exactly.
-        gated: Its owners may want consent, given on its page, before a logged-in user can fetch it.
+        bytes: Of its weights, estimated from its configuration; `plan_download` has the exact number.
+        gated: A logged-in user may have to accept its licence on its page first.
         bits: Of its weights, quantised for MLX; None for bfloat16.
-        config: What `estimate_fit` reads of its ``config.json``.
+        config: The part of its ``config.json`` that `estimate_fit` reads.
     """
 
     source: str
@@ -42,7 +42,7 @@ class CatalogueVariant:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """Which of "hf" and "mlx" can run it."""
+        """Those of "hf" and "mlx" that can run it."""
         return describe(self.config).backends
 
 
@@ -51,7 +51,7 @@ class CatalogueModel:
     """One model.
 
     Attributes:
-        name: For users.
+        name: Shown to users.
         parameters: Numbers in all.
         licence: Its name.
         good_for: A short phrase.
@@ -66,30 +66,30 @@ class CatalogueModel:
 
     @property
     def source(self) -> str:
-        """Of the plain variant."""
+        """Source of the plain variant."""
         return self.variants[0].source
 
     @property
     def context(self) -> int:
-        """Tokens that it was made for."""
+        """Context length in tokens."""
         return context_of(self.variants[0].config) or 0
 
     def variant(self, backend: str | None = None) -> CatalogueVariant:
-        """The one to fetch for a backend ("hf" or "mlx"): on mlx the quantised one. Without a name, for this machine's own."""
+        """The smallest variant for a backend ("hf" or "mlx"; by default this machine's): quantised on mlx."""
         wanted = backend or default_backend()
         able = [variant for variant in self.variants if wanted in variant.backends]
         return min(able or self.variants, key=lambda variant: variant.bytes)
 
     def fit(self, backend: str | None = None, context: int | None = None) -> Fit:
-        """What that variant will take here, without asking anybody.
+        """Estimates the memory of that variant, without the network.
 
         Args:
             backend: "hf" or "mlx"; this machine's own by default.
-            context: Tokens to reckon with; the model's own, up to `runtime.loading.memory_estimate.CONTEXT`, by default.
+            context: Tokens; the model's own, up to `runtime.loading.memory_estimate.CONTEXT`, by default.
         """
         wanted = backend or default_backend()
         chosen = self.variant(wanted)
-        weights = min(chosen.bytes, 2 * self.parameters)  # some files hold a tied matrix twice; in memory it is one
+        weights = min(chosen.bytes, 2 * self.parameters)  # some files store a tied matrix twice
         return estimate_fit(chosen.config, weights, backend=wanted, context=context)
 
 
@@ -98,7 +98,7 @@ def catalogue() -> tuple[CatalogueModel, ...]:
     """All models of the list, the smallest first.
 
     Raises:
-        ModelLoadError: The file is missing, or another than the one that this version came with.
+        ModelLoadError: The file is missing or changed.
     """
     file = resources.files("resources") / "catalogue" / "models.json"
     try:
@@ -116,10 +116,10 @@ def catalogue() -> tuple[CatalogueModel, ...]:
 def fitting(count: int, backend: str | None = None) -> tuple[CatalogueModel, ...]:
     """Models to propose on this machine: the largest that fits comfortably, then clearly smaller ones.
 
-    Only what anybody can fetch. Where nothing fits comfortably, the smallest alone.
+    Gated models are left out. Where none fits comfortably, the smallest alone.
 
     Args:
-        count: Of them, at most.
+        count: Of models, at most.
         backend: "hf" or "mlx"; this machine's own by default.
 
     Raises:

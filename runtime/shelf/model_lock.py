@@ -1,7 +1,7 @@
-"""Who uses which model of the shelf, and when each was last used; across processes.
+"""Locks of loaded models across processes, and the time of their last use.
 
-A loaded model holds a shared lock on a small file under ``.used`` in the models folder, whose time says when it was loaded.
-The kernel lets go of it when the process ends, however it ends.
+A loaded model holds a shared lock on a small file under ``.used`` in the models folder, whose time is that of the load. The
+kernel releases it when the process ends in any way.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _PLACE = ".used"
 
 
 class ModelLock:
-    """A model in use. It ends with `release`, with the object, or with the process.
+    """A model in use, until `release`, the end of the object or of the process.
 
     Args:
-        handle: The file that is locked; None for a folder that is not on the shelf, which nobody removes.
+        handle: The locked file; None for a folder that is not on the shelf.
     """
 
     def __init__(self, handle: int | None) -> None:
@@ -36,10 +36,10 @@ class ModelLock:
 
 
 def lock_model(folder: Path) -> ModelLock:
-    """Marks a model as in use, and as used now. A shelf that cannot be written to keeps no such marks.
+    """Marks a model as in use and as used now; a read-only shelf has no such marks.
 
     Raises:
-        ModelLoadError: It is being removed at this moment.
+        ModelLoadError: The model is being removed at this moment.
     """
     handle = _opened(folder)
     if handle is None:
@@ -58,10 +58,10 @@ def lock_model(folder: Path) -> ModelLock:
 
 @contextlib.contextmanager
 def exclusive_lock(folder: Path) -> Iterator[None]:
-    """While nobody may load it.
+    """Prevents loads of a model inside.
 
     Raises:
-        ModelLoadError: Somebody has it loaded.
+        ModelLoadError: The model is loaded somewhere.
     """
     handle = _opened(folder)
     try:
@@ -78,18 +78,18 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
 
 
 def last_used(folder: Path) -> float | None:
-    """When a model of the shelf was last loaded, in seconds since 1970; None where that is not known."""
+    """Time of the last load, in seconds since 1970; None where it is unknown."""
     mark = _mark(folder)
     if mark is None:
         return None
     try:
-        return mark.stat().st_mtime or None  # 0: made by a removal that did not happen
+        return mark.stat().st_mtime or None  # 0: created by a removal that failed
     except OSError:
         return None
 
 
 def forget_last_use(folder: Path) -> None:
-    """Removes the mark of a model that is no longer here."""
+    """Removes the mark of a removed model."""
     mark = _mark(folder)
     if mark is not None:
         with contextlib.suppress(OSError):

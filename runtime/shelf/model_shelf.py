@@ -37,24 +37,24 @@ class ShelfEntry:
     """One model of the shelf.
 
     Attributes:
-        name: What `load` and ``--model`` take.
-        title: What users see.
+        name: Accepted by `load` and ``--model``.
+        title: Shown to users.
         source: The file, folder or repository it was made from.
         path: Its folder.
         bytes: Of its files.
-        parameters: Numbers in all, where that is known without reading weights.
-        format: "float32, from GGUF", "from GGUF" (weights stayed quantised), "folder", "download", "link" (to a folder
-            elsewhere, which `source` names then).
-        complete: Every file is there (at its size, where that is known); content is verified when it is loaded.
+        parameters: Numbers in all, where known without reading weights.
+        format: "float32, from GGUF", "from GGUF" (weights stayed quantised), "folder", "download", "link" (to the folder in
+            `source`).
+        complete: Every file exists, with its size where known; content is verified by the load.
         problem: Why it is not complete.
         architecture: ``model_type`` of its config.
-        quantisation: "4 bit (mlx)", a foreign method's name; None for plain weights.
-        dtype: That most of its weights have on disk ("F32", "BF16"); empty where no header was read.
-        context: Tokens, where its config says how many.
-        backends: Which of "hf" and "mlx" can run it, whether or not they are installed.
+        quantisation: "4 bit (mlx)", another method's name; None for plain weights.
+        dtype: Of most weights on disk ("F32", "BF16"); empty where no header was read.
+        context: Tokens, where its config has a length.
+        backends: Those of "hf" and "mlx" that can run it, installed or not.
         fingerprint: SHA-256 of weights and config; None where the weights were never read.
-        last_used: Seconds since 1970; None for never, or not since that is noted.
-        commit: Of the repository it was downloaded from.
+        last_used: Seconds since 1970; None for never or unknown.
+        commit: Of a download.
         weights: Bytes of its tensors; 0 where no header was read.
     """
 
@@ -79,17 +79,17 @@ class ShelfEntry:
 
 
 class ModelShelf:
-    """The models of this machine: one folder (`models_dir`), shared by all processes. All members block."""
+    """The models of this machine in `models_dir`, shared by all processes. All methods block."""
 
     def models(self) -> list[ShelfEntry]:
-        """All of them, by name. Cheap: no weights are read."""
+        """All models, by name. Cheap: no weights are read."""
         return [_entry(folder) for folder in shelf_folders()]
 
     def find(self, name: str) -> ShelfEntry:
-        """One model, with all that the headers of its weights say.
+        """One model, with the sizes in the headers of its weights.
 
         Raises:
-            ModelLoadError: It is not here.
+            ModelLoadError: Not on the shelf.
         """
         entry = _entry(self.folder(name))
         if entry.complete:
@@ -99,18 +99,18 @@ class ModelShelf:
         return entry
 
     def config(self, name: str) -> dict[str, Any]:
-        """Its ``config.json`` as it stands there; empty where it has none.
+        """Its unchanged ``config.json``; empty without one.
 
         Raises:
-            ModelLoadError: It is not here, or no JSON.
+            ModelLoadError: Not on the shelf, or not JSON.
         """
         return read_json(self.folder(name) / "config.json") or {}
 
     def folder(self, name: str) -> Path:
-        """Where a model is: to reveal it.
+        """The folder of a model.
 
         Raises:
-            ModelLoadError: It is not here.
+            ModelLoadError: Not on the shelf.
         """
         found = find_folder(name)
         if found is None:
@@ -118,47 +118,47 @@ class ModelShelf:
         return found
 
     def open(self, name: str, *, backend: str = "hf") -> ModelFolder:
-        """A model, checked, for a backend.
+        """A model, checked for a backend.
 
         Raises:
-            ModelLoadError: It is not here, damaged, or nothing that the backend can run.
+            ModelLoadError: Not on the shelf, damaged, or not supported by the backend.
         """
         return open_folder(self.folder(name), backend=backend)
 
     def add(self, path: str | Path, name: str | None = None) -> ShelfEntry:
-        """Puts a model folder on the shelf that stays where it is: its files are neither copied nor, later, removed.
+        """Links a model folder on the shelf; its files are neither copied nor, later, removed.
 
         Args:
             path: The folder.
-            name: What it is found by; made from the folder's name by default.
+            name: Its id; derived from the folder's name by default.
 
         Raises:
-            ModelLoadError: It is no sound model folder, or the name is taken or cannot be one.
+            ModelLoadError: Not a sound model folder, or the name is taken or impossible.
         """
         source = Path(path).expanduser().absolute()
         open_folder(source, backend="mlx")
         return _entry(link_on_shelf(source, name))
 
     def verify(self, name: str, progress: OnProgress = ignore) -> None:
-        """Reads every file once and compares it with what is known of it.
+        """Reads every file once and compares it with its known SHA-256.
 
         Args:
             name: A model or an adapter.
-            progress: Hears of bytes; raising in it stops.
+            progress: Called with bytes; raising in it stops.
 
         Raises:
-            ModelLoadError: It is not here, or a file is missing or another one.
+            ModelLoadError: Not on the shelf, or a file is missing or changed.
         """
         verify_folder(self.folder(name), progress)
 
     def remove(self, name: str) -> int:
-        """Takes a model or an adapter off the shelf, for good.
+        """Deletes a model or an adapter from the shelf.
 
         Returns:
-            The bytes that are free again; none for a link to a folder elsewhere, which stays.
+            The freed bytes; 0 for a link, whose folder stays.
 
         Raises:
-            ModelLoadError: It is not here, somebody has it loaded, or it cannot be removed; then it is all there.
+            ModelLoadError: Not on the shelf, loaded somewhere, or impossible to remove; then it is complete.
         """
         folder = self.folder(name)
         with exclusive_lock(folder):
@@ -171,10 +171,10 @@ class ModelShelf:
             names = [path for path in folder.iterdir() if path.is_file()]
             try:
                 aside = Path(tempfile.mkdtemp(prefix=HIDDEN, dir=models_dir()))
-                folder.rename(aside / "removed")  # in one moment: half a model is never listed
+                folder.rename(aside / "removed")  # atomically: half a model is never listed
             except OSError as fault:
                 raise ModelLoadError(f"{folder} cannot be removed ({fault.strerror}); check its permissions") from fault
-            shutil.rmtree(aside, ignore_errors=True)  # what a crash leaves of it, the next import removes
+            shutil.rmtree(aside, ignore_errors=True)  # the next import removes remains of a crash
             forget_digests(names)
             forget_last_use(folder)
             if digest is not None and all(entry.fingerprint != digest for entry in self.models()):
@@ -183,7 +183,7 @@ class ModelShelf:
 
 
 def list_models() -> list[ShelfEntry]:
-    """The models of the shelf, by name. Cheap: no weights are read."""
+    """All models of the shelf, by name. Cheap: no weights are read."""
     return ModelShelf().models()
 
 
@@ -231,7 +231,7 @@ def _format(manifest: Manifest, entry: ShelfEntry) -> str:
 def _described(folder: Path) -> Mapping[str, Any]:
     try:
         found = describe(read_json(folder / "config.json") or {})
-    except ModelLoadError:  # what is wrong with it is said by whoever loads it
+    except ModelLoadError:  # reported by the load
         return {}
     return {
         "architecture": found.architecture,
@@ -242,7 +242,7 @@ def _described(folder: Path) -> Mapping[str, Any]:
 
 
 def _digest(folder: Path, manifest: Manifest | None) -> str | None:
-    """The weights' digest as loading works it out, where every file's SHA-256 is known already."""
+    """The digest of `open_folder`, where every file's SHA-256 is known already; else None."""
     with contextlib.suppress(ModelLoadError):
         known: dict[str, str] = {}
         for file in (*weight_files(folder), folder / "config.json"):
@@ -260,7 +260,7 @@ def _size(folder: Path) -> int:
 
 
 def _missing(folder: Path) -> str:
-    """What keeps a folder that was put here by hand from being a model; of its weights the headers are read."""
+    """Problems of a folder that was put here by hand; reads the headers of its weights."""
     problems = [f"no {name}" for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
     try:
         for file in weight_files(folder):
@@ -271,14 +271,14 @@ def _missing(folder: Path) -> str:
 
 
 def verify_folder(folder: Path, progress: OnProgress) -> None:
-    """Reads each file once: against the SHA-256 taken at import, or the one that is remembered from when it was last read.
+    """Reads each file once and compares it with its SHA-256 from the import, or from the last read.
 
     Args:
         folder: A model's or an adapter's.
-        progress: Hears of bytes; raising in it stops.
+        progress: Called with bytes; raising in it stops.
 
     Raises:
-        ModelLoadError: Names the first file that is missing or another one.
+        ModelLoadError: Names the first missing or changed file.
     """
     manifest = read_manifest(folder)
     files = [folder / name for name in manifest.files] if manifest else _wanted(folder)
@@ -299,7 +299,7 @@ def verify_folder(folder: Path, progress: OnProgress) -> None:
 
 
 def _wanted(folder: Path) -> list[Path]:
-    """What a folder that was put here by hand consists of."""
+    """The files of a folder that was put here by hand."""
     if is_adapter(folder):
         return [folder / ADAPTER_CONFIG, *sorted(folder.glob("*.safetensors"))]
     small = [folder / name for name in (*SETTINGS_FILES, *TEXT_FILES)]
@@ -307,7 +307,7 @@ def _wanted(folder: Path) -> list[Path]:
 
 
 def _summed(progress: OnProgress, total: int) -> Callable[[int], None]:
-    """Takes the bytes of every read, and tells how many of all there are by now."""
+    """A callback for the bytes of each read that reports their sum."""
     done = 0
 
     def tell(count: int) -> None:

@@ -1,4 +1,4 @@
-"""A plain model folder made into an mlx one of 4 or 8 bits, on the shelf: checked first, made in a child process."""
+"""Quantises a plain model folder for mlx, in a child process."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from runtime.loading.safetensors import weights_of
 from runtime.shelf.atomic_install import copy_files, find_folder, id_from, install
 
 Bits = Literal[4, 8]
-GROUP = 64  # weights that share a step and a lowest value, as mlx_lm has it by default
+GROUP = 64  # weights that share a scale and a bias, mlx_lm's default
 STAGE = "quantise"
 _SLOWEST = 4 << 20  # bytes of weights per second, below which a conversion counts as hung
-_PATIENCE = 180.0  # seconds beside that: libraries are loaded first
+_PATIENCE = 180.0  # seconds beside that, for imports
 _SMALL = ("generation_config.json", *TEXT_FILES)
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
@@ -35,12 +35,12 @@ def convert_model(
     Args:
         source: A folder, or a model of the shelf by its name; it is only read.
         bits: 4 or 8 for each weight of embeddings and linear layers whose width is a multiple of 64.
-        name: What it is found by later; the source's with "-4bit" or "-8bit" by default.
-        progress: Called at least once a second with bytes written; raising in it cancels, and nothing is left.
-        title: What users see; the source's, with the bits, by default.
+        name: Its id; the source's with "-4bit" or "-8bit" by default.
+        progress: Called at least once a second with bytes written; raising in it cancels without remains.
+        title: Shown to users; the source's, with the bits, by default.
 
     Returns:
-        The model, checked. One that is there already, from the same content and under that name, is not made again.
+        The checked model. An existing one of the same content and name is returned as it is.
 
     Raises:
         InvalidRequestError: Other bits.
@@ -86,7 +86,7 @@ def _source(source: str | Path) -> Path:
 
 
 def _checked(folder: Path, bits: int) -> tuple[ModelFolder, int]:
-    """The source, fit to be quantised, and the bytes that it will take."""
+    """The checked source, and the bytes of the result."""
     checked = open_folder(folder, backend="mlx")
     method, had = quantised_with(checked.config)
     if method is not None:
@@ -102,7 +102,7 @@ def _checked(folder: Path, bits: int) -> tuple[ModelFolder, int]:
 
 
 def _convert(source: Path, target: Path, bits: int, progress: OnProgress) -> int:
-    """Runs the child; it is killed when the caller cancels, when it hangs, and when anything else goes wrong."""
+    """Runs the child; kills it on cancel, on a hang and on any error."""
     size = sum(file.stat().st_size for file in source.glob("*.safetensors"))
     limit = _PATIENCE + size / _SLOWEST
     environment = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -1,4 +1,4 @@
-"""From what a caller names (a folder, a file, an id) to a checked model folder. Never downloads."""
+"""Finds the checked model folder of an id, a folder or a GGUF file. Never downloads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runtime.shelf.atomic_install import find_folder
 from runtime.shelf.importing import find_imported, form_digest, import_model
 
 EMBEDDED = "smollm2"
-# What an error offers: only commands that work.
+# Offered by errors: only commands that work.
 WAYS_IN = (
     f"fetch the small default model with: elsewise models get {EMBEDDED}, or import one that you have with: "
     "elsewise models import FOLDER (or FILE.gguf)"
@@ -28,10 +28,10 @@ def resolve(source: str | Path, *, backend: str = "hf") -> ModelFolder:
     Args:
         source: ``"smollm2"``, an id on the shelf (``name``, ``org/name``, ``org/name@revision``), a model folder, or a
             GGUF file (converted onto the shelf, or found there by its SHA-256).
-        backend: "hf" or "mlx"; quantised weights that it cannot read are refused.
+        backend: "hf" or "mlx"; weights in a form that it cannot read are refused.
 
     Raises:
-        ModelMissingError: Not here; it names the command that fetches it.
+        ModelMissingError: Not found; names the command that fetches it.
         ModelLoadError: Damaged, or not supported.
     """
     if not str(source).strip() or source == Path():
@@ -43,7 +43,7 @@ def resolve(source: str | Path, *, backend: str = "hf") -> ModelFolder:
     path = Path(source).expanduser()
     try:
         path.is_dir()
-    except OSError as fault:  # a name that no file system holds
+    except OSError as fault:  # a name that no file system accepts
         raise ModelMissingError(f"{source!s:.80}: {fault.strerror}; {WAYS_IN}", str(source)) from None
     if path.is_dir():
         return open_folder(path.absolute(), backend=backend)
@@ -55,14 +55,14 @@ def resolve(source: str | Path, *, backend: str = "hf") -> ModelFolder:
 
 
 def packed_for_mlx(source: str | Path) -> bool:
-    """Whether mlx alone can read what is here: a quantised folder, or a GGUF file of which only such a one was made."""
+    """Whether only mlx can read a source: a folder quantised for it, or a GGUF file imported in that form alone."""
     path = Path(source).expanduser()
     shelved = find_folder(source) if isinstance(source, str) and is_model_id(source) else None
     folder = shelved or (path if path.is_dir() and str(source).strip() else None)
     if folder is not None:
         try:
             return quantised_with(read_json(folder / "config.json") or {})[0] == "mlx"
-        except ModelLoadError:  # which opening it says in full
+        except ModelLoadError:  # reported when it is opened
             return False
     if not path.is_file() or path.suffix.lower() != ".gguf":
         return False
@@ -85,7 +85,7 @@ def _from_file(path: Path, backend: str) -> ModelFolder:
 
 
 def _forms(backend: str) -> tuple[bool, ...]:
-    """Whether weights are quantised in the forms of a GGUF file that a backend can run, the best one first."""
+    """The imported forms of a GGUF file that a backend can run (True: quantised), the best first."""
     if backend != "mlx":
         return (False,)
     return (True, False) if default_backend() == "mlx" else (False, True)
