@@ -1,1 +1,1 @@
-"""Models from a Hugging Face hub: looked up, weighed and fetched in a child process, and only when somebody asks for it."""
+"""Models from a Hugging Face hub: looked up, weighed and fetched in a child process, on request only."""

@@ -1,7 +1,7 @@
-"""``python -m runtime.hub.child``: the only process of Elsewise's that speaks to a hub.
+"""``python -m runtime.hub.child``: the only process that connects to a hub.
 
-On standard input one line, an `Asked`; on standard output one JSON object a line (`Said`). Ends when its standard input
-closes, so it never outlives the process that asked for it; what has arrived by then is kept.
+Standard input: one line, an `Order`; standard output: a `Reply` per line. The process ends when its standard input closes;
+received bytes are kept.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from runtime.errors import DownloadError
 from runtime.hub.child_protocol import DownloadPlan, DownloadProgress, HubId, Order, Reply
 from runtime.hub.download import Download
 from runtime.hub.responses import limit_answers, token_to_send
-from runtime.hub.search import search, who
+from runtime.hub.search import owner_of_token, search
 from runtime.loading.child_process import end_with_parent
 
-_PAUSE_SECONDS = 0.5  # between two reports while it waits
+_PAUSE_SECONDS = 0.5  # between two reports while waiting
 
 
 def main() -> int:
-    """The child's whole life; 0 done, 1 refused, 2 a fault of ours, 3 nobody asks any more."""
+    """Exit code 0: done; 1: refused; 2: a bug; 3: no order."""
     line = sys.stdin.buffer.readline()
     if not line:
         return 3
@@ -42,7 +42,7 @@ def main() -> int:
     except DownloadError as fault:
         _say(Reply(error=_without(token, str(fault)), reason=fault.reason, kept=fault.kept))
         return 1
-    except Exception:  # noqa: BLE001  # the border of the process; its caller hears of the last line
+    except Exception:  # noqa: BLE001  # the border of the process; its caller reports the last line
         sys.stderr.write(_without(token, traceback.format_exc()))
         return 2
     return 0
@@ -52,7 +52,7 @@ def _do(asked: Order, token: str) -> None:
     if asked.what == "search":
         _say(Reply(found=search(asked.query, asked.limit, _wait, token=token)))
     elif asked.what == "who":
-        _say(Reply(name=who(token, _wait)))
+        _say(Reply(name=owner_of_token(token, _wait)))
     else:
         tell: Callable[[DownloadProgress], None] = lambda progress: _say(Reply(progress=progress))  # noqa: E731
         download = Download(HubId.parse(asked.repository), tell, wanted=asked.kind, token=token)
@@ -64,7 +64,7 @@ def _do(asked: Order, token: str) -> None:
 
 
 def _without(token: str, text: str) -> str:
-    """A hub may quote what it was sent."""
+    """Masks the token, which a hub may quote."""
     return text.replace(token, "(token)") if token else text
 
 

@@ -1,4 +1,4 @@
-"""What the hub's child process is asked, what it answers, and the values both consist of."""
+"""Orders to the hub's child process, its replies, and their values: plans, progress, search results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime.errors import DownloadError
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _REVISION = re.compile(r"[A-Za-z0-9][\w.+/-]*", re.ASCII)
-Kind = Literal["model", "adapter"]  # what a repository holds
+Kind = Literal["model", "adapter"]  # of a repository
 _NAME_DIGITS = 12  # of a commit, in the name of a model
 
 
@@ -26,10 +26,10 @@ class HubId:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From what a user wrote; without a revision it is the branch main.
+        """Parses an id; without a revision it is the branch main.
 
         Raises:
-            DownloadError: It cannot be one ("unsuitable").
+            DownloadError: Not an id ("unsuitable").
         """
         repository, at, revision = text.strip().partition("@")
         if not at:
@@ -44,7 +44,7 @@ class HubId:
 
 
 def shelf_name(repository: str, commit: str) -> str:
-    """What a downloaded model is called on the shelf."""
+    """Id of a download on the shelf."""
     return f"{repository}@{commit[:_NAME_DIGITS]}"
 
 
@@ -55,8 +55,8 @@ class HubFile:
     Attributes:
         name: In the repository's top folder.
         size: Bytes.
-        oid: Git's SHA-1 of it, or for a large file the SHA-256 of its content.
-        large: Which of the two.
+        oid: Git's SHA-1, or for a large file the SHA-256 of its content.
+        large: True: the SHA-256.
     """
 
     name: str
@@ -67,22 +67,22 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class DownloadPlan:
-    """What fetching a model or an adapter means, before a byte of its weights is fetched.
+    """A download, before any byte of its weights is fetched.
 
     Attributes:
         repository: ``org/name``.
-        revision: What was asked for.
-        commit: What that is at this moment; the download is pinned to it.
-        files: That are taken; all others stay where they are.
-        left: Names of files that are not taken.
-        kept: Bytes that are here from a download that was stopped.
+        revision: Requested.
+        commit: Of the revision at this moment; the download is pinned to it.
+        files: To be fetched.
+        left: Names of all other files.
+        kept: Bytes received by a stopped download.
         free: Bytes on the disk of the models folder.
         config: Its ``config.json``, or ``adapter_config.json``.
-        here: The name on the shelf, where this very commit is there already.
-        backends: Which of "hf" and "mlx" can run it.
-        kind: What it is.
-        context: Tokens that a model was made for, where its configuration says so.
-        licence: As its page says, in a word; empty where it does not.
+        here: Its id on the shelf, where this commit is installed already.
+        backends: Those of "hf" and "mlx" that can run it.
+        kind: A model or an adapter.
+        context: Tokens, where the configuration has a length.
+        licence: In a word, as on its page; empty where unknown.
     """
 
     repository: str
@@ -106,7 +106,7 @@ class DownloadPlan:
 
     @property
     def bytes(self) -> int:
-        """Of all files that are taken."""
+        """Of all files."""
         return sum(file.size for file in self.files)
 
     @property
@@ -117,18 +117,18 @@ class DownloadPlan:
 
 @dataclass(frozen=True, slots=True)
 class DownloadProgress:
-    """One report. Several files come side by side; a report is of one of them, and of all together.
+    """A report about one of several files that are fetched side by side, and about all together.
 
     Attributes:
-        file: That it is of; empty where it is none.
-        file_done: Bytes of it, what was here before among them.
+        file: Name of the file; empty for none.
+        file_done: Its received bytes, earlier ones included.
         file_total: Its size.
         done: Bytes of all files.
-        total: Of so many.
-        rate: Bytes a second, of the last seconds; 0 where nothing moves.
-        eta: Seconds that are left at that rate; None where nobody can say.
+        total: Sizes of all files.
+        rate: Bytes per second over the last seconds; 0 while nothing moves.
+        eta: Seconds left at that rate; None where unknown.
         state: "look up", "fetch", "wait" (for a server, see `note`), "check" or "install".
-        note: Why it waits.
+        note: Reason of a wait.
     """
 
     file: str = ""
@@ -142,25 +142,25 @@ class DownloadProgress:
     note: str = ""
 
 
-OnDownload = Callable[[DownloadProgress], None]  # may raise to stop: what is here is kept, and the exception goes through
+OnDownload = Callable[[DownloadProgress], None]  # may raise to stop: received bytes are kept, and the exception propagates
 
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """What a hub says of a repository that it found, before anything of it is looked up.
+    """A search result of a hub.
 
     Attributes:
-        source: ``ORG/NAME``, as `plan_download` and `fetch_model` take it.
-        kind: A model, or an adapter for one.
-        backends: Which of "hf" and "mlx" can run it, as far as that can be told; none where `problem` says why.
-        problem: Why it cannot run here, or why nobody can tell before it is looked up.
-        parameters: Numbers in all, where the hub says so.
-        quantisation: "4 bit (mlx)", a foreign method's name; None for plain weights.
-        licence: As the hub names it; empty where it does not.
-        gated: Its owners want consent, given on its page.
-        private: Only those whom its owners let see it.
+        source: ``ORG/NAME``, for `plan_download` and `fetch_model`.
+        kind: A model or an adapter.
+        backends: Those of "hf" and "mlx" that can run it, as far as is known; none with a `problem`.
+        problem: Why it cannot run here, or why that is unknown before a look-up.
+        parameters: Numbers in all, where the hub has them.
+        quantisation: "4 bit (mlx)", another method's name; None for plain weights.
+        licence: As the hub names it; empty where unknown.
+        gated: Its licence must be accepted on its page.
+        private: Visible to some users only.
         downloads: In the last month.
-        likes: Of people.
+        likes: In all.
     """
 
     source: str
@@ -177,7 +177,7 @@ class HubModel:
 
 
 class Order(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The child's only order; on its standard input, because others can read a process's arguments."""
+    """The order of a child; on its standard input, because a process's arguments are public."""
 
     what: Literal["plan", "fetch", "search", "who"]
     repository: str = ""
@@ -191,7 +191,7 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One of: how far it is, what it will fetch, the name that it is done under, what it found, or why it cannot."""
+    """One of: progress, the plan, the id of the finished download (or an owner's name), search results, an error."""
 
     progress: DownloadProgress | None = None
     plan: DownloadPlan | None = None

@@ -1,4 +1,4 @@
-"""The token of private models, in the system keychain. In the process that asks; the child gets it on its standard input."""
+"""The hub token in the system keychain. In the parent process; the child gets the token on its standard input."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from runtime.errors import InvalidRequestError, KeychainError
 if TYPE_CHECKING:
     from keyring.backend import KeyringBackend
 
-VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # of the environment; they win
+VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # of the environment, before the keychain
 _SERVICE = "elsewise"
 _LONGEST = 1000  # characters
 _ELSE = "set HF_TOKEN in the environment instead"
 
 
 def hub_address() -> str:
-    """The hub that is asked: ``HF_ENDPOINT``, or Hugging Face. A token is kept for one hub and sent to no other."""
+    """The hub: ``HF_ENDPOINT``, or Hugging Face. A token is kept for one hub and sent to no other."""
     return os.environ.get("HF_ENDPOINT", "").strip().rstrip("/") or "https://huggingface.co"
 
 
 def token_in_environment() -> str:
-    """The variable that holds a token, which is used then before the keychain's; empty where none does."""
+    """The environment variable with a token, which precedes the keychain's; empty without one."""
     return next((name for name in VARIABLES if os.environ.get(name, "").strip()), "")
 
 
 def keep_token(token: str) -> str:
-    """Keeps a token for the hub in the system keychain, in place of one that is there. Blocks; the system may ask its user.
+    """Stores a token for the hub in the system keychain, replacing an earlier one. Blocks; the system may ask its user.
 
     Args:
-        token: A user access token that may read.
+        token: A user access token with the right to read.
 
     Returns:
         The name of the keychain.
 
     Raises:
-        InvalidRequestError: It cannot be a token; the message does not show it.
+        InvalidRequestError: Not a token; the message does not show it.
         KeychainError: There is no keychain, it is locked, or it refuses.
     """
     stripped = token.strip()
@@ -46,13 +46,13 @@ def keep_token(token: str) -> str:
     keychain = _keychain()
     try:
         keychain.set_password(_SERVICE, hub_address(), stripped)
-    except Exception as fault:  # noqa: BLE001  # keychains are other people's code and raise what they like
-        raise _refused(fault, stripped) from None  # its cause may hold the token
+    except Exception as fault:  # noqa: BLE001  # keychain backends raise any exception
+        raise _refused(fault, stripped) from None  # its cause may contain the token
     return str(keychain.name)
 
 
 def forget_token() -> bool:
-    """Removes the hub's token from the system keychain; False where none was kept.
+    """Removes the hub's token from the system keychain; False without one.
 
     Raises:
         KeychainError: There is no keychain, it is locked, or it refuses.
@@ -68,30 +68,30 @@ def forget_token() -> bool:
 
 
 def is_token_kept() -> bool:
-    """Whether the system keychain has a token for the hub; a machine without a keychain has none."""
+    """Whether the system keychain has a token for the hub; False without a keychain."""
     return bool(kept_token())
 
 
 def kept_token() -> str:
-    """The keychain's token; empty where the environment has one, where none is kept, or where the keychain is not to be had.
+    """The keychain's token; empty where the environment has one, without one, or without a keychain.
 
-    What can be fetched without a token must not fail for want of a keychain: who is refused hears how to log in.
+    Public downloads must not fail because of a keychain; a refused one explains how to log in.
     """
     if token_in_environment():
         return ""
     try:
         return _keychain().get_password(_SERVICE, hub_address()) or ""
-    except Exception:  # noqa: BLE001  # as above; whatever it is, there is none
+    except Exception:  # noqa: BLE001  # as above; no token then
         return ""
 
 
 def _keychain() -> KeyringBackend:
-    """The system's, as keyring finds it.
+    """The system keychain found by keyring.
 
     Raises:
-        KeychainError: None that deserves the name.
+        KeychainError: There is no real one.
     """
-    import keyring  # looks through every installed package: only where a hub is asked
+    import keyring  # scans every installed package: imported only for a hub
     from keyring.core import recommended
 
     try:

@@ -17,14 +17,14 @@ from runtime.errors import DownloadError, ModelLoadError
 from runtime.hub.child_protocol import DownloadPlan, HubFile, HubId, Kind, OnDownload, shelf_name
 from runtime.hub.download_progress import ProgressReporter
 from runtime.hub.install import install_download
-from runtime.hub.part_file import Address, Part, fetch_part
+from runtime.hub.part_file import Address, PartFile, fetch_part
 from runtime.hub.partial_downloads import PartialDownload, kept_bytes
 from runtime.hub.repository import (
     Listing,
     adapter_files,
     check_kind,
     check_suitable,
-    holds,
+    kind_of,
     look_up,
     small_files,
     weights_to_take,
@@ -35,45 +35,45 @@ from runtime.loading.model_folder import INDEX, open_folder, read_json
 from runtime.loading.paths import ADAPTER_CONFIG, made_models_dir, models_dir, shelf_path
 from runtime.version import __version__
 
-AT_ONCE = 3  # files: one connection seldom fills a line, and hubs do not love many
-_PAUSE_SECONDS = 0.5  # between two reports while it waits
+AT_ONCE = 3  # files: one connection seldom fills a line, and hubs limit their number
+_PAUSE_SECONDS = 0.5  # between two reports while waiting
 Sleep = Callable[[float], Awaitable[None]]
 
 
 class Fetcher:
-    """Fetches files into a folder, each as ``OID.part``: at most `AT_ONCE` together, and each content once.
+    """Fetches files into a folder, each as ``OID.part``: at most `AT_ONCE` at a time, each content once.
 
     Args:
-        telling: Hears of bytes.
-        endpoint: The hub's address; None for huggingface_hub's own choice.
-        token: To ask with; empty for none.
+        reporter: Receives the bytes of each file.
+        endpoint: The hub's address; None: huggingface_hub's choice.
+        token: Of requests; empty for none.
         sleep: Waits some seconds.
     """
 
-    def __init__(self, telling: ProgressReporter, endpoint: str | None, token: str, sleep: Sleep) -> None:
-        self._telling = telling
+    def __init__(self, reporter: ProgressReporter, endpoint: str | None, token: str, sleep: Sleep) -> None:
+        self._reporter = reporter
         self._endpoint = endpoint
         self._sleep = sleep
-        # httpx takes the token off where a redirect leads elsewhere
+        # httpx drops the token on a redirect to another host
         self._headers = {"User-Agent": f"elsewise/{__version__}"} | ({"Authorization": f"Bearer {token}"} if token else {})
 
-    def take(self, listing: Listing, files: Iterable[HubFile], folder: Path) -> dict[str, str]:
-        """Fetches what is missing of some files, and compares their digests.
+    def fetch(self, listing: Listing, files: Iterable[HubFile], folder: Path) -> dict[str, str]:
+        """Fetches the missing bytes of files, and compares their digests.
 
         Returns:
             SHA-256 by name.
 
         Raises:
-            DownloadError: The first that went wrong; the others are stopped, and what has arrived of them is kept.
+            DownloadError: The first failure; other files are stopped, and their received bytes kept.
         """
-        return asyncio.run(self._take(listing, files, folder))
+        return asyncio.run(self._fetch_all(listing, files, folder))
 
     def wait(self, seconds: float, why: str) -> None:
-        """Waits where nothing is under way."""
+        """Waits while nothing is fetched."""
         asyncio.run(self._wait(seconds, why))
 
-    async def _take(self, listing: Listing, files: Iterable[HubFile], folder: Path) -> dict[str, str]:
-        alike: dict[str, list[HubFile]] = {}  # two names of one content are one part file
+    async def _fetch_all(self, listing: Listing, files: Iterable[HubFile], folder: Path) -> dict[str, str]:
+        alike: dict[str, list[HubFile]] = {}  # files of equal content share a part file
         for file in files:
             alike.setdefault(file.oid, []).append(file)
         sums: dict[str, str] = {}
@@ -81,42 +81,42 @@ class Fetcher:
 
         async def one(client: httpx2.AsyncClient, files: Sequence[HubFile]) -> None:
             async with room:
-                sums.update(dict.fromkeys((file.name for file in files), await self._fetch(client, listing, files, folder)))
+                sums.update(dict.fromkeys((file.name for file in files), await self._fetch_one(client, listing, files, folder)))
 
         async with get_async_session() as client:
             try:
                 async with asyncio.TaskGroup() as group:
                     for each in alike.values():
                         group.create_task(one(client, each))
-            except BaseExceptionGroup as faults:  # what stopped them all
+            except BaseExceptionGroup as faults:  # the first failure stopped all
                 raise faults.exceptions[0] from faults.exceptions[0].__cause__
         return sums
 
-    async def _fetch(self, client: httpx2.AsyncClient, listing: Listing, files: Sequence[HubFile], folder: Path) -> str:
-        """A file, whole and compared; its SHA-256."""
+    async def _fetch_one(self, client: httpx2.AsyncClient, listing: Listing, files: Sequence[HubFile], folder: Path) -> str:
+        """Fetches a file; returns its SHA-256."""
         file, repository = files[0], listing.hub_id.repository
         url = hf_hub_url(repository, file.name, revision=listing.commit, endpoint=self._endpoint)
         address = Address(client, url, page_of(repository, self._endpoint), self._headers)
-        with Part(folder / f"{file.oid}.part", file) as part:
-            self._telling.check(file, 0)
+        with PartFile(folder / f"{file.oid}.part", file) as part:
+            self._reporter.check(file, 0)
             for _ in part.read_back():
-                self._telling.check(file, part.done)
-                await asyncio.sleep(0)  # what is here of a large file takes seconds to read: the others go on
+                self._reporter.check(file, part.done)
+                await asyncio.sleep(0)  # hashing a large part takes seconds: let others run
 
             def tell() -> None:
-                self._telling.fetch(file, part.done)
+                self._reporter.fetch(file, part.done)
 
             async def wait(seconds: float, why: str) -> None:
                 await self._wait(seconds, why, file, part)
 
             await fetch_part(part, file, address, tell, wait)
             for each in files:
-                self._telling.end(each)
+                self._reporter.end(each)
             return part.sha256
 
-    async def _wait(self, seconds: float, why: str, file: HubFile | None = None, part: Part | None = None) -> None:
+    async def _wait(self, seconds: float, why: str, file: HubFile | None = None, part: PartFile | None = None) -> None:
         while seconds > 0:
-            self._telling.wait(file, part.done if part else 0, why)
+            self._reporter.wait(file, part.done if part else 0, why)
             step = min(seconds, _PAUSE_SECONDS)
             await self._sleep(step)
             seconds -= step
@@ -126,18 +126,18 @@ _SPARE_BYTES = 256 << 20
 
 
 class Download:
-    """One repository.
+    """The download of a repository.
 
     Args:
-        hub_id: Which.
-        say: Hears how far it is.
-        wanted: What it must hold; None for either.
-        token: To ask with; huggingface_hub's own choice by default.
-        endpoint: The hub's address; None for huggingface_hub's own choice.
+        hub_id: The repository.
+        say: Receives progress.
+        wanted: Required kind; None for either.
+        token: Of requests; huggingface_hub's choice by default.
+        endpoint: The hub's address; None: huggingface_hub's choice.
         sleep: Waits some seconds.
 
     Raises:
-        DownloadError: The token cannot be one ("denied").
+        DownloadError: Not a token ("denied").
     """
 
     def __init__(
@@ -154,21 +154,21 @@ class Download:
         self._wanted = wanted
         self._endpoint = endpoint
         self._token = token_to_send(token)
-        self._telling = ProgressReporter(say)
-        self._taking = Fetcher(self._telling, endpoint, self._token, sleep)
+        self._reporter = ProgressReporter(say)
+        self._fetcher = Fetcher(self._reporter, endpoint, self._token, sleep)
 
     def plan(self, scratch: Path) -> DownloadPlan:
-        """What would be fetched, at the commit of this moment. Configuration and index are read for it, nothing else.
+        """Plans the download at the present commit; fetches configuration and index only.
 
         Args:
-            scratch: A folder for those.
+            scratch: A folder for them.
 
         Raises:
-            DownloadError: It cannot be looked up, or is nothing that Elsewise runs.
+            DownloadError: It cannot be looked up, or cannot run here.
         """
-        self._telling.state("look up")
-        listing = look_up(self._hub_id, self._endpoint, self._taking.wait, self._token)
-        kind = holds(listing.files)
+        self._reporter.state("look up")
+        listing = look_up(self._hub_id, self._endpoint, self._fetcher.wait, self._token)
+        kind = kind_of(listing.files)
         check_kind(str(self._hub_id), kind, self._wanted)
         if kind == "model":
             small = small_files(listing)
@@ -198,16 +198,16 @@ class Download:
         )
 
     def fetch(self, planned: Callable[[DownloadPlan], None] | None = None) -> str:
-        """Fetches what is missing, and puts the model on the shelf.
+        """Fetches the missing files and installs them on the shelf.
 
         Args:
-            planned: Hears what will be fetched.
+            planned: Receives the plan.
 
         Returns:
-            Its name there.
+            The id on the shelf.
 
         Raises:
-            DownloadError: With the cause, and what was kept. Nothing is on the shelf then that was not there before.
+            DownloadError: With the cause and the kept bytes; the shelf is unchanged.
         """
         made_models_dir()
         with PartialDownload(self._hub_id.repository) as kept:
@@ -220,13 +220,13 @@ class Download:
                     return plan.here
                 kept.keep(plan)
                 self._check_room(plan)
-                self._telling.begin(plan.files, kept_bytes(plan.repository, plan.files))
-                sums = self._taking.take(self._listing, plan.files, kept.folder)
-                self._telling.state("install")
+                self._reporter.begin(plan.files, kept_bytes(plan.repository, plan.files))
+                sums = self._fetcher.fetch(self._listing, plan.files, kept.folder)
+                self._reporter.state("install")
                 install_download(plan, kept.folder, sums, self._endpoint)
             except DownloadError as fault:
                 raise self._explained(fault, kept) from fault
-            except ModelLoadError as fault:  # all of it is here, and cannot be put on the shelf
+            except ModelLoadError as fault:  # complete, but cannot be installed
                 here, repository = kept.bytes(), self._hub_id.repository
                 what = f"{here:,} bytes are kept until: elsewise models remove {repository}"
                 raise DownloadError(f"{self._hub_id}: {fault} ({what})", "unsuitable", here) from fault
@@ -236,9 +236,9 @@ class Download:
             return plan.name
 
     def _read(self, listing: Listing, files: Iterable[HubFile], scratch: Path) -> dict[str, Mapping[str, Any]]:
-        """The configuration and the index among some files, fetched."""
+        """Fetches and reads the configuration and the index among some files."""
         small = [file for file in files if file.name in ("config.json", INDEX, ADAPTER_CONFIG)]
-        self._taking.take(listing, small, scratch)
+        self._fetcher.fetch(listing, small, scratch)
         read: dict[str, Mapping[str, Any]] = {}
         for file in small:
             path = scratch / f"{file.oid}.part"
@@ -259,7 +259,7 @@ class Download:
             )
 
     def _explained(self, fault: DownloadError, kept: PartialDownload) -> DownloadError:
-        """With whose download it was, and what is here of it."""
+        """Adds the repository and the kept bytes to an error."""
         where, said, here = str(self._hub_id), str(fault), kept.bytes()
         said = said if said.startswith(self._hub_id.repository) else f"{where}: {said}"
         if fault.reason == "unsuitable":

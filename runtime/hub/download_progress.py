@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable
 
 from runtime.hub.child_protocol import DownloadProgress, HubFile, OnDownload
 
-_TELL_SECONDS = 0.1  # between two reports of one file
+_TELL_SECONDS = 0.1  # between two reports of a file
 
 
 class ProgressReporter:
-    """Counts bytes of files and of all together, and says so; not too often.
+    """Counts bytes of each file and of all, and reports them ten times a second at most.
 
     Args:
-        say: Hears the reports.
-        clock: Seconds, never backwards.
+        say: Receives the reports.
+        clock: Monotonic seconds.
     """
 
     def __init__(self, say: OnDownload, clock: Callable[[], float] = time.monotonic) -> None:
@@ -26,41 +26,41 @@ class ProgressReporter:
         self._done: dict[str, int] = {}  # bytes by the name of a file
         self._sum = 0
         self._said: dict[str, float] = {}
-        self._busy: set[str] = set()  # files that bytes may come of, now
-        self._rate = Rate(self._clock)
+        self._busy: set[str] = set()  # files with a running transfer
+        self._rate = TransferRate(self._clock)
 
     def begin(self, files: Iterable[HubFile], here: Iterable[int]) -> None:
-        """From now on of these files, of which so many bytes each are here: they count as done, and not for the rate."""
+        """Starts counting these files; bytes that are `here` count as done, but not for the rate."""
         named = list(files)
         self._done = {file.name: size for file, size in zip(named, here, strict=True)}
         self._total, self._sum = sum(file.size for file in named), sum(self._done.values())
-        self._rate = Rate(self._clock)
+        self._rate = TransferRate(self._clock)
         self._rate.note(self._sum)
 
     def state(self, state: str, note: str = "") -> None:
-        """Something that is of no file."""
+        """Reports a state of the whole download."""
         self._tell(state, None, 0, note)
 
     def check(self, file: HubFile, done: int) -> None:
-        """So much of what is here of a file was read."""
+        """Reports received bytes of a file that were hashed again."""
         if self._due(file):
             self._tell("check", file, done)
 
     def fetch(self, file: HubFile, done: int) -> None:
-        """So much of a file is here."""
+        """Reports received bytes of a file."""
         self._busy.add(file.name)
         self._count(file, done)
         if self._due(file):
             self._tell("fetch", file, done)
 
     def end(self, file: HubFile) -> None:
-        """A file is whole."""
+        """Reports a complete file."""
         self._busy.discard(file.name)
         self._count(file, file.size)
         self._tell("fetch", file, file.size)
 
     def wait(self, file: HubFile | None, done: int, why: str) -> None:
-        """One that waits for the server."""
+        """Reports a wait for the server."""
         if file is not None:
             self._busy.discard(file.name)
         self._tell("wait", file, done, why)
@@ -100,11 +100,11 @@ _WINDOW_SECONDS = 5.0
 _STEP_SECONDS = 0.2  # between two notes
 
 
-class Rate:
-    """Bytes a second.
+class TransferRate:
+    """Bytes per second over the last seconds.
 
     Args:
-        clock: Seconds, never backwards.
+        clock: Monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -112,7 +112,7 @@ class Rate:
         self._notes: deque[tuple[float, int]] = deque()
 
     def note(self, done: int) -> None:
-        """So many bytes are done by now; fewer than before begin anew."""
+        """Notes the bytes done so far; fewer than before restart the rate."""
         now = self._clock()
         if self._notes and done < self._notes[-1][1]:
             self._notes.clear()
@@ -124,7 +124,7 @@ class Rate:
 
     @property
     def per_second(self) -> float:
-        """Over the last seconds, those in which nothing came among them; 0 where nothing was noted twice."""
+        """The rate, idle seconds included; 0 before two notes."""
         if len(self._notes) < 2:
             return 0.0
         (since, first), (_, last) = self._notes[0], self._notes[-1]
@@ -132,6 +132,6 @@ class Rate:
         return (last - first) / passed if passed > 0 else 0.0
 
     def left(self, remaining: int) -> float | None:
-        """Seconds for so many bytes more; None where nothing moves."""
+        """Seconds for the remaining bytes; None while nothing moves."""
         rate = self.per_second
         return remaining / rate if rate > 0 else None

@@ -1,4 +1,4 @@
-"""From fetched files to a model, or an adapter, on the shelf."""
+"""Installs fetched files as a model or an adapter on the shelf."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from runtime.text.tokenizer import Tokenizer
 
 
 def install_download(plan: DownloadPlan, folder: Path, sums: Mapping[str, str], endpoint: str | None) -> None:
-    """Checks the fetched files as loading does, and puts them on the shelf in one moment. `folder` keeps its own names of them.
+    """Checks fetched files as a load does, and installs them atomically. `folder` keeps its own names of them.
 
     Args:
-        plan: What was fetched.
-        folder: Where the files are, each as ``OID.part``.
+        plan: Of the download.
+        folder: Has each file as ``OID.part``.
         sums: SHA-256 by name.
-        endpoint: The hub's address; None for huggingface_hub's own choice.
+        endpoint: The hub's address; None: huggingface_hub's choice.
 
     Raises:
-        ModelLoadError: They are no sound model, the name is taken, or the disk is full.
+        ModelLoadError: Not a sound model, the id is taken, or the disk is full.
     """
     adapter = plan.kind == "adapter"
 
@@ -75,7 +75,7 @@ def _parameters(hidden: Path, plan: DownloadPlan) -> int:
 
 
 def _check_text(folder: Path) -> None:
-    """Refuses a tokenizer that cannot be read, or makes its library panic: without it the model is of no use.
+    """Checks a model and its tokenizer, which may be unreadable or make its library panic.
 
     Raises:
         ModelLoadError: Names the file.
@@ -83,7 +83,7 @@ def _check_text(folder: Path) -> None:
     try:
         Tokenizer.from_folder(open_folder(folder, backend="mlx"))
     except ModelLoadError as fault:
-        raise ModelLoadError(str(fault).replace(f"{folder}/", "")) from fault  # the folder will be gone
+        raise ModelLoadError(str(fault).replace(f"{folder}/", "")) from fault  # the hidden folder is removed
 
 
 def _header(folder: Path) -> AdapterHeader:
@@ -94,12 +94,12 @@ def _header(folder: Path) -> AdapterHeader:
 
 
 def _move(there: Path, here: Path, *, alone: bool) -> None:
-    """A second name where the disk knows such, so that a refusal leaves what was fetched.
+    """Links a file where the disk supports links, so that a refusal leaves the fetched file.
 
     Args:
-        there: What was fetched.
-        here: What it shall be called.
-        alone: Nobody else will want the content.
+        there: The fetched file.
+        here: Its new name.
+        alone: The content has no further name.
     """
     try:
         os.link(there, here)
@@ -111,7 +111,7 @@ def _move(there: Path, here: Path, *, alone: bool) -> None:
 
 
 def _note_for_huggingface(hidden: Path, plan: DownloadPlan) -> None:
-    """What huggingface_hub writes beside files of a local folder: its tools then know them and fetch none again."""
+    """Writes huggingface_hub's metadata of a local folder, so that its tools do not fetch the files again."""
     notes = hidden / ".cache" / "huggingface" / "download"
     make_private(notes)
     for file in plan.files:

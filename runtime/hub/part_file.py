@@ -1,7 +1,7 @@
-"""One file of a repository, fetched so that it can go on where it stopped. In the child process only.
+"""Resumable download of one file of a repository, by ranges. In the child process only.
 
-huggingface_hub begins a broken file anew; here what has arrived stays in a part file, and the rest of it is asked for by a
-range. A file counts only when its digest is the one that the repository names.
+huggingface_hub starts a broken file again and names partial files at random; here received bytes stay in a part file, and a
+range request asks for the rest. A file is complete only with the digest that the repository lists.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 
 from runtime.errors import DownloadError
 from runtime.hub.child_protocol import HubFile
-from runtime.hub.responses import refused, unreachable
+from runtime.hub.responses import http_error, network_error
 
-ATTEMPTS = 6  # in a row that bring less than _PROGRESS
-_PROGRESS = 1 << 20  # bytes that make up for a failure
-_LONGEST_WAIT = 60.0  # seconds, whatever a server asks for
-_SILENCE_SECONDS = 30.0  # after which a connection is given up
+ATTEMPTS = 6  # in a row with less than _PROGRESS
+_PROGRESS = 1 << 20  # bytes that reset the count of failures
+_LONGEST_WAIT = 60.0  # seconds, at most
+_SILENCE_SECONDS = 30.0  # of silence, after which a connection is closed
 _CHUNK = 1 << 20
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a file is, with what it is asked for, and the page where people give their consent."""
+    """Client, URL and headers of a file, and the page where its licence is accepted."""
 
     client: httpx2.AsyncClient
     url: str
@@ -39,12 +39,12 @@ class Address:
     headers: Mapping[str, str]
 
 
-class Part:
-    """What is here of a file.
+class PartFile:
+    """The received bytes of a file.
 
     Args:
-        path: Of the part file; what is in it is gone on with, once `read_back` has read it.
-        file: What it shall become.
+        path: Of the part file; resumed after `read_back`.
+        file: The complete file.
 
     Raises:
         DownloadError: It cannot be written ("space").
@@ -58,42 +58,42 @@ class Part:
             raise self._unwritable(fault) from fault
         self._begin()
 
-    def __enter__(self) -> Part:
+    def __enter__(self) -> PartFile:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stream.close()
 
     def read_back(self) -> Iterator[None]:
-        """Reads what is here already, a piece at a time."""
+        """Hashes the existing bytes, a chunk at a time."""
         self._stream.seek(0)
         while chunk := self._stream.read(_CHUNK):
             self._digest(chunk)
             yield
-        if self.done > self._file.size:  # of another file, or of another day
+        if self.done > self._file.size:  # of another file
             self.restart()
 
     @property
     def sound(self) -> bool:
-        """Whether a whole file's content is what the repository says."""
+        """Whether the digest of a complete file is the repository's."""
         found = self._sha256.hexdigest() if self._file.large else self._git.hexdigest()
         return found == self._file.oid
 
     @property
     def sha256(self) -> str:
-        """Of what is here."""
+        """SHA-256 of the received bytes."""
         return self._sha256.hexdigest()
 
     def restart(self) -> None:
-        """Throws away what is here."""
+        """Discards all bytes."""
         self._stream.truncate(0)
         self._begin()
 
     def add(self, chunk: bytes) -> None:
-        """Goes on.
+        """Appends bytes.
 
         Raises:
-            DownloadError: The disk is full ("space"), or this is more than the file has ("changed").
+            DownloadError: The disk is full ("space"), or the file would exceed its size ("changed").
         """
         if self.done + len(chunk) > self._file.size:
             raise DownloadError(
@@ -111,7 +111,7 @@ class Part:
     def _begin(self) -> None:
         self.done = 0
         self._sha256 = hashlib.sha256()
-        self._git = hashlib.sha1(b"blob %d\0" % self._file.size, usedforsecurity=False)  # git's own name of a small file
+        self._git = hashlib.sha1(b"blob %d\0" % self._file.size, usedforsecurity=False)  # git's id of a small file
 
     def _digest(self, chunk: bytes | memoryview) -> None:
         self.done += len(chunk)
@@ -127,27 +127,27 @@ class Part:
         )
 
 
-class _AgainError(Exception):
-    """Worth another attempt."""
+class _RetryError(Exception):
+    """A failure after which the request is repeated."""
 
     def __init__(self, fault: DownloadError, after: float | None = None) -> None:
         self.fault, self.after = fault, after
 
 
 async def fetch_part(
-    part: Part, file: HubFile, address: Address, tell: Callable[[], None], wait: Callable[[float, str], Awaitable[None]]
+    part: PartFile, file: HubFile, address: Address, tell: Callable[[], None], wait: Callable[[float, str], Awaitable[None]]
 ) -> None:
-    """Fetches what is missing of a file, with patience, and compares its digest.
+    """Fetches the missing bytes of a file, with retries, and compares its digest.
 
     Args:
-        part: What is here of it.
-        file: What it shall become.
-        address: Where it is.
-        tell: Called after each piece.
+        part: The received bytes.
+        file: The complete file.
+        address: Of the file.
+        tell: Called after each chunk.
         wait: Waits some seconds, for a reason.
 
     Raises:
-        DownloadError: It could not be fetched; what has arrived stays in the part, but where it is wrong.
+        DownloadError: The file could not be fetched; received bytes stay in the part unless they are wrong.
     """
     failures, resumed = 0, part.done > 0
     while True:
@@ -157,11 +157,11 @@ async def fetch_part(
             part.restart()
             if not resumed:
                 raise DownloadError(f"{file.name}: its digest is not the one that the repository names; fetch it again", "hash")
-            resumed = False  # the beginning may be what is wrong: once from there
+            resumed = False  # the resumed beginning may be wrong: once from the start
         before = part.done
         try:
             await _receive(part, file, address, tell)
-        except _AgainError as again:
+        except _RetryError as again:
             failures = 1 if part.done - before >= _PROGRESS else failures + 1
             if failures >= ATTEMPTS:
                 raise again.fault from again
@@ -170,8 +170,8 @@ async def fetch_part(
             resumed = resumed or part.done > 0
 
 
-async def _receive(part: Part, file: HubFile, address: Address, tell: Callable[[], None]) -> None:
-    """One request; it ends with the whole file, or with an error."""
+async def _receive(part: PartFile, file: HubFile, address: Address, tell: Callable[[], None]) -> None:
+    """One request, up to the end of the file or an error."""
     headers = {**address.headers, "Accept-Encoding": "identity"}
     if part.done:
         headers["Range"] = f"bytes={part.done}-"
@@ -184,37 +184,37 @@ async def _receive(part: Part, file: HubFile, address: Address, tell: Callable[[
     except OfflineModeIsEnabled as fault:
         raise DownloadError(f"{file.name}: HF_HUB_OFFLINE forbids the network; unset it", "network") from fault
     except httpx2.TransportError as fault:
-        raise _AgainError(unreachable(file.name, fault)) from fault
+        raise _RetryError(network_error(file.name, fault)) from fault
     except (httpx2.HTTPError, httpx2.InvalidURL) as fault:
-        raise unreachable(file.name, fault) from fault
+        raise network_error(file.name, fault) from fault
     if part.done < file.size:
         message = f"{file.name}: the server stopped after {part.done:,} of {file.size:,} bytes"
-        raise _AgainError(DownloadError(message, "network"))
+        raise _RetryError(DownloadError(message, "network"))
 
 
-def _check_answer(part: Part, file: HubFile, response: httpx2.Response, page: str) -> None:
-    """Refuses an answer that is not the rest of this very file."""
+def _check_answer(part: PartFile, file: HubFile, response: httpx2.Response, page: str) -> None:
+    """Refuses an answer that is not the rest of this file."""
     status = response.status_code
-    if status == 416:  # nothing behind what is here: it belongs to something else
+    if status == 416:  # nothing after these bytes: they belong to another file
         part.restart()
-        raise _AgainError(DownloadError(f"{file.name}: the server has nothing after what is here", "changed"))
+        raise _RetryError(DownloadError(f"{file.name}: the server has nothing after what is here", "changed"))
     if status not in (200, 206):
-        fault = refused(file.name, status, page)
+        fault = http_error(file.name, status, page)
         if fault.reason == "busy":
-            raise _AgainError(fault, _asked_for(response))
+            raise _RetryError(fault, _asked_for(response))
         raise fault
     if response.headers.get("Content-Encoding", "identity") != "identity":
         raise DownloadError(f"{file.name}: the server sends it compressed, which was not asked for")
     if status == 200:
         if part.done:
-            part.restart()  # it knows no ranges: all of it again
+            part.restart()  # a server without ranges: from the start
         told = response.headers.get("Content-Length")
         _check_size(file, file.size if told is None else _number(told))
         return
     found = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
     if found is None or int(found[1]) != part.done:
         part.restart()
-        raise _AgainError(DownloadError(f"{file.name}: the server sends another part than was asked for"))
+        raise _RetryError(DownloadError(f"{file.name}: the server sends another part than was asked for"))
     if found[3] != "*":
         _check_size(file, int(found[3]))
 
@@ -230,6 +230,6 @@ def _number(text: str) -> int:
 
 
 def _asked_for(response: httpx2.Response) -> float | None:
-    """Seconds after which the server wants to be asked again, where it says so in seconds."""
+    """``Retry-After``, where it is in seconds."""
     told = response.headers.get("Retry-After", "").strip()
     return float(told) if told.isascii() and told.isdigit() and len(told) < 10 else None

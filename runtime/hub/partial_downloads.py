@@ -1,4 +1,4 @@
-"""What is here of downloads that were stopped: a hidden folder for each repository, never listed as a model."""
+"""Partial downloads: a hidden folder for each repository, never listed as a model."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ _NOTE = "fetch.json"
 
 
 class Unfinished(msgspec.Struct, frozen=True):
-    """A download that was stopped, or goes on in some process."""
+    """A download that was stopped, or is running in some process."""
 
     repository: str
     revision: str
     commit: str
     total: int  # bytes
-    kept: int = 0  # of them
+    kept: int = 0  # received bytes
 
     @property
     def name(self) -> str:
-        """What it will be called on the shelf."""
+        """Its future id on the shelf."""
         return shelf_name(self.repository, self.commit)
 
     @property
     def source(self) -> str:
-        """What `fetch_any` takes to go on with it, at the very commit that was begun."""
+        """For `fetch_any` to resume it, at the same commit."""
         return f"{self.repository}@{self.commit}"
 
 
 class PartialDownload:
-    """The folder of a repository's download, for one process at a time.
+    """The folder of a repository's download, locked for one process.
 
-    Files are called by their digest, so that those that two commits share are fetched once.
+    Files are named by their digest, so files shared by two commits are fetched once.
 
     Args:
         repository: ``org/name``.
 
     Raises:
-        DownloadError: Another process fetches it ("taken"), or the folder cannot be made ("space").
+        DownloadError: Another process is fetching it ("taken"), or the folder cannot be created ("space").
     """
 
     def __init__(self, repository: str) -> None:
@@ -64,7 +64,7 @@ class PartialDownload:
                 make_private(self.folder)
                 handle = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
-                continue  # whoever had it removed it at this moment
+                continue  # removed by its last user at this moment
             except OSError as fault:
                 raise DownloadError(f"{self.folder} cannot be made ({fault.strerror}); set ELSEWISE_MODELS", "space") from fault
             try:
@@ -79,11 +79,11 @@ class PartialDownload:
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):
-            self.folder.rmdir()  # where nothing is in it
+            self.folder.rmdir()  # if empty
         os.close(self._handle)
 
     def keep(self, plan: DownloadPlan) -> None:
-        """Notes what is being fetched, and removes what belongs to something else."""
+        """Writes the note of a download, and removes files of others."""
         wanted = {f"{file.oid}.part" for file in plan.files}
         for path in self.folder.iterdir():
             if path.name not in wanted:
@@ -92,17 +92,17 @@ class PartialDownload:
         write_atomically(self.folder / _NOTE, msgspec.json.encode(note))
 
     def bytes(self) -> int:
-        """That are here."""
+        """Received bytes."""
         return _size(self.folder)
 
     def clear(self) -> None:
-        """Removes all of it."""
+        """Removes all files."""
         for path in self.folder.iterdir():
             path.unlink(missing_ok=True)
 
 
 def unfinished_downloads() -> list[Unfinished]:
-    """Every download that is not done, by its name."""
+    """All unfinished downloads, by name."""
     found = []
     with contextlib.suppress(OSError):
         for folder in sorted((models_dir() / _PLACE).iterdir()):
@@ -113,13 +113,13 @@ def unfinished_downloads() -> list[Unfinished]:
 
 
 def discard_download(name: str) -> int | None:
-    """Removes what is here of an unfinished download, by its repository or its name on the shelf.
+    """Removes an unfinished download, by its repository or its id on the shelf.
 
     Returns:
-        The bytes that are free again; None where there is no such download.
+        The freed bytes; None without such a download.
 
     Raises:
-        DownloadError: It goes on in another process ("taken").
+        DownloadError: It is running in another process ("taken").
     """
     repository = name.partition("@")[0]
     if not any(note.repository == repository and name in (note.repository, note.name) for note in unfinished_downloads()):
@@ -132,7 +132,7 @@ def discard_download(name: str) -> int | None:
 
 
 def kept_bytes(repository: str, files: Iterable[HubFile]) -> list[int]:
-    """Of each of these files, how many bytes are here."""
+    """Received bytes of each file."""
     return [_here(_folder(repository) / f"{file.oid}.part", file.size) for file in files]
 
 

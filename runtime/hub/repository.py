@@ -1,4 +1,4 @@
-"""A repository at one commit: its files, which of them are taken, what is refused. In the child process only."""
+"""A repository at one commit: its files, those to fetch, and what is refused. In the child process only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from huggingface_hub import HfApi
 
 from runtime.errors import DownloadError, ModelLoadError
 from runtime.hub.child_protocol import HubFile, HubId, Kind
-from runtime.hub.responses import LOOK_UP_SECONDS, explained, page_of, patiently
+from runtime.hub.responses import LOOK_UP_SECONDS, as_download_errors, page_of, with_retries
 from runtime.loading.config import check_config, describe, quantised_with
 from runtime.loading.model_folder import INDEX, MAX_JSON_BYTES, MAX_TOKENIZER_BYTES, PICKLES, SETTINGS_FILES, TEXT_FILES
 from runtime.loading.paths import ADAPTER_CONFIG
@@ -21,7 +21,7 @@ _LICENCE = 40  # characters of one
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A repository at one commit: its files by name, and the licence that its page names."""
+    """Files of a repository at one commit, by name, and the licence on its page."""
 
     hub_id: HubId
     commit: str
@@ -30,23 +30,23 @@ class Listing:
 
 
 def look_up(hub_id: HubId, endpoint: str | None, wait: Callable[[float, str], None], token: str = "") -> Listing:
-    """One question to the hub, asked again where it is busy.
+    """Asks the hub for a repository, with retries.
 
     Args:
         hub_id: Of the repository.
-        endpoint: The hub's address; None for huggingface_hub's own choice (``HF_ENDPOINT``).
+        endpoint: The hub's address; None: huggingface_hub's choice (``HF_ENDPOINT``).
         wait: Waits some seconds, for a reason.
-        token: To ask with; empty for none.
+        token: Of the request; empty for none.
 
     Raises:
-        DownloadError: No such repository or revision, no right to read it, no network, or a hub that does not answer.
+        DownloadError: No such repository or revision, no permission, no network, or no answer.
     """
-    return patiently(lambda: _asked(hub_id, endpoint, token), wait)
+    return with_retries(lambda: _asked(hub_id, endpoint, token), wait)
 
 
 def _asked(hub_id: HubId, endpoint: str | None, token: str) -> Listing:
     api = HfApi(endpoint=endpoint, library_name="elsewise", token=token or False)
-    with explained(str(hub_id), hub_id, page_of(hub_id.repository, endpoint)):
+    with as_download_errors(str(hub_id), hub_id, page_of(hub_id.repository, endpoint)):
         info = api.model_info(hub_id.repository, revision=hub_id.revision, files_metadata=True, timeout=LOOK_UP_SECONDS)
         found = [(s.rfilename, s.size, s.blob_id, s.lfs) for s in info.siblings or ()]
         licence = _licence(info.tags)
@@ -71,7 +71,7 @@ def _listing(hub_id: HubId, commit: object, siblings: Sequence[tuple[object, obj
 
 
 def _licence(tags: object) -> str:
-    """The hub repeats it among the tags: "license:mit"; nothing there is believed to be of the right type."""
+    """The licence among the tags ("license:mit"), whose types are not trusted."""
     named = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
     found = next((tag.partition(":")[2] for tag in named if tag.startswith("license:")), "")
     return found[:_LICENCE] if found.isprintable() else ""
@@ -86,14 +86,14 @@ _ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapters.safetensors")  # peft
 _CUDA = ("gptq", "awq", "bitsandbytes", "aqlm", "quip", "hqq", "eetq", "exl2", "exl3")
 
 
-def holds(names: Collection[str]) -> Kind:
-    """What a repository of such files holds. A whole model is one, whatever lies beside it."""
+def kind_of(names: Collection[str]) -> Kind:
+    """The kind of a repository by its files; a whole model is one in any case."""
     whole = "config.json" in names and any(_is_weights(name) for name in names)
     return "adapter" if ADAPTER_CONFIG in names and not whole else "model"
 
 
-def why_no_model(names: Collection[str]) -> str:
-    """Why a repository of such files holds no model that Elsewise could take, and what does; empty where it may hold one."""
+def missing_for_model(names: Collection[str]) -> str:
+    """Why a repository with these files is no usable model, with a way out; empty where it may be one."""
     if "config.json" not in names:
         return _instead(names)
     if not any(_is_weights(name) for name in names):
@@ -110,10 +110,10 @@ def why_no_model(names: Collection[str]) -> str:
 
 
 def check_kind(where: str, kind: Kind, wanted: Kind | None) -> None:
-    """Refuses a repository that holds the other of the two.
+    """Refuses a repository of the other kind.
 
     Raises:
-        DownloadError: With what it is, and how that is fetched ("unsuitable").
+        DownloadError: With its kind and the way to fetch it ("unsuitable").
     """
     if wanted is not None and kind != wanted:
         what = "an adapter, no model" if kind == "adapter" else "a model, no adapter"
@@ -139,13 +139,13 @@ def adapter_files(listing: Listing) -> tuple[HubFile, ...]:
 
 
 def small_files(listing: Listing) -> tuple[HubFile, ...]:
-    """Configuration, tokenizer and template: what is needed to decide about the rest.
+    """Configuration, tokenizer and template, which decide about the other files.
 
     Raises:
-        DownloadError: The repository holds no model that Elsewise could take ("unsuitable").
+        DownloadError: Not a usable model ("unsuitable").
     """
     where, names = str(listing.hub_id), listing.files.keys()
-    if why := why_no_model(names):
+    if why := missing_for_model(names):
         raise _refused(where, why)
     wanted = [listing.files[name] for name in (*SETTINGS_FILES, *TEXT_FILES, INDEX) if name in names]
     for file in wanted:
@@ -156,14 +156,14 @@ def small_files(listing: Listing) -> tuple[HubFile, ...]:
 
 
 def weights_to_take(listing: Listing, index: Mapping[str, Any] | None) -> tuple[HubFile, ...]:
-    """The safetensors files, as loading will look for them.
+    """The safetensors files that a load will need.
 
     Args:
         listing: Of the repository.
-        index: Its ``model.safetensors.index.json``, where it has one.
+        index: Its ``model.safetensors.index.json``, if any.
 
     Raises:
-        DownloadError: The index names what is no safetensors file of the repository ("unsuitable").
+        DownloadError: The index names another file than a safetensors file of the repository ("unsuitable").
     """
     where = str(listing.hub_id)
     if index is None:
@@ -183,10 +183,10 @@ def weights_to_take(listing: Listing, index: Mapping[str, Any] | None) -> tuple[
 
 
 def check_suitable(where: str, config: Mapping[str, Any]) -> None:
-    """Refuses what no backend here could run.
+    """Refuses a model that no backend can run.
 
     Raises:
-        DownloadError: With the reason, and what can be done ("unsuitable").
+        DownloadError: With the reason and a way out ("unsuitable").
     """
     try:
         check_config(config, where)
@@ -208,7 +208,7 @@ def _is_weights(name: str) -> bool:
 
 
 def _instead(names: Iterable[str]) -> str:
-    """What a repository without a model's configuration is."""
+    """Describes a repository without a model's configuration."""
     listed = sorted(names)
     gguf = [name for name in listed if name.lower().endswith(".gguf")]
     if gguf:

@@ -31,10 +31,10 @@ T = TypeVar("T")
 
 
 def token_to_send(token: str) -> str:
-    """The token to ask with: the given one, or huggingface_hub's own choice (``HF_TOKEN``, 'hf auth login'); empty for none.
+    """The token of requests: the given one, or huggingface_hub's choice (``HF_TOKEN``, 'hf auth login'); empty for none.
 
     Raises:
-        DownloadError: It has characters that no header can carry ("denied"); the message does not show it.
+        DownloadError: It has characters that a header cannot have ("denied"); the message does not show it.
     """
     found = token or get_token() or ""
     if not (found.isascii() and found.isprintable() and " " not in found and len(found) <= _LONGEST_TOKEN):
@@ -43,15 +43,15 @@ def token_to_send(token: str) -> str:
 
 
 def page_of(repository: str, endpoint: str | None) -> str:
-    """Where people look at a repository."""
+    """Address of a repository's page."""
     return f"{endpoint or constants.ENDPOINT}/{repository}"
 
 
-def patiently(ask: Callable[[], T], wait: Callable[[float, str], None]) -> T:
-    """Asks, and asks again where the hub is busy or out of reach.
+def with_retries(ask: Callable[[], T], wait: Callable[[float, str], None]) -> T:
+    """Repeats a request while the hub is busy or out of reach, three times in all.
 
     Args:
-        ask: Raises `DownloadError`.
+        ask: The request; raises `DownloadError`.
         wait: Waits some seconds, for a reason.
     """
     for attempt in range(1, _ATTEMPTS + 1):
@@ -65,13 +65,13 @@ def patiently(ask: Callable[[], T], wait: Callable[[float, str], None]) -> T:
 
 
 @contextmanager
-def explained(where: str, hub_id: HubId | None = None, page: str = "") -> Iterator[None]:
-    """What huggingface_hub raises, as a `DownloadError`.
+def as_download_errors(where: str, hub_id: HubId | None = None, page: str = "") -> Iterator[None]:
+    """Turns exceptions of huggingface_hub into a `DownloadError`.
 
     Args:
-        where: What was asked for, for messages.
-        hub_id: The repository, where it is one.
-        page: Its page.
+        where: The requested thing, for messages.
+        hub_id: Of a repository.
+        page: Of a repository.
     """
     name = hub_id.repository if hub_id else where
     try:
@@ -82,23 +82,23 @@ def explained(where: str, hub_id: HubId | None = None, page: str = "") -> Iterat
         revision = hub_id.revision if hub_id else ""
         message = f"{name} has no revision {revision!r}; give a branch, a tag or a commit that it has"
         raise DownloadError(message, "missing") from fault
-    except RepositoryNotFoundError as fault:  # the hub says the same of private ones
+    except RepositoryNotFoundError as fault:  # also the answer for private ones
         gone = f"one that is gone or renamed may be found by: elsewise models search {name.rpartition('/')[2]}"
         raise DownloadError(f"{name}: no such repository, or a private one: {_LOG_IN}; {gone}", "missing") from fault
     except (DisabledRepoError, HFValidationError) as fault:
         raise DownloadError(f"{where}: {str(fault).splitlines()[0][:200]}", "missing") from fault
     except HfHubHTTPError as fault:
-        raise refused(where, fault.response.status_code, page) from fault
+        raise http_error(where, fault.response.status_code, page) from fault
     except OfflineModeIsEnabled as fault:
         raise DownloadError(f"{where}: HF_HUB_OFFLINE forbids the network; unset it", "network") from fault
     except httpx2.HTTPError as fault:
-        raise unreachable(where, fault) from fault
+        raise network_error(where, fault) from fault
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
         raise DownloadError(f"{where}: the hub's answer cannot be read ({fault!s:.120}); try again later") from fault
 
 
-def refused(where: str, status: int, page: str = "") -> DownloadError:
-    """An answer that is an HTTP error."""
+def http_error(where: str, status: int, page: str = "") -> DownloadError:
+    """The error for an HTTP status."""
     if status in (401, 403):
         consent = f"accept its licence on {page}, and " if status == 403 and page else ""
         return DownloadError(f"{where}: the hub refuses (HTTP {status}); {consent}{_LOG_IN}", "denied")
@@ -110,18 +110,21 @@ def refused(where: str, status: int, page: str = "") -> DownloadError:
     return DownloadError(f"{where}: the hub answers HTTP {status}; try again later")
 
 
-def unreachable(where: str, fault: Exception) -> DownloadError:
-    """No answer at all, or half of one."""
+def network_error(where: str, fault: Exception) -> DownloadError:
+    """The error for a missing or incomplete answer."""
     reason = f"{type(fault).__name__}: {fault}".rstrip(": ")[:200]
     return DownloadError(f"{where}: the hub cannot be reached ({reason}); check the network", "network")
 
 
-MOST_BYTES = 32 << 20  # the list of a repository's files has some KB for each hundred
+MOST_BYTES = 32 << 20  # a list of files has some KB for each hundred
 MOST_SECONDS = 120.0
 
 
 def limit_answers() -> None:
-    """From now on huggingface_hub's own client gives up, by `ValueError`, on an answer that is endless, packed or too slow."""
+    """Makes huggingface_hub's client raise `ValueError` for an endless, compressed or slow answer.
+
+    Files are fetched by another client, which knows their sizes (`runtime.hub.part_file`).
+    """
     client = get_session()
     hooks = client.event_hooks
     if _limited not in hooks["response"]:
@@ -129,7 +132,7 @@ def limit_answers() -> None:
 
 
 def _plain(request: httpx2.Request) -> None:
-    request.headers["Accept-Encoding"] = "identity"  # a packed answer has no size before it is unpacked
+    request.headers["Accept-Encoding"] = "identity"  # a compressed answer has an unknown size
 
 
 def _limited(response: httpx2.Response) -> None:
@@ -140,7 +143,7 @@ def _limited(response: httpx2.Response) -> None:
 
 
 class _Limited(httpx2.SyncByteStream):
-    """A stream that ends in time."""
+    """A stream with limits on size and time."""
 
     def __init__(self, stream: httpx2.SyncByteStream) -> None:
         self._stream = stream

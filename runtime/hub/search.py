@@ -1,4 +1,4 @@
-"""Models that a hub finds by words. In the child process only."""
+"""Searches models on a hub; owners of tokens. In the child process only."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type:
 
 from runtime.errors import DownloadError
 from runtime.hub.child_protocol import HubId, HubModel
-from runtime.hub.repository import check_suitable, holds, why_no_model
-from runtime.hub.responses import LOOK_UP_SECONDS, explained, patiently
+from runtime.hub.repository import check_suitable, kind_of, missing_for_model
+from runtime.hub.responses import LOOK_UP_SECONDS, as_download_errors, with_retries
 from runtime.loading.config import describe
 
 _WANTED = ("config", "downloads", "gated", "library_name", "likes", "private", "safetensors", "siblings", "tags")
 _BITS = re.compile(r"([1-8])-bit")
-_WORD_BITS = 32  # mlx packs quantised weights into words of so many
+_WORD_BITS = 32  # of the words that mlx packs quantised weights into
 
 
 def search(
     query: str, limit: int, wait: Callable[[float, str], None], *, endpoint: str | None = None, token: str = ""
 ) -> tuple[HubModel, ...]:
-    """Text models that the hub finds, the most fetched first.
+    """Text models of a search, the most downloaded first.
 
     Args:
         query: Words.
-        limit: Of them, at most.
+        limit: Of results.
         wait: Waits some seconds, for a reason.
-        endpoint: The hub's address; None for huggingface_hub's own choice.
-        token: To ask with; empty for none.
+        endpoint: The hub's address; None: huggingface_hub's choice.
+        token: Of the request; empty for none.
 
     Raises:
-        DownloadError: The hub cannot be reached, refuses, or answers what nobody can read.
+        DownloadError: The hub cannot be reached, refuses, or sends an unreadable answer.
     """
-    found = patiently(lambda: _asked(query, limit, endpoint, token), wait)
+    found = with_retries(lambda: _asked(query, limit, endpoint, token), wait)
     models = (_model(entry) for entry in found[:limit] if isinstance(entry, Mapping))
     return tuple(model for model in models if model is not None)
 
 
-def who(token: str, wait: Callable[[float, str], None], *, endpoint: str | None = None) -> str:
-    """Whose a token is, by the hub.
+def owner_of_token(token: str, wait: Callable[[float, str], None], *, endpoint: str | None = None) -> str:
+    """The owner of a token.
 
     Raises:
-        DownloadError: There is none, or the hub does not know it ("denied"); or as `search`.
+        DownloadError: There is no token, or the hub does not know it ("denied"); or as `search`.
     """
     if not token:
         raise DownloadError("no token is kept; keep one with 'elsewise models login'", "denied")
     try:
-        told = patiently(lambda: _get("api/whoami-v2", {}, endpoint, token), wait)
+        told = with_retries(lambda: _get("api/whoami-v2", {}, endpoint, token), wait)
     except DownloadError as fault:
         if fault.reason != "denied":
             raise
@@ -70,10 +70,10 @@ def _asked(query: str, limit: int, endpoint: str | None, token: str) -> list[Any
 
 
 def _get(route: str, asked: Mapping[str, Any], endpoint: str | None, token: str) -> Any:
-    """One question; `HfApi.list_models` would ask again for 23 seconds without a word where there is no network."""
+    """One request; `HfApi.list_models` would retry silently for 23 seconds without a network."""
     where = f"{endpoint or constants.ENDPOINT}/{route}"
     headers = build_hf_headers(token=token or False, library_name="elsewise")
-    with explained(where):
+    with as_download_errors(where):
         response = get_session().get(where, params=dict(asked), headers=headers, timeout=LOOK_UP_SECONDS)
         hf_raise_for_status(response)
         return response.json()
@@ -88,9 +88,9 @@ def _model(entry: Mapping[str, Any]) -> HubModel | None:
     names = {name for file in _list(entry.get("siblings")) if isinstance(file, Mapping) and (name := _text(file, "rfilename"))}
     tags = {tag for tag in _list(entry.get("tags")) if isinstance(tag, str)}
     config = _config(entry, tags)
-    kind, problem, found = holds(names), "", describe(config)
+    kind, problem, found = kind_of(names), "", describe(config)
     if kind == "model":
-        problem = why_no_model(names) or _unsuitable(source, config)
+        problem = missing_for_model(names) or _unsuitable(source, config)
     counts = entry.get("safetensors")
     licences = sorted(tag.removeprefix("license:") for tag in tags if tag.startswith("license:"))
     return HubModel(
@@ -119,7 +119,7 @@ def _unsuitable(source: str, config: Mapping[str, Any]) -> str:
 
 
 def _config(entry: Mapping[str, Any], tags: set[str]) -> dict[str, Any]:
-    """Its configuration as far as the hub tells it, with mlx's own key, which the hub leaves out."""
+    """The configuration as far as the hub has it, with mlx's key, which the hub leaves out."""
     told = entry.get("config")
     config = dict(told) if isinstance(told, Mapping) else {}
     packed = config.get("quantization_config")

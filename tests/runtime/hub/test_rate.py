@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.hub.download_progress import Rate
+from runtime.hub.download_progress import TransferRate
 
 
 class Clock:
@@ -15,7 +15,7 @@ class Clock:
 
 def test_a_rate_is_that_of_the_last_seconds() -> None:
     clock = Clock()
-    rate = Rate(clock)
+    rate = TransferRate(clock)
     assert (rate.per_second, rate.left(10)) == (0.0, None)
     done = 0
     for speed in (1000, 50):  # bytes a second, ten seconds each
@@ -30,7 +30,7 @@ def test_a_rate_is_that_of_the_last_seconds() -> None:
 
 def test_silence_slows_it_down() -> None:
     clock = Clock()
-    rate = Rate(clock)
+    rate = TransferRate(clock)
     rate.note(0)
     clock.now += 1
     rate.note(100)
@@ -40,7 +40,7 @@ def test_silence_slows_it_down() -> None:
 
 def test_a_beginning_from_nothing_begins_anew() -> None:
     clock = Clock()
-    rate = Rate(clock)
+    rate = TransferRate(clock)
     rate.note(1000)
     clock.now += 1
     rate.note(0)

@@ -29,7 +29,7 @@ from runtime import (
 from runtime.hub import child
 from runtime.hub.child_protocol import Order
 from runtime.hub.responses import token_to_send
-from runtime.hub.search import who
+from runtime.hub.search import owner_of_token
 from tests.runtime.hub.conftest import Keychain
 from tests.runtime.hub.local_hub import Files, LocalHub, Request, once
 
@@ -83,10 +83,10 @@ def test_the_environments_token_wins(private: LocalHub, keychain: Keychain, monk
 def test_a_token_that_the_hub_does_not_know_is_said_so(private: LocalHub) -> None:
     page = f"{private.address}/settings/tokens"
     with pytest.raises(DownloadError, match=f"the hub does not know this token; make one on {page}") as fault:
-        who("hf_wrong", lambda seconds, why: None, endpoint=private.address)
+        owner_of_token("hf_wrong", lambda seconds, why: None, endpoint=private.address)
     assert fault.value.reason == "denied"
     with pytest.raises(DownloadError, match="no token is kept; keep one with 'elsewise models login'"):
-        who("", lambda seconds, why: None)
+        owner_of_token("", lambda seconds, why: None)
     assert token_owner(SECRET) == "me"
     assert not is_token_kept()  # to ask is not to keep
 
