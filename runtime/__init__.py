@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from runtime.sampling.chain import Sampler, make_sampler
     from runtime.sampling.draw import fresh_seed
     from runtime.sampling.history import History
+    from runtime.sampling.registry import SAMPLER_STAGES
     from runtime.sampling.replay import Replayed, replay_draw
     from runtime.sampling.step import draw_step
     from runtime.session.alignment import aligned
@@ -120,6 +121,7 @@ __all__ = [
     "CHAT_FORMATS",
     "OPTION_NAMES",
     "POOLINGS",
+    "SAMPLER_STAGES",
     "AdapterError",
     "AdapterInfo",
     "AdapterOf",
@@ -412,6 +414,7 @@ _NAMES = {
     ),
     "runtime.sampling.draw": ("fresh_seed",),
     "runtime.sampling.history": ("History",),
+    "runtime.sampling.registry": ("SAMPLER_STAGES",),
     "runtime.sampling.replay": (
         "Replayed",
         "replay_draw",

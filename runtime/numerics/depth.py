@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.numerics.ranking import PARTS
-from runtime.records import Float32
 
 if TYPE_CHECKING:
     from runtime.numerics.sorted_row import Falling
+    from runtime.records import Float32
 
 _SAMPLE = 2048  # entries of a row, where its mass lies everywhere
 _MARGIN = 6  # parts of a row

@@ -7,12 +7,13 @@ two borders is sorted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from runtime.records import Float32
+if TYPE_CHECKING:
+    from runtime.records import Float32
 
 Keys = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 Key = Any  # a number of the keys' dtype

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import InvalidRequestError
+from runtime.sampling.registry import STAGE_NAMES
 
-STAGE_NAMES: Final = (  # a stage's place is its number in stored columns: add at the end, move nothing
-    "", "raw", "grammar", "bias", "penalties", "dry", "temperature", "top_k", "top_p", "min_p", "typical", "xtc", "draw",
-)  # fmt: skip
 HEAD = 64  # so many of the likeliest of the last order are always there, if it has them
 _AXES = {  # by column: its dtype, its axes after the first (s stages, o score rows, k tokens, b bytes), what fills it
     "names": ("u1", "s", 0),

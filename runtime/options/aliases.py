@@ -8,10 +8,11 @@ from typing import Any
 
 from runtime.errors import InvalidRequestError, OptionError
 from runtime.grammar.source import Grammar
-from runtime.options.checking import check_value, flag, nearest, plain_number, shown
+from runtime.options.checking import as_tuple, check_value, flag, nearest, plain_number, shown
 from runtime.options.generation import GenerationOptions
 from runtime.options.hints import elsewhere
 from runtime.options.sampling import SamplingOptions
+from runtime.sampling.registry import PARAMETERS
 from runtime.speculation.options import SpeculativeOptions
 
 _SPELLINGS = {
@@ -24,16 +25,8 @@ _SPELLINGS = {
     "response_format": "grammar",  # OpenAI
     "top_logprobs": "alternatives",
     "logprobs": "alternatives",
-    "temp": "temperature",
-    "typ_p": "typical_p",
-    "repeat_penalty": "repetition_penalty",
-    "repeat_last_n": "penalty_window",
-    "repetition_context_size": "penalty_window",  # mlx-lm
-    "suppress_tokens": "banned_tokens",
-    "bad_words_ids": "banned_tokens",
-    "dry_sequence_breakers": "dry_breakers",
-    "dry_penalty_last_n": "dry_range",
     "samplers": "order",
+    **{alias: each.name for each in PARAMETERS.values() for alias in each.aliases},
 }
 _SAMPLING = frozenset(f.name for f in fields(SamplingOptions))
 _WITHOUT_EFFECT = ("stream",)  # OpenAI's: every answer comes as it is drawn, and can be taken whole
@@ -134,31 +127,7 @@ def _as_it_is(_: str, value: Any) -> Any:
 
 
 def _texts(_: str, value: Any) -> Any:
-    return (value,) if isinstance(value, str) else _tuple("", value)
-
-
-def _tuple(_: str, value: Any) -> Any:
-    return tuple(value) if isinstance(value, list | tuple) else value
-
-
-def _ids(name: str, value: Any) -> Any:
-    """Ids; Hugging Face's bad words are lists of them, of which we ban single ones."""
-    if name != "bad_words_ids" or not isinstance(value, list | tuple):
-        return _tuple(name, value)
-    for word in value:
-        if not isinstance(word, list | tuple) or len(word) != 1:
-            raise InvalidRequestError(f"bad_words_ids: only words of one token can be banned, not {shown(word)}")
-    return tuple(word[0] for word in value)
-
-
-def _biases(name: str, value: Any) -> Any:
-    """Token ids may be spelt as text, which is all that JSON has."""
-    if not isinstance(value, Mapping):
-        return value
-    try:
-        return {int(token) if isinstance(token, str) else token: bias for token, bias in value.items()}
-    except ValueError:
-        raise InvalidRequestError(f"{name}: its keys are token ids, not {shown(list(value))}") from None
+    return (value,) if isinstance(value, str) else as_tuple(value)
 
 
 def _speculative(_: str, value: Any) -> Any:
@@ -172,7 +141,7 @@ def _speculative(_: str, value: Any) -> Any:
 
 
 def _whole_or_many(_: str, value: Any) -> Any:
-    return (value,) if isinstance(value, int) else _tuple("", value)
+    return (value,) if isinstance(value, int) else as_tuple(value)
 
 
 def _grammar(name: str, value: Any) -> Any:
@@ -204,11 +173,9 @@ def _adapters(_: str, value: Any) -> Any:
 _SHAPES: dict[str, Callable[[str, Any], Any]] = {
     "stop": _texts,
     "eos_token_ids": _whole_or_many,
-    "banned_tokens": _ids,
-    "logit_bias": _biases,
-    "dry_breakers": _texts,
-    "order": _tuple,
+    "order": lambda _, value: as_tuple(value),
     "speculative": _speculative,
     "grammar": _grammar,
     "adapters": _adapters,
+    **{each.name: each.read for each in PARAMETERS.values() if each.read is not None},
 }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from runtime.errors import OptionError
+from runtime.errors import InvalidRequestError, OptionError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -98,6 +98,23 @@ def shown(value: object) -> str:
         return f"{value!r:.{SHOWN}}"
     except Exception:  # noqa: BLE001  # a whole number of thousands of digits, an object whose own repr fails
         return f"a {type(value).__name__} that cannot be shown"
+
+
+def check_token(name: str, token: object, vocab: int | None) -> None:
+    """Passes a token id, of a vocabulary of this size where it is known.
+
+    Raises:
+        InvalidRequestError: Anything else.
+    """
+    if not is_whole(token, 0):
+        raise InvalidRequestError(f"{name}: a token id is a whole number, 0 or more, not {shown(token)}")
+    if vocab is not None and token >= vocab:  # type: ignore[operator]  # a whole number
+        raise InvalidRequestError(f"{name}: token id {token} is outside the vocabulary of {vocab:,}")
+
+
+def as_tuple(value: Any) -> Any:
+    """A list as a tuple; anything else as it is."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 # ---- rules ---------------------------------------------------------------------------------------------------------------

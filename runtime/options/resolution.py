@@ -9,7 +9,8 @@ from typing import Any, Final
 from runtime.errors import InvalidRequestError
 from runtime.options.aliases import read_options
 from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import DEFAULTS, STAGE_OF, SamplingOptions
+from runtime.options.sampling import SamplingOptions
+from runtime.sampling.registry import DEFAULTS, STAGE_OF
 
 Layer = GenerationOptions | Mapping[str, Any] | None
 DEFAULT_MAX_TOKENS: Final = 512

@@ -2,64 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from runtime.errors import InvalidRequestError
-from runtime.options.checking import FEW, check_fields, check_value, is_whole, many, nearest, number, option, shown, whole
+from runtime.options.checking import check_fields, check_value, many, nearest, option
+from runtime.sampling.registry import DEFAULTS, ORDER, PARAMETERS, SAMPLER_STAGES, STAGE_OF
 
 Breaker = int | str  # a token id, or a text: every token that contains it
-
-BANNING: Final = -1e9  # a bias from here down: beside it nothing of float32's is left of a score that models give
-LARGEST: Final = 1e30  # that a score is changed by, either way: float32 ends at 3e38, and infinity less infinity is no score
-EDITS = ("bias", "penalties", "dry")  # change scores
-CUTS = ("top_k", "top_p", "min_p", "typical", "xtc")  # remove tokens
-ORDER: Final = (*EDITS, "temperature", *CUTS)  # what stands between the raw distribution and the draw
-
-DEFAULTS: Final[dict[str, Any]] = {
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "typical_p": 1.0,
-    "xtc_probability": 0.0,
-    "xtc_threshold": 0.1,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "penalty_window": 0,
-    "dry_multiplier": 0.0,
-    "dry_base": 1.75,
-    "dry_allowed_length": 2,
-    "dry_range": 0,
-    "dry_breakers": ("\n", ":", '"', "*"),
-    "logit_bias": {},
-    "banned_tokens": (),
-    "order": ORDER,
-}
-
-CHANGE: Final = number(-LARGEST, LARGEST)  # of a score
-
-STAGE_OF: Final = {  # the setting that turns a stage on
-    "logit_bias": "bias",
-    "banned_tokens": "bias",
-    "repetition_penalty": "penalties",
-    "presence_penalty": "penalties",
-    "frequency_penalty": "penalties",
-    "dry_multiplier": "dry",
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "typical_p": "typical",
-    "xtc_probability": "xtc",
-}
-
-
-def _biases(value: Any) -> str | None:
-    wants = "{option} is a dictionary of token ids and numbers, not {value}"
-    return None if isinstance(value, dict) else wants
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,27 +40,27 @@ class SamplingOptions:
         dry_breakers: Token ids, or texts that stand for every token containing them; no repetition goes across one.
         logit_bias: Is added to the score of an id; -100 or less in practice bans it, and -1e9 or less counts as a ban.
         banned_tokens: Ids that are never drawn; a positive bias of one is a contradiction.
-        order: Names of stages, of `SAMPLING_STAGES`.
+        order: Names of stages, of `SAMPLER_STAGES`.
     """
 
-    temperature: float | None = option(None, number(0.0, LARGEST))
-    top_k: int | None = option(None, whole(0, least_is="off"))
-    top_p: float | None = option(None, number(0.0, 1.0, open_low=True))
-    min_p: float | None = option(None, number(0.0, 1.0))
-    typical_p: float | None = option(None, number(0.0, 1.0, open_low=True))
-    xtc_probability: float | None = option(None, number(0.0, 1.0))
-    xtc_threshold: float | None = option(None, number(0.0, 0.5, open_low=True))
-    repetition_penalty: float | None = option(None, number(1 / LARGEST, LARGEST))
-    presence_penalty: float | None = option(None, CHANGE)
-    frequency_penalty: float | None = option(None, CHANGE)
-    penalty_window: int | None = option(None, whole(0, least_is="all"))
-    dry_multiplier: float | None = option(None, number(0.0, math.inf))
-    dry_base: float | None = option(None, number(1.0, math.inf))
-    dry_allowed_length: int | None = option(None, whole(1))
-    dry_range: int | None = option(None, whole(0, least_is="all"))
-    dry_breakers: tuple[Breaker, ...] | None = option(None, many("token ids and texts"))
-    logit_bias: dict[int, float] | None = option(None, _biases)
-    banned_tokens: tuple[int, ...] | None = option(None, many("token ids"))
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    penalty_window: int | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_range: int | None = None
+    dry_breakers: tuple[Breaker, ...] | None = None
+    logit_bias: dict[int, float] | None = None
+    banned_tokens: tuple[int, ...] | None = None
     order: tuple[str, ...] | None = option(None, many("names of stages", lambda each: isinstance(each, str)))
 
     def check(self, vocab: int | None = None) -> Self:
@@ -123,9 +73,15 @@ class SamplingOptions:
             InvalidRequestError: A value out of range, an id outside the vocabulary, an order with an unknown or repeated
                 stage or without one that is set, or nothing left to draw; the message names it.
         """
+        given = self.given()
+        for name, value in given.items():
+            if name in PARAMETERS:
+                check_value(name, value, PARAMETERS[name].rule)
         check_fields(self)
         self._check_order()
-        self._check_ids(vocab)
+        for stage in SAMPLER_STAGES:
+            if stage.check is not None:
+                stage.check(given, vocab)
         return self
 
     def _check_order(self) -> None:
@@ -143,38 +99,6 @@ class SamplingOptions:
                     f"{name}={value!r} contradicts an order without {stage!r}: add it, or leave {name} out"
                 )
 
-    def _check_ids(self, vocab: int | None) -> None:
-        for token, bias in (self.logit_bias or {}).items():
-            _token("logit_bias", token, vocab)
-            check_value(f"logit_bias of token {token}", bias, CHANGE)
-        for token in self.banned_tokens or ():
-            _token("banned_tokens", token, vocab)
-        for breaker in self.dry_breakers or ():
-            if breaker == "":
-                raise InvalidRequestError("dry_breakers: an empty text stands in every token; leave it out")
-            if not isinstance(breaker, str):
-                _token("dry_breakers", breaker, vocab)
-        self._check_bans(vocab)
-
-    def _check_bans(self, vocab: int | None) -> None:
-        """What is banned is not favoured as well, and is not everything."""
-        banned = set(self.banned_tokens or ())
-        biases = self.logit_bias or {}
-        both = sorted(token for token in banned.intersection(biases) if biases[token] > 0)
-        if both:
-            ids = ", ".join(map(str, both[:FEW])) + (f" and {len(both) - FEW:,} more" if len(both) > FEW else "")
-            raise InvalidRequestError(
-                f"banned_tokens bans what logit_bias makes likelier (token id {ids}): take each out of one of the two"
-            )
-        if vocab is None or len(banned) + len(biases) < vocab:
-            return
-        away = {token for token, bias in biases.items() if bias <= BANNING} - banned
-        if len(banned) + len(away) >= vocab:
-            who = " and ".join(name for name, some in (("banned_tokens", banned), ("logit_bias", away)) if some)
-            how = f" (a bias of {BANNING:g} or less bans)" if away else ""
-            verb = "ban" if banned and away else "bans"
-            raise InvalidRequestError(f"{who} {verb} all {vocab:,} tokens of the vocabulary{how}: nothing is left to draw")
-
     def given(self) -> dict[str, Any]:
         """The fields that are set."""
         return {name: value for name in _NAMES if (value := getattr(self, name)) is not None}
@@ -188,10 +112,3 @@ class SamplingOptions:
 
 
 _NAMES = tuple(f.name for f in fields(SamplingOptions))
-
-
-def _token(name: str, token: object, vocab: int | None) -> None:
-    if not is_whole(token, 0):
-        raise InvalidRequestError(f"{name}: a token id is a whole number, 0 or more, not {shown(token)}")
-    if vocab is not None and token >= vocab:  # type: ignore[operator]  # a whole number
-        raise InvalidRequestError(f"{name}: token id {token} is outside the vocabulary of {vocab:,}")

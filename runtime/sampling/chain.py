@@ -5,35 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import GrammarError, InvalidRequestError
-from runtime.numerics.ranking import Look, Ranked
+from runtime.numerics.ranking import SHALLOW, Look, Ranked
+from runtime.numerics.scoring import COLDEST
 from runtime.numerics.select import Place
-from runtime.options.sampling import DEFAULTS, EDITS, Breaker, SamplingOptions
+from runtime.options.sampling import Breaker, SamplingOptions
 from runtime.records import Float32, Int32
-from runtime.sampling.cuts import xtc
-from runtime.sampling.draw import DRAW_STAGE, XTC_STAGE, uniform
+from runtime.sampling.draw import DRAW_STAGE, uniform
 from runtime.sampling.history import History
-from runtime.sampling.making import first_look, heats, made_stage
 from runtime.sampling.pool import Pool, View
+from runtime.sampling.registry import DEFAULTS, STAGES
+from runtime.sampling.spec import Chosen, Kernel, Kind, Search, StageSpec
+
+LONGEST_HEAD = 256  # that are sorted at first because top-k asks for so many
+_FEWEST = 512  # entries looked for by value where a stage looks for a mass: settles most rows that the head does not
+_USUAL = 0.9  # a share of the mass
+_TIMES = 4.0  # times as many tokens have it, mostly, as equally likely ones of that entropy would be
+_MORE_TIMES = 8.0  # have more than that; and where it is warm
+_COLD = 0.9  # a temperature at which they are fewer
+_COLD_TIMES = 2.0
 
 NOTHING_SAID = History([])
 Bool = npt.NDArray[np.bool_]
-
-
-class Edit(Protocol):
-    """A stage that changes scores."""
-
-    @property
-    def name(self) -> str:
-        """The stage."""
-
-    def apply(self, pool: Pool, history: History, /) -> None:
-        """Changes them."""
 
 
 class Step(NamedTuple):
@@ -75,21 +73,22 @@ class Sampler:
     branch: int = 0
     breakers: tuple[int, ...] = ()
     temperature: float = field(init=False)
-    _stages: tuple[tuple[str, Any], ...] = field(init=False, repr=False, compare=False)
+    _stages: tuple[tuple[StageSpec, Kernel], ...] = field(init=False, repr=False, compare=False)
     _looks: list[Look] = field(init=False, repr=False, compare=False)  # see `first_look`; traced or not
     _heats: list[float] = field(init=False, repr=False, compare=False)  # see `heats`; traced or not
 
     def __post_init__(self) -> None:
-        chosen = {**DEFAULTS, **self.settings.given()}
-        stages = [(name, made) for name in chosen["order"] if (made := made_stage(name, chosen, self.breakers)) is not None]
-        heated = "temperature" in chosen["order"]
-        object.__setattr__(self, "temperature", float(chosen["temperature"]) if heated else 1.0)
+        chosen = {**DEFAULTS, **self.settings.given(), "dry_breakers": self.breakers}
+        specs = [STAGES[name] for name in chosen["order"]]
+        stages = [(spec, kernel) for spec in specs if (kernel := spec.made(chosen)) is not None]
+        object.__setattr__(self, "temperature", float(chosen["temperature"]) if "temperature" in chosen["order"] else 1.0)
         if self.temperature == 0.0:  # greedy: what changes scores counts, what cuts has no say
-            stages = [(name, made) for name, made in stages if name in EDITS]
+            stages = [(spec, kernel) for spec, kernel in stages if spec.kind is Kind.EDIT]
         object.__setattr__(self, "_stages", tuple(stages))
-        looks = [first_look(stages, chosen, traced=traced) for traced in (False, True)]
+        specs = [spec for spec, _ in stages]
+        looks = [first_look(specs, chosen, traced=traced) for traced in (False, True)]
         object.__setattr__(self, "_looks", looks)
-        object.__setattr__(self, "_heats", [heats(stages, self.temperature, traced=traced) for traced in (False, True)])
+        object.__setattr__(self, "_heats", [heats(specs, self.temperature, traced=traced) for traced in (False, True)])
 
     @property
     def window(self) -> int:
@@ -99,7 +98,7 @@ class Sampler:
     @property
     def stages(self) -> tuple[str, ...]:
         """The stages that are on."""
-        return tuple(name for name, _ in self._stages)
+        return tuple(spec.name for spec, _ in self._stages)
 
     def heats(self, *, traced: bool) -> float:
         """The temperature at which the weight of whole raw rows is asked for; 1 where it is not."""
@@ -108,7 +107,7 @@ class Sampler:
     @property
     def remembers(self) -> bool:
         """Whether a draw depends on what was said before."""
-        return any(name in ("penalties", "dry") for name, _ in self._stages)
+        return any(spec.remembers for spec, _ in self._stages)
 
     def draw(
         self,
@@ -180,27 +179,17 @@ class Sampler:
                 _alive(pool, allowed)
                 steps.append(Step("grammar", pool.view, float("nan")))
         changed = allowed is not None
-        for name, stage in self._stages:
-            u = float("nan")
-            if name in EDITS:
-                stage.apply(pool, said)
-                changed = True
-            else:
-                if changed:
-                    _alive(pool, allowed)
-                    changed = False
-                if name == "xtc":
-                    probability, threshold = stage
-                    u = number(XTC_STAGE)
-                    if u < probability:
-                        xtc(pool, threshold)
-                else:
-                    stage(pool)
+        for spec, kernel in self._stages:
+            if spec.kind is not Kind.EDIT and changed:
+                _alive(pool, allowed)
+            changed = spec.kind is Kind.EDIT
+            u = float("nan") if spec.draws is None else number(spec.draws)
+            kernel(pool, said, u)
             if steps is not None:
                 if changed:
                     _alive(pool, allowed)
                     changed = False
-                steps.append(Step(name, pool.view, u))
+                steps.append(Step(spec.name, pool.view, u))
         if changed:
             _alive(pool, allowed)
 
@@ -220,6 +209,41 @@ class Sampler:
         if last is not None and place.rank > last.rank:  # rounding, at the very end
             place = last
         return place, u
+
+
+def first_look(specs: Sequence[StageSpec], chosen: Chosen, *, traced: bool) -> Look:
+    """How much of the row is sorted at first.
+
+    As much as top-k asks for where it cuts first and no report is made; more where the place of a mass is looked for. That of
+    top-p is not, where min-p keeps less and no report is made. A low temperature moves it up.
+
+    Args:
+        specs: Stages that are on, in their order.
+        chosen: Every setting.
+        traced: Whether a report is made of each stage.
+    """
+    cutting = [spec for spec in specs if spec.search is not None]
+    searches = [spec.search for spec in cutting]
+    if searches[:1] == [Search.RANK]:
+        return SHALLOW if traced else Look(min(int(chosen[cutting[0].parameters[0].name]), LONGEST_HEAD))
+    spared = Search.LAZY_MASS not in searches or (Search.WEIGHT in searches and not traced)
+    if Search.MASS not in searches and spared:
+        return SHALLOW
+    first, temperature = cutting[0], float(chosen["temperature"])
+    if any(spec.name == "temperature" for spec in specs[: specs.index(first)]):  # not the row's own distribution
+        return Look(times=_COLD_TIMES, fewest=_FEWEST // 2) if temperature <= _COLD else Look(times=_MORE_TIMES, fewest=_FEWEST)
+    share = 0.0 if first.search is Search.WEIGHT else float(chosen[first.parameters[0].name])
+    return Look(times=_TIMES if share <= _USUAL else _MORE_TIMES, fewest=_FEWEST, share=share)
+
+
+def heats(specs: Sequence[StageSpec], temperature: float, *, traced: bool) -> float:
+    """The temperature at which the weight of a whole raw row is asked for; 1 where it is not.
+
+    It is asked for where a report is made, and where nothing cuts by rank or by weight before the draw.
+    """
+    settled = any(spec.search in (Search.RANK, Search.WEIGHT) for spec in specs)
+    asked = bool(specs) and specs[0].name == "temperature" and (traced or not settled)
+    return temperature if asked and temperature >= COLDEST else 1.0
 
 
 def _fitting(allowed: Bool, vocab: int) -> Bool:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import secrets
 from functools import lru_cache
 
-DRAW_STAGE = 0  # the place of a stage in the counter
-XTC_STAGE = 1
+DRAW_STAGE = 0  # in the counter; other stages have `StageSpec.draws`
 
 _WORD = (1 << 64) - 1
 _FACTOR_0, _FACTOR_1 = 0xD2E7470EE14C6C93, 0xCA5A826395121157

@@ -13,8 +13,9 @@ from runtime.numerics.stage_table import Stage
 from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32, Int32, TokenRecord
 from runtime.sampling.chain import Bool, Traced, make_sampler
-from runtime.sampling.draw import DRAW_STAGE, XTC_STAGE, uniform
+from runtime.sampling.draw import uniform
 from runtime.sampling.heads import Heads
+from runtime.sampling.registry import SAMPLER_STAGES
 from runtime.sampling.report import report
 
 
@@ -100,7 +101,7 @@ def _number(record: TokenRecord | None, stage: int, *, seed: int | None, positio
     """The random number of a stage: the record's own, or that of its place."""
     if seed is not None and position is not None:
         return uniform(seed, position, branch, stage)
-    name = {DRAW_STAGE: "draw", XTC_STAGE: "xtc"}[stage]
+    name = next((spec.name for spec in SAMPLER_STAGES if spec.draws == stage), "draw")
     for known in (record.stages or ()) if record else ():
         if known.name == name and known.u is not None:
             return known.u

@@ -11,16 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.numerics.sorted_row import Falling
-from runtime.numerics.stage_table import HEAD, STAGE_NAMES, StageTable
+from runtime.numerics.stage_table import HEAD, StageTable
 from runtime.records import Float32
 from runtime.sampling.chain import Traced
 from runtime.sampling.pool import View
+from runtime.sampling.registry import NUMBERS
 
 Ids = npt.NDArray[np.int64]
 UInt8 = npt.NDArray[np.uint8]
 SHOWN = HEAD  # tokens that a report shows: so many of the raw distribution, and so many of the last
-
-_NUMBERS = {name: number for number, name in enumerate(STAGE_NAMES)}
 
 
 class Told(NamedTuple):
@@ -107,7 +106,7 @@ def tabulated(told: Sequence[Told]) -> StageTable:
 @lru_cache(maxsize=256)
 def _constant(stages: tuple[str, ...], rows: tuple[int, ...]) -> tuple[UInt8, UInt8]:
     """``(s,)`` each, read-only: the stages' numbers and their rows', which are the same for most draws of a stream."""
-    names, numbered = np.array([_NUMBERS[stage] for stage in stages], np.uint8), np.array(rows, np.uint8)
+    names, numbered = np.array([NUMBERS[stage] for stage in stages], np.uint8), np.array(rows, np.uint8)
     names.flags.writeable = numbered.flags.writeable = False
     return names, numbered
 

@@ -12,9 +12,11 @@ import PySide6
 
 import app.workbench
 import ui
+from runtime.sampling import stages
 
 WORKBENCH = Path(app.workbench.__file__).parent
 APP, UI = WORKBENCH.parent, Path(ui.__file__).parent
+STAGES = Path(stages.__file__).parent  # the sampler's, whose names and hints the window shows
 SHOWN = [WORKBENCH, APP / "faults.py", APP / "supervisor.py", UI]  # what the window shows is written here
 NO_WORDS = [
     UI / "theme" / "style.py",
@@ -33,9 +35,9 @@ NOT_SHOWN = {  # texts with a space that nobody reads as the window's
 }  # fmt: skip
 
 
-def parsed() -> Iterator[tuple[str, ast.Module]]:
-    """Every file that sentences of the window are written in."""
-    for place in SHOWN:
+def parsed(*more: Path) -> Iterator[tuple[str, ast.Module]]:
+    """Every file that sentences of the window are written in, and those in other folders."""
+    for place in (*SHOWN, *more):
         for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
             if file not in NO_WORDS:
                 yield str(file.relative_to(APP.parent)), ast.parse(file.read_text("utf-8"))
@@ -100,7 +102,7 @@ def test_lupdate_finds_every_text_where_the_window_asks_for_it(tmp_path: Path) -
     # given
     lupdate, found_in = Path(PySide6.__file__).parent / "lupdate", tmp_path / "elsewise.ts"
     # when
-    sources = [str(file) for root in (APP, UI) for file in sorted(root.rglob("*.py"))]
+    sources = [str(file) for root in (APP, UI, STAGES) for file in sorted(root.rglob("*.py"))]
     subprocess.run([lupdate, *sources, "-ts", found_in], check=True, capture_output=True)
     # then
     found = {
@@ -108,7 +110,7 @@ def test_lupdate_finds_every_text_where_the_window_asks_for_it(tmp_path: Path) -
         for context in ElementTree.parse(found_in).iter("context")
         for text in context.iter("source")
     }
-    asked = [(file, one) for file, tree in parsed() for one in wanted(tree)]
+    asked = [(file, one) for file, tree in parsed(STAGES) for one in wanted(tree)]
     missed = [f"{file}:{line}: {context}: {text}" for file, (context, text, line) in asked if (context, text) not in found]
     assert missed == []
     assert len(asked) > 600

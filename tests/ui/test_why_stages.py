@@ -15,8 +15,7 @@ from tests.ui.test_inspector import spot_of
 from tests.ui.test_why import FIRST, ROW, SHARES, move
 from ui.inspector import Inspector
 from ui.inspector.candidates import cut_words
-from ui.inspector.provenance import DIALS
-from ui.inspector.stage_rows import StageRow
+from ui.inspector.stage_rows import DIALS, StageRow
 from ui.inspector.why import WhyTab
 from ui.widgets.numbers import probability
 

@@ -12,6 +12,7 @@ from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
+from runtime import SAMPLER_STAGES
 from ui.inspector.replay import Candidate
 from ui.inspector.words import token
 from ui.theme.fonts import caption_font, interface_font, mono_font, scaled
@@ -25,7 +26,7 @@ SO_FAR_PX = 54  # the mass up to a token, in numbers
 _BAR_HEIGHT = 9
 _MIDDLE = int(Qt.AlignmentFlag.AlignVCenter)
 _RIGHT = _MIDDLE | int(Qt.AlignmentFlag.AlignRight)
-CUT_WORDS = {"top_k": "top-k", "top_p": "top-p", "min_p": "min-p", "xtc": "XTC"}
+CUT_WORDS = {spec.name: spec.label for spec in SAMPLER_STAGES if spec.label}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,26 +12,10 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 from runtime import SamplingOptions
 from ui.inspector.facts import Facts
 from ui.inspector.replay import Outcome, share_of
-from ui.inspector.stage_rows import Dial, DialRow, StageRow, StaticRow, counts, linear, squared
+from ui.inspector.stage_rows import DIALS, DialRow, StageRow, StaticRow
 from ui.port import Made
 from ui.widgets.controls import button
 from ui.widgets.labels import Caption
-
-MOST_K = 10_000  # the right end of top-k is "off"; more than these tokens make no difference one could see
-
-DIALS = (  # in the order of the stages
-    Dial("repetition_penalty", "penalties", "repetition", 1.0, linear(1.0, 2.0)),
-    Dial("presence_penalty", "penalties", "presence", 0.0, linear(0.0, 2.0)),
-    Dial("frequency_penalty", "penalties", "frequency", 0.0, linear(0.0, 2.0)),
-    Dial("dry_multiplier", "dry", "DRY", 0.0, linear(0.0, 2.0)),
-    Dial("temperature", "temperature", "temp", 1.0, linear(0.0, 2.0)),
-    Dial("top_k", "top_k", "top-k", 0.0, counts(MOST_K)),
-    Dial("top_p", "top_p", "top-p", 1.0, linear(0.01, 1.0)),
-    Dial("min_p", "min_p", "min-p", 0.0, squared(1.0)),
-    Dial("typical_p", "typical", "typical", 1.0, linear(0.01, 1.0)),
-    Dial("xtc_probability", "xtc", "XTC", 0.0, linear(0.0, 1.0)),
-)
-ALWAYS = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p", "typical_p")  # others where they were in force
 
 
 class SettingsRows(QWidget):
@@ -79,9 +63,7 @@ class SettingsRows(QWidget):
         for dial in DIALS:
             held = getattr(sampling, dial.setting)
             there = sampling.order is None or dial.stage in sampling.order
-            wanted = dial.setting in ALWAYS or held not in (None, dial.off)
-            if dial.setting == "xtc_probability":
-                wanted = wanted and can_draw_xtc
+            wanted = (dial.always or held not in (None, dial.off)) and (can_draw_xtc or not dial.draws)
             self.rows[dial.setting].setVisible(there and wanted)
             self.rows[dial.setting].set_value(dial.off if held is None else float(held))
         self._arrange(sampling.order)
@@ -116,7 +98,7 @@ class SettingsRows(QWidget):
         return {name: row.value for name, row in self.rows.items() if not row.isHidden()}
 
     def _moved(self, setting: str, value: float) -> None:
-        given = int(value) if setting == "top_k" else value
+        given = int(value) if self.rows[setting].counts else value
         self._sampling = replace(self._sampling, **{setting: given})  # type: ignore[arg-type]  # fields by name
         self.changed.emit(self._sampling)
 

@@ -10,7 +10,7 @@ from PySide6.QtCore import QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QSizePolicy, QSlider, QWidget
 
-from runtime import SamplingOptions, Stage
+from runtime import SAMPLER_STAGES, SamplingOptions, Stage
 from ui.inspector import words
 from ui.inspector.replay import Outcome
 from ui.port import translate
@@ -20,7 +20,7 @@ from ui.theme.text_size import fix_height, fix_width
 from ui.widgets.labels import Label, plain_tooltip
 from ui.widgets.numbers import UNKNOWN, count, probability
 
-CUTTING = ("top_k", "top_p", "min_p", "typical", "xtc")  # remove tokens and change no score
+CUTTING = {spec.name for spec in SAMPLER_STAGES if spec.label}  # remove tokens and change no score
 
 
 def stage_words(outcome: Outcome, stage: Stage, sampling: SamplingOptions) -> str:
@@ -91,6 +91,8 @@ class Dial:
     words: str
     off: float
     scale: Scale
+    always: bool  # shown while it is off, too
+    draws: bool  # its stage needs a random number
 
 
 def linear(low: float, high: float) -> Scale:
@@ -110,6 +112,29 @@ def counts(most: int) -> Scale:
         return 0.0 if x >= 1 else round(math.exp(x * math.log(most)))
 
     return Scale(count_of, lambda k: 1.0 if k == 0 else math.log(max(k, 1)) / math.log(most), digits=0)
+
+
+_SCALES: dict[str, Callable[[float, float], Scale]] = {
+    "linear": linear,
+    "square": lambda _low, high: squared(high),
+    "count": lambda _low, high: counts(int(high)),
+}
+
+
+DIALS = tuple(  # in the order of the stages
+    Dial(
+        each.name,
+        spec.name,
+        slider.label or each.label,
+        float(each.default),
+        _SCALES[slider.scale](slider.low, slider.high),
+        slider.always,
+        spec.draws is not None,
+    )
+    for spec in SAMPLER_STAGES
+    for each in spec.parameters
+    if (slider := each.slider) is not None
+)
 
 
 class StageName(QPushButton):
@@ -239,6 +264,11 @@ class DialRow(StageRow):
     @property
     def stops(self) -> tuple[QWidget, ...]:
         return self.name, self.slider
+
+    @property
+    def counts(self) -> bool:
+        """Whether its values are whole numbers."""
+        return self._dial.scale.digits == 0
 
     def set_value(self, value: float) -> None:
         """Shows a value, also one beyond the slider's ends; tells nobody."""

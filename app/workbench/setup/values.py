@@ -7,33 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime import GenerationOptions, Grammar, InvalidRequestError, RuntimeFault
+from runtime import SAMPLER_STAGES, GenerationOptions, Grammar, InvalidRequestError, RuntimeFault
 from ui import AdapterChoice, AnswerFormat, FormatKind, Guess, translate
 
+_PARAMETERS = [each for spec in sorted(SAMPLER_STAGES, key=lambda spec: spec.kind) for each in spec.parameters]
 OPTIONS = (  # what a person sets, in the order in which it is shown
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "xtc_probability",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "dry_multiplier",
+    *(each.name for each in _PARAMETERS if not each.folded),
     "max_tokens",
     "stop",
     "seed",
-    # what few sessions need; the window shows it folded
-    "order",
-    "logit_bias",
-    "banned_tokens",
-    "xtc_threshold",
-    "penalty_window",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_range",
-    "dry_breakers",
+    "order",  # from here on what few sessions need; the window shows it folded
+    *(each.name for each in _PARAMETERS if each.folded),
 )
 MOST_ADAPTERS = 16
 

@@ -12,7 +12,8 @@ from runtime.grammar.source import Grammar
 from runtime.model.own import OwnOptions
 from runtime.options.generation import GenerationOptions
 from runtime.options.resolution import AnswerEnds, resolve_options
-from runtime.options.sampling import DEFAULTS, ORDER, SamplingOptions
+from runtime.options.sampling import SamplingOptions
+from runtime.sampling.registry import DEFAULTS, ORDER
 
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}}
 

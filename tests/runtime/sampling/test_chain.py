@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from runtime.errors import GrammarError, InvalidRequestError
 from runtime.numerics.ranking import SHALLOW, Ranked
 from runtime.numerics.scoring import log_softmax
-from runtime.options.sampling import ORDER, SamplingOptions
+from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32
 from runtime.sampling.chain import Sampler
-from runtime.sampling.draw import XTC_STAGE, uniform
+from runtime.sampling.draw import uniform
+from runtime.sampling.registry import ORDER
 from runtime.sampling.report import report
 from tests.runtime.sampling.naive import naive_draw, naive_scores, softmax
 
@@ -35,7 +36,7 @@ def compare(options: dict[str, Any], logprobs: Float32, places: range, seed: int
     order = options.get("order", STAGES)
     mass = float(np.exp(logprobs, dtype=np.float64).sum())
     for place in places:
-        scores = naive_scores(order, logprobs, options, [], uniform(seed, place, 0, XTC_STAGE))
+        scores = naive_scores(order, logprobs, options, [], uniform(seed, place, 0, 1))
         if np.isneginf(scores).all():  # the only one that was left is banned
             for act in (sampler.draw, sampler.trace):
                 with pytest.raises(InvalidRequestError, match="banned"):

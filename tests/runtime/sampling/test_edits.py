@@ -13,10 +13,14 @@ from runtime.numerics.scoring import log_softmax, normalised
 from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32
 from runtime.sampling.chain import Sampler, breaker_ids, make_sampler
-from runtime.sampling.cuts import min_p, top_k, top_p, xtc
-from runtime.sampling.edits import Bias, Dry, Penalties
 from runtime.sampling.history import History
 from runtime.sampling.pool import Pool
+from runtime.sampling.stages.bias import Bias
+from runtime.sampling.stages.dry import Dry
+from runtime.sampling.stages.min_p import min_p
+from runtime.sampling.stages.penalties import Penalties
+from runtime.sampling.stages.top_k import top_k
+from runtime.sampling.stages.xtc import xtc
 from tests.runtime.sampling.naive import naive_dry
 
 VOCAB = 300
@@ -99,7 +103,7 @@ def test_cuts_are_mlx_lms() -> None:
         logprobs = log_softmax(logprobs[None])[0]
         theirs: list[tuple[Any, Any]] = [
             (peer.apply_top_k(mx.array(logprobs)[None], 17), lambda pool: top_k(pool, 17)),
-            (peer.apply_top_p(mx.array(logprobs)[None], 0.83), lambda pool: top_p(pool, 0.83)),
+            (peer.apply_top_p(mx.array(logprobs)[None], 0.83), lambda pool: pool.keep_share(0.83)),
             (peer.apply_min_p(mx.array(logprobs)[None], 0.04), lambda pool: min_p(pool, 0.04)),
             (peer.apply_xtc(mx.array(logprobs)[None], 1.0, 0.05, []), lambda pool: xtc(pool, 0.05)),
         ]

@@ -1,60 +1,25 @@
-"""Stages that remove tokens; what each leaves is a range of the falling order.
+"""Keeps tokens about as surprising as the distribution is uncertain (arXiv:2202.00666), as transformers' `TypicalLogitsWarper`.
 
-Top-k, top-p, min-p and typical keep what transformers' warpers of these names keep, XTC what llama.cpp's and mlx-lm's do.
+What is kept is a range of the sorted row on both sides of the entropy.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.numerics.depth import Deep
 from runtime.numerics.select import Place, place_of_mass
-from runtime.numerics.sorted_row import Falling
-from runtime.sampling.pool import Pool
+from runtime.options.checking import number
+from runtime.sampling.spec import QT_TRANSLATE_NOOP, Chosen, Kernel, Kind, Parameter, Search, Slider, StageSpec
 
-Cut = Callable[[Pool, float], None]
-
-
-def top_k(pool: Pool, k: float) -> None:
-    """The k likeliest of what is left."""
-    start = pool.first.rank if pool.first else 0
-    if pool.last is None or pool.last.rank >= start + k:
-        pool.last = pool.order.at_rank(start + int(k) - 1)
-
-
-def top_p(pool: Pool, p: float) -> None:
-    """The likeliest that together reach the share `p`, the one that crosses it included."""
-    pool.keep_share(p)
-
-
-def min_p(pool: Pool, share: float) -> None:
-    """Those that have `share` of the likeliest one's probability."""
-    most = pool.first.mass if pool.first else 1.0
-    last = pool.order.last_at_least(share * most)
-    if pool.first is not None and last.rank < pool.first.rank:
-        last = pool.first
-    pool.keep_to(last)
-
-
-def xtc(pool: Pool, threshold: float) -> None:
-    """Removes all that reach the probability `threshold`, but the least likely of them and its equals."""
-    order = pool.order
-    last = order.last_at_least(threshold * pool.mass)
-    start = pool.first.rank if pool.first else 0
-    if last.rank <= start or last.mass < threshold * pool.mass:
-        return
-    if pool.last is not None and last.rank > pool.last.rank:
-        last = pool.last
-    row = order.row
-    equals = np.flatnonzero(row == row[last.token])
-    before = int(np.count_nonzero(equals < last.token))  # equals that stand before it
-    if last.rank - before > start:
-        pool.first = Place(last.rank - before, int(equals[0]), last.before - before * last.mass, last.mass)
+if TYPE_CHECKING:
+    from runtime.numerics.sorted_row import Falling
+    from runtime.sampling.pool import Pool
 
 
 def typical(pool: Pool, p: float) -> None:
@@ -174,9 +139,25 @@ def _before(order: Falling, ids: npt.NDArray[np.int64], token: int) -> npt.NDArr
     return found
 
 
-CUTS: dict[str, tuple[str, Cut]] = {  # by stage: its setting, and what it does
-    "top_k": ("top_k", top_k),
-    "top_p": ("top_p", top_p),
-    "min_p": ("min_p", min_p),
-    "typical": ("typical_p", typical),
-}
+def _kernel(chosen: Chosen) -> Kernel:
+    share = float(chosen["typical_p"])
+    return lambda pool, _history, _u: typical(pool, share)
+
+
+SPEC = StageSpec(
+    name="typical",
+    number=10,
+    kind=Kind.CUT,
+    kernel=_kernel,
+    search=Search.MASS,
+    label="typical",
+    parameters=(
+        Parameter(
+            "typical_p", 1.0, number(0.0, 1.0, open_low=True),
+            QT_TRANSLATE_NOOP("Options", "typical"),
+            QT_TRANSLATE_NOOP("Options", "those whose surprise is nearest to the entropy; 1 is off"),
+            slider=Slider(0.01, 1.0, always=True),
+            aliases=("typ_p",),
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,28 @@
+"""Divides the scores; 0 is greedy, which `Sampler` decides."""
+
+from __future__ import annotations
+
+from runtime.options.checking import number
+from runtime.sampling.spec import LARGEST, QT_TRANSLATE_NOOP, Chosen, Kernel, Kind, Parameter, Slider, StageSpec
+
+
+def _kernel(chosen: Chosen) -> Kernel:
+    temperature = float(chosen["temperature"])
+    return lambda pool, _history, _u: pool.heat(temperature)
+
+
+SPEC = StageSpec(
+    name="temperature",
+    number=6,
+    kind=Kind.TEMPERATURE,
+    kernel=_kernel,
+    parameters=(
+        Parameter(
+            "temperature", 1.0, number(0.0, LARGEST),
+            QT_TRANSLATE_NOOP("Options", "temperature"),
+            QT_TRANSLATE_NOOP("Options", "0 always takes the likeliest token"),
+            slider=Slider(0.0, 2.0, label="temp", always=True),
+            aliases=("temp",),
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,66 @@
+"""XTC removes the top choices now and then (p-e-w), as llama.cpp and mlx-lm have it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from runtime.numerics.select import Place
+from runtime.options.checking import number
+from runtime.sampling.spec import QT_TRANSLATE_NOOP, Chosen, Kernel, Kind, Parameter, Slider, StageSpec
+
+if TYPE_CHECKING:
+    from runtime.sampling.history import History
+    from runtime.sampling.pool import Pool
+
+
+def xtc(pool: Pool, threshold: float) -> None:
+    """Removes every token that reaches the probability `threshold`, but the least likely of them and its equals."""
+    order = pool.order
+    last = order.last_at_least(threshold * pool.mass)
+    start = pool.first.rank if pool.first else 0
+    if last.rank <= start or last.mass < threshold * pool.mass:
+        return
+    if pool.last is not None and last.rank > pool.last.rank:
+        last = pool.last
+    row = order.row
+    equals = np.flatnonzero(row == row[last.token])
+    before = int(np.count_nonzero(equals < last.token))  # equals that stand before it
+    if last.rank - before > start:
+        pool.first = Place(last.rank - before, int(equals[0]), last.before - before * last.mass, last.mass)
+
+
+def _kernel(chosen: Chosen) -> Kernel:
+    probability, threshold = float(chosen["xtc_probability"]), float(chosen["xtc_threshold"])
+
+    def apply(pool: Pool, _history: History, u: float) -> None:
+        if u < probability:
+            xtc(pool, threshold)
+
+    return apply
+
+
+SPEC = StageSpec(
+    name="xtc",
+    number=11,
+    kind=Kind.CUT,
+    kernel=_kernel,
+    draws=1,
+    label="XTC",
+    parameters=(
+        Parameter(
+            "xtc_probability", 0.0, number(0.0, 1.0),
+            QT_TRANSLATE_NOOP("Options", "XTC"),
+            QT_TRANSLATE_NOOP("Options", "how often all top choices but the last go; 0 is off"),
+            slider=Slider(0.0, 1.0),
+        ),
+        Parameter(
+            "xtc_threshold", 0.1, number(0.0, 0.5, open_low=True),
+            QT_TRANSLATE_NOOP("Options", "XTC from"),
+            QT_TRANSLATE_NOOP("Options", "the probability from which XTC counts a token as a top choice"),
+            switch=False,
+            folded=True,
+        ),
+    ),
+)  # fmt: skip
