@@ -57,7 +57,7 @@ def test_regenerate_exactly_before_and_after_a_restart(open_app: OpenApp, backen
         listed = window.parts.sidebar.sessions
         assert listed is not None
         if window.controller.shown is not None and window.controller.shown.view.is_sample:
-            window.controller.open(next(s for s, row in window.stage.sessions.items() if not row.is_sample))
+            window.controller.open(next(s for s, row in window.controller.sessions.rows.items() if not row.is_sample))
             await until(lambda: not window.controller.shown.view.is_sample)  # type: ignore[union-attr]  # shown
         old = last(window)
         assert SAME in old.note

@@ -29,7 +29,7 @@ def test_tags_title_and_folder_of_a_session(in_window: Play, bench: FakeWorkbenc
 
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
-        await until(lambda: window.stage.sessions)
+        await until(lambda: window.controller.sessions.rows)
         # two changes at once: the second one's way back is what the first one left
         panel.tagged.emit(BOAT, ["sea", "draft"])
         panel.tagged.emit(BOAT, ["done"])
@@ -45,7 +45,7 @@ def test_tags_title_and_folder_of_a_session(in_window: Play, bench: FakeWorkbenc
         undo(window, "Tags")
         await until(lambda: bench.summaries[BOAT].tags == ("sea",))
         assert not window.acts.undo.isEnabled()
-        await until(lambda: window.stage.sessions[BOAT].tags == ("sea",))  # and the list shows it
+        await until(lambda: window.controller.sessions.rows[BOAT].tags == ("sea",))  # and the list shows it
 
     in_window(scene)
 
@@ -66,7 +66,7 @@ def test_folders(in_window: Play, bench: FakeWorkbench) -> None:
 
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
-        await until(lambda: window.stage.sessions)
+        await until(lambda: window.controller.sessions.rows)
         panel.folder_renamed.emit(WORK, "Office")
         await until(lambda: window.acts.undo.text() == "Undo Rename Folder")
         panel.folder_removed.emit(WORK)
@@ -93,7 +93,7 @@ def test_folders(in_window: Play, bench: FakeWorkbench) -> None:
 def test_what_was_refused_leaves_nothing_to_undo(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
-        await until(lambda: window.stage.sessions)
+        await until(lambda: window.controller.sessions.rows)
         bench.refusal = "a tag has at most 40 characters"
         panel.tagged.emit(BOAT, ["x" * 50])
         await until(lambda: window.parts.composer.notice.words == "a tag has at most 40 characters")
@@ -131,14 +131,14 @@ def test_restoring_does_not_take_away_a_session_that_was_opened_meanwhile(in_win
     listed = bench.sessions
 
     async def scene(window: MainWindow) -> None:
-        await until(lambda: window.stage.sessions)
+        await until(lambda: window.controller.sessions.rows)
 
         async def sessions(query: str = "") -> object:
             await slow.wait()
             return await listed(query)
 
         bench.sessions = sessions  # type: ignore[method-assign, assignment]  # slower than a hand
-        window.controller.sessions.trash(TRIP, "A spring trip")
+        window.controller.sessions.trash(TRIP)
         await until(lambda: bench.asked("trash_session"))
         window.controller.open(BOAT)
         await until(lambda: window.controller.is_shown(BOAT))

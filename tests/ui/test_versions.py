@@ -18,6 +18,7 @@ from tests.ui.test_conversation import finish
 from ui import MainWindow
 from ui.core.shown import typed_text
 
+OTHER = 4  # a session that nothing runs in
 Play = Callable[[Scene], None]
 
 
@@ -62,18 +63,17 @@ def test_the_token_that_ends_an_answer_is_no_word_of_it() -> None:
 @pytest.mark.parametrize("answering", [True, False])
 def test_the_trash_says_that_it_stopped_an_answer(in_window: Play, bench: FakeWorkbench, answering: bool) -> None:
     async def scene(window: MainWindow) -> None:
-        window.controller.new_session()
-        await until(lambda: window.controller.shown is not None and window.controller.shown.session_id != TRIP)
+        window.controller.open(OTHER)
+        await until(lambda: window.controller.is_shown(OTHER))
         panel = window.parts.sidebar.sessions
         if answering:
             bench.gate = asyncio.Semaphore(1)
             QTest.keyClicks(window.parts.composer.field, "Go")
             QTest.keyClick(window.parts.composer.field, Qt.Key.Key_Return)
             await until(lambda: window.controller.running)
-        assert window.controller.shown is not None
-        window.controller.sessions.trash(window.controller.shown.session_id, "Boats")
+        window.acts.trash.trigger()
         await until(lambda: panel.undo_bar.words)
-        assert panel.undo_bar.words.startswith("“Boats” is in the trash")
+        assert panel.undo_bar.words.startswith(f"“{bench.summaries[OTHER].title}” is in the trash")
         assert ("its answer was stopped" in panel.undo_bar.words) is answering
         for _ in range(100 if bench.gate is not None else 0):
             bench.gate.release()  # type: ignore[union-attr]  # there is one in this case

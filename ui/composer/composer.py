@@ -209,6 +209,7 @@ class Composer(QWidget):
             self.overflow.offer(self.meter.composition)
         elif self.message.strip():
             self._rest.stop()
+            self.notice.clear()
             self.sent.emit(self.message, self._replaces)
 
     @property

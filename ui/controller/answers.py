@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
@@ -53,17 +54,26 @@ class AnswersController(QObject):
         """The results of the calls in an answer."""
         self._showing.ask(lambda session: self._workbench.answer_call(session, node_id, results))
 
-    def regenerate(self, node_id: int) -> None:
-        """Another answer beside that one."""
-        self._showing.ask(lambda session: self._workbench.regenerate(session, node_id))
+    def regenerate(self, node_id: int | None = None) -> None:
+        """Another answer beside that one, or beside the last."""
+        self._of_answer(self._workbench.regenerate, node_id)
 
-    def regenerate_exactly(self, node_id: int) -> None:
-        """The same answer once more, beside that one."""
-        self._showing.ask(lambda session: self._workbench.regenerate_exactly(session, node_id))
+    def regenerate_exactly(self, node_id: int | None = None) -> None:
+        """The same answer once more, beside that one or the last."""
+        self._of_answer(self._workbench.regenerate_exactly, node_id)
 
-    def continue_turn(self, node_id: int) -> None:
-        """Goes on with an answer that was stopped."""
-        self._showing.ask(lambda session: self._workbench.continue_turn(session, node_id))
+    def continue_turn(self, node_id: int | None = None) -> None:
+        """Goes on with an answer that was stopped, or with the last."""
+        self._of_answer(self._workbench.continue_turn, node_id)
+
+    def _of_answer(self, command: Callable[[int, int], Coroutine[Any, Any, None]], node_id: int | None) -> None:
+        shown = self._showing.shown
+        last = shown.last_answer if shown is not None else None
+        if node_id is None and last is not None:
+            node_id = last.node_id
+        if node_id is not None:
+            answer = node_id
+            self._showing.ask(lambda session: command(session, answer))
 
     def open_as_text(self, node_id: int) -> None:
         """The path to that turn once more as text."""

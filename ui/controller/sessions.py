@@ -35,7 +35,7 @@ class SessionsController(QObject):
         self._workbench, self._tasks = showing.workbench, showing.tasks
         self._query = ""
         self._in_trash = False
-        self._rows: dict[int, SessionSummary] = {}  # as last listed, and as changed since
+        self.rows: dict[int, SessionSummary] = {}  # as last listed, and as changed since
         self._folders: dict[int, str] = {}  # their names, likewise
         self._made_again: dict[int, int] = {}  # folders that were removed and brought back: their numbers now
 
@@ -55,6 +55,12 @@ class SessionsController(QObject):
         self._in_trash = shown
         self.ask()
 
+    @property
+    def row_shown(self) -> SessionSummary | None:
+        """The line of the session shown; None while it is not listed."""
+        shown = self._showing.shown
+        return self.rows.get(shown.session_id) if shown is not None else None
+
     async def list_all(self) -> Sequence[SessionSummary]:
         """Lists all sessions, for the window's start."""
         sessions = await self._workbench.sessions()
@@ -68,7 +74,7 @@ class SessionsController(QObject):
             self._take(await self._workbench.sessions(self._query), await self._workbench.folders())
 
     def _take(self, sessions: Sequence[SessionSummary], folders: Sequence[FolderView]) -> None:
-        self._rows = {row.session_id: row for row in sessions}
+        self.rows = {row.session_id: row for row in sessions}
         self._folders = {folder.folder_id: folder.name for folder in folders}
         self.listed.emit(sessions, folders)
 
@@ -76,7 +82,7 @@ class SessionsController(QObject):
 
     def rename(self, session_id: int, title: str) -> None:
         """Gives a session another title; can be undone."""
-        row = self._rows.get(session_id)
+        row = self.rows.get(session_id)
         back = None if row is None else self._undoing(self.tr("Rename"), self._workbench.rename_session, session_id, row.title)
         self._note(session_id, title=title)
         self._run(back, self._workbench.rename_session, session_id, title)
@@ -85,9 +91,14 @@ class SessionsController(QObject):
         """To the top of the list, or back to its day."""
         self._run(None, self._workbench.pin_session, session_id, pinned)
 
+    def pin_shown(self) -> None:
+        """Pins the session shown, or unpins it."""
+        if self.row_shown is not None:
+            self.pin(self.row_shown.session_id, not self.row_shown.pinned)
+
     def tag(self, session_id: int, tags: Sequence[str]) -> None:
         """These tags and no others; can be undone."""
-        row = self._rows.get(session_id)
+        row = self.rows.get(session_id)
         back = None if row is None else self._undoing(self.tr("Tags"), self._workbench.tag_session, session_id, row.tags)
         self._note(session_id, tags=tuple(tags))
         self._run(back, self._workbench.tag_session, session_id, tags)
@@ -98,7 +109,7 @@ class SessionsController(QObject):
 
     def move(self, session_id: int, folder_id: int | None) -> None:
         """Into a folder, or back to the list; can be undone."""
-        row = self._rows.get(session_id)
+        row = self.rows.get(session_id)
         back = None if row is None else self._undoing(self.tr("Move to Folder"), self._move, session_id, row.folder_id)
         self._note(session_id, folder_id=folder_id)
         self._run(back, self._workbench.move_session, session_id, folder_id)
@@ -119,7 +130,7 @@ class SessionsController(QObject):
         self._run(None, self._remove_folder, folder_id)
 
     async def _create_folder(self, name: str, session_id: int | None) -> None:
-        before = self._rows[session_id].folder_id if session_id in self._rows else None
+        before = self.rows[session_id].folder_id if session_id in self.rows else None
         folder = await self._workbench.create_folder(name)
         if session_id is not None:
             await self._workbench.move_session(session_id, folder)
@@ -160,8 +171,8 @@ class SessionsController(QObject):
 
     def _note(self, session_id: int, **changes: Any) -> None:
         """Until it is listed again: a second change must know what the first one did."""
-        if session_id in self._rows:
-            self._rows[session_id] = replace(self._rows[session_id], **changes)
+        if session_id in self.rows:
+            self.rows[session_id] = replace(self.rows[session_id], **changes)
 
     def _undoing(
         self, label: str, command: Callable[P, Coroutine[Any, Any, object]], *arguments: P.args, **named: P.kwargs
@@ -194,9 +205,16 @@ class SessionsController(QObject):
 
     # ---- the trash ----------------------------------------------------------------------------------------------
 
-    def trash(self, session_id: int, title: str) -> None:
-        """Into the trash; can be undone."""
-        self._tasks.run(self._trash(session_id, title))
+    def trash(self, session_id: int) -> None:
+        """A listed session goes into the trash; the sample stays. Can be undone."""
+        row = self.rows.get(session_id)
+        if row is not None and not row.is_sample:
+            self._tasks.run(self._trash(session_id, row.title))
+
+    def trash_shown(self) -> None:
+        """The session shown, likewise."""
+        if self._showing.shown is not None:
+            self.trash(self._showing.shown.session_id)
 
     def restore(self, session_id: int) -> None:
         """Takes a session out of the trash again, whatever has been done since."""

@@ -105,12 +105,13 @@ class Actions(QObject):
         self._exclusive: defaultdict[str, QActionGroup] = defaultdict(lambda: QActionGroup(self))
         w, command = window, self._command
         # fmt: off
-        self.new_session = command(FILE, self.tr("New Session"), lambda: w.commands.new_session(), "Ctrl+N")
+        self.new_session = command(FILE, self.tr("New Session"), lambda: w.intents.new_session(), "Ctrl+N")
         self.new_window = command(FILE, self.tr("New Window"), lambda: w.window_wanted.emit(None), "Ctrl+Shift+N")
-        self.rename = command(FILE, self.tr("Rename Session…"), lambda: w.commands.rename(), can=lambda now: now.own)
-        self.pin = command(FILE, self.tr("Pin Session"), lambda: w.commands.pin_shown(),
+        self.rename = command(FILE, self.tr("Rename Session…"), lambda: w.intents.rename(), can=lambda now: now.own)
+        self.pin = command(FILE, self.tr("Pin Session"), lambda: w.controller.sessions.pin_shown(),
             can=lambda now: now.own and now.summary is not None)
-        self.trash = command(FILE, self.tr("Move Session to Trash"), lambda: w.commands.trash_shown(), can=lambda now: now.own)
+        self.trash = command(FILE, self.tr("Move Session to Trash"), lambda: w.controller.sessions.trash_shown(),
+            can=lambda now: now.own)
         self.settings = command(FILE, self.tr("Settings…"), lambda: w.open_settings(), "Ctrl+,",
             separated=True, role=Role.PreferencesRole)
         self.import_file = command(FILE, self.tr("Import…"), lambda: w.transfers.ask_import(), "Ctrl+O", separated=True)
@@ -127,7 +128,7 @@ class Actions(QObject):
         self.find_next = command(EDIT, self.tr("Find Next"), lambda: w.parts.finder.step(+1), "Ctrl+G")
         self.find_previous = command(EDIT, self.tr("Find Previous"), lambda: w.parts.finder.step(-1), "Ctrl+Shift+G")
         self.similar = command(EDIT, self.tr("Similar Turns…"), lambda: w.similar.look(), "Ctrl+Shift+S")
-        self.search = command(EDIT, self.tr("Search Sessions"), lambda: w.commands.search(), "Ctrl+Shift+F")
+        self.search = command(EDIT, self.tr("Search Sessions"), lambda: w.intents.search(), "Ctrl+Shift+F")
 
         self.read = command(VIEW, self.tr("Read"), lambda: w.stage.set_mode(Mode.READ), "Ctrl+Shift+T", exclusive="mode")
         self.tokens = command(VIEW, self.tr("Tokens"), lambda: w.stage.set_mode(Mode.TOKENS), "Ctrl+T", exclusive="mode")
@@ -150,19 +151,21 @@ class Actions(QObject):
 
         self.stop = command(SESSION, self.tr("Stop"), lambda: w.controller.answers.stop(), STOP_KEYS,
             can=lambda now: now.running)
-        self.regenerate = command(SESSION, self.tr("Regenerate"), lambda: w.commands.regenerate(), "Ctrl+R",
+        self.regenerate = command(SESSION, self.tr("Regenerate"), lambda: w.controller.answers.regenerate(), "Ctrl+R",
             can=lambda now: now.can_answer)
-        self.regenerate_exactly = command(SESSION, self.tr("Regenerate Exactly"), lambda: w.commands.regenerate_exactly(),
+        self.regenerate_exactly = command(SESSION, self.tr("Regenerate Exactly"),
+            lambda: w.controller.answers.regenerate_exactly(),
             "Ctrl+Shift+R", can=lambda now: now.can_answer and now.answer is not None and now.answer.can_repeat)
-        self.continue_answer = command(SESSION, self.tr("Continue"), lambda: w.commands.continue_turn(), "Ctrl+Shift+Return",
+        self.continue_answer = command(SESSION, self.tr("Continue"), lambda: w.controller.answers.continue_turn(),
+            "Ctrl+Shift+Return",
             can=lambda now: now.can_continue)
-        self.two_ways = command(SESSION, self.tr("2 Continuations"), lambda: w.commands.find_columns(2, beams=False),
+        self.two_ways = command(SESSION, self.tr("2 Continuations"), lambda: w.intents.find_columns(2, beams=False),
             "Ctrl+Alt+2", can=lambda now: now.can_answer, separated=True)
-        self.four_ways = command(SESSION, self.tr("4 Continuations"), lambda: w.commands.find_columns(4, beams=False),
+        self.four_ways = command(SESSION, self.tr("4 Continuations"), lambda: w.intents.find_columns(4, beams=False),
             "Ctrl+Alt+4", can=lambda now: now.can_answer)
-        self.eight_ways = command(SESSION, self.tr("8 Continuations"), lambda: w.commands.find_columns(8, beams=False),
+        self.eight_ways = command(SESSION, self.tr("8 Continuations"), lambda: w.intents.find_columns(8, beams=False),
             "Ctrl+Alt+8", can=lambda now: now.can_answer)
-        self.beams = command(SESSION, self.tr("4 Beams"), lambda: w.commands.find_columns(BEAMS, beams=True), "Ctrl+Alt+B",
+        self.beams = command(SESSION, self.tr("4 Beams"), lambda: w.intents.find_columns(BEAMS, beams=True), "Ctrl+Alt+B",
             can=lambda now: now.can_answer)
         self.prune = command(SESSION, self.tr("Prune Branch"), lambda: w.parts.sidebar.tree.prune_current(), "Ctrl+Alt+P",
             can=lambda now: now.has_branches and not now.running, separated=True)
@@ -170,7 +173,7 @@ class Actions(QObject):
             can=lambda now: now.can_step(-1))
         self.next = command(SESSION, self.tr("Next Variant"), lambda: w.controller.tree.step_variant(+1), "Ctrl+]",
             can=lambda now: now.can_step(+1))
-        self.compare = command(SESSION, self.tr("Compare with Another Branch"), lambda: w.commands.compare(), "Ctrl+D",
+        self.compare = command(SESSION, self.tr("Compare with Another Branch"), lambda: w.intents.compare(), "Ctrl+D",
             can=lambda now: now.has_branches)
         self.second = command(SESSION, self.tr("Compare with a Model…"), lambda: w.controller.second.ask_menu(), "Ctrl+Shift+D",
             can=lambda now: now.has_turns and not now.lacks_model)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from PySide6.QtCore import QObject, QTimer, Signal
 from PySide6.QtWidgets import QMainWindow
 
-from runtime import Origin, TokenRun
+from runtime import Origin
 from ui.comparison.stages import SecondStage
 from ui.controller import Controller
 from ui.port import (
@@ -22,7 +22,6 @@ from ui.port import (
     StatusView,
     TurnView,
 )
-from ui.theme.palette import Palette
 from ui.theme.scheme import current_theme
 from ui.transcript import Measure, Mode
 from ui.widgets.visible import one_line
@@ -40,7 +39,6 @@ class Stage(QObject):
     def __init__(self, window: QMainWindow, controller: Controller, parts: Frame, acts: Actions) -> None:
         super().__init__(window)
         self._window, self._controller, self._parts, self._acts = window, controller, parts, acts
-        self.sessions: dict[int, SessionSummary] = {}
         self.mode = Mode.TOKENS
         self.second = SecondStage(parts, acts, self.set_mode, self)
         self._link_of: int | None = None  # the session whose link is asked about
@@ -51,7 +49,9 @@ class Stage(QObject):
         controller.session_shown.connect(self._show_session)
         controller.copy_shown.connect(self._carry_pin)
         controller.turn_changed.connect(self._show_turn)
-        controller.tokens_arrived.connect(self._append_tokens)
+        controller.tokens_arrived.connect(parts.cards.append_tokens)  # first: Read hides what the card shows
+        controller.tokens_arrived.connect(parts.transcript.append_tokens)
+        controller.tokens_arrived.connect(self._start_meter)
         controller.activity_changed.connect(self.refresh)
         controller.sessions.listed.connect(self._show_sessions)
         controller.sessions.trash_listed.connect(parts.sidebar.sessions.show_trash)
@@ -78,9 +78,9 @@ class Stage(QObject):
         self._meter = QTimer(self, singleShot=True, interval=METER_MS)  # runs only while tokens arrive
         self._meter.timeout.connect(self._move_meter)
         theme = current_theme()
-        theme.changed.connect(self._recolour)
-        theme.scaled.connect(self._rescale)
-        self._recolour(theme.palette)
+        theme.changed.connect(parts.transcript.set_palette_of)
+        theme.scaled.connect(parts.transcript.set_text_scale)
+        parts.transcript.set_palette_of(theme.palette)
 
     def set_mode(self, mode: Mode) -> None:
         """Read or Tokens."""
@@ -122,18 +122,14 @@ class Stage(QObject):
         cut = (replace(turn, run=turn.run[first:last]) for turn, first, last in turns if turn is not None)
         self._parts.inspector.path.show_range(tuple(cut))
 
-    @property
-    def shown_summary(self) -> SessionSummary | None:
-        """The list's line of the session that is shown; None while it is not listed."""
-        shown = self._controller.shown
-        return self.sessions.get(shown.session_id) if shown is not None else None
-
     def refresh(self) -> None:
         """What can be done now."""
         shown, running, parts = self._controller.shown, self._controller.running, self._parts
         parts.composer.set_running(running)
         parts.cards.show_turns(shown.view.turns if shown is not None else (), running=running)
-        self._acts.refresh(Possible(shown, running, self._lacks_model, self.shown_summary, self._controller.undo_stack.label))
+        self._acts.refresh(
+            Possible(shown, running, self._lacks_model, self._controller.sessions.row_shown, self._controller.undo_stack.label)
+        )
         self._acts.sidebar.setChecked(not parts.sidebar.isHidden())
         self._acts.inspector.setChecked(not parts.inspector.isHidden())
         self._count_again()
@@ -178,9 +174,7 @@ class Stage(QObject):
         if pinned is not None and pinned.node_id == turn.node_id:
             self._show_pin_again()
 
-    def _append_tokens(self, node_id: int, run: TokenRun) -> None:
-        self._parts.cards.append_tokens(node_id, run)  # first: Read hides what the card shows
-        self._parts.transcript.append_tokens(node_id, run)
+    def _start_meter(self) -> None:
         if not self._meter.isActive():
             self._meter.start()
 
@@ -219,9 +213,8 @@ class Stage(QObject):
             QTimer.singleShot(0, self, lambda: self._parts.transcript.set_pinned(*pinned))
 
     def _show_sessions(self, sessions: Sequence[SessionSummary], folders: Sequence[FolderView]) -> None:
-        self.sessions = {session.session_id: session for session in sessions}
         self._parts.sidebar.sessions.show_sessions(sessions, folders=folders)
-        summary = self.shown_summary
+        summary = self._controller.sessions.row_shown
         if summary is not None:  # a rename reaches the title by the list
             self._parts.top.title.setText(summary.title)
         self.refresh()
@@ -245,9 +238,3 @@ class Stage(QObject):
         held = self._parts.inspector.token.spot
         if held is not None:
             self.show_pin((held.node_id, held.index))
-
-    def _rescale(self) -> None:
-        self._parts.transcript.set_text_scale()
-
-    def _recolour(self, palette: Palette) -> None:
-        self._parts.transcript.set_palette_of(palette)

@@ -23,13 +23,12 @@ from ui.theme.text_size import resize_text
 from ui.transcript import Measure, Mode
 from ui.transcript.text.faces import reading_font
 from ui.window.actions import Actions
-from ui.window.commands import Commands
 from ui.window.frame import Frame
+from ui.window.intents import Intents
 from ui.window.menu import come_forward, known_paths
 from ui.window.stage import Stage
 from ui.window.transfers import Transfers
 from ui.window.welcome import Welcome
-from ui.window.wiring import wire_parts, wire_second, wire_similar
 
 if TYPE_CHECKING:
     from ui.settings import SettingsWindow
@@ -116,11 +115,8 @@ class MainWindow(QMainWindow):
         self.setup = SetupController(self.controller, workbench)
         self._workbench = workbench
         self.welcome = Welcome(self.controller, self.parts, self)
-        self.commands = Commands(self.controller, self.parts, self.stage, self.setup, self)
-        wire_second(self.controller, self.parts, self.stage)
         self.similar = SimilarStage(self.controller, self.parts, self.acts, self)
-        wire_similar(self.controller, self.parts, self.similar)
-        wire_parts(self, self.controller, self.parts, self.stage, self.commands)
+        self.intents = Intents(self, self.controller, self.parts, self.stage, self.similar, self.setup)
         self.parts.sidebar.sessions.window_wanted.connect(self.window_wanted.emit)
         self.controller.front_wanted.connect(self.come_forward)
         self.controller.left.connect(self.hide)

@@ -40,7 +40,9 @@ def test_a_second_window_has_a_session_of_its_own(play: Play) -> None:
         one = await answered(d.first, "to the first")
         two = await answered(second, "to the second")
         assert (d.first.parts.top.title.text(), second.parts.top.title.text()) == ("to the first", "to the second")
-        await until(lambda: {one, two} <= set(d.first.stage.sessions) and {one, two} <= set(second.stage.sessions))
+        await until(
+            lambda: {one, two} <= set(d.first.controller.sessions.rows) and {one, two} <= set(second.controller.sessions.rows)
+        )
         # and a new session in one of them is neither's
         await press(second, Qt.Key.Key_N, CTRL)
         await until(lambda: session_of(second) not in (one, two))
@@ -80,7 +82,7 @@ def test_a_session_that_another_window_shows_comes_forward_there(play: Play) -> 
         one = await answered(d.first, "one")
         second = await d.another()
         two = await answered(second, "two")
-        await until(lambda: one in second.stage.sessions)
+        await until(lambda: one in second.controller.sessions.rows)
         second.activateWindow()
         await until(second.isActiveWindow)
         # when the first window's session is clicked in the second
@@ -119,7 +121,7 @@ def test_a_session_thrown_away_in_one_window_leaves_the_other(play: Play) -> Non
         one = await answered(d.first, "one")
         second = await d.another()
         two = await answered(second, "two")
-        await until(lambda: one in second.stage.sessions)
+        await until(lambda: one in second.controller.sessions.rows)
         second.parts.sidebar.sessions.trashed.emit(one)
         # then the first shows another, and not the one that the second has
         await until(lambda: session_of(d.first) not in (one, two))

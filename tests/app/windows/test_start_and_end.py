@@ -42,7 +42,7 @@ def test_a_window_closed_in_mid_stream_leaves_its_answer_to_end(play: Play) -> N
         assert made(d.first) == WORDS
         await until(lambda: rows(d.path, "SELECT count(*) FROM nodes WHERE finish_reason = 'length'") == [(2,)])
         # and the closed window's session can be opened, whole
-        await until(lambda: two in d.first.stage.sessions)
+        await until(lambda: two in d.first.controller.sessions.rows)
         choose(d.first, two)
         await until(lambda: session_of(d.first) == two)
         assert made(d.first) == WORDS
@@ -81,7 +81,7 @@ def test_what_was_written_in_a_closed_window_is_there_where_its_session_is_opene
             await press(window, Qt.Key.Key_W, CTRL)
         await until(lambda: d.all == [d.first])
         assert d.first.parts.composer.draft == ""
-        await until(lambda: two in d.first.stage.sessions)
+        await until(lambda: two in d.first.controller.sessions.rows)
         choose(d.first, two)
         await until(lambda: session_of(d.first) == two)
         assert d.first.parts.composer.draft == "half a thought"

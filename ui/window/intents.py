@@ -1,0 +1,281 @@
+"""Parts to controller: what is asked by mouse and keys.
+
+A signal goes to the controller itself wherever one call is enough. What changes for all parts at once goes the other way,
+through `ui.window.stage`.
+"""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QObject, QUrl
+from PySide6.QtGui import QDesktopServices, QKeySequence, QShortcut
+from PySide6.QtWidgets import QApplication, QWidget
+
+from ui.comparison.model_bar import open_menu
+from ui.comparison.stages import SimilarStage
+from ui.controller import Controller
+from ui.controller.setup import SetupController
+from ui.core.shown import typed_text
+from ui.port import SessionSetup, TextFile, Workbench
+from ui.window.frame import Frame
+from ui.window.stage import Stage
+
+
+class Intents(QObject):
+    """Connects the parts, and has the commands that take more than one part.
+
+    Args:
+        window: Owns it.
+        controller: Carries them out.
+        parts: Say what is meant: the draft, the pinned token, the branch that is marked.
+        stage: Shows what came of them.
+        similar: Likewise, of turns beside each other.
+        setup: Changes what a session is set to.
+    """
+
+    def __init__(
+        self,
+        window: QWidget,
+        controller: Controller,
+        parts: Frame,
+        stage: Stage,
+        similar: SimilarStage,
+        setup: SetupController,
+    ) -> None:
+        super().__init__(window)
+        self._window, self._controller, self._parts = window, controller, parts
+        self._stage, self._similar, self._setup = stage, similar, setup
+        self._wire_second()
+        self._wire_similar()
+        self._wire_sessions()
+        self._wire_tree()
+        self._wire_composer()
+        self._wire_top()
+        self._wire_transcript()
+        self._wire_finder()
+        self._wire_inspector()
+        self._wire_columns()
+
+    # ---- sessions -----------------------------------------------------------------------------------------------
+
+    def new_session(self) -> None:
+        """Shows an empty session, ready to be written in."""
+        self._controller.new_session()
+        self._parts.composer.setFocus()
+
+    def search(self) -> None:
+        """To the search field of the list."""
+        self._parts.show_sidebar(True)
+        self._parts.sidebar.sessions.search.setFocus()
+
+    def rename(self) -> None:
+        """Edits the title of the session shown, in the list."""
+        if self._controller.shown is not None:
+            self._parts.show_sidebar(True)
+            self._parts.sidebar.sessions.rename(self._controller.shown.session_id)
+
+    def compare(self) -> None:
+        """The branch shown beside the one marked in the outline."""
+        other = self._parts.sidebar.tree.other()
+        if other is not None:
+            self._controller.tree.compare(other)
+
+    # ---- messages -----------------------------------------------------------------------------------------------
+
+    def edit(self, node_id: int) -> None:
+        """Another version of a turn, as a draft: of one's own, or of the model's, in one's own words."""
+        turn = self._controller.shown.turn(node_id) if self._controller.shown is not None else None
+        if turn is not None:
+            self._parts.composer.notice.clear()
+            self._parts.composer.edit(node_id, typed_text(turn.run), typed_text(turn.run))
+
+    def pin_file(self, file: TextFile) -> None:
+        """Before every turn, beside what is pinned already."""
+
+        async def pin(workbench: Workbench, session_id: int) -> SessionSetup:
+            held = (await workbench.setup(session_id)).files
+            setup = await workbench.pin_files(session_id, [*(each for each in held if each.name != file.name), file])
+            self._parts.composer.detach(session_id, file)
+            return setup
+
+        self._parts.composer.notice.clear()
+        self._setup.change(pin, self._parts.composer.notice.say)
+
+    def open_link(self, url: QUrl) -> None:
+        """In the program that the system has for it."""
+        if not QDesktopServices.openUrl(url):
+            words = self.tr("no program here takes this address; click the link again to copy it")
+            self._parts.composer.notice.say(words)
+
+    # ---- answers ------------------------------------------------------------------------------------------------
+
+    def branch(self, node_id: int, index: int, token_id: int) -> None:
+        """Another token at that place; in words of one's own it is a draft, and nothing is sent."""
+        self._parts.composer.notice.clear()
+        turn = self._controller.shown.turn(node_id) if self._controller.shown is not None else None
+        if turn is not None and turn.role == "user":
+            start = typed_text(turn.run[:index]) + b"".join(self._controller.token_bytes([token_id])).decode(errors="replace")
+            self._parts.composer.edit(node_id, typed_text(turn.run), start)
+        else:
+            self._controller.answers.branch(node_id, index, token_id)
+
+    def find_columns_at(self, node_id: int, index: int, count: int, beams: bool) -> None:  # as the signal brings it
+        """Several continuations in front of a token."""
+        self.find_columns(count, beams=beams, at=(node_id, index))
+
+    def find_columns(self, count: int, *, beams: bool, at: tuple[int, int] | None = None) -> None:
+        """From the pinned token's place unless one is given, else from the end of the last answer."""
+        self._parts.composer.notice.clear()
+        shown = self._controller.shown
+        at = at or self._parts.transcript.pinned
+        rules = self._parts.inspector.token.beam_rows.rules if beams else None
+        turn = shown.turn(at[0]) if shown is not None and at is not None else None
+        if at is not None and turn is not None and turn.role == "assistant":
+            self._controller.draws.find_columns(at[0], at[1], count, beams=rules)
+        elif shown is not None and shown.last_answer is not None:
+            self._controller.draws.find_columns(shown.last_answer.node_id, None, count, beams=rules)
+
+    # ---- what each part asks for -----------------------------------------------------------------------------------
+
+    def _wire_second(self) -> None:
+        controller, parts, stage = self._controller, self._parts, self._stage
+        second, bar, shown = controller.second, parts.second, stage.second
+        second.menu_ready.connect(lambda choices: open_menu(parts.top.model, choices, second.compare))
+        second.began.connect(shown.begin)
+        second.progressed.connect(bar.show_progress)
+        second.compared.connect(shown.show)
+        second.failed.connect(lambda words, anyway: bar.say(words, anyway=anyway))
+        bar.stopped.connect(second.stop)
+        bar.closed.connect(shown.close)
+        bar.next_wanted.connect(shown.next_disagreement)
+        bar.again_wanted.connect(second.compare_again)
+        bar.all_wanted.connect(second.compare_all)
+        bar.keep_wanted.connect(second.keep)
+        controller.session_shown.connect(shown.leave)
+        parts.status.legend.difference_chosen.connect(lambda: shown.colour(difference=True))
+
+    def _wire_similar(self) -> None:
+        controller, parts = self._controller, self._parts
+        similar, panel = controller.similar, parts.similar
+        parts.transcript.similar_requested.connect(similar.look)
+        similar.began.connect(lambda words, pooling, other: panel.begin(words, pooling, other=other))
+        similar.progressed.connect(panel.show_progress)
+        similar.found.connect(panel.show_found)
+        similar.failed.connect(lambda words, needs_model: panel.say(words, needs_model=needs_model))
+        similar.left.connect(panel.dismiss)
+        panel.pooling_chosen.connect(similar.choose_pooling)
+        panel.again_wanted.connect(similar.look_again)
+        panel.model_wanted.connect(controller.models.ask_menu)
+        panel.chosen.connect(lambda _node_id: parts.compare.dismiss())  # a turn is shown in the conversation
+        panel.chosen.connect(controller.tree.go_to)
+        panel.closed.connect(self._similar.close)
+        panel.focus_lost.connect(parts.transcript.setFocus)
+        controller.tree.turn_shown.connect(parts.transcript.go_to)
+
+    def _wire_sessions(self) -> None:
+        controller, parts = self._controller, self._parts
+        panel = parts.sidebar.sessions
+        panel.chosen.connect(controller.open)
+        panel.renamed.connect(controller.sessions.rename)
+        panel.pinned.connect(controller.sessions.pin)
+        panel.trashed.connect(controller.sessions.trash)
+        panel.restored.connect(controller.sessions.restore)
+        panel.searched.connect(controller.sessions.search)
+        panel.tagged.connect(controller.sessions.tag)
+        panel.arranged.connect(controller.sessions.arrange)
+        panel.moved.connect(controller.sessions.move)
+        panel.folder_wanted.connect(controller.sessions.create_folder)
+        panel.folder_renamed.connect(controller.sessions.rename_folder)
+        panel.folder_removed.connect(controller.sessions.remove_folder)
+        panel.trash_wanted.connect(controller.sessions.show_trash)
+        panel.emptied.connect(controller.sessions.empty)
+
+    def _wire_tree(self) -> None:
+        controller, parts = self._controller, self._parts
+        tree = parts.sidebar.tree
+        tree.selected.connect(controller.tree.select)
+        tree.prune_wanted.connect(controller.tree.prune)
+        tree.compare_wanted.connect(controller.tree.compare)
+        controller.tree.compared.connect(parts.show_comparison)
+        controller.session_shown.connect(lambda _view: parts.compare.dismiss())
+
+    def _wire_composer(self) -> None:
+        controller, parts = self._controller, self._parts
+        composer = parts.composer
+        composer.sent.connect(controller.answers.send)
+        composer.sent.connect(lambda _text, _replaces: parts.transcript.scroll_to_end())
+        composer.stopped.connect(controller.answers.stop)
+        composer.drafted.connect(controller.drafts.compose)
+        composer.settled.connect(controller.drafts.score)
+        composer.attach_wanted.connect(controller.drafts.read_file)
+        composer.leave_out_wanted.connect(controller.drafts.leave_out)
+        composer.larger_wanted.connect(controller.drafts.grow_context)
+        composer.new_wanted.connect(self.new_session)
+        composer.pin_wanted.connect(self.pin_file)
+        parts.cards.answered.connect(controller.answers.answer_call)
+
+    def _wire_top(self) -> None:
+        controller, parts, stage = self._controller, self._parts, self._stage
+        parts.top.mode_chosen.connect(stage.set_mode)
+        parts.top.step_wanted.connect(controller.tree.step_variant)
+        parts.top.model_chosen.connect(controller.models.choose_model)
+        parts.top.backend_chosen.connect(controller.models.choose_backend)
+        parts.top.new_button.clicked.connect(self.new_session)
+        parts.status.legend.measure_chosen.connect(stage.colour_by)
+
+    def _wire_transcript(self) -> None:
+        controller, parts, stage = self._controller, self._parts, self._stage
+        view = parts.transcript
+        view.token_pinned.connect(stage.show_pin)
+        view.range_selected.connect(stage.show_range)
+        view.alternative_chosen.connect(self.branch)
+        view.preview_wanted.connect(controller.draws.ask_preview)
+        view.preview_left.connect(controller.draws.drop_preview)
+        controller.draws.preview_found.connect(view.show_preview)
+        view.variant_requested.connect(controller.tree.select)
+        view.edit_requested.connect(self.edit)
+        view.regenerate_requested.connect(controller.answers.regenerate)
+        view.repeat_requested.connect(controller.answers.regenerate_exactly)
+        view.continue_requested.connect(controller.answers.continue_turn)
+        view.text_requested.connect(controller.answers.open_as_text)
+        view.model_requested.connect(controller.models.ask_menu)
+        parts.status.choose.clicked.connect(lambda _checked=False: controller.models.ask_menu())
+        view.copy_requested.connect(copy)
+        view.earlier_requested.connect(controller.show_earlier)
+        view.link_requested.connect(parts.link.ask)
+        parts.link.copy_wanted.connect(copy)
+        parts.link.open_wanted.connect(self.open_link)
+
+    def _wire_finder(self) -> None:
+        parts = self._parts
+        parts.transcript.found_changed.connect(parts.finder.show_place)
+        parts.finder.wanted.connect(parts.transcript.look_for)
+        parts.finder.step_wanted.connect(parts.transcript.find_next)
+        parts.finder.closed.connect(parts.transcript.setFocus)
+
+    def _wire_inspector(self) -> None:
+        controller, parts, stage = self._controller, self._parts, self._stage
+        inspector = parts.inspector
+        inspector.bind(controller)
+        inspector.token.alternative_chosen.connect(self.branch)
+        inspector.token.columns_wanted.connect(self.find_columns_at)
+        inspector.token.preview_wanted.connect(parts.transcript.preview)
+        inspector.path.token_chosen.connect(stage.pin)
+        for tab in (inspector.token, inspector.path, inspector.why):
+            tab.empty.token_wanted.connect(parts.transcript.next_uncertain)
+            tab.empty.message_wanted.connect(parts.composer.setFocus)
+        for number in range(1, 10):
+            # Text fields keep their digits: they claim printable keys before shortcuts do.
+            key = QShortcut(QKeySequence(str(number)), self._window)
+            key.activated.connect(lambda number=number: inspector.token.alternatives.press(number))
+
+    def _wire_columns(self) -> None:
+        controller, parts = self._controller, self._parts
+        parts.columns.kept.connect(lambda _node_id: controller.draws.close_columns())  # they stay among the branches
+        parts.columns.kept.connect(controller.tree.select)
+        parts.columns.stopped.connect(controller.answers.stop)
+        parts.columns.closed.connect(controller.draws.close_columns)
+
+
+def copy(text: str) -> None:
+    """Onto the clipboard."""
+    QApplication.clipboard().setText(text)
