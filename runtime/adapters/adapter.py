@@ -17,14 +17,14 @@ ModuleShape = tuple[int, int]  # numbers in, numbers out
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRank:
-    """What one module of the model gets: ``scaling * b @ (a @ x)``.
+    """The product added to one module: ``scaling * b @ (a @ x)``.
 
     Attributes:
         a: ``(rank, in) float32``.
         b: ``(out, rank) float32``.
-        scaling: alpha / rank, or as the layout has it.
-        base: ``(out, in) float32``: the module's own weights, where the file has a copy of them (peft keeps one of a head).
-            A backend refuses the adapter if they are not the model's.
+        scaling: alpha / rank, or the layout's own.
+        base: ``(out, in) float32``: a copy of the module's weights in the file, if any (peft saves one of a head). A backend
+            refuses the adapter if it differs from the model's.
     """
 
     a: Float32
@@ -34,22 +34,22 @@ class LowRank:
 
     @property
     def rank(self) -> int:
-        """Of the product."""
+        """Rank of the product."""
         return len(self.a)
 
     @property
     def shape(self) -> ModuleShape:
-        """Of the module it is made for."""
+        """Shape of its module."""
         return self.a.shape[1], self.b.shape[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
-    """The weights of an adapter by the path of the module they belong to.
+    """The weights of an adapter by module path.
 
     Attributes:
         modules: Low-rank products by module path.
-        digest: SHA-256 of the numbers: equal for equal adapters, whatever file they came from.
+        digest: SHA-256 of the numbers, equal for equal adapters of any file.
     """
 
     modules: Mapping[str, LowRank]
@@ -57,7 +57,7 @@ class Adapter:
 
     @classmethod
     def of(cls, modules: Mapping[str, LowRank]) -> Adapter:
-        """With the digest of its numbers."""
+        """Adds the digest."""
         return cls(modules, digest_of(modules))
 
 

@@ -1,4 +1,4 @@
-"""From one layout of adapter folders to another, by way of neither."""
+"""Converts adapter folders between the two layouts."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ Layout = Literal["peft", "mlx"]
 def convert_adapter(source: str | Path, target: Path, layout: Layout) -> Path:
     """Writes an adapter in another layout: the same numbers, transposed and renamed.
 
-    Both backends read both layouts as they are; this is for the libraries themselves. mlx-lm knows one rank and one
-    scale for all modules: smaller products are padded with zeros, other scalings go into B.
+    Both backends read both layouts; this is for the libraries themselves. mlx-lm has one rank and one scale for all modules:
+    smaller products are padded with zeros, other scalings are multiplied into B.
 
     Args:
-        source: An adapter folder, or an id that lies in the models folder.
-        target: The folder to make; it must not exist, or be empty.
+        source: An adapter folder, or an id on the shelf.
+        target: The folder to create; missing or empty.
         layout: "peft" or "mlx".
 
     Returns:
         `target`.
 
     Raises:
-        AdapterError: The source cannot be read, the target is in the way, or mlx-lm knows nothing like it (activated).
+        AdapterError: The source cannot be read, the target is not empty, or mlx-lm cannot express the adapter (activated).
     """
     header = read_header(source)
     if layout not in ("peft", "mlx"):
@@ -70,7 +70,7 @@ def _as_mlx(header: AdapterHeader, modules: Mapping[str, LowRank]) -> tuple[dict
         rest = ((0, rank - pair.rank), (0, 0))
         tensors[path + MLX_ENDINGS[0]] = np.ascontiguousarray(np.pad(pair.a, rest).T)
         b = np.pad(pair.b.T, rest) * np.float32(pair.scaling / scale)
-        tensors[path + MLX_ENDINGS[1]] = np.ascontiguousarray(b)  # safetensors writes memory as it lies
+        tensors[path + MLX_ENDINGS[1]] = np.ascontiguousarray(b)  # safetensors writes memory as it is
     parameters = {"rank": rank, "scale": scale, "dropout": 0.0, "keys": sorted(modules)}
     return tensors, {"fine_tune_type": "lora", "model": header.base, "num_layers": -1, "lora_parameters": parameters}
 

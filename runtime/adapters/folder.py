@@ -27,18 +27,18 @@ from runtime.options.checking import shown
 from runtime.shelf.atomic_install import copy_files, install, shelf_folders
 
 CONFIG = ADAPTER_CONFIG
-_NAMED = 8  # adapters that a message names
+_NAMED = 8  # adapters in a message
 _NEVER_OPENED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".npz")
 
 
 def read_header(source: str | Path) -> AdapterHeader:
-    """What an adapter folder says of itself; its numbers are not read.
+    """Reads the configuration and the tensor shapes of an adapter folder, no numbers.
 
     Args:
-        source: A folder, or an id (``org/name``) that lies in the models folder.
+        source: A folder, or an id (``org/name``) on the shelf.
 
     Raises:
-        AdapterError: Not here, not an adapter, of a kind that is not supported, or damaged.
+        AdapterError: Not found, not an adapter, of an unsupported kind, or damaged.
     """
     folder = adapter_folder(source)
     try:
@@ -65,7 +65,7 @@ def adapter_folder(source: str | Path) -> Path:
     """The folder of an adapter.
 
     Raises:
-        AdapterError: There is none; the message says where it was looked for.
+        AdapterError: Not found; names the places.
     """
     if not isinstance(source, str | Path) or "\0" in str(source):
         raise AdapterError(f"an adapter is a folder or an id on the shelf, not {shown(source)}")
@@ -84,12 +84,12 @@ def adapter_folder(source: str | Path) -> Path:
 
 
 def name_of(folder: Path) -> str:
-    """What an adapter is called where nobody says: by its id if it is on the shelf, else as its folder is."""
+    """Default name of an adapter: its id on the shelf, or the folder's name."""
     return shelf_id(folder) if folder.parent == models_dir() else folder.name
 
 
 def is_on_shelf(name: object) -> bool:
-    """Whether an id leads to an adapter of the shelf."""
+    """Whether a name is the id of an adapter on the shelf."""
     if not isinstance(name, str) or not is_model_id(name):
         return False
     try:
@@ -99,7 +99,7 @@ def is_on_shelf(name: object) -> bool:
 
 
 def on_the_shelf() -> str:
-    """The names of the shelf's adapters, for messages."""
+    """Names of the shelf's adapters, for messages."""
     try:
         folders = sorted(folder for folder in models_dir().iterdir() if not folder.name.startswith(".") and is_adapter(folder))
     except OSError:
@@ -136,17 +136,17 @@ def _no_weights(folder: Path, wanted: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ShelvedAdapter:
-    """One adapter of the shelf, as the header of its weights describes it.
+    """An adapter on the shelf, by its header.
 
     Attributes:
-        name: What `add_adapter`, `push_lora` and ``--adapter`` take.
+        name: For `add_adapter`, `push_lora` and ``--adapter``.
         path: Its folder.
         bytes: Of its files.
-        base: The model it says it was made for; empty where it says nothing.
+        base: The model it names as its base; empty without one.
         kind: Plain or activated.
         layout: "peft" or "mlx".
         parameters: Numbers in all.
-        problem: Why it cannot be used; empty where it can.
+        problem: Why it cannot be used; empty if it can.
     """
 
     name: str
@@ -160,33 +160,33 @@ class ShelvedAdapter:
 
 
 def is_adapter_folder(path: str | Path) -> bool:
-    """Whether a path is a folder with an adapter in it, by the names of its files."""
+    """Whether a path is an adapter folder, by the names of its files."""
     return is_adapter(Path(path).expanduser())
 
 
 def list_shelf_adapters() -> list[ShelvedAdapter]:
-    """The adapters of the shelf, by name. Cheap: no weights are read."""
+    """All adapters of the shelf, by name. Cheap: no weights are read."""
     return [shelf_adapter(folder) for folder in shelf_folders(adapters=True)]
 
 
 def import_adapter(path: str | Path, name: str | None = None, progress: OnProgress = ignore) -> ShelvedAdapter:
-    """Puts an adapter folder on the shelf: its configuration and its safetensors, checked and copied. Blocking.
+    """Copies the checked configuration and safetensors of an adapter folder onto the shelf. Blocks.
 
     Args:
-        path: The folder, in peft's layout or mlx-lm's; it is only read, and nothing else in it is opened.
-        name: What it is found by later: ``name`` or ``org/name@revision``; made from the folder's name by default.
+        path: The folder, in peft's layout or mlx-lm's; it is only read, and no other file in it is opened.
+        name: Its id: ``name`` or ``org/name@revision``; derived from the folder's name by default.
         progress: Called while bytes are copied; raising in it cancels the import.
 
     Returns:
-        The adapter. One that is there already, from the same content and under that name, is not made again.
+        The adapter. An existing one of the same content and name is returned as it is.
 
     Raises:
-        AdapterError: Not an adapter, of a kind that is not supported, pickled (never opened), or damaged.
-        ModelLoadError: The name is taken or cannot be one, or the disk is full.
+        AdapterError: Not an adapter, of an unsupported kind, pickled (never opened), or damaged.
+        ModelLoadError: The name is taken or impossible, or the disk is full.
     """
     source = adapter_folder(Path(path))
     header = read_header(source)
-    header.read()  # NaN, infinity, a file that is cut short
+    header.read()  # refuses NaN, infinity and truncated files
     files = [source / CONFIG, header.weights]
     sha256 = digest_of_all({file.name: known_sha256(file) for file in files})
 
@@ -204,7 +204,7 @@ def import_adapter(path: str | Path, name: str | None = None, progress: OnProgre
 
 
 def shelf_adapter(folder: Path) -> ShelvedAdapter:
-    """What a folder of the shelf holds; one that cannot be used says why."""
+    """The adapter in a folder of the shelf, or its problem."""
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     try:
         header = read_header(folder)

@@ -21,7 +21,7 @@ from runtime.records import Float32
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Where a module's two tensors are, and how they are meant."""
+    """Names of a module's two tensors, and their meaning."""
 
     a: str  # names of tensors
     b: str
@@ -34,15 +34,15 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class AdapterHeader:
-    """An adapter folder as its configuration and the header of its weights describe it; no number was read yet.
+    """An adapter folder by its configuration and the header of its weights; numbers are not read yet.
 
     Attributes:
-        folder: Where it is.
+        folder: Its path.
         weights: Its safetensors file.
         layout: "peft" or "mlx".
-        base: The model it says it was made for; empty where it says nothing.
-        invocation: Token ids that switch an activated LoRA on; empty for a plain one.
-        modules: Its tensors by module path.
+        base: The model it names as its base; empty without one.
+        invocation: Token ids that activate an activated LoRA; empty for a plain one.
+        modules: Tensors by module path.
     """
 
     folder: Path
@@ -63,7 +63,7 @@ class AdapterHeader:
         return sum(pair.rank * sum(pair.shape) for pair in self.modules.values())
 
     def read(self) -> Adapter:
-        """The numbers.
+        """Reads the numbers.
 
         Raises:
             AdapterError: The file is damaged, or changed since its header was read.
@@ -84,16 +84,16 @@ class AdapterHeader:
 def pairs_of(
     weights: Path, shapes: Mapping[str, tuple[int, ...]], names: tuple[str, str], *, transposed: bool
 ) -> dict[str, tuple[str, str, int, ModuleShape]]:
-    """Tensors two by two: module path -> (name of A, name of B, rank, shape of the module).
+    """Pairs of tensors: module path -> (name of A, name of B, rank, shape of the module).
 
     Args:
         weights: The file, for messages.
-        shapes: Its tensors.
-        names: What the names of A and of B end with.
+        shapes: Of its tensors.
+        names: Suffixes of A and of B.
         transposed: Whether A is ``(in, rank)`` and B ``(rank, out)``.
 
     Raises:
-        AdapterError: A tensor that belongs to no pair, or two that do not fit together.
+        AdapterError: A tensor without its pair, or a pair of contradicting shapes.
     """
     found: dict[str, tuple[str, str, int, ModuleShape]] = {}
     for name, shape in shapes.items():
@@ -121,7 +121,7 @@ def number(folder: Path, name: str, value: Any, *, above: float = -math.inf) -> 
     """A finite number of a configuration.
 
     Raises:
-        AdapterError: It is none, or not above `above`.
+        AdapterError: Another value, or not above `above`.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= above:
         limit = "" if above == -math.inf else f" above {above:g}"
@@ -133,10 +133,10 @@ MAX_BYTES = 64 << 30  # read whole; adapters of the largest models have a few GB
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 PEFT_WEIGHTS = "adapter_model.safetensors"
 PEFT_ENDINGS = (".lora_A.weight", ".lora_B.weight")
-PEFT_BASE = ".base_layer.weight"  # a copy that peft saves of a head's or an embedding's own weights
+PEFT_BASE = ".base_layer.weight"  # peft's copy of the weights of a head or an embedding
 PEFT_PREFIX = "base_model.model."
 
-# Settings of LoraConfig that say how an adapter was made or trained, not what it computes.
+# Settings of LoraConfig about training, without effect on the computation
 _HARMLESS = frozenset(
     {"peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"}
     | {"r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "fan_in_fan_out", "use_rslora", "bias"}
@@ -144,15 +144,15 @@ _HARMLESS = frozenset(
     | {"megatron_core", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size", "alora_invocation_tokens"}
     | {"alora_invocation_string", "invocation_string", "ensure_weight_tying", "runtime_config"}
 )
-# Ways to begin that take something away from the base's weights: what was trained adds to the rest alone.
+# Initialisations that change the base's weights: the adapter adds to the changed weights only
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 def read_peft_header(folder: Path, config: Mapping[str, Any]) -> AdapterHeader:
-    """What the folder holds.
+    """Reads a folder in peft's layout.
 
     Raises:
-        AdapterError: Not a plain or activated LoRA (the setting that says so is named), or damaged.
+        AdapterError: Not a plain or activated LoRA (names the setting), or damaged.
     """
     _check_peft_settings(folder, config)
     weights = folder / PEFT_WEIGHTS
@@ -194,7 +194,7 @@ def _check_peft_settings(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _scaling(folder: Path, config: Mapping[str, Any], path: str, rank: int) -> float:
-    """Alpha / rank, by the square root where it is rank-stabilised; both may differ by module, as peft's patterns say."""
+    """Alpha / rank (rank-stabilised: its square root); peft's patterns may set both by module."""
     said = _by_pattern(folder, "rank_pattern", config, path, config.get("r", rank))
     if number(folder, "r", said, above=0) != rank:
         raise AdapterError(f"{folder / 'adapter_config.json'}: r is {said} for {path}, but its tensors have rank {rank}")
@@ -237,10 +237,10 @@ MLX_ENDINGS = (".lora_a", ".lora_b")
 
 
 def read_mlx_header(folder: Path, config: Mapping[str, Any]) -> AdapterHeader:
-    """What the folder holds.
+    """Reads a folder in mlx-lm's layout.
 
     Raises:
-        AdapterError: Fine-tuned otherwise than by LoRA, or damaged.
+        AdapterError: Fine-tuned by another method than LoRA, or damaged.
     """
     where, kind = folder / "adapter_config.json", config.get("fine_tune_type", "lora")
     if kind != "lora":
@@ -262,10 +262,10 @@ def read_mlx_header(folder: Path, config: Mapping[str, Any]) -> AdapterHeader:
 
 
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes, from the header alone.
+    """Shapes of tensors by name, from the header alone.
 
     Raises:
-        AdapterError: Damaged, empty, or a tensor that is not of floating-point numbers.
+        AdapterError: Damaged, empty, or a tensor that is not floating-point.
     """
     try:
         with safe_open(path, framework="numpy") as file:
@@ -281,10 +281,10 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read_tensors(path: Path) -> dict[str, Float32]:
-    """Every tensor, in float32.
+    """All tensors in float32.
 
     Raises:
-        AdapterError: Damaged, or a tensor with NaN or infinity (it is named).
+        AdapterError: Damaged, or a tensor with NaN or infinity, which is named.
     """
     try:
         found: list[tuple[str, dict[str, Any]]] = deserialize(read_regular(path, MAX_BYTES))  # type: ignore[no-untyped-call]  # safetensors has no hints for it

@@ -1,4 +1,4 @@
-"""Whether an adapter belongs to a model, and which module of the model each of its products belongs to."""
+"""Checks that an adapter belongs to a model, and maps its products to the model's modules."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from runtime.errors import AdapterError
 from runtime.options.checking import nearest
 from runtime.records import Float32
 
-# What libraries and their wrappers put in front of one and the same module.
+# Prefixes of libraries and wrappers to the same module
 _BODIES = ("base_model.", "language_model.", "model.", "transformer.", "backbone.")
 
-# Words that say in which form a model lies: its numbers' width, its quantisation, who can read it.
+# Words about the form of a model: width of its numbers, quantisation, library
 _FORM = re.compile(
     r"(?:^| )(?:i?q[1-8](?: (?:k|[01]|xxs|xs|s|m|l|xl|nl))*|[1-8] ?bits?|int[48]|fp?(?:8|16|32)|bf16|b?float(?:16|32)"
     r"|mxfp4|nf4|dwq|awq|gptq|bnb|mlx|gguf|hf|quantized)(?= |$)"
@@ -26,14 +26,14 @@ _FORM = re.compile(
 
 
 def matched(header: AdapterHeader, targets: Mapping[str, ModuleShape]) -> AdapterHeader:
-    """The header with each module under the model's own path.
+    """The header with the model's own module paths.
 
     Args:
         header: Of the adapter.
         targets: The model's linear modules: path -> (in, out).
 
     Raises:
-        AdapterError: A module that the model does not have, or of another shape; both shapes are named.
+        AdapterError: A module that the model lacks or has in another shape (both are named).
     """
     by_core: dict[str, list[str]] = {}
     for target in targets:
@@ -57,17 +57,17 @@ def matched(header: AdapterHeader, targets: Mapping[str, ModuleShape]) -> Adapte
 
 
 def check_base(header: AdapterHeader, names: Sequence[str]) -> None:
-    """Compares the base that an adapter names with a model's names, forgiving what says only in which form it lies.
+    """Compares an adapter's named base with a model's names, ignoring the form of the weights.
 
-    Owners, paths, revisions, capitals and signs do not count, nor do words such as "4bit", "mlx" or "gguf"; every other word
-    does: a chat model is not its base model, though all shapes are the same.
+    Owners, paths, revisions, case, punctuation and words such as "4bit", "mlx" or "gguf" are ignored. Every other word counts:
+    a chat model is not its base model, though all shapes agree.
 
     Args:
         header: Of the adapter.
-        names: What the model is called; none: that is not known, and its modules alone decide (`matched`).
+        names: Of the model; empty: unknown, so that only modules decide (`matched`).
 
     Raises:
-        AdapterError: They are different models.
+        AdapterError: Different models.
     """
     asked = _plain(header.base)
     if asked and names and asked not in {_plain(name) for name in names}:
@@ -78,7 +78,7 @@ def check_base(header: AdapterHeader, names: Sequence[str]) -> None:
 
 
 def check_copy(path: str, copy: Float32, own: Float32 | None) -> None:
-    """Compares an adapter's copy of a module's weights with the model's, forgiving what 16 bits lose.
+    """Compares an adapter's copy of a module's weights with the model's, to the precision of 16 bits.
 
     Raises:
         AdapterError: They differ, or the model's are quantised (`own` is None) and cannot be compared.
@@ -89,14 +89,14 @@ def check_copy(path: str, copy: Float32, own: Float32 | None) -> None:
 
 
 def core(path: str) -> str:
-    """A module's path without what stands in front of the layers."""
+    """A module's path without the prefixes of libraries."""
     while prefix := next((body for body in _BODIES if path.startswith(body)), None):
         path = path.removeprefix(prefix)
     return path
 
 
 def _plain(name: str) -> str:
-    """What of a model's name says which model it is."""
+    """The part of a model's name that identifies it."""
     last = Path(name.partition("@")[0].rstrip("/")).name.lower()
     words = re.sub(r"[^a-z0-9]+", " ", last)
     kept, before = words, ""

@@ -1,4 +1,4 @@
-"""Which adapters a model knows, which are loaded, and the stack in force. Names and headers; no weights."""
+"""Registered and loaded adapters of a model, and its current stack. Names and headers; no weights."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Entry:
     """One registered adapter.
 
     Attributes:
-        name: As its owner calls it.
-        header: Of its folder, by the model's own module paths.
-        digest: Of its numbers, while it is loaded; None before and after.
-        nbytes: That its weights hold, while it is loaded.
-        leaving: Whether it is being unloaded: nothing new may use it.
+        name: Given by the caller.
+        header: Of its folder, with the model's own module paths.
+        digest: Of its numbers; None while it is not loaded.
+        nbytes: Of its loaded weights.
+        leaving: It is being unloaded and takes no new requests.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Entry:
 
     @property
     def qualified(self) -> str:
-        """What tells a plain and an activated adapter of one name apart: name_type."""
+        """``name_type``, which distinguishes a plain and an activated adapter of one name."""
         return f"{self.name}_{self.header.kind}"
 
     @property
     def info(self) -> AdapterInfo:
-        """What callers are told."""
+        """For callers."""
         header = self.header
         return AdapterInfo(
             name=self.name,
@@ -60,11 +60,11 @@ class Entry:
 
 
 class Registry:
-    """The names of one model's adapters and its stack; any thread.
+    """The adapters of one model and its stack. Thread-safe.
 
     Args:
-        fingerprint: Of the model's KV, which namespaces begin with.
-        vocab: Ids that an invocation sequence may hold are below it.
+        fingerprint: Of the model's KV, the first part of namespaces.
+        vocab: Size of the vocabulary, which bounds ids of invocations.
     """
 
     def __init__(self, fingerprint: str, vocab: int) -> None:
@@ -76,10 +76,10 @@ class Registry:
     # ---- names ------------------------------------------------------------------------------------------------
 
     def add(self, name: str, header: AdapterHeader) -> Entry:
-        """Registers an adapter; the same folder under the same name is no news.
+        """Registers an adapter; the same folder under the same name is accepted again.
 
         Raises:
-            AdapterError: The name is taken or cannot be one, or its invocation has ids outside the vocabulary.
+            AdapterError: The name is taken or impossible, or its invocation has ids outside the vocabulary.
         """
         if not isinstance(name, str) or not name.strip() or ":" in name:
             raise AdapterError(f"an adapter's name is a text without ':', not {name!r:.80}")
@@ -99,15 +99,15 @@ class Registry:
             return known
 
     def knows(self, name: object) -> bool:
-        """Whether a name is one of an adapter here, or of several."""
+        """Whether a name belongs to one or more adapters."""
         with self._lock:
             return bool(self._alike(name))
 
     def find(self, name: str) -> Entry:
-        """The adapter of a name; `name_type` where a plain and an activated one share it, an id with or without revision.
+        """The adapter of a name, of a `name_type`, or of an id with or without revision.
 
         Raises:
-            AdapterError: None has it; the nearest is named, and what is on the shelf.
+            AdapterError: None or several; names the nearest, and those on the shelf.
         """
         with self._lock:
             alike = self._alike(name)
@@ -131,32 +131,32 @@ class Registry:
         return named or [entry for entry in entries if entry.name.partition("@")[0] == name]
 
     def infos(self) -> tuple[AdapterInfo, ...]:
-        """Every registered adapter."""
+        """All registered adapters."""
         with self._lock:
             return tuple(entry.info for entry in self._entries.values())
 
     # ---- what is loaded -----------------------------------------------------------------------------------------
 
     def loaded(self, entry: Entry, digest: str, nbytes: int) -> None:
-        """Its weights are in place."""
+        """Notes that its weights are loaded."""
         self._set(replace(entry, digest=digest, nbytes=nbytes, leaving=False))
 
     def leave(self, entry: Entry) -> None:
-        """It is being unloaded: it leaves the stack, and no new request may use it."""
+        """Starts unloading: takes it off the stack and refuses new requests."""
         with self._lock:
             self._set(replace(entry, leaving=True))
             self._stack = tuple(use for use in self._stack if use[0] != entry.qualified)
 
     def stay(self, entry: Entry) -> None:
-        """It was not unloaded after all."""
+        """Reverts `leave`."""
         self._set(replace(entry, leaving=False))
 
     def unloaded(self, entry: Entry) -> None:
-        """Its weights are gone."""
+        """Notes that its weights are unloaded."""
         self._set(replace(entry, digest=None, nbytes=0, leaving=False))
 
     def shares(self, entry: Entry) -> bool:
-        """Whether another loaded adapter has the very same weights."""
+        """Whether another loaded adapter has the same weights."""
         with self._lock:
             return any(e.digest == entry.digest for e in self._entries.values() if e.qualified != entry.qualified)
 
@@ -179,20 +179,20 @@ class Registry:
             return digest_of_stack(_uses([(self._entries[qualified], scale) for qualified, scale in self._stack]))
 
     def push(self, name: str, scale: float) -> None:
-        """On top of the stack.
+        """Pushes an adapter on the stack.
 
         Raises:
-            AdapterError: It is not loaded, or the scale is no finite number.
+            AdapterError: It is not loaded, or the scale is not finite.
         """
         with self._lock:
             entry = self._usable(name)
             self._stack = (*self._stack, (entry.qualified, check_scale(name, scale)))
 
     def pop(self) -> tuple[str, float]:
-        """Takes the top of the stack away; its name and scale.
+        """Pops the top of the stack; returns its name and scale.
 
         Raises:
-            AdapterError: There is nothing on it.
+            AdapterError: The stack is empty.
         """
         with self._lock:
             if not self._stack:
@@ -202,20 +202,20 @@ class Registry:
             return self._entries[qualified].name, scale
 
     def clear(self) -> None:
-        """The base alone."""
+        """Empties the stack."""
         with self._lock:
             self._stack = ()
 
     # ---- requests -----------------------------------------------------------------------------------------------
 
     def routing(self, adapters: Adapters = None) -> Routing:
-        """The adapters of a request, which it keeps to its end.
+        """The adapters of a request for its whole duration.
 
         Args:
-            adapters: What it asks for; None takes the stack in force.
+            adapters: Of the request; None: the current stack.
 
         Raises:
-            AdapterError: An adapter that is unknown, or not loaded.
+            AdapterError: An adapter that is unknown or not loaded.
         """
         if adapters is None and not self._stack:
             return self._base
@@ -234,5 +234,5 @@ class Registry:
 
 
 def _uses(entries: Sequence[tuple[Entry, float]]) -> Uses:
-    """Loaded adapters as the KV under them is filed."""
+    """Loaded adapters in the form of KV namespaces."""
     return tuple((str(entry.digest), scale, entry.header.invocation) for entry, scale in entries)

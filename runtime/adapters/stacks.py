@@ -18,7 +18,7 @@ Int64 = npt.NDArray[np.int64]
 
 
 def namespaced(fingerprint: str, stack: Stack) -> Hashable:
-    """What the KV computed under a stack is filed under; the base's is the fingerprint alone."""
+    """Namespace of KV computed under a stack; the base's is the fingerprint alone."""
     return (fingerprint, stack) if stack else fingerprint
 
 
@@ -36,24 +36,24 @@ class TokenStacks:
 
     Attributes:
         of: ``(n,)`` indices into `table`.
-        table: Stacks that occur.
+        table: The stacks.
     """
 
     of: Int64
     table: tuple[Stack, ...]
 
     def part(self, tokens: Int64 | slice) -> TokenStacks:
-        """For some of the tokens."""
+        """The stacks of some tokens."""
         return TokenStacks(self.of[tokens], self.table)
 
     def runs(self) -> list[tuple[int, int]]:
-        """(start, stop) of the parts under one stack each."""
+        """(start, stop) of runs under one stack."""
         edges = [0, *(np.flatnonzero(np.diff(self.of)) + 1).tolist(), len(self.of)]
         return list(itertools.pairwise(edges))
 
     @classmethod
     def uniform(cls, stack: Stack, n: int) -> TokenStacks:
-        """One stack for all of n tokens."""
+        """One stack for n tokens."""
         return cls(np.zeros(n, np.int64), (stack,))
 
 
@@ -62,9 +62,9 @@ class Use:
     """One adapter in one forward.
 
     Attributes:
-        digest: Which.
-        rows: ``(k,)`` the tokens that it applies to; None for all of them.
-        scale: The one scale of all tokens, where `rows` is None or they agree; else ``(k,)`` one for each row.
+        digest: Of the adapter.
+        rows: ``(k,)`` indices of its tokens; None: all tokens.
+        scale: One scale for all tokens, or ``(k,)`` scales of the rows.
     """
 
     digest: str
@@ -73,7 +73,7 @@ class Use:
 
 
 def uses(stacks: TokenStacks | None) -> list[Use]:
-    """What a forward has to add, in the order of the stacks; empty for the base alone."""
+    """The adapters of a forward in the order of the stacks; empty for the base alone."""
     if stacks is None:
         return []
     present = np.unique(stacks.of).tolist()
@@ -100,7 +100,7 @@ def _use(of: Int64, digest: str, scales: dict[int, float], *, whole: bool) -> Us
 
 
 class Tags:
-    """Numbers for namespaces, so that a token and the stack it is computed under are one whole number.
+    """Numbers of namespaces, so that a token and its stack are one integer.
 
     Owner thread only. The base's number is 0: its tokens are plain ids.
     """
@@ -113,11 +113,11 @@ class Tags:
 
     @property
     def several(self) -> bool:
-        """Whether any namespace but the base's has occurred."""
+        """Whether another namespace than the base's has occurred."""
         return len(self._stacks) > 1
 
     def tag(self, namespace: Hashable) -> int:
-        """What is added to the ids of a namespace's tokens."""
+        """The number added to the ids of a namespace's tokens."""
         number = self._numbers.get(namespace)
         if number is None:
             number = self._numbers[namespace] = len(self._stacks)
@@ -125,7 +125,7 @@ class Tags:
         return number << self.SHIFT
 
     def untag(self, tokens: Sequence[int]) -> tuple[Int64, TokenStacks | None]:
-        """Plain ids, and the stacks of tokens where not all of them are the base's."""
+        """Plain ids, and the stacks of tokens; None where all are the base's."""
         tagged = np.array(tokens, np.int64)
         numbers = tagged >> self.SHIFT
         if not numbers.any():
@@ -137,16 +137,16 @@ class Tags:
         return tagged & ((1 << self.SHIFT) - 1), TokenStacks(of.astype(np.int64), table)
 
 
-Route = tuple[Hashable, tuple[tuple[int, Hashable], ...]]  # the last namespace, and (end, namespace) of those before it
+Route = tuple[Hashable, tuple[tuple[int, Hashable], ...]]  # the last namespace, (end, namespace) of earlier ones
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The adapters of one request, as they were when it was made.
+    """The adapters of one request, fixed when it was made.
 
     Attributes:
-        fingerprint: Of the model's KV, which namespaces begin with.
-        uses: The adapters, in the stack's order.
+        fingerprint: Of the model's KV, the first part of namespaces.
+        uses: The adapters in the stack's order.
     """
 
     fingerprint: str
@@ -154,18 +154,18 @@ class Routing:
 
     @property
     def invocations(self) -> tuple[tuple[int, ...], ...]:
-        """The sequences that begin an adapter, wherever they stand."""
+        """Token sequences that activate adapters."""
         return tuple(invocation for _, _, invocation in self.uses if invocation)
 
     def uses_adapter(self, digest: str) -> bool:
-        """Whether an adapter takes part, or may yet."""
+        """Whether an adapter takes part or may still be activated."""
         return any(digest == each for each, _, _ in self.uses)
 
     def route(self, ids: Int32) -> Route:
-        """What the KV of a path's tokens belongs to.
+        """Namespaces of the KV of a path.
 
-        An activated adapter begins at the last place where its invocation sequence stands in `ids`; where it stands
-        nowhere, the adapter has no part in them (as in peft).
+        An activated adapter begins at the last occurrence of its invocation sequence in `ids`; without one it does not
+        apply (as in peft).
         """
         begins = [(digest, scale, _begin(ids, invocation)) for digest, scale, invocation in self.uses]
         edges = sorted({0, *(begin for _, _, begin in begins if begin is not None)})
@@ -176,7 +176,7 @@ class Routing:
         return names[-1], tuple(zip(edges[1:], names, strict=False))
 
     def spans(self, ids: Int32) -> list[Span]:
-        """A path by what the KV of its tokens belongs to; none of the parts is empty."""
+        """A path split by namespace; no part is empty."""
         last, before = self.route(ids)
         edges = [0, *(end for end, _ in before), len(ids)]
         names = [*(name for _, name in before), last]
@@ -185,7 +185,7 @@ class Routing:
 
 
 def _begin(ids: Int32, invocation: tuple[int, ...]) -> int | None:
-    """Where an adapter begins: at the first token, or at the last invocation sequence; None where there is none."""
+    """First token of an adapter: 0, or the last invocation sequence; None without one."""
     if not invocation:
         return 0
     found = np.flatnonzero(ids[: max(len(ids) - len(invocation) + 1, 0)] == invocation[0])

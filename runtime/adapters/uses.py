@@ -1,4 +1,4 @@
-"""Which adapters a request asks for, and how strongly."""
+"""The adapters of a request and their scales."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from runtime.errors import AdapterError
 from runtime.options.checking import is_number, shown
 
 AdapterUse = str | tuple[str, float]  # an adapter's name, or (name, scale); a bare name has scale 1
-Adapters = Sequence[AdapterUse] | None  # a request's, in order; () is the base, None the model's stack
-# (SHA-256 of an adapter's numbers, scale, ids that activate it), in order; no ids: it takes part from the first token on
+Adapters = Sequence[AdapterUse] | None  # of a request, in order; (): the base, None: the model's stack
+# (SHA-256 of an adapter's numbers, scale, ids that activate it), in order; without ids it applies from the first token on
 Uses = tuple[tuple[str, float, tuple[int, ...]], ...]
-MOST_INVOCATION = 1024  # ids: they are looked for in every path
+MOST_INVOCATION = 1024  # ids, which are searched in every path
 
 
 def check_adapters(adapters: object) -> tuple[tuple[str, float], ...]:
@@ -45,6 +45,6 @@ def check_scale(name: str, scale: object) -> float:
 
 
 def digest_of_stack(uses: Uses) -> str:
-    """SHA-256 over the digests and scales of adapters, in order, and what activates them; empty for the base alone."""
+    """SHA-256 over digests, scales and invocations of adapters, in order; empty for the base alone."""
     told = [use if use[2] else use[:2] for use in uses]
     return hashlib.sha256(repr(told).encode()).hexdigest() if uses else ""

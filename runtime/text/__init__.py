@@ -1,1 +1,1 @@
-"""Between text and token ids: tokenizer, template, UTF-8."""
+"""Text and token ids: tokenizer, chat templates, UTF-8."""

@@ -1,4 +1,4 @@
-"""Chat templates in force, and messages to token ids. Content never becomes control tokens, whatever it says."""
+"""The chat template of a model, and messages to token ids. Content never becomes control tokens."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def render_chat_ids(
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
 ) -> list[int]:
-    """The ids of a conversation, as the model's own template writes it.
+    """The ids of a conversation in the model's template.
 
-    Without a control token's text in the messages this equals transformers' `apply_chat_template`. With one, the
-    template sees a private-use character in its place, and the text itself is tokenised as plain text where that
-    character stood; control tokens the template writes stay control tokens.
+    Without the text of a control token in the messages this equals transformers' `apply_chat_template`. With one, the template
+    gets a private-use character in its place, which is then tokenised as that plain text; control tokens of the template stay
+    control tokens.
 
     Raises:
         UnsupportedFeatureError: The model has no chat template, or tools are given and its template takes none.
@@ -67,8 +67,8 @@ def render_chat_ids(
     hidden = [_mapped(m, _replacer(stand_ins, keep=_own_words(m, tokenizer))) for m in checked]
     hidden_tools = None if cleaned_tools is None else [_mapped(t, _replacer(stand_ins)) for t in cleaned_tools]
     text = template.render(hidden, tools=hidden_tools, add_generation_prompt=add_generation_prompt)
-    text = _replacer(aliases)(text)  # what the template wrote itself
-    text = _replacer({char: plain for plain, char in stand_ins.items()})(text)  # what the messages said
+    text = _replacer(aliases)(text)  # control tokens of the template
+    text = _replacer({char: plain for plain, char in stand_ins.items()})(text)  # texts of the messages
     return tokenizer.encode_renamed(text, aliases)
 
 
@@ -76,7 +76,7 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """The messages as plain dictionaries with clean text.
 
     Raises:
-        InvalidRequestError: No messages, an unknown role, content that is no text; the message's number is named.
+        InvalidRequestError: No messages, an unknown role, or content that is not text; names the message's number.
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise InvalidRequestError("messages is a list of at least one {'role': ..., 'content': ...}")
@@ -101,7 +101,7 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _joined_parts(parts: Sequence[Any], where: str) -> str:
-    """Content in parts, as OpenAI's interface has it: the texts of all, a line each."""
+    """Content in OpenAI's parts as one text, a line for each part."""
     texts: list[str] = []
     for part in parts:
         kind = part.get("type") if isinstance(part, Mapping) else None
@@ -118,7 +118,7 @@ def _listed(calls: Any, number: int) -> list[Any]:
 
 
 def _checked_call(call: Any, number: int) -> dict[str, Any]:
-    """A call as templates take it: arguments written as JSON text, as OpenAI's interface has them, become an object."""
+    """A tool call for templates: arguments in JSON text, as in OpenAI's interface, become an object."""
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequestError(f"message {number}: a tool call is {{'function': {{'name': ..., 'arguments': ...}}}}")
@@ -134,23 +134,23 @@ def _checked_call(call: Any, number: int) -> dict[str, Any]:
 
 
 def _control_texts(tokenizer: Tokenizer, template: ChatTemplate) -> list[str]:
-    """Texts that must stay the template's own: control tokens, and other added tokens the template writes itself."""
+    """Texts reserved for the template: control tokens, and other added tokens in its source."""
     return [text for text in tokenizer.added if text in tokenizer.special or text in template.source]
 
 
 def _own_words(message: Message, tokenizer: Tokenizer) -> frozenset[str]:
-    """What a message may write as a token: an assistant its added tokens that are no control tokens (``<think>``)."""
+    """Texts that a message may contain as tokens: an assistant's added tokens that are not control tokens (``<think>``)."""
     return frozenset(tokenizer.added.keys() - tokenizer.special.keys()) if message["role"] == "assistant" else frozenset()
 
 
 def _search(value: Any, texts: Sequence[str]) -> list[str]:
-    """Which of `texts` occur anywhere in the strings of `value`, the longest first."""
+    """Those of `texts` that occur in any string of `value`, the longest first."""
     whole = _joined(value)
     return sorted((text for text in texts if text in whole), key=len, reverse=True)
 
 
 def _replacer(table: Mapping[str, str], keep: frozenset[str] = frozenset()) -> Callable[[str], str]:
-    """Replaces every key by its value in one pass, longer keys first."""
+    """A function that replaces every key by its value in one pass, longer keys first."""
     wanted = sorted((text for text in table if text not in keep), key=len, reverse=True)
     if not wanted:
         return str
@@ -159,7 +159,7 @@ def _replacer(table: Mapping[str, str], keep: frozenset[str] = frozenset()) -> C
 
 
 def _joined(value: Any) -> str:
-    """All strings of a value, kept apart by NUL."""
+    """All strings of a value, separated by NUL."""
     return "\0".join(_strings(value))
 
 
@@ -174,7 +174,7 @@ def _strings(value: Any) -> list[str]:
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """The value with every string changed, keys too, in fresh plain containers."""
+    """A copy in plain containers with every string changed, keys too."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
@@ -189,16 +189,16 @@ MAX_TEMPLATE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ChosenFormat:
-    """The format in force.
+    """The chat format of a loaded model.
 
     Attributes:
-        name: "model" (its own template), "none" (text is continued, there are no roles), "custom" (the user's template),
-            or a name of `CHAT_FORMATS`.
-        template: None where there are no roles.
-        eos_token_ids: What ends an answer: the model's own, and the token that ends a turn of the format.
+        name: "model" (its own template), "none" (plain continuation), "custom" (the user's template), or a name of
+            `CHAT_FORMATS`.
+        template: None for plain continuation.
+        eos_token_ids: Ids that end an answer: the model's own, and the end of a turn in the format.
         stops: Texts that end an answer, where no token does.
-        replaces: Whether it is another than the model came with.
-        warnings: What the user should know, for `ModelInfo.warnings`.
+        replaces: It differs from the model's own.
+        warnings: For `ModelInfo.warnings`.
     """
 
     name: str
@@ -215,12 +215,12 @@ class ChosenFormat:
 
 
 def choose_format(options: LoadOptions, tokenizer: Tokenizer, own: ChatTemplate | None) -> ChosenFormat:
-    """The format that the options ask for.
+    """The chat format of the options.
 
     Args:
         options: `chat_format`, `chat_template`, `chat_template_file` and `add_bos` are read.
         tokenizer: The model's.
-        own: The template the model came with.
+        own: The model's template.
 
     Raises:
         InvalidRequestError: The user's template cannot be read or does not compile.
@@ -272,7 +272,7 @@ def _warnings(name: str, form: NamedFormat, tokenizer: Tokenizer) -> tuple[str, 
 
 
 def _custom_source(options: LoadOptions) -> str | None:
-    """The user's template; None where there is none.
+    """The user's template; None without one.
 
     Raises:
         InvalidRequestError: The file is missing, too large, or no text.

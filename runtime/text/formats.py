@@ -1,7 +1,7 @@
-"""Named chat formats for models that bring no template of their own (or whose own is to be replaced).
+"""Named chat formats for models without a template, or in place of it.
 
-Each is the template that the family's instruct models publish, for messages alone: none of them takes tools. All begin
-with the beginning-of-text token where raw text would (`LoadOptions.add_bos`), and only there.
+Each is the published template of a family's instruct models, without tools. All begin with the beginning-of-text token where
+raw text would (`LoadOptions.add_bos`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class NamedFormat:
 
     Attributes:
         source: The jinja2 text. It may name bos_token (empty where the model wants none) and eos_token.
-        marks: The special tokens it is made of; where the vocabulary lacks one, it becomes plain text.
-        end: The mark that ends a turn; None where the model's own eos does.
-        stops: Texts that end an answer, whatever the vocabulary: nobody speaks for the user.
+        marks: Its special tokens; one that the vocabulary lacks becomes plain text.
+        end: The mark that ends a turn; None: the model's eos.
+        stops: Texts that end an answer with any vocabulary, before the next turn of the user.
     """
 
     source: str
@@ -79,4 +79,4 @@ CHAT_FORMATS = {
         stops=("\n\nUser:", "\nUser:"),
     ),
 }
-"""By the name that `LoadOptions.chat_format` takes."""
+"""By the name in `LoadOptions.chat_format`."""

@@ -1,4 +1,4 @@
-"""A model's chat template, rendered in a child process that can be killed: templates are programs of strangers."""
+"""A model's chat template, an untrusted program, rendered in a child process that can be killed."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from runtime.text.tokenizer import Tokenizer
 _CHILD = Path(__file__).with_name("template_child.py")
 _START_SECONDS = 30.0  # interpreter and jinja2, on a machine that is busy
 _MAX_ANSWER_BYTES = 64 << 20
-_ENFORCED = sys.platform != "darwin"  # whether the system keeps RLIMIT_AS; macOS takes the call and does nothing
-_LOOK_SECONDS = 0.1  # between two looks at the clock: what the whole machine stood still is seen so soon
-_WATCH_SECONDS = 0.01  # between two looks at the child's memory where it does not: what a loop takes meanwhile is some MB
-_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "TZ")  # of the environment: what Python and the clock need, no secrets
+_ENFORCED = sys.platform != "darwin"  # the system enforces RLIMIT_AS; macOS accepts the call and does nothing
+_LOOK_SECONDS = 0.1  # between two looks at the clock, which detect a suspended machine
+_WATCH_SECONDS = 0.01  # between two looks at the child's memory without RLIMIT_AS; a loop allocates some MB meanwhile
+_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "TZ")  # of the environment: for Python and the clock, no secrets
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateLimits:
-    """What one render may take; seconds in which the whole machine stood still are not counted."""
+    """Limits of one render; time in which the whole machine was suspended does not count."""
 
     seconds: float = 2.0
     memory_bytes: int = 512 << 20
@@ -49,7 +49,7 @@ class TemplateTimeoutError(Exception):
 
 
 class TemplateMemoryError(Exception):
-    """The child took more memory than it may."""
+    """The child exceeded its memory limit."""
 
 
 class ChatTemplate:
@@ -74,7 +74,7 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: ModelFolder, tokenizer: Tokenizer) -> Self | None:
-        """The folder's template; None where it has none."""
+        """The folder's template; None without one."""
         return None if folder.chat_template is None else cls(folder.chat_template, tokenizer.special_texts)
 
     def render(
@@ -87,8 +87,8 @@ class ChatTemplate:
         """The prompt's text. Blocks; any thread.
 
         Raises:
-            InvalidRequestError: The template refuses the messages, is broken, or exceeds its limits (its process is
-                killed then, and a later render starts another).
+            InvalidRequestError: The template refuses the messages, is broken, or exceeds its limits (its process is killed; the
+                next render starts another).
             ForkedError: It belongs to another process.
         """
         self._check_process()
@@ -109,7 +109,7 @@ class ChatTemplate:
             return self._exchange(request)
 
     def check(self) -> None:
-        """Compiles it, in its child. Blocks; any thread.
+        """Compiles the template in its child. Blocks; any thread.
 
         Raises:
             InvalidRequestError: It does not compile, or exceeds its limits.
@@ -121,28 +121,28 @@ class ChatTemplate:
                 self._exchange(None)
 
     def close(self) -> None:
-        """Ends the child. May be called twice; in a forked process it does nothing."""
+        """Ends the child. Idempotent; in a forked process it does nothing."""
         if os.getpid() == self._pid:
             with self._lock:
                 self._closed = True
                 self._drop()
 
     def _check_process(self) -> None:
-        if os.getpid() != self._pid:  # the socket is the other process's, and the lock may be held for ever
+        if os.getpid() != self._pid:  # the socket belongs to the other process, and the lock may stay held
             raise ForkedError.of(self._pid)
 
     @property
     def takes_tools(self) -> bool:
-        """Whether its text speaks of tools at all; where it does not, they would be dropped without a word."""
+        """Whether its source mentions tools; otherwise it would drop them silently."""
         return re.search(r"\btools\b", self.source) is not None
 
     @property
     def child_pid(self) -> int | None:
-        """Process id of the child, None while there is none."""
+        """Process id of the child; None without one."""
         return self._child.process.pid if self._child else None
 
     def _exchange(self, request: bytes | None) -> str:
-        """The answer to a request; None only starts the child."""
+        """The rendered text of a request; None only starts the child."""
         for last in (False, True):
             try:
                 if self._child is None:
@@ -161,7 +161,7 @@ class ChatTemplate:
                     f"the chat template took more than {self._limits.memory_bytes >> 20:,} MiB of memory and was stopped; "
                     "choose another template"
                 ) from None
-            except (OSError, EOFError) as fault:  # it died, maybe while nobody looked: one new start
+            except (OSError, EOFError) as fault:  # it died, maybe between renders: one restart
                 self._drop()
                 if last:
                     raise InvalidRequestError(
@@ -172,7 +172,7 @@ class ChatTemplate:
 
     @property
     def _watched_bytes(self) -> int | None:
-        """What the child's memory is compared with from here; None where the system itself bounds it."""
+        """Memory limit that this process watches; None where the system enforces it."""
         return None if _ENFORCED else self._limits.memory_bytes
 
     def _start(self) -> _Child:
@@ -196,7 +196,7 @@ class _Child:
     """The process and its socket. Closed when collected and at exit, so none outlives us."""
 
     def __init__(self) -> None:
-        self._deadline = 0.0  # monotonic seconds, of the answer that is waited for
+        self._deadline = 0.0  # of the awaited answer, in monotonic seconds
         self._socket, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
@@ -214,13 +214,13 @@ class _Child:
         Args:
             request: JSON.
             seconds: The answer's time limit.
-            watched_bytes: The most resident memory it may have meanwhile; None looks at nothing.
+            watched_bytes: Limit of its resident memory; None: not watched.
 
         Raises:
             TemplateTimeoutError: No complete answer after `seconds`.
-            TemplateMemoryError: More than `watched_bytes` were taken.
-            OSError: The child has gone.
-            EOFError: The child went in the middle.
+            TemplateMemoryError: More than `watched_bytes` are resident.
+            OSError: The child ended.
+            EOFError: The child ended within an answer.
         """
         self._deadline = time.monotonic() + seconds
         try:
@@ -244,7 +244,7 @@ class _Child:
                 part = self._socket.recv(min(n - len(data), 1 << 20))
             except TimeoutError:
                 now = time.monotonic()
-                if now - began > wait + _LOOK_SECONDS:  # we stood still ourselves, and the child most likely with us
+                if now - began > wait + _LOOK_SECONDS:  # this process was suspended, and the child most likely too
                     self._deadline += now - began - wait
                 if now >= self._deadline:
                     raise
@@ -260,7 +260,7 @@ class _Child:
             return
         try:
             resident = psutil.Process(self.process.pid).memory_info().rss
-        except psutil.Error:  # it has gone: the socket says so next
+        except psutil.Error:  # it ended, which the socket reports next
             return
         if resident > watched_bytes:
             raise TemplateMemoryError
@@ -269,7 +269,7 @@ class _Child:
 def _end(process: subprocess.Popen[bytes], pipe: socket.socket) -> None:
     pipe.close()
     process.kill()
-    with contextlib.suppress(ChildProcessError):  # somebody else reaped it
+    with contextlib.suppress(ChildProcessError):  # reaped elsewhere
         process.wait()
 
 
@@ -280,7 +280,7 @@ def _text(answer: Mapping[str, str]) -> str:
 
 
 def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message whose reasoning stands under every name that templates read, as transformers passes it."""
+    """A message with its reasoning under every name that templates read, as in transformers."""
     names = ("reasoning_content", "thinking", "reasoning")
     reasoning = next((message[name] for name in names if message.get(name) is not None), None)
     if reasoning is None:

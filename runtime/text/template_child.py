@@ -1,4 +1,4 @@
-"""The process that renders chat templates: run by its path, imports jinja2 and the standard library, nothing of ours.
+"""The process that renders chat templates: run by its path, imports only jinja2 and the standard library.
 
 Frames on standard input (a socket): four bytes little-endian length, then JSON. The first frame sets the template; each
 later one is a render and is answered by ``{"text": ...}`` or ``{"error": ...}``. The environment is the one of
@@ -107,14 +107,14 @@ def _answer(template: jinja2.Template, variables: Mapping[str, Any]) -> dict[str
         return {"error": "it needs more memory than a template may have"}
     except RecursionError:
         return {"error": "it calls itself without end"}
-    except Exception as fault:  # noqa: BLE001  # the border of the sandbox: whatever a template raises is its answer
+    except Exception as fault:  # noqa: BLE001  # the border of the sandbox: any exception of a template is its answer
         return {"error": f"{type(fault).__name__}: {fault}"[:2000]}
 
 
 def _read(stream: BinaryIO) -> Any:
     head = stream.read(4)
     if len(head) < 4:
-        sys.exit(0)  # the parent has gone
+        sys.exit(0)  # the parent ended
     return json.loads(stream.read(int.from_bytes(head, "little")))
 
 
@@ -127,7 +127,7 @@ def main() -> None:
     """Serves until the parent closes the socket."""
     with socket.socket(fileno=sys.stdin.fileno()) as pipe, pipe.makefile("rb") as stream:
         settings = _read(stream)
-        if settings["memory_bytes"] is not None:  # None: the parent watches
+        if settings["memory_bytes"] is not None:  # None: watched by the parent
             resource.setrlimit(resource.RLIMIT_AS, (settings["memory_bytes"],) * 2)
         try:
             template = compile_template(settings["source"])
@@ -137,7 +137,7 @@ def main() -> None:
         _write(pipe, {"text": "ready"})
         while True:
             variables = _read(stream)
-            signal.setitimer(signal.ITIMER_REAL, settings["seconds"] + 1)  # ends a loop whose parent has died
+            signal.setitimer(signal.ITIMER_REAL, settings["seconds"] + 1)  # ends a loop whose parent died
             answer = _answer(template, variables)
             signal.setitimer(signal.ITIMER_REAL, 0)
             _write(pipe, answer)

@@ -25,7 +25,7 @@ _SPACE = "▁"  # U+2581, SentencePiece's space
 
 
 def spelling_of(backend: tokenizers.Tokenizer) -> Spelling:
-    """How the tokenizer writes bytes as token strings."""
+    """The spelling of bytes in token strings."""
     decoder, before = _state(backend.decoder), _state(backend.pre_tokenizer)
     if "ByteLevel" in _types(decoder) or "ByteLevel" in _types(before):
         return "byte-level"
@@ -41,7 +41,7 @@ def spelling_of(backend: tokenizers.Tokenizer) -> Spelling:
 
 
 def bytes_by_id(backend: tokenizers.Tokenizer) -> list[bytes]:
-    """The bytes of every token, indexed by id; empty where an id is not used. Added tokens are their text's bytes.
+    """The bytes of every token by id; empty for an unused id. Added tokens are the bytes of their text.
 
     Raises:
         ModelLoadError: Ids too large to be real.
@@ -64,12 +64,12 @@ def bytes_by_id(backend: tokenizers.Tokenizer) -> list[bytes]:
 
 
 def token_text_bytes(text: str, spelling: Spelling) -> bytes:
-    """The bytes that a token string of the vocabulary stands for."""
+    """The bytes of a token string of the vocabulary."""
     if spelling == "byte-level":
         table = _byte_characters()
         try:
             return bytes(table[char] for char in text)
-        except KeyError:  # not spelled in bytes: stands for itself, as the library's decoder does
+        except KeyError:  # not in byte spelling: its own text, as in the library's decoder
             return text.encode()
     if spelling == "sentencepiece":
         byte = _BYTE_TOKEN.match(text)
@@ -88,7 +88,7 @@ def _byte_characters() -> dict[str, int]:
 
 
 def _state(part: object) -> Any:
-    """A tokenizer part as plain JSON; None where there is none."""
+    """A tokenizer part as plain JSON; None without one."""
     return None if part is None else json.loads(cast("bytes", part.__getstate__()))  # the library pickles as JSON
 
 
@@ -111,10 +111,10 @@ class Tokenizer:
     Attributes:
         eos_token_ids: Ids that end a generation, the model's own first.
         bos_token_id: The beginning-of-text id, or None.
-        adds_bos: Whether the model expects `bos_token_id` before raw text; `encode` never adds it.
+        adds_bos: The model expects `bos_token_id` before raw text; `encode` never adds it.
         special: Text to id of the control tokens.
         added: Text to id of all added tokens, control tokens among them.
-        special_texts: The strings chat templates know by name: bos_token, eos_token, unk_token, pad_token.
+        special_texts: Texts with a name in chat templates: bos_token, eos_token, unk_token, pad_token.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._lock = threading.Lock()  # the library's switch for special tokens belongs to the object, not to the call
+        self._lock = threading.Lock()  # the library's switch for special tokens is a property of the object
         self._renamed: tuple[Mapping[str, str], tokenizers.Tokenizer] | None = None  # the last one of `encode_renamed`
         self._bytes = bytes_by_id(backend)
         decoder = backend.get_added_tokens_decoder()
@@ -170,11 +170,11 @@ class Tokenizer:
 
     @classmethod
     def from_transformers(cls, tokenizer: Any, *, eos_token_ids: Iterable[int] = ()) -> Self:
-        """A copy of the fast tokenizer behind a transformers one; later changes to that do not reach it.
+        """A copy of the fast tokenizer of a transformers one; later changes to that have no effect.
 
         Args:
             tokenizer: A transformers tokenizer.
-            eos_token_ids: The model's own, from its generation config.
+            eos_token_ids: Of the model's generation config.
 
         Raises:
             UnsupportedFeatureError: A tokenizer without a fast backend.
@@ -198,12 +198,12 @@ class Tokenizer:
         return len(self._bytes)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """The ids of a text; never a bos or eos of its own accord.
+        """The ids of a text, without added bos or eos.
 
         Args:
             text: Any string.
-            special: True reads ``<|im_end|>`` and the like as control tokens, for rendered templates;
-                False as plain text, for content.
+            special: True reads ``<|im_end|>`` and the like as control tokens, for rendered templates; False as plain text, for
+                content.
         """
         text = clean_text(text)
         with self._lock, _library_faults("the tokenizer failed on the text"):
@@ -211,7 +211,7 @@ class Tokenizer:
             ids = self._backend.encode(text, add_special_tokens=False).ids
         if special or self._control_ids.isdisjoint(ids):
             return ids
-        spare = spare_characters(text)  # a unigram model finds its control tokens as ordinary pieces
+        spare = spare_characters(text)  # a unigram model has its control tokens as ordinary pieces
         return self.encode_renamed(text, {name: next(spare) for name in self.special})
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -219,18 +219,18 @@ class Tokenizer:
         return b"".join(self.token_bytes(i) for i in ids).decode(errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The exact bytes of a token; empty for an id inside the logits' width that has no token."""
+        """The exact bytes of a token; empty for an id of the logits without a token."""
         if token_id < 0:
             raise InvalidRequestError(f"token id {token_id} is negative")
         return self._bytes[token_id] if token_id < len(self._bytes) else b""
 
     def byte_vocab(self, width: int | None = None) -> list[bytes]:
-        """The bytes of every token by id, cut or filled with ``b""`` to `width` (of the logits)."""
+        """The bytes of every token by id, truncated or padded with ``b""`` to `width` (of the logits)."""
         width = len(self) if width is None else width
         return self._bytes[:width] + [b""] * (width - len(self))
 
     def str_vocab(self, width: int | None = None) -> list[str]:
-        """The text of every token by id; the tokenizer's own spelling where the bytes are no UTF-8 by themselves."""
+        """The text of every token by id; the tokenizer's spelling where the bytes alone are not UTF-8."""
         return [self._text(i, data) for i, data in enumerate(self.byte_vocab(width))]
 
     def to_json(self) -> str:
@@ -239,10 +239,10 @@ class Tokenizer:
             return self._backend.to_str()
 
     def encode_renamed(self, text: str, aliases: Mapping[str, str]) -> list[int]:
-        """The ids of a text in which control tokens are written by other names, and their own texts are plain text.
+        """The ids of a text in which control tokens have other names, and their own texts are plain text.
 
         Args:
-            text: The text; anything in it that is an alias becomes the token it stands for.
+            text: The text; an alias in it becomes its token.
             aliases: Alias by added token.
         """
         with self._lock, _library_faults("the tokenizer failed on the text"):
@@ -261,13 +261,13 @@ class Tokenizer:
         return None if text is None else self._backend.token_to_id(text)
 
     def _opens_with_bos(self) -> bool:
-        """What the tokenizer's own post-processor does with an empty text."""
+        """Whether the tokenizer's post-processor puts a bos before an empty text."""
         return self._backend.encode("", add_special_tokens=True).ids[:1] == [self.bos_token_id]
 
 
 @contextmanager
 def _library_faults(what: str) -> Iterator[None]:
-    """Turns anything the library throws into one clear error: its panics are BaseExceptions that `Exception` misses."""
+    """Turns any exception of the library into one clear error; its panics are BaseExceptions."""
     try:
         yield
     except (RuntimeFault, KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -278,7 +278,7 @@ def _library_faults(what: str) -> Iterator[None]:
 
 
 def _unknown_id(backend: tokenizers.Tokenizer) -> int | None:
-    """The id that stands for text the vocabulary lacks; plain text may well become it."""
+    """The id of unknown text, which plain text may become."""
     text = getattr(backend.model, "unk_token", None)
     return backend.token_to_id(text) if isinstance(text, str) else getattr(backend.model, "unk_id", None)
 
@@ -305,7 +305,7 @@ def _special_texts(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _renamed(source: str, aliases: Mapping[str, str]) -> tokenizers.Tokenizer:
-    """The tokenizer with some added tokens under other names; every alias has the id of the token it stands for."""
+    """The tokenizer with some added tokens under other names, with unchanged ids."""
     layout = json.loads(source)
     for token in layout["added_tokens"]:
         token["content"] = aliases.get(token["content"], token["content"])
@@ -316,5 +316,5 @@ def _renamed(source: str, aliases: Mapping[str, str]) -> tokenizers.Tokenizer:
         model["vocab"] = [[aliases.get(text, text), score] for text, score in model["vocab"]]
     if model.get("unk_token") in aliases:
         model["unk_token"] = aliases[model["unk_token"]]
-    layout["post_processor"] = None  # it names tokens that are gone, and a template writes every token itself
+    layout["post_processor"] = None  # it names renamed tokens, and a template writes every token itself
     return tokenizers.Tokenizer.from_str(json.dumps(layout))

@@ -1,4 +1,4 @@
-"""Bytes of tokens to text, one token at a time: what a token completes, and U+FFFD where bytes are not UTF-8."""
+"""Incremental decoding of token bytes to text, with U+FFFD for bytes that are not UTF-8."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from runtime.errors import InvalidRequestError
 from runtime.options.checking import shown
 
-_PRIVATE = range(0xF0000, 0xFFFFE)  # Unicode plane 15: characters that mean nothing to anybody
+_PRIVATE = range(0xF0000, 0xFFFFE)  # of Unicode plane 15: without a meaning
 
 
 class Utf8Stream:
-    """Incremental UTF-8 decoding. Joined, its answers equal ``all_bytes.decode(errors="replace")``. Not thread-safe."""
+    """Incremental UTF-8 decoder. Its joined results equal ``all_bytes.decode(errors="replace")``. Not thread-safe."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -22,13 +22,13 @@ class Utf8Stream:
         return self._decoder.decode(data)
 
     def flush(self) -> str:
-        """What is left at the end: U+FFFD for an unfinished code point. The stream is fresh afterwards."""
+        """U+FFFD for an unfinished code point at the end; resets the stream."""
         left = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return left
 
     def fork(self) -> Utf8Stream:
-        """A second one at the same place."""
+        """A copy at the same position."""
         other = Utf8Stream()
         other._decoder.setstate(self._decoder.getstate())
         return other
@@ -40,12 +40,12 @@ class Utf8Stream:
 
 
 def texts_of(pieces: Sequence[bytes], stream: Utf8Stream | None = None) -> tuple[str, ...]:
-    """The text each piece completes, as `TokenRun.texts` wants it.
+    """The text that each piece completes, for `TokenRun.texts`.
 
     Args:
         pieces: The bytes of consecutive tokens.
-        stream: Goes on from earlier tokens and keeps what is unfinished. Without one the pieces are the whole text,
-            and an unfinished end becomes U+FFFD in the last text.
+        stream: Continues earlier tokens and keeps unfinished bytes. Without one the pieces are the whole text, and an
+            unfinished end becomes U+FFFD in the last text.
     """
     if stream is not None:
         return tuple(stream.feed(piece) for piece in pieces)
@@ -57,10 +57,10 @@ def texts_of(pieces: Sequence[bytes], stream: Utf8Stream | None = None) -> tuple
 
 
 def clean_text(text: str) -> str:
-    """The text with surrogate pairs joined and lone surrogates as U+FFFD; NUL and control characters stay as they are.
+    """Joins surrogate pairs and replaces lone surrogates by U+FFFD; NUL and control characters are kept.
 
     Raises:
-        InvalidRequestError: No text.
+        InvalidRequestError: Not a text.
     """
     if not isinstance(text, str):
         raise InvalidRequestError(f"a text is needed, not {shown(text)}")
@@ -72,6 +72,6 @@ def clean_text(text: str) -> str:
 
 
 def spare_characters(text: str) -> Iterator[str]:
-    """Private-use characters that do not occur in the text: stand-ins for what must not be read as itself."""
+    """Private-use characters that do not occur in the text, as placeholders."""
     used = set(text)
     return (char for char in map(chr, _PRIVATE) if char not in used)
