@@ -117,7 +117,7 @@ class PreTokenizer:
 
 
 # By tokenizer.ggml.pre. Each was compared with the model's own tokenizer or the library's class of it
-# (`tests/runtime/loading/test_cuts.py`). Others are refused: a wrong split gives plausible text and wrong numbers.
+# (`tests/runtime/loading/test_pre_tokenizers.py`). Others are refused: a wrong split gives plausible text and wrong numbers.
 _LLAMA_BPE = PreTokenizer(_LLAMA3, whole=True, adds_bos=True)
 PRE_TOKENIZERS = {
     "gpt-2": PreTokenizer(),

@@ -12,7 +12,7 @@ import numpy as np
 from runtime.loading.gguf.header import FORMATS
 from tests.runtime.loading.as_gguf import gguf_of
 from tests.runtime.loading.gguf_files import GgufFile, Stored
-from tests.runtime.loading.test_dequantise import HALVES, KINDS, random_blocks
+from tests.runtime.loading.test_quants import HALVES, KINDS, random_blocks
 from tests.tiny_models import tiny_path
 
 SPREAD = 0.2  # of the weights

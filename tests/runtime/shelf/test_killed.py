@@ -19,7 +19,7 @@ PATIENCE_SECONDS = 250
 
 def changes(*arguments: str) -> int:
     """That were gone through."""
-    command = [sys.executable, "-m", "tests.runtime.loading.killed", *arguments]
+    command = [sys.executable, "-m", "tests.runtime.shelf.killed", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     return int(done.stdout)

@@ -20,8 +20,8 @@ from runtime.shelf.importing import import_model
 from runtime.shelf.model_shelf import list_models
 from runtime.shelf.source import resolve
 from runtime.text.tokenizer import Tokenizer
+from tests.runtime.conftest import left_behind
 from tests.runtime.loading.as_gguf import as_gguf
-from tests.runtime.loading.conftest import left_behind
 from tests.runtime.loading.gguf_files import (
     HEADS,
     KV_HEADS,

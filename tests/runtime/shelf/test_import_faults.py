@@ -20,7 +20,7 @@ from runtime.loading.progress import Progress
 from runtime.shelf.importing import import_model
 from runtime.shelf.model_shelf import list_models
 from runtime.shelf.source import resolve
-from tests.runtime.loading.conftest import left_behind
+from tests.runtime.conftest import left_behind
 from tests.runtime.loading.gguf_files import (
     bad_files,
     unsuitable_files,

@@ -1,4 +1,4 @@
-"""``python -m tests.runtime.loading.killed import FILE | fetch ORG/NAME``: kill -9 before every change that is made to a shelf.
+"""``python -m tests.runtime.shelf.killed import FILE | fetch ORG/NAME``: kill -9 before every change that is made to a shelf.
 
 Each time in a process of its own, over an empty shelf (ELSEWISE_MODELS): what is listed then must be whole, and doing it again
 must end well and leave nothing else behind. Prints how many changes there are.

@@ -22,7 +22,7 @@ from runtime.model.load import load
 from runtime.shelf.importing import import_model
 from runtime.shelf.model_shelf import ModelShelf
 from runtime.shelf.source import resolve
-from tests.runtime.loading.conftest import left_behind
+from tests.runtime.conftest import left_behind
 from tests.tiny_models import tiny_path
 
 LOADER = "import sys; from runtime import load; m = load(sys.argv[1], 'hf'); print('up', flush=True); sys.stdin.read()"
