@@ -80,12 +80,11 @@ if TYPE_CHECKING:
     from runtime.options.load import LoadOptions
     from runtime.options.priority import Priority
     from runtime.options.resolution import AnswerEnds, ResolvedOptions, resolve_options
-    from runtime.options.sampling import SamplingOptions
+    from runtime.options.sampling import SAMPLER_STAGES, SamplingOptions
     from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun
     from runtime.sampling.chain import Sampler, make_sampler
     from runtime.sampling.draw import fresh_seed
     from runtime.sampling.history import History
-    from runtime.sampling.registry import SAMPLER_STAGES
     from runtime.sampling.replay import Replayed, replay_draw
     from runtime.sampling.step import draw_step
     from runtime.session.alignment import aligned
@@ -400,7 +399,10 @@ _NAMES = {
         "ResolvedOptions",
         "resolve_options",
     ),
-    "runtime.options.sampling": ("SamplingOptions",),
+    "runtime.options.sampling": (
+        "SAMPLER_STAGES",
+        "SamplingOptions",
+    ),
     "runtime.records": (
         "Finish",
         "Origin",
@@ -414,7 +416,6 @@ _NAMES = {
     ),
     "runtime.sampling.draw": ("fresh_seed",),
     "runtime.sampling.history": ("History",),
-    "runtime.sampling.registry": ("SAMPLER_STAGES",),
     "runtime.sampling.replay": (
         "Replayed",
         "replay_draw",

@@ -11,8 +11,7 @@ from runtime.grammar.source import Grammar
 from runtime.options.checking import as_tuple, check_value, flag, nearest, plain_number, shown
 from runtime.options.generation import GenerationOptions
 from runtime.options.hints import elsewhere
-from runtime.options.sampling import SamplingOptions
-from runtime.sampling.registry import PARAMETERS
+from runtime.options.sampling import PARAMETERS, SamplingOptions
 from runtime.speculation.options import SpeculativeOptions
 
 _SPELLINGS = {

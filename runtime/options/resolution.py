@@ -9,8 +9,7 @@ from typing import Any, Final
 from runtime.errors import InvalidRequestError
 from runtime.options.aliases import read_options
 from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
-from runtime.sampling.registry import DEFAULTS, STAGE_OF
+from runtime.options.sampling import DEFAULTS, STAGE_OF, SamplingOptions
 
 Layer = GenerationOptions | Mapping[str, Any] | None
 DEFAULT_MAX_TOKENS: Final = 512

@@ -1,15 +1,38 @@
-"""`SamplingOptions`: how the next token is drawn."""
+"""The sampler's stages, and `SamplingOptions`: their parameters.
+
+A new stage is a file in `runtime.sampling.stages`, a line in `SAMPLER_STAGES` and its fields in `SamplingOptions`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from runtime.errors import InvalidRequestError
 from runtime.options.checking import check_fields, check_value, many, nearest, option
-from runtime.sampling.registry import DEFAULTS, ORDER, PARAMETERS, SAMPLER_STAGES, STAGE_OF
+from runtime.sampling.spec import Parameter, StageSpec
+from runtime.sampling.stages import bias, dry, min_p, penalties, temperature, top_k, top_p, typical, xtc
 
 Breaker = int | str  # a token id, or a text: every token that contains it
+
+SAMPLER_STAGES: Final[tuple[StageSpec, ...]] = (  # in their default order
+    bias.SPEC,
+    penalties.SPEC,
+    dry.SPEC,
+    temperature.SPEC,
+    top_k.SPEC,
+    top_p.SPEC,
+    min_p.SPEC,
+    typical.SPEC,
+    xtc.SPEC,
+)
+STAGES: Final = {spec.name: spec for spec in SAMPLER_STAGES}
+ORDER: Final = tuple(STAGES)
+PARAMETERS: Final[dict[str, Parameter]] = {each.name: each for spec in SAMPLER_STAGES for each in spec.parameters}
+DEFAULTS: Final[dict[str, Any]] = {**{each.name: each.default for each in PARAMETERS.values()}, "order": ORDER}
+STAGE_OF: Final = {each.name: spec.name for spec in SAMPLER_STAGES for each in spec.parameters if each.switch}
+NUMBERS: Final = {"": 0, "raw": 1, "grammar": 2, "draw": 12} | {spec.name: spec.number for spec in SAMPLER_STAGES}
+STAGE_NAMES: Final = tuple(sorted(NUMBERS, key=NUMBERS.__getitem__))  # by number; 0 fills stored columns
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""From logits to a token."""
+"""The sampler: a chain of stages over a sorted row, and the draw at its end. `runtime.options.sampling` lists the stages."""

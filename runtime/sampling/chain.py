@@ -14,12 +14,11 @@ from runtime.errors import GrammarError, InvalidRequestError
 from runtime.numerics.ranking import SHALLOW, Look, Ranked
 from runtime.numerics.scoring import COLDEST
 from runtime.numerics.select import Place
-from runtime.options.sampling import Breaker, SamplingOptions
+from runtime.options.sampling import DEFAULTS, STAGES, Breaker, SamplingOptions
 from runtime.records import Float32, Int32
 from runtime.sampling.draw import DRAW_STAGE, uniform
 from runtime.sampling.history import History
 from runtime.sampling.pool import Pool, View
-from runtime.sampling.registry import DEFAULTS, STAGES
 from runtime.sampling.spec import Chosen, Kernel, Kind, Search, StageSpec
 
 LONGEST_HEAD = 256  # that are sorted at first because top-k asks for so many

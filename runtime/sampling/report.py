@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from runtime.numerics.sorted_row import Falling
 from runtime.numerics.stage_table import HEAD, StageTable
+from runtime.options.sampling import NUMBERS
 from runtime.records import Float32
 from runtime.sampling.chain import Traced
 from runtime.sampling.pool import View
-from runtime.sampling.registry import NUMBERS
 
 Ids = npt.NDArray[np.int64]
 UInt8 = npt.NDArray[np.uint8]

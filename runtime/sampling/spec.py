@@ -87,7 +87,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSpec:
-    """A stage of the sampler; see `runtime.sampling.registry` for the list.
+    """A stage of the sampler; `runtime.options.sampling` lists them.
 
     Attributes:
         name: In `SamplingOptions.order`, `Stage.name` and messages.

@@ -12,8 +12,7 @@ from runtime.grammar.source import Grammar
 from runtime.model.own import OwnOptions
 from runtime.options.generation import GenerationOptions
 from runtime.options.resolution import AnswerEnds, resolve_options
-from runtime.options.sampling import SamplingOptions
-from runtime.sampling.registry import DEFAULTS, ORDER
+from runtime.options.sampling import DEFAULTS, ORDER, SamplingOptions
 
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}}
 

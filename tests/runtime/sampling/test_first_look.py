@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from runtime.numerics.ranking import SHALLOW, Look
-from runtime.options.sampling import SamplingOptions
+from runtime.options.sampling import ORDER, SamplingOptions
 from runtime.sampling.chain import LONGEST_HEAD, Sampler
-from runtime.sampling.registry import ORDER
 
 LATE_HEAT = tuple(sorted(ORDER, key=lambda name: name == "temperature"))
 MIN_P_FIRST = tuple(sorted(ORDER, key=lambda name: name != "min_p"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from runtime import SAMPLER_STAGES, SamplingOptions
-from runtime.sampling.registry import PARAMETERS, STAGE_NAMES, STAGES
+from runtime.options.sampling import PARAMETERS, STAGE_NAMES, STAGES
 
 
 def test_every_parameter_is_an_option_and_the_other_way_round() -> None:
