@@ -3,22 +3,51 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack, aclosing
-from dataclasses import replace
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, aclosing, contextmanager
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Unpack
+from typing import Any, TextIO, Unpack
 
 import click
+from rich.progress import BarColumn, Progress, TextColumn
 
-from app.cli.asking import Asked, Flags, asking
-from app.cli.batch import answer_batch
-from app.cli.common import load_model, reading, told_precision
-from app.cli.printing import Printer
-from app.cli.saved import ask_saved
-from app.cli.settings import Settings
+from app.cli.common import console, read_text, reading
+from app.cli.options import (
+    ELSEWHERE,
+    PRESET,
+    Asked,
+    Flags,
+    asking,
+    grammar_of,
+    in_json,
+    load_model,
+    naming_tokens,
+    told_precision,
+    with_token_ids,
+)
+from app.cli.printing import UNSOUND, Printer
+from app.cli.saved_session import ask_saved
+from app.cli.settings import ESCAPE, Settings
 from app.workbench.making import plain_options
 from app.workbench.naming import told_options
-from runtime import LanguageModel, PromptProgress
+from runtime import (
+    OPTION_NAMES,
+    Finish,
+    GenerationOptions,
+    InvalidRequestError,
+    LanguageModel,
+    PromptProgress,
+    RuntimeFault,
+    ToolCallError,
+    check_fits,
+    parse_tool_calls,
+    resolve_options,
+)
 
 EXAMPLES = """\b
 Examples:
@@ -116,3 +145,421 @@ async def prompt_ids(model: LanguageModel, text: str, asked: Asked) -> list[int]
         return await model.tokenize_async(text)
     system = [{"role": "system", "content": asked.system}] if asked.system else []
     return await model.render_chat_async([*system, {"role": "user", "content": text}])
+
+
+FORMS = ("schema", "regex", "lark")
+IGNORED = frozenset({"model", "stream", "stream_options", "user", "metadata", "store", "service_tier"})  # of OpenAI's bodies
+ENVELOPE = frozenset({"custom_id", "method", "url", "body"})  # of a line of OpenAI's Batch API
+CHATS = ("/v1/chat/completions", "/v1/completions")
+OWN = frozenset({"id", "prompt", "messages", "system", "tools", *FORMS})
+RECORDING = frozenset({"alternatives", "logprobs", "top_logprobs", "stages"})  # of which a result has nothing
+KNOWN = OWN | OPTION_NAMES - RECORDING
+_SHOWN = 5  # bad lines named at once
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One request.
+
+    Attributes:
+        number: Of the line, from 1.
+        id: The line's own, or its number.
+        custom: Whether it was given as `custom_id`, and is given back so too.
+        messages: A conversation; or a single text in `prompt`.
+        options: What it says of how it is answered, by the names of `GenerationOptions.from_mapping`; the seed is set.
+        naming: More of them, that name tokens by what they say.
+    """
+
+    number: int
+    id: str | int
+    custom: bool  # the id came as OpenAI's `custom_id`
+    prompt: str | None
+    messages: list[dict[str, Any]] | None
+    tools: list[dict[str, Any]] | None
+    options: dict[str, Any]
+    naming: dict[str, Any]
+
+
+def read_lines(file: str, asked: Asked) -> list[Line]:
+    """Every line that is not blank.
+
+    Raises:
+        click.UsageError: Names the lines that cannot be asked, and why.
+        click.ClickException: The file cannot be read.
+    """
+    lines: list[Line] = []
+    faults: list[str] = []
+    for number, text in enumerate(read_text(file).split("\n"), 1):
+        if text.strip():
+            try:
+                lines.append(_line(number, text, asked, len(lines)))
+            except (InvalidRequestError, RuntimeFault) as fault:
+                faults.append(f"line {number}: {in_json(fault)}")
+    refuse(file, faults)
+    if not lines:
+        raise click.UsageError(f'{file}: no lines; write one such as {{"prompt": "Name three colours."}}')
+    return lines
+
+
+def refuse(file: str, faults: list[str]) -> None:
+    """Ends the command where there are faults.
+
+    Raises:
+        click.UsageError: With the first of them.
+    """
+    if faults:
+        more = f"\n  and {len(faults) - _SHOWN:,} more" if len(faults) > _SHOWN else ""
+        listed = "".join(f"\n  {fault}" for fault in faults[:_SHOWN])
+        raise click.UsageError(f"{file}: nothing was asked, for these cannot be:{listed}{more}")
+
+
+def _line(number: int, text: str, asked: Asked, place: int) -> Line:
+    entry = _unwrapped(_object(text))
+    custom = "custom_id" in entry
+    entry = {"id" if name == "custom_id" else name: value for name, value in entry.items()}
+    unknown = next((name for name in entry if name not in KNOWN), None)
+    if unknown is not None:
+        close = get_close_matches(unknown, KNOWN, n=1)
+        hint = f"use {ELSEWHERE[unknown]}" if unknown in ELSEWHERE else f"known: {', '.join(sorted(KNOWN))}"
+        hint = f"did you mean {close[0]!r}?" if close and unknown not in ELSEWHERE else hint
+        raise InvalidRequestError(f"unknown name {unknown[:60]!r}: {hint}")
+    given = {name: value for name, value in entry.items() if value is not None}
+    prompt, messages = given.get("prompt"), given.get("messages")
+    if (prompt is None) == (messages is None):
+        raise InvalidRequestError('give one of "prompt" and "messages"')
+    if prompt is not None and not (isinstance(prompt, str) and prompt.strip()):
+        raise InvalidRequestError('"prompt" is a text that is not empty')
+    if messages is not None and asked.raw:
+        raise InvalidRequestError('"messages" have roles: leave out --raw, or give a "prompt"')
+    own_id = given.get("id", number)
+    if isinstance(own_id, bool) or not isinstance(own_id, str | int):
+        raise InvalidRequestError(f'"id" is a text or a whole number, not {own_id!r:.60}')
+    roles = next((name for name in ("tools", "system") if name in given), None)
+    if roles is not None and asked.raw:
+        raise InvalidRequestError(f'"{roles}" needs a chat: leave out --raw')
+    naming = naming_tokens(given)
+    return Line(
+        number=number,
+        id=own_id,
+        custom=custom,
+        prompt=prompt if asked.raw else None,
+        messages=None if asked.raw else _messages(given, asked),
+        tools=given.get("tools"),
+        options=_options({name: value for name, value in given.items() if name not in naming}, asked, place),
+        naming=naming,
+    )
+
+
+def _unwrapped(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is asked in a line of OpenAI's Batch API, with its `custom_id`; any other line as it is."""
+    if "body" not in entry:
+        return {name: value for name, value in entry.items() if not (name == "stream" and isinstance(value, bool))}
+    unknown = next((name for name in entry if name not in ENVELOPE), None)
+    if unknown is not None:
+        raise InvalidRequestError(f'unknown name {unknown[:60]!r} beside "body": known: {", ".join(sorted(ENVELOPE))}')
+    body, url = entry["body"], entry.get("url", CHATS[0])
+    if not isinstance(body, dict):
+        raise InvalidRequestError(f'"body" is an object, not {body!r:.60}')
+    if url not in CHATS:
+        raise InvalidRequestError(f'"url" is {" or ".join(CHATS)}, not {url!r:.60}; elsewise embed makes vectors')
+    if body.get("n", 1) != 1:
+        raise InvalidRequestError(f'"n" is {body["n"]!r:.60}: one answer is given to a line; write the line several times')
+    asked = {name: value for name, value in body.items() if name not in IGNORED and name != "n"}
+    return asked | ({"custom_id": entry["custom_id"]} if "custom_id" in entry else {})
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    try:
+        entry = json.loads(text)
+    except (ValueError, RecursionError) as fault:
+        raise InvalidRequestError(f"not JSON ({fault})") from fault
+    if not isinstance(entry, dict):
+        raise InvalidRequestError(f"a JSON object is needed, not {type(entry).__name__}")
+    try:
+        json.dumps(entry, ensure_ascii=False).encode()
+    except UnicodeEncodeError as fault:
+        raise InvalidRequestError("a text in it holds half of a character (a lone surrogate); remove it") from fault
+    return entry
+
+
+def _messages(given: Mapping[str, Any], asked: Asked) -> list[dict[str, Any]]:
+    messages = given.get("messages", [{"role": "user", "content": given.get("prompt")}])
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise InvalidRequestError('"messages" is a list of {"role": ..., "content": ...}')
+    system = given.get("system", asked.system)
+    if system is not None and not isinstance(system, str):
+        raise InvalidRequestError(f'"system" is a text, not {system!r:.60}')
+    if system and not any(message.get("role") == "system" for message in messages):
+        return [{"role": "system", "content": system}, *messages]
+    return messages
+
+
+def _options(given: Mapping[str, Any], asked: Asked, place: int) -> dict[str, Any]:
+    """The line's own; a seed given with the command counts up, so that equal prompts differ."""
+    options = {name: value for name, value in given.items() if name not in OWN}
+    options.setdefault("seed", (asked.seed + place) % (1 << 64))
+    if any(form in given for form in FORMS):
+        if "grammar" in options:
+            raise InvalidRequestError("a grammar beside a schema, a regex or a lark contradicts it: give one of them")
+        options["grammar"] = grammar_of(*(given.get(form) for form in FORMS))
+    checked = resolve_options(options, session=asked.call, preset=PRESET).options
+    if checked.grammar is not None:
+        checked.grammar.check()
+    return options | {"alternatives": 0}
+
+
+Request = tuple[list[int], GenerationOptions]
+AT_ONCE = 256  # requests handed to the scheduler, which takes as many into one forward as its limits allow
+
+
+class Tally:
+    """What the last line on stderr says, and the bar while it goes on."""
+
+    def __init__(self, bar: Progress, total: int) -> None:
+        self._bar = bar
+        self._task = bar.add_task("answering", total=total, tokens=0)
+        self.tokens = 0
+        self.failed = 0
+        self.broken = 0
+        self.unsound = 0  # of the broken ones
+
+    def count(self, tokens: int) -> None:
+        """Tokens that arrived."""
+        self.tokens += tokens
+        self._bar.update(self._task, tokens=self.tokens)
+
+    def ended(self) -> None:
+        """One more answer."""
+        self._bar.advance(self._task)
+
+
+class Results:
+    """The file, or stdout, that results are written to, each when it is there.
+
+    Args:
+        out: The file; None for stdout.
+        written: How many answers it has.
+    """
+
+    def __init__(self, out: Path | None, written: int = 0) -> None:
+        self.out = out
+        self.written = written
+        self._file: TextIO | None = None if out is None else out.open("a", encoding="utf-8", errors=ESCAPE, newline="\n")
+
+    def write(self, answer: Mapping[str, Any]) -> None:
+        """One line, which is in the file when this returns."""
+        click.echo(json.dumps(answer, ensure_ascii=False), file=self._file)  # it flushes
+        self.written += 1
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def answered(out: Path, file: str, lines: Sequence[Line]) -> set[int]:
+    """The numbers of the lines that a file of results has answers to; answers that failed, and half a last line, are removed.
+
+    Raises:
+        click.ClickException: It cannot be read, or has something else in it than answers to these lines.
+    """
+    ids = {line.number: line.id for line in lines}
+    found: set[int] = set()
+    part = out.with_name(f".{out.name}.part{os.getpid()}")
+    try:
+        with out.open("rb") as results, part.open("wb") as kept:
+            for at, text in enumerate(results, 1):
+                try:
+                    answer = json.loads(text)
+                except (ValueError, RecursionError):
+                    if text.endswith(b"\n"):
+                        raise click.ClickException(
+                            f"{out}, line {at:,}: not JSON; repair it, or choose another --out"
+                        ) from None
+                    break  # cut off where it was stopped
+                number = answer.get("line") if isinstance(answer, dict) else None
+                if not isinstance(number, int) or number not in ids or answer.get("id") != ids[number]:
+                    raise click.ClickException(
+                        f"{out}, line {at:,}: it answers no line of {file}, whose results go on in the file they are in; "
+                        "choose another --out"
+                    )
+                if "error" not in answer:
+                    found.add(number)
+                    kept.write(text.rstrip(b"\r\n") + b"\n")
+        part.replace(out)
+    except OSError as error:
+        raise click.ClickException(f"{out}: {error.strerror}") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return found
+
+
+def answer_batch(file: str, asked: Asked, out: Path | None = None, *, resume: bool = False) -> None:
+    """Answers every line of a file.
+
+    Args:
+        file: The lines.
+        asked: The command's options.
+        out: Where the results go; None: to stdout.
+        resume: Whether lines that `out` answers already are passed over.
+
+    Raises:
+        click.UsageError: Lines that cannot be asked; nothing was computed.
+        click.ClickException: `out` is there already, or cannot be gone on with.
+        click.exceptions.Exit: With 1, where an answer failed or has not the form asked for.
+    """
+    lines = read_lines(file, asked)
+    there: set[int] = set()
+    if out is not None and out.exists():
+        if not resume:
+            raise click.ClickException(f"{out} is there already; go on with it (--resume), or choose another name")
+        there = answered(out, file, lines)
+    left = [line for line in lines if line.number not in there]
+    if there:
+        click.echo(f"{len(there):,} of {len(lines):,} lines are answered in {out} already", err=True)
+    if not left:
+        return
+    try:
+        results = Results(out, len(there))
+    except OSError as error:
+        raise click.ClickException(f"{out}: {error.strerror}") from error
+    try:
+        with load_model(asked.model, asked.backend, **asked.load) as model:
+            tally = asyncio.run(_answer_all(file, model, left, asked, results))
+            precision = told_precision(model)
+    except (KeyboardInterrupt, OSError):
+        where = (
+            f"{out}; the same command with --resume goes" if out else "stdout; the same command with --out FILE --resume goes"
+        )
+        click.echo(f"{results.written:,} of {len(lines):,} answers were written to {where} on where this one stopped", err=True)
+        raise
+    finally:
+        results.close()
+    _sum_up(len(left), tally, precision)
+
+
+def _sum_up(count: int, tally: Tally, precision: str) -> None:
+    """What the answers were, on stderr.
+
+    Raises:
+        click.exceptions.Exit: With 1, where one failed or has not the form asked for.
+    """
+    said = f"{count:,} answers, {tally.tokens:,} tokens"
+    click.echo(", ".join(filter(None, (said, precision))), err=True)
+    if tally.broken > tally.unsound:
+        cut = tally.broken - tally.unsound
+        click.echo(f'{cut:,} of them incomplete ("incomplete": true): allow more with --max-tokens', err=True)
+    if tally.unsound:
+        click.echo(f'{tally.unsound:,} of them incomplete ("incomplete": true), {UNSOUND}', err=True)
+    if tally.failed:
+        click.echo(f'{tally.failed:,} of them failed ("error" says why)', err=True)
+    if tally.failed or tally.broken:
+        raise click.exceptions.Exit(1)
+
+
+async def _answer_all(file: str, model: LanguageModel, lines: Sequence[Line], asked: Asked, results: Results) -> Tally:
+    requests = await _requests(file, model, lines, asked)
+    gate = asyncio.Semaphore(AT_ONCE)
+    with _bar() as bar:
+        tally = Tally(bar, len(lines))
+
+        async def one(line: Line, request: Request) -> None:
+            async with gate:
+                results.write(await _answer(model, line, request, tally))
+            tally.ended()
+
+        tasks = [asyncio.create_task(one(line, request)) for line, request in zip(lines, requests, strict=True)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:  # the reader has gone, or Ctrl-C
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+    return tally
+
+
+async def _requests(file: str, model: LanguageModel, lines: Sequence[Line], asked: Asked) -> list[Request]:
+    """The ids of every line, and its options.
+
+    Raises:
+        click.UsageError: Some cannot be rendered, do not fit into the context, or ask for what the model has not.
+    """
+    requests: list[Request] = []
+    faults: list[str] = []
+    if model.chat_template is None and any(line.messages is not None for line in lines):
+        raise click.UsageError(f"{model.info.name} has no chat template: continue texts with --raw, or choose a --format")
+    for line in lines:
+        try:
+            named = with_token_ids(line.naming, model.byte_vocab) if line.naming else {}
+            options = asked.options(model, line.options | named)
+            options.check_within(model.info.vocab_size)
+            ids = await _ids(model, line)
+        except RuntimeFault as fault:
+            faults.append(f"line {line.number}: {in_json(fault)}")
+            continue
+        requests.append((ids, options))
+        if len(ids) > model.info.context_length:
+            over = f"{len(ids):,} tokens do not fit into the context of {model.info.context_length:,}"
+            faults.append(f"line {line.number}: {over}; shorten the text")
+    refuse(file, faults)
+    return requests
+
+
+async def _ids(model: LanguageModel, line: Line) -> list[int]:
+    contents = [line.prompt] if line.messages is None else [message.get("content") for message in line.messages]
+    check_fits(model, *(text for text in contents if isinstance(text, str)))
+    if line.messages is not None:
+        return await model.render_chat_async(line.messages, tools=line.tools)
+    assert line.prompt is not None  # one of the two is there
+    return await model.tokenize_async(line.prompt)
+
+
+async def _answer(model: LanguageModel, line: Line, request: Request, tally: Tally) -> dict[str, Any]:
+    """The line's result; an answer that fails does not take the others down."""
+    ids, options = request
+    pieces: list[str] = []
+    tokens, finish = 0, Finish.NONE
+    result: dict[str, Any] = {"id": line.id, "line": line.number}
+    if line.custom:
+        result["custom_id"] = line.id
+    try:
+        async with aclosing(model.generate_runs(ids, options)) as runs:
+            async for run in runs:
+                pieces.extend(text for text, end in zip(run.texts, run.by_eos.tolist(), strict=True) if not end)
+                tokens += len(run)
+                tally.count(len(run))
+                finish = Finish(int(run.finish[-1]))
+    except RuntimeFault as fault:
+        tally.failed += 1
+        result["error"] = in_json(fault)
+    text = "".join(pieces)
+    incomplete = finish.incomplete or "error" in result
+    tally.broken += incomplete and options.grammar is not None and "error" not in result
+    tally.unsound += finish.unsound and "error" not in result
+    result |= {"text": text, "tokens": tokens, "finish_reason": finish.label, "seed": options.seed}
+    result["incomplete"] = incomplete
+    if line.tools:
+        result |= _calls(text, line.tools)
+    return result
+
+
+def _calls(text: str, tools: list[dict[str, Any]]) -> dict[str, Any]:
+    """What of an answer are calls of the tools offered; nothing is executed."""
+    try:
+        found = parse_tool_calls(text, tools=tools)
+    except ToolCallError as fault:
+        return {"tool_call_error": str(fault)}
+    return {"tool_calls": [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in found.calls]}
+
+
+@contextmanager
+def _bar() -> Iterator[Progress]:
+    """A bar on stderr, where somebody looks and the answers go elsewhere."""
+    columns = (
+        TextColumn("answering"),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f} of {task.total:,.0f}, {task.fields[tokens]:,} tokens"),
+    )
+    hidden = not console.is_terminal or sys.stdout.isatty()
+    with Progress(*columns, console=console, transient=True, disable=hidden, redirect_stdout=False) as bar:
+        yield bar

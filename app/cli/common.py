@@ -2,49 +2,28 @@
 
 from __future__ import annotations
 
-import os
+import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 
-from app.cli.spelling import in_options
+from app.cli.settings import Settings
 from resources.files import read_regular
-from runtime import LanguageModel, LoadProgress, OnComparison, OnProgress, PromptProgress, load
+from runtime import OnComparison, OnProgress, PromptProgress
+from runtime import Progress as Step
+from storage import SessionStore
 
 console = Console(stderr=True)
 PIPE_WIDTH = 10_000  # characters; wider than any row
 LARGEST_TEXT: Final = 256 << 20  # bytes that a command reads of one file, or of stdin
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-
-
-def load_model(model: str, backend: str, **options: Any) -> LanguageModel:
-    """Loads a model into this process, with a spinner on stderr; its warnings follow there."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.pop("MLX_LM_TRUST_REMOTE_CODE", None)
-    with console.status(f"loading {model}") as status:
-
-        def show(progress: LoadProgress) -> None:
-            far = f"{progress.done:,} of {progress.total:,} tensors"
-            status.update(f"loading {model}: {'checking the numbers' if progress.stage == 'checking' else far}")
-
-        loaded = load(model, backend, on_progress=show, **options)
-    asked = set(options) - {"blocks"}  # which nobody asks for
-    for warning in loaded.info.warnings if asked else ():  # those of the options that were asked for
-        click.echo(f"note: {in_options(warning)}", err=True)
-    return loaded
-
-
-def told_precision(model: LanguageModel) -> str:
-    """What stands beside a model's numbers where its weights are not in their plain form; empty where they are."""
-    return model.info.precision if model.info.quantisation else ""
 
 
 @contextmanager
@@ -107,3 +86,43 @@ def read_text(file: str, limit: int = LARGEST_TEXT) -> str:
     except UnicodeDecodeError as error:
         at = error.start + mark
         raise click.ClickException(f"{name}: not UTF-8 at byte {at:,}; only plain text can be read") from error
+
+
+class Bar:
+    """A progress bar for loading's `Progress` steps."""
+
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._progress.add_task("", total=None)
+        self._stage = ""
+
+    def __enter__(self) -> Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, step: Step) -> None:
+        """One step."""
+        if step.stage != self._stage:  # a bar of its own: a total that is not known does not replace one that was
+            self._progress.remove_task(self._task)
+            self._task, self._stage = self._progress.add_task(step.stage, total=None), step.stage
+        self._progress.update(self._task, completed=step.done, total=step.total or None)
+
+
+T = TypeVar("T")
+
+
+def with_store(settings: Settings, read: Callable[[SessionStore], Coroutine[Any, Any, T]]) -> T:
+    """Runs `read` on the store, opened so that whoever writes there is not disturbed."""
+
+    async def run() -> T:
+        store = SessionStore.open(settings.data.sessions, read_only=True)
+        try:
+            return await read(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(run())

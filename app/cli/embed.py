@@ -14,11 +14,9 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from app.cli.common import load_model, read_text, reading
-from app.cli.group import ESCAPE
-from app.cli.settings import Settings
-from app.cli.spelling import in_options
-from app.cli.values import adapter_options
+from app.cli.common import read_text, reading
+from app.cli.options import adapter_options, in_options, load_model
+from app.cli.settings import ESCAPE, Settings
 from runtime import POOLINGS, Pooling, RuntimeFault
 
 SUFFIXES = (".npy", ".jsonl")

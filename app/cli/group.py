@@ -16,13 +16,12 @@ from typing import Final, NoReturn
 
 import click
 
-from app.cli.settings import Settings
+from app.cli.settings import ESCAPE, Settings
 from app.paths import DataFolder
 from runtime import BackendUnavailableError, RuntimeFault, UnknownBackendError, __version__
 from storage import StoreError
 
 SHOW_CURSOR: Final = "\x1b[?25h"
-ESCAPE: Final = "elsewise-escape"  # the error handler of stdout
 COMMANDS = ("ask", "bench", "chat", "doctor", "embed", "models", "score", "sessions")  # modules of `app.cli`, each its command
 
 
@@ -136,7 +135,7 @@ def run() -> None:
         error.show()
         sys.exit(error.exit_code)
     except RuntimeFault as error:
-        from app.cli.spelling import in_options  # for a fault alone
+        from app.cli.options import in_options  # for a fault alone
 
         click.echo(f"elsewise: {in_options(error)}", err=True)
         sys.exit(2 if isinstance(error, UnknownBackendError) else 1)

@@ -7,16 +7,10 @@ from pathlib import Path
 
 import click
 
-from app.cli.bars import Bar
-from app.cli.common import print_table
-from app.cli.fetching import EMBEDDED, fetch_command
-from app.cli.finding import catalogue_command, search_command
-from app.cli.fit_rows import fit_facts, fit_rows
-from app.cli.logins import login_command, logout_command
-from app.cli.measured_rows import measured_facts, measured_rows
-from app.cli.model_rows import facts, facts_table, ready_line, shelf_table
-from app.cli.spelling import in_options
-from app.cli.values import load_options
+from app.cli.common import Bar, print_table
+from app.cli.model_hub import EMBEDDED, catalogue_command, fetch_command, login_command, logout_command, search_command
+from app.cli.options import in_options, load_options
+from app.cli.printing import facts, facts_table, fit_facts, fit_rows, measured_facts, measured_rows, ready_line, shelf_table
 from app.fitting import fits
 from runtime import (
     ModelLoadError,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final, TextIO
 
 import click
@@ -13,7 +15,17 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from runtime import Finish, TokenRecord, TokenRun
+from runtime import (
+    Finish,
+    Fit,
+    ShelfEntry,
+    ShelvedAdapter,
+    TokenRecord,
+    TokenRun,
+    available_backends,
+    measured_perplexities,
+    measured_threads,
+)
 
 ZERO_WIDTH_JOINER: Final = "\u200d"  # between emoji that are one
 LIKELY, UNLIKELY = math.log(0.5), math.log(0.1)  # nats; where the colours of a token's surprise change
@@ -252,3 +264,177 @@ def shown(text: str) -> str:
 def probability(logprob: float | None) -> str:
     """Three decimals; a dash where nothing is known."""
     return "  -  " if logprob is None else f"{math.exp(logprob):.3f}"
+
+
+_COLUMNS = ("name", "title", "parameters", "size", "format", "context", "runs on", "state")
+_RIGHT = ("parameters", "size", "context")
+
+
+def shelf_table(entries: list[ShelfEntry], adapters: list[ShelvedAdapter]) -> Table:
+    """A row each: models, then adapters with the model that they were made for."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in _COLUMNS:
+        table.add_column(name, justify="right" if name in _RIGHT else "left")
+    for entry in entries:
+        table.add_row(
+            Text(entry.name),
+            Text(one_line(entry.title)),
+            _count(entry.parameters),
+            f"{entry.bytes / 1e6:,.0f} MB",
+            Text(_format(entry)),
+            f"{entry.context:,}" if entry.context else "-",
+            ", ".join(entry.backends) or "-",
+            Text("ready" if entry.complete else one_line(entry.problem)),
+        )
+    for adapter in adapters:
+        base = f"for {one_line(adapter.base)}" if adapter.base else "for a base it does not name"
+        kind = "activated adapter" if adapter.kind == "alora" else "adapter"
+        table.add_row(
+            Text(adapter.name),
+            Text(base),
+            f"{adapter.parameters / 1e6:,.1f} M" if adapter.parameters else "-",
+            f"{adapter.bytes / 1e6:,.1f} MB",
+            f"{kind} {adapter.layout}".rstrip(),
+            "-",
+            "-",
+            Text(one_line(adapter.problem) or "ready"),
+        )
+    return table
+
+
+def facts_table(entry: ShelfEntry, more: Mapping[str, str]) -> Table:
+    """All that is known of one model, and more rows."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    used = "never, or not since that is noted"
+    if entry.last_used is not None:
+        used = datetime.datetime.fromtimestamp(entry.last_used).astimezone().strftime("%Y-%m-%d %H:%M")
+    rows = {
+        "name": entry.name,
+        "title": entry.title,
+        "state": "ready" if entry.complete else entry.problem,
+        "source": entry.source or "a folder that was put here",
+        "commit": entry.commit,
+        "architecture": entry.architecture,
+        "parameters": _count(entry.parameters),
+        "size": f"{entry.bytes:,} bytes",
+        "weights": " ".join(part for part in (_format(entry), entry.dtype) if part),
+        "context": f"{entry.context:,} tokens" if entry.context else "not said",
+        "runs on": "; ".join(_backend(name) for name in entry.backends) or "no engine of Elsewise's",
+        "fingerprint": entry.fingerprint or "not known yet: 'elsewise models verify' reads the weights",
+        "last used": used,
+        "folder": str(entry.path),
+        **more,
+    }
+    for name, value in rows.items():
+        if value:
+            table.add_row(name, Text(one_line(value)))
+    return table
+
+
+def facts(entry: ShelfEntry) -> dict[str, Any]:
+    """The same for programs."""
+    plain = ("name", "title", "source", "bytes", "parameters", "format", "complete", "problem")
+    found: dict[str, Any] = {
+        name: getattr(entry, name) for name in (*plain, "architecture", "quantisation", "dtype", "context")
+    }
+    return found | {
+        "backends": list(entry.backends),
+        "fingerprint": entry.fingerprint,
+        "last_used": entry.last_used,
+        "commit": entry.commit or None,
+        "path": str(entry.path),
+    }
+
+
+def ready_line(name: str, path: Path, quantised: str | None = None) -> str:
+    """That a model is on the shelf, and how it is used.
+
+    Args:
+        name: What it is called there.
+        path: Where it is.
+        quantised: How, where it is so that mlx alone runs it.
+    """
+    form = f" ({quantised})" if quantised else ""
+    return f"{name}: ready in {path}{form}; use it with: elsewise ask --model {name}"
+
+
+def one_line(text: str) -> str:
+    """A text out of somebody's file, without what would move a terminal's cursor."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def _format(entry: ShelfEntry) -> str:
+    return f"{entry.quantisation}, {entry.format}" if entry.quantisation else entry.format
+
+
+def _backend(name: str) -> str:
+    state = available_backends().get(name)
+    return name if state is True else f"{name} (not here: {state})"
+
+
+def _count(parameters: int | None) -> str:
+    return f"{parameters / 1e6:,.0f} M" if parameters else "-"
+
+
+_WIDTH = 24  # of the bar
+
+
+def fit_rows(found: list[Fit]) -> dict[str, str]:
+    """A few rows for each."""
+    rows: dict[str, str] = {}
+    for fit in found:
+        rows[f"fit ({fit.backend})"] = f"{bar(fit)} about {_gb(fit.total)} of {_gb(fit.memory)}, {_gb(fit.free)} free now"
+        parts = f"engine {_gb(fit.libraries)}, weights {_gb(fit.weights)}, work {_gb(fit.working)}"
+        moment = f", {_gb(fit.loading)} more while it is loaded" if fit.loading else ""
+        rows[f"of it ({fit.backend})"] = f"{parts}, KV {_gb(fit.kv)} for {fit.context:,} tokens{moment}"
+        if not fit.fits:
+            way = (
+                f"a context of {fit.longest:,} tokens fits"
+                if fit.longest
+                else "not even a short context fits: --offload disk (hf)"
+            )
+            rows[f"too large ({fit.backend})"] = way
+    return rows
+
+
+def fit_facts(found: list[Fit]) -> list[dict[str, Any]]:
+    """The same for programs."""
+    return [asdict(fit) | {"total": fit.total, "fits": fit.fits} for fit in found]
+
+
+def fit_word(fit: Fit) -> str:
+    """Whether it fits, in a word or two."""
+    return "fits" if fit.fits else f"{fit.longest:,} tokens fit" if fit.longest else "too large"
+
+
+def bar(fit: Fit) -> str:
+    """How much of the machine's memory it would take."""
+    share = min(fit.total / fit.memory, 1.0) if fit.memory else 1.0
+    full = max(round(share * _WIDTH), 1)
+    return f"[{'#' * full}{'.' * (_WIDTH - full)}]"
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:,.2f} GB" if size < 100e9 else f"{size / 1e9:,.0f} GB"
+
+
+def measured_rows(entry: ShelfEntry) -> dict[str, str]:
+    """A row for each form of the weights that was loaded."""
+    if entry.fingerprint is None:
+        return {}
+    rows = {f"perplexity ({found.weights})": str(found) for found in measured_perplexities(entry.fingerprint)}
+    for what, found in measured_threads(entry.fingerprint).items():
+        weights, _, machine = what.partition(", ")
+        laps = ", ".join(f"{count}: {seconds * 1000:.1f} ms" for count, seconds in sorted(found.items()))
+        rows[f"threads ({weights})"] = f"{laps} a token ({machine})"
+    return rows
+
+
+def measured_facts(entry: ShelfEntry) -> dict[str, Any]:
+    """The same for programs."""
+    if entry.fingerprint is None:
+        return {}
+    return {
+        "perplexity": [asdict(found) for found in measured_perplexities(entry.fingerprint)],
+        "thread_seconds": measured_threads(entry.fingerprint),
+    }

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 import click
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.common import print_table
+from app.block_files import put_into, take_from
+from app.cli.common import PIPE_WIDTH, console, print_table, with_store
 from app.cli.settings import Settings
-from app.cli.stores import with_store
-from app.cli.transfers import diff_command, export_command, import_command
+from app.kept import disk_budget
+from app.portable_kv import carries_blocks, keys_of
 from app.rescue import recover_in_terminal, remedies
-from app.workbench.damage import told
+from app.snapshots import snapshot_of
+from app.workbench.comparing import compare
+from app.workbench.damage import back_up, told
+from app.workbench.exports import FORMATS
+from app.workbench.outline import outline
 from app.workbench.session import OpenSession
+from app.workbench.taking import what_is_taken
+from app.workbench.transfers import left_out
 from storage import DataFolderLock, SessionRow, SessionStore, StoreDamagedError, StoreDiskError, StoreError, StoreReadOnlyError
+from ui import BranchDiff, DiffSide, OnTransfer, Refusal
+
+_FORMATS = tuple(name for name, exporter in FORMATS.items() if not exporter.snapshot)  # the others have options of their own
+_ENDINGS = {".markdown": "markdown"} | {f".{FORMATS[name].format.ending}": name for name in _FORMATS}
 
 
 @click.group()
@@ -144,10 +158,6 @@ def recover_command(settings: Settings) -> None:
     click.echo(f"the damaged file is kept as {made.kept}")
 
 
-for command in (export_command, import_command, diff_command):
-    sessions.add_command(command)
-
-
 def _sound(settings: Settings) -> bool:
     """Whether the sessions file is whole; one of an earlier version is brought up to date first, with a backup.
 
@@ -199,3 +209,194 @@ def _print_rows(rows: list[SessionRow], folders: Mapping[int, str]) -> None:
         place = (Text(folders.get(row.folder_id or 0, "")), Text(", ".join(row.tags))) if placed else ()
         table.add_row(str(row.id), Text(title), str(row.branches), changed, *place)
     print_table(table)
+
+
+@sessions.command("export")
+@click.argument("session")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--format", "form", type=click.Choice(_FORMATS), help="What is written; by default the file's ending says so.")
+@click.option("--portable", is_flag=True, help="A session file to be opened elsewhere, with the whole tree.")
+@click.option("--with-kv", is_flag=True, help="With --portable: what the engine has computed too, where it is kept.")
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.pass_obj
+def export_command(
+    settings: Settings, session: str, file: Path, form: str | None, portable: bool, with_kv: bool, force: bool
+) -> None:
+    """Writes SESSION (its id or title) to FILE.
+
+    json is the whole tree with every number; markdown is the path that is shown; csv and tokens (JSON lines) are that path,
+    a row per token.
+    """
+    if form is not None and portable:
+        raise click.UsageError("choose one of --format and --portable")
+    if with_kv and not portable:
+        raise click.UsageError("--with-kv goes with --portable")
+    kind = "portable" if portable else form or _ENDINGS.get(file.suffix.lower())
+    if kind is None:
+        raise click.UsageError(f"{file.name}: the ending says no format; give --format {', '.join(_FORMATS)}, or --portable")
+    if kind == "csv" and file.suffix.lower() in (".json", ".jsonl"):
+        raise click.UsageError(f"{file.name}: a file of that ending gets JSON lines; choose another name for CSV")
+    if file.exists() and not force:
+        raise click.ClickException(f"{file} is there already; choose another name, or give --force")
+    session_id = with_store(settings, lambda store: _find(store, session))
+    given = (with_store(settings, lambda store: snapshot_of(store, session_id)),) if portable else ()
+    instead = "export from its window (File > Export Session File with KV), or leave out --with-kv"
+    with _locked(settings, "sessions export --with-kv", instead) if with_kv else nullcontext():  # before anything is written
+        with _bar("exporting") as progress:
+            FORMATS[kind].write(settings.data.sessions, session_id, file, progress, *given)
+        if with_kv:
+            keys = with_store(settings, lambda store: keys_of(store, session_id))
+            copied = put_into(file, settings.data.blocks, keys)
+            click.echo(f"note: {copied:,} KV blocks went with it", err=True)
+    click.echo(f"session {session_id} is in {file} ({file.stat().st_size:,} bytes)", err=True)
+    if portable and (without := left_out(file)):
+        click.echo(f"note: {without}", err=True)
+
+
+@sessions.command("import")
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--with-kv", is_flag=True, help="Take the KV blocks of a portable file too: only from people you trust.")
+@click.pass_obj
+def import_command(settings: Settings, file: Path, with_kv: bool) -> None:
+    """Takes in FILE: a session as JSON, a portable session file, or messages as OpenAI's API takes them.
+
+    All of it is taken, or nothing.
+    """
+    with _locked(settings, "sessions import", "import in its window (File > Import)"):
+        store = SessionStore.open(settings.data.sessions)
+        with _bar("importing") as progress:
+            keys, budget = asyncio.run(_import(store, file, progress))
+        if not carries_blocks(file):
+            return
+        if with_kv:
+            click.echo(f"note: {take_from(file, settings.data.blocks, keys, budget):,} KV blocks were taken", err=True)
+        else:
+            click.echo(
+                "note: the file carries KV blocks, which were not taken: nobody can check what somebody else computed; "
+                "it is computed again, or import with --with-kv if you trust where it comes from",
+                err=True,
+            )
+
+
+@contextmanager
+def _locked(settings: Settings, what: str, instead: str) -> Iterator[None]:
+    """Holds the data folder, so that no engine and no window has it.
+
+    Args:
+        settings: Names the folder.
+        what: The command, for whoever asks meanwhile.
+        instead: What can be done where somebody has it.
+
+    Raises:
+        click.ClickException: Somebody has.
+    """
+    lock = DataFolderLock(settings.data.root, what)
+    if not lock.acquire():
+        holder = lock.held_by or "another process"
+        raise click.ClickException(f"{settings.data.root} is in use by {holder}: close it and try again, or {instead}")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@sessions.command("diff")
+@click.argument("session")
+@click.argument("a", type=click.IntRange(1), required=False)
+@click.argument("b", type=click.IntRange(1), required=False)
+@click.pass_obj
+def diff_command(settings: Settings, session: str, a: int | None, b: int | None) -> None:
+    """Compares branches A and B of SESSION token by token; without A and B lists the branches with their numbers."""
+    if (a is None) != (b is None):
+        raise click.UsageError("give two branches, or none to list them")
+
+    async def read(store: SessionStore) -> None:
+        opened = OpenSession(await store.load_session(await _find(store, session)))
+        rows = outline(opened.tree, opened.tip)
+        if a is None or b is None:
+            for number, row in enumerate(rows, 1):
+                mark = "*" if row.current else " "
+                console_out(Text(f"{mark}{number:>4}  {'  ' * row.depth}{row.before} {row.name}".rstrip()))
+            return
+        if max(a, b) > len(rows):
+            raise click.ClickException(f"the session has {len(rows)} branches; 'sessions diff {session}' lists them")
+        _print_diff(await compare(store, opened, rows[a - 1].node_id, rows[b - 1].node_id))
+
+    try:
+        with_store(settings, read)
+    except Refusal as refusal:
+        raise click.ClickException(str(refusal)) from refusal
+
+
+def console_out(text: Text) -> None:
+    """A line on stdout, with colours where somebody looks."""
+    from rich.console import Console
+
+    out = Console()
+    if not out.is_terminal:
+        out = Console(width=PIPE_WIDTH)
+    out.print(text, soft_wrap=True)
+
+
+async def _import(store: SessionStore, file: Path, progress: OnTransfer) -> tuple[list[bytes], int]:
+    """Imports and says so; the names of the KV blocks of what was imported, and the bytes that may be kept of all."""
+    try:
+        await store.drop_unfinished_imports()
+        imported = await store.import_file(file, progress)
+        for session_id in imported.sessions:
+            tree = await store.load_session(session_id)
+            click.echo(f"{session_id}\t{tree.session.title}")
+            for note in await what_is_taken(store, tree.nodes):
+                click.echo(f"note: {note}", err=True)
+        for note in imported.notes:
+            click.echo(f"note: {note}", err=True)
+        await back_up(store)
+        if not carries_blocks(file):
+            return [], 0
+        keys = [key for session_id in imported.sessions for key in await keys_of(store, session_id)]
+        return keys, await disk_budget(store)
+    finally:
+        await store.close()
+
+
+async def _find(store: SessionStore, session: str) -> int:
+    rows = await store.sessions()
+    if session.isdigit() and any(row.id == int(session) for row in rows):
+        return int(session)
+    named = [row.id for row in rows if row.title == session]
+    if not named:
+        raise click.ClickException(f"there is no session {session!r}; 'elsewise sessions list' shows all")
+    if len(named) > 1:
+        raise click.ClickException(f"{len(named)} sessions are called {session!r}: give the number of one ({named})")
+    return named[0]
+
+
+@contextmanager
+def _bar(words: str) -> Iterator[OnTransfer]:
+    """A bar on stderr where somebody looks."""
+    columns = (TextColumn(words), BarColumn(), TextColumn("{task.percentage:.0f} %"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(words, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _print_diff(diff: BranchDiff) -> None:
+    console_out(Text(f"  {diff.stem.tokens:,} tokens are the same in both", style="dim"))
+    for part in diff.parts:
+        if part.same:
+            console_out(Text(_indented(" ", part.left), style="dim"))
+            continue
+        for sign, side, style in (("-", part.left, "red"), ("+", part.right, "green")):
+            if side.tokens:
+                console_out(Text(_indented(sign, side), style=style))
+    for sign, name, side in (("-", diff.left_name, diff.left), ("+", diff.right_name, diff.right)):
+        console_out(Text(f"{sign} {name or 'branch'}: {side.tokens:,} tokens after the stem, {_numbers(side)}"))
+
+
+def _indented(sign: str, side: DiffSide) -> str:
+    lines = side.text.strip("\n").split("\n") or [""]
+    return "\n".join(f"{sign} {line}" for line in lines)
+
+
+def _numbers(side: DiffSide) -> str:
+    return "not scored" if side.logprob is None else f"{side.logprob:.2f} nats together"

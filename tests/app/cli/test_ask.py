@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.cli.asking import PRESET
+from app.cli.options import PRESET
 from runtime import GenerationOptions, SamplingOptions, load
 from runtime.model import LocalModel
 from tests.app.cli.conftest import Elsewise

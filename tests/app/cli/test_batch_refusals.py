@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import batch
 from tests.app.cli.conftest import Elsewise
 from tests.app.cli.test_batch import FAKE, write
 
@@ -56,7 +55,7 @@ BAD: list[tuple[object, str]] = [
 
 def refuses(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch, file: Path, line: object, says: str) -> None:
     """The second of two lines is named, with what is wrong, and the first one is not answered either."""
-    monkeypatch.setattr(batch, "_answer", None)  # nothing may get there
+    monkeypatch.setattr("runtime.model.LocalModel.generate_runs", None)  # nothing may get there
     write(file, {"prompt": "fine"}, line)
     done = elsewise("ask", "--batch", str(file), *FAKE)
     assert (done.code, done.out) == (2, "")

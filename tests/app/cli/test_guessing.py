@@ -66,7 +66,7 @@ def test_a_draft_model_is_loaded_by_name(elsewise: Elsewise, where: tuple[str, .
         (["--load", "draft_model"], "--load draft_model: write NAME=VALUE"),
         (["--load", "draft_modle=x"], "draft_model"),
         (["--load", "kv_dtype=q8", "--load", "kv_dtype=q4"], "is given twice"),
-        (["--load", "chat_format=none", "--session", "S"], "--session is a chat"),
+        (["--load", "chat_format=none", "--session", "S"], "a session is a chat"),
         (["--load", 'blocks={"factory": "a.b:c", "path": "x"}', "--session", "S"], "leave out --load blocks"),
         (["--option", 'speculative={"tokens": 2}'], "unknown option 'tokens' of speculative"),
     ],

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.cli.spelling import ELSEWHERE, in_json, in_options
+from app.cli.options import ELSEWHERE, in_json, in_options
 from runtime import GenerationOptions, LoadOptions, SamplingOptions
 from runtime.options.hints import _PLACES
 from tests.app.cli.conftest import Elsewise

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from app.cli import common, saved
+from app.cli import options, saved_session
 from app.workbench.setup.values import SessionValues
 from runtime import GenerationOptions, ModelLoadError, SamplingOptions
 from runtime.model import LocalModel
@@ -115,7 +115,7 @@ def test_a_locked_data_folder_is_refused_before_any_model_is_loaded(
     def never(*_: object) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr(saved, "load_model", never)
+    monkeypatch.setattr(saved_session, "load_model", never)
     lock = DataFolderLock(data, "window")
     assert lock.acquire()
     done = elsewise("ask", "hi", "--session", "A", *ASK)
@@ -140,13 +140,13 @@ def test_an_answer_that_fails_keeps_the_message_and_exits_1(elsewise: Elsewise, 
     def missing(*_: object, **__: object) -> None:
         raise ModelLoadError("no model; fetch it with: elsewise models get smollm2")
 
-    monkeypatch.setattr(saved, "load_model", missing)
+    monkeypatch.setattr(saved_session, "load_model", missing)
     failed = elsewise("ask", "hello", "--session", "A", *ASK)
     assert (failed.code, failed.out) == (1, "")
     assert "elsewise models get smollm2" in failed.err
     assert "user: hello" in elsewise("sessions", "show", "1").out
 
-    monkeypatch.setattr(saved, "load_model", common.load_model)
+    monkeypatch.setattr(saved_session, "load_model", options.load_model)
     assert elsewise("ask", "again", "--session", "A", *ASK).code == 0
     assert len(elsewise("sessions", "list").out.splitlines()) == 2  # the same session
 
@@ -310,7 +310,7 @@ def test_adapters_for_a_session_with_its_own_are_refused(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr(saved, "load_model", never)
+    monkeypatch.setattr(saved_session, "load_model", never)
     done = elsewise("ask", "three", "--session", "A", *ASK, "--adapter", f"{folder}:0.8")
     assert (done.code, done.out) == (2, "")
     assert "has a stack of its own (pirate × 0.5); leave out --adapter" in done.err

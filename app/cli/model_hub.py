@@ -1,23 +1,129 @@
-"""`elsewise models fetch`: a model or an adapter from a Hugging Face hub, or the embedded model."""
+"""`elsewise models catalogue` and `search`: models to fetch."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 import click
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.bars import Bar
-from app.cli.common import console, print_table
-from app.cli.fit_rows import fit_facts, fit_rows
-from app.cli.model_rows import one_line, ready_line
-from app.cli.values import load_options
+from app.cli.common import Bar, console, print_table
+from app.cli.options import load_options
+from app.cli.printing import fit_facts, fit_rows, fit_word, one_line, ready_line
 from app.fitting import fits
-from runtime import DownloadPlan, DownloadProgress, ShelvedAdapter, fetch_any, fetch_embedded, plan_download
+from runtime import (
+    CatalogueModel,
+    DownloadPlan,
+    DownloadProgress,
+    HubModel,
+    ShelvedAdapter,
+    available_backends,
+    catalogue,
+    default_backend,
+    fetch_any,
+    fetch_embedded,
+    fitting,
+    forget_token,
+    keep_token,
+    plan_download,
+    search_models,
+    token_in_environment,
+    token_owner,
+)
+
+_PROPOSED = 3
+
+
+@click.command("catalogue")
+@click.option("--json", "as_json", is_flag=True, help="A JSON object a line, one for each model.")
+@click.option("--context", type=click.IntRange(1), help="Tokens to reckon with. Example: --context 4096")
+def catalogue_command(as_json: bool, context: int | None) -> None:
+    """Chat models that are known to run, with what each is good for and whether it fits into this machine; asks nobody.
+
+    An asterisk marks those that suit this machine best. 'gated' ones want their owners' consent first.
+    """
+    if as_json:
+        for model in catalogue():
+            click.echo(json.dumps(_catalogue_facts(model, context)))
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("model", "parameters", "to fetch", "memory", "", "context", "licence", "good for", "fetch"):
+        table.add_column(name, justify="right" if name in ("parameters", "to fetch", "memory", "context") else "left")
+    best = {model.name for model in fitting(_PROPOSED)}
+    for model in catalogue():
+        chosen, fit = model.variant(), model.fit(context=context)
+        table.add_row(
+            f"{model.name} *" if model.name in best else model.name,
+            f"{model.parameters / 1e6:,.0f} M",
+            f"{chosen.bytes / 1e6:,.0f} MB",
+            f"{fit.total / 1e9:,.1f} GB",
+            fit_word(fit),
+            f"{model.context:,}",
+            f"{model.licence}, gated" if chosen.gated else model.licence,
+            Text(model.good_for),
+            Text(chosen.source),
+        )
+    print_table(table)
+    click.echo(f"for {default_backend()} on this machine; fetch one with: elsewise models fetch ORG/NAME", err=True)
+
+
+@click.command("search")
+@click.argument("words", nargs=-1, required=True)
+@click.option("--limit", type=click.IntRange(1, 100), default=20, show_default=True, help="Models at most. Example: --limit 5")
+@click.option("--json", "as_json", is_flag=True, help="A JSON object a line, one for each model.")
+def search_command(words: tuple[str, ...], limit: int, as_json: bool) -> None:
+    """Asks the hub for text models with these words in their names, the most fetched first, and says which can run here.
+
+    This is one question to Hugging Face (or HF_ENDPOINT); nothing is fetched.
+    """
+    with console.status("asking the hub"):
+        found = search_models(" ".join(words), limit)
+    if not found:
+        click.echo("the hub finds nothing by these words", err=True)
+    if as_json:
+        for model in found:
+            click.echo(json.dumps(asdict(model) | {"runs_here": bool(_here(model))}))
+    elif found:
+        print_table(_found_table(found))
+
+
+def _found_table(found: tuple[HubModel, ...]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    right = ("parameters", "downloads", "likes")
+    for name in ("model", "parameters", "weights", "downloads", "likes", "licence", "runs here"):
+        table.add_column(name, justify="right" if name in right else "left")
+    for model in found:
+        marks = [word for word, is_so in (("gated", model.gated), ("private", model.private)) if is_so]
+        table.add_row(
+            Text(model.source),
+            f"{model.parameters / 1e6:,.0f} M" if model.parameters else "-",
+            Text(one_line("adapter" if model.kind == "adapter" else model.quantisation or "plain")),
+            f"{model.downloads:,}",
+            f"{model.likes:,}",
+            Text(one_line(", ".join([model.licence or "-", *marks]))),
+            Text(one_line(", ".join(_here(model)) or f"no: {model.problem or 'its engine is not installed'}")),
+        )
+    return table
+
+
+def _here(model: HubModel) -> list[str]:
+    """The engines of this machine that can run it."""
+    return [name for name in model.backends if available_backends().get(name) is True]
+
+
+def _catalogue_facts(model: CatalogueModel, context: int | None) -> dict[str, Any]:
+    plain = asdict(model) | {"source": model.source, "context": model.context, "for_this_machine": model.variant().source}
+    for variant, told in zip(model.variants, plain["variants"], strict=True):
+        del told["config"]
+        told["backends"] = list(variant.backends)
+    return plain | {"fit": fit_facts([model.fit(context=context)])}
+
 
 EMBEDDED = "smollm2"
 
@@ -49,7 +155,7 @@ def fetch_command(model: str, dry_run: bool, as_json: bool, context: int | None,
             plan = plan_download(model)
         found = [] if plan.kind == "adapter" else fits(plan.config, plan.weights, "", plan.backends, context, options=options)
         if as_json:
-            click.echo(json.dumps(_facts(plan) | {"fit": fit_facts(found)}))
+            click.echo(json.dumps(_plan_facts(plan) | {"fit": fit_facts(found)}))
         else:
             print_table(_files(plan))
             print_table(_summary(plan, fit_rows(found)))
@@ -150,6 +256,31 @@ def _summary(plan: DownloadPlan, more: Mapping[str, str]) -> Table:
     return table
 
 
-def _facts(plan: DownloadPlan) -> dict[str, object]:
+def _plan_facts(plan: DownloadPlan) -> dict[str, object]:
     found = {key: value for key, value in asdict(plan).items() if key != "config"}
     return found | {"name": plan.name, "bytes": plan.bytes}
+
+
+@click.command("login")
+@click.option("--check", is_flag=True, help="Ask the hub whose token it is before it is kept.")
+def login_command(check: bool) -> None:
+    """Keeps a token for private and gated models in the system keychain. It is asked for, and not shown; no network is used.
+
+    A pipe may bring it: elsewise models login < token.txt. A token in HF_TOKEN wins over the one that is kept.
+    """
+    token = click.prompt("token (hf_...)", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline()
+    if check:
+        with console.status("asking the hub"):
+            owner = token_owner(token)
+        click.echo(f"the hub knows it: {owner}", err=True)
+    click.echo(f"the token is kept in {keep_token(token)}")
+    if variable := token_in_environment():
+        click.echo(f"note: {variable} is set, and wins", err=True)
+
+
+@click.command("logout")
+def logout_command() -> None:
+    """Removes the token from the system keychain."""
+    click.echo("the token is removed from the system keychain" if forget_token() else "no token was kept")
+    if variable := token_in_environment():
+        click.echo(f"note: {variable} is set, and is used still", err=True)

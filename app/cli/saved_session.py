@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from app.cli.asking import PRESET, Asked
-from app.cli.common import load_model, told_precision
+from app.cli.options import PRESET, Asked, load_model, told_precision
 from app.kept import blocks_in, disk_budget
 from app.paths import DataFolder
 from app.supervisor import Supervisor

@@ -1,0 +1,635 @@
+"""Options as the command line and the lines of `--batch` spell them, and what the library says in Python said again so."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final, TypedDict, TypeVar
+
+import click
+
+from app.cli.common import console, read_text
+from app.cli.settings import Settings
+from runtime import (
+    CHAT_FORMATS,
+    OPTION_NAMES,
+    GenerationOptions,
+    Grammar,
+    GrammarError,
+    InvalidRequestError,
+    LanguageModel,
+    LoadOptions,
+    LoadProgress,
+    OptionError,
+    ResolvedOptions,
+    RuntimeFault,
+    fresh_seed,
+    load,
+    resolve_options,
+)
+
+LOADING: Final = frozenset(field.name for field in fields(LoadOptions))
+FLAGS: Final = {  # names with a flag of their own
+    "backend": "--backend",
+    "weights": "--weights",
+    "offload": "--offload",
+    "chat_format": "--format",
+    "chat_template_file": "--format",
+    "max_tokens": "--max-tokens",
+    "temperature": "--temperature",
+    "top_k": "--top-k",
+    "top_p": "--top-p",
+    "min_p": "--min-p",
+    "stop": "--stop",
+    "seed": "--seed",
+    "alternatives": "--alternatives",
+    "adapters": "--adapter",
+}
+_BEAMS: Final = "Python: the command line has no beam search (model.beam_generate)"
+ELSEWHERE: Final = {  # names that are no option of a generation here: what is used on a command line instead
+    **dict.fromkeys(("grammar", "guided_grammar"), "--schema, --regex or --lark"),
+    **dict.fromkeys(("response_format", "schema", "json_schema", "guided_json"), "--schema"),
+    **dict.fromkeys(("regex", "guided_regex"), "--regex"),
+    "lark": "--lark",
+    **dict.fromkeys(("adapters", "lora", "lora_request"), "--adapter"),
+    **dict.fromkeys(("alternatives", "logprobs", "top_logprobs"), "--alternatives"),
+    "stages": "the window's Why, or Python",
+    "sampling": "--option with the setting's own name",
+    **dict.fromkeys(("num_beams", "beam_width", "beam_size", "beams", "use_beam_search", "num_beam_groups"), _BEAMS),
+    **dict.fromkeys(("length_penalty", "early_stopping"), _BEAMS),
+    **dict.fromkeys(("n", "num_return_sequences", "best_of"), "--batch with as many equal lines"),
+    **dict.fromkeys(
+        ("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"), '"tools" in a line of --batch'
+    ),
+    **dict.fromkeys(("stream", "stream_options", "streamer"), "nothing for it: an answer is printed as it comes"),
+    **dict.fromkeys(("prompt", "inputs", "input_ids"), "TEXT itself, or --batch"),
+    "messages": '"messages" in a line of --batch',
+    **dict.fromkeys(("system", "system_prompt"), "--system"),
+    **dict.fromkeys(("min_length", "min_new_tokens", "min_tokens"), "ignore_eos=true, which goes on to --max-tokens"),
+    "max_length": "--max-tokens, which counts the answer's tokens alone",
+    **dict.fromkeys(("echo", "prompt_logprobs"), "elsewise score FILE"),
+    **dict.fromkeys(("prompt_lookup_num_tokens", "num_assistant_tokens", "num_draft_tokens"), "--option 'speculative={}'"),
+    "assistant_model": "--load draft_model=MODEL",
+    **dict.fromkeys(("use_cache", "cache_prompt"), "--load cache=false"),
+    "greedy": "--temperature 0",
+    "logits_processor": "Python: a session's own steps (model.open_session)",
+    "model": "--model",
+}
+
+_NAMES = sorted({*LOADING, *OPTION_NAMES, "backend"}, key=len, reverse=True)
+_ONE = "|".join(_NAMES)
+_LONG = "|".join(name for name in _NAMES if "_" in name)  # which no sentence has but as an option
+_VALUE = r"'[^']*'|\"[^\"]*\"|\.\.\.|[A-Z]\w+\([^()]*\)|\([^()]*\)|[\w.+-]*\w"
+_FREE = r"(?<![\w./'\"=-])(?<!--load )(?<!--option )"  # not within a path, a quotation, or what is spelt so already
+_SET = re.compile(rf"{_FREE}({_ONE})=({_VALUE})")
+_BARE = re.compile(rf"{_FREE}({_LONG})\b(?![\w'\"=]|\.\w)")
+_AT_LOAD = re.compile(r"load\(\.\.\., ([^()]*)\)|load with (?=\w+=)")
+_LITERAL = re.compile(r"\b(?<!')(True|False|None)\b(?!')")
+_PYTHON_ALONE = re.compile(r" \(set_kv_budget\)")
+
+
+def option_on_command_line(name: str) -> str:
+    """How a name of the library is given to a command."""
+    plain = re.split("[ :]", name, maxsplit=1)[0]  # of "blocks: budget", "logit_bias of token 3"
+    if plain in FLAGS:
+        spelt = FLAGS[plain]
+    elif plain in LOADING:
+        spelt = f"--load {plain}"
+    elif plain in OPTION_NAMES:
+        spelt = f"--option {plain}"
+    else:
+        return name
+    return spelt + name[len(plain) :]
+
+
+def in_options(fault: object) -> str:
+    """What the library says, with the options of a command line in place of Python's keywords."""
+
+    def setting(name: str, value: str) -> str:
+        spelt = option_on_command_line(name)
+        plain = "VALUE" if value == "..." else value.strip("'\"")
+        return f"{spelt} {plain}" if name in FLAGS else f"{spelt}={plain}"
+
+    return _said_again(fault, option_on_command_line, setting)
+
+
+def in_json(fault: object) -> str:
+    """What the library says, with the names and values of a JSON line in place of Python's keywords; loading has options."""
+
+    def name_in_line(name: str) -> str:
+        plain = re.split("[ :]", name, maxsplit=1)[0]
+        return f'"{plain}"{name[len(plain) :]}' if plain in OPTION_NAMES else option_on_command_line(name)
+
+    def setting(name: str, value: str) -> str:
+        return f'"{name}": {value}'.replace("'", '"') if name in OPTION_NAMES else in_options(f"{name}={value}")
+
+    return _said_again(fault, name_in_line, setting)
+
+
+def _said_again(fault: object, spelt: Callable[[str], str], setting: Callable[[str, str], str]) -> str:
+    message = fault.told(spelt(fault.option)) if isinstance(fault, OptionError) else str(fault)
+    message = _PYTHON_ALONE.sub("", _AT_LOAD.sub(lambda found: found[1] or "", message))
+    message = _SET.sub(lambda found: setting(found[1], found[2]), message)
+    message = _BARE.sub(lambda found: spelt(found[1]), message)
+    return _LITERAL.sub(lambda found: {"True": "true", "False": "false", "None": "null"}[found[1]], message)
+
+
+WEIGHTS: Final = ("float32", "float16", "bfloat16", "int8", "int4")
+WEIGHTS_HELP: Final = (
+    "Hold linear weights in fewer bits: faster on a processor (hf), and the numbers are others; what that costs is said. With "
+    "bfloat16, int8 and int4 a seed can give another answer in a batch or after a branch. Example: --weights float16"
+)
+MAX_GRAMMAR_BYTES: Final = 8 << 20
+TEMPLATES = ("auto", "none", *CHAT_FORMATS)
+
+
+def grammar_of(schema: Any, regex: Any, lark: Any) -> Grammar | None:
+    """What an answer must look like; None where nothing is said.
+
+    Args:
+        schema: A JSON schema, as JSON text or as an object.
+        regex: A regular expression.
+        lark: A Lark grammar's text.
+
+    Raises:
+        InvalidRequestError: More than one is given.
+        GrammarError: llguidance does not take it; its own message says why.
+    """
+    forms = {"a schema": schema, "a regex": regex, "a Lark grammar": lark}
+    given = [name for name, form in forms.items() if form is not None]
+    if len(given) > 1:
+        raise InvalidRequestError(f"{' and '.join(given)} contradict each other: give one of them")
+    if schema is not None:
+        return Grammar.json_schema(schema).check()
+    if lark is not None:
+        return Grammar.lark(lark).check()
+    return None if regex is None else Grammar.regex(regex).check()
+
+
+def lark_of(given: str | None) -> str | None:
+    """The grammar's text itself (it has rules, so it has colons), or a file's.
+
+    Raises:
+        click.ClickException: The file cannot be read.
+    """
+    return given if given is None or (":" in given and not _is_path(given)) else read_text(given, MAX_GRAMMAR_BYTES)
+
+
+def schema_of(given: str | None) -> str | None:
+    """The JSON text itself, or a file's.
+
+    Raises:
+        click.ClickException: The file cannot be read.
+    """
+    return given if given is None or given.lstrip().startswith(("{", "[")) else read_text(given, MAX_GRAMMAR_BYTES)
+
+
+def _is_path(given: str) -> bool:
+    """Whether something has that name; a grammar is longer than any name."""
+    try:
+        return Path(given).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def format_of(given: str | None) -> dict[str, Any]:
+    """Load options for a format's name or a template's file."""
+    if given is None:
+        return {}
+    if given in TEMPLATES:
+        return {"chat_format": given}
+    if Path(given).is_file():
+        return {"chat_template_file": given}
+    raise click.UsageError(f"--format {given}: neither one of {', '.join(TEMPLATES)} nor a file")
+
+
+def offload_of(given: str | None) -> dict[str, Any]:
+    """The load option for weights on disk, where they are asked for."""
+    return {} if given in (None, "none") else {"offload": given}
+
+
+def weights_of(given: str | None) -> dict[str, Any]:
+    """The load option for weights in fewer bits, where they are asked for."""
+    return {} if given in (None, "float32") else {"weights": given}
+
+
+def load_options(flag: str, given: tuple[str, ...]) -> dict[str, Any]:
+    """How a model is loaded, by the names of `LoadOptions`.
+
+    Args:
+        flag: What it was said with.
+        given: Each as NAME=VALUE: JSON, or else a text.
+
+    Raises:
+        click.UsageError: Not written so, given twice, an unknown name, or a value out of range.
+    """
+    found: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not name:
+            raise click.UsageError(f"{flag} {text}: write NAME=VALUE, such as kv_dtype=q8")
+        if name in found:
+            raise click.UsageError(f"{flag} {name} is given twice")
+        found[name] = _json_or_text(value)
+    try:
+        LoadOptions.from_mapping(found)
+    except OptionError as fault:
+        raise click.UsageError(in_options(OptionError(fault.words, f"{flag} {fault.option}", fault.value))) from fault
+    except RuntimeFault as fault:
+        raise click.UsageError(f"{flag}: {in_options(fault)}") from fault
+    return found
+
+
+def _json_or_text(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def named_options(given: tuple[str, ...], said: Collection[str]) -> dict[str, Any]:
+    """The options given by name: JSON, or else a text.
+
+    Raises:
+        click.UsageError: Not written as NAME=VALUE, given twice, or one that has a flag of its own.
+    """
+    found: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise click.UsageError(f"--option {text}: write NAME=VALUE, such as typical_p=0.9")
+        if name in ELSEWHERE:
+            raise click.UsageError(f"--option {name}: use {ELSEWHERE[name]}")
+        if name in LOADING - OPTION_NAMES:
+            raise click.UsageError(f"--option {name}: use --load {name}={value}, for it is decided when a model is loaded")
+        if name in found or name in said:
+            raise click.UsageError(f"--option {name} is given twice")
+        found[name] = _json_or_text(value)
+    return found
+
+
+def naming_tokens(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options that name tokens by what they say: only a model knows their ids."""
+    found: dict[str, Any] = {}
+    banned, biases = options.get("banned_tokens"), options.get("logit_bias")
+    banned = [banned] if isinstance(banned, str) else banned
+    if isinstance(banned, list) and any(isinstance(token, str) for token in banned):
+        found["banned_tokens"] = banned
+    if isinstance(biases, dict) and not all(key.removeprefix("-").isdecimal() for key in biases):
+        found["logit_bias"] = biases
+    return found
+
+
+def with_token_ids(options: Mapping[str, Any], tokens: list[bytes]) -> dict[str, Any]:
+    """The same with ids, as the window does it.
+
+    Args:
+        options: Those that name tokens by what they say.
+        tokens: The model's, by id.
+
+    Raises:
+        InvalidRequestError: A text that is no token of the model; the one that it begins with is named.
+    """
+    from app.workbench.setup.token_names import with_ids  # which brings the window's side along
+    from app.workbench.vocabulary import TokenBytes
+    from ui import Refusal
+
+    try:
+        return {name: with_ids(name, value, TokenBytes(tokens)) for name, value in options.items()}
+    except Refusal as refusal:
+        raise InvalidRequestError(str(refusal)) from refusal
+
+
+def adapter_options(given: tuple[str, ...]) -> dict[str, Any]:
+    """Load options for adapters: a number after the last colon is a scale."""
+    found: list[tuple[str, float]] = []
+    for text in given:
+        path, colon, end = text.rpartition(":")
+        try:
+            scale = float(end)
+        except ValueError:
+            if colon and path.strip() and "/" not in end and not Path(text).exists():
+                raise click.ClickException(f"--adapter {text}: {end!r} is no scale: write a number, {path}:0.8") from None
+            path, scale = text, 1.0
+        if not colon:
+            path, scale = text, 1.0
+        if not path.strip():
+            raise click.UsageError(
+                f"--adapter {text}: write the adapter's folder or name, and a scale after a colon: ./pirate:0.8"
+            )
+        if not math.isfinite(scale):
+            raise click.UsageError(f"--adapter {text}: the scale is a finite number (1 is as trained)")
+        found.append((path, scale))
+    return {"adapters": tuple(found)} if found else {}
+
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+PRESET: Final = {"max_tokens": 128, "temperature": 0.8, "top_p": 0.95, "min_p": 0.05}  # where nobody says otherwise
+
+
+class Flags(TypedDict):
+    """The options as click gives them."""
+
+    model: str | None
+    backend: str | None
+    template: str | None
+    adapters: tuple[str, ...]
+    offload: str | None
+    weights: str | None
+    loads: tuple[str, ...]
+    system: str | None
+    raw: bool
+    session: str | None
+    batch: str | None
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    schema: str | None
+    regex: str | None
+    lark: str | None
+    temperature: float | None
+    top_k: int | None
+    sample_top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    named: tuple[str, ...]
+    seed: int | None
+    alternatives: int
+    as_json: bool
+
+
+def _preset(name: str) -> dict[str, Any]:
+    """An option that is not given says so: what holds then is `PRESET`'s."""
+    return {"default": None, "show_default": str(PRESET[name])}
+
+
+OPTIONS = (
+    click.option("--model", help="A model folder, a GGUF file, or a name on the shelf."),
+    click.option("--backend", help="auto, hf, mlx, mock, or a registered one."),
+    click.option(
+        "--format",
+        "template",
+        metavar="NAME|FILE",
+        help=f"How a chat becomes text, in place of the model's own template: {', '.join(TEMPLATES[1:])}, or a file with a "
+        "jinja2 template. Example: --format chatml",
+    ),
+    click.option(
+        "--offload",
+        type=click.Choice(("none", "disk")),
+        help="disk: weights that do not fit into memory are read from disk for every token (slow; hf only).",
+    ),
+    click.option("--weights", type=click.Choice(WEIGHTS), help=WEIGHTS_HELP),
+    click.option(
+        "--adapter",
+        "adapters",
+        multiple=True,
+        metavar="PATH|NAME[:SCALE]",
+        help="Put a LoRA adapter on the model, a folder or one that elsewise models list shows; may be given again, they add "
+        "up. Example: --adapter ./pirate:0.8 --adapter org/polite",
+    ),
+    click.option(
+        "--load",
+        "loads",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Any option of loading by its name, the value as JSON or text; may be given again. Examples: --load kv_dtype=q8 "
+        "--load draft_model=MODEL (of the same vocabulary; it guesses ahead with --option 'speculative={}')",
+    ),
+    click.option("--system", help='A system prompt. Example: --system "Answer in one word."'),
+    click.option("--raw", is_flag=True, help="Continue TEXT as it is: no template, no roles."),
+    click.option("--session", help="Continue the saved session of this title, or create it. Example: --session colours"),
+    click.option(
+        "--batch",
+        metavar="FILE",
+        help='Answer every line of a JSONL file ("-" for stdin), many at once. A line: {"prompt": "Hi"} or '
+        '{"messages": [...]}, and as it likes "id", "system", "tools", "schema" or "regex" or "lark", "seed", "max_tokens", '
+        '"stop", "temperature" and the like. One JSON line each comes back when it is done, with its "id" and "line".',
+    ),
+    click.option("--max-tokens", type=click.IntRange(1), **_preset("max_tokens"), help="End after so many tokens."),
+    click.option("--stop", multiple=True, help="End before this text; may be given again. Example: --stop . --stop '?'"),
+    click.option(
+        "--schema",
+        metavar="FILE|JSON",
+        help="Answer with JSON that this JSON schema describes. "
+        """Example: --schema '{"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}'""",
+    ),
+    click.option("--regex", help="Answer with a text that matches. Example: --regex '(yes|no)'"),
+    click.option(
+        "--lark",
+        metavar="FILE|GRAMMAR",
+        help="Answer with a text of this Lark grammar (llguidance's). "
+        """Example: --lark 'start: "I like " /[a-z]{3,9}/ (" and " /[a-z]{3,9}/)?'""",
+    ),
+    click.option(
+        "--temperature", type=float, **_preset("temperature"), help="0 takes the likeliest token each time. Example: 0.2"
+    ),
+    click.option("--top-k", type=click.IntRange(0), help="Sample among the so many likeliest tokens only. Example: 40"),
+    click.option("--sample-top-k", type=click.IntRange(0), hidden=True),  # the name before; goes with the next release
+    click.option(
+        "--top-p",
+        type=float,
+        **_preset("top_p"),
+        help="Sample among the likeliest tokens that together have this probability; 1 is off.",
+    ),
+    click.option(
+        "--min-p",
+        type=float,
+        **_preset("min_p"),
+        help="Sample among tokens with this share of the likeliest one's probability; 0 is off.",
+    ),
+    click.option(
+        "--option",
+        "named",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Any other option of the sampler by its name, the value as JSON; may be given again. Examples: "
+        "--option typical_p=0.9 --option xtc_probability=0.5 --option dry_multiplier=0.8 --option presence_penalty=0.5 "
+        """--option 'logit_bias={" Paris": -5}' --option 'banned_tokens=[" rain", 36413]' (tokens by text or id) """
+        """--option 'speculative={"method": "prompt_lookup"}' (guesses ahead what was said before: the same answer, maybe """
+        "faster)",
+    ),
+    click.option(
+        "--seed",
+        type=click.IntRange(0),
+        help="The same seed gives the same answer, alone or beside others; with --weights bfloat16, int8 or int4, or a model "
+        "that computes in 16 bits, only where it is asked in the same way again. Example: --seed 7",
+    ),
+    click.option("--alternatives", type=click.IntRange(0, 1000), default=0, help="Show so many alternatives per token."),
+    click.option("--json", "as_json", is_flag=True, help="One object a line: tokens, then the end."),
+)
+
+
+def asking(command: Command) -> Command:
+    """Gives a command all of `OPTIONS`."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The options, checked.
+
+    Attributes:
+        model: What to load, on `backend`, with `load` (of `LoadOptions`).
+        call: How answers are drawn, as far as the command line says it, by the names of `GenerationOptions.from_mapping`;
+            the seed is set, but for a session's answer that nobody gave one.
+        naming: More of them, that name tokens by what they say.
+    """
+
+    model: str
+    backend: str
+    load: dict[str, Any]
+    call: dict[str, Any]
+    naming: dict[str, Any]
+    system: str | None
+    raw: bool
+    alternatives: int
+    as_json: bool
+
+    @classmethod
+    def of(cls, settings: Settings, flags: Flags, *, chats: bool = False) -> Asked:
+        """From the command line.
+
+        Args:
+            settings: Of all commands.
+            flags: As click gives them.
+            chats: Whether the answers are turns of a session although `flags` name none.
+
+        Raises:
+            click.UsageError: A value out of range, or two that contradict each other.
+        """
+        load = load_options("--load", flags["loads"]) | format_of(flags["template"]) | adapter_options(flags["adapters"])
+        load |= offload_of(flags["offload"]) | weights_of(flags["weights"])
+        in_session = chats or flags["session"] is not None  # which may have a seed of its own
+        _check_company(flags, load, chats=chats)
+        seed = fresh_seed() if flags["seed"] is None and not in_session else flags["seed"]
+        recorded = max(flags["alternatives"], 10) if in_session else flags["alternatives"]
+        call: dict[str, Any] = {
+            "max_tokens": flags["max_tokens"],
+            "temperature": flags["temperature"],
+            "top_k": flags["top_k"] if chats else top_k_of(flags),
+            "top_p": flags["top_p"],
+            "min_p": flags["min_p"],
+            "stop": flags["stop"] or None,
+            "alternatives": recorded,
+            "seed": seed,
+        }
+        named = named_options(flags["named"], {name for name, value in call.items() if value is not None})
+        naming = naming_tokens(named)
+        call |= {name: value for name, value in named.items() if name not in naming}
+        try:
+            call["grammar"] = grammar_of(schema_of(flags["schema"]), flags["regex"], lark_of(flags["lark"]))
+            resolve_options(call, preset=PRESET)
+        except (InvalidRequestError, GrammarError) as fault:
+            raise click.UsageError(in_options(fault)) from fault
+        return cls(
+            model=flags["model"] or settings.model,
+            backend=flags["backend"] or settings.backend,
+            load=load,
+            call={name: value for name, value in call.items() if value is not None},
+            naming=naming,
+            system=flags["system"] or None,
+            raw=flags["raw"],
+            alternatives=flags["alternatives"],
+            as_json=flags["as_json"],
+        )
+
+    @property
+    def seed(self) -> int:
+        """Of the one answer, outside a session."""
+        seed: int = self.call["seed"]
+        return seed
+
+    @property
+    def formed(self) -> bool:
+        """Whether the answer must have a form."""
+        return "grammar" in self.call
+
+    def options(self, model: LanguageModel, line: Mapping[str, Any] | None = None) -> GenerationOptions:
+        """What holds on a model: a line's own, then the command's, the preset, the model's own.
+
+        Raises:
+            InvalidRequestError, GrammarError: They contradict each other.
+        """
+        if line is None:
+            return self.resolved(model).options
+        return model.resolve_options(line, session=self.call_on(model), preset=PRESET).options
+
+    def resolved(self, model: LanguageModel) -> ResolvedOptions:
+        """What holds for the one answer, and who said so.
+
+        Raises:
+            InvalidRequestError, GrammarError: They contradict each other.
+        """
+        return model.resolve_options(self.call_on(model), preset=PRESET)
+
+    def call_on(self, model: LanguageModel) -> dict[str, Any]:
+        """`call`, with the model's ids for the tokens that are named by what they say.
+
+        Raises:
+            InvalidRequestError: A text that is no token of the model.
+        """
+        return self.call | (with_token_ids(self.naming, model.byte_vocab) if self.naming else {})
+
+
+def top_k_of(flags: Flags) -> int | None:
+    """How many of the likeliest tokens are sampled among. For one release, notes say what the names meant before."""
+    top_k, before = flags["top_k"], flags["sample_top_k"]
+    if before is not None:
+        if top_k is not None:
+            raise click.UsageError("--sample-top-k is the old name of --top-k: give one of the two")
+        click.echo("note: --sample-top-k is called --top-k now", err=True)
+        return before
+    if top_k is not None and not flags["alternatives"] and flags["batch"] is None:
+        click.echo(
+            f"note: --top-k {top_k} samples among the {top_k} likeliest tokens; what it was before, alternatives beside each "
+            f"token, is --alternatives {top_k}",
+            err=True,
+        )
+    return top_k
+
+
+def _check_company(flags: Flags, load: Mapping[str, Any], *, chats: bool) -> None:
+    """Options that make no sense together."""
+    in_session = chats or flags["session"] is not None
+    if flags["session"] is not None and not chats and (flags["system"] or flags["raw"]):
+        raise click.UsageError("--session keeps its own system prompt and template: leave out --system and --raw")
+    if in_session and load.get("chat_format") == "none":
+        raise click.UsageError("a session is a chat: --format none has no roles; choose another, such as plain")
+    if in_session and "blocks" in load:
+        raise click.UsageError("a session keeps its KV where the window keeps it: leave out --load blocks")
+    if flags["raw"] and (flags["system"] or flags["template"]):
+        raise click.UsageError("--raw knows no roles: leave out --system and --format")
+    if flags["batch"] is not None:
+        for name, given in (("--session", flags["session"] is not None), ("--alternatives", flags["alternatives"])):
+            if given:
+                raise click.UsageError(f"--batch answers lines, each on its own: leave out {name}")
+
+
+def load_model(model: str, backend: str, **options: Any) -> LanguageModel:
+    """Loads a model into this process, with a spinner on stderr; its warnings follow there."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.pop("MLX_LM_TRUST_REMOTE_CODE", None)
+    with console.status(f"loading {model}") as status:
+
+        def show(progress: LoadProgress) -> None:
+            far = f"{progress.done:,} of {progress.total:,} tensors"
+            status.update(f"loading {model}: {'checking the numbers' if progress.stage == 'checking' else far}")
+
+        loaded = load(model, backend, on_progress=show, **options)
+    asked = set(options) - {"blocks"}  # which nobody asks for
+    for warning in loaded.info.warnings if asked else ():  # those of the options that were asked for
+        click.echo(f"note: {in_options(warning)}", err=True)
+    return loaded
+
+
+def told_precision(model: LanguageModel) -> str:
+    """What stands beside a model's numbers where its weights are not in their plain form; empty where they are."""
+    return model.info.precision if model.info.quantisation else ""
