@@ -8,27 +8,19 @@ from enum import Enum
 
 from benchmarks.clock import Told
 from benchmarks.findings import Case, Findings
-from benchmarks.parts.budget import budget
-from benchmarks.parts.counts import branches, chat, particles
-from benchmarks.parts.cpu import cpu
-from benchmarks.parts.decode import decode
+from benchmarks.parts.decode import decode, embedded_model, many, overhead, rows, score
 from benchmarks.parts.files import files
 from benchmarks.parts.grammar import grammar
 from benchmarks.parts.latency import latency
-from benchmarks.parts.many import many
-from benchmarks.parts.overhead import overhead
 from benchmarks.parts.reopen import reopen
-from benchmarks.parts.rows import rows
 from benchmarks.parts.sampler import sampler
-from benchmarks.parts.score import score
 from benchmarks.parts.shelf import shelf
 from benchmarks.parts.speculative import speculative
 from benchmarks.parts.swap import swap
+from benchmarks.parts.token_counts import branches, budget, chat, particles
 from benchmarks.parts.trie import trie
-from benchmarks.parts.view import view
-from benchmarks.parts.window import window
+from benchmarks.parts.window import start, view, window
 from benchmarks.sizes import Sizes
-from benchmarks.start import start
 
 
 class On(Enum):
@@ -77,7 +69,7 @@ PARTS = (
     Part("W3", "branches: counts", On.ALL, branches),
     Part("W4", "a saved session in another process, SmolLM2", On.BACKENDS, reopen),
     Part("W5", "decode, one stream and eight", On.ALL, decode),
-    Part("cpu", "decode on a processor, weights in fewer bits, SmolLM2", On.BACKENDS, cpu),
+    Part("cpu", "decode on a processor, weights in fewer bits, SmolLM2", On.BACKENDS, embedded_model),
     Part("rows", "recurrent rows together", On.BACKENDS, rows),
     Part("overhead", "per-token overhead", On.TINY, overhead),
     Part("W6", "score a text", On.ALL, score),

@@ -1,7 +1,8 @@
-"""Stopping the time of contenders that take turns, so that a noisy machine is noisy for all of them."""
+"""Clocks of contenders that take turns, gaps of event loops, and the calibration of the machine."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import hashlib
 import time
@@ -104,3 +105,58 @@ def wall(lap: Lap) -> float:
 def cpu(lap: Lap) -> float:
     """Seconds that a core worked."""
     return lap.cpu_seconds
+
+
+TICK_SECONDS = 0.001
+
+
+async def ticks(seconds: float) -> list[float]:
+    """Milliseconds between the ticks of a timer that runs this long; the tick itself is part of each."""
+    found: list[float] = []
+    end = (before := time.perf_counter()) + seconds
+    while before < end:
+        await asyncio.sleep(TICK_SECONDS)
+        now = time.perf_counter()
+        found.append((now - before) * 1000)
+        before = now
+    return found
+
+
+def gaps_of(found: Sequence[float]) -> tuple[float, float, float]:
+    """Median, 99th percentile and the longest."""
+    middle, high = np.percentile(found, [50, 99]).tolist()
+    return middle, high, max(found)
+
+
+ROUNDS = 20
+SIZE = 1_000_000
+IDLE_SECONDS = 0.5
+BUSY = 1.2  # wall over cpu from which the machine counts as busy
+STALLED = 5.0  # ms at the idle loop's 99th percentile from which it does as well
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """One fixed numpy kernel on one thread, and the gaps of an event loop that has nothing to do (ms)."""
+
+    when: str  # the case that was about to run
+    cpu_seconds: float
+    wall_seconds: float
+    idle_p99: float
+    idle_max: float
+
+    @property
+    def normal(self) -> bool:
+        """Whether a missed bar counts: the kernel was not kept waiting, nor the idle loop."""
+        return self.wall_seconds <= BUSY * self.cpu_seconds and self.idle_p99 <= STALLED
+
+
+def calibrate(when: str) -> Calibration:
+    """Runs the kernel (exponentials and sorts of a million float32: a quarter of a second), then idles half a second."""
+    values = np.random.default_rng(0).standard_normal(SIZE, dtype=np.float32)
+    cpu, wall = time.process_time(), time.perf_counter()
+    for _ in range(ROUNDS):
+        np.sort(np.exp(values))
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    _, p99, longest = gaps_of(asyncio.run(ticks(IDLE_SECONDS)))
+    return Calibration(when, cpu, wall, p99, longest)

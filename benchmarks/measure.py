@@ -1,11 +1,11 @@
-"""What a benchmark consists of: workloads play requests against subjects, a meter stands between them."""
+"""Subjects, workloads and the meter between them; and the fewest tokens that a workload needs (`distinct_prefixes`)."""
 
 from __future__ import annotations
 
 import gc
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import median
@@ -13,8 +13,6 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-
-from benchmarks.ideal import distinct_prefixes
 
 Ids = Sequence[int]
 Float32 = npt.NDArray[np.float32]
@@ -67,7 +65,7 @@ class Result:
     model: str
     subject: str
     tokens: int  # pushed through the model, padding included
-    ideal: int  # see `benchmarks.ideal`
+    ideal: int  # see `benchmarks.measure`
     cpu_seconds: float
     wall_seconds: float
     outcome: str  # digest of all requests and answers: equal where two subjects drew the same tokens
@@ -172,3 +170,30 @@ class _Meter:
 
     def _tell(self, ids: Ids) -> None:
         self._told.update(np.asarray([*ids, -1], np.int32).tobytes())
+
+
+def distinct_prefixes(contexts: Iterable[Sequence[int]]) -> int:
+    """The number of different non-empty prefixes: the fewest tokens that exact answers can need.
+
+    A *context* is a sequence of tokens whose next-token distribution was asked for; a generation of n tokens after a prompt
+    asks for n of them, the longest being the prompt and all generated tokens but the last. To know what follows a context, the
+    model must have seen each of its tokens behind exactly the tokens before it. A perfect cache, granular to the token,
+    unlimited, and remembering distributions as well as keys and values, computes each such token once. Padding, tokens
+    computed twice, and tokens computed ahead that were never asked about make the difference.
+
+    In sorted order a context shares its longest known prefix with the one just before it; the rest is new.
+    """
+    count = 0
+    before: list[int] = []
+    for context in sorted(list(context) for context in contexts):
+        count += len(context) - common_prefix(before, context)
+        before = context
+    return count
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many leading tokens two sequences share."""
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return min(len(a), len(b))

@@ -1,4 +1,4 @@
-"""Elsewise itself, through the runtime's public members."""
+"""Elsewise as a subject and as a contender, through the runtime's public members."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+from benchmarks.clock import Lap, Stopwatch
 from benchmarks.findings import Case
-from benchmarks.forwards import Forwards
-from benchmarks.measure import Float32, Ids
-from runtime import GenerationOptions, LanguageModel, Metrics, SamplingOptions, load
+from benchmarks.forwards import Forwards, Watched
+from benchmarks.measure import Float32, Ids, distinct_prefixes
+from runtime import BeamOptions, GenerationOptions, LanguageModel, Metrics, SamplingOptions, load
 
 
 def one_thread(backend: str) -> dict[str, Any]:
@@ -90,3 +91,133 @@ class Ours:
 def our_subject(case: Case) -> Ours:
     """The one of a case, with the usual budget."""
     return case.loaded.get(Ours, lambda: Ours(case.folder, case.backend))
+
+
+class OurBranches(Watched):
+    """A model in this process; every lap begins without a cache, and the prompt is a part of it.
+
+    Args:
+        folder: The model.
+        backend: Its backend's name.
+    """
+
+    def __init__(self, folder: Path, backend: str) -> None:
+        self._model = open_model(folder, backend)
+        super().__init__(self._model)
+        self._runner = asyncio.Runner()
+        self.computed = 0  # tokens that the last lap pushed through the model
+        self.needed = 0  # the fewest that its branches need, see `benchmarks.measure`
+
+    def branches(self, prompt: Ids, n: int, tokens: int) -> Lap:
+        """`tokens` drawn in each of `n` continuations of the prompt, with records of ten alternatives."""
+        sampling = SamplingOptions(temperature=1.0)
+        options = GenerationOptions(max_tokens=tokens, sampling=sampling, ignore_eos=True, seed=0, resolve=False)
+
+        async def main() -> list[list[int]]:
+            answers: list[list[int]] = [[] for _ in range(n)]
+            async with aclosing(self._model.continue_many(prompt, n, options)) as records:
+                async for branch, record in records:
+                    answers[branch].append(record.token_id)
+            return answers
+
+        watch = self._begin()
+        answers = self._runner.run(main())
+        lap = self._end(watch.lap(sum(map(len, answers))))
+        self.needed = distinct_prefixes([*prompt, *answer[:-1]] for answer in answers)  # the last ones are not pushed
+        return lap
+
+    def beams(self, prompt: Ids, width: int, tokens: int) -> Lap:
+        """Beam search for hypotheses of `tokens`."""
+        options = BeamOptions(width, tokens, ignore_eos=True)
+        watch = self._begin()
+        found = self._runner.run(self._model.beam_generate(prompt, options))
+        return self._end(watch.lap(width * tokens, [one.ids for one in found]))
+
+    def close(self) -> None:
+        """Ends the owner thread and the loop."""
+        self._model.close()
+        self._runner.close()
+
+    def _begin(self) -> Stopwatch:
+        self._model.clear_cache()
+        self.computed = -self._model.metrics().tokens_computed
+        watch = self._watch()
+        watch.start()
+        return watch
+
+    def _end(self, lap: Lap) -> Lap:
+        self._model.prefix_match([0])  # after the last step, so that it is counted
+        self.computed += self._model.metrics().tokens_computed
+        return lap
+
+
+class OurStreams(Watched):
+    """A model in this process; a lap begins without a cache unless it says otherwise.
+
+    Args:
+        folder: The model.
+        backend: Its backend's name.
+        options: Of `LoadOptions`, beside those of every model here.
+    """
+
+    def __init__(self, folder: Path, backend: str, **options: Any) -> None:
+        self._model = open_model(folder, backend, **options)
+        super().__init__(self._model)
+        self._runner = asyncio.Runner()
+
+    @property
+    def tokens_computed(self) -> int:
+        """As the scheduler counts them."""
+        return self._model.metrics().tokens_computed
+
+    @property
+    def weight_bytes(self) -> int:
+        """That a token of one stream reads of linear modules (hf)."""
+        backend: Any = self._model._engine.backend  # type: ignore[attr-defined]  # noqa: SLF001  # nothing public lies so deep
+        return int(backend.weight_bytes)
+
+    def decode(self, prompts: Sequence[Ids], n: int, *, top_k: int = 10, warm: bool = False) -> Lap:
+        """`n` greedy tokens after each prompt, all at once, with records of `top_k` alternatives.
+
+        The clock starts when the last of the streams has its first token. With `warm`, the cache stays as it is.
+        """
+        if not warm:
+            self._model.clear_cache()
+        return self._runner.run(self._decode(prompts, n, top_k))
+
+    def score(self, ids: Ids) -> Lap:
+        """Records of all tokens of a text."""
+        self._model.clear_cache()
+        watch = self._watch()
+        watch.start()
+        records = self._runner.run(self._model.score(ids))
+        return watch.lap(len(records))
+
+    def close(self) -> None:
+        """Ends the owner thread and the loop."""
+        self._model.close()
+        self._runner.close()
+
+    async def _decode(self, prompts: Sequence[Ids], n: int, top_k: int) -> Lap:
+        greedy = SamplingOptions(temperature=0.0)
+        options = GenerationOptions(max_tokens=n, sampling=greedy, ignore_eos=True, seed=0, resolve=False, top_k=top_k)
+        watch = self._watch()
+        answers: list[list[int]] = [[] for _ in prompts]
+        before = 0  # tokens that came before the clock ran
+
+        async def stream(prompt: Ids, answer: list[int]) -> None:
+            nonlocal before
+            async with aclosing(self._model.generate(prompt, options)) as records:
+                async for record in records:
+                    answer.append(record.token_id)
+                    if len(answer) == 1 and all(answers):
+                        before = sum(map(len, answers))
+                        watch.start()
+
+        await asyncio.gather(*map(stream, prompts, answers))
+        return watch.lap(len(prompts) * n - before, answers)
+
+
+def our_streams(case: Case) -> OurStreams:
+    """The one of a case."""
+    return case.loaded.get(OurStreams, lambda: OurStreams(case.folder, case.backend))

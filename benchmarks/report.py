@@ -1,21 +1,24 @@
-"""What a run found: tables for people, JSON for programs."""
+"""The report of a run: tables for the terminal, JSON for programs."""
 
 from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
-from benchmarks.calibration import Calibration
 from benchmarks.catalogue import LATER
-from benchmarks.findings import Findings, Took
+from benchmarks.clock import Calibration
+from benchmarks.findings import Findings, Gaps, Reading, Timing, Took, Verdict
+from benchmarks.measure import Result
 from benchmarks.sizes import Sizes
-from benchmarks.tables import calibration_table, count_table, gap_table, reading_table, timing_table, took_table, verdict_table
 from runtime import __version__
 
 FORMAT = 2  # of the JSON
@@ -91,3 +94,133 @@ def wide_console() -> Console:
     """Standard output; as wide as the tables where it is no terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=WIDTH)
+
+
+Each = TypeVar("Each")
+MET, NOT_MET = "[green]met[/green]", "[red]not met[/red]"
+
+
+def count_table(title: str, results: Sequence[Result]) -> Table:
+    """Tokens computed and needed, of one model."""
+    table = _table(title, ("workload", "who"), ("tokens", "ideal", "ratio", "cpu s", "wall s", "x cpu", "laps"), ("same",))
+    for i, row, first, last in _grouped(results, lambda r: r.workload):
+        table.add_row(
+            row.workload if i == 0 else "",
+            row.subject,
+            f"{row.tokens:,}",
+            f"{row.ideal:,}",
+            f"{row.ratio:.3f}",
+            f"{row.cpu_seconds:.2f}",
+            f"{row.wall_seconds:.2f}",
+            f"{row.cpu_seconds / first.cpu_seconds:.2f}",
+            str(row.laps),
+            _same(i, row.outcome, first.outcome),
+            end_section=last,
+        )
+    return table
+
+
+def timing_table(title: str, timings: Sequence[Timing]) -> Table:
+    """What a token cost each contender, of one model."""
+    table = _table(title, ("part", "who"), ("ms/token", "cpu ms/token", "tokens/s", "x wall", "x cpu", "laps"), ("same",))
+    for i, row, first, last in _grouped(timings, lambda t: t.part):
+        table.add_row(
+            row.part if i == 0 else "",
+            row.who,
+            f"{row.wall_ms:.3f}",
+            f"{row.cpu_ms:.3f}",
+            f"{1000 / row.wall_ms:,.0f}",
+            f"{row.wall_ms / first.wall_ms:.2f}",
+            f"{row.cpu_ms / first.cpu_ms:.2f}",
+            str(row.laps),
+            _same(i, row.outcome, first.outcome),
+            end_section=last,
+        )
+    return table
+
+
+def reading_table(title: str, readings: Sequence[Reading]) -> Table:
+    """What a token takes beside what reading its weights takes."""
+    table = _table(title, ("model", "who"), ("MB a token", "GB/s", "ms at that", "ms/token", "gap"), ())
+    for i, row, _, last in _grouped(readings, lambda r: f"{r.backend}, {r.model}"):
+        label = f"{row.backend}, {row.model}" if i == 0 else ""
+        figures = (f"{row.nbytes / 1e6:,.1f}", f"{row.speed / 1e9:.1f}", f"{row.limit_ms:.3f}", f"{row.wall_ms:.3f}")
+        table.add_row(label, row.who, *figures, f"{row.gap:.2f} x", end_section=last)
+    return table
+
+
+def gap_table(title: str, gaps: Sequence[Gaps]) -> Table:
+    """How long event loops were away."""
+    table = _table(title, ("model", "beside"), ("p50", "p99", "longest", "ticks"), ("work done meanwhile",))
+    for i, row, _, last in _grouped(gaps, lambda g: f"{g.backend}, {g.model}"):
+        label = f"{row.backend}, {row.model}" if i == 0 else ""
+        figures = (f"{row.p50:.2f}", f"{row.p99:.2f}", f"{row.max:.2f}", f"{row.ticks:,}")
+        table.add_row(label, row.who, *figures, row.work, end_section=last)
+    return table
+
+
+def calibration_table(title: str, calibrations: Sequence[Calibration]) -> Table:
+    """One fixed kernel, and an idle event loop, before each model."""
+    table = _table(title, ("before",), ("kernel cpu s", "kernel wall s", "idle gap p99 ms", "longest ms"), ("",))
+    for each in calibrations:
+        table.add_row(
+            each.when,
+            f"{each.cpu_seconds:.3f}",
+            f"{each.wall_seconds:.3f}",
+            f"{each.idle_p99:.2f}",
+            f"{each.idle_max:.2f}",
+            "" if each.normal else "busy",
+        )
+    return table
+
+
+def took_table(title: str, took: Sequence[Took]) -> Table:
+    """The seconds of each part, all models together; then of all."""
+    table = _table(title, ("part",), ("models", "seconds"), ())
+    for name in dict.fromkeys(each.part for each in took):
+        seconds = [each.seconds for each in took if each.part == name]
+        table.add_row(name, str(len(seconds)), f"{sum(seconds):.1f}")
+    table.add_section()
+    table.add_row("all", "", f"{sum(each.seconds for each in took):.1f}")
+    return table
+
+
+def verdict_table(title: str, verdicts: Sequence[Verdict], later: Mapping[str, str]) -> Table:
+    """Every figure, its bar, met or not; then what is not measured yet."""
+    table = _table(title, ("row", "on", "figure of"), ("figure", "bar"), ("",))
+    for i, row, _, last in _grouped(sorted(verdicts, key=lambda v: v.row), lambda v: v.row):
+        on = f"{row.backend}, {row.model}" if row.model else ""
+        sign = ">=" if row.at_least else "<="
+        verdict = MET if row.met else NOT_MET
+        label = row.row if i == 0 else ""
+        table.add_row(label, on, row.what, f"{row.figure:.3f}", f"{sign} {row.bar:g}", verdict, end_section=last)
+        if row.limit is not None and not row.met:
+            table.add_row("", "", f"limit: {row.limit.what}", f"{row.limit.figure:.3f}", "", "", end_section=last)
+    for name, why in later.items():
+        table.add_row(name, "", why, "", "", "")
+    return table
+
+
+def _table(title: str, left: Sequence[str], right: Sequence[str], end: Sequence[str]) -> Table:
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1))
+    for i, name in enumerate(left):
+        table.add_column(name, no_wrap=i == 0)  # the others give way in a narrow terminal
+    for name in right:
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in end:
+        table.add_column(name, no_wrap=True)
+    return table
+
+
+def _grouped(rows: Sequence[Each], key: Callable[[Each], str]) -> Iterator[tuple[int, Each, Each, bool]]:
+    """Each row with its place in its group, the group's first, and whether it is the group's last."""
+    for _, group in groupby(rows, key=key):
+        members = list(group)
+        for i, row in enumerate(members):
+            yield i, row, members[0], i == len(members) - 1
+
+
+def _same(i: int, outcome: str, ours: str) -> str:
+    if i == 0 or not outcome:
+        return ""
+    return "yes" if outcome == ours else "no"

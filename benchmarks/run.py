@@ -15,8 +15,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.calibration import Calibration, calibrate
 from benchmarks.catalogue import On, Part, chosen_parts
+from benchmarks.clock import Calibration, calibrate
 from benchmarks.findings import EMBEDDED, Case, Findings, Took
 from benchmarks.report import Report, wide_console
 from benchmarks.sizes import Sizes, sizes_for

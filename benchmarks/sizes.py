@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.measure import Workload
-from benchmarks.workloads.branches import branches
-from benchmarks.workloads.chat import chat
-from benchmarks.workloads.particles import particles
+from benchmarks.workloads import branches, chat, particles
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,30 @@
-"""W5: tokens one after the other, of one stream and of eight."""
+"""Decoding: W5 (one stream, eight streams), the embedded model on a processor, rows of recurrent models, overhead per token,
+W6 (scores), and many branches and beams of one prompt.
+"""
 
 from __future__ import annotations
 
+import tempfile
+import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 
-from benchmarks.clock import Lap, Told, speed, take_turns, wall
-from benchmarks.findings import Case, Findings, Limit, Verdict, timing
-from benchmarks.forwards import FORWARDS
+from benchmarks.clock import Lap, Stopwatch, Told, cpu, speed, take_turns, wall
+from benchmarks.findings import EMBEDDED, Case, Findings, Limit, Reading, Verdict, timing
+from benchmarks.forwards import FORWARDS, REST
 from benchmarks.forwards import LIMIT as FORWARDS_LIMIT
-from benchmarks.our_streams import our_streams
+from benchmarks.measure import measure
+from benchmarks.ours import OurBranches, Ours, OurStreams, our_streams
 from benchmarks.sizes import Sizes
+from benchmarks.tiny import make_recurrent
+from runtime import list_models
 
 ONE, EIGHT = "W5 one stream", "W5 eight streams"
 STREAMS = 8
@@ -60,10 +71,10 @@ def decode(case: Case, sizes: Sizes, tell: Told) -> Findings:
 def peer_streams(case: Case) -> Any:
     """What a backend's library does by itself, the one of a case; the library is imported here."""
     if case.backend == "hf":
-        from benchmarks.peers.torch_streams import TorchStreams
+        from benchmarks.peers.torch_peers import TorchStreams
 
         return case.loaded.get(TorchStreams, lambda: TorchStreams(case.folder))
-    from benchmarks.peers.mlx_streams import MlxStreams
+    from benchmarks.peers.mlx_peers import MlxStreams
 
     return case.loaded.get(MlxStreams, lambda: MlxStreams(case.folder))
 
@@ -112,3 +123,294 @@ def _eight(case: Case, one: Laps, eight: Laps) -> list[Verdict]:
 def _what(who: str, peer: str) -> str:
     own = "" if who == OURS else who.removeprefix(OURS + ", ") + ": "
     return f"{own}speed / {peer}"
+
+
+CPU_ROW = "cpu"
+FORMS = ("float16", "int8", "int4")
+PACKED_BAR, FIRST_BAR = 1.8, 3.0  # times transformers.generate; seconds
+READ = "reading the float32 weights once, and nothing else"
+AT_MEMORY_SPEED = "its weights' bytes at the speed of memory, as the float32 ones were read in the same run"
+FIRST = "from the shelf to the first token"
+READS = 3  # of all weights, a lap
+
+
+def embedded_model(case: Case, sizes: Sizes, tell: Told) -> Findings:
+    """On the embedded model in a full run, on the case's in a quick one; one thread for everybody. hf alone."""
+    if case.backend != "hf":
+        return Findings()
+    case = _embedded(case) if sizes.reopen_embedded else replace(case, loaded=type(case.loaded)())
+    with closing(case.loaded):
+        return _measured(case, sizes, tell)
+
+
+def _embedded(case: Case) -> Case:
+    entry = next((entry for entry in list_models() if entry.name == EMBEDDED), None)
+    folder = Path(EMBEDDED) if entry is None else entry.path  # loading says what is missing
+    return replace(case, model=EMBEDDED, folder=folder, loaded=type(case.loaded)())
+
+
+def _measured(case: Case, sizes: Sizes, tell: Told) -> Findings:
+    tell(f"{CPU_ROW}: loading")
+    peer: Any = peer_streams(case)
+    forms = {form: _packed(case, form) for form in (OURS, *FORMS)}
+    weights = {form: streams.weight_bytes for form, streams in forms.items()}
+    prompt: list[int] = np.random.default_rng(5).integers(min(case.vocabulary, 1000), size=sizes.decode_prompt).tolist()
+    n = sizes.cpu_tokens
+    contenders: dict[str, Callable[[], Lap]] = {form: partial(s.decode, [prompt], n) for form, s in forms.items()}
+    contenders[FORWARDS] = partial(forms[OURS].forwards, contenders[OURS])
+    contenders[GENERATE] = partial(peer.generate, prompt, n, records=False)
+    contenders[LOOP] = partial(peer.loop, [prompt], n, records=False)
+    contenders[LOOP_RECORDS] = partial(peer.loop, [prompt], n, records=True)
+    contenders[READ] = _reader(weights[OURS])
+    laps = take_turns(contenders, sizes.cpu_rounds, lambda who: tell(f"{CPU_ROW}, {who}"), warm_up=True)
+    tell(f"{CPU_ROW}: {FIRST}")
+    first, busy = min(_first_token(case, prompt) for _ in range(2))
+    timings = [timing(CPU_ROW, case, f"{who} weights" if who in FORMS else who, each) for who, each in laps.items()]
+    readings = tuple(_reading(case, laps, form, weights) for form in (OURS, *FORMS))
+    verdicts = [*one_stream(case, laps, CPU_ROW), *(_packed_verdict(case, laps, form, weights) for form in FORMS)]
+    what, limit = f"s {FIRST}, libraries in place", Limit(busy, "its cpu-seconds, whatever the machine does beside")
+    seconds = Verdict(CPU_ROW, case.backend, case.model, what, first, FIRST_BAR, at_least=False, limit=limit)
+    return Findings(timings=tuple(timings), readings=readings, verdicts=(*verdicts, seconds))
+
+
+def _packed(case: Case, form: str) -> OurStreams:
+    options = {} if form == OURS else {"weights": form}
+    return case.loaded.get(form, lambda: OurStreams(case.folder, case.backend, **options))
+
+
+def _packed_verdict(case: Case, laps: Mapping[str, list[Lap]], form: str, weights: Mapping[str, int]) -> Verdict:
+    limit = speed(laps[READ], laps[GENERATE], wall) * weights[OURS] / weights[form]
+    figure = speed(laps[form], laps[GENERATE], wall)
+    what = f"{form} weights: speed / {GENERATE}"
+    said = Limit(limit, AT_MEMORY_SPEED)
+    return Verdict(CPU_ROW, case.backend, case.model, what, figure, PACKED_BAR, at_least=True, limit=said)
+
+
+def _reading(case: Case, laps: Mapping[str, list[Lap]], form: str, weights: Mapping[str, int]) -> Reading:
+    whole = timing(CPU_ROW, case, READ, laps[READ]).wall_ms
+    who = form if form == OURS else f"{form} weights"
+    own = timing(CPU_ROW, case, who, laps[form]).wall_ms
+    return Reading(CPU_ROW, case.backend, case.model, who, weights[form], weights[OURS] / whole * 1000, own)
+
+
+def _reader(nbytes: int) -> Callable[[], Lap]:
+    """Laps that read as many bytes as the float32 weights have, one after the other, on one thread."""
+    import torch
+
+    numbers = torch.ones(max(nbytes // 4, 1))
+
+    def run() -> Lap:
+        watch = Stopwatch()
+        watch.start()
+        for _ in range(READS):
+            numbers.sum()
+        return watch.lap(READS)
+
+    return run
+
+
+def _first_token(case: Case, prompt: list[int]) -> tuple[float, float]:
+    """Seconds, and cpu-seconds, with the libraries in place."""
+    began, cpu_began = time.perf_counter(), time.process_time()
+    with closing(OurStreams(case.folder, case.backend)) as streams:
+        streams.decode([prompt], 1)
+        return time.perf_counter() - began, time.process_time() - cpu_began
+
+
+RECURRENT_EIGHT = "W5 eight streams, recurrent"
+RECURRENT_PARTICLES = "W1 particles, recurrent"
+RECURRENT_BRANCHES = "W3 eight branches, recurrent"
+MODEL = "tiny-lfm2"
+TOGETHER, ALONE = "rows of one forward", "one by one"
+SHARED, COPIED = "one prefix", "a copy for each row"
+# times the speed of the other way, by cpu-seconds
+BARS = {RECURRENT_EIGHT: 2.5, RECURRENT_PARTICLES: 1.5, RECURRENT_BRANCHES: 1.3}
+
+
+def rows(case: Case, sizes: Sizes, tell: Told) -> Findings:
+    """Both ways in turns, on a model that is made for it; streams start from prompts of different length."""
+    with tempfile.TemporaryDirectory(prefix="elsewise-bench-") as made:
+        folder = Path(made) / MODEL
+        tell(f"{RECURRENT_EIGHT}: loading")
+        own = Case(case.backend, MODEL, folder, make_recurrent(folder))
+        rng = np.random.default_rng(5)
+        with closing(OurStreams(folder, case.backend)) as ours:
+            lengths = range(sizes.decode_prompt, sizes.decode_prompt + STREAMS)
+            prompts: list[list[int]] = [rng.integers(own.vocabulary, size=n).tolist() for n in lengths]
+            run = partial(ours.decode, prompts, sizes.decode_tokens)
+            found = _both(own, RECURRENT_EIGHT, _ways(ours, "buckets", run, (TOGETHER, ALONE)), sizes, tell)
+            stem = rng.integers(own.vocabulary, size=sizes.stem).tolist()
+            run = partial(ours.decode, [[*stem, token] for token in range(STREAMS)], sizes.decode_tokens, warm=True)
+            found += _both(own, RECURRENT_BRANCHES, _ways(ours, "shares", run, (SHARED, COPIED)), sizes, tell)
+        with closing(Ours(folder, case.backend)) as subject:
+            run = partial(_particles, subject, own, sizes)
+            found += _both(own, RECURRENT_PARTICLES, _ways(subject, "buckets", run, (TOGETHER, ALONE)), sizes, tell)
+    return found
+
+
+def _ways(owner: Any, switch: str, run: Run, names: tuple[str, str]) -> dict[str, Run]:
+    """A lap with a switch of the backend on, and off: what the self-test falls back to, which has no option of its own."""
+    backend = owner._model._engine.backend  # noqa: SLF001  # nothing public switches it: there is no use in it but this one
+
+    def lap(*, on: bool) -> Lap:
+        setattr(backend, switch, on)
+        try:
+            return run()
+        finally:
+            setattr(backend, switch, True)
+
+    return {names[0]: partial(lap, on=True), names[1]: partial(lap, on=False)}
+
+
+def _both(own: Case, part: str, ways: dict[str, Run], sizes: Sizes, tell: Told) -> Findings:
+    """The ways in turns, and how much faster the first one is."""
+    laps = take_turns(ways, sizes.rounds, lambda who: tell(f"{part}, {who}"), warm_up=True)
+    first, second = ways
+    figure = speed(laps[first], laps[second], cpu)
+    return Findings(
+        timings=tuple(timing(part, own, who, each) for who, each in laps.items()),
+        verdicts=(Verdict(part, own.backend, own.model, f"{first}: cpu speed / {second}", figure, BARS[part], at_least=True),),
+    )
+
+
+def _particles(subject: Ours, case: Case, sizes: Sizes) -> Lap:
+    result = measure(sizes.workloads(case.vocabulary)[0], subject, backend=case.backend, model=case.model)
+    return Lap(result.tokens, result.cpu_seconds, result.wall_seconds, result.outcome)
+
+
+OVERHEAD_ROW = "overhead"
+BAR_MS = 0.3
+TURNS = 3  # times as many as elsewhere: a lap is short
+FLAT_MS = 0.1  # by which the longest context may exceed the shortest: "flat"
+RECORDS = "records alone"
+
+
+def overhead(case: Case, sizes: Sizes, tell: Told) -> Findings:
+    """One stream at several lengths of context: what a step takes beyond its forward and its record.
+
+    A forward's time is that of one that is waited for, a record's what torch or numpy alone take for one. What is left is what
+    Elsewise adds: scheduling, drawing, the way to the caller, and whatever makes its records dearer. On mlx most of that is
+    done while the next forward runs. Whether it grows with the context is told by laps in which nothing hides behind a forward:
+    each forward's time is taken off that of the very step it was in.
+    """
+    rng = np.random.default_rng(8)
+    n = sizes.overhead_tokens
+    tell("overhead: loading")
+    ours, peer = our_streams(case), peer_streams(case)
+    shortest, longest = sizes.contexts[0], sizes.contexts[-1]
+    prompts: dict[int, list[int]] = {each: rng.integers(case.vocabulary, size=each).tolist() for each in sizes.contexts}
+    contenders: dict[tuple[str, str], Callable[[], Lap]] = {}
+    for context, prompt in prompts.items():  # all lengths take turns: the difference between two is that of one moment
+        decode = partial(ours.decode, [prompt], n, warm=True)
+        contenders[_part(context), OURS] = decode
+        contenders[_part(context), FORWARDS] = partial(ours.forwards, decode)
+        contenders[_part(context), REST] = partial(ours.rest, decode)
+    contenders[OVERHEAD_ROW, RECORDS] = partial(peer.records(prompts[shortest]), n)
+    named = {f"{part}, {who}": run for (part, who), run in contenders.items()}
+    found = take_turns(named, TURNS * sizes.rounds, tell, warm_up=True)
+    laps = dict(zip(contenders, found.values(), strict=True))
+    timings = tuple(timing(part, case, who, each) for (part, who), each in laps.items())
+
+    def ms(part: str, who: str) -> list[float]:
+        return [lap.wall_seconds / lap.tokens * 1000 for lap in laps[part, who]]
+
+    near, far = _part(shortest), _part(longest)
+    steps = zip(ms(far, OURS), ms(far, FORWARDS), ms(OVERHEAD_ROW, RECORDS), strict=True)
+    added = median(step - forward - record for step, forward, record in steps)
+    grown = median(b - a for a, b in zip(ms(near, REST), ms(far, REST), strict=True))
+    return Findings(
+        timings=timings,
+        verdicts=(
+            _overhead_verdict(case, f"ms a token at context {longest:,}, less its forward and record", added, BAR_MS),
+            _overhead_verdict(case, f"ms more than at context {shortest:,}, nothing hidden", grown, FLAT_MS),
+        ),
+    )
+
+
+def _overhead_verdict(case: Case, what: str, figure: float, bar: float) -> Verdict:
+    return Verdict(OVERHEAD_ROW, case.backend, case.model, what, figure, bar, at_least=False)
+
+
+def _part(context: int) -> str:
+    return f"{OVERHEAD_ROW} at {context:,}"
+
+
+SCORE_ROW = "W6 score"
+CPU_BAR = 1.2
+BARE = "bare forward, log-softmax, top-k"
+
+
+def score(case: Case, sizes: Sizes, tell: Told) -> Findings:
+    """All positions of one text, against one forward over it."""
+    ids: list[int] = np.random.default_rng(6).integers(case.vocabulary, size=sizes.score_tokens).tolist()
+    tell(f"{SCORE_ROW}: loading")
+    ours, peer = our_streams(case), peer_streams(case)
+    before = ours.tokens_computed
+    score_it = partial(ours.score, ids)
+    score_it()
+    pushed = ours.tokens_computed - before
+    contenders = {OURS: score_it, BARE: partial(peer.score, ids), FORWARDS: partial(ours.forwards, score_it)}
+    laps = take_turns(contenders, sizes.rounds, lambda who: tell(f"{SCORE_ROW}, {who}"), warm_up=True)
+    share, least = (1 / speed(laps[who], laps[BARE], cpu) for who in (OURS, FORWARDS))
+    limit = Limit(least, FORWARDS_LIMIT)
+    verdicts = (
+        Verdict(
+            SCORE_ROW, case.backend, case.model, "tokens computed / tokens", pushed / len(ids), 1.0, at_least=False, timed=False
+        ),
+        Verdict(SCORE_ROW, case.backend, case.model, f"cpu / {BARE}", share, CPU_BAR, at_least=False, limit=limit),
+    )
+    return Findings(timings=tuple(timing(SCORE_ROW, case, who, each) for who, each in laps.items()), verdicts=verdicts)
+
+
+MANY_TOKENS, MANY_BRANCHES, MANY_BEAMS = "many tokens", "many branches", "many beams"
+N, WIDTH = 8, 4
+PEER = "transformers.generate"
+
+
+def many(case: Case, sizes: Sizes, tell: Told) -> Findings:
+    """Tokens computed for eight branches, against each token needed once; on hf the cpu-seconds beside transformers as well.
+
+    Needed are the prefix and every token of a branch but its last, which nobody asks what follows: prefix + 8 x (new - 1), or
+    fewer where branches begin alike.
+    """
+    rng = np.random.default_rng(9)
+    prompt: list[int] = rng.integers(case.vocabulary, size=sizes.many_prompt).tolist()
+    n = sizes.many_tokens
+    tell("many: loading")
+    with closing(OurBranches(case.folder, case.backend)) as ours:
+        ours.branches(prompt, N, n)
+        figure, what = ours.computed / ours.needed, f"computed / needed (prefix {len(prompt)} + 8 x {n - 1}, shared ones once)"
+        counted = Verdict(MANY_TOKENS, case.backend, case.model, what, figure, 1.0, at_least=False, timed=False)
+        if case.backend != "hf":  # mlx_lm has neither
+            return Findings(verdicts=(counted,))
+        from benchmarks.peers.torch_peers import TorchBranches
+
+        with closing(TorchBranches(case.folder)) as peer:
+            parts: dict[str, dict[str, Run]] = {
+                MANY_BRANCHES: {OURS: partial(ours.branches, prompt, N, n), PEER: partial(peer.branches, prompt, N, n)},
+                MANY_BEAMS: {OURS: partial(ours.beams, prompt, WIDTH, n), PEER: partial(peer.beams, prompt, WIDTH, n)},
+            }
+            found = Findings(verdicts=(counted,))
+            for part, runs in parts.items():
+                runs[FORWARDS] = partial(ours.forwards, runs[OURS])
+                laps = take_turns(runs, sizes.rounds, partial(_tell, tell, part), warm_up=True)
+                share, least = (speed(laps[PEER], laps[who], cpu) for who in (OURS, FORWARDS))  # ours by theirs
+                verdict = Verdict(
+                    part,
+                    case.backend,
+                    case.model,
+                    f"cpu / {PEER}",
+                    share,
+                    1.0,
+                    at_least=False,
+                    limit=Limit(least, FORWARDS_LIMIT),
+                )
+                found += Findings(
+                    timings=tuple(timing(part, case, who, own) for who, own in laps.items()),
+                    verdicts=(verdict,),
+                )
+    return found
+
+
+def _tell(tell: Told, part: str, who: str) -> None:
+    tell(f"{part}, {who}")

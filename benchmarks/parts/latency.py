@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from itertools import chain
 from statistics import median
 
-from benchmarks.clock import Told
+from benchmarks.clock import Told, gaps_of, ticks
 from benchmarks.findings import Case, Findings, Gaps, Limit, Verdict
-from benchmarks.gaps import gaps_of, ticks
 from benchmarks.ours import one_thread
 from benchmarks.sizes import Sizes
-from benchmarks.workloads.everything import Everything
+from benchmarks.workloads import Everything
 from runtime import LanguageModel, load, spawn
 
 ROW = "W8 event loop"

@@ -37,7 +37,7 @@ BUDGET = 8 << 30  # bytes on the disk
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What a process found that opened a saved session; seconds. See `benchmarks.reopened`."""
+    """What a process found that opened a saved session; seconds. See `benchmarks.children.reopen`."""
 
     reopen: float
     read: float  # the same bytes out of the same file, and their SHA-256
@@ -109,7 +109,7 @@ def _reopened(case: Case, opened: list[Opened], *, timed: bool) -> tuple[Verdict
 
 
 def _in_another_process(case: Case, source: str, file: Path, sizes: Sizes, *, cold: bool) -> Opened:
-    """Runs `benchmarks.reopened`.
+    """Runs `benchmarks.children.reopen`.
 
     Raises:
         RuntimeError: It failed; its words are in the message.
@@ -126,7 +126,7 @@ def _in_another_process(case: Case, source: str, file: Path, sizes: Sizes, *, co
         }
     )
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.reopened", asked], capture_output=True, text=True, timeout=PATIENCE_SECONDS
+        [sys.executable, "-m", "benchmarks.children.reopen", asked], capture_output=True, text=True, timeout=PATIENCE_SECONDS
     )
     if done.returncode:
         raise RuntimeError(f"the process that opens the session again failed: {done.stderr[-2000:]}")

@@ -1,35 +1,196 @@
-"""The whole window: how long its event loop is away while sessions open, prompts prefill, models stream, files are written."""
+"""The window: the start of the process, the speed of its widgets, the gaps of its event loop."""
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
 
-from benchmarks.child import found_by
-from benchmarks.clock import Told
+import numpy as np
+
+from benchmarks.children.child import found_by
+from benchmarks.clock import Told, gaps_of
 from benchmarks.findings import Case, Findings, Limit, Verdict
-from benchmarks.gaps import gaps_of
 from benchmarks.sizes import Sizes
 
-ROW = "window"
+START_ROW = "start"
+WALL_BAR, CPU_BAR = 1.0, 0.85  # seconds
+PATIENCE_SECONDS = 120.0  # for one process
+FLOOR = "from PySide6 import QtWidgets"
+_STANDS = re.compile(r"the window stands .* after ([\d.]+) s")  # what `app.window` says with --verbose
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Medians of several starts on a folder that has the sample. cpu: user and system time of all threads up to the window."""
+
+    starts: int
+    cpu_seconds: float
+    wall_seconds: float
+    floor_cpu_seconds: float  # a whole process that does nothing but FLOOR
+    floor_wall_seconds: float
+
+
+def start(case: Case, sizes: Sizes, tell: Told) -> Findings:
+    """The app as a person starts it, without a screen and without an engine."""
+    tell(START_ROW)
+    found = measure_start(sizes.starts)
+    return Findings(verdicts=start_verdicts(found, case) if found is not None else ())
+
+
+def start_verdicts(found: Start, case: Case) -> tuple[Verdict, ...]:
+    """The figures beside their bars and their floor."""
+    rows = (
+        ("s", found.wall_seconds, found.floor_wall_seconds, WALL_BAR),
+        ("cpu-seconds", found.cpu_seconds, found.floor_cpu_seconds, CPU_BAR),
+    )
+    return tuple(
+        Verdict(
+            row=START_ROW,
+            backend=case.backend,
+            model=case.model,
+            what=f"{unit} to the window with the sample session (Python and Qt alone: {floor:.2f})",
+            figure=figure,
+            bar=bar,
+            at_least=False,
+        )
+        for unit, figure, floor, bar in rows
+    )
+
+
+def measure_start(starts: int) -> Start | None:
+    """Starts the app without a screen, several times; None, with a line on stderr, where its window cannot be opened.
+
+    The one before the first that counts makes the sample session and the byte code, and warms the disk's cache.
+    """
+    ours: list[tuple[float, float]] = []
+    floors: list[tuple[float, float]] = []
+    with tempfile.TemporaryDirectory(prefix="elsewise-start-") as made:
+        try:
+            for _ in range(1 + starts):
+                ours.append(_window(Path(made)))
+                floors.append(_floor(Path(made)))
+        except OSError as error:
+            print(f"the time to the window was not measured: {error}", file=sys.stderr)
+            return None
+    cpu, wall, floor_cpu, floor_wall = (
+        statistics.median(seconds) for pairs in (ours[1:], floors[1:]) for seconds in zip(*pairs, strict=True)
+    )
+    return Start(starts, cpu, wall, floor_cpu, floor_wall)
+
+
+def _window(made: Path) -> tuple[float, float]:
+    """Seconds of cpu and wall time from the birth of the process to the painted window."""
+    command = [sys.executable, "-m", "app", "--verbose", "--data-dir", str(made / "data"), "--demo"]
+    said: list[str] = []
+    environment = _environment(made)
+    began = time.perf_counter()
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None  # asked for
+        limit = threading.Timer(PATIENCE_SECONDS, process.kill)
+        limit.start()
+        try:
+            for line in process.stderr:
+                if found := _STANDS.search(line):
+                    wall = time.perf_counter() - began
+                    process.send_signal(signal.SIGTERM)
+                    process.stderr.read()
+                    return float(found[1]), wall
+                said.append(line)
+        finally:
+            limit.cancel()
+            process.terminate()
+    raise OSError(said[-1].strip() if said else f"the window did not stand after {PATIENCE_SECONDS:.0f} s")
+
+
+def _floor(made: Path) -> tuple[float, float]:
+    environment = _environment(made)
+    began = time.perf_counter()
+    process = subprocess.Popen([sys.executable, "-c", FLOOR], env=environment)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise OSError("PySide6 cannot be loaded")
+    return used.ru_utime + used.ru_stime, time.perf_counter() - began
+
+
+def _environment(made: Path) -> dict[str, str]:
+    """With byte code of the source as it is now, like after `make setup`, whatever this process may write."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "QT_QPA_PLATFORM": "offscreen", "PYTHONPYCACHEPREFIX": str(made / "compiled")}
+
+
+VIEW_ROW = "view"
+
+
+def view(case: Case, sizes: Sizes, tell: Told) -> Findings:
+    """Runs `benchmarks.children.view`, and holds what it says against the bars."""
+    tell(VIEW_ROW)
+    found = measure_view(sizes.view_tokens, sizes.view_sessions)
+    return Findings(verdicts=view_verdicts(case, found, sizes)) if found else Findings()
+
+
+def measure_view(tokens: int, sessions: int) -> dict[str, list[float]]:
+    """Frames by name in milliseconds; empty, with a line on stderr, where the widgets cannot be shown."""
+    raw = found_by("benchmarks.children.view", tokens, sessions, what="the window's speed was")
+    return {name: frames if isinstance(frames, list) else [float(frames)] for name, frames in raw.items()}
+
+
+def view_verdicts(case: Case, found: dict[str, list[float]], sizes: Sizes) -> tuple[Verdict, ...]:
+    """The figures beside their bars."""
+    long = f"{sizes.view_tokens:,} tokens"
+    return tuple(
+        Verdict(VIEW_ROW, case.backend, case.model, what, figure, bar, at_least=False)
+        for what, figure, bar in (
+            (f"ms: append {long}, median frame", _share(found["append_paragraphs"], 50), 1.0),
+            (f"ms: append {long}, p99 frame", _share(found["append_paragraphs"], 99), 8.0),
+            (f"ms: append {long} in one paragraph, median frame", _share(found["append_one"], 50), 1.0),
+            (f"ms: append {long} in one paragraph, p99 frame", _share(found["append_one"], 99), 8.0),
+            (f"MB held for {long} with top-10 columns", max(found["rss_paragraphs"][0], found["rss_one"][0]) / 1e6, 30.0),
+            ("ms: the mouse moves, mean", fmean(found["move"]), 0.1),
+            (f"ms: scroll anywhere in {long}, p99", _share(found["scroll"], 99), 16.0),
+            ("ms: other colours, longest", max(found["switch"]), 50.0),
+            ("ms: a slider of Why over the stored head, median", _share(found["slider_head"], 50), 10.0),
+            ("ms: a slider of Why over a row of 50,000, median", _share(found["slider_row"], 50), 10.0),
+            (f"ms: scroll anywhere in {sizes.view_sessions:,} sessions, p99", _share(found["list_scroll"], 99), 16.0),
+        )
+    )
+
+
+def _share(frames: Sequence[float], percent: float) -> float:
+    return float(np.percentile(frames, percent))
+
+
+WINDOW_ROW = "window"
 P99_MS, MAX_MS = 16.0, 50.0
 IDLE = "idle"
 LIMIT = "the same of a window that has nothing to do"
 
 
 def window(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """Runs `benchmarks.window`, and holds the gaps of its 5 ms timer against the bars."""
-    tell(ROW)
-    found = measure(case, sizes)
-    return Findings(verdicts=verdicts(case, found, sizes)) if found else Findings()
+    """Runs `benchmarks.children.window`, and holds the gaps of its 5 ms timer against the bars."""
+    tell(WINDOW_ROW)
+    found = measure_window(case, sizes)
+    return Findings(verdicts=window_verdicts(case, found, sizes)) if found else Findings()
 
 
-def measure(case: Case, sizes: Sizes) -> dict[str, list[float]]:
+def measure_window(case: Case, sizes: Sizes) -> dict[str, list[float]]:
     """Milliseconds between ticks by what happened meanwhile; empty, with a line on stderr, where no window opens."""
     asked = (case.folder, case.backend, sizes.window_turns, sizes.window_prompt, sizes.window_seconds, sizes.window_laps)
-    return found_by("benchmarks.window", *asked, what="the event loop of the whole window was")
+    return found_by("benchmarks.children.window", *asked, what="the event loop of the whole window was")
 
 
-def verdicts(case: Case, found: Mapping[str, Sequence[float]], sizes: Sizes) -> tuple[Verdict, ...]:
+def window_verdicts(case: Case, found: Mapping[str, Sequence[float]], sizes: Sizes) -> tuple[Verdict, ...]:
     """The 99th percentile and the longest of each scene beside their bars, and beside those of the idle window."""
     scenes = (
         ("stream", "a model streams"),
@@ -43,5 +204,7 @@ def verdicts(case: Case, found: Mapping[str, Sequence[float]], sizes: Sizes) -> 
         _, p99, most = gaps_of(found[name])
         for which, figure, bar, least in (("p99", p99, P99_MS, idle_p99), ("longest", most, MAX_MS, idle_most)):
             what = f"ms: {words}, {which} gap of a 5 ms timer"
-            rows.append(Verdict(ROW, case.backend, case.model, what, figure, bar, at_least=False, limit=Limit(least, LIMIT)))
+            rows.append(
+                Verdict(WINDOW_ROW, case.backend, case.model, what, figure, bar, at_least=False, limit=Limit(least, LIMIT))
+            )
     return tuple(rows)

@@ -1,1 +1,1 @@
-"""One module per peer: what the same requests cost with another library's own means."""
+"""The same requests with other libraries' own means."""

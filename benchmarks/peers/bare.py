@@ -1,9 +1,12 @@
-"""The barest way through W1: one forward of all rows per step, nothing looked up, nothing packed, nothing kept but KV."""
+"""The barest forwards (one of all rows per step, only KV is cached), and log-probabilities and records in numpy."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from benchmarks.measure import Float32, Ids
 from runtime import UnsupportedFeatureError
@@ -64,3 +67,31 @@ class BareRows(ABC):
     @abstractmethod
     def clear(self) -> None:
         """An empty cache."""
+
+
+TOP = 10  # alternatives in a record
+
+
+def log_softmax(logits: Float32) -> Float32:
+    """Float32 throughout, ``(n, vocab)``."""
+    shifted = logits - logits.max(-1, keepdims=True)
+    normalised: Float32 = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return normalised
+
+
+def records(logprobs: Float32, chosen: Any) -> list[tuple[Any, ...]]:
+    """What our records hold, made from ``(n, vocab)``: plain Python values per token."""
+    own = np.take_along_axis(logprobs, chosen[:, None], -1)
+    rank = 1 + (logprobs > own).sum(-1)
+    entropy = -(np.exp(logprobs) * logprobs).sum(-1)
+    ids, values = top(logprobs)
+    columns = (chosen, own[:, 0], rank, entropy, ids, values, np.exp(values).sum(-1))
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def top(logprobs: Float32) -> tuple[Any, Float32]:
+    """The ten largest of each row, falling: ids and values."""
+    ids = np.argpartition(logprobs, -TOP, axis=-1)[:, -TOP:]
+    values = np.take_along_axis(logprobs, ids, -1)
+    order = np.argsort(-values, axis=-1)
+    return np.take_along_axis(ids, order, -1), np.take_along_axis(values, order, -1)

@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.findings import Case, Findings
-from benchmarks.parts.cpu import FORMS, PACKED_BAR, READ, cpu
+from benchmarks.parts.decode import FORMS, PACKED_BAR, READ, embedded_model
 from tests.benchmarks.small import SMALL
 
 
 def test_it_is_about_hf_alone(cases: list[Case]) -> None:
-    assert cpu(next(case for case in cases if case.backend == "mlx"), SMALL, lambda _: None) == Findings()
+    assert embedded_model(next(case for case in cases if case.backend == "mlx"), SMALL, lambda _: None) == Findings()
 
 
 @pytest.mark.slow
 def test_every_form_has_its_bar_and_its_limit(cases: list[Case]) -> None:
     said: list[str] = []
-    found = cpu(cases[0], replace(SMALL, reopen_embedded=False, cpu_tokens=4, cpu_rounds=1), said.append)
+    found = embedded_model(cases[0], replace(SMALL, reopen_embedded=False, cpu_tokens=4, cpu_rounds=1), said.append)
     times = {timing.who: timing.wall_ms for timing in found.timings}
     assert all(seconds > 0 for seconds in times.values())
     bars = {verdict.what: verdict for verdict in found.verdicts}

@@ -12,9 +12,7 @@ import pytest
 
 from benchmarks import forwards as module
 from benchmarks.forwards import Forwards
-from benchmarks.our_branches import OurBranches
-from benchmarks.our_streams import OurStreams
-from benchmarks.ours import Ours
+from benchmarks.ours import OurBranches, Ours, OurStreams
 from benchmarks.tiny import make_tiny
 
 PROMPTS = [[1, 2, 3, 4], [5, 6, 7, 8, 9], [1, 2, 9]]

@@ -5,11 +5,10 @@ import time
 
 import pytest
 
-from benchmarks.calibration import calibrate
-from benchmarks.gaps import gaps_of, ticks
+from benchmarks.clock import calibrate, gaps_of, ticks
 from benchmarks.parts.latency import verdicts
 from benchmarks.run import NOWHERE
-from benchmarks.workloads.everything import BRANCHES, PARTICLES, Everything
+from benchmarks.workloads import BRANCHES, PARTICLES, Everything
 from runtime import load
 
 
@@ -66,6 +65,6 @@ def test_calibration_says_what_it_is_for() -> None:
 
 @pytest.mark.parametrize(("wall", "idle", "normal"), [(1.1, 2.0, True), (1.5, 2.0, False), (1.0, 9.0, False)])
 def test_a_busy_machine_is_named(wall: float, idle: float, normal: bool) -> None:
-    from benchmarks.calibration import Calibration
+    from benchmarks.clock import Calibration
 
     assert Calibration("", 1.0, wall, idle, 99.0).normal is normal

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.ideal import common_prefix, distinct_prefixes
+from benchmarks.measure import common_prefix, distinct_prefixes
 
 
 def test_nothing_asked_needs_nothing() -> None:

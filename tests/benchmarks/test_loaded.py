@@ -9,8 +9,7 @@ import pytest
 
 from benchmarks import ours
 from benchmarks.catalogue import chosen_parts
-from benchmarks.findings import Case
-from benchmarks.loaded import Loaded
+from benchmarks.findings import Case, Loaded
 from benchmarks.run import measure_all
 from runtime import LanguageModel
 from tests.benchmarks.small import SMALL

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.ideal import distinct_prefixes
-from benchmarks.workloads.lru import TokenLru, simulate
+from benchmarks.measure import distinct_prefixes
+from benchmarks.workloads import TokenLru, simulate
 
 
 def test_with_room_for_all_each_token_is_computed_once() -> None:

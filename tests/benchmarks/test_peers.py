@@ -12,16 +12,10 @@ import pytest
 import torch
 
 from benchmarks.measure import Subject
-from benchmarks.our_streams import OurStreams
-from benchmarks.ours import Ours
-from benchmarks.peers.bare_mlx import BareMlx
-from benchmarks.peers.bare_torch import BareTorch
-from benchmarks.peers.mlx_prompt_cache import MlxPromptCache
-from benchmarks.peers.mlx_streams import MlxStreams
-from benchmarks.peers.numbers import log_softmax, records
-from benchmarks.peers.one_cache import OneCache
-from benchmarks.peers.stateless import Stateless
-from benchmarks.peers.torch_streams import TorchStreams, torch_records
+from benchmarks.ours import Ours, OurStreams
+from benchmarks.peers.bare import log_softmax, records
+from benchmarks.peers.mlx_peers import BareMlx, MlxPromptCache, MlxStreams
+from benchmarks.peers.torch_peers import BareTorch, OneCache, Stateless, TorchStreams, torch_records
 from benchmarks.tiny import make_tiny
 from runtime import UnsupportedFeatureError
 

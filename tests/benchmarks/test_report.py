@@ -9,9 +9,9 @@ import pytest
 from benchmarks.catalogue import NAMES, chosen_parts
 from benchmarks.findings import Case, Findings, Timing
 from benchmarks.measure import Result
-from benchmarks.parts.counts import RATIO_BAR
 from benchmarks.parts.grammar import PLAIN
 from benchmarks.parts.sampler import SETTINGS
+from benchmarks.parts.token_counts import RATIO_BAR
 from benchmarks.run import measure_all
 from tests.benchmarks.small import SMALL
 

@@ -14,9 +14,8 @@ from benchmarks.catalogue import LATER, NAMES, PARTS, On, chosen_parts
 from benchmarks.findings import Case, Findings, Limit, Verdict
 from benchmarks.measure import Result
 from benchmarks.parts.speculative import speculative
-from benchmarks.report import WIDTH, Report
+from benchmarks.report import WIDTH, Report, verdict_table
 from benchmarks.run import MODELS, measure_all, run_bench
-from benchmarks.tables import verdict_table
 from runtime import BackendUnavailableError, UnknownBackendError, models_dir
 from tests.benchmarks.small import SMALL
 

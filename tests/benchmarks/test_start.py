@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.parts.window import Start, measure_start, start_verdicts
 from benchmarks.run import NOWHERE
-from benchmarks.start import Start, measure_start, verdicts
 
 
 @pytest.mark.slow
@@ -35,7 +35,8 @@ def test_a_window_that_cannot_be_opened_is_said_and_not_made_up(
 
 
 def test_the_figures_stand_beside_their_bars_and_their_floor() -> None:
-    wall, cpu = verdicts(Start(5, cpu_seconds=0.61, wall_seconds=1.2, floor_cpu_seconds=0.12, floor_wall_seconds=0.13), NOWHERE)
+    found = Start(5, cpu_seconds=0.61, wall_seconds=1.2, floor_cpu_seconds=0.12, floor_wall_seconds=0.13)
+    wall, cpu = start_verdicts(found, NOWHERE)
     assert (wall.figure, wall.bar, wall.met) == (1.2, 1.0, False)
     assert (cpu.figure, cpu.met) == (0.61, True)
     assert "0.13" in wall.what

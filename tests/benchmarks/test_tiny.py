@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.ours import Ours
-from benchmarks.tiny import ARCHITECTURES, make_tiny
-from benchmarks.tiny_recurrent import make_recurrent
+from benchmarks.tiny import ARCHITECTURES, make_recurrent, make_tiny
 
 TOLERANCE = 1e-4  # nats, float32
 

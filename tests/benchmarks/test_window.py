@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from pytestqt.qtbot import QtBot
 
+from benchmarks.children.window import Ticks
 from benchmarks.findings import Case
-from benchmarks.parts.window import measure, verdicts
+from benchmarks.parts.window import measure_window, window_verdicts
 from benchmarks.run import NOWHERE
 from benchmarks.sizes import QUICK
 from benchmarks.tiny import make_tiny
-from benchmarks.window import Ticks
 
 SCENES = {"idle", "open", "export", "prefill", "stream"}
 
@@ -24,7 +24,7 @@ def test_every_scene_is_played_in_the_real_window(tmp_path: Path) -> None:
     # when a short session is opened and exported, and a tiny model asked
     folder = tmp_path / "tiny"
     case = Case("hf", "tiny-llama", folder, make_tiny("llama", folder))
-    found = measure(case, replace(QUICK, window_turns=40, window_prompt=200, window_seconds=0.3))
+    found = measure_window(case, replace(QUICK, window_turns=40, window_prompt=200, window_seconds=0.3))
     # then the gaps make up the time of each scene, of which three last 0.3 s or longer (a coarse timer may be 5 % early)
     assert set(found) == SCENES
     together = {name: sum(gaps) for name, gaps in found.items()}
@@ -48,7 +48,7 @@ def test_a_loop_that_is_away_is_seen(qtbot: QtBot) -> None:
 def test_the_gaps_stand_beside_the_bars_and_an_idle_window() -> None:
     # given ticks of which a few are late
     found = dict.fromkeys(SCENES, [5.0] * 98 + [20.0, 60.0]) | {"idle": [5.0] * 98 + [6.0, 7.0]}
-    rows = verdicts(NOWHERE, found, QUICK)
+    rows = window_verdicts(NOWHERE, found, QUICK)
     # then p99 and the longest of every scene have a verdict and the idle window's as their limit
     assert len(rows) == 2 * (len(SCENES) - 1)
     assert {row.bar for row in rows} == {16.0, 50.0}
@@ -63,5 +63,5 @@ def test_a_window_that_cannot_be_opened_is_told_and_no_figure_made(
     bare.write_text("#!/bin/sh\necho 'no module named app' >&2\nexit 1\n")
     bare.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(bare))
-    assert measure(NOWHERE, QUICK) == {}
+    assert measure_window(NOWHERE, QUICK) == {}
     assert "no module named app" in capsys.readouterr().err

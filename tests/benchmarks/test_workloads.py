@@ -2,11 +2,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from benchmarks.ideal import common_prefix
+from benchmarks.measure import common_prefix
 from benchmarks.sizes import FULL, QUICK
-from benchmarks.workloads.branches import branches
-from benchmarks.workloads.chat import chat
-from benchmarks.workloads.particles import particles
+from benchmarks.workloads import branches, chat, particles
 from tests.benchmarks.subjects import VOCABULARY, Scripted
 
 

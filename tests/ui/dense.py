@@ -10,7 +10,7 @@ os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")  # before PySide6 is impor
 
 from PySide6.QtWidgets import QApplication, QWidget
 
-from benchmarks.view import append, empty_view, made_runs
+from benchmarks.children.view import append, empty_view, made_runs
 from ui import Scheme, apply_theme
 from ui.inspector.alternatives import Alternative, Alternatives
 from ui.widgets.labels import IconButton

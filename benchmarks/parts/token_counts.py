@@ -1,8 +1,9 @@
-"""W1, W2, W3: tokens computed against tokens needed, beside other libraries; for W1 the cpu-seconds as well."""
+"""W1, W2, W3, W7: tokens computed against tokens needed, beside other libraries; for W1 the cpu-seconds as well."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,10 +12,11 @@ from statistics import median
 from benchmarks.clock import Told
 from benchmarks.findings import Case, Findings, Limit, Verdict
 from benchmarks.forwards import FORWARDS, LIMIT
-from benchmarks.measure import Result, Subject, Workload, measure, medians
+from benchmarks.measure import Float32, Ids, Result, Subject, Workload, measure, medians
 from benchmarks.ours import Ours, our_subject
 from benchmarks.peers.bare import NAME as BARE
 from benchmarks.sizes import WARM_UP, Sizes
+from benchmarks.workloads import simulate, visits
 
 RATIO_BAR = 1.05  # tokens over ideal that Elsewise promises to stay within
 CPU_BAR = 1.5  # times the cpu-seconds of bare forwards
@@ -87,14 +89,11 @@ def peers(case: Case, *, particles: bool) -> list[Subject]:
     """
     kinds: list[Callable[[Path], Subject]] = []
     if case.backend == "hf":
-        from benchmarks.peers.bare_torch import BareTorch
-        from benchmarks.peers.one_cache import OneCache
-        from benchmarks.peers.stateless import Stateless
+        from benchmarks.peers.torch_peers import BareTorch, OneCache, Stateless
 
         kinds += [OneCache] + [Stateless] * case.tiny + [BareTorch] * particles
     elif case.backend == "mlx":
-        from benchmarks.peers.bare_mlx import BareMlx
-        from benchmarks.peers.mlx_prompt_cache import MlxPromptCache
+        from benchmarks.peers.mlx_peers import BareMlx, MlxPromptCache
 
         kinds += [MlxPromptCache] + [BareMlx] * particles
     return [case.loaded.get(kind, partial(kind, case.folder)) for kind in kinds]
@@ -123,3 +122,53 @@ def _by_cpu(results: Mapping[str, Sequence[Result]]) -> list[Verdict]:
 def _share(ours: Sequence[Result], peer: Sequence[Result]) -> float:
     """Of a peer's cpu-seconds, the median of the rounds."""
     return median(a.cpu_seconds / b.cpu_seconds for a, b in zip(ours, peer, strict=True))
+
+
+def budget(case: Case, sizes: Sizes, tell: Told) -> Findings:
+    """Elsewise with a budget for some of the chats, against a simulator of the same rule with what rows leave of it."""
+    workload = visits(
+        case.vocabulary, chats=sizes.chats, count=sizes.visits, message=sizes.message, answer=sizes.message_answer
+    )
+    tell(f"{workload.name}: loading")
+    limit = sizes.budget_tokens * our_subject(case).kv_bytes_per_token
+    with closing(Ours(case.folder, case.backend, kv_cache_bytes=limit)) as ours:
+        tell(f"{workload.name}, elsewise")
+        log = _Log(ours)
+        result = measure(workload, log, backend=case.backend, model=case.model)
+        peak = ours.metrics.kv_peak_bytes
+    largest = max(len(prompt) + len(answer) for prompt, answer in log.requests)
+    best = simulate(log.requests, sizes.budget_tokens - largest)
+    what = f"tokens computed / simulator ({result.tokens:,} / {best:,})"
+    verdicts = (
+        Verdict(workload.name, case.backend, case.model, what, result.tokens / best, RATIO_BAR, at_least=False, timed=False),
+        Verdict(workload.name, case.backend, case.model, "peak bytes / budget", peak / limit, 1.0, at_least=False, timed=False),
+    )
+    return Findings(results=(result,), verdicts=verdicts)
+
+
+class _Log:
+    """A subject that writes down what was asked and answered, for the simulator."""
+
+    name = Ours.name
+
+    def __init__(self, subject: Subject) -> None:
+        self.requests: list[tuple[Ids, Ids]] = []
+        self._subject = subject
+
+    @property
+    def tokens_computed(self) -> int:
+        return self._subject.tokens_computed
+
+    def logprobs(self, contexts: Sequence[Ids]) -> Float32:
+        return self._subject.logprobs(contexts)
+
+    def answers(self, prompts: Sequence[Ids], n: int) -> list[list[int]]:
+        answers = self._subject.answers(prompts, n)
+        self.requests += [(list(prompt), answer) for prompt, answer in zip(prompts, answers, strict=True)]
+        return answers
+
+    def forget(self) -> None:
+        self._subject.forget()
+
+    def close(self) -> None:
+        self._subject.close()

@@ -1,8 +1,8 @@
 """A process of its own that opens the whole window without a screen and says, as one JSON line, how long its loop was away.
 
-`python -m benchmarks.window MODEL BACKEND TURNS PROMPT SECONDS LAPS`: real store, real engine, real window; a 5 ms timer
-ticks while nothing happens, while a session of so many turns opens, while a prompt of so many tokens prefills, while answers
-stream, and while the long session is exported as JSON.
+`python -m benchmarks.children.window MODEL BACKEND TURNS PROMPT SECONDS LAPS`: real store, real engine, real window; a 5 ms
+timer ticks while nothing happens, while a session of so many turns opens, while a prompt of so many tokens prefills, while
+answers stream, and while the long session is exported as JSON.
 """
 
 from __future__ import annotations

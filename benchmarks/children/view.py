@@ -1,7 +1,7 @@
 """A process of its own that drives the window's widgets without a screen, and says what each frame took, as one JSON line.
 
-`python -m benchmarks.view TOKENS SESSIONS`: a stream of so many tokens, once in paragraphs and once in one; then, over all
-that text, the mouse, jumps anywhere and other colours; a slider of *Why*; then a list of so many sessions.
+`python -m benchmarks.children.view TOKENS SESSIONS`: a stream of so many tokens, once in paragraphs and once in one; then, over
+all that text, the mouse, jumps anywhere and other colours; a slider of *Why*; then a list of so many sessions.
 """
 
 from __future__ import annotations

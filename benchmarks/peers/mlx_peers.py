@@ -1,0 +1,220 @@
+"""Peers on mlx_lm: bare forwards, its prompt cache, its streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.generate import BatchGenerator, stream_generate
+from mlx_lm.models.cache import LRUPromptCache, make_prompt_cache, trim_prompt_cache
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.utils import load_model
+from transformers import AutoTokenizer
+
+from benchmarks.clock import Lap, Stopwatch
+from benchmarks.measure import Float32, Ids
+from benchmarks.peers.bare import BareRows, log_softmax, top
+from benchmarks.peers.bare import records as records_of
+
+
+class BareMlx(BareRows):
+    """mlx_lm's model with its own growing KV cache, one row per particle.
+
+    Args:
+        folder: The model.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.tokens_computed = 0
+        self._model, _ = load_model(folder)
+        self.clear()
+
+    def forward(self, rows: list[Ids]) -> Float32:
+        tokens = mx.array(np.array(rows, np.int32))
+        self.tokens_computed += tokens.size
+        logits = np.array(self._model(tokens, cache=self._cache)[:, -1].astype(mx.float32))
+        return log_softmax(logits)  # numpy's is several times faster than MLX's on a processor
+
+    def choose(self, rows: list[int]) -> None:
+        chosen = mx.array(rows)
+        for layer in self._cache:
+            layer.keys, layer.values = layer.keys[chosen], layer.values[chosen]
+
+    def clear(self) -> None:
+        self._cache = make_prompt_cache(self._model)
+
+    def close(self) -> None:
+        """Drops the model."""
+        del self._model, self._cache
+
+
+ENTRIES = 64  # sequences kept; mlx_lm's default of 10 would lose the particles between two steps
+KEY = "bench"  # the prompt cache's name for a model
+
+
+class MlxPromptCache:
+    """Looks each prompt up, generates for all of them as one batch, and puts the caches back.
+
+    Args:
+        folder: The model.
+    """
+
+    name = "mlx_lm, prompt cache"
+
+    def __init__(self, folder: Path) -> None:
+        model, _ = load_model(folder)
+        self._model = _Counted(model)
+        self._cache = LRUPromptCache(max_size=ENTRIES)
+
+    @property
+    def tokens_computed(self) -> int:
+        """Input ids that the model was called with, padding included."""
+        return self._model.tokens
+
+    def logprobs(self, contexts: Sequence[Ids]) -> Float32:
+        """The distribution that the generator draws its first token from."""
+        return np.stack([first for _, first in self._generate(contexts, 1)])
+
+    def answers(self, prompts: Sequence[Ids], n: int) -> list[list[int]]:
+        """One batch."""
+        return [tokens for tokens, _ in self._generate(prompts, n)]
+
+    def forget(self) -> None:
+        """An empty prompt cache."""
+        self._cache = LRUPromptCache(max_size=ENTRIES)
+
+    def close(self) -> None:
+        """Drops model and caches."""
+        self.forget()
+        del self._model
+
+    def _generate(self, prompts: Sequence[Ids], n: int) -> list[tuple[list[int], Float32]]:
+        """For each prompt its tokens and the first distribution ``(vocab,)``."""
+        generator = BatchGenerator(self._model, max_tokens=n)
+        found = [self._fetch(list(prompt)) for prompt in prompts]
+        known = [list(prompt[: len(prompt) - len(rest)]) for prompt, (_, rest) in zip(prompts, found, strict=True)]
+        caches = [cache for cache, _ in found]
+        uids = generator.insert([rest for _, rest in found], caches=caches, all_tokens=known)
+        tokens: dict[int, list[int]] = {uid: [] for uid in uids}
+        first: dict[int, Float32] = {}
+        while responses := generator.next_generated():
+            for response in responses:
+                if response.uid not in first:
+                    first[response.uid] = np.array(response.logprobs, dtype=np.float32).reshape(-1)
+                tokens[response.uid].append(response.token)
+                if response.finish_reason is not None:
+                    self._cache.insert_cache(KEY, response.all_tokens, response.prompt_cache)
+        generator.close()
+        return [(tokens[uid], first[uid]) for uid in uids]
+
+    def _fetch(self, prompt: list[int]) -> tuple[Any, list[int]]:
+        """The nearest cache and what is still to be pushed, one token at least; None for the cache of nothing."""
+        cache, rest = self._cache.fetch_nearest_cache(KEY, prompt)
+        if not rest:
+            trim_prompt_cache(cache, 1)
+            rest = prompt[-1:]
+        return cache, rest
+
+
+class _Counted:
+    """A model that counts the tokens it is called with; everything else is the model's own."""
+
+    def __init__(self, model: Any) -> None:
+        self.tokens = 0
+        self._model = model
+
+    def __call__(self, inputs: mx.array, **kwargs: Any) -> Any:
+        self.tokens += inputs.size
+        return self._model(inputs, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+ROWS = 64  # of logits that are made into numbers at a time
+NO_TOKEN = -1
+
+
+class MlxStreams:
+    """Greedy decoding by other means than ours, on a model as mlx_lm loads it.
+
+    Args:
+        folder: The model.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._model, _ = load_model(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self._tokenizer = TokenizerWrapper(tokenizer, eos_token_ids=[NO_TOKEN])  # no token ends an answer
+
+    def stream_generate(self, prompt: Ids, n: int, *, records: bool) -> Lap:
+        """The library's own generator; with `records`, top-10 records are made from the log-probabilities it returns."""
+        watch = Stopwatch()
+        answer: list[int] = []
+        for response in stream_generate(self._model, self._tokenizer, list(prompt), max_tokens=n):
+            answer.append(response.token)
+            if records:
+                records_of(np.array(response.logprobs.astype(mx.float32))[None], np.array([response.token]))
+            if len(answer) == 1:
+                watch.start()
+        return watch.lap(n - 1, [answer])
+
+    def loop(self, prompts: Sequence[Ids], n: int, *, records: bool) -> Lap:
+        """One forward per step for all prompts, which are of one length, and argmax; nothing around it."""
+        watch, cache = Stopwatch(), make_prompt_cache(self._model)
+        tokens = self._push(mx.array(np.array(prompts, np.int32)), cache, records=records)
+        watch.start()
+        drawn = self._steps(tokens, cache, n, records=records)
+        return watch.lap(len(prompts) * (n - 1), drawn)
+
+    def records(self, prompt: Ids) -> Callable[[int], Lap]:
+        """Records alone: each lap makes that of the token behind a prompt, which is pushed once, n times."""
+        logits = np.array(self._model(mx.array(np.array([prompt], np.int32)))[:, -1].astype(mx.float32))
+        chosen = logits.argmax(-1)
+
+        def run(n: int) -> Lap:
+            watch = Stopwatch()
+            watch.start()
+            for _ in range(n):
+                records_of(log_softmax(logits), chosen)
+            return watch.lap(n)
+
+        return run
+
+    def _steps(self, tokens: mx.array, cache: Any, n: int, *, records: bool) -> list[tuple[int, ...]]:
+        """Every row's `n` tokens, the first of which are given ``(rows, 1)``."""
+        drawn = [np.array(tokens[:, 0]).tolist()]
+        for _ in range(n - 1):
+            tokens = self._push(tokens, cache, records=records)
+            drawn.append(np.array(tokens[:, 0]).tolist())
+        return list(zip(*drawn, strict=True))
+
+    def _push(self, tokens: mx.array, cache: Any, *, records: bool) -> mx.array:
+        """The likeliest token after each row, ``(rows, 1)``."""
+        logits = self._model(tokens, cache=cache)[:, -1].astype(mx.float32)
+        chosen = mx.argmax(logits, -1, keepdims=True)
+        mx.eval(logits, chosen)
+        if records:
+            records_of(log_softmax(np.array(logits)), np.array(chosen[:, 0]))
+        return chosen
+
+    def score(self, ids: Ids) -> Lap:
+        """One forward over a text, and of each position the log-probability that followed and the ten largest."""
+        watch = Stopwatch()
+        watch.start()
+        logits = self._model(mx.array(np.array([ids], np.int32)))[0]
+        mx.eval(logits)
+        for start in range(0, len(ids) - 1, ROWS):
+            following = np.array(ids[start + 1 : start + 1 + ROWS])
+            logprobs = log_softmax(np.array(logits[start : start + len(following)].astype(mx.float32)))
+            np.take_along_axis(logprobs, following[:, None], -1)
+            top(logprobs)
+        return watch.lap(len(ids))
+
+    def close(self) -> None:
+        """Drops the model."""
+        del self._model

@@ -1,0 +1,386 @@
+"""Peers on transformers: bare forwards, one cache, no cache, branches and streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.generation.streamers import BaseStreamer
+from transformers.utils import logging
+
+from benchmarks.clock import Lap, Stopwatch
+from benchmarks.measure import Float32, Ids, common_prefix
+from benchmarks.peers.bare import BareRows
+
+
+class TransformersModel:
+    """A causal model as `from_pretrained` gives it.
+
+    Args:
+        folder: The model.
+
+    Attributes:
+        tokens_computed: Input ids that its forward was called with, padding included.
+        model: The library's own object.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        logging.disable_progress_bar()
+        torch.set_num_threads(1)  # as ours is
+        self.tokens_computed = 0
+        self._device = torch.device(_device())
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        self.model: Any = model.to(self._device).eval()
+        self.model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)  # no token ends an answer
+        self.model.register_forward_pre_hook(self._count, with_kwargs=True)
+
+    @property
+    def layers(self) -> int:
+        """How many of them the model has."""
+        return int(self.model.config.num_hidden_layers)
+
+    def logprobs_after(self, rows: Any, cache: Any = None) -> Float32:
+        """Float32 log-probabilities after the last token of each row of ids, ``(rows, vocab)``."""
+        with torch.inference_mode():
+            out = self.model(input_ids=rows, past_key_values=cache, use_cache=cache is not None, logits_to_keep=1)
+            logprobs: Float32 = torch.log_softmax(out.logits[:, -1].float(), -1).cpu().numpy()
+        return logprobs
+
+    def greedy(self, prompt: Ids, n: int, cache: Any = None) -> list[int]:
+        """`n` tokens by the library's own `generate`, which keeps its cache for this one call unless it is given one."""
+        ids = self.tensor([prompt])
+        mask = torch.ones_like(ids)
+        with torch.inference_mode():
+            out = self.model.generate(ids, attention_mask=mask, max_new_tokens=n, past_key_values=cache)
+        answer: list[int] = out[0, len(prompt) :].tolist()
+        return answer
+
+    def tensor(self, rows: list[Ids]) -> Any:
+        """Ids on the device, ``(rows, length) int64``."""
+        return torch.from_numpy(np.array(rows, np.int64)).to(self._device)
+
+    def close(self) -> None:
+        """Drops the model."""
+        self.model = None
+
+    def _count(self, _module: Any, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.tokens_computed += kwargs["input_ids"].numel()
+
+
+def _device() -> str:
+    """The one that Elsewise chooses for itself."""
+    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+SPARE = 64  # tokens of room beyond the first ones; doubled when it is used up
+
+
+class InPlaceLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not followed by mypy
+    """Keys and values of one full-attention layer for rows of one length: ``(rows, kv_heads, capacity, head_dim)``."""
+
+    is_compileable = False
+    is_sliding = False
+    is_croppable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length = 0  # tokens held per row
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys, self.values = _room(key_states, SPARE), _room(value_states, SPARE)
+        self.is_initialized = True
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        *args: Any,  # noqa: ARG002  # what other cache classes want to know
+        **kwargs: Any,  # noqa: ARG002
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes ``(rows, kv_heads, n, head_dim)`` behind what is held; answers with everything held."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        start, self.length = self.length, self.length + key_states.shape[2]
+        if self.length > self.keys.shape[2]:
+            self.keys, self.values = _room(self.keys, self.length), _room(self.values, self.length)
+        self.keys[:, :, start : self.length] = key_states
+        self.values[:, :, start : self.length] = value_states
+        return self.keys[:, :, : self.length], self.values[:, :, : self.length]
+
+    def choose(self, rows: torch.Tensor) -> None:
+        """Only these rows, in this order; one may be there several times."""
+        self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class InPlaceCache(Cache):  # type: ignore[misc]  # the same
+    """One such layer for each layer of a model."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__(layers=[InPlaceLayer() for _ in range(layers)])
+
+    def choose(self, rows: Sequence[int]) -> None:
+        """Only these rows, in this order."""
+        for layer in self.layers:
+            layer.choose(torch.tensor(rows, device=layer.device))
+
+
+def _room(held: torch.Tensor, more: int) -> torch.Tensor:
+    """The same with room for `more` tokens besides."""
+    rows, heads, length, width = held.shape
+    grown = held.new_empty(rows, heads, length + more, width)
+    grown[:, :, :length] = held
+    return grown
+
+
+class BareTorch(BareRows):
+    """transformers' model with per-row KV in place.
+
+    Args:
+        folder: The model.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._peer = TransformersModel(folder)
+        self.clear()
+
+    @property
+    def tokens_computed(self) -> int:
+        """Input ids that the model was called with."""
+        return self._peer.tokens_computed
+
+    def forward(self, rows: list[Ids]) -> Float32:
+        return self._peer.logprobs_after(self._peer.tensor(rows), self._cache)
+
+    def choose(self, rows: list[int]) -> None:
+        self._cache.choose(rows)
+
+    def clear(self) -> None:
+        self._cache = InPlaceCache(self._peer.layers)
+
+    def close(self) -> None:
+        """Drops the model."""
+        self._peer.close()
+
+
+class OneCache(TransformersModel):
+    """What most programs do: requests one after the other, each continuing the last one's cache where it can."""
+
+    name = "transformers, one cache"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._held: list[int] = []  # the tokens in the cache
+        self._cache: Any = DynamicCache()
+
+    def logprobs(self, contexts: Sequence[Ids]) -> Float32:
+        """One after the other."""
+        rows = []
+        for context in contexts:
+            kept = self._crop(context)
+            rows.append(self.logprobs_after(self.tensor([context[kept:]]), self._cache)[0])
+            self._held = list(context)
+        return np.stack(rows)
+
+    def answers(self, prompts: Sequence[Ids], n: int) -> list[list[int]]:
+        """One after the other."""
+        answers = []
+        for prompt in prompts:
+            self._crop(prompt)
+            answers.append(self.greedy(prompt, n, self._cache))
+            self._held = [*prompt, *answers[-1][:-1]]  # generate does not push its last token
+        return answers
+
+    def forget(self) -> None:
+        """An empty cache."""
+        self._held, self._cache = [], DynamicCache()
+
+    def _crop(self, ids: Ids) -> int:
+        """Crops the cache to what `ids` share with it, less their last token, whose logits are wanted; tokens left."""
+        kept = min(common_prefix(self._held, ids), len(ids) - 1)
+        if kept < len(self._held):
+            self._cache.crop(kept - len(self._held))
+        return kept
+
+
+class Stateless(TransformersModel):
+    """One padded-free forward per length for a batch of contexts, one `generate` per prompt; nothing is kept between."""
+
+    name = "transformers, stateless"
+
+    def logprobs(self, contexts: Sequence[Ids]) -> Float32:
+        """Contexts of equal length share a forward."""
+        by_length: dict[int, list[int]] = {}
+        for i, context in enumerate(contexts):
+            by_length.setdefault(len(context), []).append(i)
+        rows: dict[int, Float32] = {}
+        for indices in by_length.values():
+            rows |= zip(indices, self.logprobs_after(self.tensor([contexts[i] for i in indices])), strict=True)
+        return np.stack([rows[i] for i in range(len(contexts))])
+
+    def answers(self, prompts: Sequence[Ids], n: int) -> list[list[int]]:
+        """One after the other."""
+        return [self.greedy(prompt, n) for prompt in prompts]
+
+    def forget(self) -> None:
+        """There is nothing to forget."""
+
+
+class TorchBranches(TransformersModel):
+    """The library as it comes, on a model as `from_pretrained` gives it; no records are made."""
+
+    def branches(self, prompt: Ids, n: int, tokens: int) -> Lap:
+        """`tokens` drawn in each of `n` continuations of the prompt."""
+        ids, watch = self.tensor([prompt]), Stopwatch()
+        watch.start()
+        with torch.inference_mode():
+            self.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=True,
+                top_k=0,
+                num_return_sequences=n,
+                max_new_tokens=tokens,
+            )
+        return watch.lap(n * tokens)
+
+    def beams(self, prompt: Ids, width: int, tokens: int) -> Lap:
+        """Beam search for hypotheses of `tokens`."""
+        ids, watch = self.tensor([prompt]), Stopwatch()
+        watch.start()
+        with torch.inference_mode():
+            out = self.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                num_beams=width,
+                num_return_sequences=width,
+                max_new_tokens=tokens,
+            )
+        return watch.lap(width * tokens, out[:, len(prompt) :].tolist())
+
+
+TOP = 10  # alternatives in a record
+ROWS = 64  # of logits that are made into numbers at a time: what fits into a processor's cache
+
+
+class TorchStreams(TransformersModel):
+    """Greedy decoding by other means than ours, on a model as `from_pretrained` gives it."""
+
+    def generate(self, prompt: Ids, n: int, *, records: bool) -> Lap:
+        """The library's `generate`; with `records`, top-10 records are made from the logits that it returns.
+
+        Of as many tokens as the clock ran for: not of the first.
+        """
+        ids, mark = self.tensor([prompt]), _FirstToken()
+        with torch.inference_mode():
+            out = self.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=n,
+                streamer=mark,
+                output_logits=records,
+                return_dict_in_generate=True,
+            )
+            answer = out.sequences[0, len(prompt) :]
+            if records:
+                for logits, token in zip(out.logits[1:], answer[1:], strict=True):  # all of them at once would be slower
+                    torch_records(logits, token[None])
+        return mark.watch.lap(n - 1, [answer.tolist()])
+
+    def loop(self, prompts: Sequence[Ids], n: int, *, records: bool) -> Lap:
+        """One forward per step for all prompts, which are of one length, and argmax; nothing around it."""
+        watch, cache = Stopwatch(), DynamicCache()
+        tokens = self._push(self.tensor(list(prompts)), cache, records=records)
+        watch.start()
+        drawn = self._steps(tokens, cache, n, records=records)
+        return watch.lap(len(prompts) * (n - 1), drawn)
+
+    def records(self, prompt: Ids) -> Callable[[int], Lap]:
+        """Records alone: each lap makes that of the token behind a prompt, which is pushed once, n times."""
+        with torch.inference_mode():
+            logits = self.model(input_ids=self.tensor([prompt]), use_cache=False, logits_to_keep=1).logits[:, -1]
+        chosen = logits.argmax(-1)
+
+        def run(n: int) -> Lap:
+            watch = Stopwatch()
+            watch.start()
+            with torch.inference_mode():
+                for _ in range(n):
+                    torch_records(logits, chosen)
+            return watch.lap(n)
+
+        return run
+
+    def _steps(self, tokens: Any, cache: Any, n: int, *, records: bool) -> list[tuple[int, ...]]:
+        """Every row's `n` tokens, the first of which are given ``(rows, 1)``."""
+        drawn = [tokens[:, 0].tolist()]
+        for _ in range(n - 1):
+            tokens = self._push(tokens, cache, records=records)
+            drawn.append(tokens[:, 0].tolist())
+        return list(zip(*drawn, strict=True))
+
+    def _push(self, tokens: Any, cache: Any, *, records: bool) -> Any:
+        """The likeliest token after each row, ``(rows, 1)``."""
+        with torch.inference_mode():
+            logits = self.model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+            chosen = logits.argmax(-1, keepdim=True)
+            if records:
+                torch_records(logits, chosen[:, 0])
+            return chosen
+
+    def score(self, ids: Ids) -> Lap:
+        """One forward over a text, and of each position the log-probability that followed and the ten largest."""
+        watch = Stopwatch()
+        watch.start()
+        with torch.inference_mode():
+            tokens = self.tensor([ids])
+            logits = self.model(input_ids=tokens, use_cache=False).logits[0]
+            for start in range(0, len(ids) - 1, ROWS):
+                following = tokens[0, start + 1 : start + 1 + ROWS]
+                logprobs = torch.log_softmax(logits[start : start + len(following)].float(), -1)
+                values, found = logprobs.topk(TOP)
+                for column in (logprobs.gather(1, following[:, None]), values, found):
+                    column.cpu().numpy()
+        return watch.lap(len(ids))
+
+
+def torch_records(logits: Any, chosen: Any) -> list[tuple[Any, ...]]:
+    """What our records hold, made from ``(n, vocab)`` logits with torch alone: plain Python values per token."""
+    logprobs = torch.log_softmax(logits.float(), -1)
+    own = logprobs.gather(1, chosen[:, None])
+    rank = 1 + (logprobs > own).sum(-1)
+    entropy = -(logprobs.exp() * logprobs).sum(-1)
+    values, ids = logprobs.topk(TOP)
+    columns = (chosen, own[:, 0], rank, entropy, ids, values, values.exp().sum(-1))
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+class _FirstToken(BaseStreamer):  # type: ignore[misc]  # transformers is not followed by mypy
+    """Starts the clock when `generate` tells of its first token."""
+
+    def __init__(self) -> None:
+        self.watch = Stopwatch()
+        self._told = 0
+
+    def put(self, value: Any) -> None:  # noqa: ARG002  # only that something came counts
+        self._told += 1
+        if self._told == 2:  # the prompt comes first
+            self.watch.start()
+
+    def end(self) -> None:
+        pass
