@@ -30,7 +30,7 @@ from storage.errors import (
 if TYPE_CHECKING:
     from storage.blocks.file import BlockFile, BlockFileStats, open_blocks
     from storage.lock import DataFolderLock, request_focus
-    from storage.repair.salvage import salvage
+    from storage.repair.row_repair import salvage
     from storage.rows import (
         DamageRow,
         FolderRow,
@@ -113,7 +113,7 @@ _NAMES = {
         "SessionTree",
         "StoredChunk",
     ),
-    "storage.repair.salvage": ("salvage",),
+    "storage.repair.row_repair": ("salvage",),
     "storage.tables.node_columns": ("NodeColumns", "SessionShape"),
     "storage.store": ("SessionStore",),
     "storage.transfer.json_format": ("export_json",),

@@ -29,6 +29,7 @@ from storage.errors import (
     is_write_fault,
     typed_errors,
 )
+from storage.files import beside
 
 T = TypeVar("T")
 Rows = list[dict[str, Any]]
@@ -160,13 +161,13 @@ def connect(path: Path, *, read_only: bool = False, immutable: bool = False) -> 
     except sqlite3.OperationalError as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _NO_FILES_BESIDE:
             raise
-    if not _beside(path, "-wal").exists() or not _beside(path, "-wal").stat().st_size:
+    if not beside(path, "-wal").exists() or not beside(path, "-wal").stat().st_size:
         return _connection(path, read_only=True, immutable=True)
     folder = tempfile.TemporaryDirectory(prefix="elsewise-")
     copy = Path(folder.name) / path.name
     try:
         shutil.copyfile(path, copy)
-        shutil.copyfile(_beside(path, "-wal"), _beside(copy, "-wal"))
+        shutil.copyfile(beside(path, "-wal"), beside(copy, "-wal"))
         db = _connection(copy, read_only=True)
     except BaseException:
         folder.cleanup()
@@ -227,10 +228,6 @@ def _connection(path: Path, *, read_only: bool, immutable: bool = False) -> sqli
     return db
 
 
-def _beside(path: Path, ending: str) -> Path:
-    return path.with_name(path.name + ending)
-
-
 def fetch(db: sqlite_utils.Database, sql: str, parameters: Sequence[Any] | dict[str, Any] = ()) -> Rows:
     """All rows of a query, as dictionaries. An error while reading is raised, never taken for "no rows"."""
     cursor = db.execute(sql, parameters)
@@ -254,22 +251,6 @@ def transaction(db: sqlite_utils.Database, job: Job[T]) -> T:
             raise
     with db.atomic():
         return job(db)
-
-
-def ensure_file(path: Path) -> None:
-    """Makes `path` (0600) and its folder (0700) when they are missing."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes the names of the files in `folder` durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _relay(source: Future[T]) -> Future[T]:

@@ -12,8 +12,9 @@ from typing import Final
 
 import sqlite_utils
 
-from storage.database import connect, ensure_file, fetch, scalar, sync_folder, transaction
+from storage.database import connect, fetch, scalar, transaction
 from storage.errors import StoreDamagedError, StoreNewerError, StoreReadOnlyError
+from storage.files import ensure_file, sync_folder
 from storage.migrations import APPLICATION_ID, migrations
 from storage.repair.backup import back_up_before
 from storage.tables.sessions import LISTED

@@ -1,24 +1,23 @@
-"""`SessionStore`: the sessions file behind coroutines. What each does in SQL stands in the module it calls."""
+"""`SessionStore`: the sessions file behind coroutines; the SQL is in `storage.tables`, `repair` and `transfer`."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from storage.database import Database, transaction
 from storage.errors import StoreDamagedError
-from storage.repair import integrity, quarantine, recovery
+from storage.repair import integrity, row_repair
 from storage.repair.backup import back_up_daily, back_up_now
-from storage.rows import DamageRow, Imported, SessionCopy, SessionRow
+from storage.rows import DamageRow, Imported, NewChunk, NewNode, NodeRow, SessionCopy, SessionRow, SessionTree, StoredChunk
 from storage.schema import open_sessions
-from storage.store_kept import KeptMembers
-from storage.store_runs import RunMembers
-from storage.tables import places, sessions, trash
+from storage.tables import key_value, nodes, places, sessions, token_chunks, trash
+from storage.tables.node_columns import SessionShape
 from storage.tables.places import Places
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def _unheard(_done: int, _total: int) -> None:
     """Nobody listens."""
 
 
-class SessionStore(RunMembers, KeptMembers):
+class SessionStore:
     """Sessions on disk.
 
     All SQL runs on one thread that owns the one connection; the coroutines may be awaited on any event loop, also on
@@ -66,7 +65,7 @@ class SessionStore(RunMembers, KeptMembers):
         if not read_only:
             try:
                 with suppress(StoreDamagedError):  # `verify` names it; the rest of the store opens
-                    database.submit(lambda db: transaction(db, recovery.close_open_runs)).result()
+                    database.submit(lambda db: transaction(db, nodes.close_open_runs)).result()
             except BaseException:
                 database.close()
                 raise
@@ -147,6 +146,151 @@ class SessionStore(RunMembers, KeptMembers):
         """
         return await self._importer().copy(session_id, title)
 
+    # ---- runs and their tokens
+
+    async def set_current(self, session_id: int, node_id: int | None) -> None:
+        """Makes `node_id` the tip of the path that is shown."""
+        await self._database.write(lambda db: nodes.set_current(db, session_id, node_id))
+
+    async def load_session(self, session_id: int) -> SessionTree:
+        """The session and its runs, in the order made, without tokens. Damaged rows are marked, not left out."""
+        return await self._database.read(lambda db: nodes.tree(db, session_id))
+
+    async def load_shape(self, session_id: int) -> SessionShape:
+        """The session and where its runs stand, without what they say: for long ones. Damaged rows are marked."""
+        return await self._database.read(lambda db: nodes.shape(db, session_id))
+
+    async def load_nodes(self, session_id: int, node_ids: Sequence[int], *, after: int | None = None) -> list[NodeRow]:
+        """Some runs of a session, in the order made, without tokens; numbers that it does not have are left out.
+
+        Args:
+            session_id: Their session.
+            node_ids: The runs.
+            after: And those with higher numbers than this.
+        """
+        ids = list(node_ids)
+        return await self._database.read(lambda db: nodes.some(db, session_id, ids, after))
+
+    async def add_node(self, node: NewNode, chunk: NewChunk | None = None, *, current: bool = False) -> int:
+        """Adds a run with its first tokens, and (`current`) makes it the tip that is shown, in one transaction.
+
+        Returns:
+            The new node's id; everything is on disk by then.
+
+        Raises:
+            InvalidRowError: A parent in another session, an `at_token` the parent does not have, columns that do not fit.
+        """
+        return await self._database.write(lambda db: nodes.add(db, node, chunk, current=current))
+
+    async def append_chunk(self, node_id: int, chunk: NewChunk) -> None:
+        """Saves the next tokens of an open run (or all tokens of a finished run that has none yet). Rewrites nothing.
+
+        Raises:
+            InvalidRowError: The chunk does not follow what is saved, or the run is finished.
+        """
+        await self._database.write(lambda db: token_chunks.append(db, nodes.require(db, node_id), chunk))
+
+    async def rescore(self, node_id: int, chunk: NewChunk) -> None:
+        """Saves another set of columns for tokens of a run, or for its bytes as another model cuts them.
+
+        When read, the newest per fingerprint and range wins; what was saved before stays.
+
+        Raises:
+            InvalidRowError: Other ids than the run has, or a range that it (or that model so far) does not have.
+        """
+        await self._database.write(lambda db: token_chunks.rescore(db, nodes.require(db, node_id), chunk))
+
+    async def finish_node(
+        self, node_id: int, *, finish_reason: str | None, incomplete: bool = False, stats: Mapping[str, Any], text: str
+    ) -> None:
+        """Ends an open run: "complete" after None, eos, stop or grammar, else "partial". Its text can be searched from now on.
+
+        Args:
+            node_id: The run.
+            finish_reason: Why it ended.
+            incomplete: It was cut, whatever the reason: "partial" (a stop text inside a structured answer).
+            stats: How it was made.
+            text: Its content.
+
+        Raises:
+            InvalidRowError: The run was finished before.
+        """
+        await self._database.write(
+            lambda db: nodes.finish(db, node_id, finish_reason=finish_reason, incomplete=incomplete, stats=stats, text=text)
+        )
+
+    async def discard_node(self, node_id: int) -> None:
+        """Deletes an answer that ended before it said anything, so that another one can take its place.
+
+        Raises:
+            InvalidRowError: It has words, is still written, or something goes on from it.
+        """
+        await self._database.write(lambda db: trash.discard(db, node_id))
+
+    async def load_tokens(self, node_ids: Sequence[int], kv_fingerprint: str | None = None) -> dict[int, list[StoredChunk]]:
+        """The tokens of several runs, in order, checksums verified; numbers that do not exist are left out.
+
+        Args:
+            node_ids: The runs.
+            kv_fingerprint: Under this model where it has scored the run; else, and for None, under the run's own. Each
+                chunk says whose it is.
+
+        Returns:
+            Per run: ranges that follow each other without overlap. A damaged one is marked, never left out.
+        """
+        ids = list(node_ids)
+        return await self._database.read(lambda db: token_chunks.load(db, ids, kv_fingerprint))
+
+    # ---- vocabularies, models, settings
+
+    async def save_vocabulary(self, digest: str, tokens: Sequence[bytes]) -> None:
+        """Saves the bytes of every token of a tokenizer, so that alternatives can be shown without an engine."""
+        await self._database.write(lambda db: key_value.save_vocabulary(db, digest, tokens))
+
+    async def vocabulary(self, digest: str) -> list[bytes] | None:
+        """The bytes of every token; None when that tokenizer was never saved."""
+        return await self._database.read(lambda db: key_value.vocabulary(db, digest))
+
+    async def save_model(self, kv_fingerprint: str, info: Mapping[str, Any]) -> None:
+        """Saves what a fingerprint stands for: name, vocabulary digest, any JSON values."""
+        await self._database.write(lambda db: key_value.save_model(db, kv_fingerprint, info))
+
+    async def model(self, kv_fingerprint: str) -> dict[str, Any] | None:
+        """What a fingerprint stands for; None when it was never saved."""
+        return await self._database.read(lambda db: key_value.model(db, kv_fingerprint))
+
+    async def set_setting(self, key: str, value: Any) -> None:
+        """Saves one setting, any JSON value."""
+        await self._database.write(lambda db: key_value.set_setting(db, key, value))
+
+    async def setting(self, key: str) -> Any:
+        """The value of a setting; None when it was never set."""
+        return await self._database.read(lambda db: key_value.setting(db, key))
+
+    async def set_session_setup(self, session_id: int, value: Any) -> None:
+        """Saves what a session is set to, any JSON value; it goes when the session is deleted for good.
+
+        Raises:
+            UnknownRowError: There is no such session.
+        """
+        await self._database.write(lambda db: key_value.set_session_setup(db, session_id, value))
+
+    async def session_setup(self, session_id: int) -> Any:
+        """What a session is set to; None when nothing was ever saved for it."""
+        return await self._database.read(lambda db: key_value.setting(db, key_value.session_key(session_id)))
+
+    async def set_saved_ends(self, session_id: int, ends: Mapping[int, int]) -> None:
+        """Saves where the paths of a session ended when their KV was saved: tokens by last node.
+
+        Raises:
+            UnknownRowError: There is no such session.
+        """
+        await self._database.write(lambda db: key_value.set_saved_ends(db, session_id, ends))
+
+    async def saved_ends(self, session_id: int) -> dict[int, int]:
+        """Where they did; empty when nothing was ever saved."""
+        return await self._database.read(lambda db: key_value.saved_ends(db, session_id))
+
     # ---- in and out of files
 
     async def import_file(self, path: Path, progress: Callable[[int, int], None] = _unheard) -> Imported:
@@ -198,22 +342,22 @@ class SessionStore(RunMembers, KeptMembers):
         """
         damage = await self._database.read(integrity.check_pages)
         if damage and all("index" in row.detail for row in damage):
-            await self._database.write(quarantine.mend_indexes)
+            await self._database.write(row_repair.mend_indexes)
             damage = await self._database.read(integrity.check_pages)
         if damage:
             raise StoreDamagedError(
                 f"{self.path}: {damage[0].detail}; nothing was set aside, `elsewise sessions recover` helps"
             )
-        await self._database.write(quarantine.mend_search)
-        found = await self._database.write(quarantine.set_aside_strays)
+        await self._database.write(row_repair.mend_search)
+        found = await self._database.write(row_repair.set_aside_strays)
         for session_id in await self._database.read(integrity.session_ids):
             if await self._database.read(partial(integrity.check_session, session_id=session_id)):
-                found += await self._database.write(partial(quarantine.set_aside, session_id=session_id))
-        return found + await self._database.write(quarantine.set_aside_shared)
+                found += await self._database.write(partial(row_repair.set_aside, session_id=session_id))
+        return found + await self._database.write(row_repair.set_aside_shared)
 
     async def quarantined(self) -> list[DamageRow]:
         """What was set aside so far, each with its session and turn."""
-        return await self._database.read(quarantine.listed)
+        return await self._database.read(row_repair.quarantined)
 
     async def back_up_daily(self) -> Path | None:
         """Makes today's backup where there is none yet, and keeps the last seven; returns where it is.

@@ -1,6 +1,4 @@
-"""Decoding: W5 (one stream, eight streams), the embedded model on a processor, rows of recurrent models, overhead per token,
-W6 (scores), and many branches and beams of one prompt.
-"""
+"""Decoding: W5, the embedded model on a processor, recurrent rows, overhead per token, W6 (scores), branches and beams."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from storage.blocks.errors import DamagedFileError, as_os_errors, guest_errors
-from storage.database import Connection, ensure_file, sync_folder
-from storage.repair.backup import free_name, keep_as
+from storage.database import Connection
+from storage.files import ensure_file, free_name, keep_as, sync_folder
 
 logger = logging.getLogger(__name__)
 

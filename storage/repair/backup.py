@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
-import os
 import re
-import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -16,8 +14,9 @@ from typing import Final
 
 import sqlite_utils
 
-from storage.database import connect, ensure_file, fetch, sync_folder
+from storage.database import connect, fetch
 from storage.errors import StoreDamagedError, typed_errors
+from storage.files import ensure_file, free_name, sync_folder
 from storage.tables import checksums
 
 log = logging.getLogger(__name__)
@@ -167,27 +166,6 @@ def findings(conn: sqlite3.Connection) -> list[str]:
         return [row[0] for row in conn.execute("PRAGMA integrity_check(3)")]
     except sqlite3.DatabaseError as error:  # some pages are too broken to be reported about
         return [str(error)]
-
-
-def free_name(target: Path) -> Path:
-    """`target`, or the next name like it that nothing has."""
-    names = [target, *(target.with_stem(f"{target.stem}-{n}") for n in range(2, 1000))]
-    return next(name for name in names if not name.exists())
-
-
-def keep_as(file: Path, name: Path) -> None:
-    """Gives a file a second name, which replaces what is there: a link, or where there are none a copy that is on the disk.
-
-    The folder is not synced.
-    """
-    name.unlink(missing_ok=True)
-    try:
-        os.link(file, name)
-    except OSError:  # a file system without links
-        ensure_file(name)
-        shutil.copy2(file, name)
-    with name.open("rb") as kept:
-        os.fsync(kept.fileno())
 
 
 def _number(backup: Path) -> int:

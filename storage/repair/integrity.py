@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -74,8 +74,8 @@ def _check_session(db: sqlite_utils.Database, session: dict[str, Any]) -> Iterat
         yield DamageRow("session", "the session's own row fails its checksum", sid, title)
     elif len(nodes) != session["node_count"]:
         yield DamageRow("session", f"{len(nodes)} of {session['node_count']} runs are there", sid, title)
-    elif session["branches"] != (tips := _tips(nodes)):
-        yield DamageRow("session", f"the tree has {tips} branches, {session['branches']} were counted", sid, title)
+    elif session["branches"] != (count := len(tips(nodes.values()))):
+        yield DamageRow("session", f"the tree has {count} branches, {session['branches']} were counted", sid, title)
     for place in fetch(db, "SELECT * FROM places WHERE id = ?", [sid]):
         if not checksums.intact("places", place):
             yield DamageRow(
@@ -149,8 +149,10 @@ def _search_bodies(db: sqlite_utils.Database, session_id: int) -> dict[int, str]
     return {row["rowid"]: row["body"] for row in rows if row["session_id"] == session_id}
 
 
-def _tips(nodes: dict[int, dict[str, Any]]) -> int:
-    return len(nodes.keys() - {row["parent_id"] for row in nodes.values() if row["at_end"]})
+def tips(nodes: Iterable[dict[str, Any]]) -> set[int]:
+    """The ids of the runs that no other continues at its end."""
+    rows = list(nodes)
+    return {row["id"] for row in rows} - {row["parent_id"] for row in rows if row["at_end"]}
 
 
 def turn_of(node: dict[str, Any], nodes: dict[int, dict[str, Any]]) -> int:

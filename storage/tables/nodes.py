@@ -19,7 +19,7 @@ from storage.tables import checksums, search, sessions, token_chunks
 from storage.tables.node_columns import NodeColumns, SessionShape
 from storage.tables.text import clean, from_json, to_json
 
-DAMAGED: Final = "damaged"  # why a run ends that has lost tokens: they were set aside, see `storage.repair.quarantine`
+DAMAGED: Final = "damaged"  # why a run ends that has lost tokens: they were set aside, see `storage.repair.row_repair`
 _WHOLE: Final = (None, "eos", "stop", "grammar")  # ends that leave nothing out; all others leave a partial answer
 
 _SHAPE: Final = """
@@ -149,6 +149,31 @@ def one(db: sqlite_utils.Database, session_id: int, node_id: int) -> NodeRow:
     if row["session_id"] != session_id:
         raise UnknownRowError(f"there is no node {node_id} in session {session_id}")
     return _view(row, token_chunks.saved_end(db, node_id, row["kv_fingerprint"]))
+
+
+def close_open_runs(db: sqlite_utils.Database) -> int:
+    """Marks every open run as partial, with the text of the tokens that were saved; returns how many there were.
+
+    Only for the one writer of the data folder, before it adds anything: an open run is then nobody's.
+    """
+    rows = fetch(db, "SELECT * FROM nodes WHERE status = 'open'")
+    for row in rows:
+        _close(db, row)
+    return len(rows)
+
+
+def _close(db: sqlite_utils.Database, row: dict[str, Any]) -> None:
+    sql = "SELECT * FROM token_chunks WHERE node_id = ? AND kv_fingerprint = ? ORDER BY id"
+    tiles = token_chunks.tiled(row["id"], fetch(db, sql, [row["id"], row["kv_fingerprint"]]), length=None)
+    text = row["text"] or clean("".join(token_chunks.text_of(tile.columns) for tile in tiles))
+    changes = {
+        "status": "partial",
+        "finish_reason": "app_ended",
+        "text": text,
+        "token_count": sum(tile.count for tile in tiles),
+    }
+    checksums.update(db, "nodes", row, changes)
+    search.index_node(db, row["session_id"], row["id"], text)
 
 
 def _view(row: dict[str, Any], saved: int) -> NodeRow:

@@ -17,6 +17,7 @@ from storage.rows import Columns, NewChunk, StoredChunk
 from storage.tables import checksums, columns
 from storage.tables.text import clean
 
+_TEMPLATE: Final = 0  # value of the column `origin` for tokens that are not part of the text
 MAX_TOKENS: Final = 1 << 24  # in one run; a damaged or hostile number must not become an allocation
 
 
@@ -187,3 +188,11 @@ def _runs(owner: npt.NDArray[np.int32], lost: npt.NDArray[np.bool_]) -> list[tup
     borders = np.flatnonzero((owner[1:] != owner[:-1]) | (lost[1:] != lost[:-1])) + 1
     edges = [0, *(int(b) for b in borders), len(owner)]
     return [(a, b) for a, b in pairwise(edges) if a < b]
+
+
+def text_of(found: Columns) -> str:
+    """The text of tokens, without those of the template."""
+    texts = columns.pieces(found, "text") or []
+    origins = found.get("origin")
+    kept = [t for i, t in enumerate(texts) if origins is None or origins[i] != _TEMPLATE]
+    return b"".join(kept).decode("utf-8", "replace")

@@ -11,11 +11,11 @@ import msgspec
 
 from resources.files import open_regular
 from storage.errors import InvalidFileError, StoreNewerError
+from storage.files import written
 from storage.tables.text import clean, from_json
 from storage.tables.text import to_json as text_of_json
 from storage.tables.token_chunks import MAX_TOKENS
 from storage.transfer import json_columns
-from storage.transfer.atomic_file import written
 from storage.transfer.import_tree import Fields, GrowingTree, node_part, session_part
 from storage.transfer.json_columns import to_json
 from storage.transfer.json_scanner import Piece, Scanner

@@ -25,12 +25,12 @@ from typing import Any, Final
 import msgspec
 
 from storage.errors import InvalidFileError, StoreDamagedError, StoreNewerError
+from storage.files import draft_of
 from storage.tables import columns
 from storage.tables.key_value import vocabulary_digest
 from storage.tables.text import clean, to_json
 from storage.tables.text import to_json as text_of_json
 from storage.tables.token_chunks import MAX_TOKENS
-from storage.transfer.atomic_file import draft_of
 from storage.transfer.import_tree import Fields, GrowingTree, node_part, session_part
 from storage.transfer.json_format import model_record, node_record, session_record
 from storage.transfer.json_scanner import LIMIT, strict

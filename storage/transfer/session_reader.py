@@ -14,11 +14,11 @@ import sqlite_utils
 
 from storage.database import fetch, scalar
 from storage.errors import StoreDamagedError, UnknownRowError, typed_errors
-from storage.repair.recovery import text_of
 from storage.rows import Columns, NodeRow
 from storage.schema import open_sessions
 from storage.tables import checksums, columns, key_value, nodes, sessions, token_chunks
 from storage.tables.text import clean, from_json
+from storage.tables.token_chunks import text_of
 from storage.transfer.parts import NODE_MORE, SESSION_MORE, EndPart, NodePart, Part, PlacePart, SessionPart, TokensPart
 
 Row = dict[str, Any]

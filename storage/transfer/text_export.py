@@ -13,10 +13,10 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from storage.repair.recovery import text_of
+from storage.files import written
 from storage.rows import Columns, NodeRow
 from storage.tables import columns as token_columns
-from storage.transfer.atomic_file import written
+from storage.tables.token_chunks import text_of
 from storage.transfer.session_reader import StoredSession, stored_session
 
 OnProgress = Callable[[int, int], None]  # nodes of the path done and in all; raising in it cancels

@@ -1,0 +1,83 @@
+"""Files that appear under their name only when they are whole, and other steps on names, durable when they return."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from storage.errors import typed_errors
+
+
+def ensure_file(path: Path) -> None:
+    """Makes `path` (0600) and its folder (0700) when they are missing."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names of the files in `folder` durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def beside(path: Path, ending: str) -> Path:
+    """The file of the same name with `ending` behind it, such as "-wal"."""
+    return path.with_name(path.name + ending)
+
+
+def free_name(target: Path) -> Path:
+    """`target`, or the next name like it that nothing has."""
+    names = [target, *(target.with_stem(f"{target.stem}-{n}") for n in range(2, 1000))]
+    return next(name for name in names if not name.exists())
+
+
+def keep_as(file: Path, name: Path) -> None:
+    """Gives a file a second name, which replaces what is there: a link, or where there are none a copy that is on the disk.
+
+    The folder is not synced.
+    """
+    name.unlink(missing_ok=True)
+    try:
+        os.link(file, name)
+    except OSError:  # a file system without links
+        ensure_file(name)
+        shutil.copy2(file, name)
+    with name.open("rb") as kept:
+        os.fsync(kept.fileno())
+
+
+@contextmanager
+def draft_of(path: Path) -> Iterator[Path]:
+    """A name beside `path` to write to; what is there at the end takes its place, and after an error nothing changes."""
+    with typed_errors(path):
+        handle = os.open(_draft_name(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        os.close(handle)
+        draft = _draft_name(path)
+        try:
+            yield draft
+            with draft.open("rb") as written:
+                os.fsync(written.fileno())
+            draft.replace(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+@contextmanager
+def written(path: Path) -> Iterator[BinaryIO]:
+    """A file to write in binary; it takes its place when it is whole."""
+    with draft_of(path) as draft, draft.open("wb") as file:
+        yield file
+
+
+def _draft_name(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.part")

@@ -1,0 +1,532 @@
+"""Repair of damaged rows: quarantine where the file's pages are sound, salvage into a new file where they are not.
+
+Quarantine moves damaged rows, as they were read, into a table of their own. A run that has lost tokens keeps its text and the
+tokens before the first lost one and is marked as damaged for good (`NodeRow.damaged`): it is shown, and no model continues it.
+Quarantine works inside a transaction of the caller's, one session at a time.
+
+Salvage reads a copy of the file in ever smaller ranges of rows, so that a broken page costs the rows on it and no others. Rows
+keep their numbers and checksums: what is damaged in itself is still reported by `SessionStore.verify`. The damaged file is kept
+under another name.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, cast, get_args
+
+import msgspec
+import sqlite_utils
+
+from storage.database import connect, fetch
+from storage.errors import StoreDamagedError, StoreMissingError, is_damage, typed_errors
+from storage.files import beside, free_name, keep_as, sync_folder
+from storage.repair import integrity
+from storage.repair.backup import findings
+from storage.rows import DamageKind, DamageRow, Role, Salvage
+from storage.schema import create, definitions
+from storage.tables import checksums, key_value, nodes, search, sessions, token_chunks
+from storage.tables.text import clean, from_json
+
+Row = dict[str, Any]
+_MOVED: Final[tuple[tuple[str, DamageKind, str], ...]] = (  # what works without them
+    ("vocabularies", "vocabulary", "digest"),
+    ("models", "model", "kv_fingerprint"),
+    ("settings", "setting", "key"),
+    ("places", "place", "id"),
+)
+HEADER_BYTES: Final = 100  # of any SQLite file
+MAGIC: Final = b"SQLite format 3\0"
+PAGE_BYTES: Final = 4096  # of ours
+LARGEST: Final = 1 << 40  # bytes; a damaged number must not become a file of that size
+TABLES: Final = ("sessions", "nodes", "token_chunks", "vocabularies", "models", "settings", "folders", "places", "quarantine")
+STEP: Final = 512  # rows asked for at once
+OnProgress = Callable[[str, int, int], None]  # what is read, rows done, rows in all
+STAND_IN: Final = "Recovered"  # for turns whose session is lost
+TITLE_LENGTH: Final = 60
+
+
+# ---- quarantine: damaged rows of a file whose pages are sound
+
+
+def quarantined(db: sqlite_utils.Database) -> list[DamageRow]:
+    """What was set aside so far, in the order in which it was found."""
+    return [_damage_row(row) for row in fetch(db, "SELECT * FROM quarantine ORDER BY id")]
+
+
+def set_aside_shared(db: sqlite_utils.Database) -> list[DamageRow]:
+    """What belongs to no session: rows that are kept by key, folders, and rows whose session or run is gone."""
+    found: list[DamageRow] = []
+    for table, kind, key in _MOVED:
+        for row in fetch(db, f"SELECT rowid AS _row, * FROM {table}"):  # noqa: S608  # our own names
+            if not checksums.intact(table, row):
+                found.append(
+                    _quarantine(
+                        db, DamageRow(kind, f"{str(row[key])!r:.60} failed its checksum", *_owner(table, row)), table, row
+                    )
+                )
+                db.execute(f"DELETE FROM {table} WHERE rowid = ?", [row["_row"]])  # noqa: S608  # our own names
+    for row in fetch(db, "SELECT * FROM folders"):
+        if not checksums.intact("folders", row):
+            found.append(_quarantine(db, DamageRow("folder", f"{str(row['name'])!r:.60} failed its checksum"), "folders", row))
+            checksums.renew(db, "folders", row, {"name": clean(str(row["name"])), "place": _whole_number(row["place"])})
+    for row in fetch(db, "SELECT * FROM places WHERE folder_id IS NOT NULL AND folder_id NOT IN (SELECT id FROM folders)"):
+        checksums.update(db, "places", row, {"folder_id": None})
+    for table, sql, kind in (
+        ("token_chunks", "node_id NOT IN (SELECT id FROM nodes)", "tokens"),
+        ("places", "id NOT IN (SELECT id FROM sessions)", "place"),
+    ):
+        for row in fetch(db, f"SELECT * FROM {table} WHERE {sql}"):  # noqa: S608  # our own names
+            found.append(_quarantine(db, DamageRow(kind, "what it belonged to is gone"), table, row))
+            db.execute(f"DELETE FROM {table} WHERE id = ?", [row["id"]])  # noqa: S608  # our own names
+    db.execute("DELETE FROM search WHERE rowid NOT IN (SELECT id FROM nodes UNION ALL SELECT -id FROM sessions)")
+    return found
+
+
+def mend_indexes(db: sqlite_utils.Database) -> None:
+    """Builds every index anew: a flipped bit in an indexed column, or in an index, looks like a broken file until then."""
+    db.execute("REINDEX")
+
+
+def mend_search(db: sqlite_utils.Database) -> None:
+    """Builds the search index anew from its texts, where it does not fit to them: nothing can be taken out of it till then."""
+    try:
+        db.execute("INSERT INTO search (search, rank) VALUES ('integrity-check', 0)")
+    except sqlite3.DatabaseError as error:
+        if not is_damage(error):
+            raise
+        db.execute("INSERT INTO search (search) VALUES ('rebuild')")
+
+
+def set_aside_strays(db: sqlite_utils.Database) -> list[DamageRow]:
+    """Runs whose session is gone, with their tokens; first of all."""
+    found: list[DamageRow] = []
+    for row in fetch(db, "SELECT * FROM nodes WHERE session_id NOT IN (SELECT id FROM sessions) ORDER BY id DESC"):
+        chunks = fetch(db, "SELECT * FROM token_chunks WHERE node_id = ? ORDER BY id", [row["id"]])
+        found.extend(_quarantine(db, DamageRow("tokens", "their session is gone"), "token_chunks", chunk) for chunk in chunks)
+        found.append(_quarantine(db, DamageRow("node", "its session is gone"), "nodes", row))
+        db.execute("UPDATE nodes SET parent_id = NULL WHERE parent_id = ?", [row["id"]])
+        db.execute("DELETE FROM search WHERE rowid = ?", [row["id"]])
+        db.execute("DELETE FROM nodes WHERE id = ?", [row["id"]])
+    return found
+
+
+def set_aside(db: sqlite_utils.Database, session_id: int) -> list[DamageRow]:
+    """One session; returns what was set aside of it. One that is being imported is left alone, and so is a run in work."""
+    [session] = fetch(db, "SELECT * FROM sessions WHERE id = ?", [session_id])
+    if sessions.is_unfinished(session):
+        return []
+    return _Session(db, session).set_aside()
+
+
+@dataclass(slots=True)
+class _Session:
+    db: sqlite_utils.Database
+    row: Row
+    runs: dict[int, Row] = field(default_factory=dict)
+    cut: set[int] = field(default_factory=set)  # runs that have lost tokens
+    found: list[DamageRow] = field(default_factory=list)
+
+    def set_aside(self) -> list[DamageRow]:
+        rows = fetch(self.db, "SELECT * FROM nodes WHERE session_id = ? ORDER BY seq, id", [self.row["id"]])
+        self.runs = {row["id"]: row for row in rows}
+        older: set[int] = set()
+        for row in rows:
+            if row["status"] != "open" or not checksums.intact("nodes", row):
+                self._run(row, older)
+            older.add(row["id"])
+        for row in rows:
+            self._leaves(row)
+        self._itself(rows)
+        for node_id, text in ((row["id"], clean(str(row["text"]))) for row in rows):
+            search.index_node(self.db, self.row["id"], node_id, text)
+        search.index_title(self.db, self.row["id"], clean(str(self.row["title"])))
+        return self.found
+
+    def _run(self, row: Row, older: set[int]) -> None:
+        held = self._tokens(row)
+        broken = not checksums.intact("nodes", row)
+        lost_parent = row["parent_id"] is not None and row["parent_id"] not in older
+        own = row["kv_fingerprint"] if not broken or row["kv_fingerprint"] in held else next(iter(held), None)
+        count = held.get(own, 0) if own is not None else 0
+        if not broken and not lost_parent and count == row["token_count"]:
+            return
+        if broken:
+            detail = "the run's row failed its checksum"
+        elif lost_parent:
+            detail = "the run before it is gone"
+        else:
+            detail = f"{row['token_count'] - count} of its {row['token_count']} tokens are lost"
+        self._note("nodes", "tokens" if detail.endswith("lost") else "node", detail, row, row)
+        self.cut.add(row["id"])
+        changes: Row = {"token_count": count, "kv_fingerprint": own, "status": "partial", "finish_reason": nodes.DAMAGED}
+        if broken:
+            changes |= _sane(row)
+        if lost_parent:
+            changes |= {"parent_id": None, "at_token": None, "at_byte": None, "at_end": 1}
+        self._renew(row, changes)
+
+    def _tokens(self, row: Row) -> dict[str, int]:
+        """Sets aside what is damaged of a run's tokens and what stands behind it; how many are left, by model."""
+        held: dict[str, int] = {}
+        for chunk in fetch(self.db, "SELECT * FROM token_chunks WHERE node_id = ? ORDER BY id", [row["id"]]):
+            model = str(chunk["kv_fingerprint"])
+            whole = token_chunks.read_chunk(chunk) is not None
+            if whole and chunk["first"] <= held.get(model, 0):
+                held[model] = max(held.get(model, 0), chunk["first"] + chunk["count"])
+                continue
+            detail = "stand behind lost ones" if whole else "failed their checksum"
+            self._note("token_chunks", "tokens", f"{chunk['count']} tokens from {chunk['first']} {detail}", chunk, row)
+            self.db.execute("DELETE FROM token_chunks WHERE id = ?", [chunk["id"]])
+        return held
+
+    def _leaves(self, row: Row) -> None:
+        """A run that left another one behind the tokens that this has left, leaves it at its end from now on."""
+        parent = self.runs.get(row["parent_id"]) if row["parent_id"] is not None else None
+        if parent is None or not {parent["id"], row["id"]} & self.cut:
+            return
+        most, at_token, at_byte = parent["token_count"], row["at_token"], row["at_byte"]
+        if at_token is not None and at_token > most and row["id"] not in self.cut:
+            self._note("nodes", "node", f"it left the run before it at token {at_token}, which is lost", row, row)
+        changes: Row = {"at_token": None if at_token is None else min(at_token, most)}
+        changes["at_end"] = int(at_token is None or at_token >= most)
+        changes["at_byte"] = None if at_byte is None else min(at_byte, len(str(parent["text"]).encode()))
+        if any(row[name] != value for name, value in changes.items()):
+            self._renew(row, changes)
+
+    def _itself(self, rows: list[Row]) -> None:
+        tips = integrity.tips(rows)
+        counted = {"node_count": len(rows), "branches": len(tips)}
+        if not checksums.intact("sessions", self.row):
+            self._note("sessions", "session", "the session's own row failed its checksum", self.row)
+            values = {name: self.row[name] for name in ("created", "updated")}
+            changes: dict[str, Any] = {name: float(v) if isinstance(v, int | float) else 0.0 for name, v in values.items()}
+            changes |= {name: int(bool(self.row[name])) for name in ("pinned", "is_sample")}
+            changes |= {"title": clean(str(self.row["title"])), "touched": _whole_number(self.row["touched"])}
+            changes |= {"trashed": None, "importing": 0}  # a flipped bit must hide nothing
+        elif self.row["node_count"] != len(rows):
+            self._note("sessions", "session", f"{len(rows)} of {self.row['node_count']} runs are there", self.row)
+            changes = {}
+        elif self.row["branches"] != len(tips):
+            changes = {}
+        else:
+            return
+        if self.row["current_node"] not in self.runs:
+            changes["current_node"] = max(tips, default=None)
+        self.row.update(changes | counted)
+        checksums.renew(self.db, "sessions", self.row, {})
+
+    def _renew(self, row: Row, changes: Mapping[str, Any]) -> None:
+        row.update(changes)
+        checksums.renew(self.db, "nodes", row, {})
+
+    def _note(self, source: str, kind: DamageKind, detail: str, row: Row, run: Row | None = None) -> None:
+        turn = None if run is None else integrity.turn_of(run, self.runs)
+        node_id = None if run is None else run["id"]
+        damage = DamageRow(kind, detail, self.row["id"], clean(str(self.row["title"])), node_id, turn)
+        self.found.append(_quarantine(self.db, damage, source, row))
+
+
+def _sane(row: Row) -> Row:
+    """A run's fields as they can be shown, whatever bits have flipped in them."""
+    try:
+        stats = row["stats"] if isinstance(from_json(str(row["stats"])), dict) else "{}"
+    except msgspec.DecodeError:
+        stats = "{}"
+    places: Row = {name: row[name] if _whole_number(row[name]) == row[name] else None for name in ("at_token", "at_byte")}
+    if row["parent_id"] is None:
+        places = {"at_token": None, "at_byte": None}
+    created = float(row["created"]) if isinstance(row["created"], int | float) else 0.0
+    kept = {"stats": stats, "created": created, "turn_start": int(bool(row["turn_start"])), "at_end": 1}
+    role = row["role"] if row["role"] in get_args(Role) else "user"
+    return {**kept, **places, "role": role, "text": clean(str(row["text"])), "seq": row["seq"]}
+
+
+def _quarantine(db: sqlite_utils.Database, damage: DamageRow, source: str, row: Row) -> DamageRow:
+    content = {name: value for name, value in row.items() if name != "_row"}
+    values = {name: getattr(damage, name) for name in ("kind", "detail", "session_id", "title", "node_id", "turn")}
+    more = {"source": source, "content": msgspec.msgpack.encode(content), "found": time.time()}
+    checksums.insert(db, "quarantine", {**values, **more})
+    return damage
+
+
+def _damage_row(row: Row) -> DamageRow:
+    kind = cast("DamageKind", row["kind"])
+    return DamageRow(kind, str(row["detail"]), row["session_id"], row["title"], row["node_id"], row["turn"])
+
+
+def _owner(table: str, row: Row) -> tuple[int | None]:
+    """The session that a row belongs to."""
+    if table == "places":
+        return (int(row["id"]),)
+    number = str(row["key"]).removeprefix(key_value.session_key("")) if table == "settings" else ""
+    return (int(number) if number.isdecimal() else None,)
+
+
+def _whole_number(value: object) -> int:
+    return value if isinstance(value, int) and 0 <= value < 1 << 62 else 0
+
+
+# ---- salvage: what can still be read of a file whose pages are broken
+
+
+def salvage(path: Path, progress: OnProgress = lambda _what, _done, _of: None) -> Salvage:
+    """Replaces the damaged file at `path` by a new one with all that could be read; blocking, seconds to minutes.
+
+    Only for the one writer of the data folder, while nobody has the store open. The damaged file, with its journal, stands
+    beside it afterwards; until the new one is whole and on the disk nothing is changed.
+
+    Args:
+        path: The sessions file.
+        progress: Called a few times a second with the table, rows done and rows in all; raising in it cancels.
+
+    Raises:
+        StoreMissingError: There is no file.
+        StoreDamagedError: Nothing of it can be read; it stays where it is.
+        StoreFullError, StoreReadOnlyError: The new file cannot be written; nothing was changed.
+    """
+    if not path.is_file():
+        raise StoreMissingError(f"{path}: there is nothing to recover from")
+    with typed_errors(path), tempfile.TemporaryDirectory(dir=path.parent, prefix=".recovering-") as name:
+        folder = Path(name)
+        draft = folder / path.name
+        create(draft)
+        refill = Refill(draft)
+        try:
+            with closing(_open_copy(path, folder)) as damaged:
+                lost = _read_into(refill, damaged, progress)
+            sessions_found, turns, left_out = refill.finish()
+        finally:
+            refill.close()
+        if not sessions_found:
+            raise StoreDamagedError(f"{path}: nothing in it can be read; it was left as it is")
+        kept = _put_in_place(path, draft)
+    return Salvage(sessions_found, turns, (*lost, *left_out), kept)
+
+
+def _open_copy(path: Path, folder: Path) -> sqlite3.Connection:
+    copy = folder / "damaged.db"
+    shutil.copyfile(path, copy)
+    if beside(path, "-wal").exists():
+        shutil.copyfile(beside(path, "-wal"), beside(copy, "-wal"))
+    _mend_header(copy, folder)
+    with suppress(sqlite3.Error), closing(_connect(copy)) as conn:
+        for name, sql in definitions().items():
+            conn.execute("UPDATE sqlite_schema SET sql = ? WHERE name = ? AND sql <> ?", [sql, name, sql])
+        conn.commit()
+    return _connect(copy)  # a connection reads definitions once
+
+
+def _connect(copy: Path) -> sqlite3.Connection:
+    conn = sqlite3.connect(copy)
+    conn.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    conn.execute("PRAGMA writable_schema = ON")  # a definition that cannot be parsed is passed over
+    return conn
+
+
+def _mend_header(copy: Path, folder: Path) -> None:
+    """Every file of ours begins alike; and SQLite opens none that is shorter than it says."""
+    with copy.open("r+b") as file:
+        header = file.read(HEADER_BYTES)
+        if not header.startswith(MAGIC) or int.from_bytes(header[16:18], "big") != PAGE_BYTES:
+            fresh = folder / "fresh.db"
+            create(fresh)
+            header = fresh.read_bytes()[:24] + bytes(8) + fresh.read_bytes()[32:HEADER_BYTES]  # counters: by the file's length
+            file.seek(0)
+            file.write(header)
+        whole = int.from_bytes(header[28:32], "big") * PAGE_BYTES
+        if copy.stat().st_size < whole < LARGEST:
+            file.truncate(whole)  # what is missing reads as broken pages
+
+
+def _read_into(refill: Refill, conn: sqlite3.Connection, progress: OnProgress) -> list[str]:
+    """Reads every table; what could not be read, in words."""
+    lost: list[str] = []
+    for table in TABLES:
+        highest = _highest(conn, table)
+        progress(table, 0, highest)
+        gaps: list[tuple[int, int]] = []
+        for rows, upto in _ranges(conn, table, highest, gaps):
+            refill.take(table, rows)
+            progress(table, upto, highest)
+        lost.extend(f"{table.replace('_', ' ')}: rows {first:,} to {last:,} cannot be read" for first, last in _joined(gaps))
+    return lost
+
+
+def _highest(conn: sqlite3.Connection, table: str) -> int:
+    """The last row number a table may have; each way of asking fails with another page."""
+    found = [0]
+    for sql in (f"SELECT max(rowid) FROM {table}", f"SELECT seq FROM sqlite_sequence WHERE name = '{table}'"):  # noqa: S608  # our names
+        with suppress(sqlite3.Error, TypeError, ValueError):
+            found.extend(int(row[0] or 0) for row in conn.execute(sql))
+    return min(max(found), 1 << 32)
+
+
+def _ranges(
+    conn: sqlite3.Connection, table: str, highest: int, gaps: list[tuple[int, int]]
+) -> Iterator[tuple[list[dict[str, Any]], int]]:
+    """The rows that can be read, and how far that is; a range that cannot be read as a whole is halved."""
+    stack = [(first, min(first + STEP - 1, highest)) for first in range(1, highest + 1, STEP)]
+    stack.reverse()
+    sql = f"SELECT * FROM {table} NOT INDEXED WHERE rowid BETWEEN ? AND ? ORDER BY rowid"  # noqa: S608  # our own names
+    while stack:
+        first, last = stack.pop()
+        try:
+            cursor = conn.execute(sql, [first, last])
+            names = [column[0] for column in cursor.description]
+            rows = [dict(zip(names, row, strict=True)) for row in cursor]
+        except (sqlite3.Error, OverflowError, MemoryError) as error:
+            if isinstance(error, sqlite3.Error) and not is_damage(error):
+                raise
+            if first == last:
+                gaps.append((first, last))
+            else:
+                middle = (first + last) // 2
+                stack += [(middle + 1, last), (first, middle)]
+        else:
+            yield rows, last
+
+
+def _joined(gaps: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for first, last in gaps:
+        if joined and joined[-1][1] + 1 == first:
+            joined[-1] = (joined[-1][0], last)
+        else:
+            joined.append((first, last))
+    return joined
+
+
+def _put_in_place(path: Path, draft: Path) -> Path:
+    """Keeps the damaged file under another name, then puts the new one where it was: at no moment is there none."""
+    with closing(connect(draft).conn) as conn:
+        found = findings(conn)
+        conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    if found != ["ok"]:
+        raise StoreDamagedError(f"{path}: the recovered file would be damaged, nothing was changed: {'; '.join(found)}")
+    kept = free_name(path.with_stem(f"{path.stem}.damaged"))
+    wal = beside(path, "-wal")
+    if wal.exists():
+        keep_as(wal, beside(kept, "-wal"))
+    keep_as(path, kept)
+    sync_folder(path.parent)
+    for name in ("-wal", "-shm"):  # they belong to the damaged file
+        beside(path, name).unlink(missing_ok=True)
+    draft.replace(path)
+    sync_folder(path.parent)
+    return kept
+
+
+class Refill:
+    """Takes rows table by table, in the order sessions, nodes, token_chunks, the rest; keeps their numbers and checksums.
+
+    Args:
+        path: A fresh sessions file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._db = connect(path)
+        self._db.execute("PRAGMA foreign_keys = OFF")  # what a row refers to may be lost; it is looked after here
+        self._sessions: set[int] = set()
+        self._nodes: dict[int, int] = {}  # node -> session
+        self._folders: set[int] = set()
+        self._stand_ins: set[int] = set()
+        self._left_out: dict[str, int] = {}
+
+    def take(self, table: str, rows: Iterable[dict[str, Any]]) -> None:
+        """Writes rows as they are; those that mean nothing without a row that is lost are left out."""
+        with self._db.atomic():
+            for row in rows:
+                try:
+                    taken = self._take(table, row)
+                except (sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError, OverflowError):
+                    taken = False  # a value of a kind that its column cannot hold
+                if not taken:
+                    self._left_out[table] = self._left_out.get(table, 0) + 1
+
+    def finish(self) -> tuple[int, int, tuple[str, ...]]:
+        """Corrects references to lost rows; returns sessions, turns, and what was left out."""
+        with self._db.atomic():
+            for session in fetch(self._db, "SELECT * FROM sessions WHERE current_node IS NOT NULL"):
+                if self._nodes.get(session["current_node"]) != session["id"]:
+                    self._db.execute("UPDATE sessions SET current_node = NULL WHERE id = ?", [session["id"]])
+            for session_id in self._stand_ins:
+                self._count(session_id)
+        lost = tuple(f"{table}: {count:,} rows belong to nothing any more" for table, count in self._left_out.items())
+        return len(self._sessions), len(self._nodes), lost
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._db.conn.close()
+
+    def _take(self, table: str, row: dict[str, Any]) -> bool:
+        match table:
+            case "sessions":
+                self._insert(table, row)
+                self._sessions.add(row["id"])
+                search.index_title(self._db, row["id"], clean(str(row["title"])))
+            case "nodes":
+                self._take_node(row)
+            case "token_chunks":
+                if row["node_id"] not in self._nodes:
+                    return False
+                self._insert(table, row)
+            case "folders":
+                self._insert(table, row)
+                self._folders.add(row["id"])
+            case "places":
+                return self._take_place(row)
+            case _:
+                if not checksums.intact(table, row):
+                    return False
+                self._insert(table, row)
+        return True
+
+    def _take_place(self, row: dict[str, Any]) -> bool:
+        if row["id"] not in self._sessions or not checksums.intact("places", row):
+            return False
+        if row["folder_id"] not in self._folders:  # it stands in the list again
+            row = {**row, "folder_id": None}
+        checksums.put(self._db, "places", {name: row[name] for name in checksums.COVERED["places"]})
+        return True
+
+    def _take_node(self, row: dict[str, Any]) -> None:
+        if row["parent_id"] is not None and self._nodes.get(row["parent_id"]) != row["session_id"]:
+            # its checksum stays, and so says from now on that the turns before it are missing
+            row = {**row, "parent_id": None, "at_token": None, "at_byte": None, "at_end": 1}
+        if row["session_id"] not in self._sessions:
+            self._stand_in(row["session_id"])
+        self._insert("nodes", row)
+        self._nodes[row["id"]] = row["session_id"]
+        search.index_node(self._db, row["session_id"], row["id"], clean(str(row["text"])))
+
+    def _stand_in(self, session_id: int) -> None:
+        values: dict[str, Any] = {"id": int(session_id), "title": STAND_IN, "created": 0.0, "updated": 0.0, "touched": 0}
+        values |= {"pinned": 0, "is_sample": 0, "branches": 0, "node_count": 0, "importing": 0}
+        checksums.insert(self._db, "sessions", values)
+        self._sessions.add(session_id)
+        self._stand_ins.add(session_id)
+
+    def _count(self, session_id: int) -> None:
+        """Branches, shown path and name of a stand-in."""
+        [session] = fetch(self._db, "SELECT * FROM sessions WHERE id = ?", [session_id])
+        nodes = fetch(self._db, "SELECT * FROM nodes WHERE session_id = ? ORDER BY id", [session_id])
+        tips = integrity.tips(nodes)
+        changes: dict[str, Any] = {"branches": len(tips), "node_count": len(nodes), "current_node": max(tips, default=None)}
+        times = [float(node["created"]) for node in nodes if isinstance(node["created"], int | float)]
+        words = next((" ".join(str(node["text"]).split()) for node in nodes if node["role"] == "user"), "")
+        title = clean(f"{STAND_IN}: {words[:TITLE_LENGTH]}" if words else STAND_IN)
+        checksums.update(self._db, "sessions", session, {**changes, "updated": max(times, default=0.0), "title": title})
+        search.index_title(self._db, session_id, title)
+
+    def _insert(self, table: str, row: dict[str, Any]) -> None:
+        names = [*checksums.COVERED[table], "sha256"]
+        places = ", ".join("?" * len(names))
+        sql = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({places})"  # noqa: S608  # our own names
+        self._db.execute(sql, [row[name] for name in names])
