@@ -7,6 +7,7 @@ import gc
 import os
 from collections.abc import Callable, Generator
 from functools import partial
+from pathlib import Path
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
@@ -22,6 +23,9 @@ settings.load_profile("house")
 # The user's keychain is never read: a test that needs a keychain brings its own.
 os.environ["PYTHON_KEYRING_BACKEND"] = "keyring.backends.fail.Keyring"
 
+HERE = Path.cwd()
+BUILT = (".", "build", "dist", "elsewise.egg-info", "__pycache__")  # how the names begin that tools make there
+FILES = pytest.StashKey[set[str]]()
 GRACE = 30  # seconds from a test's own limit to the end of its process, as between the two limits in pyproject.toml
 TOLD = "told"  # the property of a report that holds what its test says
 LOOK_AFTER = (20_000, 20, 50)  # as of `gc.set_threshold`, counted at the end of a test
@@ -43,10 +47,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Extends the process limit for a test with a longer limit of its own."""
+    item.stash[FILES] = _files()
     limit = item.get_closest_marker("timeout")
     if limit is not None:
         stderr = item.config.stash[fault_handler_stderr_fd_key]
         faulthandler.dump_traceback_later(limit.args[0] + GRACE, file=stderr, exit=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Fails a test that leaves a file in the current folder. Beside other workers, another test may have written it."""
+    before = item.stash[FILES]
+    if left := _files() - before:
+        pytest.fail(f"left in {HERE} while this test ran: {', '.join(sorted(left))}", pytrace=False)
+
+
+def _files() -> set[str]:
+    return {name for name in os.listdir(HERE) if not name.startswith(BUILT)}  # noqa: PTH208  # names alone, 10 us
 
 
 def pytest_configure() -> None:

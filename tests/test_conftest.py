@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +44,23 @@ def test_finds_them_gone():
 """
 
 
-def run(folder: Path, tests: str, *options: str) -> subprocess.CompletedProcess[str]:
+LITTERS = """
+import pytest
+from pathlib import Path
+
+@pytest.fixture(scope="module")
+def written():
+    Path("hello").write_text("")
+
+def test_leaves_a_file(written):
+    pass
+
+def test_leaves_none(tmp_path):
+    (tmp_path / "file").write_text("")
+"""
+
+
+def run(folder: Path, tests: str, *options: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Runs a file of tests under the `conftest.py` of this folder."""
     folder.joinpath("test_it.py").write_text(tests)
     folder.joinpath("pytest.ini").write_text("[pytest]\n")
@@ -60,7 +77,8 @@ def run(folder: Path, tests: str, *options: str) -> subprocess.CompletedProcess[
             f"--rootdir={folder}",
             folder,
         ],
-        cwd=ROOT,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -79,3 +97,12 @@ def test_the_process_ends_at_the_limit_unless_the_test_has_one_of_its_own(tmp_pa
 def test_what_a_test_leaves_behind_is_collected_in_the_main_thread(tmp_path: Path) -> None:
     ended = run(tmp_path, LEAVES)
     assert "2 passed" in ended.stdout, ended.stdout + ended.stderr
+
+
+def test_a_file_left_in_the_current_folder_fails_its_test(tmp_path: Path) -> None:
+    (tmp_path / "cwd").mkdir()
+    ended = run(tmp_path, LITTERS, cwd=tmp_path / "cwd")
+    assert "2 passed, 1 error" in ended.stdout, ended.stdout + ended.stderr
+    assert "while this test ran: hello" in ended.stdout
+    assert "test_leaves_a_file" in ended.stdout
+    assert "test_leaves_none" not in ended.stdout

@@ -142,6 +142,18 @@ _FIELDS: Mapping[str, Field] = MappingProxyType(
         **dict.fromkeys(("rope_parameters", "rope_scaling"), _or_null(OBJECT)),
     }
 )
+_WIDTH = _FIELDS["intermediate_size"]
+_IMAGES = {"use_bidirectional_attention": _or_null(_one_of(False, "vision"))}  # "vision": between images' tokens only
+_FIELDS_OF: Mapping[str, Mapping[str, Field]] = MappingProxyType(  # where a model_type reads a field in another way
+    {
+        "gpt_neo": {"intermediate_size": _or_null(_WIDTH)},  # null: four times hidden_size
+        "gemma3n_text": {"intermediate_size": _either(_WIDTH, _list(_WIDTH))},
+        "cohere2_moe": {"rms_norm_eps": _or_null(_FIELDS["rms_norm_eps"])},  # null: layer_norm_eps
+        "gemma4_text": _IMAGES,
+        "gemma4_unified_text": _IMAGES,
+    }
+)
+_HEAD_SIZES = ("head_dim", "qk_head_dim", "qk_nope_head_dim", "attention_head_size")  # given: not hidden_size / heads
 _ROPE: Mapping[str, Field] = MappingProxyType(  # of rope_parameters (whole, or by kind of layer) and of rope_scaling
     {
         **dict.fromkeys(("rope_type", "type"), TEXT),
@@ -210,14 +222,14 @@ def check_fields(config: Mapping[str, Any], where: str) -> None:
         ModelLoadError: Names the file, the field, its value and the expected one.
     """
     plain = _plain_floats(dict(config))
-    _check(plain, _FIELDS, where)
+    _check(plain, {**_FIELDS, **_FIELDS_OF.get(str(plain.get("model_type")), {})}, where)
     for name in ("rope_parameters", "rope_scaling"):
         rope = plain.get(name)
         if rope:
             _check(rope, _ROPE, f"{where}: {name}")
             for kind in [key for key in rope if key.endswith(("attention", "hybrid", "hybrid_sliding"))]:
-                _check(rope, {kind: OBJECT}, f"{where}: {name}")
-                _check(rope[kind], _ROPE, f"{where}: {name}: {kind}")
+                _check(rope, {kind: _or_null(OBJECT)}, f"{where}: {name}")
+                _check(rope[kind] or {}, _ROPE, f"{where}: {name}: {kind}")
     _check_relations(plain, where)
     inner = plain.get("text_config")
     if isinstance(inner, Mapping):
@@ -259,7 +271,7 @@ def _check(values: Mapping[str, Any], fields: Mapping[str, Field], where: str) -
 
 def _check_relations(config: Mapping[str, Any], where: str) -> None:
     hidden, heads, groups = (config.get(name) for name in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
-    if hidden and heads and not config.get("head_dim") and hidden % heads:
+    if hidden and heads and hidden % heads and not any(config.get(name) for name in _HEAD_SIZES):
         raise ModelLoadError(f"{where}: hidden_size {hidden:,} is no multiple of num_attention_heads {heads:,}")
     if heads and groups and heads % groups:
         raise ModelLoadError(f"{where}: num_attention_heads {heads:,} is no multiple of num_key_value_heads {groups:,}")

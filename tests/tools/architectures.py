@@ -5,6 +5,7 @@ Each has transformers' own default configuration, made small as at load. `python
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import sys
@@ -23,6 +24,7 @@ from runtime.backends.hf.loading import LoadedModel, random_copy
 from runtime.backends.selftest import self_test
 from runtime.backends.small import small_copies
 from runtime.errors import ModelLoadError, RuntimeFault, UnsupportedFeatureError
+from runtime.loading.config import check_fields
 from runtime.loading.rope import check_ropes
 from runtime.options.load import LoadOptions
 
@@ -49,6 +51,7 @@ def verdict(kind: str) -> str:
     except Exception:  # noqa: BLE001  # raised by the library: it cannot build some of its own defaults
         return "not tried: its default configuration cannot be built"
     try:
+        check_fields(json.loads(config.to_json_string(use_diff=False)), kind)
         check_ropes(config.to_dict(), "hf", kind)
         return _tested(kind, config, model)
     except RuntimeFault as error:

@@ -133,7 +133,7 @@ def test_what_cannot_be_offloaded_is_refused() -> None:
     for bad, words in (
         ({"offload": "cpu"}, "offload='cpu'"),
         ({"offload": "dsk"}, "did you mean 'disk'"),
-        ({"offload": "disk", "offload_memory_bytes": 0}, "above 0"),
+        ({"offload": "disk", "offload_memory_bytes": 0}, "offload_memory_bytes must be a whole number, 1 or more"),
         ({"offload_memory_bytes": 5}, "give both"),
     ):
         with pytest.raises(InvalidRequestError, match=words):

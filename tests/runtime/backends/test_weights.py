@@ -243,7 +243,7 @@ def test_what_is_but_wished_for_keeps_no_model_from_loading(backend: str, option
         assert model.info.options["offload"] == "none"
     with pytest.raises(UnsupportedFeatureError, match=why):
         load(source, backend, **options)
-    with pytest.raises(InvalidRequestError, match="wishes names options"):
+    with pytest.raises(InvalidRequestError, match="wishes is a sequence of options out of weights"):
         load(source, backend, wishes=("device",))
 
 

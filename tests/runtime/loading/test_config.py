@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from runtime.errors import ModelLoadError
 from runtime.loading.config import check_fields, normalised
@@ -131,3 +134,22 @@ def test_absurd_sizes_are_named(key: str, value: object) -> None:
 def test_heads_that_do_not_divide_are_named() -> None:
     with pytest.raises(ModelLoadError, match="hidden_size 64 is no multiple of num_attention_heads 7"):
         check_fields({"hidden_size": 64, "num_attention_heads": 7}, "config.json")
+
+
+@pytest.mark.parametrize("kind", sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+def test_the_defaults_of_an_architecture_are_accepted(kind: str) -> None:
+    if kind in ("prophetnet", "glm4_moe"):  # a decoder of an encoder; its heads have another size than hidden_size / heads
+        with pytest.raises(ModelLoadError):
+            check_fields(_defaults(kind), kind)
+    elif kind != "gemma4_assistant":  # transformers itself refuses its defaults
+        check_fields(_defaults(kind), kind)
+
+
+def _defaults(kind: str) -> dict[str, Any]:
+    return dict(json.loads(AutoConfig.for_model(kind).to_json_string(use_diff=False)))
+
+
+def test_what_one_architecture_may_leave_out_another_may_not() -> None:
+    for field in ("intermediate_size", "rms_norm_eps"):
+        with pytest.raises(ModelLoadError, match=f"{field} is null"):
+            check_fields({"model_type": "llama", field: None}, "config.json")

@@ -13,7 +13,6 @@ import pytest
 from runtime import ContextOverflowError, GenerationOptions, InvalidRequestError, load
 from runtime.model import LocalModel
 from runtime.numerics.pooling import POOLINGS
-from runtime.options.load import LoadOptions
 from runtime.records import Float32
 from runtime.shelf.source import resolve
 from tests.fakes import settled
@@ -72,24 +71,23 @@ def test_vectors_are_the_pooled_hidden_states_of_transformers(case: tuple[LocalM
     np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1.0, atol=1e-6)
 
 
-def test_a_long_text_in_chunks_is_the_whole(case: tuple[LocalModel, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    # given slices so small that the long text goes through a pack
-    model, name = case
-    ids = tuple(model.tokenize(LONG))
-    monkeypatch.setattr(
-        model._engine.scheduler._embeddings, "_options", LoadOptions(prefill_chunk_tokens=max(len(ids) // 3, 33))
-    )
-    before, report = settled(model)
-    held = report.bytes
-    for pooling in ("last", "mean"):
-        got = model.embed_sync([LONG, "x"], pooling)
-        np.testing.assert_allclose(got[0], expected(name, ids, pooling), atol=TOLERANCE, rtol=0)
-    # then its pack is gone and the trie holds what it held
-    metrics, report = settled(model)
-    assert metrics.tokens_computed - before.tokens_computed == 2 * (len(ids) + 1)
-    assert metrics.forward_calls - before.forward_calls >= 2 * 4
-    assert report.bytes == held
-    assert report.working_bytes == report.leases == 0
+def test_a_long_text_in_chunks_is_the_whole(case: tuple[LocalModel, str]) -> None:
+    # given chunks so small that the long text takes several
+    measured, name = case
+    ids = tuple(measured.tokenize(LONG))
+    chunk = max(len(ids) // 3, 33)
+    with load(tiny_path(name), measured.info.backend, kv_cache_bytes=32 << 20, prefill_chunk_tokens=chunk) as model:
+        before, report = settled(model)
+        held = report.bytes
+        for pooling in ("last", "mean"):
+            got = model.embed_sync([LONG, "x"], pooling)
+            np.testing.assert_allclose(got[0], expected(name, ids, pooling), atol=TOLERANCE, rtol=0)
+        # then its pack is gone and the trie holds what it held
+        metrics, report = settled(model)
+        assert metrics.tokens_computed - before.tokens_computed == 2 * (len(ids) + 1)
+        assert metrics.forward_calls - before.forward_calls >= 2 * 4
+        assert report.bytes == held
+        assert report.working_bytes == report.leases == 0
 
 
 def test_alone_and_in_a_batch_are_equal(case: tuple[LocalModel, str]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import math
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import chdir, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,12 @@ def members() -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module", params=["here", "spawned"])
-def model(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LanguageModel]:
+    with chdir(tmp_path_factory.mktemp("here")):  # a text may be taken for a path
+        yield from _model(request)
+
+
+def _model(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
     if request.param == "here":
         with load(tiny_path("llama"), "fake") as made:
             yield made

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import threading
 
@@ -91,7 +92,7 @@ def test_ctrl_c_ends_a_coroutine_that_is_waited_for() -> None:
 
     async def forever() -> None:
         try:
-            signal.raise_signal(signal.SIGINT)  # handled by the main thread, which waits
+            os.kill(os.getpid(), signal.SIGINT)  # as a terminal sends it: it interrupts the main thread, which waits
             await asyncio.Event().wait()
         finally:
             ended.set()

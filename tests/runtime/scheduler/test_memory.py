@@ -83,7 +83,7 @@ def test_a_smaller_budget_evicts_at_once() -> None:
 
 @pytest.mark.parametrize("budget", [0, -1, 1.5, True])
 def test_a_budget_is_a_number_of_bytes(budget: int) -> None:
-    with fake_model() as model, pytest.raises(InvalidRequestError, match="kv_cache_bytes"):
+    with fake_model() as model, pytest.raises(InvalidRequestError, match="budget_bytes must be a whole number, 1 or more"):
         model.set_kv_budget(budget)
 
 

@@ -263,7 +263,7 @@ def test_without_a_block_file_there_is_nothing_to_save_to() -> None:
         ({"factory": "a:b"}, "a factory .* and a path"),
         ({"factory": "ab", "path": "x"}, "factory is 'package.module:name', not 'ab'"),
         ({"factory": "a:b", "path": ""}, "path is the path of a file"),
-        ({"factory": "a:b", "path": "x", "budget": 0}, "whole number of bytes above 0, not 0"),
+        ({"factory": "a:b", "path": "x", "budget": 0}, "blocks: budget must be a whole number, 1 or more, not 0"),
         ({"factory": "a:b", "path": "x", "bugdet": 1}, "did you mean 'budget'"),
     ],
 )
