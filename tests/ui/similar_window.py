@@ -21,7 +21,7 @@ ROME = SimilarTurn(43, "assistant", "You could visit Rome", 0.5, on_path=False, 
 
 
 def ask(window: MainWindow) -> None:
-    """By the key, whoever has the keyboard."""
+    """By the key, wherever the keyboard is."""
     window.activateWindow()
     QTest.keyClick(window, Key.Key_S, CTRL_SHIFT)
 

@@ -29,7 +29,7 @@ def test_an_adapter_is_added_from_a_folder_scaled_moved_and_taken_off(
             QTest.mouseClick(page.add_button, LEFT)
             dialog = window.findChild(QFileDialog)
             assert dialog is not None
-            assert dialog.isVisible()  # and nobody waits for it: this goes on
+            assert dialog.isVisible()  # and it does not block: this goes on
             dialog.setDirectory(str(tmp_path))
             dialog.selectFile(str(tmp_path / name))
             dialog.accept()
@@ -104,7 +104,7 @@ def test_what_is_changed_as_another_session_comes_stays_in_its_own(in_window: Pl
         popover.model.setFocus()
         await until(lambda: bool(bench.asked("set_adapters")))
         await frames(2)
-        # then what was moved is the old one's, and what was being written is nobody's
+        # then what was moved is the old one's, and what was being written is gone
         assert [(call[0], call[1][0].scale) for call in bench.asked("set_adapters")] == [(TRIP, 0.4)]  # type: ignore[index]  # choices
         assert field.text() == ""
         assert not bench.asked("set_option")

@@ -54,7 +54,7 @@ def test_escape_leaves_it_and_the_keyboard_goes_back(
     QTest.keyClick(focused, Qt.Key.Key_Escape)
     assert aside.isHidden()
     assert home.hasFocus()
-    # and where somebody writes elsewhere meanwhile, the keyboard stays there
+    # and where the keyboard has gone elsewhere meanwhile, it stays there
     ask()
     field.setFocus()
     aside.leave()

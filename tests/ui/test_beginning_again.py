@@ -1,4 +1,4 @@
-"""Who hears that something has ended may begin the next one at once, and stop that."""
+"""A listener to the end of something may begin the next one at once, and stop that."""
 
 from __future__ import annotations
 

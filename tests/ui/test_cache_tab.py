@@ -31,7 +31,7 @@ def press(button: QPushButton) -> None:
 
 def test_it_shows_the_trie_while_somebody_looks(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
-        assert bench.asked("cache") == []  # nobody looks
+        assert bench.asked("cache") == []  # out of sight
         cache = await opened(window)
         assert cache.trie.texts == {
             "edges": "4",
@@ -51,7 +51,7 @@ def test_it_shows_the_trie_while_somebody_looks(in_window: Play, bench: FakeWork
         bench.trie = replace(bench.trie, edges=5, working_bytes=3_000_000)
         await until(lambda: cache.trie.texts["edges"] == "5")
         assert cache.memory.texts["in work"] == "3 MB"
-        # and nobody is asked any more when another tab is in front
+        # and no request is sent any more when another tab is in front
         press(window.parts.inspector.tabs[0])
         asked = len(bench.asked("cache"))
         await asyncio.sleep(0.05)

@@ -37,7 +37,7 @@ def busy() -> None:
 
 
 def test_widgets_go_in_the_windows_thread_however_busy_others_are(collector: Collector, qtbot: QtBot) -> None:
-    # given a widget that nobody holds any more
+    # given a widget without references
     gone: list[threading.Thread] = []
     Ring(gone)
     # when another thread makes objects

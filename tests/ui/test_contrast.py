@@ -1,4 +1,4 @@
-"""Whether text can be read on every colour it stands on, as WCAG 2.2 counts it, and who asks for more contrast."""
+"""Whether text can be read on every colour it stands on, as WCAG 2.2 counts it, and where more contrast comes from."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ def test_an_answer_is_made_again_exactly_by_key_and_menu(in_window: Play, bench:
         bench.refusal = "this answer was made by another model"
         window.acts.regenerate_exactly.trigger()
         await until(lambda: "another model" in window.parts.composer.notice.accessibleName())
-        # and where nobody kept how it was made, it cannot be asked for
+        # and where it was not stored how it was made, it cannot be asked for
         bench.emit(TurnChanged(TRIP, replace(answer, can_repeat=False)))
         await until(lambda: not window.acts.regenerate_exactly.isEnabled())
 

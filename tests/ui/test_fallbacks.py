@@ -1,4 +1,4 @@
-"""Faces for foreign scripts are looked for before there is text in them, while nobody waits."""
+"""Faces for foreign scripts are looked for before there is text in them, while the window is idle."""
 
 from __future__ import annotations
 

@@ -184,14 +184,14 @@ def test_the_path_tab_says_how_the_last_answer_was_made(inspector: Inspector) ->
     making = inspector.path.making
     assert asked == [turns[1].node_id]
     assert making.facts.texts == dict(MADE.facts)
-    # the options are there for whoever wants them, by the keyboard too
+    # the options are there on request, by the keyboard too
     assert not making.settings.isVisible()
     making.more.setFocus()
     QTest.keyClick(making.more, Qt.Key.Key_Space)
     assert making.settings.isVisible()
     assert making.settings.texts == {"temperature": "0.8 · preset", "grammar": "none · default"}
     assert making.more.text() == "Hide options"
-    # an answer of which nobody kept it says nothing
+    # an answer of which it was not stored says nothing
     inspector.show_path(turns, lambda _node: None)
     assert not making.isVisible()
 

@@ -86,7 +86,7 @@ def test_what_is_selected_is_added_up(in_window: Play, bench: FakeWorkbench) -> 
         assert path.range.texts["tokens"] == "3"
         assert path.range.texts["perplexity"] == f"{wanted.perplexity:,.2f}"
         assert path.range.texts["joint log-probability"] == f"−{-wanted.logprob:.1f} nats"
-        # and over everything that is marked, whoever said it, by keys
+        # and over everything that is marked, of any role, by keys
         pane.setFocus()
         QTest.keyClick(pane, Qt.Key.Key_A, Qt.KeyboardModifier.ControlModifier)
         whole = numbers_of(tuple(replace(each, role="assistant") for each in bench.views[TRIP].turns))

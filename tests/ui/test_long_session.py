@@ -1,4 +1,4 @@
-"""A long session is shown from its end; what is above comes when somebody scrolls there, and nothing jumps."""
+"""A long session is shown from its end; what is above comes when it is scrolled to, and nothing jumps."""
 
 from __future__ import annotations
 

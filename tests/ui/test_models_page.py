@@ -94,7 +94,7 @@ def test_a_model_is_removed_after_a_question_in_its_row(in_window: Play, bench: 
         QTest.keyClick(row.ask.keep_button, Qt.Key.Key_Escape)  # which leaves the window open
         assert (row.ask.words, row.remove_button.hasFocus(), window.settings.isVisible()) == ("", True, True)
         assert bench.asked("remove_model") == []
-        # one that somebody has loaded stays, and it is said why
+        # one that is loaded stays, and it is said why
         bench.refusal = IN_USE
         QTest.keyClick(row.remove_button, Qt.Key.Key_Space)
         QTest.mouseClick(row.ask.do_button, LEFT)

@@ -1,4 +1,4 @@
-"""Fades: 120 ms for the card and another branch, none where less motion is asked for, and nobody waits for them."""
+"""Fades: 120 ms for the card and another branch, none where less motion is asked for, and nothing waits for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ui.theme import current_theme
 from ui.theme.scheme import FADE_MS, system_reduces
 
 Play = Callable[[Scene], None]
-LONG_MS = 60_000  # a fade that is not over before somebody looks at it
+LONG_MS = 60_000  # a fade that is not over before it is looked at
 
 
 @pytest.fixture(params=[Motion.SYSTEM, Motion.REDUCED])

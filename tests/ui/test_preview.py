@@ -80,7 +80,7 @@ def test_any_move_cancels_the_question(in_window: Play, idle: FakeWorkbench, mov
         await until(lambda: len(idle.asked("preview")) == 1)
         assert len(window.controller.tasks) == 1
         QTest.keyClick(tokens, move)
-        # then nobody waits for an answer any more, and none is shown
+        # then the answer is no longer wanted, and none is shown
         await until(lambda: len(window.controller.tasks) == 0)
         idle.gate.release()
         await frames()

@@ -246,7 +246,7 @@ def test_a_form_is_checked_as_it_is_typed(in_window: Play, bench: FakeWorkbench)
         assert not page.use_button.isEnabled()
         # the keys were many, the question was one
         assert len(bench.asked("check_format")) == 1
-        # the window lives while somebody thinks about it, and an older answer is not taken for the new one
+        # the window lives while the check runs, and an older answer is not taken for the new one
         bench.slow_checks = asyncio.Event()
         QTest.keyClicks(page.source, "x")
         await until(lambda: len(bench.asked("check_format")) == 2)

@@ -100,7 +100,7 @@ def test_it_follows_the_session_and_ends_with_it(in_window: Play, bench: FakeWor
         bench.emit(SessionChanged(bench.views[TRIP]))
         await until(lambda: len(panel.list.rows.rows) == 4)
         assert panel.list.rows.rows[0].words == "And then?"
-        # when nothing but the title changed, nobody is asked
+        # when nothing but the title changed, no request is sent
         asked = len(bench.asked("similar_turns"))
         bench.emit(SessionChanged(replace(bench.views[TRIP], title="Another title")))
         await until(lambda: window.parts.top.title.text() == "Another title")

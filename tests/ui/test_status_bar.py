@@ -94,7 +94,7 @@ def test_without_a_model_a_message_can_be_written_and_is_sent_when_one_is_there(
         composer = window.parts.composer
         bench.emit(StatusChanged(StatusView(EngineState.NONE, "smollm2 is not on this computer")))
         await until(window.parts.status.choose.isVisible)
-        # when somebody writes, and presses Return
+        # when a message is written and Return pressed
         QTest.keyClicks(composer.field, "and then?")
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         await frames()

@@ -115,7 +115,7 @@ def test_ended_waits_for_all_that_runs_and_for_what_is_begun_meanwhile(arun: Aru
         tasks.run(first())
         await tasks.ended()
         assert ended == ["first", "later"]
-        # and what has ended already holds nobody up
+        # and what has ended already delays nothing
         done = tasks.run(first())
         await until(done.done)
         await tasks.ended()
@@ -125,7 +125,7 @@ def test_ended_waits_for_all_that_runs_and_for_what_is_begun_meanwhile(arun: Aru
 
 
 class Told:
-    """What somebody hears of one kind of work, and whether that was over by then."""
+    """What is told of one kind of work, and whether that was over by then."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, object, bool]] = []

@@ -33,7 +33,7 @@ CONTENT = re.compile(
     r"|bias → penalties → temperature|\[\{.*|[AB] Paris| Paris in spring.*| Kyoto for.*|DRY|XTC",
     re.DOTALL,
 )
-WORKBENCHS = {"preset", "default", "model", "reached the length limit"}  # who translates these itself
+WORKBENCHS = {"preset", "default", "model", "reached the length limit"}  # which the workbench translates itself
 NAMES = {"DRY", "XTC", "‹", "›", "2", "4", "8"}
 
 

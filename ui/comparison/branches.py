@@ -45,7 +45,6 @@ class ComparePane(QWidget):
         self.hide()
 
     def show_diff(self, diff: BranchDiff) -> None:
-        """Shows this comparison."""
         self._diff = diff
         self._write()
         self.show()
@@ -56,7 +55,6 @@ class ComparePane(QWidget):
         self._rows.setContentsMargins(left, 18, right, 12)
 
     def dismiss(self) -> None:
-        """Back to the conversation."""
         if not self.isHidden():
             self.hide()
             self._diff = None

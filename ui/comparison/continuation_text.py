@@ -39,12 +39,10 @@ class ColumnText(QWidget):
 
     @property
     def text(self) -> str:
-        """What is shown."""
         return self._turn.text
 
     @property
     def length(self) -> int:
-        """How many tokens are shown."""
         return len(self._turn.tokens)
 
     @property
@@ -59,12 +57,10 @@ class ColumnText(QWidget):
         self._settle()
 
     def append(self, run: TokenRun) -> None:
-        """More tokens at the end."""
         self._turn.append(run)
         self._settle()
 
     def colour_by(self, measure: Measure) -> None:
-        """Its tokens show another number as their colour."""
         self._turn.colour_by(measure)
         self._body.refresh()
         self.update()

@@ -62,13 +62,11 @@ class ColumnCard(QFrame):
         self._describe()
 
     def show_column(self, column: Column) -> None:
-        """Shows this from now on."""
         self.column = column
         self.text.show_column(column)
         self._describe()
 
     def append(self, run: TokenRun, logprob: float) -> None:
-        """More tokens, and the sum of all log-probabilities."""
         self.text.append(run)
         self._say(logprob)
 
@@ -158,7 +156,6 @@ class ColumnsPanel(QWidget):
         return super().eventFilter(watched, event)
 
     def show_columns(self, view: Columns | None) -> None:
-        """Shows these; None: nothing any more."""
         self.setVisible(view is not None)
         if view is None:
             self._keep_cards(0)
@@ -189,7 +186,6 @@ class ColumnsPanel(QWidget):
                 card.append(run, logprob)
 
     def colour_by(self, measure: Measure) -> None:
-        """What the tokens' colour says, as in the transcript."""
         self._measure = measure
         for card in self.cards:
             card.text.colour_by(measure)

@@ -64,17 +64,14 @@ class SecondBar(QFrame):
         self._row.setContentsMargins(left, 10, 12, 8)
 
     def begin(self, label: str) -> None:
-        """A comparison with that model is under way."""
         self._show(self.tr("Comparing with {0}").format(label), "", busy=True)
 
     def show_progress(self, words: str, done: int, total: int) -> None:
-        """How far it is."""
         if self._busy:
             self.more.setText(f"{words} {100 * done // total} %" if total else f"{words}…")
             self.more.show()
 
     def show_comparison(self, comparison: PathComparison, *, keeps: bool) -> None:
-        """What came of it."""
         self._show(*summary(comparison), busy=False)
         self.next_button.show()
         self.next_button.setEnabled(bool(comparison.found.disagrees()))
@@ -90,7 +87,6 @@ class SecondBar(QFrame):
         self.again_button.show()
 
     def dismiss(self) -> None:
-        """Stops what is under way, and goes."""
         if self.isHidden():
             return
         busy, self._busy = self._busy, False

@@ -46,7 +46,6 @@ class ComparedRows(QWidget):
         self.hide()
 
     def show_facts(self, facts: SpanFacts | None) -> None:
-        """Shows these; None: nothing is compared here."""
         self.setVisible(facts is not None)
         if facts is None:
             return

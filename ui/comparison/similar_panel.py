@@ -24,19 +24,19 @@ POOLINGS: tuple[Pooling, ...] = ("mean", "last", "max", "cls")
 
 
 class SimilarPanel(QFrame):
-    """Hidden while nobody asks. Arrows and Enter in the list, Esc closes; the keyboard goes back to where it was."""
+    """Hidden unless asked for. Arrows and Enter in the list, Esc closes; the keyboard goes back to where it was."""
 
     chosen = Signal(int)  # a turn to go to
     pooling_chosen = Signal(str)
     again_wanted = Signal()
     model_wanted = Signal()
     closed = Signal()  # what is under way is not wanted any more
-    focus_lost = Signal()  # who had the keyboard before is not there any more
+    focus_lost = Signal()  # the widget that had the keyboard before no longer exists
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setObjectName("find")
-        self._before: QWidget | None = None  # who had the keyboard
+        self._before: QWidget | None = None  # the widget that had the keyboard
         self._busy = False
         self._needs_model = False
         self.title = ElidedLabel("", "", interface_font(13, QFont.Weight.Medium))
@@ -98,13 +98,11 @@ class SimilarPanel(QFrame):
         self.list.setFocus()
 
     def show_progress(self, said: str, done: int, total: int) -> None:
-        """How far it is, in turns."""
         if self._busy:
             self.note.setText(self.tr("{0}: {1:,} of {2:,}").format(said, done, total) if total else f"{said}…")
             self.bar.show_share(done, total)
 
     def show_found(self, found: SimilarTurns) -> None:
-        """What came of it."""
         self._settle(busy=False)
         self.title.setText(title(found.words))
         self._show_poolings(found.poolings)
@@ -123,7 +121,6 @@ class SimilarPanel(QFrame):
         self._name(said)
 
     def dismiss(self) -> None:
-        """Stops what is under way, and goes."""
         if self.isHidden():
             return
         focused = QApplication.focusWidget()

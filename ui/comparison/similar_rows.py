@@ -1,4 +1,4 @@
-"""The list of turns that are like one of them: similarity as a number and a thin bar, who said it, the first words."""
+"""The list of turns that are like one of them: similarity as a number and a thin bar, the role, the first words."""
 
 from __future__ import annotations
 
@@ -49,7 +49,6 @@ class SimilarRows(QAbstractListModel):
         self.least = 0.0  # the similarity at which a bar is empty
 
     def take(self, found: SimilarTurns | None) -> None:
-        """Shows these; None: none."""
         self.beginResetModel()
         self.rows = () if found is None else found.rows
         self.limit = 0 if found is None else found.limit
@@ -130,7 +129,7 @@ class SimilarList(QListView):
         if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
             self._choose(self.currentIndex())
         elif event.key() == Qt.Key.Key_Escape:
-            event.ignore()  # whoever it is in closes
+            event.ignore()  # the panel closes
         else:
             super().keyPressEvent(event)
 
@@ -243,7 +242,7 @@ def aside(turn: SimilarTurn, limit: int) -> str:
 
 
 def spoken(turn: SimilarTurn, limit: int) -> str:
-    """A row for those who hear it."""
+    """A row for a screen reader."""
     here = translate("Similar", "on this branch")
     where = here if turn.on_path else translate("Similar", "on the branch {0}").format(_branch(turn))
     number = translate("Similar", "similarity {0}").format(cosine(turn.similarity))

@@ -34,12 +34,10 @@ class SecondStage(QObject):
         acts.disagreement.setEnabled(False)
 
     def begin(self, label: str) -> None:
-        """A comparison is under way; the one before goes."""
         self._forget()
         self._parts.second.begin(label)
 
     def show(self, comparison: PathComparison, keeps: bool) -> None:  # as the signal brings it
-        """Shows what came of it, in Tokens mode."""
         self._compared = Compared(comparison)
         self._parts.second.show_comparison(comparison, keeps=keeps)
         self._set_mode(Mode.TOKENS)
@@ -57,7 +55,6 @@ class SecondStage(QObject):
             self._parts.second.next_button.setEnabled(found)
 
     def show_spot(self, spot: Spot | None) -> None:
-        """The token that the inspector shows."""
         compared = self._compared
         facts = compared.facts(spot.node_id, spot.index) if compared is not None and spot is not None else None
         self._parts.inspector.token.compared.show_facts(facts)
@@ -68,7 +65,6 @@ class SecondStage(QObject):
             self._parts.transcript.tokens.next_underlined()
 
     def close(self) -> None:
-        """Everything is as it was."""
         self._forget()
         self._parts.second.dismiss()
 

@@ -86,7 +86,6 @@ class Composer(QWidget):
 
     @property
     def draft(self) -> str:
-        """What stands in the field."""
         return self.field.toPlainText()
 
     @property
@@ -104,7 +103,7 @@ class Composer(QWidget):
         self._drafts = Drafts(kept)
 
     def share(self, other: Composer) -> None:
-        """What another window keeps of drafts is kept together with it: a session may be left there and opened here."""
+        """Shares the drafts of another window: a session may be closed there and opened here."""
         self._drafts = other._drafts
 
     def drafts(self) -> tuple[tuple[int, str], ...]:
@@ -114,7 +113,7 @@ class Composer(QWidget):
         return self._drafts.kept()
 
     def show_session(self, session_id: int, *, is_new: bool) -> None:
-        """Puts the draft aside for the session it was written in, and brings that of `session_id`."""
+        """Stores the draft under the session it was written in, and shows that of `session_id`."""
         key = NEW if is_new else session_id
         if session_id != self._session:
             if self._session is not None:
@@ -124,7 +123,7 @@ class Composer(QWidget):
         self._keys[session_id] = key
 
     def carry(self, source_id: int, copy_id: int) -> None:
-        """What is written for a session goes on with its copy."""
+        """Moves the draft of a session to its copy."""
         if self._session == source_id:
             self._session = self._key = copy_id
 
@@ -154,14 +153,14 @@ class Composer(QWidget):
         self.field.setFocus()
 
     def set_running(self, running: bool) -> None:  # a state, not an option
-        """Send turns into Stop while an answer is under way."""
+        """Shows Stop in place of Send while an answer is under way."""
         self._running = running
         if not running:
             self.meter.say_busy("")
         self._refresh()
 
     def set_waiting(self, reason: str) -> None:
-        """Messages can be written and none can be sent, for a reason; "" where they can."""
+        """The reason why no message can be sent; "" where one can."""
         if reason != self._wait:
             self._wait = reason
             self.meter.say_busy("")
@@ -185,7 +184,7 @@ class Composer(QWidget):
         self.field.setFocus()
 
     def detach(self, session_id: int, file: TextFile) -> None:
-        """It is pinned there now, and goes with every message."""
+        """Removes a file that was pinned, and so goes with every message."""
         if session_id != self._session:
             self._drafts.detach(self._keys.get(session_id, session_id), file)
             return
@@ -205,7 +204,7 @@ class Composer(QWidget):
         elif self._wait:
             self.meter.say_busy(self._wait)
         elif self.message.strip() and self._too_long:
-            assert self.meter.composition is not None  # or nobody would know
+            assert self.meter.composition is not None  # else it is not known to be too long
             self.overflow.offer(self.meter.composition)
         elif self.message.strip():
             self._rest.stop()
@@ -214,7 +213,7 @@ class Composer(QWidget):
 
     @property
     def _too_long(self) -> bool:
-        """Whether what is written is known not to fit; what was not counted yet is refused by others, and kept."""
+        """Whether the draft is known not to fit; one that was not counted yet is refused by the workbench, and kept."""
         return self.meter.is_too_long and not self._delay.isActive()
 
     def _choose_file(self) -> None:

@@ -50,7 +50,7 @@ class OverflowBar(QFrame):
 
     def offer(self, composition: Composition) -> None:
         """Says what does not fit."""
-        assert composition.context_length is not None  # or nobody would know that it does not fit
+        assert composition.context_length is not None  # else it is not known that it does not fit
         over = composition.context_used - composition.context_length
         self.said.setText(
             self.tr(
@@ -137,7 +137,6 @@ class ContextPanel(QFrame):
         self.hide()
 
     def show_composition(self, composition: Composition | None) -> None:
-        """Shows the parts."""
         parts = composition.parts if composition is not None else ()
         known = {part.kind: part for part in parts}
         for kind in self._names:
@@ -179,7 +178,6 @@ class PartsBar(QWidget):
         return QSize(120, BAR_PX)
 
     def show_parts(self, parts: tuple[ContextPart, ...], length: int | None) -> None:
-        """Shows these, in a context of so many tokens."""
         self._parts, self._length = parts, length
         self.update()
 

@@ -35,7 +35,6 @@ class DraftCost(QObject):
 
     @property
     def is_too_long(self) -> bool:
-        """Whether what was counted does not fit."""
         counted = self.composition
         return counted is not None and counted.context_length is not None and counted.context_used > counted.context_length
 

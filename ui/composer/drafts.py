@@ -58,12 +58,12 @@ class Drafts:
         return self._held.pop(key, Draft(""))
 
     def attach(self, key: int, file: TextFile) -> None:
-        """A file that was still being read when its session was left."""
+        """Adds a file that was still being read when its session was closed."""
         draft = self._held.get(key, Draft(""))
         self.put(key, replace(draft, files=(*(held for held in draft.files if held.name != file.name), file)))
 
     def detach(self, key: int, file: TextFile) -> None:
-        """A file that was pinned meanwhile."""
+        """Removes a file that was pinned meanwhile."""
         draft = self._held.get(key, Draft(""))
         self.put(key, replace(draft, files=tuple(held for held in draft.files if held != file)))
 

@@ -33,7 +33,6 @@ class FileChips(QWidget):
         self.hide()
 
     def show_files(self, files: Sequence[TextFile]) -> None:
-        """These and no others."""
         if tuple(files) == self.files and len(self.chips) == len(files):
             return
         for old in self.chips:

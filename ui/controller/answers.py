@@ -42,16 +42,13 @@ class AnswersController(QObject):
             self._showing.tasks.run(self._send(shown.session_id, text, replaces))
 
     def stop(self) -> None:
-        """Stops the answer that is under way."""
         if self._showing.shown is not None:
             self._workbench.stop(self._showing.shown.session_id)
 
     def branch(self, node_id: int, index: int, token_id: int) -> None:
-        """Goes on with another token at that place."""
         self._showing.ask(lambda session: self._workbench.branch(session, node_id, index, token_id))
 
     def answer_call(self, node_id: int, results: Sequence[str]) -> None:
-        """The results of the calls in an answer."""
         self._showing.ask(lambda session: self._workbench.answer_call(session, node_id, results))
 
     def regenerate(self, node_id: int | None = None) -> None:
@@ -76,23 +73,21 @@ class AnswersController(QObject):
             self._showing.ask(lambda session: command(session, answer))
 
     def open_as_text(self, node_id: int) -> None:
-        """The path to that turn once more as text."""
         self._showing.ask(lambda session: self._workbench.open_as_text(session, node_id))
 
     def how_made(self, node_id: int) -> Made | None:
-        """How an answer was made."""
         shown = self._showing.shown
         return None if shown is None else self._workbench.how_made(shown.session_id, node_id)
 
     def saved(self, session_id: int) -> None:
-        """The session has the message now: a refusal from here on is about the answer."""
+        """The message is stored: a refusal from here on is about the answer."""
         if self._sending is not None and self._sending[0] == session_id:
             text = self._sending[1]
             self._sending = None
             self.draft_saved.emit(session_id, text)
 
     def go_on_in_copy(self, source_id: int, copy_id: int) -> None:
-        """What is under way for a session belongs to its copy."""
+        """Moves what is under way for a session to its copy."""
         if self._sending is not None and self._sending[0] == source_id:
             self._sending = (copy_id, self._sending[1])
         self.copied.emit(source_id, copy_id)

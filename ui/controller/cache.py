@@ -1,4 +1,4 @@
-"""The cache of the model that runs: looked at while somebody does, emptied, pinned, checked."""
+"""The cache of the running model: shown while its tab is in sight, emptied, pinned, checked."""
 
 from __future__ import annotations
 
@@ -25,12 +25,10 @@ class CacheController(QObject):
         self._workbench = showing.workbench
 
     def look(self) -> None:
-        """Shows it as it is now."""
         shown = self._showing.shown
         self.seen.emit(None if shown is None else self._workbench.cache(shown.session_id))
 
     def clear(self) -> None:
-        """Drops it."""
         self._showing.ask_latest("cache", self._clear, self.refused.emit)
 
     def keep(self, keep: bool) -> None:  # a state, not an option
@@ -38,7 +36,6 @@ class CacheController(QObject):
         self._showing.ask_latest("cache", lambda session: self._keep(session, keep=keep), self.refused.emit)
 
     def check(self) -> None:
-        """Compares what it answers with what the model answers without it."""
         self._showing.ask_latest("cache check", self._check, self.refused.emit)
 
     async def _clear(self, session_id: int) -> None:

@@ -64,7 +64,7 @@ class Controller(Showing):
         self.draws = DrawsController(self)
         self.cache = CacheController(self)
         self.models = ModelsController(self)
-        self._engine = EngineState.NONE  # as it was when somebody last told
+        self._engine = EngineState.NONE  # as of the last status
         self.shelf = ShelfController(self, self.models)
         self.second = SecondController(self)
         self.similar = SimilarController(self)
@@ -101,7 +101,7 @@ class Controller(Showing):
         free = [row for row in await self.sessions.list_all() if not row.elsewhere]
         if session_id is None and free and not fresh:
             session_id = free[0].session_id
-        if self.shown is None:  # someone may have pressed New session already
+        if self.shown is None:  # New Session may have been pressed already
             await (self.open_new() if session_id is None else self.open_session(session_id))
 
     def _then_list_models(self, opening: asyncio.Task[None]) -> None:

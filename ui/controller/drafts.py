@@ -31,12 +31,11 @@ class DraftsController(QObject):
         self._showing.ask_latest("compose", lambda session: self._compose(session, text, replaces), in_silence)
 
     def score(self, text: str, replaces: int | None = None) -> None:
-        """Asks how surprising the draft is, while nobody waits for an answer."""
+        """Asks how surprising the draft is, unless an answer is under way."""
         if not self._showing.running and text.strip():
             self._showing.ask_latest(SCORING, lambda session: self._score(session, text, replaces), in_silence)
 
     def drop_score(self) -> None:
-        """Nobody waits for it any more."""
         self._showing.tasks.drop(SCORING)
 
     def read_file(self, path: str) -> None:
@@ -44,7 +43,6 @@ class DraftsController(QObject):
         self._showing.ask(lambda session: self._read_file(session, path))
 
     def leave_out(self, text: str) -> None:
-        """Makes room for a message."""
         self._showing.ask(lambda session: self._leave_out(session, text))
 
     def grow_context(self) -> None:

@@ -67,7 +67,6 @@ class DrawsController(QObject):
             self._showing.activity_changed.emit()
 
     def take_tokens(self, news: ColumnTokens) -> None:
-        """More tokens of one column."""
         if self._showing.is_shown(news.session_id):
             self.column_tokens.emit(news.node_id, news.run, news.logprob)
 
@@ -87,11 +86,9 @@ class DrawsController(QObject):
         self._showing.ask_latest(PREVIEW, lambda session: self._find_preview(session, node_id, index, token_id), refused)
 
     def drop_preview(self) -> None:
-        """Nobody waits for it any more."""
         self._showing.tasks.drop(PREVIEW)
 
     def ask_drawing(self, node_id: int, index: int) -> None:
-        """Looks up how a token was drawn."""
         self._showing.ask_latest("drawing", lambda session: self._find_drawing(session, node_id, index), in_silence)
 
     def ask_row(self, node_id: int, index: int) -> None:

@@ -26,11 +26,9 @@ class ModelsController(QObject):
         self._workbench = showing.workbench
 
     def ask(self) -> None:
-        """Reads the shelf."""
         self._tasks.run(self._list())
 
     def ask_menu(self) -> None:
-        """Reads the shelf for the menu."""
         self._tasks.latest("models", self._list(menu=True))
 
     def choose_model(self, source: str) -> None:
@@ -50,7 +48,7 @@ class ModelsController(QObject):
             self.none_here.emit()
 
     async def fits(self, source: str) -> bool:
-        """Whether there is room for it, as far as anybody can tell."""
+        """Whether it fits into memory, as far as is known."""
         try:
             plan = await self._workbench.load_plan(source)
         except Refusal:  # choosing it says why
@@ -64,6 +62,6 @@ class ModelsController(QObject):
             self.does_not_fit.emit(source)
 
     async def open(self, source: str, choice: LoadChoice | None = None) -> None:
-        """The same, with what is chosen for it alone; a refusal is the caller's."""
+        """Opens a model, with its own load options if given; raises `Refusal`."""
         await (self._workbench.choose_model(source) if choice is None else self._workbench.open_model(source, choice))
         await self._list()

@@ -33,18 +33,15 @@ class SecondController(QObject):
         self._kl_of_all = False
 
     def ask_menu(self) -> None:
-        """What there is to compare with."""
         self._showing.ask_latest("second menu", self._list)
 
     def compare(self, choice: SecondChoice, *, anyway: bool = False, kl_of_all: bool = False) -> None:
-        """Compares the path with that."""
         self._last, self._kl_of_all = choice, kl_of_all
         self.began.emit(choice.label)
         ask = partial(self._compare, choice=choice, anyway=anyway, kl_of_all=kl_of_all)
         self._showing.ask_latest(_KEY, ask, self._fail)
 
     def compare_again(self, anyway: bool) -> None:  # as the signal brings it
-        """The last one once more."""
         if self._last is not None:
             self.compare(self._last, anyway=anyway, kl_of_all=self._kl_of_all)
 
@@ -54,7 +51,6 @@ class SecondController(QObject):
             self.compare(self._last, anyway=True, kl_of_all=True)  # it was loaded before
 
     def stop(self) -> None:
-        """Ends what is under way; nothing of it stays."""
         self._showing.tasks.drop(_KEY)
 
     def keep(self, keep: bool) -> None:  # a state, as the signal brings it

@@ -46,7 +46,6 @@ class SessionsController(QObject):
         self._tasks.latest("list", self._list())
 
     def search(self, query: str) -> None:
-        """Lists the sessions that match."""
         self._query, self._in_trash = query, False
         self.ask()
 
@@ -92,7 +91,6 @@ class SessionsController(QObject):
         self._run(None, self._workbench.pin_session, session_id, pinned)
 
     def pin_shown(self) -> None:
-        """Pins the session shown, or unpins it."""
         if self.row_shown is not None:
             self.pin(self.row_shown.session_id, not self.row_shown.pinned)
 
@@ -104,7 +102,6 @@ class SessionsController(QObject):
         self._run(back, self._workbench.tag_session, session_id, tags)
 
     def arrange(self, session_ids: Sequence[int]) -> None:
-        """A group in this order."""
         self._run(None, self._workbench.arrange_sessions, session_ids)
 
     def move(self, session_id: int, folder_id: int | None) -> None:
@@ -170,7 +167,7 @@ class SessionsController(QObject):
         return folder_id
 
     def _note(self, session_id: int, **changes: Any) -> None:
-        """Until it is listed again: a second change must know what the first one did."""
+        """Applies a change to the row before it is listed again, so that the next undo step starts from it."""
         if session_id in self.rows:
             self.rows[session_id] = replace(self.rows[session_id], **changes)
 
@@ -237,7 +234,7 @@ class SessionsController(QObject):
         self._tasks.run(self._leave(session_id))
 
     async def _leave(self, session_id: int) -> None:
-        """Shows the next session, unless somebody opened another one already."""
+        """Shows the next session, unless another one was opened already."""
         rest = [row for row in await self._workbench.sessions() if not row.elsewhere]
         if self._showing.is_shown(session_id):
             if rest:

@@ -33,7 +33,6 @@ class SetupController(QObject):
         self._workbench = workbench
 
     def ask(self) -> None:
-        """What holds now."""
         shown = self._controller.shown
         if shown is not None:
             self._controller.tasks.latest(

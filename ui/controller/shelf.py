@@ -58,11 +58,9 @@ class ShelfController(QObject):
     # ---- what is here -------------------------------------------------------------------------------------------------
 
     def ask(self) -> None:
-        """Reads the shelf, and what is proposed."""
         self._tasks.latest("shelf", self._list(), self.refused.emit)
 
     def take_downloads(self, downloads: tuple[Download, ...]) -> None:
-        """News of them."""
         self.downloads = downloads
         self.downloads_changed.emit(downloads)
 
@@ -83,7 +81,6 @@ class ShelfController(QObject):
         self._tasks.run(self._remember(name, context), self.refused.emit)
 
     def quantise(self, name: str, bits: int) -> None:
-        """Makes one for mlx of it."""
         self._running.begin(
             f"quantise {name}",
             partial(self._quantise, name, 8 if bits == 8 else 4),
@@ -93,7 +90,6 @@ class ShelfController(QObject):
         )
 
     def verify(self, name: str) -> None:
-        """Reads all of it."""
         self._running.begin(
             f"verify {name}",
             partial(self._workbench.verify_model, name, partial(self.verifying.emit, name)),
@@ -103,15 +99,12 @@ class ShelfController(QObject):
         )
 
     def stop_verifying(self, name: str) -> None:
-        """Somebody has read enough."""
         self._running.stop(f"verify {name}")
 
     def stop_quantising(self, name: str) -> None:
-        """Nothing of it stays."""
         self._running.stop(f"quantise {name}")
 
     def remove(self, name: str) -> None:
-        """For good."""
         self._tasks.run(self._remove(name), self.refused.emit)
 
     def add_folder(self, path: Path) -> None:
@@ -123,7 +116,6 @@ class ShelfController(QObject):
         self._tasks.latest("plan import", self._plan_import(path), self.refused.emit)
 
     def import_gguf(self, path: Path, keep_quantised: bool) -> None:  # as the signal brings it
-        """One at a time."""
         self._running.begin(
             "import",
             partial(self._import, path, keep_quantised=keep_quantised),
@@ -133,7 +125,6 @@ class ShelfController(QObject):
         )
 
     def stop_import(self) -> None:
-        """Nothing of it stays."""
         self._running.stop("import")
 
     # ---- the hub ------------------------------------------------------------------------------------------------------
@@ -143,7 +134,7 @@ class ShelfController(QObject):
         self._tasks.latest("plan", self._plan(wanted), self.plan_refused.emit)
 
     def drop_questions(self) -> None:
-        """Nobody wants to know any more."""
+        """Cancels the plan and the search that are under way."""
         for key in ("plan", "search the hub"):
             self._tasks.drop(key)
 
@@ -152,33 +143,26 @@ class ShelfController(QObject):
         self._tasks.latest("search the hub", self._search(words), self.search_refused.emit)
 
     def fit(self, plan: ModelPlan, context: int) -> None:
-        """With so many tokens."""
         self._tasks.latest("fit", self._fit(plan, context), self.refused.emit)
 
     def download(self, wanted: str) -> None:
-        """Begins, or goes on."""
         self._workbench.download(wanted)
 
     def pause(self, repository: str) -> None:
-        """What has arrived is kept."""
         self._tasks.run(self._workbench.pause_download(repository), self.refused.emit)
 
     def cancel(self, repository: str) -> None:
-        """What has arrived is deleted."""
         self._tasks.run(self._cancel(repository), self.refused.emit)
 
     # ---- its token ----------------------------------------------------------------------------------------------------
 
     def ask_token(self) -> None:
-        """Whether there is one."""
         self._tasks.latest("token", self._token(self._workbench.hub_token()), self.token_refused.emit)
 
     def keep_token(self, token: str) -> None:
-        """In the system keychain."""
         self._tasks.run(self._token(self._workbench.keep_hub_token(token)), self.token_refused.emit)
 
     def forget_token(self) -> None:
-        """Out of it."""
         self._tasks.run(self._token(self._workbench.forget_hub_token()), self.token_refused.emit)
 
     async def _token(self, answer: Coroutine[Any, Any, TokenView]) -> None:

@@ -18,7 +18,7 @@ Command = Callable[[int], Coroutine[Any, Any, None]]  # of the session with that
 
 
 def in_silence(_words: str) -> None:
-    """Takes the words of a refusal that nobody needs to read: nobody asked for it by hand."""
+    """Drops the words of a refusal: what was refused was not asked for by hand."""
 
 
 class Showing(QObject):
@@ -63,7 +63,6 @@ class Showing(QObject):
         self._under_way.append(under_way)
 
     def is_shown(self, session_id: int) -> bool:
-        """Whether that session is the one."""
         return self.shown is not None and self.shown.session_id == session_id
 
     # ---- asking -------------------------------------------------------------------------------------------------
@@ -79,12 +78,10 @@ class Showing(QObject):
             self.tasks.latest(key, command(self.shown.session_id), refused)
 
     def open(self, session_id: int) -> None:
-        """Shows a session."""
         if not self.is_shown(session_id):
             self.tasks.latest("open", self.open_session(session_id))
 
     def new_session(self) -> None:
-        """Shows an empty session."""
         self.tasks.latest("open", self.open_new())
 
     def show_earlier(self) -> None:
@@ -101,7 +98,6 @@ class Showing(QObject):
             self.show_answer(await self.workbench.open_session(session_id))
 
     async def open_new(self) -> None:
-        """Shows an empty one."""
         self.show_answer(await self.workbench.new_session())
 
     def show_answer(self, view: SessionView) -> None:

@@ -64,7 +64,6 @@ class SimilarController(QObject):
         self.look_again()
 
     def look_again(self) -> None:
-        """The same once more."""
         if self._asked is not None:
             self._begin(other=False)
 
@@ -74,7 +73,7 @@ class SimilarController(QObject):
             self.look_again()
 
     def stop(self) -> None:
-        """Nobody looks any more: what is under way ends."""
+        """Ends the look that is under way; the session is no longer followed."""
         self._asked, self._follows, self._lacks_model = None, False, False
         self._showing.tasks.drop(_KEY)
 

@@ -78,7 +78,7 @@ class TreeController(QObject):
         self.turn_shown.emit(node_id)
 
     async def _select(self, session_id: int, node_id: int) -> None:
-        """Back to a branch; where another session is shown by now, this one is opened, or nobody would see what was undone."""
+        """Back to a branch; where another session is shown by now, this one is opened, so that the undone step is seen."""
         view = await self._workbench.select(session_id, node_id)
         if self._showing.is_shown(session_id):
             self._showing.show_answer(view)

@@ -40,7 +40,7 @@ def typed_text(run: TokenRun) -> str:
 
 
 class Shown:
-    """Holds a `SessionView` and joins streamed tokens to it only when somebody asks (joining copies whole columns)."""
+    """Holds a `SessionView` and joins streamed tokens to it only when they are read (joining copies whole columns)."""
 
     def __init__(self, view: SessionView) -> None:
         self._view = view

@@ -34,7 +34,6 @@ class Tasks:
         self._latest: dict[str, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
-        """How many are running."""
         return len(self._running)
 
     def run(self, work: Coroutine[Any, Any, None], refused: Callable[[str], None] | None = None) -> asyncio.Task[None]:
@@ -53,7 +52,7 @@ class Tasks:
         self._latest[key] = self.run(work, refused)
 
     def drop(self, key: str) -> None:
-        """Ends the one with that key: nobody wants its answer any more."""
+        """Ends the one with that key: its answer is no longer wanted."""
         previous = self._latest.pop(key, None)
         if previous is not None:
             previous.cancel()
@@ -82,7 +81,7 @@ class Tasks:
 
 
 class Stoppables:
-    """Work that can be stopped, one of each key. Its end is told when it is over: who hears of it may begin it again.
+    """Work that can be stopped, one of each key. Its end is told when it is over, so that a listener may begin it again.
 
     Args:
         tasks: Run it.
@@ -93,7 +92,6 @@ class Stoppables:
         self._running: dict[str, asyncio.Task[None]] = {}
 
     def __contains__(self, key: str) -> bool:
-        """Whether that runs."""
         return key in self._running
 
     def begin(
@@ -120,7 +118,6 @@ class Stoppables:
         task.add_done_callback(partial(self._over, key, stopped))
 
     def stop(self, key: str) -> None:
-        """Ends it, if it runs."""
         if key in self._running:
             self._running[key].cancel()
 

@@ -43,7 +43,6 @@ class UndoStack(QObject):
         return self._steps[-1].label if self._steps else ""
 
     def remember(self, step: Undo) -> None:
-        """Something was done that can be taken back."""
         self._steps = [*self._steps, step][-MOST_UNDO:]
         self.changed.emit()
 
@@ -53,7 +52,6 @@ class UndoStack(QObject):
         self.changed.emit()
 
     def undo(self) -> None:
-        """Takes back the last change."""
         if self._steps:
             step = self._steps.pop()
             self.changed.emit()

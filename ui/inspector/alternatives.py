@@ -112,7 +112,6 @@ class AlternativeButton(QAbstractButton):
         self.update()
 
     def show_alternative(self, alternative: Alternative, *, can_choose: bool) -> None:
-        """Shows this one from now on."""
         self.alternative = alternative
         self.setEnabled(can_choose)
         self.setCursor(Qt.CursorShape.PointingHandCursor if can_choose else Qt.CursorShape.ArrowCursor)

@@ -18,7 +18,7 @@ from ui.widgets.labels import Caption
 from ui.widgets.numbers import count, size
 from ui.widgets.visible import one_line
 
-LOOK_MS = 1000  # between two looks while it is in sight: the engine tells of itself, nobody is asked
+LOOK_MS = 1000  # between two looks while it is in sight: the numbers come with the status, no request is sent
 TAIL_MOST = 20  # characters at the end of an edge that tell it from others
 
 
@@ -82,7 +82,6 @@ class CacheTab(InspectorTab):
     # ---- shown ------------------------------------------------------------------------------------------------------
 
     def show_status(self, status: StatusView) -> None:
-        """Shows these numbers."""
         self._status = status
         last: Mapping[str, str] = {}
         if status.reused is not None and status.computed is not None:
@@ -124,7 +123,6 @@ class CacheTab(InspectorTab):
         return self.tr("the cache is empty: {0} let go. Texts stay; what is read again is computed again").format(size(freed))
 
     def say(self, text: str) -> None:
-        """What came of what was asked."""
         self.said.setText(text)
         self.said.setVisible(bool(text))
         self._refresh()

@@ -32,7 +32,6 @@ class Facts(QWidget):
 
     @property
     def texts(self) -> dict[str, str]:
-        """What is shown."""
         return {cell.name.text(): cell.value.text() for cell in self._cells if not cell.isHidden()}
 
     def show_facts(self, facts: Mapping[str, str]) -> None:

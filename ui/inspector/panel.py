@@ -51,18 +51,15 @@ class Inspector(QWidget):
         column.addWidget(self._row.stack, 1)
 
     def bind(self, controller: Controller) -> None:
-        """Connects all tabs with what they ask and show."""
         controller.status_changed.connect(self.show_status)
         for page in self._pages:
             page.bind(controller)
 
     def show_spot(self, spot: Spot | None, vocabulary: Vocabulary, *, can_choose: bool, can_continue: bool = False) -> None:
-        """Shows a token."""
         for page in self._pages:
             page.show_spot(spot, vocabulary, can_choose=can_choose, can_continue=can_continue)
 
     def show_path(self, turns: tuple[TurnView, ...], how_made: HowMade = lambda _node: None) -> None:
-        """Shows the path that is shown, and how its last answer was made."""
         self._path, self._how_made, self._stale = turns, how_made, set(self._pages)
         has_tokens = any((turn.run.rank > 0).any() for turn in turns)
         for page in self._pages:
@@ -70,7 +67,6 @@ class Inspector(QWidget):
         self._refresh_path()
 
     def show_status(self, status: StatusView) -> None:
-        """Shows what the engine does."""
         for page in self._pages:
             page.show_status(status)
 

@@ -110,7 +110,7 @@ class PathTab(InspectorTab):
         self.making.show_made(None if answer is None else how_made(answer))
 
     def show_range(self, turns: tuple[TurnView, ...]) -> None:
-        """Shows the sums over what is selected of the turns; every scored token of it counts, whoever said it."""
+        """Shows the sums over what is selected of the turns; every scored token of it counts, of any role."""
         numbers = numbers_of(tuple(replace(turn, role="assistant") for turn in turns))
         self._range.setVisible(numbers.tokens > 0)
         self.range.show_facts(self._words(numbers, of_range=True) if numbers.tokens else {})
@@ -149,7 +149,6 @@ class Timeline(QWidget):
         return QSize(200, 64)
 
     def show_values(self, values: Float32) -> None:
-        """Draws these (n,)."""
         self._values = values
         self.update()
 

@@ -58,7 +58,7 @@ class SettingsRows(QWidget):
         return self._stage
 
     def set_sampling(self, sampling: SamplingOptions, *, can_draw_xtc: bool) -> None:
-        """Puts the sliders where these settings are, and the rows in their order; tells nobody."""
+        """Puts the sliders where these settings are, and the rows in their order; emits nothing."""
         self._sampling = sampling
         for dial in DIALS:
             held = getattr(sampling, dial.setting)
@@ -94,7 +94,6 @@ class SettingsRows(QWidget):
             row.mark(stage is not None and self._stage == row.stage)
 
     def values(self) -> Mapping[str, float]:
-        """What is shown, by setting."""
         return {name: row.value for name, row in self.rows.items() if not row.isHidden()}
 
     def _moved(self, setting: str, value: float) -> None:
@@ -110,7 +109,7 @@ class SettingsRows(QWidget):
 
 
 class Making(QWidget):
-    """The model, the seed, counts and times of one answer; every option, with who said so, on request."""
+    """The model, the seed, counts and times of one answer; every option with its source, on request."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -129,7 +128,7 @@ class Making(QWidget):
         self.show_made(None)
 
     def show_made(self, made: Made | None) -> None:
-        """Shows it; nothing where nobody kept how."""
+        """Shows it; hidden where it was not stored."""
         self.setVisible(made is not None)
         if made is None:
             return

@@ -202,7 +202,6 @@ class StageRow(QWidget):
 
     @property
     def stops(self) -> tuple[QWidget, ...]:
-        """What the tab key reaches, in its order."""
         return (self.name,)
 
     def show_result(self, kept: int | None, share: float | None) -> None:
@@ -218,7 +217,7 @@ class StageRow(QWidget):
         self.name.setCursor(Qt.CursorShape.PointingHandCursor if can else Qt.CursorShape.ArrowCursor)
 
     def mark(self, on: bool) -> None:
-        """Shows whether it is the chosen one; tells nobody."""
+        """Shows whether it is the chosen one; emits nothing."""
         self.name.blockSignals(True)
         self.name.setChecked(on)
         self.name.blockSignals(False)
@@ -271,7 +270,7 @@ class DialRow(StageRow):
         return self._dial.scale.digits == 0
 
     def set_value(self, value: float) -> None:
-        """Shows a value, also one beyond the slider's ends; tells nobody."""
+        """Shows a value, also one beyond the slider's ends; emits nothing."""
         self.slider.blockSignals(True)
         self.slider.setValue(round(STEPS * min(max(self._dial.scale.to_place(value), 0.0), 1.0)))
         self.slider.blockSignals(False)

@@ -52,7 +52,6 @@ class WhyFacts(QWidget):
         self.facts.show_facts(facts)
 
     def _stages(self, record: TokenRecord) -> dict[str, str]:
-        """What the token had after each stage."""
         shares: dict[str, str] = {}
         for stage in (record.stages or ())[1:-1]:
             if record.token_id in stage.ids:
@@ -132,13 +131,11 @@ class TokenTab(InspectorTab):
 
     @property
     def spot(self) -> Spot | None:
-        """The token that is shown."""
         return self._spot
 
     def show_spot(
         self, spot: Spot | None, vocabulary: Vocabulary, *, can_choose: bool = False, can_continue: bool = False
     ) -> None:
-        """Shows a token, None for none."""
         self._spot = spot
         for part in (*self._parts, self._line, self._caption):
             part.setVisible(spot is not None)

@@ -29,7 +29,7 @@ MOST_CANDIDATES = 12
 
 
 class WhyTab(InspectorTab):
-    """Shows a `Spot`; asks for its `Drawing` when it can be seen, and for the whole row when somebody presses the button."""
+    """Shows a `Spot`; asks for its `Drawing` when it can be seen, and for the whole row when the button is pressed."""
 
     title = QT_TRANSLATE_NOOP("Inspector", "Why")
     drawing_wanted = Signal(int, int)  # node id, index

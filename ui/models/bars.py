@@ -50,7 +50,6 @@ class AskBar(Aside):
         return "" if self.isHidden() else self._words.text()
 
     def ask(self, question: str, action: str) -> None:
-        """Asks."""
         self._words.setText(question)
         self.setAccessibleName(question)
         self.do_button.setText(action)
@@ -89,11 +88,9 @@ class ChoiceBar(Aside):
 
     @property
     def buttons(self) -> tuple[QWidget, ...]:
-        """In the order of the keyboard."""
         return *self.choice.buttons, self.do_button, self.keep_button
 
     def ask_about(self, question: str, place: int) -> None:
-        """Asks; one of the answers is marked."""
         self.question.setText(question)
         self.setAccessibleName(question)
         self.choice.show_choice(place)
@@ -119,7 +116,6 @@ class ThinBar(QWidget):
         fix_height(self, THIN)
 
     def show_share(self, done: int, total: int) -> None:
-        """So much of all."""
         share = min(done / total, 1.0) if total else 0.0
         if share != self._share:
             self._share = share
@@ -153,7 +149,6 @@ class FitBar(QWidget):
         fix_height(self, THICK)
 
     def show_fit(self, fit: FitView) -> None:
-        """Draws this one."""
         self._fit = fit
         self.setAccessibleName(self.tr("About {0} of {1} of memory").format(size(fit.total), size(fit.memory)))
         self.update()
@@ -200,7 +195,6 @@ class FitLegend(QWidget):
         line.addStretch(1)
 
     def show_fit(self, fit: FitView) -> None:
-        """Names these."""
         self._labels[0].setText(self.tr("weights {0}").format(size(fit.weights)))
         self._labels[1].setText(self.tr("KV {0}").format(size(fit.kv)))
         self._labels[2].setText(self.tr("work {0}").format(size(fit.working)))
@@ -283,6 +277,5 @@ class QuantiseBar(ChoiceBar):
         self.agreed.connect(lambda place: self.wanted.emit(BITS[place]))
 
     def ask(self) -> None:
-        """Asks."""
         question = self.tr("A second model for mlx beside this one, smaller and faster: 8 bit is more exact, 4 bit smaller.")
         self.ask_about(question, max(self.choice.place, 0))

@@ -58,7 +58,6 @@ class DownloadRow(QWidget):
 
     @property
     def buttons(self) -> tuple[QPushButton, ...]:
-        """In the order of the keyboard."""
         ask = self.ask
         return self.pause_button, self.go_on_button, self.open_button, self.cancel_button, ask.do_button, ask.keep_button
 

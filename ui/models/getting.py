@@ -21,7 +21,7 @@ class GetSection(QWidget):
     """A field, what it means, and proposals.
 
     Args:
-        controller: Asks the hub, and only where somebody looked something up.
+        controller: Asks the hub, only on a search or a look-up.
     """
 
     seen_wanted = Signal(object)  # a widget that is to come into sight
@@ -60,7 +60,6 @@ class GetSection(QWidget):
 
     @property
     def buttons(self) -> tuple[QWidget, ...]:
-        """In the order of the keyboard."""
         first = self.field, self.look_button, self.search_button, *self.card.buttons
         return *first, *self.finds.buttons, *self.token.buttons, *self.offers.buttons
 

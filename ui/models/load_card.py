@@ -68,7 +68,6 @@ class LoadCard(Aside):
 
     @property
     def buttons(self) -> tuple[QWidget, ...]:
-        """In the order of the keyboard."""
         return self.context, self.weights, self.open_button, self.leave_button
 
     def show_plan(self, plan: LoadPlan) -> None:

@@ -33,7 +33,6 @@ class Finds(QWidget):
 
     @property
     def buttons(self) -> tuple[QPushButton, ...]:
-        """In the order of the keyboard."""
         return tuple(each.look_button for each in self.rows)
 
     def show_finds(self, finds: Sequence[HubFind]) -> None:
@@ -91,7 +90,6 @@ class Offers(QWidget):
 
     @property
     def buttons(self) -> tuple[QPushButton, ...]:
-        """In the order of the keyboard."""
         return tuple(each.get_button for each in self.rows)
 
     def show_offers(self, offers: Sequence[Offer], busy: Sequence[str] = ()) -> None:
@@ -137,7 +135,6 @@ class OfferRow(QWidget):
         self.setLayout(line)
 
     def show_offer(self, offer: Offer, *, busy: bool) -> None:
-        """Shows it."""
         self.offer = offer
         self.name.setText(offer.name)
         self.good_for.setText(offer.good_for)

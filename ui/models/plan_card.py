@@ -59,11 +59,9 @@ class PlanCard(QFrame):
 
     @property
     def buttons(self) -> tuple[QWidget, ...]:
-        """In the order of the keyboard."""
         return self.context, self.own_button, self.files_button, self.download_button, self.leave_button
 
     def show_plan(self, plan: ModelPlan) -> None:
-        """Shows this one."""
         self.plan, self._own = plan, plan.own_context
         self.title.setText(plan.repository)
         self.setAccessibleName(self.tr("Plan for {0}").format(one_line(plan.repository)))

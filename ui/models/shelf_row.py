@@ -57,7 +57,6 @@ class ShelfRow(QWidget):
 
     @property
     def buttons(self) -> tuple[QWidget, ...]:
-        """In the order of the keyboard."""
         ask = self.ask
         return (
             self.open_button, self.verify_button, self.quantise_button, self.reveal_button, self.remove_button,
@@ -65,7 +64,6 @@ class ShelfRow(QWidget):
         )  # fmt: skip
 
     def show_model(self, model: ShelfModel) -> None:
-        """Shows what it is now."""
         self.model = model
         name = one_line(model.title)
         self.title.setText(name)
@@ -123,7 +121,7 @@ class ShelfRow(QWidget):
         self._say(problem or self.tr("sound: every file was read and is as it was"), "warm" if problem else "soft")
 
     def show_stopped(self) -> None:
-        """Nobody knows whether they are sound."""
+        """The check was stopped: it is not known whether the files are sound."""
         self._end_work()
         self._say(self.tr("stopped before everything was read"))
 

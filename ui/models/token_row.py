@@ -85,7 +85,6 @@ class TokenRow(QWidget):
 
     @property
     def buttons(self) -> tuple[QWidget, ...]:
-        """In the order of the keyboard."""
         return self.open_button, self.field, self.keep_button, self.forget_button
 
     def show_token(self, view: TokenView) -> None:

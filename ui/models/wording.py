@@ -28,7 +28,7 @@ def time_left(seconds: float | None) -> str:
 
 
 def used_words(last_used: float | None, now: float) -> str:
-    """When a model was last used; "" where nobody noted it."""
+    """When a model was last used; "" where it is not known."""
     if last_used is None:
         return ""
     days = int(now // DAY - last_used // DAY)

@@ -49,7 +49,6 @@ class DataPage(Page):
             said.hide()
 
     def show_data(self, data: DataFacts) -> None:
-        """Shows what is there."""
         self.folder.setText(data.folder)
         kept = ", ".join(data.backups[:BACKUPS_SHOWN]) or self.tr("none yet")
         more = len(data.backups) - BACKUPS_SHOWN

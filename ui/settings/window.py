@@ -30,7 +30,7 @@ class SettingsWindow(QWidget):
         parent: The window it belongs to.
     """
 
-    shown = Signal(object)  # SettingsView: what holds now, for whoever looks like it
+    shown = Signal(object)  # SettingsView: what holds now
     colours_wanted = Signal(object)  # Measure
 
     def __init__(self, controller: Controller, workbench: Workbench, parent: QWidget) -> None:
@@ -70,7 +70,6 @@ class SettingsWindow(QWidget):
         self.models.open(get=get)
 
     def show_settings(self, view: SettingsView) -> None:
-        """Shows what holds."""
         for rows in (self.engine, self.memory, self.generation, self.appearance):
             rows.show_settings(view)
         if view.data is not None:

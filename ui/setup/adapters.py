@@ -23,7 +23,7 @@ DECIMALS = 4  # that can be written
 
 
 class AdapterRows(QWidget):
-    """Shows a stack and tells how somebody wants it."""
+    """Shows a stack of adapters and asks for changes of it."""
 
     wanted = Signal(object)  # list[AdapterChoice]
 
@@ -55,7 +55,6 @@ class AdapterRows(QWidget):
 
     @property
     def stack(self) -> list[AdapterChoice]:
-        """As the rows stand."""
         return [each.choice for each in self.rows]
 
     def _connect(self, made: AdapterRow, place: int) -> None:
@@ -128,7 +127,6 @@ class AdapterRow(QWidget):
 
     @property
     def choice(self) -> AdapterChoice:
-        """As it stands."""
         scale = self.scale.value() if self._moved else self._choice.scale  # which may have more digits than are shown
         return replace(self._choice, scale=scale, on=self.on.isChecked())
 
@@ -155,7 +153,7 @@ class AdapterRow(QWidget):
 
 
 class AdapterField(QWidget):
-    """Takes ORG/NAME[@REVISION]; nobody is asked before *Get* or Return is pressed."""
+    """Takes ORG/NAME[@REVISION]; no request is sent before *Get* or Return is pressed."""
 
     wanted = Signal(str)
 

@@ -48,7 +48,6 @@ class FormPage(Page):
 
     @property
     def written(self) -> AnswerFormat:
-        """As the page stands."""
         kind = KINDS[self.kinds.place]
         return AnswerFormat(kind, "" if kind is FormatKind.FREE else self.source.toPlainText())
 

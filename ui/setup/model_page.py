@@ -1,4 +1,4 @@
-"""The model that is loaded, its adapters, and who guesses ahead."""
+"""The loaded model, its adapters, and the source of speculative tokens."""
 
 from __future__ import annotations
 
@@ -71,7 +71,6 @@ class ModelPage(Page):
         self.column.addStretch(1)
 
     def show_setup(self, setup: SessionSetup) -> None:
-        """Shows what holds."""
         model = setup.model
         self.name.setText(model.name if model is not None else self.tr("No model is loaded"))
         self.state.setText(

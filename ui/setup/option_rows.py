@@ -1,4 +1,4 @@
-"""The options of a session: what it says itself, else what holds and who said so."""
+"""The options of a session: its own values, else those in force with their source."""
 
 from __future__ import annotations
 

@@ -86,7 +86,6 @@ class SetupPopover(QFrame):
     # ---- what is shown ------------------------------------------------------------------------------------------------
 
     def show_setup(self, setup: SessionSetup) -> None:
-        """Shows what holds."""
         if setup.session_id != self._session_id:
             self.model.adapters.flush()  # what was moved there belongs to the one before
             self._session_id = setup.session_id

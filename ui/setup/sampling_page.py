@@ -70,7 +70,6 @@ class SamplingPage(Page):
         self.column.addStretch(1)
 
     def show_setup(self, setup: SessionSetup) -> None:
-        """Shows what holds."""
         if self.system.toPlainText() == self._said or not self.isVisible():
             self.system.show_text(setup.system)  # what is being written is not lost to news
         self._said = setup.system

@@ -129,7 +129,6 @@ class BranchTree(QListView):
             self.prune_wanted.emit(row.node_id, row.start, not row.pruned)
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:
-        """By mouse or by the menu key."""
         index = self.indexAt(event.pos()) if event.reason() is event.Reason.Mouse else self.currentIndex()
         row = index.data(_ROW)
         if not isinstance(row, BranchRow):
@@ -163,7 +162,6 @@ class _BranchDelegate(QStyledItemDelegate):
         return QSize(0, scaled(ROW_HEIGHT))
 
     def take_fonts(self) -> None:
-        """Text has another size."""
         self._plain, self._strong = interface_font(), interface_font(weight=QFont.Weight.Medium)
         self._small = interface_font(11)
 

@@ -79,7 +79,6 @@ class SessionDelegate(QStyledItemDelegate):
         return QSize(0, scaled(ROW_HEIGHT))
 
     def take_fonts(self) -> None:
-        """Text has another size."""
         self._head, self._title, self._count = caption_font(), interface_font(), interface_font(11)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:

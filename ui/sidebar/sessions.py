@@ -132,15 +132,12 @@ class SessionPanel(QWidget):
         self._unnamed = folder_id
 
     def show_open(self, session_id: int | None) -> None:
-        """Marks the session that is open."""
         self.rows.mark_open(session_id)
 
     def rename(self, session_id: int) -> None:
-        """Turns the row into a text field."""
         self._edit(self.rows.index_of(session_id))
 
     def edit_tags(self, session_id: int) -> None:
-        """Turns the row into a text field for its tags."""
         self.rows.tagging = session_id
         self._edit(self.rows.index_of(session_id))
 

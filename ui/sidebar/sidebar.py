@@ -41,7 +41,6 @@ class Sidebar(QWidget):
         column.addStretch(0)
 
     def show_session(self, view: SessionView) -> None:
-        """Marks the session and shows its outline."""
         self.sessions.show_open(view.session_id)
         self._branches.setVisible(bool(view.branches))
         pruned = sum(row.pruned for row in view.branches)

@@ -32,7 +32,7 @@ def panel_width(px: int) -> int:
 def resize_text(application: QApplication, scale: float) -> None:
     """Another size for all text of all windows, now; 1 is that of the drawing.
 
-    Fonts that were set on widgets are scaled where they are; whoever paints text with fonts of its own hears
+    Fonts that were set on widgets are scaled in place; a widget that paints text with fonts of its own listens to
     `Theme.scaled`, when everything else has its new size.
     """
     ratio = scale / text_scale()

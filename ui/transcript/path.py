@@ -35,7 +35,7 @@ class Turn:
         self.view = view
         self._measure = measure
         self._over: Over | None = None
-        self._tokens: Tokens | None = None  # made when somebody asks for them
+        self._tokens: Tokens | None = None  # made when they are first used
         self.version = 0
         self.revision = 0
 
@@ -54,7 +54,6 @@ class Turn:
 
     @property
     def node_id(self) -> int:
-        """The turn's last node on this path."""
         return self.view.node_id
 
     @property
@@ -64,17 +63,14 @@ class Turn:
 
     @property
     def is_answer(self) -> bool:
-        """Whether a model wrote it."""
         return self.view.role == "assistant"
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the engine has not answered yet."""
         return self.view.status is TurnStatus.WAITING
 
     @property
     def is_open(self) -> bool:
-        """Whether more tokens are expected."""
         return self.view.status in (TurnStatus.WAITING, TurnStatus.STREAMING)
 
     def is_bare(self, *, template: bool) -> bool:
@@ -121,13 +117,12 @@ class Turn:
         return False
 
     def colour_by(self, measure: Measure) -> None:
-        """Its tokens show another number as their colour."""
         self._measure = measure
         if self._tokens is not None:
             self._tokens.colour_by(measure)
 
     def lay_over(self, over: Over | None) -> None:
-        """Its tokens show numbers of somebody else's as their colour; None: their own again."""
+        """Its tokens are coloured by numbers that are not their own; None: by their own again."""
         self._over = over
         if self._tokens is not None:
             self._tokens.lay_over(over)
@@ -196,7 +191,6 @@ class Path:
         return bool(here - there) and bool(there - here)
 
     def colour_by(self, measure: Measure) -> None:
-        """Colours tokens by another number."""
         self.measure = measure
         for turn in self.turns:
             turn.colour_by(measure)

@@ -76,7 +76,6 @@ class Tokens:
         return True
 
     def colour_by(self, measure: Measure) -> None:
-        """Colours by another number."""
         self._measure = measure
         self._mark_again()
 
@@ -95,12 +94,10 @@ class Tokens:
         return _marks(run, self._measure) if self._over is None else _over_marks(run, self._over, start)
 
     def record(self, index: int) -> TokenRecord:
-        """Token `index` with its numbers."""
         block = bisect_right(self._starts, index) - 1
         return self._blocks[block].record(index - self._starts[block])
 
     def token_bytes(self, index: int) -> bytes:
-        """The bytes of token `index`."""
         block = bisect_right(self._starts, index) - 1
         return self._blocks[block].token_bytes[index - self._starts[block]]
 

@@ -36,7 +36,7 @@ class TranscriptView(QWidget):
     range_selected = Signal(object)  # in Tokens: ((node_id, first token, behind the last one), ...); () for none
     alternative_chosen = Signal(int, int, int)  # node_id, index, token_id
     preview_wanted = Signal(int, int, int)  # node_id, index, token_id; `show_preview` answers
-    preview_left = Signal()  # nobody waits for it any more
+    preview_left = Signal()  # its answer is no longer wanted
     variant_requested = Signal(int)
     edit_requested = Signal(int)  # a turn: another version of it
     regenerate_requested = Signal(int)
@@ -173,7 +173,6 @@ class TranscriptView(QWidget):
         self._show_strip()
 
     def set_palette_of(self, palette: Palette) -> None:
-        """Other colours."""
         self.colours.set_palette_of(palette)
         self.strip.set_palette_of(palette)
         self.card.set_palette_of(palette)
@@ -211,7 +210,6 @@ class TranscriptView(QWidget):
         self._pane().show_under(self._under)
 
     def bring_into_sight(self, part: QWidget) -> None:
-        """Scrolls to a part of what stands under a turn."""
         self._pane().bring_into_sight(part)
 
     # ---- finding --------------------------------------------------------------------------------------------------
@@ -273,7 +271,7 @@ class TranscriptView(QWidget):
         self.preview_wanted.emit(node_id, index, token_id)
 
     def show_preview(self, node_id: int, index: int, token_id: int, words: Sequence[bytes]) -> None:
-        """What would follow; ignored if nobody looks at that place any more."""
+        """What would follow; ignored if another place is previewed by now."""
         self._pointing.show_preview(node_id, index, token_id, words)
 
     def record(self, node_id: int, index: int) -> TokenRecord | None:
@@ -293,6 +291,6 @@ class TranscriptView(QWidget):
 
     def _align(self, left: int, width: int) -> None:
         if self.sender() is not self._pane():
-            return  # a hidden pane is measured too, at a size nobody sees (when the window is grabbed for a picture)
+            return  # a hidden pane is measured too, at a size that is never seen (when the window is grabbed for a picture)
         self._strip_row.setContentsMargins(left, 0, max(self.width() - left - width, 0), 0)
         self.column_changed.emit(left, width)

@@ -93,7 +93,6 @@ class Page(QWidget):
         return QSize(hint.width(), 0 if layout.hasHeightForWidth() else hint.height())
 
     def head(self, text: str) -> None:
-        """A section begins."""
         if self.column.count():
             self.column.addSpacing(10)
         self.column.addWidget(Caption(text))

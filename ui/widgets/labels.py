@@ -163,7 +163,6 @@ class Notice(QFrame):
         self.show()
 
     def clear(self) -> None:
-        """Nothing to say any more."""
         self.hide()
 
     def _act(self) -> None:

@@ -191,7 +191,6 @@ class CoachMark(QFrame):
         self.hide()
 
     def open(self) -> None:
-        """Shows it."""
         for watched in (self._parent, self._anchor):
             watched.installEventFilter(self)
         self.show()
@@ -199,7 +198,6 @@ class CoachMark(QFrame):
         self.raise_()
 
     def dismiss(self) -> None:
-        """For good."""
         if not self.isHidden():
             for watched in (self._parent, self._anchor):
                 watched.removeEventFilter(self)

@@ -39,11 +39,9 @@ class Legend(QToolButton):
 
     @property
     def measure(self) -> Measure:
-        """What the colours show."""
         return self._measure
 
     def show_measure(self, measure: Measure) -> None:
-        """The colours show this from now on."""
         self._measure = measure
         self._tell()
 

@@ -66,7 +66,6 @@ class RecoveryPage(QWidget):
         self._show(self.stop_button, words=self.tr("reading {0}: {1:,} of {2:,} rows").format(what.replace("_", " "), done, of))
 
     def show_recovered(self, sessions: int, kept: str, lost: Sequence[str]) -> None:
-        """What was saved, and what was not."""
         words = [
             self.tr("{0:,} sessions were recovered. The damaged file is kept as {1}").format(sessions, kept),
             *lost[:MOST_LOST],

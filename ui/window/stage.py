@@ -83,7 +83,6 @@ class Stage(QObject):
         parts.transcript.set_palette_of(theme.palette)
 
     def set_mode(self, mode: Mode) -> None:
-        """Read or Tokens."""
         self.mode = mode
         self._parts.transcript.set_mode(mode)
         self._parts.top.modes.show_mode(mode)
@@ -192,7 +191,7 @@ class Stage(QObject):
         self._offering = False
 
     def _offer_ways(self, session_id: int, text: str) -> None:
-        """A message was sent before anybody could count it, and does not fit: it is the draft again, and there is a choice."""
+        """A message that was sent before it was counted does not fit: it is the draft again, with the ways to make room."""
         composer = self._parts.composer
         if self._controller.is_shown(session_id) and not composer.message.strip():
             composer.field.setPlainText(text)

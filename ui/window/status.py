@@ -59,7 +59,6 @@ class StatusBar(QWidget):
         current_theme().scaled.connect(self._fit)
 
     def show_status(self, status: StatusView) -> None:
-        """Shows these numbers."""
         self._dot.show_state(status.engine)
         self.engine.setText(status.reason or self._word(status.engine))
         self.choose.setVisible(status.lacks_model)
@@ -72,7 +71,6 @@ class StatusBar(QWidget):
         self._fit()
 
     def show_downloads(self, downloads: Sequence[Download]) -> None:
-        """Shows how far they are."""
         self.downloads.show_downloads(downloads)
         self._fit()
 
@@ -134,7 +132,6 @@ class EngineDot(QWidget):
         self.setFixedSize(scaled(DOT), scaled(DOT))
 
     def show_state(self, state: EngineState) -> None:
-        """Draws this one from now on."""
         self._state = state
         self.update()
 
@@ -175,16 +172,13 @@ class TransferBar(QWidget):
         self.hide()
 
     def begin(self, words: str) -> None:
-        """Something began: "exporting"."""
         self._words = words
         self.label.setText(f"{words}…")
         self.label.setAccessibleName(words)
         self.show()
 
     def show_progress(self, done: int, total: int) -> None:
-        """How much of it is done."""
         self.label.setText(f"{self._words} {100 * done // max(total, 1)} %")
 
     def end(self) -> None:
-        """Nothing is under way any more."""
         self.hide()

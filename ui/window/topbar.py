@@ -44,7 +44,6 @@ class ModelChip(QPushButton):
         self.show_model(None)
 
     def show_model(self, choice: ModelChoice | None) -> None:
-        """Names the model in use."""
         self._label = self.tr("Choose a model") if choice is None else one_line(choice.label)
         self._show(scaled(MOST))
         self.setAccessibleName(self.tr("Model: {0}").format(self._label))
@@ -162,7 +161,6 @@ class TopBar(QWidget):
         current_theme().scaled.connect(self._share_room)
 
     def show_model(self, choice: ModelChoice | None) -> None:
-        """Names the model in use."""
         self.model.show_model(choice)
         self._share_room()  # a part of fixed size asks for no layout by itself
 
@@ -329,5 +327,4 @@ class ModeSwitch(QWidget):
             self.buttons[mode] = button
 
     def show_mode(self, mode: Mode) -> None:
-        """Marks the segment."""
         self.buttons[mode].setChecked(True)

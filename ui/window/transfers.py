@@ -74,7 +74,6 @@ class Transfers(QObject):
         dialog.open()
 
     def export(self, session_id: int, form: ExportFormat, path: Path) -> None:
-        """Writes a session to a file."""
         work = partial(self._workbench.export_session, session_id, form.name, path, self._status.transfer.show_progress)
         self._begin(self.tr("exporting"), work, partial(self._exported, form, path))
 

@@ -26,7 +26,7 @@ class Welcome(QObject):
     def __init__(self, controller: Controller, parts: Frame, parent: QObject) -> None:
         super().__init__(parent)
         self._controller, self._parts = controller, parts
-        self._left: frozenset[str] | None = None  # None: nobody asked yet
+        self._left: frozenset[str] | None = None  # None: not asked for yet
         self._offers: Sequence[Offer] = ()
         self._mode = Mode.TOKENS
         self._claiming = self._claimed = False  # tokens are explained here, and in no other window

@@ -170,7 +170,6 @@ class MainWindow(QMainWindow):
 
     @cached_property
     def settings(self) -> SettingsWindow:
-        """The window of the settings."""
         from ui.settings import SettingsWindow
 
         made = SettingsWindow(self.controller, self._workbench, self)
@@ -210,7 +209,7 @@ class MainWindow(QMainWindow):
         top.inspector_button.clicked.connect(self.acts.inspector.trigger)
 
     def _refresh_setup(self) -> None:
-        """What holds may be another thing for another session, path or model; nobody asks while nobody looks."""
+        """Another session, path or model may have other settings; they are asked for only while the popover is in sight."""
         if "popover" in vars(self) and self.popover.isVisible():
             self.setup.ask()
 
@@ -224,7 +223,6 @@ class MainWindow(QMainWindow):
         resize_text(application, values.text_percent / 100)
 
     def open_settings(self) -> None:
-        """Opens them, with what the colours show."""
         self.settings.appearance.show_measure(self.parts.transcript.measure)
         self.settings.open()
 
@@ -237,7 +235,6 @@ class MainWindow(QMainWindow):
         self.controller.shelf.plan_load(name)
 
     def open_about(self) -> None:
-        """Opens the box with the version."""
         from ui.window.about import AboutBox
 
         AboutBox(self).open()
@@ -263,7 +260,7 @@ class MainWindow(QMainWindow):
         try:
             await self.transfers.close()
             await self.controller.close()
-        except Exception:  # the border: a window that cannot be closed would help nobody
+        except Exception:  # the border: the window closes all the same
             logger.exception("closing failed; what was saved before is kept")
         self._ended = True
         self.close()

@@ -136,7 +136,7 @@ def test_what_is_read_stays_while_what_is_above_gets_its_height(qtbot: QtBot, tr
     pane = transcript.tokens
     transcript.set_session(many(1))
     bar = pane.verticalScrollBar()
-    # when somebody scrolls before all is laid out
+    # when it is scrolled before all is laid out
     bar.setValue(bar.maximum() // 2)
     held = pane.anchor()
     box, length = pane.page.boxes[held.turn], bar.maximum()

@@ -86,7 +86,7 @@ def test_an_answer_that_was_guessed_ahead_says_whether_it_helped(
     answer = drawn().turns[1]
     assert answer.stats is not None
     guessed = replace(answer, stats=replace(answer.stats, drafted=drafted, accepted=accepted))
-    # when it stands beside one that nobody guessed ahead of
+    # when it stands beside one without speculation
     transcript = show(session(guessed, answer))
     lines = [[part.text for part in box.meta.parts(hovered=False)] for box in transcript.tokens.page.boxes]
     # then it says so after its speed, and the other one says all else

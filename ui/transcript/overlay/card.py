@@ -145,7 +145,6 @@ class Card(QWidget):
         return self._content if self.isVisible() and not self._lean else None
 
     def set_palette_of(self, palette: Palette) -> None:
-        """Other colours."""
         self._palette = palette
         self.update()
 
@@ -175,7 +174,6 @@ class Card(QWidget):
             self._run(1.0)
 
     def leave(self) -> None:
-        """Fades out."""
         if self.isVisible() and not self._lean:
             self._lean = True
             self._run(0.0)

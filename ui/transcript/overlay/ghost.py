@@ -31,7 +31,6 @@ class Ghost:
 
     @property
     def text(self) -> str:
-        """All of it."""
         return self.word + (WAITING if self.tail is None else self.tail)
 
 

@@ -35,12 +35,10 @@ class Colouring:
         self._palette = palette
 
     def set_palette_of(self, palette: Palette) -> None:
-        """Other colours for the same."""
         self._palette = palette
         self._ink()
 
     def colour_by(self, measure: Measure) -> None:
-        """Another number of the tokens' own."""
         if measure is not self._path.measure:
             self._path.colour_by(measure)
             self._tokens.repaint_numbers()
@@ -92,7 +90,7 @@ class Pointing(QObject):
         self._tokens.set_ghost(ghost_of(node_id, index, token_id, data[0]))
 
     def show_preview(self, node_id: int, index: int, token_id: int, words: Sequence[bytes]) -> None:
-        """What would follow; ignored if nobody looks at that place any more."""
+        """What would follow; ignored if another place is previewed by now."""
         ghost = self._tokens.ghost
         if ghost is not None and (ghost.node_id, ghost.index, ghost.token_id) == (node_id, index, token_id):
             self._tokens.set_ghost(ghost.with_tail(b"".join(words)))

@@ -91,12 +91,10 @@ class EntropyStrip(QWidget):
         return QSize(300, _HEIGHT_PX)
 
     def set_palette_of(self, palette: Palette) -> None:
-        """Other colours."""
         self._palette = palette
         self.update()
 
     def set_turns(self, turns: Sequence[Turn]) -> None:
-        """Shows another path."""
         held = {id(series.turn): series for series in self._series}
         self._series = [held.get(id(turn)) or _Series(turn) for turn in turns]
         self._stale = set(range(len(turns)))
@@ -115,7 +113,6 @@ class EntropyStrip(QWidget):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to draw."""
         count = 0
         for series in self._series:
             series.read()

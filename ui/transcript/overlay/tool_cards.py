@@ -42,7 +42,6 @@ class CallInMaking(QFrame):
         column.addWidget(self.source)
 
     def show_source(self, source: str) -> None:
-        """What was written so far, from where the first call begins."""
         name = one_line(called_name(source))
         self.name.setText(self.tr("is writing a call of {0}…").format(name) if name else self.tr("is writing a call…"))
         self.setAccessibleName(self.name.text())

@@ -42,7 +42,6 @@ class Finder:
 
     @property
     def total(self) -> int:
-        """How many places there are."""
         return len(self._found)
 
     def look_for(self, words: str, start: tuple[int, int]) -> None:

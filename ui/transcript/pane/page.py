@@ -56,7 +56,7 @@ BodyT = TypeVar("BodyT", bound=Body)
 
 
 class Box(Generic[BodyT]):
-    """A turn with its text and the line under it; both are made when somebody asks for them.
+    """A turn with its text and the line under it; both are made when they are first used.
 
     Args:
         turn: What is shown.
@@ -74,14 +74,12 @@ class Box(Generic[BodyT]):
 
     @property
     def body(self) -> BodyT:
-        """The text."""
         if self.made is None:
             self.made = self._page.make_body(self.turn)
         return self.made
 
     @property
     def meta(self) -> MetaLine:
-        """The line under it."""
         if self._meta is None:
             self._meta = MetaLine(self.turn.view, self._page.faces, self._page.width)
         return self._meta
@@ -131,7 +129,6 @@ class Page(Generic[BodyT]):
         self._tops: list[int] = []
 
     def set_turns(self, turns: Sequence[Turn]) -> None:
-        """Shows these turns; boxes of turns that were shown already are kept."""
         held = {id(box.turn): box for box in self.boxes}
         self.boxes = [held.get(id(turn)) or Box(turn, self) for turn in turns]
         self.place()
@@ -148,7 +145,6 @@ class Page(Generic[BodyT]):
         self.place()
 
     def set_faces(self, faces: Faces) -> None:
-        """Another text size; call `prepare`."""
         self.faces = faces
         for box in self.boxes:
             if box.made is not None:
@@ -182,7 +178,6 @@ class Page(Generic[BodyT]):
         return max(bisect_right(self._tops, y) - 1, 0)
 
     def index_of(self, node_id: int) -> int | None:
-        """Which box shows a turn."""
         return next((i for i in reversed(range(len(self.boxes))) if self.boxes[i].turn.node_id == node_id), None)
 
     def prepare(self, around: float, seconds: float, room: float | None = None) -> Laid:

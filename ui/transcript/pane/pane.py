@@ -55,11 +55,10 @@ class Pane(Scroller[BodyT]):
         speak(self, self._said)
 
     def _said(self) -> str:
-        """All turns, each after who said it."""
+        """All turns, each after its role."""
         return "\n".join(f"{box.turn.role}: {box.turn.text.strip()}" for box in self._page.boxes)
 
     def set_ink(self, ink: Ink) -> None:
-        """Other colours."""
         self._ink = ink
         self.viewport().update()
 

@@ -63,7 +63,6 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
 
     @property
     def page(self) -> Page[BodyT]:
-        """The boxes."""
         return self._page
 
     @property
@@ -81,11 +80,9 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
             self.beginning_near.emit()
 
     def scroll_to_end(self) -> None:
-        """Shows the end, and stays there."""
         self.verticalScrollBar().setValue(self.verticalScrollBar().maximum())
 
     def set_faces(self, faces: Faces) -> None:
-        """Another text size."""
         anchor = self.anchor()
         self._page.set_faces(faces)
         self._measure()
@@ -162,7 +159,7 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         if not self._page.boxes:
             return Anchor(0, 0, 0, at_end=True)
         value = self.verticalScrollBar().value()
-        if self._due is not None and self._due[1] == value:  # nobody scrolled meanwhile
+        if self._due is not None and self._due[1] == value:  # not scrolled meanwhile
             return self._due[0]
         index = self._page.index_at(value)
         box = self._page.boxes[index]
@@ -200,7 +197,7 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
 
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
-        self._slices.stop()  # nobody looks at it: the rest is laid out when somebody does
+        self._slices.stop()  # out of sight: the rest is laid out when it is shown
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)

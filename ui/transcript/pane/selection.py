@@ -33,7 +33,6 @@ class Selection:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is chosen."""
         return self.anchor == self.head
 
     def within(self, turn: int, tokens: int) -> tuple[Place, Place] | None:

@@ -44,7 +44,6 @@ class ReadBody:
         self.layout.set_width(width)
 
     def set_faces(self, faces: Faces, width: float) -> None:
-        """Other measures."""
         self.layout.set_faces(faces, width)
 
     def set_template_visible(self, visible: bool) -> None:
@@ -141,11 +140,9 @@ class ReadBody:
         return (number, self.layout.box(number)) if self.layout.is_code(number) else None
 
     def top_of_stretch(self, number: int) -> int:
-        """Where a stretch begins."""
         return self.layout.tops()[number]
 
     def code(self, number: int) -> str:
-        """What a stretch of code holds."""
         return self.layout.source.stretches[number].code or ""
 
     def text_between(self, first: ReadPlace, last: ReadPlace) -> str:

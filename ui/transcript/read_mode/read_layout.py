@@ -51,7 +51,6 @@ class ReadLayout:
         self._held_tops: list[int] = []  # of `tops`; empty when a height changed
 
     def __len__(self) -> int:
-        """How many stretches were read."""
         return len(self._laid)
 
     @property
@@ -67,7 +66,6 @@ class ReadLayout:
         return self.source.is_current and all(laid.height is not None for laid in self._laid)
 
     def set_faces(self, faces: Faces, width: float) -> None:
-        """Other measures."""
         self.faces, self._width = faces, width
         self._forget()
 
@@ -153,7 +151,6 @@ class ReadLayout:
         return _CODE_PAD_PX if self.is_code(number) else 0
 
     def is_code(self, number: int) -> bool:
-        """Whether a stretch is a block of code."""
         return self.source.stretches[number].code is not None
 
     def stretch_at(self, y: float) -> int:
@@ -195,7 +192,6 @@ class ReadLayout:
                 laid.document = None
 
     def _gap(self, number: int) -> int:
-        """Below a stretch."""
         if self.source.is_typed:
             return 0
         if self.source.is_heading(number):

@@ -76,12 +76,10 @@ class ReadPane(Pane[ReadBody]):
 
     @property
     def selected_text(self) -> str:
-        """The text that is selected, as it is read."""
         bodies = [box.made for box in self._page.boxes if box.made is not None]
         return "\n\n".join(body.text_between(*body.selection) for body in bodies if body.selection is not None)
 
     def select_all(self) -> None:
-        """Selects the whole conversation."""
         boxes = self._page.boxes
         if boxes:
             self._select(_Spot(0, ReadPlace(0, 0)), _Spot(len(boxes) - 1, boxes[-1].body.end()))

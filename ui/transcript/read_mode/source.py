@@ -27,13 +27,11 @@ class Source:
 
     @property
     def is_current(self) -> bool:
-        """Whether everything the turn holds was read."""
         held = self._turn
         return self._read == len(held.tokens) and self._version == held.version and self._calls == held.calls
 
     @property
     def is_read(self) -> bool:
-        """Whether anything was read."""
         return self._read >= 0
 
     def read(self) -> int | None:
@@ -64,7 +62,6 @@ class Source:
         return int(self._ends[min(token, len(self._ends)) - 1]) if token > 0 and len(self._ends) else 0
 
     def token_of(self, character: float) -> int:
-        """The token that holds a character."""
         return int(np.searchsorted(self._ends, character, side="right"))
 
     def markdown(self, number: int) -> str | None:

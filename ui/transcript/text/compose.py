@@ -38,7 +38,6 @@ class Composed:
     astral: bool = False  # some characters take two QChars
 
     def place(self, position: int) -> Place:
-        """The place of a QChar position in the text."""
         if not self.tokens:
             return self.end
         piece = max(bisect_right(self.starts, position) - 1, 0)

@@ -41,7 +41,6 @@ class LineTable:
 
     @property
     def done(self) -> bool:
-        """Whether every token has its line."""
         return self._wrapped >= len(self._tokens)
 
     @property
@@ -51,7 +50,6 @@ class LineTable:
 
     @property
     def remaining(self) -> int:
-        """Tokens that are not wrapped yet."""
         return len(self._tokens) - self._wrapped
 
     def start(self, line: int) -> Place:

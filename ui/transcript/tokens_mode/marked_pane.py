@@ -33,7 +33,7 @@ class MarkedPane(Pane[TokensBody]):
 
     token_pinned = Signal(object)  # (node_id, index) or None
     range_selected = Signal(object)  # of each turn that is touched (node id, first token, behind the last one); none: ()
-    ghost_left = Signal()  # nobody looks at the preview any more
+    ghost_left = Signal()  # the preview is out of sight
 
     def __init__(self, ink: Ink, faces: Faces, parent: QWidget | None = None) -> None:
         self._template = False
@@ -86,14 +86,12 @@ class MarkedPane(Pane[TokensBody]):
         self.viewport().update()
 
     def clear_pin(self) -> None:
-        """No token is outlined."""
         self.set_ghost(None)
         self._pinned = None
         self.viewport().update()
 
     @property
     def ghost(self) -> Ghost | None:
-        """The preview that is shown."""
         return self._ghost
 
     def set_ghost(self, ghost: Ghost | None) -> None:
@@ -105,7 +103,6 @@ class MarkedPane(Pane[TokensBody]):
             self.viewport().update()
 
     def set_template_visible(self, visible: bool) -> None:
-        """Shows or hides what the chat template added."""
         anchor = self.anchor()
         self._template = visible
         for body in self._made():
@@ -146,11 +143,9 @@ class MarkedPane(Pane[TokensBody]):
 
     @property
     def selected_text(self) -> str:
-        """The exact text that is selected."""
         return "" if self._selection is None else self._selection.text(self._turns(), template=self._template)
 
     def select_all(self) -> None:
-        """Selects the whole conversation."""
         boxes = self._page.boxes
         if boxes:
             end = Spot(len(boxes) - 1, walk.end_of(boxes[-1].turn))

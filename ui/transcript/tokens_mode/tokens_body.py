@@ -41,7 +41,6 @@ class TokensBody:
 
     @property
     def pending(self) -> int:
-        """How many tokens are still to be wrapped."""
         if self._tokens is not self._turn.tokens:
             return len(self._turn.tokens)
         return (self._next or self._table).remaining
@@ -54,12 +53,10 @@ class TokensBody:
             self._next = self._fresh(width)
 
     def set_faces(self, faces: Faces, width: float) -> None:
-        """Other measures: what was wrapped is void."""
         self._faces = faces
         self._start_again(width)
 
     def set_template_visible(self, visible: bool) -> None:
-        """Shows or hides what the chat template added."""
         if visible != self._template:
             self._template = visible
             self._start_again(self._table.width)

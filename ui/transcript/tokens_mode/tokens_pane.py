@@ -51,7 +51,6 @@ class TokensPane(MarkedPane):
             self._pin_and_tell(found)
 
     def next_underlined(self) -> None:
-        """Pins the next token that is underlined."""
         found = walk.next_underlined(self._turns(), self._pin, template=self._template)
         if found is not None:
             self._pin_and_tell(found)
