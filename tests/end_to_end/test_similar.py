@@ -55,7 +55,7 @@ def test_the_order_is_that_of_transformers_and_a_second_look_computes_nothing(op
         assert model is not None
         held = await settled_report(model)
         # when the first question is compared, by the key
-        window.stage.pin(turns[0].node_id, len(turns[0].run) // 2)
+        window.presenter.pin(turns[0].node_id, len(turns[0].run) // 2)
         panel = window.parts.similar
         window.activateWindow()
         QTest.keyClick(window, Qt.Key.Key_S, CONTROL_SHIFT)

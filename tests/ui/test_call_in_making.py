@@ -48,7 +48,7 @@ def test_read_shows_the_card_in_the_making(in_window: Play, bench: FakeWorkbench
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
-        window.stage.set_mode(Mode.READ)
+        window.presenter.set_mode(Mode.READ)
         turn, cards = begin(bench), window.parts.cards
         said = []
         # when the answer arrives piece by piece
@@ -85,7 +85,7 @@ def test_an_answer_that_is_stopped_in_a_call_shows_what_was_written(in_window: P
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
-        window.stage.set_mode(Mode.READ)
+        window.presenter.set_mode(Mode.READ)
         turn = begin(bench)
         bench.emit(TokensArrived(TRIP, turn.node_id, run_of(bench.vocabulary, PIECES[:5])))
         await until(lambda: window.parts.cards.making is not None)
@@ -104,7 +104,7 @@ def test_where_no_tools_are_offered_it_is_text(in_window: Play, bench: FakeWorkb
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
-        window.stage.set_mode(Mode.READ)
+        window.presenter.set_mode(Mode.READ)
         turn = begin(bench, tools=False)
         bench.emit(TokensArrived(TRIP, turn.node_id, run_of(bench.vocabulary, PIECES)))
         await until(lambda: "tool_call" in read(window))

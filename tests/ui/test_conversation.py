@@ -245,7 +245,7 @@ def test_an_answer_that_failed_to_begin_offers_a_retry(in_window: Play, bench: F
     async def scene(window: MainWindow) -> None:
         await until(lambda: all(box.body.done for box in window.parts.transcript.tokens.page.boxes))
         for pane in (window.parts.transcript.tokens, window.parts.transcript.read):
-            window.stage.set_mode(Mode.READ if pane is window.parts.transcript.read else Mode.TOKENS)
+            window.presenter.set_mode(Mode.READ if pane is window.parts.transcript.read else Mode.TOKENS)
             await frames()
             box = pane.page.boxes[-1]
             parts = {part.text: part for part in box.meta.parts(hovered=True)}

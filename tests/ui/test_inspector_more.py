@@ -31,7 +31,7 @@ def test_the_mass_so_far_is_a_line_over_the_bars(in_window: Play, bench: FakeWor
 
     async def scene(window: MainWindow) -> None:
         turn = bench.views[TRIP].turns[1]
-        window.stage.pin(turn.node_id, 3)
+        window.presenter.pin(turn.node_id, 3)
         shown = [b.alternative.so_far for b in window.parts.inspector.token.alternatives.buttons if b.alternative is not None]
         masses = [mass for mass in shown if mass is not None]
         sums = np.cumsum(np.exp(turn.run.top_logprobs[3][: len(masses)].astype(np.float64)))
@@ -50,7 +50,7 @@ def test_alternatives_have_room_for_their_words_at_any_text_size(
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
-        window.stage.pin(bench.views[TRIP].turns[1].node_id, 3)
+        window.presenter.pin(bench.views[TRIP].turns[1].node_id, 3)
         for scale in (1.0, 2.0, 1.0):  # while it is shown
             resize_text(app, scale)
             await frames()

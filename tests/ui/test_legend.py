@@ -43,9 +43,9 @@ def test_the_measure_is_chosen_from_the_legend(in_window: Play) -> None:
 
 def test_it_is_gone_where_nothing_is_coloured(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
-        window.stage.set_mode(Mode.READ)
+        window.presenter.set_mode(Mode.READ)
         assert window.parts.status.legend.isHidden()
-        window.stage.set_mode(Mode.TOKENS)
+        window.presenter.set_mode(Mode.TOKENS)
         assert not window.parts.status.legend.isHidden()
 
     in_window(scene)

@@ -111,9 +111,9 @@ def test_the_window_and_each_tab_of_the_inspector(in_window: Play, bench: FakeWo
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
-        window.stage.set_mode(mode)
+        window.presenter.set_mode(mode)
         node = window.controller.shown.view.turns[-1].node_id if window.controller.shown is not None else 0
-        window.stage.pin(node, 2)
+        window.presenter.pin(node, 2)
         window.parts.inspector.tabs[panel].click()
         window.parts.composer.field.setPlainText("A draft")
         await ready(window)
@@ -183,7 +183,7 @@ def test_the_conversation_is_read_out(in_window: Play, bench: FakeWorkbench, mod
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
-        window.stage.set_mode(mode)
+        window.presenter.set_mode(mode)
         pane = window.parts.transcript.tokens if mode is Mode.TOKENS else window.parts.transcript.read
         said = QAccessible.queryAccessibleInterface(pane)
         assert said.role() == QAccessible.Role.Document

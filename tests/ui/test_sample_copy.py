@@ -56,7 +56,7 @@ def test_the_pinned_token_is_pinned_in_the_copy(in_window: Play, bench: FakeWork
     async def scene(window: MainWindow) -> None:
         turns = bench.views[SAMPLE].turns
         answer = turns[-1]
-        window.stage.pin(answer.node_id, 1)
+        window.presenter.pin(answer.node_id, 1)
         again = [replace(t, node_id=t.node_id + 1000, variants=(t.node_id + 1000,)) for t in turns]
         nodes = {turn.node_id: turn.node_id + 1000 for turn in turns}
         bench.add(SessionSummary(copy, "A recording (copy)", 0.0, 3, pinned=False, is_sample=False), again)

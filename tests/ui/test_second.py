@@ -25,7 +25,7 @@ def test_a_path_is_compared_with_a_model_of_the_shelf(in_window: Play, bench: Fa
     async def scene(window: MainWindow) -> None:
         # given the numbers of the model in use, in Read mode
         before = marks(window)
-        window.stage.set_mode(Mode.READ)
+        window.presenter.set_mode(Mode.READ)
         bench.gate = asyncio.Semaphore(0)
         # when another one is chosen
         QTest.keyClick(window, Qt.Key.Key_D, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier)
@@ -45,7 +45,7 @@ def test_a_path_is_compared_with_a_model_of_the_shelf(in_window: Play, bench: Fa
         bench.gate.release()
         # and then the difference colours the tokens, in Tokens mode
         await until(lambda: window.parts.transcript.colours.shows_difference)
-        assert window.stage.mode is Mode.TOKENS
+        assert window.presenter.mode is Mode.TOKENS
         assert bench.asked("compare_with") == [(TRIP, "qwen3", False)]
         turns = bench.views[TRIP].turns
         expected = difference_steps(np.resize(np.array(bench.moved), sum(len(turn.run) for turn in turns)))
@@ -67,7 +67,7 @@ def test_a_path_is_compared_with_a_model_of_the_shelf(in_window: Play, bench: Fa
 
 def test_closing_it_leaves_everything_as_it_was(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
-        window.stage.colour_by(Measure.ENTROPY)
+        window.presenter.colour_by(Measure.ENTROPY)
         before = marks(window)
         for close in ("x", "escape"):
             await compared(window)
@@ -90,7 +90,7 @@ def test_closing_it_leaves_everything_as_it_was(in_window: Play) -> None:
 def test_the_inspector_and_the_card_show_both(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         turn = bench.views[TRIP].turns[1]
-        window.stage.pin(turn.node_id, 3)
+        window.presenter.pin(turn.node_id, 3)
         rows = window.parts.inspector.token.compared
         assert rows.isHidden()
         await compared(window)
@@ -136,7 +136,7 @@ def test_the_kl_of_all_tokens_is_asked_for_where_it_is_of_the_last_ones(in_windo
         await compared(window)
         said = bar.more.text()
         assert re.search(r"; KL is known of the last \d+ tokens$", said)
-        window.stage.pin(bench.views[TRIP].turns[1].node_id, 3)  # the path's token 10
+        window.presenter.pin(bench.views[TRIP].turns[1].node_id, 3)  # the path's token 10
         assert rows.facts.texts["KL"] == "–"
         assert rows.note.text().endswith(
             f"The KL is known of the {said[said.index('last') :]}; “KL of all tokens” asks for the others."
@@ -183,7 +183,7 @@ def test_two_tokens_of_one_span(in_window: Play, bench: FakeWorkbench) -> None:
         shown = marks(window)[0]
         assert [mark & STEP for mark in shown[0::2]][:3] == [mark & STEP for mark in shown[1::2]]
         assert not any(mark & RARE for mark in shown[1::2])  # only where a span begins
-        window.stage.pin(turn.node_id, 1)
+        window.presenter.pin(turn.node_id, 1)
         rows = window.parts.inspector.token.compared
         assert [cell.text() for cell in rows.cells["tokens"]] == ["2", "2"]
         assert [cell.text() for cell in rows.cells["rank"]] == ["–", "–"]

@@ -113,7 +113,7 @@ def test_what_comes_meanwhile_has_no_colour(in_window: Play, bench: FakeWorkbenc
         await until(lambda: len(marks(window)[-1]) == len(before[-1]) + 3)
         assert marks(window)[:-1] == before[:-1]
         assert marks(window)[-1] == before[-1] + bytes(3)
-        window.stage.pin(last.node_id, len(before[-1]))
+        window.presenter.pin(last.node_id, len(before[-1]))
         assert window.parts.inspector.token.compared.isHidden()
         QTest.mouseClick(window.parts.second.close_button, Qt.MouseButton.LeftButton)
         assert any(marks(window)[-1][-3:])

@@ -94,7 +94,7 @@ def test_the_turn_of_the_pinned_token_is_meant(in_window: Play, bench: FakeWorkb
     async def scene(window: MainWindow) -> None:
         await standing(window)
         first = bench.views[TRIP].turns[0]
-        window.stage.pin(first.node_id, 2)
+        window.presenter.pin(first.node_id, 2)
         window.acts.similar.trigger()
         await until(lambda: bench.asked("similar_turns") == [(TRIP, first.node_id, "mean")])
 

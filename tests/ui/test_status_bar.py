@@ -65,7 +65,7 @@ def test_without_a_model_what_needs_one_is_off_and_all_else_goes_on(in_window: P
 
     async def scene(window: MainWindow) -> None:
         acts, token = window.acts, window.parts.inspector.token
-        window.stage.pin(bench.views[TRIP].turns[1].node_id, 3)
+        window.presenter.pin(bench.views[TRIP].turns[1].node_id, 3)
         asking = (acts.regenerate, acts.second, acts.beams, acts.two_ways, acts.four_ways, acts.eight_ways)
         await until(lambda: all(act.isEnabled() for act in asking) and token.draws.isVisible())
         # when the model cannot be loaded

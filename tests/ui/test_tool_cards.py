@@ -84,7 +84,7 @@ def test_it_stands_in_the_text_between_its_answer_and_the_line_under_it(
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
-        window.stage.set_mode(mode)
+        window.presenter.set_mode(mode)
         pane = window.parts.transcript.tokens if mode is Mode.TOKENS else window.parts.transcript.read
         node = calling(bench, CLOCK)
         cards = await cards_of(window, node, 1)
@@ -116,7 +116,7 @@ def test_what_is_being_typed_goes_on_in_the_other_mode(in_window: Play, bench: F
         await until(window.isActiveWindow)
         QTest.mouseClick(field(cards.cards[0]), Qt.MouseButton.LeftButton)
         QTest.keyClicks(field(cards.cards[0]), "2 o")  # a digit is no key of the text around it
-        window.stage.set_mode(Mode.READ)
+        window.presenter.set_mode(Mode.READ)
         assert cards.parent() is window.parts.transcript.read.viewport()
         assert cards.isVisible()
         assert QApplication.focusWidget() is field(cards.cards[0])
@@ -207,7 +207,7 @@ def test_read_shows_the_card_and_not_what_it_was_made_of(in_window: Play, bench:
 
     async def scene(window: MainWindow) -> None:
         transcript = window.parts.transcript
-        window.stage.set_mode(Mode.READ)
+        window.presenter.set_mode(Mode.READ)
 
         def read() -> str:
             transcript.read.select_all()
@@ -222,11 +222,11 @@ def test_read_shows_the_card_and_not_what_it_was_made_of(in_window: Play, bench:
         assert read().rstrip().endswith("A moment.")
         assert "Let me look." in read()
         # and Tokens shows every one of them
-        window.stage.set_mode(Mode.TOKENS)
+        window.presenter.set_mode(Mode.TOKENS)
         transcript.tokens.select_all()
         assert call in transcript.tokens.selected_text
         # and what cannot be answered is seen as it was written
-        window.stage.set_mode(Mode.READ)
+        window.presenter.set_mode(Mode.READ)
         calling(bench, ToolCard("", "", "call 1: no such tool"))
         await until(lambda: "tool_call" in read())
 
@@ -241,7 +241,7 @@ def test_an_answer_that_is_nothing_but_a_call_is_its_card(in_window: Play, bench
     bench.views[TRIP] = replace(view, turns=(*view.turns[:-1], answer))
 
     async def scene(window: MainWindow) -> None:
-        window.stage.set_mode(Mode.READ)
+        window.presenter.set_mode(Mode.READ)
         calling(bench, replace(CLOCK, span=(0, len(call))))
         await cards_of(window, answer.node_id, 1)
         pane = window.parts.transcript.read

@@ -97,9 +97,9 @@ def test_nothing_that_is_seen_bypasses_the_translators(marks: None, in_window: P
 
     async def scene(window: MainWindow) -> None:
         window.resize(1360, 860)
-        window.stage.set_mode(Mode.TOKENS)
+        window.presenter.set_mode(Mode.TOKENS)
         assert window.controller.shown is not None
-        window.stage.pin(window.controller.shown.view.turns[-1].node_id, 2)
+        window.presenter.pin(window.controller.shown.view.turns[-1].node_id, 2)
         for tab in window.parts.inspector.tabs:
             tab.click()
             await frames()

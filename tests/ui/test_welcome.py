@@ -31,14 +31,14 @@ def test_tokens_are_explained_once(in_window: Play, bench: FakeWorkbench) -> Non
             await frames()
             assert window.parts.rect().contains(coach.geometry())
         # in Read mode there are no colours to explain
-        window.stage.set_mode(Mode.READ)
+        window.presenter.set_mode(Mode.READ)
         assert not coach.isVisible()
-        window.stage.set_mode(Mode.TOKENS)
+        window.presenter.set_mode(Mode.TOKENS)
         assert coach.isVisible()
         QTest.mouseClick(coach.done_button, LEFT)
         assert not coach.isVisible()
-        window.stage.set_mode(Mode.READ)
-        window.stage.set_mode(Mode.TOKENS)
+        window.presenter.set_mode(Mode.READ)
+        window.presenter.set_mode(Mode.TOKENS)
         assert not coach.isVisible()
 
     in_window(scene)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _KEY = "similar"
 
 
-class _Asked(NamedTuple):
+class _Look(NamedTuple):
     """What was looked at last."""
 
     session_id: int
@@ -41,7 +41,7 @@ class SimilarController(QObject):
         super().__init__(showing)
         self._showing = showing
         self._workbench = showing.workbench
-        self._asked: _Asked | None = None
+        self._asked: _Look | None = None
         self._pooling: Pooling = "mean"
         self._follows = False  # as the session changes: not after a look that failed
         self._lacks_model = False  # which is why the last one failed
@@ -55,7 +55,7 @@ class SimilarController(QObject):
         if shown is None or turn is None:
             return
         before = self._asked
-        self._asked = _Asked(shown.session_id, node_id, typed_text(turn.run))
+        self._asked = _Look(shown.session_id, node_id, typed_text(turn.run))
         self._begin(other=before is None or before[:2] != self._asked[:2])
 
     def choose_pooling(self, pooling: Pooling) -> None:
@@ -82,13 +82,13 @@ class SimilarController(QObject):
         self.began.emit(self._asked.words, self._pooling, other)
         self._ask(self._asked)
 
-    def _ask(self, asked: _Asked) -> None:
+    def _ask(self, asked: _Look) -> None:
         shown = self._showing.shown
         self._follows, self._lacks_model = True, False
         self._seen = None if shown is None else _standing(shown.view)
         self._showing.ask_latest(_KEY, lambda _session: self._look(asked), self._fail)
 
-    async def _look(self, asked: _Asked) -> None:
+    async def _look(self, asked: _Look) -> None:
         try:
             found = await self._workbench.similar_turns(*asked[:2], self._pooling, self.progressed.emit)
         except ModelRefusal as refusal:

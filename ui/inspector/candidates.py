@@ -30,7 +30,7 @@ CUT_WORDS = {spec.name: spec.label for spec in SAMPLER_STAGES if spec.label}
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class CandidateLine:
     """One candidate as it is drawn."""
 
     data: bytes
@@ -47,7 +47,7 @@ class Candidates(QWidget):
         self._theme = current_theme()
         self._theme.scaled.connect(self._take_fonts)
         self._take_fonts()
-        self.lines: tuple[Line, ...] = ()
+        self.lines: tuple[CandidateLine, ...] = ()
         self.stage = ""
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
@@ -62,7 +62,7 @@ class Candidates(QWidget):
         self.updateGeometry()
         self.update()
 
-    def show_lines(self, lines: Sequence[Line], stage: str = "") -> None:
+    def show_lines(self, lines: Sequence[CandidateLine], stage: str = "") -> None:
         """Shows these, the likeliest first: before and after one stage, or ("") all of them."""
         resized = len(lines) != len(self.lines)
         self.lines, self.stage = tuple(lines), stage
@@ -72,7 +72,7 @@ class Candidates(QWidget):
             self.updateGeometry()
         self.update()
 
-    def _spoken(self, line: Line) -> str:
+    def _spoken(self, line: CandidateLine) -> str:
         one = line.candidate
         after = self.tr("cut by {0}").format(cut_words(one.cut_by)) if one.cut_by else probability(one.after)
         data, before = token(line.data), probability(one.before)
@@ -116,7 +116,7 @@ class Candidates(QWidget):
         for right, words in heads.items():
             painter.drawText(QRectF(0, 0, right, height), _RIGHT, words)
 
-    def _paint_line(self, painter: QPainter, line: Line, bar: QRectF, top: float) -> None:
+    def _paint_line(self, painter: QPainter, line: CandidateLine, bar: QRectF, top: float) -> None:
         palette, one, width = self._theme.palette, line.candidate, self.width()
         y, height = bar.top(), bar.height()
         cut = bool(one.cut_by)

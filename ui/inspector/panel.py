@@ -12,7 +12,7 @@ from ui.controller import Controller
 from ui.core.shown import Spot
 from ui.inspector.cache import CacheTab
 from ui.inspector.path import PathTab
-from ui.inspector.tab import HowMade, InspectorTab, Vocabulary
+from ui.inspector.tab import BytesOf, HowMade, InspectorTab
 from ui.inspector.token import TokenTab
 from ui.inspector.why import WhyTab
 from ui.port import StatusView, TurnView, translate
@@ -55,7 +55,7 @@ class Inspector(QWidget):
         for page in self._pages:
             page.bind(controller)
 
-    def show_spot(self, spot: Spot | None, vocabulary: Vocabulary, *, can_choose: bool, can_continue: bool = False) -> None:
+    def show_spot(self, spot: Spot | None, vocabulary: BytesOf, *, can_choose: bool, can_continue: bool = False) -> None:
         for page in self._pages:
             page.show_spot(spot, vocabulary, can_choose=can_choose, can_continue=can_continue)
 

@@ -10,7 +10,7 @@ from ui.controller import Controller
 from ui.core.shown import Spot
 from ui.port import Made, StatusView, TurnView
 
-Vocabulary = Callable[[Sequence[int]], Sequence[bytes]]  # bytes of any token ids; empty where not known
+BytesOf = Callable[[Sequence[int]], Sequence[bytes]]  # bytes of any token ids; empty where not known
 HowMade = Callable[[int], Made | None]  # of an answer's node
 
 
@@ -27,7 +27,7 @@ class InspectorTab(QWidget):
         """Connects the tab with what it asks and shows."""
 
     def show_spot(
-        self, spot: Spot | None, vocabulary: Vocabulary, *, can_choose: bool = False, can_continue: bool = False
+        self, spot: Spot | None, vocabulary: BytesOf, *, can_choose: bool = False, can_continue: bool = False
     ) -> None:
         """Shows the token that is pinned; None: none is."""
 

@@ -16,7 +16,7 @@ from ui.inspector import words
 from ui.inspector.alternatives import Alternative, Alternatives, BeamRows, Ways
 from ui.inspector.candidates import cut_words
 from ui.inspector.facts import Empty, Facts
-from ui.inspector.tab import InspectorTab, Vocabulary
+from ui.inspector.tab import BytesOf, InspectorTab
 from ui.port import QT_TRANSLATE_NOOP, translate
 from ui.theme.fonts import mono_font
 from ui.widgets.labels import Caption, ElidedLabel, Hairline, Label
@@ -134,7 +134,7 @@ class TokenTab(InspectorTab):
         return self._spot
 
     def show_spot(
-        self, spot: Spot | None, vocabulary: Vocabulary, *, can_choose: bool = False, can_continue: bool = False
+        self, spot: Spot | None, vocabulary: BytesOf, *, can_choose: bool = False, can_continue: bool = False
     ) -> None:
         self._spot = spot
         for part in (*self._parts, self._line, self._caption):
@@ -190,7 +190,7 @@ def forbidden(record: TokenRecord, token_id: int) -> str:
     return ""
 
 
-def alternatives_of(record: TokenRecord, vocabulary: Vocabulary) -> list[Alternative]:
+def alternatives_of(record: TokenRecord, vocabulary: BytesOf) -> list[Alternative]:
     """The likeliest candidates of a token's place; the token itself stands last where it is not among them."""
     if not record.top_ids:
         return []

@@ -12,12 +12,12 @@ from runtime import Origin, SamplingOptions
 from ui.controller import Controller
 from ui.core.shown import Spot
 from ui.inspector import words
-from ui.inspector.candidates import Candidates, Line, cut_words
+from ui.inspector.candidates import CandidateLine, Candidates, cut_words
 from ui.inspector.facts import Empty, Facts
 from ui.inspector.provenance import SettingsRows
 from ui.inspector.replay import Candidate, DrawLine, Outcome, Row, at_stage, candidates, replayed, same_draw
 from ui.inspector.stage_rows import stage_words
-from ui.inspector.tab import InspectorTab, Vocabulary
+from ui.inspector.tab import BytesOf, InspectorTab
 from ui.inspector.token import WhyFacts
 from ui.port import QT_TRANSLATE_NOOP, Drawing, EngineState, StatusView
 from ui.theme.fonts import interface_font, mono_font
@@ -42,7 +42,7 @@ class WhyTab(InspectorTab):
         self._row: Row | None = None
         self._asked = False  # how this spot was drawn
         self._engine: EngineState | None = None  # as last told
-        self._vocabulary: Vocabulary = lambda _ids: []
+        self._vocabulary: BytesOf = lambda _ids: []
         self.outcome = Outcome(None)
         self.empty = Empty(self.tr("Click a token to see how it came to stand there."))
         self.large = ElidedLabel("", "", mono_font(17, QFont.Weight.DemiBold))
@@ -116,7 +116,7 @@ class WhyTab(InspectorTab):
             self.ask_for_drawing()
 
     def show_spot(
-        self, spot: Spot | None, vocabulary: Vocabulary, *, can_choose: bool = False, can_continue: bool = False
+        self, spot: Spot | None, vocabulary: BytesOf, *, can_choose: bool = False, can_continue: bool = False
     ) -> None:
         """Shows a token; the same one again keeps the sliders where they are."""
         del can_choose, can_continue  # the other tabs'
@@ -267,7 +267,7 @@ class WhyTab(InspectorTab):
         outcome, record = self.outcome, spot.record
         data = list(self._vocabulary([one.token for one in shown])) or [b""] * len(shown)
         lines = [
-            Line(
+            CandidateLine(
                 record.token_bytes if one.token == record.token_id else known or f"#{one.token}".encode(),
                 one,
                 pinned=one.token == record.token_id,

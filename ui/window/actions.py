@@ -130,15 +130,15 @@ class Actions(QObject):
         self.similar = command(EDIT, self.tr("Similar Turns…"), lambda: w.similar.look(), "Ctrl+Shift+S")
         self.search = command(EDIT, self.tr("Search Sessions"), lambda: w.intents.search(), "Ctrl+Shift+F")
 
-        self.read = command(VIEW, self.tr("Read"), lambda: w.stage.set_mode(Mode.READ), "Ctrl+Shift+T", exclusive="mode")
-        self.tokens = command(VIEW, self.tr("Tokens"), lambda: w.stage.set_mode(Mode.TOKENS), "Ctrl+T", exclusive="mode")
+        self.read = command(VIEW, self.tr("Read"), lambda: w.presenter.set_mode(Mode.READ), "Ctrl+Shift+T", exclusive="mode")
+        self.tokens = command(VIEW, self.tr("Tokens"), lambda: w.presenter.set_mode(Mode.TOKENS), "Ctrl+T", exclusive="mode")
         self.template = command(VIEW, self.tr("Template Tokens"),
             lambda: w.parts.transcript.set_template_visible(w.acts.template.isChecked()), checkable=True)
         self.pruned = command(VIEW, self.tr("Pruned Branches"), lambda: w.parts.sidebar.show_pruned(w.acts.pruned.isChecked()),
             checkable=True)
         by = self._submenu(VIEW, self.tr("Colour By"))
-        self.colours = {measure: command("", name_of(measure).capitalize(), partial(lambda m: w.stage.colour_by(m), measure),
-            exclusive="colours") for measure in Measure}
+        self.colours = {measure: command("", name_of(measure).capitalize(),
+            partial(lambda m: w.presenter.colour_by(m), measure), exclusive="colours") for measure in Measure}
         by.addActions(list(self.colours.values()))
         self.sidebar = command(VIEW, self.tr("Sidebar"), lambda: w.parts.show_sidebar(w.acts.sidebar.isChecked()),
             "Ctrl+Alt+S", separated=True, checkable=True)
@@ -146,7 +146,7 @@ class Actions(QObject):
             "Ctrl+Alt+I", checkable=True)
         self.uncertain = command(VIEW, self.tr("Next Uncertain Token"), lambda: w.parts.transcript.next_uncertain(), "Ctrl+J",
             separated=True)
-        self.disagreement = command(VIEW, self.tr("Next Disagreement"), lambda: w.stage.second.next_disagreement(),
+        self.disagreement = command(VIEW, self.tr("Next Disagreement"), lambda: w.presenter.second.next_disagreement(),
             "Ctrl+Shift+J")
 
         self.stop = command(SESSION, self.tr("Stop"), lambda: w.controller.answers.stop(), STOP_KEYS,

@@ -1,7 +1,7 @@
 """Parts to controller: what is asked by mouse and keys.
 
 A signal goes to the controller itself wherever one call is enough. What changes for all parts at once goes the other way,
-through `ui.window.stage`.
+through `ui.window.presenter`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from PySide6.QtGui import QDesktopServices, QKeySequence, QShortcut
 from PySide6.QtWidgets import QApplication, QWidget
 
 from ui.comparison.model_bar import open_menu
-from ui.comparison.stages import SimilarStage
+from ui.comparison.presenters import SimilarPresenter
 from ui.controller import Controller
 from ui.controller.setup import SetupController
 from ui.core.shown import typed_text
 from ui.port import SessionSetup, TextFile, Workbench
 from ui.window.frame import Frame
-from ui.window.stage import Stage
+from ui.window.presenter import Presenter
 
 
 class Intents(QObject):
@@ -27,7 +27,7 @@ class Intents(QObject):
         window: Owns it.
         controller: Carries them out.
         parts: Say what is meant: the draft, the pinned token, the branch that is marked.
-        stage: Shows what came of them.
+        presenter: Shows what came of them.
         similar: Likewise, of turns beside each other.
         setup: Changes what a session is set to.
     """
@@ -37,13 +37,13 @@ class Intents(QObject):
         window: QWidget,
         controller: Controller,
         parts: Frame,
-        stage: Stage,
-        similar: SimilarStage,
+        presenter: Presenter,
+        similar: SimilarPresenter,
         setup: SetupController,
     ) -> None:
         super().__init__(window)
         self._window, self._controller, self._parts = window, controller, parts
-        self._stage, self._similar, self._setup = stage, similar, setup
+        self._presenter, self._similar, self._setup = presenter, similar, setup
         self._wire_second()
         self._wire_similar()
         self._wire_sessions()
@@ -137,8 +137,8 @@ class Intents(QObject):
     # ---- what each part asks for -----------------------------------------------------------------------------------
 
     def _wire_second(self) -> None:
-        controller, parts, stage = self._controller, self._parts, self._stage
-        second, bar, shown = controller.second, parts.second, stage.second
+        controller, parts, presenter = self._controller, self._parts, self._presenter
+        second, bar, shown = controller.second, parts.second, presenter.second
         second.menu_ready.connect(lambda choices: open_menu(parts.top.model, choices, second.compare))
         second.began.connect(shown.begin)
         second.progressed.connect(bar.show_progress)
@@ -214,19 +214,19 @@ class Intents(QObject):
         parts.cards.answered.connect(controller.answers.answer_call)
 
     def _wire_top(self) -> None:
-        controller, parts, stage = self._controller, self._parts, self._stage
-        parts.top.mode_chosen.connect(stage.set_mode)
+        controller, parts, presenter = self._controller, self._parts, self._presenter
+        parts.top.mode_chosen.connect(presenter.set_mode)
         parts.top.step_wanted.connect(controller.tree.step_variant)
         parts.top.model_chosen.connect(controller.models.choose_model)
         parts.top.backend_chosen.connect(controller.models.choose_backend)
         parts.top.new_button.clicked.connect(self.new_session)
-        parts.status.legend.measure_chosen.connect(stage.colour_by)
+        parts.status.legend.measure_chosen.connect(presenter.colour_by)
 
     def _wire_transcript(self) -> None:
-        controller, parts, stage = self._controller, self._parts, self._stage
+        controller, parts, presenter = self._controller, self._parts, self._presenter
         view = parts.transcript
-        view.token_pinned.connect(stage.show_pin)
-        view.range_selected.connect(stage.show_range)
+        view.token_pinned.connect(presenter.show_pin)
+        view.range_selected.connect(presenter.show_range)
         view.alternative_chosen.connect(self.branch)
         view.preview_wanted.connect(controller.draws.ask_preview)
         view.preview_left.connect(controller.draws.drop_preview)
@@ -253,13 +253,13 @@ class Intents(QObject):
         parts.finder.closed.connect(parts.transcript.setFocus)
 
     def _wire_inspector(self) -> None:
-        controller, parts, stage = self._controller, self._parts, self._stage
+        controller, parts, presenter = self._controller, self._parts, self._presenter
         inspector = parts.inspector
         inspector.bind(controller)
         inspector.token.alternative_chosen.connect(self.branch)
         inspector.token.columns_wanted.connect(self.find_columns_at)
         inspector.token.preview_wanted.connect(parts.transcript.preview)
-        inspector.path.token_chosen.connect(stage.pin)
+        inspector.path.token_chosen.connect(presenter.pin)
         for tab in (inspector.token, inspector.path, inspector.why):
             tab.empty.token_wanted.connect(parts.transcript.next_uncertain)
             tab.empty.message_wanted.connect(parts.composer.setFocus)

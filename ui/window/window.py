@@ -13,7 +13,7 @@ from PySide6.QtCore import QByteArray, QCoreApplication, Qt, Signal
 from PySide6.QtGui import QCloseEvent
 from PySide6.QtWidgets import QApplication, QMainWindow, QMenu, QToolBar, QWidget
 
-from ui.comparison.stages import SimilarStage
+from ui.comparison.presenters import SimilarPresenter
 from ui.controller import Controller
 from ui.controller.setup import SAMPLING, SetupController
 from ui.port import AppSettings, Workbench, translate_with
@@ -26,7 +26,7 @@ from ui.window.actions import Actions
 from ui.window.frame import Frame
 from ui.window.intents import Intents
 from ui.window.menu import come_forward, known_paths
-from ui.window.stage import Stage
+from ui.window.presenter import Presenter
 from ui.window.transfers import Transfers
 from ui.window.welcome import Welcome
 
@@ -111,12 +111,12 @@ class MainWindow(QMainWindow):
         self.transfers = Transfers(workbench, self.controller, self.parts.status, self.parts.composer.notice, self)
         self.transfers.recent += known_paths(state.recent)
         self.acts = Actions(self)
-        self.stage = Stage(self, self.controller, self.parts, self.acts)
+        self.presenter = Presenter(self, self.controller, self.parts, self.acts)
         self.setup = SetupController(self.controller, workbench)
         self._workbench = workbench
         self.welcome = Welcome(self.controller, self.parts, self)
-        self.similar = SimilarStage(self.controller, self.parts, self.acts, self)
-        self.intents = Intents(self, self.controller, self.parts, self.stage, self.similar, self.setup)
+        self.similar = SimilarPresenter(self.controller, self.parts, self.acts, self)
+        self.intents = Intents(self, self.controller, self.parts, self.presenter, self.similar, self.setup)
         self.parts.sidebar.sessions.window_wanted.connect(self.window_wanted.emit)
         self.controller.front_wanted.connect(self.come_forward)
         self.controller.left.connect(self.hide)
@@ -125,9 +125,10 @@ class MainWindow(QMainWindow):
         self.resize(1360, 860)
         if state.geometry:
             self.restoreGeometry(QByteArray.fromBase64(state.geometry.encode()))
-        self.stage.set_mode(Mode(state.mode) if state.mode in set(Mode) else Mode.TOKENS)  # a newer version's may be unknown
-        self.stage.colour_by(Measure(state.colours) if state.colours in set(Measure) else Measure.SURPRISAL)
-        self.stage.refresh()
+        # those of a newer version may be unknown
+        self.presenter.set_mode(Mode(state.mode) if state.mode in set(Mode) else Mode.TOKENS)
+        self.presenter.colour_by(Measure(state.colours) if state.colours in set(Measure) else Measure.SURPRISAL)
+        self.presenter.refresh()
 
     def start(self, session_id: int | None = None, *, fresh: bool = False) -> None:
         """Fills the window: the given session, else an empty one (`fresh`) or the first of the list.
@@ -145,7 +146,7 @@ class MainWindow(QMainWindow):
         shown = self.controller.shown.session_id if self.controller.shown is not None else None
         panels = parts.wants_sidebar, parts.wants_inspector
         colours, recent = parts.transcript.measure.value, tuple(map(str, self.transfers.recent))
-        return WindowState(geometry, *panels, self.stage.mode.value, (), colours, shown, recent)
+        return WindowState(geometry, *panels, self.presenter.mode.value, (), colours, shown, recent)
 
     def come_forward(self) -> None:
         """In front of all others, with the keyboard."""
@@ -174,7 +175,7 @@ class MainWindow(QMainWindow):
 
         made = SettingsWindow(self.controller, self._workbench, self)
         made.shown.connect(lambda view: self.apply(view.values))
-        made.colours_wanted.connect(self.stage.colour_by)
+        made.colours_wanted.connect(self.presenter.colour_by)
         return made
 
     def _wire_setup(self) -> None:
@@ -197,7 +198,7 @@ class MainWindow(QMainWindow):
         self.controller.models.does_not_fit.connect(self._show_load)
         self.parts.status.downloads.clicked.connect(lambda _checked=False: self.settings.open_models())
         self.controller.shelf.downloads_changed.connect(self.parts.status.show_downloads)
-        self.stage.mode_changed.connect(self.welcome.show_mode)
+        self.presenter.mode_changed.connect(self.welcome.show_mode)
 
     def _install_menu(self) -> None:
         """The commands stand in the menu bar or under the bar's button; panels have buttons of their own."""

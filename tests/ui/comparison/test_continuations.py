@@ -247,9 +247,9 @@ def test_columns_are_coloured_as_the_transcript_is(in_window: Play, idle: FakeWo
         await until(lambda: len(panel.cards) == 2 and not window.controller.running)
         await frames()
         before = panel.cards[0].text.grab().toImage()
-        window.stage.colour_by(Measure.ENTROPY)
+        window.presenter.colour_by(Measure.ENTROPY)
         assert panel.cards[0].text.grab().toImage() != before
-        window.stage.colour_by(Measure.SURPRISAL)
+        window.presenter.colour_by(Measure.SURPRISAL)
         assert panel.cards[0].text.grab().toImage() == before
 
     in_window(scene)

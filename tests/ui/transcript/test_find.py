@@ -13,7 +13,7 @@ from tests.ui.transcript.samples import run_of, session, turn
 from tests.ui.transcript.test_view import long_session
 from ui.transcript import Mode
 from ui.transcript.pane.find import matches
-from ui.transcript.pane.selection import Selection, Spot
+from ui.transcript.pane.selection import Selection, TextPosition
 from ui.transcript.path import Turn
 from ui.transcript.text.compose import Place
 
@@ -38,7 +38,7 @@ def test_what_is_selected_is_what_was_looked_for(pieces: list[str], words: str) 
     found = matches([one], words, template=False)
     assert len(found) == "".join(pieces).count(words)
     for match in found:
-        chosen = Selection(Spot(0, match.first), Spot(0, match.last))
+        chosen = Selection(TextPosition(0, match.first), TextPosition(0, match.last))
         assert chosen.text([one], template=False) == match.words == words
 
 

@@ -48,7 +48,7 @@ class Tone(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MetaPart:
     """A word or number of the line, placed relative to its top left."""
 
     text: str
@@ -80,9 +80,9 @@ class MetaLine:
         self.reach = round((_TOP_PX + rows * _ROW_PX) * faces.scale)  # pixels down to which something may be drawn
         shown = bool(self._standing) or view.role == "assistant"
         self.height = self.reach if shown else max(self.reach - _BELOW_PX, 0)
-        self._hovered: list[Part] | None = None  # laid out when the mouse first comes
+        self._hovered: list[MetaPart] | None = None  # laid out when the mouse first comes
 
-    def parts(self, *, hovered: bool) -> list[Part]:
+    def parts(self, *, hovered: bool) -> list[MetaPart]:
         """What is shown."""
         if not hovered or not self._actions:
             return self._standing
@@ -106,8 +106,8 @@ class MetaLine:
             painter.setPen(ink.text if under and part.tone is not Tone.ACCENT else colours[part.tone])
             painter.drawText(part.box, Qt.AlignmentFlag.AlignVCenter | Qt.TextFlag.TextDontClip, part.text)
 
-    def _flow(self, wanted: list[_Wanted]) -> list[Part]:
-        parts: list[Part] = []
+    def _flow(self, wanted: list[_Wanted]) -> list[MetaPart]:
+        parts: list[MetaPart] = []
         x, row, height = 0.0, 0, _ROW_PX * self._faces.scale
         for want in wanted:
             metrics, text = QFontMetricsF(self._font(want.tone)), want.text
@@ -119,11 +119,11 @@ class MetaLine:
             if x and x + gap + width > self._width:
                 x, gap, row = 0.0, 0.0, row + 1
             box = QRectF(x + gap, _TOP_PX * self._faces.scale + row * height, width, height)
-            parts.append(Part(text, want.tone, want.action, box))
+            parts.append(MetaPart(text, want.tone, want.action, box))
             x += gap + width
         return parts
 
-    def _with_actions(self, actions: list[_Wanted]) -> list[Part]:
+    def _with_actions(self, actions: list[_Wanted]) -> list[MetaPart]:
         """The standing parts and the actions after them.
 
         Where there is no room, the last numbers give way, then what the menu has too; but a note stays where it was.
@@ -141,7 +141,7 @@ class MetaLine:
             else:
                 del wanted[numbers_left[-1]]
 
-    def _row(self, part: Part) -> int:
+    def _row(self, part: MetaPart) -> int:
         return round((part.box.top() / self._faces.scale - _TOP_PX) / _ROW_PX)
 
     def _font(self, tone: Tone) -> QFont:

@@ -63,7 +63,7 @@ class Box(Generic[BodyT]):
         page: Makes them, as wide as it is then.
     """
 
-    def __init__(self, turn: Turn, page: Page[BodyT]) -> None:
+    def __init__(self, turn: Turn, page: TranscriptPage[BodyT]) -> None:
         self.turn = turn
         self._page = page
         self.made: BodyT | None = None
@@ -116,7 +116,7 @@ class Laid:
     touched: Set[int] = frozenset()  # boxes that look different now
 
 
-class Page(Generic[BodyT]):
+class TranscriptPage(Generic[BodyT]):
     """All boxes. Positions are pixels from the top of the page."""
 
     def __init__(self, make_body: Callable[[Turn, Faces, float], BodyT], faces: Faces) -> None:

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QWidget
 
 from ui.port import QT_TRANSLATE_NOOP, Tier, translate
 from ui.transcript.pane.meta import Action
-from ui.transcript.pane.page import BodyT, Box, Page
+from ui.transcript.pane.page import BodyT, Box, TranscriptPage
 from ui.transcript.pane.scroller import Scroller
 from ui.transcript.path import Turn
 from ui.transcript.spoken import speak
@@ -43,7 +43,7 @@ class Pane(Scroller[BodyT]):
     copy_requested = Signal(str)
     similar_requested = Signal(int)
 
-    def __init__(self, page: Page[BodyT], ink: Ink, parent: QWidget | None = None) -> None:
+    def __init__(self, page: TranscriptPage[BodyT], ink: Ink, parent: QWidget | None = None) -> None:
         super().__init__(page, parent)
         self._ink = ink
         self._hovered: int | None = None  # the box whose actions show

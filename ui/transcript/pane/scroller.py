@@ -11,7 +11,7 @@ from PySide6.QtCore import QRect, Qt, QTimer, Signal
 from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QWidget
 
-from ui.transcript.pane.page import BodyT, Box, Laid, Page
+from ui.transcript.pane.page import BodyT, Box, Laid, TranscriptPage
 from ui.transcript.path import Turn
 from ui.transcript.text.faces import COLUMN_PX, MARGIN_RIGHT_PX, Faces
 
@@ -36,7 +36,7 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
     beginning_near = Signal()  # less than two screens above what is in sight
     column_changed = Signal(int, int)  # left edge and width of the text column, in this widget's pixels
 
-    def __init__(self, page: Page[BodyT], parent: QWidget | None = None) -> None:
+    def __init__(self, page: TranscriptPage[BodyT], parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._page = page
         self._left = 0
@@ -62,7 +62,7 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
     # ---- what is shown --------------------------------------------------------------------------------------------
 
     @property
-    def page(self) -> Page[BodyT]:
+    def page(self) -> TranscriptPage[BodyT]:
         return self._page
 
     @property

@@ -17,7 +17,7 @@ _BETWEEN_TURNS = "\n\n"
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Spot:
+class TextPosition:
     """A place in the conversation."""
 
     turn: int
@@ -28,8 +28,8 @@ class Spot:
 class Selection:
     """From where the mouse went down to where it is; either may come first."""
 
-    anchor: Spot
-    head: Spot
+    anchor: TextPosition
+    head: TextPosition
 
     @property
     def is_empty(self) -> bool:

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication, QWidget
 from ui.port import QT_TRANSLATE_NOOP, translate
 from ui.transcript.pane.find import Match
 from ui.transcript.pane.meta import Action
-from ui.transcript.pane.page import Box, Page
+from ui.transcript.pane.page import Box, TranscriptPage
 from ui.transcript.pane.pane import Pane
 from ui.transcript.path import Turn
 from ui.transcript.read_mode.read_body import ReadBody
@@ -37,7 +37,7 @@ class ReadPane(Pane[ReadBody]):
     link_requested = Signal(str)  # a web or mail address that was clicked; nothing was opened
 
     def __init__(self, ink: Ink, faces: Faces, parent: QWidget | None = None) -> None:
-        super().__init__(Page(ReadBody, faces), ink, parent)
+        super().__init__(TranscriptPage(ReadBody, faces), ink, parent)
         self._anchor_spot: _Spot | None = None
         self._head_spot: _Spot | None = None
         self._pressed: QPoint | None = None

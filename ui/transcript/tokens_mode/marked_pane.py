@@ -11,10 +11,10 @@ from PySide6.QtWidgets import QWidget
 from ui.port import TurnStatus
 from ui.transcript.overlay.ghost import Ghost, paint_ghost
 from ui.transcript.pane.find import Match
-from ui.transcript.pane.page import Box, Page
+from ui.transcript.pane.page import Box, TranscriptPage
 from ui.transcript.pane.pane import Pane
 from ui.transcript.pane.scroller import Anchor
-from ui.transcript.pane.selection import Selection, Spot
+from ui.transcript.pane.selection import Selection, TextPosition
 from ui.transcript.path import Turn
 from ui.transcript.text.faces import Faces
 from ui.transcript.text.ink import Ink
@@ -37,7 +37,7 @@ class MarkedPane(Pane[TokensBody]):
 
     def __init__(self, ink: Ink, faces: Faces, parent: QWidget | None = None) -> None:
         self._template = False
-        super().__init__(Page(self._make_body, faces), ink, parent)
+        super().__init__(TranscriptPage(self._make_body, faces), ink, parent)
         self._pinned: tuple[int, int] | None = None
         self._ghost: Ghost | None = None
         self._selection: Selection | None = None
@@ -111,7 +111,9 @@ class MarkedPane(Pane[TokensBody]):
 
     def show_match(self, match: Match | None) -> None:
         """Selects words that were found and scrolls to them."""
-        self._select(None if match is None else Selection(Spot(match.turn, match.first), Spot(match.turn, match.last)))
+        self._select(
+            None if match is None else Selection(TextPosition(match.turn, match.first), TextPosition(match.turn, match.last))
+        )
         if match is not None:
             self.go_to(match.turn, match.first.token)
 
@@ -148,8 +150,8 @@ class MarkedPane(Pane[TokensBody]):
     def select_all(self) -> None:
         boxes = self._page.boxes
         if boxes:
-            end = Spot(len(boxes) - 1, walk.end_of(boxes[-1].turn))
-            self._select(Selection(Spot(0, walk.START), end))
+            end = TextPosition(len(boxes) - 1, walk.end_of(boxes[-1].turn))
+            self._select(Selection(TextPosition(0, walk.START), end))
 
     def _select(self, selection: Selection | None) -> None:
         if selection == self._selection:

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QApplication, QWidget
 
 from ui.transcript.overlay.ghost import next_alternative
 from ui.transcript.pane.meta import Action
-from ui.transcript.pane.selection import Selection, Spot
+from ui.transcript.pane.selection import Selection, TextPosition
 from ui.transcript.path import Turn
 from ui.transcript.text.faces import Faces
 from ui.transcript.text.ink import Ink
@@ -125,13 +125,13 @@ class TokensPane(MarkedPane):
         token = box.body.token_at(point.x() - self._left, point.y() + self.verticalScrollBar().value() - box.top)
         return None if token is None else TokenAt(index, token)
 
-    def _spot_at(self, point: QPoint) -> Spot:
+    def _spot_at(self, point: QPoint) -> TextPosition:
         y = point.y() + self.verticalScrollBar().value()
         index = self._page.index_at(y)
         if index >= len(self._page.boxes):
-            return Spot(0, walk.START)
+            return TextPosition(0, walk.START)
         box = self._page.boxes[index]
-        return Spot(index, box.body.place_at(point.x() - self._left, y - box.top))
+        return TextPosition(index, box.body.place_at(point.x() - self._left, y - box.top))
 
     def _announce_hover(self) -> None:
         under = self._under

@@ -9,7 +9,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from PySide6.QtWidgets import QMainWindow
 
 from runtime import Origin
-from ui.comparison.stages import SecondStage
+from ui.comparison.presenters import ComparisonPresenter
 from ui.controller import Controller
 from ui.port import (
     Columns,
@@ -31,7 +31,7 @@ from ui.window.frame import Frame
 METER_MS = 250  # between two counts of the context while an answer streams
 
 
-class Stage(QObject):
+class Presenter(QObject):
     """Controller to parts, one way. What the parts are asked by mouse and keys goes the other way, in `ui.window`."""
 
     mode_changed = Signal(object)  # Mode
@@ -40,7 +40,7 @@ class Stage(QObject):
         super().__init__(window)
         self._window, self._controller, self._parts, self._acts = window, controller, parts, acts
         self.mode = Mode.TOKENS
-        self.second = SecondStage(parts, acts, self.set_mode, self)
+        self.second = ComparisonPresenter(parts, acts, self.set_mode, self)
         self._link_of: int | None = None  # the session whose link is asked about
         self._lacks_model = False  # as last told: what needs one is left until one is chosen
         self._offering = False  # the draft is a message that did not fit; when it is counted, what can be done is asked

@@ -16,7 +16,7 @@ from ui.window.actions import Actions
 from ui.window.frame import Frame
 
 
-class SecondStage(QObject):
+class ComparisonPresenter(QObject):
     """Keeps the parts in step; closing the comparison leaves them as they were.
 
     Args:
@@ -82,7 +82,7 @@ class SecondStage(QObject):
             self.show_spot(None)
 
 
-class SimilarStage(QObject):
+class SimilarPresenter(QObject):
     """Keeps the parts in step.
 
     Args:
