@@ -22,7 +22,7 @@ from runtime.loading.integrity import (
 )
 from runtime.loading.model_folder import check_entries, read_json
 from runtime.loading.paths import ADAPTER_CONFIG, is_adapter, is_model_id, models_dir, shelf_id, shelf_path
-from runtime.loading.progress import OnProgress, ignore
+from runtime.loading.progress import OnProgress, ignore_progress
 from runtime.options.checking import shown
 from runtime.shelf.atomic_install import copy_files, install, shelf_folders
 
@@ -169,7 +169,7 @@ def list_shelf_adapters() -> list[ShelvedAdapter]:
     return [shelf_adapter(folder) for folder in shelf_folders(adapters=True)]
 
 
-def import_adapter(path: str | Path, name: str | None = None, progress: OnProgress = ignore) -> ShelvedAdapter:
+def import_adapter(path: str | Path, name: str | None = None, progress: OnProgress = ignore_progress) -> ShelvedAdapter:
     """Copies the checked configuration and safetensors of an adapter folder onto the shelf. Blocks.
 
     Args:

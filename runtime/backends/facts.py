@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from runtime.errors import InvalidRequestError, UnsupportedFeatureError
-from runtime.loading.rope import border
+from runtime.loading.rope import length_limit
 from runtime.options.load import LoadOptions
 
 KV_FORMAT = 1  # of payloads on disk; a change makes every stored KV block a stranger
@@ -42,9 +42,9 @@ def kv_budget(options: LoadOptions, free: int) -> int:
 
 
 def whole_context(config: Mapping[str, Any]) -> int:
-    """Tokens that the model was made for, up to the border of a rope type that changes with the length of the text."""
+    """Tokens that the model was made for, up to the limit of a rope type that changes with the length of the text."""
     limits = [config[key] for key in CONTEXT_KEYS if isinstance(config.get(key), int)]
-    edge = border(config)
+    edge = length_limit(config)
     return min(int(limits[0]) if limits else UNBOUNDED_CONTEXT, edge[1] if edge else UNBOUNDED_CONTEXT)
 
 
@@ -58,7 +58,7 @@ def context_length(config: Mapping[str, Any], options: LoadOptions) -> int:
     if options.context_length is None or (options.context_length > limit and "context_length" in options.wishes):
         return limit
     if options.context_length > limit:
-        edge = border(config)
+        edge = length_limit(config)
         if edge is not None and edge[1] == limit:
             raise InvalidRequestError(
                 f"context_length={options.context_length:,}, but rope type {edge[0]!r} turns longer texts by other "
@@ -70,7 +70,7 @@ def context_length(config: Mapping[str, Any], options: LoadOptions) -> int:
 
 def rope_warning(config: Mapping[str, Any]) -> tuple[str, ...]:
     """That the context ends before what the model names, where a rope type changes there."""
-    edge = border(config)
+    edge = length_limit(config)
     named = next((config[key] for key in CONTEXT_KEYS if isinstance(config.get(key), int)), 0)
     if edge is None or named <= edge[1]:
         return ()

@@ -11,13 +11,13 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from runtime.errors import DownloadError
-from runtime.hub.child_protocol import DownloadPlan, DownloadProgress, HubId, Order, Reply
+from runtime.hub.child_protocol import DownloadProgress, HubId, Order, Reply
 from runtime.hub.download import Download
 from runtime.hub.responses import limit_answers, token_to_send
 from runtime.hub.search import owner_of_token, search
@@ -31,16 +31,16 @@ def main() -> int:
     line = sys.stdin.buffer.readline()
     if not line:
         return 3
-    asked = msgspec.json.decode(line, type=Order)
+    order = msgspec.json.decode(line, type=Order)
     end_with_parent()
     os.umask(0o077)
     limit_answers()
     token = ""
     try:
-        token = token_to_send(asked.token)
-        _do(asked, token)
+        token = token_to_send(order.token)
+        run_order(order, token)
     except DownloadError as fault:
-        _say(Reply(error=_without(token, str(fault)), reason=fault.reason, kept=fault.kept))
+        _say(error=_without(token, str(fault)), reason=fault.reason, kept=fault.kept)
         return 1
     except Exception:  # noqa: BLE001  # the border of the process; its caller reports the last line
         sys.stderr.write(_without(token, traceback.format_exc()))
@@ -48,19 +48,21 @@ def main() -> int:
     return 0
 
 
-def _do(asked: Order, token: str) -> None:
-    if asked.what == "search":
-        _say(Reply(found=search(asked.query, asked.limit, _wait, token=token)))
-    elif asked.what == "who":
-        _say(Reply(name=owner_of_token(token, _wait)))
+def run_order(order: Order, token: str) -> None:
+    """Carries out an order and writes its replies."""
+    if order.what == "search":
+        _say(found=search(order.query, order.limit, _wait, token=token))
+    elif order.what == "who":
+        _say(name=owner_of_token(token, _wait))
     else:
-        tell: Callable[[DownloadProgress], None] = lambda progress: _say(Reply(progress=progress))  # noqa: E731
-        download = Download(HubId.parse(asked.repository), tell, wanted=asked.kind, token=token)
-        if asked.what == "plan":
+        download = Download(
+            HubId.parse(order.repository), lambda progress: _say(progress=progress), wanted=order.kind, token=token
+        )
+        if order.what == "plan":
             with tempfile.TemporaryDirectory(prefix="elsewise-") as scratch:
-                _say(Reply(plan=download.plan(Path(scratch))))
+                _say(plan=download.plan(Path(scratch)))
         else:
-            _say(Reply(name=download.fetch(_say_plan)))
+            _say(name=download.fetch(lambda plan: _say(plan=plan)))
 
 
 def _without(token: str, text: str) -> str:
@@ -71,16 +73,13 @@ def _without(token: str, text: str) -> str:
 def _wait(seconds: float, why: str) -> None:
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
-        _say(Reply(progress=DownloadProgress(state="wait", note=why)))
+        _say(progress=DownloadProgress(state="wait", note=why))
         time.sleep(min(left, _PAUSE_SECONDS))
 
 
-def _say_plan(plan: DownloadPlan) -> None:
-    _say(Reply(plan=plan))
-
-
-def _say(said: Reply) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(said) + b"\n")
+def _say(**fields: Any) -> None:
+    """Writes a `Reply` as a line."""
+    sys.stdout.buffer.write(msgspec.json.encode(Reply(**fields)) + b"\n")
     sys.stdout.buffer.flush()
 
 

@@ -29,10 +29,10 @@ from runtime.hub.repository import (
     small_files,
     weights_to_take,
 )
-from runtime.hub.responses import page_of, token_to_send
+from runtime.hub.responses import page_address, token_to_send
 from runtime.loading.config import describe
 from runtime.loading.model_folder import INDEX, open_folder, read_json
-from runtime.loading.paths import ADAPTER_CONFIG, made_models_dir, models_dir, shelf_path
+from runtime.loading.paths import ADAPTER_CONFIG, ensure_models_dir, models_dir, shelf_path
 from runtime.version import __version__
 
 AT_ONCE = 3  # files: one connection seldom fills a line, and hubs limit their number
@@ -96,7 +96,7 @@ class Fetcher:
         """Fetches a file; returns its SHA-256."""
         file, repository = files[0], listing.hub_id.repository
         url = hf_hub_url(repository, file.name, revision=listing.commit, endpoint=self._endpoint)
-        address = Address(client, url, page_of(repository, self._endpoint), self._headers)
+        address = Address(client, url, page_address(repository, self._endpoint), self._headers)
         with PartFile(folder / f"{file.oid}.part", file) as part:
             self._reporter.check(file, 0)
             for _ in part.read_back():
@@ -209,7 +209,7 @@ class Download:
         Raises:
             DownloadError: With the cause and the kept bytes; the shelf is unchanged.
         """
-        made_models_dir()
+        ensure_models_dir()
         with PartialDownload(self._hub_id.repository) as kept:
             try:
                 plan = self.plan(kept.folder)

@@ -11,7 +11,7 @@ from huggingface_hub import HfApi
 
 from runtime.errors import DownloadError, ModelLoadError
 from runtime.hub.child_protocol import HubFile, HubId, Kind
-from runtime.hub.responses import LOOK_UP_SECONDS, as_download_errors, page_of, with_retries
+from runtime.hub.responses import LOOK_UP_SECONDS, as_download_errors, page_address, with_retries
 from runtime.loading.config import check_config, describe, quantised_with
 from runtime.loading.model_folder import INDEX, MAX_JSON_BYTES, MAX_TOKENIZER_BYTES, PICKLES, SETTINGS_FILES, TEXT_FILES
 from runtime.loading.paths import ADAPTER_CONFIG
@@ -46,7 +46,7 @@ def look_up(hub_id: HubId, endpoint: str | None, wait: Callable[[float, str], No
 
 def _asked(hub_id: HubId, endpoint: str | None, token: str) -> Listing:
     api = HfApi(endpoint=endpoint, library_name="elsewise", token=token or False)
-    with as_download_errors(str(hub_id), hub_id, page_of(hub_id.repository, endpoint)):
+    with as_download_errors(str(hub_id), hub_id, page_address(hub_id.repository, endpoint)):
         info = api.model_info(hub_id.repository, revision=hub_id.revision, files_metadata=True, timeout=LOOK_UP_SECONDS)
         found = [(s.rfilename, s.size, s.blob_id, s.lfs) for s in info.siblings or ()]
         licence = _licence(info.tags)

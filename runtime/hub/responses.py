@@ -42,7 +42,7 @@ def token_to_send(token: str) -> str:
     return found
 
 
-def page_of(repository: str, endpoint: str | None) -> str:
+def page_address(repository: str, endpoint: str | None) -> str:
     """Address of a repository's page."""
     return f"{endpoint or constants.ENDPOINT}/{repository}"
 

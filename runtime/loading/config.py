@@ -16,7 +16,7 @@ from typing import Any
 from runtime.backends.facts import CONTEXT_KEYS
 from runtime.errors import ModelLoadError
 from runtime.loading.architectures import libraries_knowing
-from runtime.loading.rope import border, differs_by_layer, proven, rope_parameters_of, same_rope, spell_at_top
+from runtime.loading.rope import differs_by_layer, is_proven, length_limit, rope_parameters_of, same_rope, spell_at_top
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +344,7 @@ def describe(config: Mapping[str, Any]) -> Description:
         backends = [name for name in backends if name == "mlx"]
     elif method is not None:
         backends = []
-    backends = [name for name in backends if proven(config, name)]
+    backends = [name for name in backends if is_proven(config, name)]
     context = context_of(config)
     named = f"{bits} bit (mlx)" if method == "mlx" else method
     return Description(kind, context, named, tuple(backends))
@@ -356,7 +356,7 @@ def context_of(config: Mapping[str, Any]) -> int | None:
     texts = (config, inner) if isinstance(inner, Mapping) else (config,)
     found = (text.get(key) for text in texts for key in CONTEXT_KEYS)
     named = next((value for value in found if isinstance(value, int) and not isinstance(value, bool) and value > 0), None)
-    edge = border(config)
+    edge = length_limit(config)
     return named if edge is None or named is None else min(named, edge[1])
 
 

@@ -170,7 +170,7 @@ class Manifest(msgspec.Struct, frozen=True):
     hub: HubNote | None = None
 
 
-def notes_of(folder: Path, sums: Mapping[str, str] | None = None) -> dict[str, FileNote]:
+def file_notes(folder: Path, sums: Mapping[str, str] | None = None) -> dict[str, FileNote]:
     """Size, time and SHA-256 of every file of a folder; reads those without a known SHA-256 in `sums`."""
     notes: dict[str, FileNote] = {}
     for path in sorted(folder.iterdir()):
@@ -216,21 +216,21 @@ def verify(folder: Path, manifest: Manifest) -> None:
     for name, note in manifest.files.items():
         path = folder / name
         if Path(name).name != name or not path.is_file():
-            raise missing(path, manifest)
+            raise missing_file(path, manifest)
         info = path.stat()
         if (info.st_size, info.st_mtime_ns) == (note.size, note.mtime_ns):
             continue
         found = known_sha256(path)
         if found != note.sha256:
-            raise changed(path, found, note.sha256, manifest)
+            raise changed_file(path, found, note.sha256, manifest)
 
 
-def missing(path: Path, manifest: Manifest | None) -> ModelLoadError:
+def missing_file(path: Path, manifest: Manifest | None) -> ModelLoadError:
     """The error for a missing file."""
     return ModelLoadError(f"{path} is missing; {_remedy(manifest)}")
 
 
-def changed(path: Path, found: str, known: str, manifest: Manifest | None) -> ModelLoadError:
+def changed_file(path: Path, found: str, known: str, manifest: Manifest | None) -> ModelLoadError:
     """The error for a file whose SHA-256 changed."""
     when = "at import it was" if manifest else "when it was last read, with the same size and time, it was"
     return ModelLoadError(

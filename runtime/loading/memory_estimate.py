@@ -104,7 +104,7 @@ def estimate_fit(
         options: `weights`, `dtype`, `kv_dtype`, `cache`, `device` and `prefill_chunk_tokens` are read.
     """
     given = options or LoadOptions()
-    gpu = _on_gpu(backend, given.device)
+    gpu = on_gpu(backend, given.device)
     plain = backend != "hf" or gpu or given.weights == "auto" or given.dtype not in ("auto", PLAIN)
     packed = PLAIN if plain else given.weights
     numbers, stored = stored_numbers(config, weights_bytes, dtype)
@@ -129,7 +129,7 @@ def estimate_fit(
     loading = 0 if packed == PLAIN else _packing_bytes(numbers, weights, vocabulary, mapped=stored == 4)
 
     memory = psutil.virtual_memory()
-    limit = int(memory.total * _METAL_SHARE) if _apple() else int(memory.total)
+    limit = int(memory.total * _METAL_SHARE) if is_apple_silicon() else int(memory.total)
     libraries = _LIBRARIES.get(backend, _LIBRARIES["hf"])
     left = limit - libraries - weights - logits - copies * 2 * state
     each = by_token + attention + copies * state / min(chunk, _CHECKPOINT)
@@ -157,7 +157,7 @@ def weight_forms(backend: str, device: str = "auto") -> tuple[str, ...]:
         backend: "hf" or "mlx".
         device: As in `LoadOptions.device`.
     """
-    if backend != "hf" or _on_gpu(backend, device) or device not in ("auto", "cpu"):
+    if backend != "hf" or on_gpu(backend, device) or device not in ("auto", "cpu"):
         return ()
     return (PLAIN, *(["float16"] if has_float16() else []), "bfloat16", "int8", "int4")
 
@@ -180,15 +180,16 @@ def _attention_bytes(config: Mapping[str, Any], chunk: int) -> int:
     return 2 * chunk * heads * 4 if attends(config) else 0
 
 
-def _apple() -> bool:
+def is_apple_silicon() -> bool:
+    """Whether this is a Mac with Metal."""
     return sys.platform == "darwin" and platform.machine() == "arm64"
 
 
-def _on_gpu(backend: str, device: str = "auto") -> bool:
+def on_gpu(backend: str, device: str = "auto") -> bool:
     """Whether the engine computes on a GPU, where weights stay as stored."""
     if device == "cpu":
         return False
-    return _apple() or (backend == "hf" and Path("/dev/nvidia0").exists())
+    return is_apple_silicon() or (backend == "hf" and Path("/dev/nvidia0").exists())
 
 
 _STORED = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}

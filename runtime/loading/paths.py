@@ -48,7 +48,7 @@ def shelf_id(folder: Path) -> str:
     return folder.name.replace("--", "/")
 
 
-def made_models_dir() -> Path:
+def ensure_models_dir() -> Path:
     """The models folder, created if missing, readable by its owner alone.
 
     Raises:

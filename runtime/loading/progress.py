@@ -22,7 +22,7 @@ class Progress:
 OnProgress = Callable[[Progress], None]  # may raise to cancel: the work is undone and the exception propagates
 
 
-def ignore(progress: Progress) -> None:
+def ignore_progress(progress: Progress) -> None:
     """Does nothing."""
     del progress
 

@@ -1,7 +1,7 @@
 """Rotary positions of a configuration: one spelling for both libraries, the types proven on each backend, and their limits.
 
 Cached keys are already rotated. Types whose frequencies depend on the length of the text would need all keys again once a text
-grows past their border, so the context ends at the border, below which the frequencies are fixed.
+grows past their limit, so the context ends at that limit, below which the frequencies are fixed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from runtime.errors import ModelLoadError
 
-# Types of transformers; each rotates a token by its position alone, below its border if it has one
+# Types of transformers; each rotates a token by its position alone, below its limit if it has one
 HF = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 _PLAIN = ("default",)
 _SHARED = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")  # where mlx-lm's class asks its `initialize_rope`
@@ -22,7 +22,7 @@ MLX = {  # by model_type: proven equal to transformers' by `tests/runtime/backen
     "phi3": ("default", "longrope"),
     **dict.fromkeys(("gemma2", "lfm2", "falcon_h1"), _PLAIN),
 }
-BORDERS = {  # types that depend on the length of the text, and the field with the last length before the change
+LENGTH_LIMITS = {  # types that depend on the length of the text, and the field with the last length before the change
     "dynamic": "max_position_embeddings",
     "longrope": "original_max_position_embeddings",
 }
@@ -31,19 +31,19 @@ _OLDER = {"su": "longrope", "mrope": "default"}  # names in older configurations
 Config = Mapping[str, Any]
 
 
-def kinds(config: Config) -> tuple[str, ...]:
+def rope_types(config: Config) -> tuple[str, ...]:
     """The rope types of a configuration, sorted; empty where it has none."""
     return tuple(sorted({_kind(rope) for rope in _ropes(config)}))
 
 
-def border(config: Config) -> tuple[str, int] | None:
+def length_limit(config: Config) -> tuple[str, int] | None:
     """The rope type that ends first and the longest text with fixed frequencies; None without such a type."""
     text, found = text_config(config), []
     for rope in _ropes(config):
         kind = _kind(rope)
-        if kind in BORDERS:
-            places = ((text, BORDERS[kind]), (rope, BORDERS[kind]), (text, "max_position_embeddings"))  # as transformers looks
-            lengths = (place.get(name) for place, name in places)
+        if kind in LENGTH_LIMITS:
+            name, last = LENGTH_LIMITS[kind], "max_position_embeddings"
+            lengths = (text.get(name), rope.get(name), text.get(last))  # in the order of transformers
             found += [(length, kind) for length in lengths if isinstance(length, int) and length > 0][:1]
     return None if not found else min(found)[::-1]
 
@@ -60,11 +60,11 @@ def check_ropes(config: Config, backend: str, where: str) -> None:
         ModelLoadError: Names the rope type.
     """
     kind = str(text_config(config).get("model_type", config.get("model_type")))
-    proven = HF if backend == "hf" else MLX.get(kind, _PLAIN)
-    for rope in kinds(config):
+    is_proven = HF if backend == "hf" else MLX.get(kind, _PLAIN)
+    for rope in rope_types(config):
         if rope not in HF:
             raise ModelLoadError(f"{where}: rope type {rope!r} is not one that transformers has ({', '.join(HF)})")
-        if rope not in proven:
+        if rope not in is_proven:
             raise ModelLoadError(
                 f"{where}: rope type {rope!r} of {kind} was not proven equal to transformers with mlx; use backend='hf'"
             )
@@ -73,7 +73,7 @@ def check_ropes(config: Config, backend: str, where: str) -> None:
             _check_mlx(rope_parameters, kind, where)
 
 
-def proven(config: Config, backend: str) -> bool:
+def is_proven(config: Config, backend: str) -> bool:
     """Whether `check_ropes` accepts it."""
     try:
         check_ropes(config, backend, "")
@@ -83,11 +83,11 @@ def proven(config: Config, backend: str) -> bool:
 
 
 def for_mlx(config: Config) -> dict[str, Any]:
-    """A normalised config with which mlx-lm computes the same ropes as transformers, below the border."""
+    """A normalised config with which mlx-lm computes the same ropes as transformers, below the limit."""
     full = dict(config)
-    if not set(kinds(config)) - {"default"}:
+    if not set(rope_types(config)) - {"default"}:
         return full
-    edge = border(config)
+    edge = length_limit(config)
     if isinstance(full.get("rope_scaling"), Mapping):
         full["rope_scaling"] = _scaling(full, full["rope_scaling"], edge)
     rope = full.get("rope_parameters")
@@ -105,7 +105,7 @@ def for_mlx(config: Config) -> dict[str, Any]:
 def _scaling(config: Config, rope: Config, edge: tuple[str, int] | None) -> dict[str, Any] | None:
     kind = _kind(rope)
     made = {key: value for key, value in rope.items() if value is not None}
-    if kind in ("default", "dynamic"):  # equal below the border
+    if kind in ("default", "dynamic"):  # equal below the limit
         return None
     if kind in ("longrope", "yarn", "llama3"):
         made["original_max_position_embeddings"] = _original(config, rope)

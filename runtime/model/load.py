@@ -30,7 +30,7 @@ from runtime.options.checking import shown
 from runtime.options.load import LoadOptions
 from runtime.scheduler.loop import Scheduler
 from runtime.shelf.model_lock import lock_model
-from runtime.shelf.source import packed_for_mlx, resolve
+from runtime.shelf.source import only_for_mlx, resolve
 from runtime.speculation.draft import check_draft
 from runtime.text.utf8 import Utf8Stream
 
@@ -175,7 +175,7 @@ def _backend_for(source: str | Path | Pair, asked: str | None, library: str | No
             kind = type(source[0]).__name__
             raise InvalidRequestError(f"backend={name!r} takes {takes} and its tokenizer, not a {kind}{way}")
         return name
-    if asked not in (None, "auto") or not packed_for_mlx(source):
+    if asked not in (None, "auto") or not only_for_mlx(source):
         return check_backend(asked)
     try:
         return check_backend("mlx")

@@ -21,7 +21,7 @@ from runtime.loading.integrity import (
     FORMAT,
     HubNote,
     Manifest,
-    notes_of,
+    file_notes,
     read_manifest,
     sync_all,
     sync_folder,
@@ -29,7 +29,7 @@ from runtime.loading.integrity import (
     write_manifest,
 )
 from runtime.loading.model_folder import chat_template_of, read_json
-from runtime.loading.paths import create_private, is_adapter, is_model_id, made_models_dir, models_dir, shelf_id, shelf_path
+from runtime.loading.paths import create_private, ensure_models_dir, is_adapter, is_model_id, models_dir, shelf_id, shelf_path
 from runtime.loading.progress import OnProgress, Progress
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ def install(
     Raises:
         ModelLoadError: The name is taken or impossible, the disk is full, or another import does not end.
     """
-    with _only_one_import(made_models_dir()) as shelf:
+    with _only_one_import(ensure_models_dir()) as shelf:
         model_id, present = _find_place(name, source, sha256, opened, suffix)
         if present is not None:
             return present
@@ -96,7 +96,7 @@ def install(
                 source_sha256=sha256,
                 kind=kind,
                 parameters=parameters,
-                files=notes_of(hidden, sums),
+                files=file_notes(hidden, sums),
                 template_digest=None if template is None else template_digest(template),
                 hub=hub,
             )
@@ -135,7 +135,7 @@ def link_on_shelf(source: Path, name: str | None) -> Path:
     """
     model_id = name or id_from(source)
     place = shelf_path(model_id)
-    with _only_one_import(made_models_dir()):
+    with _only_one_import(ensure_models_dir()):
         if place.is_symlink() and place.resolve() == source.resolve():
             return place
         if place.exists() or place.is_symlink():

@@ -16,7 +16,7 @@ from runtime.errors import ModelLoadError
 from runtime.loading.config import context_of, describe
 from runtime.loading.memory_estimate import Fit, estimate_fit
 
-_SHA256 = "6fa03493adabb017e376570217ae1e4fd30cb284ccb49259662327ce539b698c"  # of the file
+SHA256 = "6fa03493adabb017e376570217ae1e4fd30cb284ccb49259662327ce539b698c"  # of the file
 _COMFORT = 0.6  # of the memory, which leaves room for a longer context and other programs
 _SMALLER = 0.7  # of the proposal before it, at most
 _GROUP = 64  # numbers that share a scale in the quantised repositories
@@ -106,9 +106,9 @@ def catalogue() -> tuple[CatalogueModel, ...]:
     except OSError as fault:
         raise ModelLoadError(f"the catalogue of models cannot be read ({fault.strerror}); install Elsewise again") from fault
     found = hashlib.sha256(data).hexdigest()
-    if found != _SHA256:
+    if found != SHA256:
         raise ModelLoadError(
-            f"the catalogue of models was changed (its SHA-256 is {found[:12]}, not {_SHA256[:12]}); install Elsewise again"
+            f"the catalogue of models was changed (its SHA-256 is {found[:12]}, not {SHA256[:12]}); install Elsewise again"
         )
     return tuple(_model(entry) for entry in msgspec.json.decode(data)["models"])
 

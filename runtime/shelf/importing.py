@@ -16,7 +16,7 @@ from resources.files import kind_of_file, open_regular
 from runtime.backends.registry import default_backend
 from runtime.errors import ModelLoadError
 from runtime.loading.child_process import Child
-from runtime.loading.gguf.convert import Checked, check
+from runtime.loading.gguf.convert import CheckedGguf, check_gguf
 from runtime.loading.gguf.quants import KEPT
 from runtime.loading.gguf.weights import kept_bits
 from runtime.loading.integrity import (
@@ -33,10 +33,10 @@ from runtime.loading.model_folder import (
     weight_files,
 )
 from runtime.loading.paths import create_private
-from runtime.loading.progress import OnProgress, ignore
+from runtime.loading.progress import OnProgress, ignore_progress
 from runtime.shelf.atomic_install import copy_files, install, shelf_folders
 
-_PATIENCE = 120.0  # seconds beside those that grow with the file
+PATIENCE_SECONDS = 120.0  # seconds beside those that grow with the file
 _SLOWEST = 2 << 20  # bytes of GGUF per second, below which a conversion counts as hung
 SOURCE = "source.gguf"  # copy of the imported file
 
@@ -44,7 +44,7 @@ SOURCE = "source.gguf"  # copy of the imported file
 def import_model(
     path: str | Path,
     name: str | None = None,
-    progress: OnProgress = ignore,
+    progress: OnProgress = ignore_progress,
     *,
     title: str | None = None,
     keep: bool = False,
@@ -73,7 +73,7 @@ def import_model(
     quantised = False
     kind: Literal["gguf", "folder"]
     if source.is_file():
-        checked = check(source)
+        checked = check_gguf(source)
         quantised = _stays_quantised(checked, keep_quantised)
         needed = checked.written_bytes(quantised=quantised)
         kind, sha256 = "gguf", form_digest(known_sha256(source), quantised=quantised)
@@ -110,7 +110,7 @@ def import_model(
     )
 
 
-def _stays_quantised(checked: Checked, wanted: bool | None) -> bool:
+def _stays_quantised(checked: CheckedGguf, wanted: bool | None) -> bool:
     """Whether weights stay quantised.
 
     Raises:
@@ -148,7 +148,7 @@ def _wanted(folder: Path) -> list[Path]:
 
 def _convert(source: Path, target: Path, progress: OnProgress, *, quantised: bool) -> int:
     """Runs the converter; kills it on cancel, on a hang and on any error."""
-    limit = _PATIENCE + source.stat().st_size / _SLOWEST
+    limit = PATIENCE_SECONDS + source.stat().st_size / _SLOWEST
     options = ("--keep-quantised",) if quantised else ()
     with Child("runtime.loading.gguf.convert", str(source), str(target), *options, cwd=target) as child:
         answer = child.follow("convert", limit, progress)
@@ -191,10 +191,10 @@ def plan_import(path: str | Path) -> ImportPlan:
     source = Path(path).expanduser().absolute()
     if not source.is_file():
         raise ModelLoadError(f"{source}: no such file")
-    return plan_of(check(source))
+    return plan_of(check_gguf(source))
 
 
-def plan_of(checked: Checked) -> ImportPlan:
+def plan_of(checked: CheckedGguf) -> ImportPlan:
     """The plan for a checked file."""
     numbers: Counter[str] = Counter()
     for tensor in checked.tensors:

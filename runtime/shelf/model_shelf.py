@@ -14,10 +14,10 @@ from runtime.errors import ModelLoadError
 from runtime.loading.config import describe
 from runtime.loading.integrity import (
     Manifest,
-    changed,
+    changed_file,
     digest_of_all,
     forget_digests,
-    missing,
+    missing_file,
     read_manifest,
     remember_sha256,
     remembered_sha256,
@@ -26,7 +26,7 @@ from runtime.loading.integrity import (
 from runtime.loading.measurements import forget_measurements
 from runtime.loading.model_folder import SETTINGS_FILES, TEXT_FILES, ModelFolder, open_folder, read_json, weight_files
 from runtime.loading.paths import ADAPTER_CONFIG, is_adapter, models_dir, shelf_id
-from runtime.loading.progress import OnProgress, Progress, ignore
+from runtime.loading.progress import OnProgress, Progress, ignore_progress
 from runtime.loading.safetensors import check_safetensors, weights_of
 from runtime.shelf.atomic_install import HIDDEN, find_folder, link_on_shelf, shelf_folders
 from runtime.shelf.model_lock import exclusive_lock, forget_last_use, last_used
@@ -139,7 +139,7 @@ class ModelShelf:
         open_folder(source, backend="mlx")
         return _entry(link_on_shelf(source, name))
 
-    def verify(self, name: str, progress: OnProgress = ignore) -> None:
+    def verify(self, name: str, progress: OnProgress = ignore_progress) -> None:
         """Reads every file once and compares it with its known SHA-256.
 
         Args:
@@ -204,7 +204,7 @@ def _entry(folder: Path) -> ShelfEntry:
         where = str(folder.resolve()) if linked else ""
         form = "link" if linked else "folder"
         return replace(plain, format=form, source=where, complete=not problem, problem=problem, fingerprint=digest)
-    missing = [
+    missing_file = [
         file
         for file, note in manifest.files.items()
         if not (folder / file).is_file() or (folder / file).stat().st_size != note.size
@@ -215,9 +215,9 @@ def _entry(folder: Path) -> ShelfEntry:
         source=manifest.source,
         parameters=manifest.parameters or None,
         format=_format(manifest, plain),
-        complete=not missing,
-        problem=f"{missing[0]} is missing or of another size" if missing else "",
-        fingerprint=None if missing else _digest(folder, manifest),
+        complete=not missing_file,
+        problem=f"{missing_file[0]} is missing or of another size" if missing_file else "",
+        fingerprint=None if missing_file else _digest(folder, manifest),
         commit=manifest.hub.commit if manifest.hub else "",
     )
 
@@ -284,14 +284,14 @@ def verify_folder(folder: Path, progress: OnProgress) -> None:
     files = [folder / name for name in manifest.files] if manifest else _wanted(folder)
     for file in files:
         if file.parent != folder or not file.is_file():
-            raise missing(file, manifest)
+            raise missing_file(file, manifest)
     tell = _summed(progress, sum(file.stat().st_size for file in files))
     for file in files:
         note = manifest.files[file.name] if manifest else None
         known = note.sha256 if note else remembered_sha256(file)
         found = sha256_of(file, tell)
         if known is not None and found != known:
-            raise changed(file, found, known, manifest)
+            raise changed_file(file, found, known, manifest)
         if note is None:
             remember_sha256(file, found)
         if file.suffix == ".safetensors":

@@ -14,7 +14,7 @@ from runtime.loading.config import quantised_with
 from runtime.loading.integrity import digest_of_all
 from runtime.loading.model_folder import TEXT_FILES, ModelFolder, open_folder
 from runtime.loading.paths import models_dir, shelf_id
-from runtime.loading.progress import OnProgress, ignore
+from runtime.loading.progress import OnProgress, ignore_progress
 from runtime.loading.safetensors import weights_of
 from runtime.shelf.atomic_install import copy_files, find_folder, id_from, install
 
@@ -28,7 +28,12 @@ _BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 def convert_model(
-    source: str | Path, bits: Bits = 4, name: str | None = None, progress: OnProgress = ignore, *, title: str | None = None
+    source: str | Path,
+    bits: Bits = 4,
+    name: str | None = None,
+    progress: OnProgress = ignore_progress,
+    *,
+    title: str | None = None,
 ) -> ModelFolder:
     """Quantises a plain model folder for mlx and puts it on the shelf. Blocks; seconds to minutes.
 
@@ -58,7 +63,7 @@ def convert_model(
 
     def write(hidden: Path) -> int:
         parameters = _convert(folder, hidden, bits, progress)
-        copy_files([folder / file for file in _SMALL if (folder / file).is_file()], hidden, ignore)
+        copy_files([folder / file for file in _SMALL if (folder / file).is_file()], hidden, ignore_progress)
         return parameters
 
     return install(

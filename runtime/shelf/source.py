@@ -54,7 +54,7 @@ def resolve(source: str | Path, *, backend: str = "hf") -> ModelFolder:
     raise ModelMissingError(_not_here(source, path), str(source))
 
 
-def packed_for_mlx(source: str | Path) -> bool:
+def only_for_mlx(source: str | Path) -> bool:
     """Whether only mlx can read a source: a folder quantised for it, or a GGUF file imported in that form alone."""
     path = Path(source).expanduser()
     shelved = find_folder(source) if isinstance(source, str) and is_model_id(source) else None

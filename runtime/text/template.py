@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -26,9 +26,9 @@ from runtime.text.tokenizer import Tokenizer
 _CHILD = Path(__file__).with_name("template_child.py")
 _START_SECONDS = 30.0  # interpreter and jinja2, on a machine that is busy
 _MAX_ANSWER_BYTES = 64 << 20
-_ENFORCED = sys.platform != "darwin"  # the system enforces RLIMIT_AS; macOS accepts the call and does nothing
+MEMORY_ENFORCED = sys.platform != "darwin"  # the system enforces RLIMIT_AS; macOS accepts the call and does nothing
 _LOOK_SECONDS = 0.1  # between two looks at the clock, which detect a suspended machine
-_WATCH_SECONDS = 0.01  # between two looks at the child's memory without RLIMIT_AS; a loop allocates some MB meanwhile
+WATCH_SECONDS = 0.01  # between two looks at the child's memory without RLIMIT_AS; a loop allocates some MB meanwhile
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "TZ")  # of the environment: for Python and the clock, no secrets
 
 
@@ -66,9 +66,9 @@ class ChatTemplate:
     ) -> None:
         self.source = source
         self._special_texts = dict(special_texts or {})
-        self._limits = limits or TemplateLimits()
+        self.limits = limits or TemplateLimits()
         self._lock = threading.Lock()
-        self._child: _Child | None = None
+        self._child: RenderChild | None = None
         self._closed = False
         self._pid = os.getpid()
 
@@ -149,7 +149,7 @@ class ChatTemplate:
                     self._child = self._start()
                 if request is None:
                     return ""
-                return _text(self._child.ask(request, self._limits.seconds, self._watched_bytes))
+                return _text(self._child.ask(request, self.limits.seconds, self._watched_bytes))
             except TemplateTimeoutError as fault:
                 self._drop()
                 raise InvalidRequestError(
@@ -158,7 +158,7 @@ class ChatTemplate:
             except TemplateMemoryError:
                 self._drop()
                 raise InvalidRequestError(
-                    f"the chat template took more than {self._limits.memory_bytes >> 20:,} MiB of memory and was stopped; "
+                    f"the chat template took more than {self.limits.memory_bytes >> 20:,} MiB of memory and was stopped; "
                     "choose another template"
                 ) from None
             except (OSError, EOFError) as fault:  # it died, maybe between renders: one restart
@@ -166,19 +166,19 @@ class ChatTemplate:
                 if last:
                     raise InvalidRequestError(
                         "the chat template's process died twice (most likely it needs more than "
-                        f"{self._limits.memory_bytes >> 20:,} MiB); choose another template"
+                        f"{self.limits.memory_bytes >> 20:,} MiB); choose another template"
                     ) from fault
         raise AssertionError("unreachable: the second pass returns or raises")
 
     @property
     def _watched_bytes(self) -> int | None:
         """Memory limit that this process watches; None where the system enforces it."""
-        return None if _ENFORCED else self._limits.memory_bytes
+        return None if MEMORY_ENFORCED else self.limits.memory_bytes
 
-    def _start(self) -> _Child:
-        child = _Child()
-        enforced = self._limits.memory_bytes if _ENFORCED else None
-        setup = {"source": self.source, "memory_bytes": enforced, "seconds": self._limits.seconds}
+    def _start(self) -> RenderChild:
+        child = RenderChild.start()
+        enforced = self.limits.memory_bytes if MEMORY_ENFORCED else None
+        setup = {"source": self.source, "memory_bytes": enforced, "seconds": self.limits.seconds}
         try:
             _text(child.ask(json.dumps(setup).encode(), _START_SECONDS, self._watched_bytes))
         except BaseException:
@@ -192,21 +192,35 @@ class ChatTemplate:
             self._child = None
 
 
-class _Child:
-    """The process and its socket. Closed when collected and at exit, so none outlives us."""
+class RenderChild:
+    """The process and its socket, both closed with the object and at exit.
 
-    def __init__(self) -> None:
-        self._deadline = 0.0  # of the awaited answer, in monotonic seconds
-        self._socket, theirs = socket.socketpair()
+    Args:
+        process: Of `template_child`.
+        pipe: To its standard input.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], pipe: socket.socket, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.process, self._socket, self._clock = process, pipe, clock
+        self._deadline = 0.0  # of the awaited answer
+        self.close = weakref.finalize(self, _end, process, pipe)
+
+    @classmethod
+    def start(cls) -> Self:
+        """Starts the process."""
+        pipe, theirs = socket.socketpair()
         with theirs:
-            self.process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-I", str(_CHILD)],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
             )
-        self.close = weakref.finalize(self, _end, self.process, self._socket)
+        return cls(process, pipe)
 
     def ask(self, request: bytes, seconds: float, watched_bytes: int | None) -> dict[str, str]:
         """Sends a frame and waits for the answer.
@@ -222,7 +236,7 @@ class _Child:
             OSError: The child ended.
             EOFError: The child ended within an answer.
         """
-        self._deadline = time.monotonic() + seconds
+        self._deadline = self._clock() + seconds
         try:
             self._socket.settimeout(seconds)
             self._socket.sendall(len(request).to_bytes(4, "little") + request)
@@ -237,13 +251,13 @@ class _Child:
     def _receive(self, n: int, watched_bytes: int | None) -> bytes:
         data = bytearray()
         while len(data) < n:
-            began = time.monotonic()
-            wait = min(max(self._deadline - began, 1e-3), _LOOK_SECONDS if watched_bytes is None else _WATCH_SECONDS)
+            began = self._clock()
+            wait = min(max(self._deadline - began, 1e-3), _LOOK_SECONDS if watched_bytes is None else WATCH_SECONDS)
             self._socket.settimeout(wait)
             try:
                 part = self._socket.recv(min(n - len(data), 1 << 20))
             except TimeoutError:
-                now = time.monotonic()
+                now = self._clock()
                 if now - began > wait + _LOOK_SECONDS:  # this process was suspended, and the child most likely too
                     self._deadline += now - began - wait
                 if now >= self._deadline:

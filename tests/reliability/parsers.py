@@ -69,7 +69,7 @@ def open_gguf(folder: Path, samples: Sequence[bytes]) -> Read:
     import mlx.core as mx
     from safetensors.numpy import load_file
 
-    from runtime.loading.gguf.convert import check, convert
+    from runtime.loading.gguf.convert import check_gguf, convert
     from runtime.loading.gguf.header import read_header
 
     path, target = folder / "mutant.gguf", folder / "converted"
@@ -82,7 +82,7 @@ def open_gguf(folder: Path, samples: Sequence[bytes]) -> Read:
         path.write_bytes(data)
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir()
-        convert(check(path), target, lambda done, total: None)
+        convert(check_gguf(path), target, lambda done, total: None)
         assert read_header(path).tensors == sound[number]
         info = sound[number]["token_embd.weight"]
         stored = np.frombuffer(data, "<f4", info.values, info.offset).reshape(info.shape)

@@ -24,7 +24,7 @@ from runtime.errors import ModelLoadError
 from runtime.loading.config import mlx_bits, sizes
 from runtime.loading.model_folder import ModelFolder, library_faults
 from runtime.loading.progress import reporting_progress
-from runtime.loading.rope import BORDERS, check_ropes, kinds
+from runtime.loading.rope import LENGTH_LIMITS, check_ropes, rope_types
 from runtime.options.load import LoadOptions
 
 log = logging.getLogger(__name__)
@@ -205,7 +205,7 @@ def _quantisation(config: Mapping[str, Any]) -> str | None:
 def _adopted(model: Any, tokenizer: Any, options: LoadOptions) -> LoadedModel:
     config = {k: v for k, v in vars(model.args).items() if not k.startswith("_")}
     check_ropes(config, "mlx", type(model).__name__)
-    changing = next((kind for kind in kinds(config) if kind in BORDERS), None)
+    changing = next((kind for kind in rope_types(config) if kind in LENGTH_LIMITS), None)
     if changing is not None:
         raise ModelLoadError(f"rope type {changing!r} of a ready mlx-lm model is not that of transformers; load its folder")
     limits, free = _limited(model, options)

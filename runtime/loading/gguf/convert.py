@@ -25,11 +25,11 @@ from runtime.loading.gguf.quants import READABLE
 from runtime.loading.gguf.tokenizer import build_tokenizer, chat_template, generation_config, tokenizer_config
 from runtime.loading.gguf.weights import kept_bits, parts_of, quantization_of, sync, write_weights
 
-_BASE_MEMORY = 4 << 30  # bytes of address space: interpreter, numpy, tokenizer, and room
+BASE_MEMORY = 4 << 30  # bytes of address space: interpreter, numpy, tokenizer, and room
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedGguf:
     """A file that can be converted, by its header."""
 
     header: GgufHeader
@@ -51,7 +51,7 @@ class Checked:
         return sum(part.nbytes for tensor in self.tensors for part in parts_of(self.header, tensor, quantised=quantised))
 
 
-def check(path: Path) -> Checked:
+def check_gguf(path: Path) -> CheckedGguf:
     """Reads the header and refuses what cannot be converted.
 
     Raises:
@@ -66,14 +66,14 @@ def check(path: Path) -> Checked:
         kind = header.tensors[tensor.source].format.name
         if kind not in READABLE:
             raise ModelLoadError(f"{path}: {tensor.source} is packed as {kind}; a file in {', '.join(READABLE)} can be read")
-    return Checked(header, shape, tensors)
+    return CheckedGguf(header, shape, tensors)
 
 
-def convert(checked: Checked, target: Path, report: Callable[[int, int], None], *, quantised: bool = False) -> int:
+def convert(checked: CheckedGguf, target: Path, report: Callable[[int, int], None], *, quantised: bool = False) -> int:
     """Writes the model folder's files into `target`, durably.
 
     Args:
-        checked: From `check`.
+        checked: From `check_gguf`.
         target: An empty folder.
         report: Called with the bytes of weights written, and in all.
         quantised: Tensors that MLX can keep stay quantised; all others become float32.
@@ -104,7 +104,7 @@ def _limit_memory(header: GgufHeader) -> None:
     """Limits this process to the mapped file and a few copies of the largest tensor."""
     if sys.platform != "darwin":  # macOS accepts the call and does not enforce it
         largest = max(info.values for info in header.tensors.values()) * 4
-        limit = _BASE_MEMORY + header.file_bytes + 4 * largest
+        limit = BASE_MEMORY + header.file_bytes + 4 * largest
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
@@ -128,7 +128,7 @@ def main() -> int:
     end_with_parent()
     os.umask(0o077)
     try:
-        checked = check(arguments.source)
+        checked = check_gguf(arguments.source)
         _limit_memory(checked.header)
         parameters = convert(
             checked,

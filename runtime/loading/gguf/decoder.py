@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from runtime.loading.gguf.header import GgufHeader, fault, positive, whole
+from runtime.loading.gguf.header import GgufHeader, fault, positive_number, whole_number
 from runtime.loading.gguf.rope import FACTORS, MAX_CONTEXT, rope_parameters
 
 
@@ -138,34 +138,34 @@ class DecoderShape:
         """
         name = header.architecture
         _refuse_unsupported(header)
-        hidden = whole(header, f"{name}.embedding_length", MAX_WIDTH)
-        heads = whole(header, f"{name}.attention.head_count", 4096)
-        head_dim = whole(header, f"{name}.attention.key_length", 4096, hidden // heads)
-        context = whole(header, f"{name}.context_length", MAX_CONTEXT)
+        hidden = whole_number(header, f"{name}.embedding_length", MAX_WIDTH)
+        heads = whole_number(header, f"{name}.attention.head_count", 4096)
+        head_dim = whole_number(header, f"{name}.attention.key_length", 4096, hidden // heads)
+        context = whole_number(header, f"{name}.context_length", MAX_CONTEXT)
         window = _window(header, context)
         family = family_of(name, window)
-        rotated = whole(header, f"{name}.rope.dimension_count", head_dim, head_dim)
-        theta = positive(header, f"{name}.rope.freq_base", None if name == "gemma3" else 10000.0)
+        rotated = whole_number(header, f"{name}.rope.dimension_count", head_dim, head_dim)
+        theta = positive_number(header, f"{name}.rope.freq_base", None if name == "gemma3" else 10000.0)
         rope = rope_parameters(header, theta, rotated)
         shape = cls(
             family=family,
-            layers=whole(header, f"{name}.block_count", MAX_LAYERS),
+            layers=whole_number(header, f"{name}.block_count", MAX_LAYERS),
             hidden=hidden,
-            intermediate=whole(header, f"{name}.feed_forward_length", MAX_WIDTH * 8),
+            intermediate=whole_number(header, f"{name}.feed_forward_length", MAX_WIDTH * 8),
             heads=heads,
-            kv_heads=whole(header, f"{name}.attention.head_count_kv", heads, heads),
+            kv_heads=whole_number(header, f"{name}.attention.head_count_kv", heads, heads),
             head_dim=head_dim,
             vocabulary=_vocabulary(header),
             context=context,
-            norm_eps=positive(header, f"{name}.attention.layer_norm_rms_epsilon", 1e-5),
+            norm_eps=positive_number(header, f"{name}.attention.layer_norm_rms_epsilon", 1e-5),
             tied=family.gemma or "output.weight" not in header.tensors,
             rope=rope if rotated == head_dim else {**rope, "partial_rotary_factor": rotated / head_dim},
             window=window,
-            full_every=whole(header, f"{name}.attention.sliding_window_pattern", MAX_LAYERS, family.full_every),
-            local_theta=positive(header, f"{name}.rope.freq_base_swa", 10000.0),
+            full_every=whole_number(header, f"{name}.attention.sliding_window_pattern", MAX_LAYERS, family.full_every),
+            local_theta=positive_number(header, f"{name}.rope.freq_base_swa", 10000.0),
             caps=(
-                positive(header, f"{name}.attn_logit_softcapping", 50.0),
-                positive(header, f"{name}.final_logit_softcapping", 30.0),
+                positive_number(header, f"{name}.attn_logit_softcapping", 50.0),
+                positive_number(header, f"{name}.final_logit_softcapping", 30.0),
             ),
         )
         _check(header, shape, rotated)
@@ -326,7 +326,7 @@ def _window(header: GgufHeader, context: int) -> int | None:
     key = f"{header.architecture}.attention.sliding_window"
     if not header.metadata.get(key):  # llama.cpp writes 0 for none
         return None
-    window = whole(header, key, 1 << 31)
+    window = whole_number(header, key, 1 << 31)
     if window >= context and not FAMILIES[header.architecture].gemma:
         return None
     if not (FAMILIES[header.architecture].windowed or header.architecture == "llama"):

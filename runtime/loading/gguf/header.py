@@ -95,7 +95,7 @@ class GgufHeader:
         return str(self.metadata.get("general.architecture", ""))
 
 
-def whole(header: GgufHeader, key: str, limit: int, default: int | None = None) -> int:
+def whole_number(header: GgufHeader, key: str, limit: int, default: int | None = None) -> int:
     """A whole number from 1 to `limit`.
 
     Raises:
@@ -107,7 +107,7 @@ def whole(header: GgufHeader, key: str, limit: int, default: int | None = None) 
     return value
 
 
-def positive(header: GgufHeader, key: str, default: float | None = None) -> float:
+def positive_number(header: GgufHeader, key: str, default: float | None = None) -> float:
     """A positive number, as the model's own config has it: 1e-05, not 9.999999747378752e-06.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.loading.gguf.header import GgufHeader, fault, positive, whole
+from runtime.loading.gguf.header import GgufHeader, fault, positive_number, whole_number
 
 FACTORS = "rope_freqs.weight"  # Llama 3's divisors of the frequencies
 MAX_CONTEXT = 1 << 27
@@ -47,7 +47,7 @@ def rope_parameters(header: GgufHeader, theta: float, rotated: int) -> dict[str,
     if kind == "none":
         return plain
     if kind == "linear":
-        return {**plain, "rope_type": "linear", "factor": positive(header, f"{prefix}scaling.factor")}
+        return {**plain, "rope_type": "linear", "factor": positive_number(header, f"{prefix}scaling.factor")}
     if kind == "yarn":
         return _yarn(header, plain, f"{prefix}scaling.")
     raise fault(header, f"rope scaling of the kind {str(kind)[:40]!r} in a GGUF is not supported; use the model's own folder")
@@ -60,10 +60,10 @@ def _yarn(header: GgufHeader, plain: Mapping[str, Any], prefix: str) -> dict[str
     return {
         **plain,
         "rope_type": "yarn",
-        "factor": positive(header, f"{prefix}factor"),
-        "original_max_position_embeddings": whole(header, f"{prefix}original_context_length", MAX_CONTEXT),
-        "beta_fast": positive(header, f"{prefix}yarn_beta_fast", 32.0),
-        "beta_slow": positive(header, f"{prefix}yarn_beta_slow", 1.0),
+        "factor": positive_number(header, f"{prefix}factor"),
+        "original_max_position_embeddings": whole_number(header, f"{prefix}original_context_length", MAX_CONTEXT),
+        "beta_fast": positive_number(header, f"{prefix}yarn_beta_fast", 32.0),
+        "beta_slow": positive_number(header, f"{prefix}yarn_beta_slow", 1.0),
     }
 
 

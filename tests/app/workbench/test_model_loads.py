@@ -31,7 +31,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "models"
     folder.mkdir()
     monkeypatch.setenv("ELSEWISE_MODELS", str(folder))
-    monkeypatch.setattr("runtime.loading.memory_estimate._on_gpu", lambda backend, device: False)
+    monkeypatch.setattr("runtime.loading.memory_estimate.on_gpu", lambda backend, device: False)
     monkeypatch.setattr("runtime.loading.memory_estimate.has_float16", lambda: True)
     for name in ("one", "two"):
         shutil.copytree(tiny_path("llama"), folder / f"org--{name}")

@@ -186,7 +186,7 @@ def test_the_context_ends_where_frequencies_change(backend: str, kind: str, fold
 @pytest.mark.parametrize("model", ["llama", "phi3", "qwen3", "gemma3_text"])
 def test_the_self_test_finds_it_without_its_name(model: str, folders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a loader that knows of no border
-    monkeypatch.setattr("runtime.backends.facts.border", lambda config: None)
+    monkeypatch.setattr("runtime.backends.facts.length_limit", lambda config: None)
     folder = folders(model, "longrope")
     # when it offers the whole context, then the copy's texts on both sides of the border disagree
     with pytest.raises(ModelLoadError, match=r"with and without a cache .* small copy .* not supported"):
@@ -247,7 +247,7 @@ def test_the_page_of_architectures_says_what_the_code_says() -> None:
     for kind in rope.HF:
         able = sorted(model for model, proven in rope.MLX.items() if kind in proven)
         mlx = f"proven: {'every architecture' if kind == 'default' else ', '.join(able)}" if able else "refused"
-        border = f"`{rope.BORDERS[kind]}` " if kind in rope.BORDERS else ""
+        border = f"`{rope.LENGTH_LIMITS[kind]}` " if kind in rope.LENGTH_LIMITS else ""
         lines.append(f"| `{kind}` | proven | {mlx} | {border}|\n")
     assert table.startswith("".join(lines))
 

@@ -179,7 +179,7 @@ def test_a_fault_of_ours_does_not_show_it_either(monkeypatch: pytest.MonkeyPatch
     order = msgspec.json.encode(Order("who", token=SECRET)) + b"\n"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(order)))
     monkeypatch.setattr(child, "end_with_parent", lambda: None)
-    monkeypatch.setattr(child, "_do", broken)
+    monkeypatch.setattr(child, "run_order", broken)
     mask = os.umask(0o022)
     # when
     code = child.main()

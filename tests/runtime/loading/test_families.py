@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.loading.gguf.convert import check, convert
+from runtime.loading.gguf.convert import check_gguf, convert
 from runtime.loading.gguf.decoder import FAMILIES
 from runtime.shelf.importing import import_model
 from tests.runtime.loading.as_gguf import as_gguf
@@ -119,7 +119,7 @@ def test_a_converted_model_answers_as_the_original(name: str, tmp_path: Path) ->
     original = made(name, tmp_path / "original")
     folder = tmp_path / "converted"
     folder.mkdir()
-    convert(check(as_gguf(original, tmp_path / "tiny.gguf")), folder, lambda done, total: None)
+    convert(check_gguf(as_gguf(original, tmp_path / "tiny.gguf")), folder, lambda done, total: None)
     ids = torch.arange(3, 120)[None]
     with torch.no_grad():
         theirs, ours = (AutoModelForCausalLM.from_pretrained(path).eval()(ids).logits for path in (original, folder))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import ModelLoadError
-from runtime.loading.gguf.convert import check
+from runtime.loading.gguf.convert import check_gguf
 from runtime.loading.gguf.decoder import FAMILIES
 from runtime.loading.gguf.header import read_header
 from runtime.loading.gguf.tokenizer import PRE_TOKENIZERS
@@ -98,7 +98,7 @@ def test_a_sound_file_of_another_kind_is_refused_before_any_work(what: str, tmp_
     read_header(path)
     # when, then
     with pytest.raises(ModelLoadError, match=r"other\.gguf"):
-        check(path)
+        check_gguf(path)
 
 
 def test_what_works_is_named_for_what_does_not(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_what_works_is_named_for_what_does_not(tmp_path: Path) -> None:
     with pytest.raises(
         ModelLoadError, match="'mamba' cannot be imported from GGUF; llama, qwen2, qwen3, phi3, gemma2, gemma3 "
     ):
-        check(path)
+        check_gguf(path)
 
 
 def test_the_documentation_names_what_works() -> None:

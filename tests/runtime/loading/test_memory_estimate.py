@@ -67,7 +67,7 @@ def test_keys_and_values_are_what_the_engine_says(name: str) -> None:
 @pytest.fixture
 def processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a GPU."""
-    monkeypatch.setattr("runtime.loading.memory_estimate._on_gpu", lambda backend, device: False)
+    monkeypatch.setattr("runtime.loading.memory_estimate.on_gpu", lambda backend, device: False)
     monkeypatch.setattr("runtime.loading.memory_estimate.has_float16", lambda: True)
 
 
@@ -93,7 +93,7 @@ def test_quantised_weights_stay_as_they_are_but_for_their_scales(processor: None
 
 
 def test_a_gpu_keeps_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.loading.memory_estimate._on_gpu", lambda backend, device: True)
+    monkeypatch.setattr("runtime.loading.memory_estimate.on_gpu", lambda backend, device: True)
     fit = estimate_fit(SMOLLM2, 269_000_000, options=LoadOptions(weights="int8"))  # which is for a processor
     assert (fit.weights, fit.kv_per_token, fit.loading) == (269_000_000, 23_040, 0)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import pre_tokenizers
 
-from runtime.loading.gguf.convert import check
+from runtime.loading.gguf.convert import check_gguf
 from runtime.loading.gguf.header import GgufHeader
 from runtime.loading.gguf.tokenizer import PRE_TOKENIZERS, build_tokenizer, tokenizer_config
 from runtime.text.tokenizer import Tokenizer
@@ -126,5 +126,7 @@ def test_a_piece_that_is_a_token_is_that_token_whatever_the_merges_make_of_it() 
 def test_a_bos_comes_first_as_llama_cpp_has_it_where_the_file_is_silent(pre: str, adds: bool, tmp_path: Path) -> None:
     silent = small_llama().without("tokenizer.ggml.add_bos_token").with_pair("tokenizer.ggml.pre", STRING, pre)
     said = silent.with_pair("tokenizer.ggml.add_bos_token", BOOL, int(not adds))
-    found = [tokenizer_config(check(file.write(tmp_path / "tiny.gguf")).header)["add_bos_token"] for file in (silent, said)]
+    found = [
+        tokenizer_config(check_gguf(file.write(tmp_path / "tiny.gguf")).header)["add_bos_token"] for file in (silent, said)
+    ]
     assert found == [adds, not adds]

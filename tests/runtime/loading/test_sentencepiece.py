@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import ModelLoadError
-from runtime.loading.gguf.convert import check
+from runtime.loading.gguf.convert import check_gguf
 from runtime.loading.gguf.tokenizer import build_tokenizer, generation_config, tokenizer_config
 from runtime.shelf.importing import import_model
 from runtime.text.tokenizer import Tokenizer
@@ -48,7 +48,7 @@ def file_of(pairs: Sequence[Pair], size: int) -> GgufFile:
 
 
 def built(vocabulary: Vocabulary, path: Path, architecture: str = "llama") -> Tokenizer:
-    header = check(file_of(vocabulary.pairs(), len(vocabulary.tokens)).write(path / "tiny.gguf")).header
+    header = check_gguf(file_of(vocabulary.pairs(), len(vocabulary.tokens)).write(path / "tiny.gguf")).header
     if architecture != "llama":
         header = dataclasses.replace(header, metadata={**header.metadata, "general.architecture": architecture})
     return Tokenizer(build_tokenizer(header), special_texts={"unk_token": "<unk>"})
@@ -147,7 +147,7 @@ def test_phi3s_control_tokens_take_the_space_behind_them_along(tmp_path: Path) -
 @pytest.mark.parametrize(("said", "adds"), [((), True), ((Pair("tokenizer.ggml.add_bos_token", BOOL, 0),), False)])
 def test_a_bos_comes_first_unless_the_file_says_no(said: tuple[Pair, ...], adds: bool, tmp_path: Path) -> None:
     pieces = llama_pieces()
-    header = check(file_of((*pieces.pairs(), *said), len(pieces.tokens)).write(tmp_path / "tiny.gguf")).header
+    header = check_gguf(file_of((*pieces.pairs(), *said), len(pieces.tokens)).write(tmp_path / "tiny.gguf")).header
     assert tokenizer_config(header)["add_bos_token"] is adds
     assert (tokenizer_config(header)["bos_token"], tokenizer_config(header)["unk_token"]) == ("<s>", "<unk>")
     assert generation_config(header) == {"bos_token_id": 1, "eos_token_id": [2]}
@@ -155,7 +155,7 @@ def test_a_bos_comes_first_unless_the_file_says_no(said: tuple[Pair, ...], adds:
 
 def test_an_ending_counts_though_it_is_called_a_users_own(tmp_path: Path) -> None:
     pieces = gemma_pieces()
-    header = check(file_of(pieces.pairs(), len(pieces.tokens)).write(tmp_path / "tiny.gguf")).header
+    header = check_gguf(file_of(pieces.pairs(), len(pieces.tokens)).write(tmp_path / "tiny.gguf")).header
     assert generation_config(header)["eos_token_id"] == [1, 4 + GEMMA_OWN.index("<end_of_turn>")]
 
 
@@ -214,7 +214,7 @@ def _spoiled() -> dict[str, tuple[tuple[Pair, ...], str]]:
 @pytest.mark.parametrize("what", _spoiled())
 def test_what_is_not_sentencepieces_bpe_is_refused(what: str, tmp_path: Path) -> None:
     pairs, complaint = _spoiled()[what]
-    header = check(file_of(pairs, len(llama_pieces().tokens)).write(tmp_path / "tiny.gguf")).header
+    header = check_gguf(file_of(pairs, len(llama_pieces().tokens)).write(tmp_path / "tiny.gguf")).header
     with pytest.raises(ModelLoadError, match=complaint) as refused:
         build_tokenizer(header)
     assert "tiny.gguf" in str(refused.value)

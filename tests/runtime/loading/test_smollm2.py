@@ -11,7 +11,7 @@ import pytest
 from safetensors import safe_open
 
 from runtime.errors import ModelLoadError
-from runtime.loading.gguf.convert import check
+from runtime.loading.gguf.convert import check_gguf
 from runtime.loading.gguf.decoder import unpermuted
 from runtime.loading.integrity import sha256_of
 from runtime.loading.model_folder import ModelFolder
@@ -41,7 +41,7 @@ def test_every_tensor_is_what_mlx_reads(smollm2: ModelFolder) -> None:
     import mlx.core as mx
 
     source = smollm2.path / SOURCE
-    tensors = check(source).tensors
+    tensors = check_gguf(source).tensors
     arrays = mx.load(str(source))
     assert isinstance(arrays, dict)
     # when, then

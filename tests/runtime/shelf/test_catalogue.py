@@ -35,8 +35,8 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, int]:
     """A machine without a GPU, of so many bytes."""
     size = {"total": 16 * GB}
     plain = psutil.virtual_memory()
-    monkeypatch.setattr("runtime.loading.memory_estimate._on_gpu", lambda backend, device: False)
-    monkeypatch.setattr("runtime.loading.memory_estimate._apple", lambda: False)
+    monkeypatch.setattr("runtime.loading.memory_estimate.on_gpu", lambda backend, device: False)
+    monkeypatch.setattr("runtime.loading.memory_estimate.is_apple_silicon", lambda: False)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: plain._replace(total=size["total"], available=size["total"] // 2))
     return size
 
@@ -102,9 +102,9 @@ def test_every_field_of_the_list_is_what_it_claims_to_be(entry: dict[str, Any]) 
 
 
 def test_the_seal_is_that_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    sealed = module._SHA256
+    sealed = module.SHA256
     assert sealed == hashlib.sha256(LIST.read_bytes()).hexdigest()
-    monkeypatch.setattr(module, "_SHA256", sealed[::-1])
+    monkeypatch.setattr(module, "SHA256", sealed[::-1])
     with pytest.raises(ModelLoadError, match="catalogue of models was changed"):
         catalogue()
 

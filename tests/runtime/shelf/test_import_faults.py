@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from runtime.errors import ModelLoadError
-from runtime.loading.gguf.convert import check, convert
+from runtime.loading.gguf.convert import check_gguf, convert
 from runtime.loading.progress import Progress
 from runtime.shelf.importing import import_model
 from runtime.shelf.model_shelf import list_models
@@ -59,7 +59,7 @@ def test_a_file_that_does_not_fit_together_is_refused(what: str, tmp_path: Path)
     path = UNSUITABLE[what].write(tmp_path / "refused.gguf")
     # when
     with pytest.raises(ModelLoadError) as refused:
-        convert(check(path), tmp_path, lambda done, total: None)
+        convert(check_gguf(path), tmp_path, lambda done, total: None)
     # then
     assert "refused.gguf" in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -120,7 +120,7 @@ def test_a_converter_that_hangs_is_stopped(shelf: Path, gguf: Path, monkeypatch:
 
     monkeypatch.setattr("runtime.loading.child_process.subprocess.Popen", popen)
     monkeypatch.setattr("runtime.loading.child_process.LOOK_SECONDS", 0.01)
-    monkeypatch.setattr("runtime.shelf.importing._PATIENCE", 0.05)
+    monkeypatch.setattr("runtime.shelf.importing.PATIENCE_SECONDS", 0.05)
     # when, then
     with pytest.raises(ModelLoadError, match=r"the conversion took longer than \d+ s and was stopped"):
         import_model(gguf)
@@ -132,7 +132,7 @@ GREEDY_CONVERTER = """
 import sys
 import psutil
 from runtime.loading.gguf import convert
-convert._BASE_MEMORY = psutil.Process().memory_info().vms + (8 << 20)
+convert.BASE_MEMORY = psutil.Process().memory_info().vms + (8 << 20)
 convert.convert = lambda *_arguments, **_options: bytearray(1 << 30)
 sys.exit(convert.main())
 """

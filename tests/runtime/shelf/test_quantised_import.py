@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from runtime.errors import ModelLoadError
-from runtime.loading.gguf.convert import check, convert
+from runtime.loading.gguf.convert import check_gguf, convert
 from runtime.loading.memory_estimate import estimate_fit
 from runtime.loading.model_folder import ModelFolder, open_folder
 from runtime.loading.paths import models_dir
@@ -64,7 +64,7 @@ def both(tmp_path: Path) -> Both:
 
 def converted(file: GgufFile, place: Path) -> tuple[ModelFolder, ModelFolder]:
     """A file in both forms, in folders of their own."""
-    checked = check(file.write(place.with_suffix(".gguf")))
+    checked = check_gguf(file.write(place.with_suffix(".gguf")))
     folders = []
     for quantised, form in ((False, "plain"), (True, "kept")):
         target = place.with_name(f"{place.name}-{form}")
@@ -147,7 +147,7 @@ def test_size_and_memory_are_what_they_are_said_to_be(
     held = sum(array.nbytes for array in arrays.values())
     assert {array.dtype for array in arrays.values()} == {mx.uint32, mx.float32}
     for gpu in (False, True):  # float32 all through: nothing grows, and nothing of the file's is rounded
-        monkeypatch.setattr("runtime.loading.memory_estimate._on_gpu", lambda *_, gpu=gpu: gpu)
+        monkeypatch.setattr("runtime.loading.memory_estimate.on_gpu", lambda *_, gpu=gpu: gpu)
         fit = estimate_fit(ModelShelf().config("kept"), entry.weights, dtype=entry.dtype, backend="mlx", context=100)
         assert fit.weights == entry.weights == held
         assert fit.kv_per_token == 3 * 2 * 2 * 16 * 4

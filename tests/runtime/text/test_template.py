@@ -97,13 +97,13 @@ def test_a_template_that_loops_is_stopped_and_started_again() -> None:
     assert template.render(HELLO) == "ok"
     pid = template.child_pid
     # when
-    template._limits = TemplateLimits(seconds=0.5)
+    template.limits = TemplateLimits(seconds=0.5)
     with pytest.raises(InvalidRequestError, match=r"ran longer than 0\.5 s and was stopped"):
         template.render([{"role": "user", "content": "loop"}])
     # then
     assert pid is not None
     assert not psutil.pid_exists(pid)
-    template._limits = TemplateLimits(seconds=60)
+    template.limits = TemplateLimits(seconds=60)
     assert template.render(HELLO) == "ok"
     template.close()
 
@@ -126,7 +126,7 @@ def test_a_template_that_takes_all_memory_is_refused(source: str) -> None:
 @pytest.mark.parametrize("source", GREEDY)
 def test_where_the_system_bounds_no_memory_the_child_is_watched(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # given: the road of macOS, where RLIMIT_AS does nothing
-    monkeypatch.setattr(templates, "_ENFORCED", False)
+    monkeypatch.setattr(templates, "MEMORY_ENFORCED", False)
     template = ChatTemplate(source, limits=TemplateLimits(seconds=60, memory_bytes=200 << 20))  # memory ends it, not time
     # when, then: each time, and nothing is left of it
     for _ in range(2):
@@ -138,7 +138,7 @@ def test_where_the_system_bounds_no_memory_the_child_is_watched(source: str, mon
 
 def test_after_a_child_that_took_too_much_another_one_renders(monkeypatch: pytest.MonkeyPatch) -> None:
     # given a template that is harmless but for some messages
-    monkeypatch.setattr(templates, "_ENFORCED", False)
+    monkeypatch.setattr(templates, "MEMORY_ENFORCED", False)
     template = ChatTemplate("{{ 'ok' * messages[0].times }}", limits=TemplateLimits(seconds=60, memory_bytes=200 << 20))
     assert template.render([{"times": 1}]) == "ok"
     pid = template.child_pid
@@ -154,8 +154,8 @@ def test_after_a_child_that_took_too_much_another_one_renders(monkeypatch: pytes
 
 def test_a_child_that_is_watched_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     # given: many looks at its memory, and no more of it than it may have
-    monkeypatch.setattr(templates, "_ENFORCED", False)
-    monkeypatch.setattr(templates, "_WATCH_SECONDS", 1e-4)
+    monkeypatch.setattr(templates, "MEMORY_ENFORCED", False)
+    monkeypatch.setattr(templates, "WATCH_SECONDS", 1e-4)
     template = ChatTemplate("{% for i in range(200) %}{% for j in range(200) %}{% endfor %}{% endfor %}{{ 'x' * 5000000 }}")
     # when, then
     assert template.render(HELLO) == "x" * 5_000_000
@@ -163,12 +163,12 @@ def test_a_child_that_is_watched_may_take_its_time(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_watched_child_that_loops_or_dies_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "_ENFORCED", False)
+    monkeypatch.setattr(templates, "MEMORY_ENFORCED", False)
     forever = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     template = ChatTemplate("{% if messages %}" + forever + "{% endif %}ok", limits=TemplateLimits(seconds=0.5))
     with pytest.raises(InvalidRequestError, match=r"ran longer than 0\.5 s"):
         template.render(HELLO)
-    template._limits = TemplateLimits(seconds=60)
+    template.limits = TemplateLimits(seconds=60)
     assert template.render([]) == "ok"
     assert template.child_pid is not None
     os.kill(template.child_pid, signal.SIGKILL)

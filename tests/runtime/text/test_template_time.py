@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtime.text import template as templates
+from runtime.text.template import RenderChild, TemplateTimeoutError
 
 SLEPT = 60.0  # seconds
 ANSWER = json.dumps({"text": "ok"}).encode()
@@ -35,6 +35,9 @@ class Machine:
     def sendall(self, _: bytes) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
     def recv(self, n: int) -> bytes:
         if self.awake < self.needs:
             self.now += self._wait + (0.0 if self.awake else SLEPT)
@@ -49,22 +52,21 @@ def watched_bytes(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-def child_on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Any:
+def child_on(machine: Machine) -> RenderChild:
     """A child whose socket and clock are the machine's."""
-    child: Any = object.__new__(templates._Child)
-    child._socket, child.process = machine, SimpleNamespace(pid=os.getpid())
-    monkeypatch.setattr(templates, "time", machine)
-    return child
+    process: Any = SimpleNamespace(pid=os.getpid(), kill=lambda: None, wait=lambda: None)
+    pipe: Any = machine
+    return RenderChild(process, pipe, machine.monotonic)
 
 
-def test_a_sleep_of_the_machine_is_not_counted(watched_bytes: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sleep_of_the_machine_is_not_counted(watched_bytes: int | None) -> None:
     machine = Machine(needs=1.9)
-    assert child_on(machine, monkeypatch).ask(b"{}", 2.0, watched_bytes) == {"text": "ok"}
+    assert child_on(machine).ask(b"{}", 2.0, watched_bytes) == {"text": "ok"}
     assert machine.now > 100 + SLEPT
 
 
-def test_after_a_sleep_the_time_is_bounded_all_the_same(watched_bytes: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_sleep_the_time_is_bounded_all_the_same(watched_bytes: int | None) -> None:
     machine = Machine(needs=1000.0)
-    with pytest.raises(templates.TemplateTimeoutError):
-        child_on(machine, monkeypatch).ask(b"{}", 2.0, watched_bytes)
+    with pytest.raises(TemplateTimeoutError):
+        child_on(machine).ask(b"{}", 2.0, watched_bytes)
     assert machine.awake == pytest.approx(2.0, abs=0.01)
