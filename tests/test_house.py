@@ -256,7 +256,8 @@ def test_every_page_is_reached_from_the_readme_and_every_path_in_it_exists() -> 
             found = ((ROOT / page).parent / target).resolve()
             assert found.exists(), f"{page}: {target}"
             linked.add(found.relative_to(ROOT).as_posix())
-        for path in re.findall(r"`((?:app|runtime|storage|tests|ui)/[\w/.]+\.py)`", text):
+    for page, text in (*PAGES.items(), ("ARCHITECTURE.md", (ROOT / "ARCHITECTURE.md").read_text("utf-8"))):
+        for path in re.findall(r"`((?:app|runtime|storage|tests|ui)/[\w/.]*)`", text):
             assert (ROOT / path).exists(), f"{page}: {path}"
     assert set(PAGES) <= linked
 
