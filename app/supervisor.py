@@ -187,6 +187,6 @@ class Supervisor:
 
 def ended(model: LanguageModel) -> bool:
     """Whether the model's process is over, though no request has met its end yet."""
-    from runtime import EngineClient  # loaded by now, if it is one
+    from runtime import LanguageModel  # loaded by now, if it is one
 
-    return isinstance(model, EngineClient) and model.ended is not None
+    return isinstance(model, LanguageModel) and model.ended is not None

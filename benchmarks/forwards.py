@@ -24,7 +24,7 @@ class Forwards:
     """
 
     def __init__(self, model: LanguageModel) -> None:
-        self._backend: Any = model._engine.backend  # type: ignore[attr-defined]  # noqa: SLF001  # nothing public lies so deep
+        self._backend: Any = model.transport.engine.backend  # type: ignore[attr-defined]  # nothing public lies so deep
         self.cpu_seconds = self.wall_seconds = 0.0
         self._began: tuple[float, float] | None = None  # the one under way; one of them may be made of the other
 

@@ -173,7 +173,7 @@ class OurStreams(Watched):
     @property
     def weight_bytes(self) -> int:
         """That a token of one stream reads of linear modules (hf)."""
-        backend: Any = self._model._engine.backend  # type: ignore[attr-defined]  # noqa: SLF001  # nothing public lies so deep
+        backend: Any = self._model.transport.engine.backend  # type: ignore[attr-defined]  # nothing public lies so deep
         return int(backend.weight_bytes)
 
     def decode(self, prompts: Sequence[Ids], n: int, *, top_k: int = 10, warm: bool = False) -> Lap:

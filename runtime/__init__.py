@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from runtime.adapters.convert import convert_adapter
     from runtime.adapters.folder import ShelvedAdapter, import_adapter, is_adapter_folder, list_shelf_adapters
     from runtime.aio import run_sync
+    from runtime.api.genlm import load_model_by_name
+    from runtime.api.language_model import LanguageModel
+    from runtime.api.load import load
     from runtime.backends.registry import (
         available_backends,
         brings_text,
@@ -55,7 +58,6 @@ if TYPE_CHECKING:
     from runtime.blocks.options import BlockOptions
     from runtime.blocks.store import BlockStore
     from runtime.branches import Branches
-    from runtime.client import EngineClient, EngineLimits, spawn
     from runtime.comparison.compare import compare_models
     from runtime.comparison.result import ComparedSide, ModelComparison, OnComparison
     from runtime.completion import Completion
@@ -64,15 +66,23 @@ if TYPE_CHECKING:
     from runtime.hub.client import fetch_adapter, fetch_any, fetch_model, plan_download, search_models, token_owner
     from runtime.hub.credentials import forget_token, hub_address, is_token_kept, keep_token, token_in_environment
     from runtime.hub.partial_downloads import Unfinished, discard_download, unfinished_downloads
-    from runtime.info import AdapterInfo, CacheReport, EdgeReport, Metrics, ModelInfo, OnProgress, PromptProgress
-    from runtime.language_model import LanguageModel, Message, PrefixMatch
+    from runtime.info import (
+        AdapterInfo,
+        BlocksSaved,
+        CacheReport,
+        EdgeReport,
+        Message,
+        Metrics,
+        ModelInfo,
+        OnProgress,
+        Pinned,
+        PrefixMatch,
+        PromptProgress,
+    )
     from runtime.loading.measurements import Perplexities, measured_perplexities, measured_threads
     from runtime.loading.memory_estimate import Fit, estimate_fit, weight_forms
     from runtime.loading.paths import models_dir
     from runtime.loading.progress import LoadProgress, Progress
-    from runtime.members.blocks import BlocksSaved
-    from runtime.members.pins import Pinned
-    from runtime.model import load, load_model_by_name
     from runtime.numerics.pooling import POOLINGS, Pooling
     from runtime.numerics.stage_table import Stage, StageTable
     from runtime.options.aliases import OPTION_NAMES
@@ -114,6 +124,8 @@ if TYPE_CHECKING:
     from runtime.timings import Latency, RequestTimings
     from runtime.tools.calls import ToolCall, ToolCalls
     from runtime.tools.reader import ToolCallReader, parse_tool_calls
+    from runtime.transport.limits import EngineLimits
+    from runtime.transport.spawn import spawn
     from runtime.trie import Trie
 
 __all__ = [
@@ -146,7 +158,6 @@ __all__ = [
     "DownloadPlan",
     "DownloadProgress",
     "EdgeReport",
-    "EngineClient",
     "EngineDiedError",
     "EngineLimits",
     "Finish",
@@ -307,11 +318,9 @@ _NAMES = {
     "runtime.blocks.options": ("BlockOptions",),
     "runtime.blocks.store": ("BlockStore",),
     "runtime.branches": ("Branches",),
-    "runtime.client": (
-        "EngineClient",
-        "EngineLimits",
-        "spawn",
-    ),
+    "runtime.api.genlm": ("load_model_by_name",),
+    "runtime.api.language_model": ("LanguageModel",),
+    "runtime.api.load": ("load",),
     "runtime.comparison.compare": ("compare_models",),
     "runtime.comparison.result": (
         "ComparedSide",
@@ -348,6 +357,10 @@ _NAMES = {
         "unfinished_downloads",
     ),
     "runtime.info": (
+        "BlocksSaved",
+        "Message",
+        "Pinned",
+        "PrefixMatch",
         "AdapterInfo",
         "CacheReport",
         "EdgeReport",
@@ -355,11 +368,6 @@ _NAMES = {
         "ModelInfo",
         "OnProgress",
         "PromptProgress",
-    ),
-    "runtime.language_model": (
-        "LanguageModel",
-        "Message",
-        "PrefixMatch",
     ),
     "runtime.loading.measurements": (
         "Perplexities",
@@ -375,12 +383,6 @@ _NAMES = {
     "runtime.loading.progress": (
         "LoadProgress",
         "Progress",
-    ),
-    "runtime.members.blocks": ("BlocksSaved",),
-    "runtime.members.pins": ("Pinned",),
-    "runtime.model": (
-        "load",
-        "load_model_by_name",
     ),
     "runtime.numerics.pooling": (
         "POOLINGS",
@@ -464,6 +466,8 @@ _NAMES = {
     "runtime.speculation.options": ("SpeculativeOptions",),
     "runtime.text.formats": ("CHAT_FORMATS",),
     "runtime.text.pieces": ("check_fits",),
+    "runtime.transport.limits": ("EngineLimits",),
+    "runtime.transport.spawn": ("spawn",),
     "runtime.text.utf8": (
         "clean_text",
         "texts_of",

@@ -1,14 +1,13 @@
-"""Several streams read as one: `Branches`, and what both kinds of model need to make one."""
+"""Several streams read as one: `Branches`."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from types import TracebackType
 from typing import TypeVar
 
-from runtime.errors import InvalidRequestError
-from runtime.info import OnProgress
+from runtime.errors import ContextOverflowError, InvalidRequestError, RuntimeFault
 from runtime.options.generation import GenerationOptions
 from runtime.records import TokenRecord, TokenRun
 
@@ -33,6 +32,29 @@ class Branches(AsyncGenerator[tuple[int, Item], None]):
         self._source = source
         self._drop = drop
         self.dropped: set[int] = set()
+
+    @classmethod
+    def later(cls, begin: Callable[[], Branches[Item] | Awaitable[Branches[Item]]]) -> Branches[Item]:
+        """Branches that `begin` makes when the first item is asked for; what it raises is raised then."""
+        dropped: set[int] = set()
+        begun: list[Branches[Item]] = []
+
+        async def read() -> AsyncGenerator[tuple[int, Item], None]:
+            made = begin()
+            source = made if isinstance(made, Branches) else await made
+            begun.append(source)
+            for branch in dropped:
+                source.drop(branch)
+            async with aclosing(source):
+                async for item in source:
+                    yield item
+
+        def drop(branch: int) -> None:
+            dropped.add(branch)
+            for source in begun:
+                source.drop(branch)
+
+        return cls(read(), drop)
 
     def drop(self, branch: int) -> None:
         """Stops one branch between two steps: nothing of it comes any more; one that ended or never was is no mistake.
@@ -77,32 +99,6 @@ async def records_of(runs: Branches[TokenRun]) -> AsyncGenerator[tuple[int, Toke
         await runs.aclose()
 
 
-class BranchRecords(ABC):
-    """`continue_many` and `generate_many`, record by record, of whoever has the two in runs; see `members.branching`."""
-
-    @abstractmethod
-    def continue_many_runs(
-        self, ids: Sequence[int], n: int, options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
-    ) -> Branches[TokenRun]:
-        """In chunks."""
-
-    @abstractmethod
-    def generate_many_runs(self, prompts: Prompts, options: Options = None) -> Branches[TokenRun]:
-        """In chunks."""
-
-    def continue_many(
-        self, ids: Sequence[int], n: int, options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
-    ) -> Branches[TokenRecord]:
-        """Records as they come."""
-        runs = self.continue_many_runs(ids, n, options, on_progress=on_progress)
-        return Branches(records_of(runs), runs.drop)
-
-    def generate_many(self, prompts: Prompts, options: Options = None) -> Branches[TokenRecord]:
-        """Records as they come."""
-        runs = self.generate_many_runs(prompts, options)
-        return Branches(records_of(runs), runs.drop)
-
-
 def merged(arrived: Iterable[tuple[int, TokenRun]]) -> list[tuple[int, TokenRun]]:
     """One run for each branch that has something, in the order of first arrivals."""
     runs: dict[int, list[TokenRun]] = {}
@@ -136,6 +132,21 @@ def check_prompts(prompts: Prompts) -> Prompts:
     return prompts
 
 
+def options_for(prompts: Prompts, options: Options) -> list[GenerationOptions | None]:
+    """One for each prompt.
+
+    Raises:
+        InvalidRequestError: More or fewer options than prompts, or something that is none.
+    """
+    if options is None or isinstance(options, GenerationOptions):
+        return [options] * len(prompts)
+    if not isinstance(options, Sequence) or any(not isinstance(own, GenerationOptions | None) for own in options):
+        raise InvalidRequestError(f"options are GenerationOptions, or a list with one for each prompt, not {options!r:.80}")
+    if len(options) != len(prompts):
+        raise InvalidRequestError(f"{len(options):,} options for {len(prompts):,} prompts: give one for each, or one for all")
+    return list(options)
+
+
 def joint_error(failures: Mapping[int, BaseException], what: str) -> BaseException:
     """The first failure, with a note that says which of the `what` (branches, prompts) ended by which error."""
     numbers: dict[tuple[type[BaseException], str], list[int]] = {}
@@ -145,3 +156,14 @@ def joint_error(failures: Mapping[int, BaseException], what: str) -> BaseExcepti
     for (kind, message), branches in numbers.items():
         first.add_note(f"{what} {', '.join(map(str, sorted(branches)))} ended by {kind.__name__}: {message}")
     return first
+
+
+@contextmanager
+def naming_prompt(i: int) -> Iterator[None]:
+    """Errors of this library inside are raised with the number of the prompt."""
+    try:
+        yield
+    except ContextOverflowError as error:
+        raise ContextOverflowError(f"prompt {i}", error.resident, error.additional, error.limit) from None
+    except RuntimeFault as error:
+        raise type(error)(f"prompt {i}: {error}") from error

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from runtime.adapters.uses import Adapters, Uses, check_adapters, digest_of_stack
 from runtime.errors import AdapterError
 from runtime.timings import Latency, RequestTimings
+
+Message = Mapping[str, Any]  # {"role": ..., "content": ...}, as chat templates take them
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,3 +250,62 @@ class CacheReport:
     working_bytes: int = 0  # of packs, beside the trie's `bytes`
     vector_bytes: int = 0  # of kept next-token vectors
     pins: int = 0  # paths that open sessions keep; their leases are among `leases`
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """How much of a token sequence the engine holds already.
+
+    Attributes:
+        tokens: Length of the longest prefix that needs no forward pass.
+        tier: Where it is: "warm" (memory), "disk" (its end only in the block file) or "cold" (nowhere; `tokens` is 0).
+        warm: Of `tokens`, the first so many are in memory; None: all, or none where it is cold.
+    """
+
+    tokens: int
+    tier: str
+    warm: int | None = None
+
+    @classmethod
+    def of(cls, warm: int, tokens: int) -> PrefixMatch:
+        """`warm` tokens in memory, of `tokens` that are held."""
+        if tokens > warm:
+            return cls(tokens, "disk", warm)
+        return cls(tokens, "warm" if tokens else "cold")
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """What a pin holds.
+
+    Attributes:
+        pin: Its number.
+        tokens: Leading tokens of the path that stay in memory; fewer than the path where not all of it was computed, or
+            where pins together would hold more than half of the KV budget.
+    """
+
+    pin: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksSaved:
+    """What `save_blocks` did.
+
+    Attributes:
+        blocks: Of the path, as far as its KV is in memory.
+        written: Of them, those that were not in the block file yet.
+        tokens: Leading tokens of the path that the block file holds now.
+        bytes: Written.
+        seconds: It took, while others went on.
+        engine_seconds: Of them, those in which the owner thread did nothing else.
+        no_room: Whether some of it was not kept: the block file's budget is full of what is pinned, or smaller than the path.
+    """
+
+    blocks: int
+    written: int
+    tokens: int
+    bytes: int
+    seconds: float
+    engine_seconds: float
+    no_room: bool = False

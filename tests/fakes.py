@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from runtime import LanguageModel, load
 from runtime.backends.fake import Behaviour, FakeBackend
+from runtime.engine.owner import Engine
 from runtime.info import CacheReport, Metrics
-from runtime.language_model import LanguageModel
-from runtime.model import LocalModel, load
 from runtime.options.load import LoadOptions
 from runtime.records import Float32
+from runtime.scheduler.jobs import QueryJob, Waiter
+from runtime.transport.local import LocalTransport
 
 KINDS = ("attention", "recurrent", "overlapping")
 PATIENCE = 30_000  # looks, a millisecond apart
@@ -24,16 +26,35 @@ TOLERANCE = 1e-5  # nats; the fake computes in float64
 
 
 @contextmanager
-def fake_model(behaviour: Behaviour | None = None, **options: Any) -> Iterator[LocalModel]:
-    """A model on the fake backend, closed at the end; no lease may remain."""
+def fake_model(behaviour: Behaviour | None = None, **options: Any) -> Iterator[LanguageModel]:
+    """A model on the fake backend, closed at the end; nothing of it may be left leased."""
     with load((behaviour or Behaviour(), None), backend="fake", **options) as model:
         yield model
         assert settled(model)[1].leases == 0
         assert settled(model)[1].leased_bytes == 0
 
 
-def settled(model: LocalModel) -> tuple[Metrics, CacheReport]:
-    """The metrics after cancelled and finished requests were removed."""
+def local(model: LanguageModel) -> LocalTransport:
+    """The transport of a model of this process."""
+    transport = model.transport
+    assert isinstance(transport, LocalTransport)
+    return transport
+
+
+def engine_of(model: LanguageModel) -> Engine:
+    """The owner thread of a model of this process."""
+    return local(model).engine
+
+
+def query_job(model: LanguageModel, ids: Sequence[int], waiter: Waiter) -> QueryJob:
+    """A query as the model would make it, for a test that hands it over itself."""
+    path = np.array(ids, np.int32)
+    namespace, before = local(model).operations.route(path, None)
+    return QueryJob(path, namespace, before=before, waiters=[waiter])
+
+
+def settled(model: LanguageModel) -> tuple[Metrics, CacheReport]:
+    """The numbers once everything that was cancelled or finished is out of the way."""
     for _ in range(2):  # the first step drops what was cancelled, the second comes after its report
         model.prefix_match([1])
     return model.metrics(), model.cache_report()
@@ -55,14 +76,14 @@ async def settled_report(model: LanguageModel) -> CacheReport:
     return model.cache_report()
 
 
-def wait_for_close(model: LocalModel) -> None:
-    """Waits until closing has begun: requests are refused from then on."""
-    until(lambda: model._engine._closing)
+def wait_for_close(model: LanguageModel) -> None:
+    """Until somebody has begun to close it: from then on nobody is answered any more."""
+    until(lambda: engine_of(model)._closing)
 
 
-def wait_for_jobs(model: LocalModel, n: int) -> None:
-    """Waits until `count` requests have reached a model that is stopped in the middle of a forward."""
-    until(lambda: len(model._engine._inbox) == n)
+def wait_for_jobs(model: LanguageModel, n: int) -> None:
+    """Until so many have been handed over to a model that is held in the middle of a forward."""
+    until(lambda: len(engine_of(model)._inbox) == n)
 
 
 @functools.cache
@@ -147,8 +168,8 @@ class Turnstile:
             self._arrivals.release()
             assert self._passes.acquire(timeout=60)
 
-    def stand_before(self, model: LocalModel) -> None:
-        """Puts this gate before every forward of the model, on any backend."""
+    def stand_before(self, model: LanguageModel) -> None:
+        """Every forward of this model arrives here, on any backend."""
 
         def wrap(begin: Callable[..., Any]) -> Callable[..., Any]:
             def held(*arguments: Any) -> Any:
@@ -157,7 +178,7 @@ class Turnstile:
 
             return held
 
-        around_begins(model._engine.backend, wrap)
+        around_begins(engine_of(model).backend, wrap)
 
     def shut(self) -> None:
         """Stops the forwards that follow."""

@@ -14,7 +14,6 @@ import pytest
 
 import runtime
 from runtime import LanguageModel
-from runtime.model import LocalModel
 from tests.pages import PAGES
 from tests.tiny_models import tiny_path
 
@@ -67,4 +66,4 @@ def test_what_is_called_here_runs(
 
 def test_every_member_that_the_page_names_is_one_of_the_models() -> None:
     called = {name for _, ours in ROWS for name in re.findall(r"\bmodel\.(\w+)", ours)}
-    assert {name for name in called if not hasattr(LanguageModel, name) and not hasattr(LocalModel, name)} == set()
+    assert {name for name in called if not hasattr(LanguageModel, name) and not hasattr(LanguageModel, name)} == set()

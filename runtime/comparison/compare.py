@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,11 +13,13 @@ from runtime.comparison.result import ComparedSide, ModelComparison, OnCompariso
 from runtime.comparison.spans import Int64, common_borders, ends_of, kl_rows
 from runtime.errors import InvalidRequestError
 from runtime.info import OnProgress, PromptProgress
-from runtime.language_model import LanguageModel
 from runtime.options.priority import Priority
 from runtime.records import NO_TOKEN, TokenRun
 from runtime.text.pieces import check_fits
 from runtime.text.utf8 import clean_text
+
+if TYPE_CHECKING:
+    from runtime.api.language_model import LanguageModel
 
 TOLD = ("weights", "dtype", "kv_dtype", "attention", "device", "cache")  # options that change numbers
 ROWS = 16  # full vectors of either model at once: between two such batches others get their turn

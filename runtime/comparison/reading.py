@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from runtime.errors import InvalidRequestError
-from runtime.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    from runtime.api.language_model import LanguageModel
 
 
 async def read_again(left: LanguageModel, right: LanguageModel, ids: Sequence[int], pieces: Sequence[bytes]) -> list[int]:

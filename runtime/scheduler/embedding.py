@@ -22,7 +22,7 @@ from runtime.numerics.pooling import Pool, Pooling
 from runtime.options.load import LoadOptions
 from runtime.records import Float32, Int32
 from runtime.scheduler.faults import typed
-from runtime.scheduler.jobs import Job, settle
+from runtime.scheduler.jobs import Job, Waiter, settle
 from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.kv.kv_budget import NoRoomError
 from runtime.scheduler.metrics.counters import Counters
@@ -41,7 +41,7 @@ class EmbedJob(Job):
     paths: list[Int32] = field(default_factory=list)  # equal texts once
     places: list[list[int]] = field(default_factory=list)  # for each path, the rows of the answer
     pooling: Pooling = "last"
-    future: Future[Float32] = field(default_factory=Future)
+    future: Waiter = field(default_factory=Future)
 
     def fail(self, error: BaseException) -> None:
         """The waiter gets the error."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from runtime.adapters.stacks import Routing, stack_of
-from runtime.beams import BeamOptions, Hypothesis, OnStep
+from runtime.beams import BeamOptions, OnStep
 from runtime.grammar.constraint import Constraint
 from runtime.info import OnProgress
 from runtime.options.generation import GenerationOptions
@@ -210,7 +210,7 @@ class ScoreJob(Job):
 
     start: int = 0
     k: int = 10
-    future: Future[Scores] = field(default_factory=Future)
+    future: Waiter = field(default_factory=Future)
     known: Scores | None = None  # of the whole path, as far as worked out; owner thread
 
     def fail(self, error: BaseException) -> None:
@@ -325,7 +325,7 @@ class BeamJob(StayingJob):
     options: BeamOptions = field(default_factory=BeamOptions)
     constraint: Constraint | None = None  # where a hypothesis stands in its grammar; this job's alone
     on_step: OnStep = nothing  # runs on the owner thread and must not block
-    future: Future[list[Hypothesis]] = field(default_factory=Future)
+    future: Waiter = field(default_factory=Future)
 
     def fail(self, error: BaseException) -> None:
         """The waiter gets the error."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from runtime.errors import ContextOverflowError
 from runtime.info import ModelInfo, OnProgress
-from runtime.language_model import LanguageModel
 from runtime.session.config import SessionConfig
 from runtime.session.guard import Guard
 from runtime.session.manifest import Manifest
@@ -16,6 +16,9 @@ from runtime.session.path import Path
 from runtime.session.snapshot import Generation
 from runtime.session.standing import Standing
 from runtime.session.work import Work, fill
+
+if TYPE_CHECKING:
+    from runtime.api.language_model import LanguageModel
 
 
 class SessionCore:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runtime.errors import InvalidRequestError
-from runtime.info import OnProgress
-from runtime.language_model import LanguageModel, Message
+from runtime.info import Message, OnProgress
 from runtime.session.blocking import blocking
 from runtime.session.core import SessionCore
 from runtime.session.messages import Said, delta
@@ -22,6 +21,9 @@ from runtime.session.status import (
     token_hash,
 )
 from runtime.text.chat import check_messages
+
+if TYPE_CHECKING:
+    from runtime.api.language_model import LanguageModel
 
 SHOWN = 8  # tokens of each side, where a prefix diverges
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from runtime.adapters.uses import Adapters
-from runtime.members.pins import PinMembers
+
+if TYPE_CHECKING:
+    from runtime.api.language_model import LanguageModel
 
 _counting = threading.Lock()  # of users: forks may live in other threads
 STRIDE = 64  # tokens that a path grows by, token for token, before its pin follows
@@ -16,7 +19,7 @@ STRIDE = 64  # tokens that a path grows by, token for token, before its pin foll
 class _Pin:
     """One pin of the engine, let go when nobody refers to it any more."""
 
-    def __init__(self, model: PinMembers, ids: Sequence[int], adapters: Adapters) -> None:
+    def __init__(self, model: LanguageModel, ids: Sequence[int], adapters: Adapters) -> None:
         self.number = model.pin(ids, adapters=adapters)
         self.users = 1
         release = weakref.finalize(self, model.unpin, self.number)
@@ -32,7 +35,7 @@ class Hold:
         adapters: Under which the path is computed.
     """
 
-    def __init__(self, model: PinMembers, adapters: Adapters = None) -> None:
+    def __init__(self, model: LanguageModel, adapters: Adapters = None) -> None:
         self._model, self._adapters = model, adapters
         self._pin: _Pin | None = None
         self._length = 0

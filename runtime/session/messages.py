@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from runtime.language_model import LanguageModel, Message
+from runtime.info import Message
 from runtime.session.alignment import aligned
+
+if TYPE_CHECKING:
+    from runtime.api.language_model import LanguageModel
 
 
 def delta(model: LanguageModel, held: Sequence[int], full: Sequence[int]) -> list[int]:

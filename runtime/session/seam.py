@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from runtime.api.checks import check_ids
 from runtime.errors import InvalidRequestError
-from runtime.language_model import LanguageModel
-from runtime.scheduler.ids import check_ids
+
+if TYPE_CHECKING:
+    from runtime.api.language_model import LanguageModel
 
 WINDOW = 64  # tokens before a seam that are looked at
 TextOrIds = str | Sequence[int]

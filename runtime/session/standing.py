@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from runtime.language_model import LanguageModel
 from runtime.records import Float32
 from runtime.session.hold import Hold
 from runtime.session.manifest import Manifest
@@ -15,6 +15,9 @@ from runtime.session.snapshot import Generation
 from runtime.session.status import (
     Divergence,
 )
+
+if TYPE_CHECKING:
+    from runtime.api.language_model import LanguageModel
 
 
 @dataclass(slots=True)

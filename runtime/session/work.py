@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from runtime.adapters.uses import Adapters
 from runtime.info import OnProgress, PromptProgress
-from runtime.language_model import LanguageModel
 from runtime.records import TokenRun
+
+if TYPE_CHECKING:
+    from runtime.api.language_model import LanguageModel
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from resources.files import read_regular
 from runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from runtime.info import Message
 from runtime.loading.integrity import template_digest
 from runtime.options.load import LoadOptions
 from runtime.text.formats import CHAT_FORMATS, NamedFormat
@@ -18,8 +19,6 @@ from runtime.text.template import ChatTemplate
 from runtime.text.tokenizer import Tokenizer
 from runtime.text.utf8 import clean_text, spare_characters
 from runtime.tools.definitions import definitions_of
-
-Message = Mapping[str, Any]
 
 TEXT_PARTS = ("text", "input_text", "output_text")  # of OpenAI's two interfaces
 ROLES = ("system", "developer", "user", "assistant", "tool")

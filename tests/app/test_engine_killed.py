@@ -15,7 +15,7 @@ import pytest
 
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench
-from runtime import BlocksSaved, EngineClient, GenerationOptions, SamplingOptions
+from runtime import BlocksSaved, GenerationOptions, LanguageModel, SamplingOptions
 from storage import BlockFile, SessionStore
 from tests.reliability.crashes import check_saved
 from tests.storage.blocks.helpers import BUDGET
@@ -60,9 +60,9 @@ def test_text_is_whole_where_the_engine_dies_while_it_saves(tmp_path: Path, monk
     """The real engine process, killed inside `save_blocks` after an answer: the next message starts another."""
     file, texts = tmp_path / "blocks.db", [f"{word}, a message that is long enough to be kept " * 6 for word in ("one", "two")]
     blocks = {"factory": "storage:open_blocks", "path": str(file), "budget": BUDGET}
-    real, killed = EngineClient.save_blocks_async, list[int]()
+    real, killed = LanguageModel.save_blocks_async, list[int]()
 
-    async def save(client: EngineClient, *arguments: Any, **options: Any) -> BlocksSaved:
+    async def save(client: LanguageModel, *arguments: Any, **options: Any) -> BlocksSaved:
         if killed:
             return await real(client, *arguments, **options)
         work = asyncio.ensure_future(real(client, *arguments, **options))
@@ -71,7 +71,7 @@ def test_text_is_whole_where_the_engine_dies_while_it_saves(tmp_path: Path, monk
         os.kill(client.pid, signal.SIGKILL)
         return await work
 
-    monkeypatch.setattr(EngineClient, "save_blocks_async", save)
+    monkeypatch.setattr(LanguageModel, "save_blocks_async", save)
 
     async def play() -> None:
         store = SessionStore.open(tmp_path / "s.db")

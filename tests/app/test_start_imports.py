@@ -23,8 +23,9 @@ NEEDED = {
     "sqlite_utils", "sqlite_fts4", "pluggy", "dateutil",
 }  # fmt: skip
 LATER = {  # parts of ours that wait for an engine, a shelf or a command
-    "runtime.backends", "runtime.client", "runtime.engine", "runtime.loading", "runtime.model", "runtime.scheduler",
-    "runtime.shelf", "runtime.text.tokenizer", "runtime.wire", "benchmarks", "app.cli.ask", "app.cli.common",
+    "runtime.backends", "runtime.engine", "runtime.loading", "runtime.scheduler",
+    "runtime.transport.local", "runtime.transport.pipe", "runtime.transport.spawn",
+    "runtime.text.tokenizer", "benchmarks", "app.cli.ask", "app.cli.common",
     "ui.window.about", "ui.settings", "ui.setup.popover",
 }  # fmt: skip
 # Says every module when the window stands, then closes it as Ctrl-C would.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from benchmarks import forwards as module
 from benchmarks.forwards import Forwards
 from benchmarks.ours import OurBranches, Ours, OurStreams
 from benchmarks.tiny import make_tiny
+from tests.fakes import engine_of
 
 PROMPTS = [[1, 2, 3, 4], [5, 6, 7, 8, 9], [1, 2, 9]]
 
@@ -33,7 +35,7 @@ def test_a_lap_of_forwards_says_the_same_and_leaves_nothing_behind(folder: Path,
         assert alone.outcome == rest.outcome == plain.outcome
         assert min(alone.wall_seconds, rest.wall_seconds) > 0
         # and afterwards the clocks are the usual ones, and nothing of it is left in the model
-        backend_of = vars(ours._model._engine.backend)  # type: ignore[attr-defined]
+        backend_of = vars(engine_of(ours._model).backend)
         assert not {"forward", "begin"} & backend_of.keys()
         assert ours.decode(PROMPTS, 6).outcome == plain.outcome
 
@@ -42,7 +44,7 @@ def test_a_lap_of_forwards_says_the_same_and_leaves_nothing_behind(folder: Path,
 def test_every_token_is_pushed_within_the_time_of_forwards(folder: Path, backend: str) -> None:
     # given a count of what goes through the forwards that are timed
     with closing(Ours(folder, backend)) as ours:
-        model = ours._model._engine.backend  # type: ignore[attr-defined]
+        model: Any = engine_of(ours._model).backend
         pushed = 0
         really = model.forward
 
@@ -79,7 +81,7 @@ def test_a_forward_is_no_part_of_the_rest(folder: Path, backend: str, monkeypatc
     now = 0.0
     monkeypatch.setattr(module, "time", SimpleNamespace(process_time=lambda: now, perf_counter=lambda: now))
     with closing(OurStreams(folder, backend)) as ours:
-        model = ours._model._engine.backend  # type: ignore[attr-defined]
+        model: Any = engine_of(ours._model).backend
         forward, begin = model.forward, model.begin
         during: list[float] = []
 

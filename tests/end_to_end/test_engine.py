@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from app.workbench import AppWorkbench
-from runtime import EngineClient
+from runtime import LanguageModel
 from tests.end_to_end.test_window import (
     OpenApp,
     answered,
@@ -45,7 +45,7 @@ def test_an_engine_killed_while_nobody_asks_is_started_again(open_app: OpenApp, 
         model = workbench.supervisor.running
         # given: it is killed while idle
         os.kill(first, signal.SIGKILL)
-        await until(lambda: isinstance(model, EngineClient) and model.ended is not None)
+        await until(lambda: isinstance(model, LanguageModel) and model.ended is not None)
         # when a message is sent, then it is answered: no turn is lost to the dead one
         say(window, "Are you there?")
         await answered(window, 3)
@@ -61,7 +61,7 @@ def test_an_engine_killed_while_nobody_asks_is_started_again(open_app: OpenApp, 
 def loading_engine() -> psutil.Process | None:
     """The engine process, while no client has heard from it yet."""
     children = psutil.Process().children()
-    return next((child for child in children if "runtime.host" in child.cmdline()), None)
+    return next((child for child in children if "runtime.transport" in child.cmdline()), None)
 
 
 @pytest.mark.slow

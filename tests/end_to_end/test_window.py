@@ -19,7 +19,7 @@ from app.paths import DataFolder
 from app.workbench import AppWorkbench
 from app.workbench.exports import FORMATS
 from app.workbench.reopening import DONE
-from runtime import EngineClient, Origin, TokenRun
+from runtime import LanguageModel, Origin, TokenRun
 from tests.end_to_end.conftest import Scene
 from tests.end_to_end.paced import SPECIALS
 from tests.tiny_models import tiny_folder
@@ -118,7 +118,7 @@ async def click(window: MainWindow, node_id: int, index: int) -> None:
 
 def engine_pid(workbench: AppWorkbench) -> int:
     model = workbench.supervisor.running
-    assert isinstance(model, EngineClient)
+    assert isinstance(model, LanguageModel)
     return model.pid
 
 

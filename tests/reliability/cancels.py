@@ -22,6 +22,7 @@ from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32
 from tests import fakes
+from tests.fakes import engine_of
 from tests.reliability.suite import Order, Tally
 from tests.runtime.backends import reference
 from tests.runtime.backends.reference import TOLERANCE
@@ -195,7 +196,7 @@ def _crowd_of(case: Case, title: str, seed: int, each: int, folder: Path, tally:
     model.cache_kv(stem)
     model.save_blocks(stem)
     model.kv_snapshot(stem, snapshot)
-    held = model._engine.backend
+    held = engine_of(model).backend
     model.set_kv_budget(400 * held.slot_bytes + 40 * held.state_bytes)
     crowd = Crowd(case, seed, snapshot)
     asyncio.run(crowd.until(-(-each // 4)))

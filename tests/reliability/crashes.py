@@ -25,7 +25,7 @@ import psutil
 from app.faults import STOPPED
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench
-from runtime import BlockOptions, EngineClient
+from runtime import BlockOptions, LanguageModel
 from storage import BlockFile, SessionStore
 from tests.app.saving_engine import PATHS, path_of
 from tests.app.workbench.scene import until
@@ -213,7 +213,7 @@ def engine_at_moments(order: Order) -> Tally:
 async def killed(workbench: AppWorkbench, store: SessionStore, session_id: int, text: str, after: float) -> str:
     """Sends a message, kills the engine during or soon after it, and sends another; returns the outcome of the first."""
     model = await workbench.supervisor.model()
-    assert isinstance(model, EngineClient)
+    assert isinstance(model, LanguageModel)
     sending = asyncio.ensure_future(workbench.send(session_id, text))
     await asyncio.sleep(after)
     during = not sending.done()

@@ -127,7 +127,7 @@ def open_config(backend: str) -> Callable[[Path, Sequence[bytes]], Read]:
     """Loads a tiny model with the mutant; where it loads, its log-probabilities are finite."""
 
     def opens(folder: Path, samples: Sequence[bytes]) -> Read:
-        from runtime.model import load
+        from runtime import load
         from tests.tiny_models import tiny_path
 
         copies = [Path(shutil.copytree(tiny_path(name), folder / name)) for name in ARCHITECTURES[: len(samples)]]
@@ -148,7 +148,7 @@ def open_text(file: str) -> Callable[[Path, Sequence[bytes]], Read]:
     """Loads a tiny model with the mutant as one of its text files, and uses its text."""
 
     def opens(folder: Path, _: Sequence[bytes]) -> Read:
-        from runtime.model import load
+        from runtime import load
         from runtime.options.generation import GenerationOptions
         from tests.tiny_models import tiny_path
 
@@ -183,8 +183,8 @@ def adapter_samples(folder: Path) -> list[bytes]:
 
 
 def open_adapter(folder: Path, samples: Sequence[bytes]) -> Read:
-    """Puts the adapter on a model; the base's numbers are unchanged afterwards, to the bit."""
-    from runtime.model import load
+    """Puts it on a model; the base's numbers are the same afterwards, to the bit."""
+    from runtime import load
     from tests.tiny_models import tiny_path
 
     path = folder / "adapter"
@@ -253,8 +253,8 @@ def open_grammar(kind: Any) -> Callable[[Path, Sequence[bytes]], Read]:
     """Generates an answer under the grammar."""
 
     def opens(_: Path, __: Sequence[bytes]) -> Read:
+        from runtime import load
         from runtime.grammar.source import Grammar
-        from runtime.model import load
         from runtime.options.generation import GenerationOptions
 
         model = load("x", backend="fake")
@@ -401,9 +401,9 @@ def frame_samples(_: Path) -> list[bytes]:
 
     from runtime.options.generation import GenerationOptions
     from runtime.options.sampling import SamplingOptions
-    from runtime.wire.arrays import pack_array
-    from runtime.wire.frames import encode_group
-    from runtime.wire.messages import Call, Cancel, Chunk, End, Load, Result, encode
+    from runtime.transport.arrays import pack_array
+    from runtime.transport.frames import encode_group
+    from runtime.transport.messages import Call, Cancel, Chunk, End, Load, Result, encode
 
     def call(number: int, method: str, **arguments: Any) -> Call:
         return Call(number, method, msgspec.Raw(encode(arguments)))
@@ -423,10 +423,10 @@ def frame_samples(_: Path) -> list[bytes]:
 
 def open_frames(_: Path, __: Sequence[bytes]) -> Read:
     """Reads requests with their arguments, and replies with their arrays, in portions."""
-    from runtime.wire.arrays import unpack_array
-    from runtime.wire.frames import FrameParser
-    from runtime.wire.messages import Call, Chunk, Result, decode_replies, decode_requests
-    from runtime.wire.methods import METHODS
+    from runtime.transport.arrays import unpack_array
+    from runtime.transport.frames import FrameParser
+    from runtime.transport.messages import Call, Chunk, Result, decode_replies, decode_requests
+    from runtime.transport.methods import METHODS
 
     def read(number: int, data: bytes) -> str:
         parser, messages = FrameParser(), 0

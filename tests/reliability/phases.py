@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from runtime import EngineClient, EngineDiedError, EngineLimits, GenerationOptions, spawn
+from runtime import EngineDiedError, EngineLimits, GenerationOptions, LanguageModel, spawn
 from tests import exits
 from tests.app.workbench.scene import until
 from tests.reliability.suite import Order, Tally
@@ -105,7 +105,7 @@ async def harmed(phase: str, harm: str, backend: str, folder: Path) -> str:
         assert not alive, "its process is still there"
 
 
-async def start(backend: str, folder: Path, limits: EngineLimits | None) -> EngineClient:
+async def start(backend: str, folder: Path, limits: EngineLimits | None) -> LanguageModel:
     """An engine with small chunks, so that it has many steps, and a block file."""
     blocks = {"factory": "storage:open_blocks", "path": str(folder / "blocks.db"), "budget": 1 << 28}
     return await spawn(
@@ -126,11 +126,11 @@ async def harm_process(harm: str, pid: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def prefill(model: EngineClient, begun: asyncio.Event) -> None:
+async def prefill(model: LanguageModel, begun: asyncio.Event) -> None:
     await model.cache_kv_async(LONG, on_progress=lambda _: begun.set())
 
 
-async def decode(model: EngineClient, begun: asyncio.Event) -> None:
+async def decode(model: LanguageModel, begun: asyncio.Event) -> None:
     said: list[int] = []
     async for record in model.generate(SHORT, MANY):
         said.append(record.token_id)
@@ -139,7 +139,7 @@ async def decode(model: EngineClient, begun: asyncio.Event) -> None:
     assert len(said) == MANY.max_tokens
 
 
-async def query(model: EngineClient, begun: asyncio.Event) -> None:
+async def query(model: LanguageModel, begun: asyncio.Event) -> None:
     asking = asyncio.gather(*(model.next_token_logprobs(LONG[:n]) for n in range(20, 60)))
     await asyncio.sleep(0)  # lets the requests start
     begun.set()
@@ -147,7 +147,7 @@ async def query(model: EngineClient, begun: asyncio.Event) -> None:
         np.testing.assert_allclose(row, expected("llama", LONG[:n])[-1], atol=TOLERANCE, rtol=0)
 
 
-async def save(model: EngineClient, begun: asyncio.Event) -> None:
+async def save(model: LanguageModel, begun: asyncio.Event) -> None:
     await model.cache_kv_async(LONG)
     saving = asyncio.ensure_future(model.save_blocks_async(LONG))
     await asyncio.sleep(0)
@@ -155,7 +155,7 @@ async def save(model: EngineClient, begun: asyncio.Event) -> None:
     assert (await saving).tokens == len(LONG)
 
 
-WORK: dict[str, Callable[[EngineClient, asyncio.Event], Awaitable[Any]]] = {
+WORK: dict[str, Callable[[LanguageModel, asyncio.Event], Awaitable[Any]]] = {
     "prefill": prefill,
     "decode": decode,
     "query": query,

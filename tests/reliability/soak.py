@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -26,8 +26,7 @@ from app.supervisor import Supervisor
 from app.workbench import AppWorkbench
 from app.workbench.session import OpenSession
 from app.workbench.tree import Tree
-from runtime import BlockOptions, GenerationOptions, LanguageModel, SamplingOptions, TokenRun
-from runtime.model import LocalModel, load
+from runtime import BlockOptions, GenerationOptions, LanguageModel, SamplingOptions, TokenRun, load
 from runtime.trie import Lease
 from storage import BlockFile, SessionStore
 from tests.app.workbench.scene import Engine, Scene, alternative, own_tokens
@@ -42,7 +41,7 @@ RELOAD = 10  # rounds with one loaded model; then it is closed, and the next one
 OPTIONS = GenerationOptions(max_tokens=4, sampling=SamplingOptions(temperature=0.9), seed=11)
 LONG = 64  # tokens of an answer that is stopped at its first
 KV_BYTES, BLOCK_BYTES = 4 << 20, 8 << 20
-WATCHED = (AppWorkbench, OpenSession, Tree, SessionStore, Supervisor, LocalModel, BlockFile, Lease, TokenRun)
+WATCHED = (AppWorkbench, OpenSession, Tree, SessionStore, Supervisor, LanguageModel, BlockFile, Lease, TokenRun)
 BLOCKS, DEVIATIONS = 10, 5.0
 WARM, WARMING_BYTES = 200, 16 << 20  # rounds of a run that is not short, and what a short one may grow by
 FEWEST = 4 * BLOCKS  # rounds that a verdict needs, however slow the machine is
@@ -53,7 +52,7 @@ class Kept:
     """A model that outlives the workbenches that use it, so that leaks of one workbench reach the next."""
 
     folder: Path
-    model: LocalModel | None = None
+    model: LanguageModel | None = None
     restored: int = 0
     saved: int = 0
 
@@ -64,7 +63,7 @@ class Kept:
                 load, str(tiny_path("llama")), backend="hf", blocks=blocks, kv_cache_bytes=KV_BYTES, threads=1
             )
             self.model = await load_it
-        return _Lent(self.model)
+        return cast("LanguageModel", _Lent(self.model))
 
     def end(self) -> None:
         if self.model is not None:
@@ -77,7 +76,7 @@ class Kept:
 class _Lent:
     """The model, which its borrower does not close."""
 
-    def __init__(self, model: LocalModel) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         self._model = model
 
     def __getattr__(self, name: str) -> Any:

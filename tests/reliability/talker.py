@@ -15,7 +15,7 @@ from pathlib import Path
 
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench
-from runtime import EngineClient, GenerationOptions, SamplingOptions
+from runtime import GenerationOptions, LanguageModel, SamplingOptions
 from storage import SessionStore
 from tests.app.workbench.scene import Engine, alternative, own_tokens
 from tests.storage.failing_vfs import install
@@ -45,7 +45,7 @@ async def talk(path: Path, messages: int, where: str) -> None:
         text = f"message {number}, which is about this and about that"
         asked.append(text)
         await workbench.send(session_id, text)
-        if not number and isinstance(workbench.supervisor.running, EngineClient):
+        if not number and isinstance(workbench.supervisor.running, LanguageModel):
             say("engine", workbench.supervisor.running.pid)
         answer = (await workbench.open_session(session_id)).turns[-1]
         say("answered", text, next(n.text for n in (await store.load_session(session_id)).nodes if n.id == answer.node_id))

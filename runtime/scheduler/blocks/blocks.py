@@ -18,7 +18,7 @@ from runtime.blocks.store import BlockStore
 from runtime.blocks.thread import BlockThread, Urgency, told
 from runtime.dotted import resolve
 from runtime.errors import BlockFileError
-from runtime.members.blocks import BlocksSaved
+from runtime.info import BlocksSaved
 from runtime.scheduler.blocks.restoring import Restores
 from runtime.scheduler.blocks.saving import Savings
 from runtime.scheduler.jobs import Job, settle

@@ -16,7 +16,7 @@ from runtime.blocks.scores import as_arrays
 from runtime.blocks.store import Block, BlockStore
 from runtime.blocks.thread import Urgency
 from runtime.errors import BlockFileError, MemoryBudgetError
-from runtime.members.blocks import BlocksSaved
+from runtime.info import BlocksSaved
 from runtime.records import Scores
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job, settle

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from app.cli.options import PRESET
-from runtime import GenerationOptions, SamplingOptions, load
-from runtime.model import LocalModel
+from runtime import GenerationOptions, LanguageModel, SamplingOptions, load
 from tests.app.cli.conftest import Elsewise
 from tests.runtime.grammar.samples import TWICE
 
@@ -59,7 +58,7 @@ def test_the_end_says_who_decided_each_option(elsewise: Elsewise, monkeypatch: p
     assert options["sampling.top_k"] == {"value": 0, "source": "default"}
     # and it has the model's own, where nobody else says anything
     own = GenerationOptions(sampling=SamplingOptions(top_k=7, temperature=0.1))
-    monkeypatch.setattr(LocalModel, "own_options", own)
+    monkeypatch.setattr(LanguageModel, "own_options", own)
     options = lines(elsewise("ask", "hello", *ASK, "--json").out)[-1]["options"]
     assert options["sampling.top_k"] == {"value": 7, "source": "model"}
     assert options["sampling.temperature"] == {"value": 0.8, "source": "preset"}

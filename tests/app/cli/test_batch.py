@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtime import Finish, GenerationOptions, Grammar, Origin, SamplingOptions, TokenRun, load
-from runtime.model import LocalModel
+from runtime import Finish, GenerationOptions, Grammar, LanguageModel, Origin, SamplingOptions, TokenRun, load
 from tests.app.cli.conftest import Elsewise, stdin_of
 from tests.runtime.grammar.samples import TWICE
 
@@ -66,15 +65,15 @@ def test_what_the_command_says_holds_for_lines_that_say_nothing_else(elsewise: E
 def options(monkeypatch: pytest.MonkeyPatch) -> list[GenerationOptions]:
     """What the lines were answered with; the model asks for a top-k of its own."""
     found: list[GenerationOptions] = []
-    real = LocalModel.generate_runs
+    real = LanguageModel.generate_runs
 
     async def generate_runs(self: Any, ids: list[int], options: Any) -> Any:
         found.append(options)
         async for run in real(self, ids, options):
             yield run
 
-    monkeypatch.setattr(LocalModel, "generate_runs", generate_runs)
-    monkeypatch.setattr(LocalModel, "own_options", GenerationOptions(sampling=SamplingOptions(top_k=33, temperature=0.1)))
+    monkeypatch.setattr(LanguageModel, "generate_runs", generate_runs)
+    monkeypatch.setattr(LanguageModel, "own_options", GenerationOptions(sampling=SamplingOptions(top_k=33, temperature=0.1)))
     return found
 
 
@@ -179,7 +178,7 @@ def test_tools_are_offered_and_calls_are_taken_apart(
         run.finish[-1] = Finish.STOP
         yield run
 
-    monkeypatch.setattr("runtime.model.LocalModel.generate_runs", generate_runs)
+    monkeypatch.setattr("runtime.LanguageModel.generate_runs", generate_runs)
     # when
     done = elsewise("ask", "--batch", str(file), "--format", str(template), *FAKE)
     # then
@@ -195,10 +194,9 @@ def test_an_answer_that_fails_does_not_take_the_others_down(
     elsewise: Elsewise, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given
-    from runtime import MemoryBudgetError
-    from runtime.model import LocalModel
+    from runtime import LanguageModel, MemoryBudgetError
 
-    real = LocalModel.generate_runs
+    real = LanguageModel.generate_runs
 
     async def generate_runs(self: Any, ids: list[int], options: Any) -> Any:
         if options.seed == 5:
@@ -206,7 +204,7 @@ def test_an_answer_that_fails_does_not_take_the_others_down(
         async for run in real(self, ids, options):
             yield run
 
-    monkeypatch.setattr(LocalModel, "generate_runs", generate_runs)
+    monkeypatch.setattr(LanguageModel, "generate_runs", generate_runs)
     write(file, {"prompt": "a", "seed": 5}, {"prompt": "b"})
     # when
     done = elsewise("ask", "--batch", str(file), *FAKE)

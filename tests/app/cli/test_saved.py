@@ -16,8 +16,7 @@ import pytest
 
 from app.cli import options, saved_session
 from app.workbench.setup.values import SessionValues
-from runtime import GenerationOptions, ModelLoadError, SamplingOptions
-from runtime.model import LocalModel
+from runtime import GenerationOptions, LanguageModel, ModelLoadError, SamplingOptions
 from storage import DataFolderLock, NewNode, SessionStore
 from tests.app.cli.conftest import Elsewise
 from tests.app.workbench.scene import rows
@@ -56,7 +55,7 @@ def test_what_the_command_says_goes_before_the_preset_and_that_before_the_model(
     elsewise: Elsewise, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = GenerationOptions(sampling=SamplingOptions(top_k=33, min_p=0.4))
-    monkeypatch.setattr(LocalModel, "own_options", own)
+    monkeypatch.setattr(LanguageModel, "own_options", own)
     assert elsewise("ask", "where to?", "--session", "Trip", *ASK, "--top-p", "0.5").code == 0
     ((stats,),) = rows(data / "sessions.db", "SELECT stats FROM nodes WHERE role = 'assistant'")
     told = json.loads(str(stats))

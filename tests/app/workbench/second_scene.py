@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from runtime import (
     EngineDiedError,
@@ -48,7 +48,7 @@ class Engines(Engine):
             model = await super().__call__(source, backend, on_progress=on_progress, **options)
         if first:
             return model
-        return _Second(model, self)
+        return cast("LanguageModel", _Second(model, self))
 
 
 class _Second:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ class Embedding(Engine):
         self, source: str, backend: str, *, on_progress: Callable[[LoadProgress], None] | None = None, **options: Any
     ) -> LanguageModel:
         model = await super().__call__(source, backend, on_progress=on_progress, **options)
-        return _Watched(model, self)
+        return cast("LanguageModel", _Watched(model, self))
 
 
 class _Watched:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -128,7 +128,7 @@ def test_another_tokenizer_is_refused_instead_of_reading_wrong_words(play: Play)
 
     async def second(s: Scene) -> None:
         async def start(*_: object, **__: object) -> LanguageModel:
-            return Shifted(await asyncio.to_thread(load, "x", backend="fake"))
+            return cast("LanguageModel", Shifted(await asyncio.to_thread(load, "x", backend="fake")))
 
         s.workbench.supervisor._start_engine = start
         session_id = (await s.workbench.sessions())[0].session_id

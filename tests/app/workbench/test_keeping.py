@@ -13,11 +13,11 @@ import pytest
 from app.portable_kv import keys_of
 from app.workbench import workbench as workbench_module
 from app.workbench.pinning import PIN
-from runtime import BlockOptions, Origin, block_keys
-from runtime.model import LocalModel
+from runtime import BlockOptions, LanguageModel, Origin, block_keys
 from storage import BlockFile, SessionStore, UnknownRowError
 from tests.app.workbench.scene import Engine, FrailModel, Scene, alternative, until
 from tests.block_stores import SHELVES, MemoryBlocks, memory_options
+from tests.fakes import engine_of
 from tests.runtime.adapters.toys import toy_adapter
 from ui import SessionView, Tier
 
@@ -94,7 +94,7 @@ def test_closing_does_not_wait_for_a_disk_that_hangs(
         await scene.asked()
         model = scene.workbench.supervisor.running
         assert isinstance(model, FrailModel)
-        owner = cast("LocalModel", model.model)._engine
+        owner = engine_of(cast("LanguageModel", model.model))
         # when it is closed, then the engine is closed while the disk still hangs
         closing = asyncio.create_task(scene.workbench.close())
         await until(lambda: owner._closing)

@@ -8,7 +8,8 @@ import pytest
 
 from app import supervisor
 from app.workbench import workbench
-from runtime.client import EngineLimits, link
+from runtime import EngineLimits
+from runtime.transport import link
 from storage import SessionStore
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import OPTIONS, PATIENCE_SECONDS, Engine, Scene, own_tokens, rows, until

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -158,7 +158,7 @@ def shifted(s: Scene) -> None:
     """From now on that model answers."""
 
     async def start(*_: object, **__: object) -> LanguageModel:
-        return Shifted(await asyncio.to_thread(load, "x", backend="fake"))
+        return cast("LanguageModel", Shifted(await asyncio.to_thread(load, "x", backend="fake")))
 
     s.workbench.supervisor._start_engine = start
 

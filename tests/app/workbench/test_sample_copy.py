@@ -153,7 +153,7 @@ def test_a_model_that_cannot_read_the_sample_is_named_and_nothing_is_copied(play
         sample = await recorded(s)
 
         async def start(*_: object, **__: object) -> LanguageModel:
-            return Shifted(await asyncio.to_thread(load, "x", backend="fake"))
+            return cast("LanguageModel", Shifted(await asyncio.to_thread(load, "x", backend="fake")))
 
         await s.workbench.supervisor.close()
         s.workbench.supervisor._start_engine = start

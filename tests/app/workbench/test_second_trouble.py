@@ -16,8 +16,8 @@ from app.workbench.second import comparing
 from app.workbench.second import engine as second_engine
 from app.workbench.second.choices import second_choices
 from runtime import (
-    EngineClient,
     Fit,
+    LanguageModel,
     ModelLoadError,
     ModelShelf,
 )
@@ -241,7 +241,7 @@ def test_two_real_engines_and_one_that_is_killed(path: Path) -> None:
             def kill(words: str, _done: int, _total: int) -> None:
                 held = workbench._second._held
                 second = held.running if held is not None else None
-                if words == "comparing" and isinstance(second, EngineClient) and not killed:
+                if words == "comparing" and isinstance(second, LanguageModel) and not killed:
                     killed.append(second.pid)
                     os.kill(second.pid, signal.SIGKILL)
 

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -187,7 +187,7 @@ def test_a_path_of_two_models_has_no_snapshot(tmp_path: Path) -> None:
         await here.workbench.supervisor.close()
 
         async def start(*_: object, **__: object) -> LanguageModel:
-            return Renamed(await asyncio.to_thread(load, "x", backend="fake"))
+            return cast("LanguageModel", Renamed(await asyncio.to_thread(load, "x", backend="fake")))
 
         here.workbench.supervisor._start_engine = start
         await here.workbench.send(session_id, "two")

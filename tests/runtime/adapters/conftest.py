@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from runtime import LanguageModel, load
 from runtime.backends.fake import Behaviour
-from runtime.model import LocalModel, load
 from tests.fakes import Gate, fake_model
 from tests.runtime.adapters.makers import INVOCATION, Peft, adapters_of, save_adapter
 from tests.runtime.adapters.toys import INVOCATION as TOY_INVOCATION
@@ -36,7 +36,7 @@ def peft(folders: dict[str, Path]) -> Peft:
 
 
 @pytest.fixture
-def llama(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Iterator[LocalModel]:
+def llama(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Iterator[LanguageModel]:
     """The tiny llama with its adapters loaded; on hf, or as the test is parametrised."""
     with load(tiny_path("llama"), backend=getattr(request, "param", "hf")) as model:
         for folder in folders.values():
@@ -60,7 +60,7 @@ def gate() -> Gate:
 
 
 @pytest.fixture(params=["attention", "recurrent"])
-def model(request: pytest.FixtureRequest, toys: dict[str, Path], gate: Gate) -> Iterator[LocalModel]:
+def model(request: pytest.FixtureRequest, toys: dict[str, Path], gate: Gate) -> Iterator[LanguageModel]:
     with fake_model(Behaviour(before_forward=gate, recurrent=request.param == "recurrent")) as made:
         for name, folder in toys.items():
             if request.param == "attention" or name != "act":

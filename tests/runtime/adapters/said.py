@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime import GenerationOptions, SamplingOptions, TokenRecord
-from runtime.model import LocalModel
+from runtime import GenerationOptions, LanguageModel, SamplingOptions, TokenRecord
 from runtime.records import Float32
 from tests.runtime.backends.reference import random_ids
 
 Said = tuple[list[Float32], list[list[TokenRecord]]]
 
 
-def what_it_says(model: LocalModel) -> Said:
+def what_it_says(model: LanguageModel) -> Said:
     """Rows and streams of a model that begins with nothing in its cache: uncached, cold, after a cached prefix, warm."""
     ids = random_ids(8, 40).tolist()
     options = GenerationOptions(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.model import LocalModel, load
+from runtime import LanguageModel, load
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32
@@ -27,7 +27,7 @@ def plain(seed: int, n: int) -> list[int]:
 
 
 @both_backends
-def test_tokens_before_the_invocation_are_the_base_s_and_share_its_kv(llama: LocalModel, peft: Peft) -> None:
+def test_tokens_before_the_invocation_are_the_base_s_and_share_its_kv(llama: LanguageModel, peft: Peft) -> None:
     prefix, after = plain(1, 40), plain(2, 6)
     ids = [*prefix, *INVOCATION, *after]
     # given the base has computed the prefix
@@ -50,7 +50,7 @@ def test_tokens_before_the_invocation_are_the_base_s_and_share_its_kv(llama: Loc
 
 
 @both_backends
-def test_the_scores_of_every_position_are_peft_s(llama: LocalModel, peft: Peft) -> None:
+def test_the_scores_of_every_position_are_peft_s(llama: LanguageModel, peft: Peft) -> None:
     ids = [*plain(4, 12), *INVOCATION, *plain(5, 9)]
     expected = peft.logprobs(ids, ("act", 1.0))
     for _ in range(2):  # computed, then remembered
@@ -60,7 +60,7 @@ def test_the_scores_of_every_position_are_peft_s(llama: LocalModel, peft: Peft) 
 
 
 @both_backends
-def test_it_begins_at_the_last_invocation_and_nowhere_without_one(llama: LocalModel, peft: Peft) -> None:
+def test_it_begins_at_the_last_invocation_and_nowhere_without_one(llama: LanguageModel, peft: Peft) -> None:
     twice = [*plain(6, 9), *INVOCATION, *plain(7, 9), *INVOCATION, 9, 8]
     got = llama.next_token_logprobs_sync(twice, adapters=["act"])
     np.testing.assert_allclose(got, peft.logprobs(twice, ("act", 1.0))[-1], atol=TOLERANCE, rtol=0)
@@ -72,7 +72,7 @@ def test_it_begins_at_the_last_invocation_and_nowhere_without_one(llama: LocalMo
 
 
 @both_backends
-def test_base_and_adapters_go_through_the_model_in_one_forward(llama: LocalModel, peft: Peft) -> None:
+def test_base_and_adapters_go_through_the_model_in_one_forward(llama: LanguageModel, peft: Peft) -> None:
     ids = [*plain(9, 20), *INVOCATION, *plain(10, 3)]
     stacks = [(), (("A", 1.0),), (("act", 0.5),), (("B", 2.0),), (("A", 1.0), ("B", 0.5))]
 
@@ -87,7 +87,7 @@ def test_base_and_adapters_go_through_the_model_in_one_forward(llama: LocalModel
 
 
 @both_backends
-def test_an_answer_goes_on_under_the_adapter(llama: LocalModel, peft: Peft) -> None:
+def test_an_answer_goes_on_under_the_adapter(llama: LanguageModel, peft: Peft) -> None:
     ids = [*plain(11, 20), *INVOCATION]
     greedy = GenerationOptions(max_tokens=8, resolve=False, adapters=("act",), seed=1)
     records = list(llama.generate_sync(ids, replace(greedy, sampling=SamplingOptions(temperature=0.0), ignore_eos=True)))

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.model import LocalModel, load
+from runtime import LanguageModel, load
+from tests.fakes import engine_of
 from tests.runtime.adapters.makers import TARGETS, Peft, adapters_of
 from tests.runtime.adapters.said import assert_same_bits, what_it_says
 from tests.runtime.backends.reference import random_ids
@@ -28,7 +29,7 @@ STACKS = ((), (("A", 1.0),), (("B", 1.0),), (("A", 1.0), ("B", 1.0)), (("A", 0.5
 
 
 @pytest.fixture(scope="module", params=CASES)
-def case(request: pytest.FixtureRequest, root: Path) -> Iterator[tuple[LocalModel, Peft, float]]:
+def case(request: pytest.FixtureRequest, root: Path) -> Iterator[tuple[LanguageModel, Peft, float]]:
     backend, name = request.param
     a, b = adapters_of(name, root)
     with load(tiny_path(name), backend=backend) as model:
@@ -37,7 +38,7 @@ def case(request: pytest.FixtureRequest, root: Path) -> Iterator[tuple[LocalMode
         yield model, Peft(name, A=a, B=b), SAME_KERNELS if backend == "hf" else TOLERANCE
 
 
-def test_every_stack_is_what_peft_computes(case: tuple[LocalModel, Peft, float]) -> None:
+def test_every_stack_is_what_peft_computes(case: tuple[LanguageModel, Peft, float]) -> None:
     model, peft, tolerance = case
     ids = random_ids(3, 40).tolist()
     base = peft.logprobs(ids)[-1]
@@ -48,7 +49,7 @@ def test_every_stack_is_what_peft_computes(case: tuple[LocalModel, Peft, float])
         np.testing.assert_allclose(model.next_token_logprobs_uncached(ids, adapters=stack), expected, atol=tolerance, rtol=0)
 
 
-def test_a_swap_recomputes_nothing_of_either_prefix(case: tuple[LocalModel, Peft, float]) -> None:
+def test_a_swap_recomputes_nothing_of_either_prefix(case: tuple[LanguageModel, Peft, float]) -> None:
     model, peft, _ = case
     prefix, more = random_ids(4, 30).tolist(), random_ids(5, 8).tolist()
     for stack in STACKS[:3]:  # the first time each is computed
@@ -65,14 +66,14 @@ def test_a_swap_recomputes_nothing_of_either_prefix(case: tuple[LocalModel, Peft
 
 
 def test_rows_under_an_adapter_copy_nothing_of_their_prefix(
-    case: tuple[LocalModel, Peft, float], monkeypatch: pytest.MonkeyPatch
+    case: tuple[LanguageModel, Peft, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a prefix under an adapter, and rows after it, which under adapters go one by one where there is recurrent state
     model, peft, _ = case
     prefix, chosen = random_ids(7, 60).tolist(), (("A", 1.0),)
     model.clear_cache()  # of much else in one pack a copy would be cheaper
     model.next_token_logprobs_sync(prefix, adapters=chosen)
-    backend: Any = model._engine.backend
+    backend: Any = engine_of(model).backend
     copied: list[int] = []
     push = backend.push
 
@@ -95,7 +96,7 @@ def test_rows_under_an_adapter_copy_nothing_of_their_prefix(
     assert sum(copied) == 0
 
 
-def test_the_base_is_the_same_to_the_bit_while_adapters_are_there_and_after(case: tuple[LocalModel, Peft, float]) -> None:
+def test_the_base_is_the_same_to_the_bit_while_adapters_are_there_and_after(case: tuple[LanguageModel, Peft, float]) -> None:
     model, peft, tolerance = case
     ids = random_ids(6, 25).tolist()
     with_them = model.next_token_logprobs_uncached(ids, adapters=())

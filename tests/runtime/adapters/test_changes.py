@@ -10,17 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime import BeamOptions
+from runtime import BeamOptions, LanguageModel, load
 from runtime.adapters.uses import Adapters
 from runtime.errors import AdapterError, SessionClosedError, UnsupportedFeatureError
-from runtime.model import LocalModel, load
 from runtime.records import Float32
 from runtime.speculation.options import SpeculativeOptions
 from tests.fakes import TOLERANCE, Gate, fake_model, settled, some_ids, wait_for_jobs
 from tests.runtime.adapters.toys import GREEDY, INVOCATION, right, toy_adapter, wait_until_it_leaves
 
 
-def test_a_running_answer_keeps_its_stack_and_the_next_has_the_new(model: LocalModel, gate: Gate) -> None:
+def test_a_running_answer_keeps_its_stack_and_the_next_has_the_new(model: LanguageModel, gate: Gate) -> None:
     ids = some_ids(1, 20)
     alone = {name: [r.token_id for r in model.generate_sync(ids, GREEDY)] for name in ("base",)}
     model.push_lora("A")
@@ -47,7 +46,7 @@ def test_a_running_answer_keeps_its_stack_and_the_next_has_the_new(model: LocalM
     assert first != second
 
 
-def test_unloading_waits_for_who_uses_it_and_refuses_newcomers(model: LocalModel, gate: Gate) -> None:
+def test_unloading_waits_for_who_uses_it_and_refuses_newcomers(model: LanguageModel, gate: Gate) -> None:
     ids = some_ids(2, 10)
     expected = [r.token_id for r in model.generate_sync(ids, replace(GREEDY, adapters=("A",)))]
     gate.shut()
@@ -76,7 +75,7 @@ def test_unloading_waits_for_who_uses_it_and_refuses_newcomers(model: LocalModel
     assert model.prefix_match(ids, adapters=["A"]).tokens == len(ids)
 
 
-def test_a_request_of_the_same_turn_is_waited_for(model: LocalModel) -> None:
+def test_a_request_of_the_same_turn_is_waited_for(model: LanguageModel) -> None:
     ids = some_ids(3, 9)
 
     async def turn() -> Float32:
@@ -90,7 +89,7 @@ def test_a_request_of_the_same_turn_is_waited_for(model: LocalModel) -> None:
     right(model, got, ids, (("A", 1.0),))
 
 
-def test_the_same_tokens_under_each_stack_stay_apart(model: LocalModel) -> None:
+def test_the_same_tokens_under_each_stack_stay_apart(model: LanguageModel) -> None:
     ids = some_ids(4, 30)
     stacks: list[tuple[tuple[str, float], ...]] = [(), (("A", 1.0),), (("A", 0.5),), (("B", 1.0),), (("A", 1.0), ("B", 1.0))]
     stacks.append((("B", 1.0), ("A", 1.0)))
@@ -111,7 +110,7 @@ def test_the_same_tokens_under_each_stack_stay_apart(model: LocalModel) -> None:
     assert settled(model)[1].last_cause == "other"
 
 
-def test_random_requests_under_random_stacks_are_what_they_are_alone(model: LocalModel) -> None:
+def test_random_requests_under_random_stacks_are_what_they_are_alone(model: LanguageModel) -> None:
     rng = np.random.default_rng(6)
     names = [name for name in ("A", "B", "act") if name in {a.name for a in model.info.adapters}]
     texts = [some_ids(seed, 24) for seed in range(3)]
@@ -131,7 +130,7 @@ def test_random_requests_under_random_stacks_are_what_they_are_alone(model: Loca
     asyncio.run(storm())
 
 
-def test_guesses_are_checked_under_the_answer_s_own_stack(model: LocalModel) -> None:
+def test_guesses_are_checked_under_the_answer_s_own_stack(model: LanguageModel) -> None:
     ids = [7, 8, 9, 7, 8, 9, 7, 8]
     plain = replace(GREEDY, max_tokens=40, adapters=("A", ("B", 0.5)))
     if "recurrent" in model.info.attention_kinds:  # its state cannot be cut back: refused whatever the stack
@@ -174,7 +173,7 @@ def test_an_id_on_the_shelf(toys: dict[str, Path], tmp_path: Path, monkeypatch: 
         assert toys
 
 
-def test_each_member_takes_adapters_of_its_own(model: LocalModel) -> None:
+def test_each_member_takes_adapters_of_its_own(model: LanguageModel) -> None:
     ids, texts, beams = some_ids(8, 12), ["one text", "another"], BeamOptions(width=3, max_tokens=6, ignore_eos=True)
 
     async def all_of(adapters: Adapters) -> list[object]:

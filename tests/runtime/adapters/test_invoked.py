@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from runtime import LanguageModel, load
 from runtime.backends.fake import Behaviour
-from runtime.model import LocalModel, load
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import TokenRecord
@@ -40,7 +40,7 @@ def says(answer: list[int], invocation: list[int]) -> list[int]:
 
 
 @pytest.fixture(scope="module", params=["attention", "overlapping", "hf-llama", "mlx-llama", "hf-gemma3", "hf-lfm2"])
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalModel, list[int]]]:
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LanguageModel, list[int]]]:
     root: Path = tmp_path_factory.mktemp("invoked")
     if "-" not in request.param:
         with fake_model(Behaviour(overlaps=request.param == "overlapping")) as model:
@@ -56,11 +56,11 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield model, INVOCATION
 
 
-def drawn(model: LocalModel, prompt: list[int], chosen: GenerationOptions) -> list[TokenRecord]:
+def drawn(model: LanguageModel, prompt: list[int], chosen: GenerationOptions) -> list[TokenRecord]:
     return list(model.generate_sync(prompt, chosen))
 
 
-def test_it_goes_on_as_a_branch_and_a_score_would(case: tuple[LocalModel, list[int]]) -> None:
+def test_it_goes_on_as_a_branch_and_a_score_would(case: tuple[LanguageModel, list[int]]) -> None:
     model, invocation = case
     prompt = [*some_ids(1, 12, 100), invocation[0]]  # the sequence may begin in the prompt as well
     chosen = options(invocation, SEED)
@@ -80,7 +80,7 @@ def test_it_goes_on_as_a_branch_and_a_score_would(case: tuple[LocalModel, list[i
         assert records[at].logprob == pytest.approx(float(expected), abs=TOLERANCE * 10)
 
 
-def test_what_it_leaves_in_the_cache_is_right(case: tuple[LocalModel, list[int]]) -> None:
+def test_what_it_leaves_in_the_cache_is_right(case: tuple[LanguageModel, list[int]]) -> None:
     # given scores and KV that a stream left behind, some of them from before an activation
     model, invocation = case
     model.clear_cache()
@@ -99,7 +99,7 @@ def test_what_it_leaves_in_the_cache_is_right(case: tuple[LocalModel, list[int]]
     assert settled(model)[1].leases == 0
 
 
-def test_branches_batches_and_guesses_say_the_same(case: tuple[LocalModel, list[int]]) -> None:
+def test_branches_batches_and_guesses_say_the_same(case: tuple[LanguageModel, list[int]]) -> None:
     model, invocation = case
     prompt, chosen = some_ids(3, 12, 100), options(invocation, SEED)
     alone = {branch: [r.token_id for r in drawn(model, prompt, replace(chosen, branch=branch))] for branch in range(3)}

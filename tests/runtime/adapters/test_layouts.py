@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from runtime import load
 from runtime.adapters.convert import convert_adapter
 from runtime.adapters.folder import read_header
 from runtime.errors import AdapterError
-from runtime.model import load
 from runtime.options.load import LoadOptions
 from runtime.records import Float32
 from tests.runtime.adapters.makers import Peft, adapters_of, save_adapter, to_mlx_layout

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from runtime import AdapterError
-from runtime.model import load
+from runtime import AdapterError, load
 from tests.fakes import settled
 from tests.runtime.adapters.makers import Peft
 from tests.runtime.backends.reference import random_ids

@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from runtime import AdapterError
+from runtime import AdapterError, LanguageModel, load
 from runtime.backends.hf.weights import PackedLinear
-from runtime.model import LocalModel, load
 from runtime.records import Float32
+from tests.fakes import engine_of
 from tests.runtime.adapters.makers import Peft, adapters_of
 from tests.runtime.adapters.said import assert_same_bits, what_it_says
 from tests.runtime.backends.reference import random_ids
@@ -53,7 +53,7 @@ STACKS = ((("A", 1.0),), (("B", 0.5),), (("A", 0.5), ("B", 1.0)))
 class Case:
     """A base, and peft on transformers' own model with the numbers that its weights stand for."""
 
-    model: LocalModel
+    model: LanguageModel
     peft: Peft
     bounds: Bounds
 
@@ -72,7 +72,7 @@ def case(request: pytest.FixtureRequest, root: Path, tmp_path_factory: pytest.Te
     a, b = (without_copies(folder, tmp_path_factory.mktemp("plain")) for folder in adapters_of(name, root))
     peft = Peft(name, A=a, B=b)
     with base(backend, name, form, tmp_path_factory.mktemp("base")) as model:
-        held = (packed_weights if backend == "hf" else quantised_weights)(model._engine.backend)
+        held = (packed_weights if backend == "hf" else quantised_weights)(engine_of(model).backend)
         assert held
         hold(peft, held)
         for key, folder in (("A", a), ("B", b)):
@@ -80,7 +80,7 @@ def case(request: pytest.FixtureRequest, root: Path, tmp_path_factory: pytest.Te
         yield Case(model, peft, bounds)
 
 
-def base(backend: str, name: str, form: str, folder: Path) -> LocalModel:
+def base(backend: str, name: str, form: str, folder: Path) -> LanguageModel:
     """A tiny model in fewer bits; for mlx as our own conversion writes it into a folder."""
     if backend == "hf":
         return load(tiny_path(name), "hf", device="cpu", threads=1, weights=form)

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from runtime import LanguageModel, load
 from runtime.adapters.folder import read_header
 from runtime.adapters.matching import check_base
 from runtime.errors import AdapterError, InvalidRequestError, UnsupportedFeatureError
-from runtime.model import LocalModel, load
 from runtime.options.generation import GenerationOptions
 from runtime.options.load import LoadOptions
-from tests.fakes import fake_model
+from tests.fakes import fake_model, local
 from tests.runtime.adapters.makers import save_adapter
 from tests.tiny_models import tiny_path
 
@@ -29,7 +29,7 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj"
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[LocalModel]:
+def model() -> Iterator[LanguageModel]:
     with load(tiny_path("llama"), backend="hf") as made:
         yield made
         assert made.info.adapters == ()  # nothing of what was refused has stayed
@@ -82,7 +82,7 @@ def spoil(folder: Path, act: Callable[[dict[str, Any]], None]) -> None:
         ({"base_model_name_or_path": "org/SomethingElse-7B"}, "made for org/SomethingElse-7B, and this is tiny-llama"),
     ],
 )
-def test_settings_that_are_not_plain_lora(model: LocalModel, folder: Path, settings: dict[str, Any], says: str) -> None:
+def test_settings_that_are_not_plain_lora(model: LanguageModel, folder: Path, settings: dict[str, Any], says: str) -> None:
     change(folder, **settings)
     with pytest.raises(AdapterError, match=says):
         model.add_adapter(folder)
@@ -109,13 +109,15 @@ def test_settings_that_are_not_plain_lora(model: LocalModel, folder: Path, setti
         (lambda t: t.update({"lm_head.lora_embedding_A": np.ones((4, 1000), np.float32)}), "no part of a LoRA product"),
     ],
 )
-def test_tensors_that_do_not_fit(model: LocalModel, folder: Path, act: Callable[[dict[str, Any]], None], says: str) -> None:
+def test_tensors_that_do_not_fit(model: LanguageModel, folder: Path, act: Callable[[dict[str, Any]], None], says: str) -> None:
     spoil(folder, act)
     with pytest.raises(AdapterError, match=says):
         model.add_adapter(folder)
 
 
-def test_folders_that_hold_no_adapter(model: LocalModel, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_that_hold_no_adapter(
+    model: LanguageModel, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "shelf"))
     with pytest.raises(AdapterError, match="no such folder"):
         model.add_adapter(tmp_path / "nowhere")
@@ -136,7 +138,7 @@ def test_folders_that_hold_no_adapter(model: LocalModel, folder: Path, tmp_path:
         model.add_adapter(folder)
 
 
-def test_a_pickle_is_never_opened(model: LocalModel, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pickle_is_never_opened(model: LanguageModel, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Trap:
         def __reduce__(self) -> tuple[Any, ...]:
             return (Path.touch, (folder / "sprung",))
@@ -248,10 +250,10 @@ def test_backends_without_adapters_and_options_that_make_no_sense(folder: Path) 
         "tiny-llama-IQ3_xxs", "",
     ],
 )  # fmt: skip
-def test_the_same_base_in_another_form_is_the_same(model: LocalModel, folder: Path, base: str) -> None:
+def test_the_same_base_in_another_form_is_the_same(model: LanguageModel, folder: Path, base: str) -> None:
     change(folder, base_model_name_or_path=base)
     assert model.info.name == "tiny-llama"
-    check_base(read_header(folder), model._names)
+    check_base(read_header(folder), local(model).names)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +261,7 @@ def test_the_same_base_in_another_form_is_the_same(model: LocalModel, folder: Pa
     ["llama", "tiny", "t", "tiny-llama-instruct", "tiny-llama-it", "tiny-llama-2", "org/tiny-llama-1b", "my-tiny-llama",
      "tiny-llamas", "tiny-llama-v0.1", "hf/llama", "org/tiny-llama-chat-4bit"],
 )  # fmt: skip
-def test_a_base_of_nearly_the_same_name_is_another(model: LocalModel, folder: Path, base: str) -> None:
+def test_a_base_of_nearly_the_same_name_is_another(model: LanguageModel, folder: Path, base: str) -> None:
     change(folder, base_model_name_or_path=base)
     with pytest.raises(AdapterError, match=f"made for {base}, and this is tiny-llama; .*any_base=True"):
         model.add_adapter(folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from runtime.model import LocalModel
+from runtime import LanguageModel
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from tests.fakes import Turnstile, some_ids
@@ -22,12 +22,12 @@ A: Stack = (("A", 1.0),)
 AB: Stack = (("A", 0.7), ("B", 1.3))
 
 
-def alone(model: LocalModel, stack: Stack, options: GenerationOptions) -> list[int]:
+def alone(model: LanguageModel, stack: Stack, options: GenerationOptions) -> list[int]:
     return [record.token_id for record in model.generate_sync(IDS, replace(options, adapters=stack))]
 
 
 @both_backends
-def test_answers_keep_the_stack_they_began_with(llama: LocalModel, peft: Peft) -> None:
+def test_answers_keep_the_stack_they_began_with(llama: LanguageModel, peft: Peft) -> None:
     expected = {stack: alone(llama, stack, GREEDY) for stack in (BASE, A, AB)}
     assert len({tuple(ids) for ids in expected.values()}) == 3
     llama.clear_cache()
@@ -74,7 +74,7 @@ def test_answers_keep_the_stack_they_began_with(llama: LocalModel, peft: Peft) -
 
 
 @both_backends
-def test_an_answer_in_the_middle_of_which_its_adapter_is_unloaded_ends_under_it(llama: LocalModel) -> None:
+def test_an_answer_in_the_middle_of_which_its_adapter_is_unloaded_ends_under_it(llama: LanguageModel) -> None:
     expected = {stack: alone(llama, stack, WARM) for stack in (BASE, A)}
     llama.clear_cache()
 

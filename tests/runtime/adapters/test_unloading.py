@@ -10,14 +10,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from runtime import BeamOptions, Hypothesis
-from runtime.model import LocalModel
+from runtime import BeamOptions, Hypothesis, LanguageModel
 from runtime.records import Float32
 from tests.fakes import Gate, some_ids
 from tests.runtime.adapters.toys import GREEDY, wait_until_it_leaves
 
 
-def while_leaving(model: LocalModel, name: str, gate: Gate) -> threading.Thread:
+def while_leaving(model: LanguageModel, name: str, gate: Gate) -> threading.Thread:
     """Unloads from another thread; returns when nothing new may use the adapter, and opens the gate then."""
     leaving = threading.Thread(target=model.unload_adapter, args=(name,))
     leaving.start()
@@ -26,7 +25,7 @@ def while_leaving(model: LocalModel, name: str, gate: Gate) -> threading.Thread:
     return leaving
 
 
-def test_unloading_waits_for_a_beam_search(model: LocalModel, gate: Gate) -> None:
+def test_unloading_waits_for_a_beam_search(model: LanguageModel, gate: Gate) -> None:
     ids, options = some_ids(7, 10), BeamOptions(width=3, max_tokens=200, ignore_eos=True)
 
     async def search() -> list[Hypothesis]:
@@ -52,7 +51,7 @@ def test_unloading_waits_for_a_beam_search(model: LocalModel, gate: Gate) -> Non
     assert model.list_adapters().count("A_lora") == 0
 
 
-def test_unloading_waits_for_embeddings(model: LocalModel, gate: Gate) -> None:
+def test_unloading_waits_for_embeddings(model: LanguageModel, gate: Gate) -> None:
     texts = [f"number {i}" * 3 for i in range(80)]
     model.push_lora("A")
     expected = model.embed_sync(texts)
@@ -68,7 +67,7 @@ def test_unloading_waits_for_embeddings(model: LocalModel, gate: Gate) -> None:
 
 
 @pytest.mark.parametrize("blocking", [False, True])
-def test_unloading_waits_for_the_rest_of_a_batch(model: LocalModel, *, blocking: bool) -> None:
+def test_unloading_waits_for_the_rest_of_a_batch(model: LanguageModel, *, blocking: bool) -> None:
     # given more prompts than run at a time
     prompts = [some_ids(seed, 6) for seed in range(70)]
     options = replace(GREEDY, max_tokens=3, adapters=("A",))
@@ -94,7 +93,7 @@ def test_unloading_waits_for_the_rest_of_a_batch(model: LocalModel, *, blocking:
     assert "A_lora" not in model.list_adapters()
 
 
-def test_a_batch_that_is_given_up_lets_go(model: LocalModel) -> None:
+def test_a_batch_that_is_given_up_lets_go(model: LanguageModel) -> None:
     async def left() -> None:
         prompts = [some_ids(seed, 6) for seed in range(70)]
         async with aclosing(model.generate_many(prompts, replace(GREEDY, adapters=("A",)))) as records:

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from runtime.model import LocalModel
+from runtime import LanguageModel
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32
-from tests.fakes import TOLERANCE, until
+from tests.fakes import TOLERANCE, local, until
 
 GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, resolve=False)
 INVOCATION = [44, 7]
@@ -33,17 +33,17 @@ def toy_adapter(folder: Path, seed: int, *, invocation: list[int] | None = None)
     return folder
 
 
-def right(model: LocalModel, got: Float32, ids: list[int], stack: tuple[tuple[str, float], ...]) -> None:
+def right(model: LanguageModel, got: Float32, ids: list[int], stack: tuple[tuple[str, float], ...]) -> None:
     expected = model.next_token_logprobs_uncached(ids, adapters=stack)
     np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=0)
 
 
-def wait_until_it_leaves(model: LocalModel, unloading: threading.Thread | None = None) -> None:
+def wait_until_it_leaves(model: LanguageModel, unloading: threading.Thread | None = None) -> None:
     """Until nothing new may use an adapter that is being unloaded, by a thread that must still be about it."""
     until(lambda: leaves(model) or not (unloading is None or unloading.is_alive()))
     assert leaves(model), "it was unloaded without having waited for anybody"
 
 
-def leaves(model: LocalModel) -> bool:
+def leaves(model: LanguageModel) -> bool:
     """Whether an adapter is being unloaded."""
-    return any(entry.leaving for entry in model._adapters._entries.values())
+    return any(entry.leaving for entry in local(model).adapters.registry._entries.values())

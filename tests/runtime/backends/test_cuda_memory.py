@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 import torch
 
+from runtime import LanguageModel, load
 from runtime.errors import MemoryBudgetError
-from runtime.model import LocalModel, load
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import TokenRecord
+from tests.fakes import engine_of
 from tests.runtime.backends.reference import expected, random_ids
 from tests.tiny_models import tiny_path
 
@@ -46,7 +47,7 @@ def at_most() -> Iterator[Callable[[int], None]]:
 
 
 @pytest.fixture
-def model() -> Iterator[LocalModel]:
+def model() -> Iterator[LanguageModel]:
     """A tiny model whose budget is no limit: it is the device that runs full."""
     with load(tiny_path("llama"), backend="hf", dtype="float32", kv_cache_bytes=1 << 30) as made:
         assert made.info.device.startswith("cuda")
@@ -57,7 +58,7 @@ def ids(seed: int, n: int = 40) -> list[int]:
     return [int(i) for i in random_ids(seed, n)]
 
 
-def fill(model: LocalModel) -> None:
+def fill(model: LanguageModel) -> None:
     """Texts that nobody is asking for any more, `HELD` bytes of KV in all."""
     n = 1000
     for seed in range(HELD // (n * model.info.kv_bytes_per_token) + 2):  # some share their first tokens
@@ -66,7 +67,7 @@ def fill(model: LocalModel) -> None:
 
 
 @contextmanager
-def hungry(model: LocalModel, nbytes: int, after: int = 0) -> Iterator[list[int]]:
+def hungry(model: LanguageModel, nbytes: int, after: int = 0) -> Iterator[list[int]]:
     """From the forward number `after` on each takes `nbytes` for a moment; yields a list that grows by one with each try."""
     forwards = itertools.count()
     tries: list[int] = []
@@ -77,7 +78,7 @@ def hungry(model: LocalModel, nbytes: int, after: int = 0) -> Iterator[list[int]
         tries.append(nbytes)
         torch.empty(nbytes, dtype=torch.uint8, device=model.info.device)
 
-    handle = model._engine.backend._model.model.layers[0].register_forward_pre_hook(take)  # type: ignore[attr-defined]  # hf's own
+    handle = engine_of(model).backend._model.model.layers[0].register_forward_pre_hook(take)  # type: ignore[attr-defined]  # hf's own
     try:
         yield tries
     finally:
@@ -88,7 +89,7 @@ def assert_right(got: Any, path: list[int]) -> None:
     np.testing.assert_allclose(got, expected("llama", path)[-1], atol=TOLERANCE, rtol=0)
 
 
-def test_kv_gives_way_and_the_request_is_tried_once_more(model: LocalModel, at_most: Callable[[int], None]) -> None:
+def test_kv_gives_way_and_the_request_is_tried_once_more(model: LanguageModel, at_most: Callable[[int], None]) -> None:
     # given a device that is nearly full of KV which nobody uses
     fill(model)
     at_most(WANTED // 2)
@@ -103,7 +104,9 @@ def test_kv_gives_way_and_the_request_is_tried_once_more(model: LocalModel, at_m
     assert metrics.kv_peak_bytes < metrics.kv_budget
 
 
-def test_what_does_not_fit_at_all_is_a_typed_error_and_harms_nobody(model: LocalModel, at_most: Callable[[int], None]) -> None:
+def test_what_does_not_fit_at_all_is_a_typed_error_and_harms_nobody(
+    model: LanguageModel, at_most: Callable[[int], None]
+) -> None:
     # given
     before = torch.cuda.memory_allocated()
     fill(model)
@@ -120,7 +123,7 @@ def test_what_does_not_fit_at_all_is_a_typed_error_and_harms_nobody(model: Local
     assert model.cache_report().leases == 0
 
 
-def test_a_stream_that_finds_no_memory_keeps_what_it_said(model: LocalModel, at_most: Callable[[int], None]) -> None:
+def test_a_stream_that_finds_no_memory_keeps_what_it_said(model: LanguageModel, at_most: Callable[[int], None]) -> None:
     said: list[TokenRecord] = []
     options = GenerationOptions(max_tokens=20, ignore_eos=True, sampling=SamplingOptions(temperature=0.0))
 
@@ -158,7 +161,7 @@ def test_the_budget_is_a_share_of_what_the_device_has_free() -> None:
     assert budget() <= alone - taken.nbytes // 8
 
 
-def test_kv_on_the_device_stays_within_the_budget(model: LocalModel) -> None:
+def test_kv_on_the_device_stays_within_the_budget(model: LanguageModel) -> None:
     # given a budget that many texts do not fit into
     model.next_token_logprobs_sync(ids(4))  # libraries take their own workspace at the first product
     model.clear_cache()

@@ -13,14 +13,15 @@ import psutil
 import pytest
 import torch
 
+from runtime import load
 from runtime.backends import sized
 from runtime.backends.hf import backend as hf
 from runtime.backends.mlx import backend as mlx
 from runtime.backends.mlx import memory
 from runtime.backends.mlx.memory import DeviceLimits
 from runtime.errors import ModelLoadError
-from runtime.model import load
 from runtime.options.load import LoadOptions
+from tests.fakes import engine_of
 from tests.tiny_models import tiny_folder, tiny_path
 
 GIB = 1 << 30
@@ -140,7 +141,7 @@ def test_a_load_sets_them_once_before_the_weights_are_read(
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB))
     with load(tiny_path("llama"), backend="mlx") as model:
         # then the same number is the budget: a quarter of what the device recommends beside the weights
-        weights, budget = 4 * model.info.parameters, model._engine.scheduler.cache.budget
+        weights, budget = 4 * model.info.parameters, engine_of(model).scheduler.cache.budget
         assert told == limits(weights + budget + memory.SLACK)
         assert evaluated[0] == 3
         assert budget == pytest.approx((8 * GIB - mx.get_active_memory()) / 4, rel=0.01)
@@ -189,13 +190,13 @@ def test_freed_memory_goes_back_above_a_threshold(monkeypatch: pytest.MonkeyPatc
 def test_what_is_evicted_is_told_once_a_step(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
     with load(tiny_path("llama"), backend=backend, threads=1 if backend == "hf" else None) as model:
-        monkeypatch.setattr(model._engine.backend, "freed", told.append)
+        monkeypatch.setattr(engine_of(model).backend, "freed", told.append)
         monkeypatch.setattr(sized, "RETURN_BYTES", 1)
         slot = model.info.kv_bytes_per_token
         model.set_kv_budget(200 * slot)
         for first in range(2, 12):
             model.next_token_logprobs_sync([first, *range(40)])
-        let_go = model._engine.scheduler.cache
+        let_go = engine_of(model).scheduler.cache
         model.prefix_match([1])
         evicted = model.metrics().kv_evicted_bytes
         assert evicted > 100 * slot

@@ -17,13 +17,14 @@ import pytest
 from runtime import (
     BackendUnavailableError,
     InvalidRequestError,
+    LanguageModel,
     ModelLoadError,
     UnsupportedFeatureError,
     load,
 )
-from runtime.client.limits import EngineLimits, patient
-from runtime.model import LocalModel
 from runtime.records import Float32
+from runtime.transport.limits import EngineLimits, patient
+from tests.fakes import engine_of
 from tests.runtime.backends.reference import random_ids
 from tests.tiny_models import tiny_path
 
@@ -32,6 +33,7 @@ MID = """
 import json, sys, threading, time
 from pathlib import Path
 from runtime import load
+from tests.fakes import engine_of
 import torch, transformers, accelerate
 folder, *limit = sys.argv[1:]
 def held():  # bytes: ever held by this process, and its own memory now, without pages of files that the system may drop
@@ -64,7 +66,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     assert list(folder.glob("elsewise-*")) == []  # torch keeps one of its own
 
 
-def offloaded(name: str, limit: int = 1) -> LocalModel:
+def offloaded(name: str, limit: int = 1) -> LanguageModel:
     return load(tiny_path(name), "hf", device="cpu", offload="disk", offload_memory_bytes=limit)
 
 
@@ -77,7 +79,7 @@ def close(got: Float32, want: Float32) -> None:
 def test_numbers_are_those_of_the_whole_model(name: str) -> None:
     ids, more = random_ids(1, 40).tolist(), random_ids(2, 9).tolist()
     with load(tiny_path(name), "hf", device="cpu") as whole, offloaded(name) as parts:
-        assert parts._engine.backend._loaded.offload.on_disk > 0  # type: ignore[attr-defined]  # the hf backend's
+        assert engine_of(parts).backend._loaded.offload.on_disk > 0  # type: ignore[attr-defined]  # the hf backend's
         for path in (ids, [*ids, *more]):  # the second after a cached prefix
             got = parts.next_token_logprobs_sync(path)
             close(got, whole.next_token_logprobs_sync(path))
@@ -101,7 +103,7 @@ def test_info_says_what_is_read_and_how_long_it_takes() -> None:
 
 def test_a_part_stays_in_memory_and_a_small_model_whole() -> None:
     with offloaded("falcon_h1", 700_000) as model:
-        plan = model._engine.backend._loaded.offload  # type: ignore[attr-defined]  # the hf backend's
+        plan = engine_of(model).backend._loaded.offload  # type: ignore[attr-defined]  # the hf backend's
         assert 0 < plan.resident <= 700_000
         assert plan.resident + plan.on_disk == 4 * model.info.parameters
     with offloaded("llama", 100 << 20) as model:

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime import load
 from runtime.backends.base import ROOT
 from runtime.backends.registry import resolve_backend
 from runtime.backends.selftest import kv_gaps
 from runtime.errors import SnapshotFormatError, UnsupportedFeatureError
-from runtime.model import load
 from runtime.options.load import KvDtype, LoadOptions
-from tests.fakes import settled
+from tests.fakes import engine_of, settled
 from tests.runtime.backends.reference import RECURRENT, append, random_ids
 from tests.tiny_models import tiny_folder, tiny_path
 
@@ -148,7 +148,7 @@ def test_the_trie_holds_the_smaller_form_and_answers_from_it(backend: str) -> No
     with load(tiny_path("llama"), backend=backend, kv_dtype="q8", threads=1 if backend == "hf" else None) as model:
         fresh = model.next_token_logprobs_sync(ids)
         assert settled(model)[1].bytes == 60 * model.info.kv_bytes_per_token
-        engine = model._engine
+        engine = engine_of(model)
         engine.call(engine.scheduler.cache.workspaces.drop_idle).result()  # so that the next request has to load
         before = model.metrics().tokens_computed
         cached = model.next_token_logprobs_sync([*ids, 7])
@@ -172,7 +172,7 @@ def test_on_real_weights_too(backend: str, kv_dtype: KvDtype, tell: Callable[[st
     with load("smollm2", backend=backend, kv_dtype=kv_dtype, device="cpu", dtype="float32") as model:
         ids = np.array(model.tokenize(topics.topics["with"]), np.int64)[: 200 if backend == "hf" else 60]
         trunk, tail = np.split(ids, [len(ids) - len(ids) // 4])
-        found = model._engine.call(lambda: kv_gaps(model._engine.backend, trunk, tail)).result()  # type: ignore[arg-type]  # a packed one
+        found = engine_of(model).call(lambda: kv_gaps(engine_of(model).backend, trunk, tail)).result()  # type: ignore[arg-type]  # a packed one
         tell(f"{backend} smollm2 {kv_dtype}: {found.max():.4f} {found.mean():.5f}")
         assert model.info.kv_bytes_per_token == {"q8": 12_960, "q4": 7_200}[kv_dtype]
     largest, mean = MOST[kv_dtype]

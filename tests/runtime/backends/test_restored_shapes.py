@@ -9,12 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from runtime import load
 from runtime.backends.stored import Stored
 from runtime.blocks.options import BlockOptions
 from runtime.blocks.packing import pack, unpack
 from runtime.errors import SnapshotFormatError
-from runtime.model import load
 from tests.block_stores import SHELVES, MemoryBlocks, memory_options
+from tests.fakes import engine_of
 from tests.runtime.backends.reference import random_ids
 from tests.tiny_models import tiny_path
 
@@ -77,7 +78,7 @@ def test_it_is_refused_and_computed(name: str, harm: str, backend: str, request:
                     bent += 1
                     store.blocks[key] = parent, tokens, b"".join(pack(changed, metadata))
                     with pytest.raises(SnapshotFormatError, match=r"stored (KV|keys|values|state)"):
-                        model._engine.call(partial(model._engine.backend.restore, changed)).result()
+                        engine_of(model).call(partial(engine_of(model).backend.restore, changed)).result()
             assert bent
         with load(tiny_path(name), backend=backend, blocks=options) as model:
             got = model.next_token_logprobs_sync([*IDS, 5])

@@ -13,6 +13,7 @@ from runtime import load
 from runtime.backends.hf import threads as choosing
 from runtime.backends.hf.threads import BUDGET_SECONDS, LAPS, ThreadChoice, fastest, machine, probe
 from runtime.loading.measurements import forget_measurements, keep_measurement, measurement
+from tests.fakes import engine_of
 from tests.tiny_models import tiny_folder, tiny_path
 
 
@@ -127,7 +128,7 @@ def test_a_load_measures_on_the_owner_thread_and_an_option_goes_first(monkeypatc
     monkeypatch.setattr("runtime.backends.hf.backend.CHOICE", choice := ThreadChoice())
     monkeypatch.setattr(choice, "measure", lambda *_: seen.append(threading_name()))
     with load(tiny_path("llama"), "hf", device="cpu") as model:
-        owner = model._engine.call(threading_name).result()
+        owner = engine_of(model).call(threading_name).result()
         assert model.info.options["threads"] == 4
     assert seen == [owner]
     assert owner != threading_name()

@@ -26,6 +26,7 @@ from runtime.errors import RuntimeFault
 from runtime.loading.measurements import kept_perplexities
 from runtime.options.load import LoadOptions, Weights
 from tests.block_stores import SHELVES, memory_options
+from tests.fakes import engine_of
 from tests.runtime.adapters.makers import save_adapter
 from tests.runtime.backends.reference import expected, log_softmax, random_ids
 from tests.tiny_models import tiny_folder, tiny_path
@@ -66,7 +67,7 @@ def test_the_option_has_the_forms_that_are_tested() -> None:
 def test_numbers_stay_within_what_is_printed(name: str, weights: str, tell: Callable[[str], None]) -> None:
     ids = random_ids(4, 40)
     with packed(name, weights) as model:
-        backend = model._engine.backend
+        backend: Any = engine_of(model).backend
         modules = [m for m in backend._model.modules() if isinstance(m, PackedLinear)]
         rows = np.stack([model.next_token_logprobs_sync(ids[: i + 1].tolist()) for i in range(len(ids))])
         assert modules
@@ -120,7 +121,8 @@ def test_without_fbgemm_the_head_stays_in_float32(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UnsupportedFeatureError, match="bfloat16 or int8"):
         packed("llama", "float16")
     with packed("llama", "int8") as model:
-        assert type(model._engine.backend._model.get_output_embeddings()) is torch.nn.Linear
+        backend: Any = engine_of(model).backend
+        assert type(backend._model.get_output_embeddings()) is torch.nn.Linear
 
 
 def test_the_perplexity_is_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch, shelf: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -228,7 +228,7 @@ def test_a_byte_that_the_other_vocabulary_lacks_is_named(toy: LanguageModel, lla
             return getattr(llama, name)
 
     with pytest.raises(InvalidRequestError, match="no token for byte 0xff"):
-        compared(toy, Lacking(), [65, 0xFF, 66])
+        compared(toy, cast("LanguageModel", Lacking()), [65, 0xFF, 66])
 
 
 def test_the_same_model_with_other_options_is_told_apart(llama: LanguageModel, toy: LanguageModel) -> None:
@@ -318,7 +318,7 @@ def test_rows_are_asked_for_a_few_at_a_time(toy: LanguageModel) -> None:
             sizes.append(len(batch))
             return await toy.batch_next_token_logprobs(batch, **how)
 
-    compared(Counting(), toy, "rain " * 10, kl_start=0)
+    compared(cast("LanguageModel", Counting()), toy, "rain " * 10, kl_start=0)
     assert sizes == [16, 16, 16, 1]
 
 

@@ -18,8 +18,8 @@ from runtime import (
     load,
     spawn,
 )
+from runtime.engine.operations import Operations
 from runtime.grammar.grammars import Grammars
-from runtime.model import LocalModel
 from tests.fakes import fake_model, settled
 from tests.runtime.grammar.judge import accepts
 
@@ -66,13 +66,13 @@ def test_every_branch_is_what_it_is_alone_and_the_state_is_made_once(monkeypatch
 
 def test_without_a_seed_all_branches_have_the_same_fresh_one(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds: list[tuple[int | None, int]] = []
-    sampler = LocalModel._sampler
+    sampler = Operations._sampler
 
-    def noted(self: LocalModel, options: GenerationOptions) -> object:
+    def noted(self: Operations, options: GenerationOptions) -> object:
         seeds.append((options.seed, options.branch))
         return sampler(self, options)
 
-    monkeypatch.setattr(LocalModel, "_sampler", noted)
+    monkeypatch.setattr(Operations, "_sampler", noted)
     with fake_model() as model:
         for _ in range(2):
             asyncio.run(fan(model, 4, GenerationOptions(max_tokens=2)))

@@ -17,15 +17,16 @@ from runtime import (
     Grammar,
     GrammarError,
     InvalidRequestError,
+    LanguageModel,
     Origin,
     SamplingOptions,
     SessionClosedError,
     SpeculativeOptions,
     TokenRecord,
+    load,
 )
 from runtime.backends.fake import Behaviour
-from runtime.model import LocalModel, load
-from tests.fakes import Gate, fake_model, reference, some_ids, wait_for_close
+from tests.fakes import Gate, fake_model, local, reference, some_ids, wait_for_close
 from tests.runtime.grammar.judge import accepts, begins
 from tests.runtime.grammar.samples import ALL, JSON, LARK, REGEX, SCHEMA, Parcel
 from tests.tiny_models import tiny_folder
@@ -35,7 +36,7 @@ PROMPT = some_ids(1, 12)
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[LocalModel]:
+def model() -> Iterator[LanguageModel]:
     with fake_model(Behaviour(overlaps=True)) as made:
         yield made
 
@@ -44,7 +45,7 @@ def said(records: Sequence[TokenRecord]) -> bytes:
     return b"".join(r.token_bytes for r in records if r.finish_reason != "eos")
 
 
-def stream(model: LocalModel, ids: Sequence[int], **options: Any) -> list[TokenRecord]:
+def stream(model: LanguageModel, ids: Sequence[int], **options: Any) -> list[TokenRecord]:
     async def main() -> list[TokenRecord]:
         return [record async for record in model.generate(ids, GenerationOptions(**options))]
 
@@ -53,7 +54,7 @@ def stream(model: LocalModel, ids: Sequence[int], **options: Any) -> list[TokenR
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", ALL)
-def test_every_answer_that_ends_is_one_of_the_grammars(model: LocalModel, name: str, seed: int) -> None:
+def test_every_answer_that_ends_is_one_of_the_grammars(model: LanguageModel, name: str, seed: int) -> None:
     records = stream(model, PROMPT, grammar=ALL[name], seed=seed, max_tokens=600)
     assert records[-1].finish_reason in ("eos", "grammar")
     assert not records[-1].incomplete
@@ -64,7 +65,7 @@ def test_every_answer_that_ends_is_one_of_the_grammars(model: LocalModel, name: 
         assert 0 <= answer["age"] <= 120
 
 
-def test_records_hold_the_models_own_numbers_and_say_what_was_forced(model: LocalModel) -> None:
+def test_records_hold_the_models_own_numbers_and_say_what_was_forced(model: LanguageModel) -> None:
     records = stream(model, PROMPT, grammar=Grammar.regex("ab[cd]e"), sampling=GREEDY, top_k=5)
     path = list(PROMPT)
     for record in records:
@@ -80,7 +81,7 @@ def test_records_hold_the_models_own_numbers_and_say_what_was_forced(model: Loca
     assert records[2].token_id == max(ord("c"), ord("d"), key=lambda token: float(row[token]))
 
 
-def test_a_drawn_token_is_drawn_from_what_is_allowed(model: LocalModel) -> None:
+def test_a_drawn_token_is_drawn_from_what_is_allowed(model: LanguageModel) -> None:
     # given two tokens to choose from, at the temperature of the model
     drawn = [stream(model, PROMPT, grammar=Grammar.regex("[cd]"), seed=seed)[0].token_id for seed in range(300)]
     row = np.exp(reference(PROMPT).astype(np.float64))
@@ -88,7 +89,7 @@ def test_a_drawn_token_is_drawn_from_what_is_allowed(model: LocalModel) -> None:
     assert abs(drawn.count(ord("c")) / 300 - expected) < 4 * np.sqrt(expected * (1 - expected) / 300)
 
 
-def test_cut_by_the_limit_it_says_so_and_is_not_passed_off_as_done(model: LocalModel) -> None:
+def test_cut_by_the_limit_it_says_so_and_is_not_passed_off_as_done(model: LanguageModel) -> None:
     records = stream(model, PROMPT, grammar=JSON, seed=1, max_tokens=9)
     assert [r.finish_reason for r in records] == [None] * 8 + ["length"]
     assert [r.incomplete for r in records] == [False] * 8 + [True]
@@ -99,14 +100,14 @@ def test_cut_by_the_limit_it_says_so_and_is_not_passed_off_as_done(model: LocalM
     assert len(text) == 9
 
 
-def test_a_limit_that_the_last_token_meets_does_not_cut(model: LocalModel) -> None:
+def test_a_limit_that_the_last_token_meets_does_not_cut(model: LanguageModel) -> None:
     records = stream(model, PROMPT, grammar=Grammar.regex("abcd"), max_tokens=4)
     assert records[-1].finish_reason == "grammar"
     text = asyncio.run(model.complete("x", GenerationOptions(grammar=Grammar.regex("abcd"), max_tokens=4)))
     assert (text, text.finish_reason, text.incomplete) == ("abcd", "grammar", False)
 
 
-def test_an_empty_answer_is_an_eos(model: LocalModel) -> None:
+def test_an_empty_answer_is_an_eos(model: LanguageModel) -> None:
     records = stream(model, PROMPT, grammar=Grammar.regex(""))
     assert [(r.finish_reason, model.is_eos(r.token_id)) for r in records] == [("eos", True)]
 
@@ -147,7 +148,7 @@ SHORT = {**ALL, "json": Grammar.json_schema({**SCHEMA, "x-guidance": {"whitespac
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_cut_at_every_token_and_resumed_the_answer_is_the_same(model: LocalModel, name: str) -> None:
+def test_cut_at_every_token_and_resumed_the_answer_is_the_same(model: LanguageModel, name: str) -> None:
     whole = stream(model, PROMPT, grammar=SHORT[name], seed=11, max_tokens=600)
     assert accepts(SHORT[name], said(whole))
     ids = [r.token_id for r in whole]
@@ -158,7 +159,7 @@ def test_cut_at_every_token_and_resumed_the_answer_is_the_same(model: LocalModel
         assert rest[-1].finish_reason == whole[-1].finish_reason
 
 
-def test_guessed_ahead_or_not_it_says_the_same(model: LocalModel) -> None:
+def test_guessed_ahead_or_not_it_says_the_same(model: LanguageModel) -> None:
     # given an answer that repeats what the prompt says, so that guesses are right
     prompt, grammar = [*b"(12-(12-(12-(12-"], Grammar.regex(r"(\(12-){4,12}x?")
     plain = stream(model, prompt, grammar=grammar, sampling=GREEDY, top_k=3)
@@ -168,7 +169,7 @@ def test_guessed_ahead_or_not_it_says_the_same(model: LocalModel) -> None:
     ]
 
 
-def test_a_prefix_that_is_none(model: LocalModel) -> None:
+def test_a_prefix_that_is_none(model: LanguageModel) -> None:
     with pytest.raises(InvalidRequestError, match="grammar_prefix=13 of 12 tokens"):
         stream(model, PROMPT, grammar=REGEX, grammar_prefix=13)
     with pytest.raises(GrammarError, match="token id 120 cannot be token 2"):
@@ -177,7 +178,7 @@ def test_a_prefix_that_is_none(model: LocalModel) -> None:
         stream(model, [*PROMPT, ord("a")], grammar=Grammar.regex("a"), grammar_prefix=1)
 
 
-def test_what_cannot_be_used_is_refused_before_anything_is_computed(model: LocalModel) -> None:
+def test_what_cannot_be_used_is_refused_before_anything_is_computed(model: LanguageModel) -> None:
     before = model.metrics().tokens_computed
     for grammar in (Grammar.regex("("), Grammar("json_schema", '{"type": "nope"}'), Grammar.regex(r"[^\s\S]")):
         with pytest.raises(GrammarError):
@@ -190,7 +191,7 @@ def test_what_cannot_be_used_is_refused_before_anything_is_computed(model: Local
     assert model.prefix_match(some_ids(77, 5)).tokens == 0
 
 
-def test_a_grammar_that_fails_on_the_way_ends_its_own_stream_alone(model: LocalModel) -> None:
+def test_a_grammar_that_fails_on_the_way_ends_its_own_stream_alone(model: LanguageModel) -> None:
     dead_end = Grammar.lark('start: "abc" X\nX: /[^\\s\\S]/')
 
     async def main() -> tuple[list[TokenRecord], list[TokenRecord]]:
@@ -213,7 +214,7 @@ def test_a_grammar_that_fails_on_the_way_ends_its_own_stream_alone(model: LocalM
     assert accepts(JSON, said(other))
 
 
-def test_a_stop_string_ends_an_answer_that_is_complete_only_where_the_grammar_may_end(model: LocalModel) -> None:
+def test_a_stop_string_ends_an_answer_that_is_complete_only_where_the_grammar_may_end(model: LanguageModel) -> None:
     # given a stop string in the middle of a structure
     cut = stream(model, PROMPT, grammar=JSON, stop=('"age"',), max_tokens=600, seed=4)
     assert (cut[-1].finish_reason, cut[-1].incomplete) == ("stop", True)
@@ -233,7 +234,7 @@ def test_a_stop_string_ends_an_answer_that_is_complete_only_where_the_grammar_ma
         assert (records[-1].finish_reason, records[-1].incomplete) == ("stop", incomplete)
 
 
-def test_a_stop_inside_a_token_is_judged_by_what_is_shown(model: LocalModel) -> None:
+def test_a_stop_inside_a_token_is_judged_by_what_is_shown(model: LanguageModel) -> None:
     text = asyncio.run(model.complete("x", GenerationOptions(grammar=Grammar.regex("ab+(END)"), stop=("END",), seed=1)))
     assert text.incomplete
     assert text.finish is Finish.STOP_INSIDE
@@ -241,7 +242,7 @@ def test_a_stop_inside_a_token_is_judged_by_what_is_shown(model: LocalModel) -> 
     assert not text.incomplete
 
 
-def test_cancelled_in_the_middle_the_next_one_is_served(model: LocalModel) -> None:
+def test_cancelled_in_the_middle_the_next_one_is_served(model: LanguageModel) -> None:
     async def main() -> list[TokenRecord]:
         records = model.generate(PROMPT, GenerationOptions(grammar=Grammar.regex("[a-z]+"), seed=2, max_tokens=400))
         assert (await anext(records)).origin is Origin.SAMPLED
@@ -271,7 +272,7 @@ def test_closed_while_it_runs_nobody_waits() -> None:
 def test_who_uses_no_grammar_starts_no_worker() -> None:
     with fake_model() as model:
         stream(model, PROMPT, max_tokens=3)
-        assert model._grammars._worker is None
+        assert local(model).operations.grammars._worker is None
         assert model.metrics().grammar_tokens == 0
         stream(model, PROMPT, grammar=LARK, seed=1)
         metrics = model.metrics()

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from runtime import GenerationOptions, Grammar, SamplingOptions, TokenRecord
+from runtime import GenerationOptions, Grammar, LanguageModel, SamplingOptions, TokenRecord, load
 from runtime.grammar.matcher import MatcherConstraint
-from runtime.model import LocalModel, load
 from tests.fakes import Turnstile, settled
 from tests.runtime.grammar.judge import accepts, begins
 from tests.runtime.grammar.samples import ALL, LARK, REGEX
@@ -27,7 +26,7 @@ CASES = [
 
 
 @pytest.fixture(params=CASES, ids="-".join)
-def model(request: pytest.FixtureRequest) -> Iterator[LocalModel]:
+def model(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
     backend, kind = request.param
     with load(tiny_path(kind) if kind else "", backend=backend) as made:
         yield made
@@ -39,7 +38,7 @@ def said(records: list[TokenRecord]) -> bytes:
 
 
 def test_the_next_mask_is_ready_before_the_forward_has_begun_to_compute(
-    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By order, not by time: the forward is held until the mask is there, and would be held for ever if it came after."""
     compute = MatcherConstraint._compute
@@ -73,7 +72,7 @@ def test_the_next_mask_is_ready_before_the_forward_has_begun_to_compute(
     assert begins(REGEX, said(records))
 
 
-def test_requests_of_one_batch_each_follow_their_own_grammar(model: LocalModel) -> None:
+def test_requests_of_one_batch_each_follow_their_own_grammar(model: LanguageModel) -> None:
     wanted: list[Grammar | None] = [*ALL.values(), None, Grammar.regex("[a-f]{12}"), LARK, Grammar.regex("(yes|no)")]
     prompts = [[*PROMPT, place] for place in range(len(wanted))]
     options = [

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from runtime import Completion, GenerationOptions, Grammar, SamplingOptions
-from runtime.model import LocalModel, load
+from runtime import Completion, GenerationOptions, Grammar, LanguageModel, SamplingOptions, load
 from runtime.shelf.source import resolve
 from tests.runtime.grammar.judge import accepts, begins
 from tests.runtime.grammar.samples import ALL, JSON, LARK, REGEX, SCHEMA, Parcel
@@ -20,19 +19,19 @@ ASKED = [{"role": "user", "content": "Describe a parcel as JSON with colour, wei
 
 
 @pytest.fixture(scope="module", params=["hf", "mlx"])
-def model(request: pytest.FixtureRequest) -> Iterator[LocalModel]:
+def model(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
     with load(resolve("smollm2").path, backend=request.param) as made:
         yield made
 
 
-def answers(model: LocalModel, each: list[GenerationOptions]) -> list[Completion]:
+def answers(model: LanguageModel, each: list[GenerationOptions]) -> list[Completion]:
     async def main() -> list[Completion]:
         return list(await asyncio.gather(*(model.complete(ASKED, options) for options in each)))
 
     return asyncio.run(main())
 
 
-def test_what_is_finished_parses_and_validates(model: LocalModel) -> None:
+def test_what_is_finished_parses_and_validates(model: LanguageModel) -> None:
     # given a pydantic class and a schema, at four seeds each, in one batch
     parcel = Grammar.json_schema(Parcel)
     told = answers(model, [GenerationOptions(grammar=g, seed=s, max_tokens=110) for g in (parcel, JSON) for s in range(4)])
@@ -55,7 +54,7 @@ def test_what_is_finished_parses_and_validates(model: LocalModel) -> None:
     assert finished >= 6  # or the test would say nothing
 
 
-def test_regex_and_lark(model: LocalModel) -> None:
+def test_regex_and_lark(model: LanguageModel) -> None:
     wanted = [GenerationOptions(grammar=g, seed=s, max_tokens=60) for g in (REGEX, LARK) for s in range(4)]
     for options, text in zip(wanted, answers(model, wanted), strict=True):
         assert options.grammar is not None
@@ -63,7 +62,7 @@ def test_regex_and_lark(model: LocalModel) -> None:
         assert accepts(options.grammar, text)
 
 
-def test_cut_by_the_limit_it_is_marked(model: LocalModel) -> None:
+def test_cut_by_the_limit_it_is_marked(model: LanguageModel) -> None:
     [text] = answers(model, [GenerationOptions(grammar=JSON, seed=1, max_tokens=5)])
     assert (text.finish_reason, text.incomplete) == ("length", True)
 

@@ -12,8 +12,8 @@ import pytest
 from runtime import GenerationOptions, Grammar, GrammarError, InvalidRequestError
 from runtime.grammar import trial
 from runtime.grammar.source import MAX_CHARACTERS
-from runtime.wire.messages import encode
-from runtime.wire.methods import METHODS
+from runtime.transport.messages import encode
+from runtime.transport.methods import METHODS
 from tests.runtime.grammar.samples import ALL, SCHEMA, Parcel
 
 

@@ -13,7 +13,7 @@ import pytest
 from runtime import GenerationOptions, Grammar, GrammarError
 from runtime.grammar import trial
 from runtime.grammar.grammars import KEPT
-from tests.fakes import fake_model, until
+from tests.fakes import fake_model, local, until
 
 DEEP = "start:a0\n" + "\n".join(f"a{i}:a{i + 1}" for i in range(1300)) + '\na1300:"x"'
 
@@ -111,7 +111,7 @@ def test_a_batch_of_grammars_compiles_at_once_and_leaves_the_loop_free(
         return texts
 
     with fake_model(max_batch_rows=8) as model:
-        make = model._grammars._make
+        make = local(model).operations.grammars._make
 
         def noted(wanted: Any) -> None:
             if wanted:
@@ -120,13 +120,13 @@ def test_a_batch_of_grammars_compiles_at_once_and_leaves_the_loop_free(
                 until(lambda: ticks > before + 20)  # the loop goes on meanwhile
             make(wanted)
 
-        monkeypatch.setattr(model._grammars, "_make", noted)
+        monkeypatch.setattr(local(model).operations.grammars, "_make", noted)
         # when
         assert asyncio.run(main()) == [f"batch{i:03}" for i in range(count)]
         # then none was compiled on the loop's thread, or a second time
         assert loop_thread not in compiled_on
         assert started.count <= trial.MOST_PROCESSES
-        assert len(model._grammars._compiled) <= KEPT
+        assert len(local(model).operations.grammars._compiled) <= KEPT
 
 
 def test_a_batch_names_the_prompt_whose_grammar_cannot_be_used() -> None:
@@ -139,4 +139,4 @@ def test_a_batch_names_the_prompt_whose_grammar_cannot_be_used() -> None:
         with pytest.raises(GrammarError, match=r"prompt 1: the regex cannot be used: (?s:.*)unclosed"):
             asyncio.run(main())
         assert model.metrics().tokens_computed == 0
-        assert not model._grammars._held
+        assert not local(model).operations.grammars._held

@@ -14,12 +14,12 @@ from runtime import (
     Finish,
     GenerationOptions,
     Grammar,
+    LanguageModel,
     SamplingOptions,
     SessionConfig,
     SpeculativeOptions,
     TokenRecord,
 )
-from runtime.model import LocalModel
 from tests.fakes import fake_model, some_ids
 from tests.runtime.grammar.judge import accepts
 from tests.runtime.grammar.samples import TIGHT, TWICE
@@ -32,7 +32,7 @@ SAID = b'{"a":1,"a":1}'
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[LocalModel]:
+def model() -> Iterator[LanguageModel]:
     with fake_model() as made:
         yield made
 
@@ -41,7 +41,7 @@ def said(records: Sequence[TokenRecord]) -> bytes:
     return b"".join(r.token_bytes for r in records if r.finish_reason != "eos")
 
 
-def only(model: LocalModel, token: int) -> SamplingOptions:
+def only(model: LanguageModel, token: int) -> SamplingOptions:
     """A model that can say nothing else."""
     return SamplingOptions(banned_tokens=tuple(set(range(len(model.byte_vocab))) - {token}))
 
@@ -63,7 +63,7 @@ def ends(records: Sequence[TokenRecord]) -> tuple[str | None, bool]:
     ],
 )
 def test_what_the_grammar_lets_pass_is_marked_at_its_end(
-    model: LocalModel, schema: dict[str, Any], text: str, last: int | None
+    model: LanguageModel, schema: dict[str, Any], text: str, last: int | None
 ) -> None:
     # given an answer that is there but for its last token, and a model that says that one
     grammar, ids = Grammar.json_schema(schema), [*text.encode(), *([] if last is None else [last])]
@@ -82,7 +82,7 @@ def test_what_the_grammar_lets_pass_is_marked_at_its_end(
     assert [r.incomplete for r in model.generate_sync([*PROMPT, *ids[:-1]], options)] == [False]
 
 
-def test_whole_answers_are_marked_exactly_where_they_do_not_hold(model: LocalModel) -> None:
+def test_whole_answers_are_marked_exactly_where_they_do_not_hold(model: LanguageModel) -> None:
     hot = SamplingOptions(temperature=6.0)
     options = [GenerationOptions(grammar=Grammar.json_schema(EITHER), seed=seed, sampling=hot) for seed in range(12)]
 
@@ -102,7 +102,7 @@ def test_whole_answers_are_marked_exactly_where_they_do_not_hold(model: LocalMod
 
 
 @pytest.mark.parametrize("speculative", [None, SpeculativeOptions()])
-def test_streams_and_texts(model: LocalModel, speculative: SpeculativeOptions | None) -> None:
+def test_streams_and_texts(model: LanguageModel, speculative: SpeculativeOptions | None) -> None:
     options = GenerationOptions(grammar=FORCED, speculative=speculative)
     prompt = [*b'{"a":1,"a":1}{"a":1,"a":1}']
     records = list(model.generate_sync(prompt, options))
@@ -112,14 +112,14 @@ def test_streams_and_texts(model: LocalModel, speculative: SpeculativeOptions | 
     assert text.finish is Finish.GRAMMAR_UNSOUND
 
 
-def test_an_eos_that_ends_one_is_no_text_of_it(model: LocalModel) -> None:
+def test_an_eos_that_ends_one_is_no_text_of_it(model: LanguageModel) -> None:
     # given "1e999", and nothing that the model may say but an end; 258 is the other one
     options = GenerationOptions(grammar=Grammar.json_schema({"type": "number"}), grammar_prefix=5, sampling=only(model, 257))
     text = asyncio.run(model.complete("x1e999", options))
     assert (text, text.finish_reason, text.incomplete, text.finish) == ("", "eos", True, Finish.EOS_UNSOUND)
 
 
-def test_continuations_and_hypotheses(model: LocalModel) -> None:
+def test_continuations_and_hypotheses(model: LanguageModel) -> None:
     async def fan() -> list[list[TokenRecord]]:
         rows: list[list[TokenRecord]] = [[], [], []]
         async for i, record in model.continue_many(PROMPT, 3, GenerationOptions(grammar=FORCED)):
@@ -135,7 +135,7 @@ def test_continuations_and_hypotheses(model: LocalModel) -> None:
         assert one.finish_reason == "grammar"
 
 
-def test_a_hypothesis_that_an_eos_ends(model: LocalModel) -> None:
+def test_a_hypothesis_that_an_eos_ends(model: LanguageModel) -> None:
     grammar = Grammar.json_schema({"enum": [1, 12], **TIGHT})
     for one in asyncio.run(model.beam_generate(PROMPT, BeamOptions(width=3, grammar=grammar, max_tokens=8))):
         assert (json.loads(one.text) in (1, 12), one.incomplete) == (True, False)
@@ -151,7 +151,7 @@ def test_a_hypothesis_that_an_eos_ends(model: LocalModel) -> None:
     assert all(one.incomplete for one in found)
 
 
-def test_sessions_and_what_goes_on_in_them(model: LocalModel) -> None:
+def test_sessions_and_what_goes_on_in_them(model: LanguageModel) -> None:
     for cut in (0, 4, 9, 12):
         with model.open_session() as session:
             session.ensure_prefix_sync(PROMPT)
@@ -161,14 +161,14 @@ def test_sessions_and_what_goes_on_in_them(model: LocalModel) -> None:
         assert (said(records), ends(records)) == (SAID, ("grammar", True))
 
 
-def test_a_session_that_is_full_cuts_an_answer(model: LocalModel) -> None:
+def test_a_session_that_is_full_cuts_an_answer(model: LanguageModel) -> None:
     with model.open_session(SessionConfig(limit=len(PROMPT) + 5)) as session:
         session.ensure_prefix_sync(PROMPT)
         records = list(session.decode_sync(GenerationOptions(grammar=FORCED)))
     assert (said(records), ends(records)) == (SAID[:5], ("context", True))
 
 
-def test_a_stop_text_after_what_does_not_hold(model: LocalModel) -> None:
+def test_a_stop_text_after_what_does_not_hold(model: LanguageModel) -> None:
     # given numbers that a stop text ends, where the grammar might
     grammar = Grammar.json_schema({"type": "number"})
     for before, incomplete in ((b"1e99", False), (b"1e999", True)):

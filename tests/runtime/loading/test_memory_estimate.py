@@ -16,8 +16,8 @@ import psutil
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from runtime import load
 from runtime.loading.memory_estimate import CONTEXT, estimate_fit, kv_numbers, state_numbers
-from runtime.model.load import load
 from runtime.options.generation import GenerationOptions
 from runtime.options.load import KvDtype, LoadOptions
 from runtime.scheduler.prefill.prompts import MIN_CHUNK  # which no busy machine makes shorter

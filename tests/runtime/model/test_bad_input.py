@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime import LanguageModel, load
 from runtime.errors import (
     BackendUnavailableError,
     ContextOverflowError,
@@ -17,7 +18,6 @@ from runtime.errors import (
     ModelMissingError,
     UnknownBackendError,
 )
-from runtime.model import LocalModel, load
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from tests.fakes import assert_right, fake_model, some_ids
@@ -44,7 +44,7 @@ BAD_IDS: list[tuple[Any, str]] = [
 ]
 
 
-async def everything(model: LocalModel, ids: Any) -> list[Any]:
+async def everything(model: LanguageModel, ids: Any) -> list[Any]:
     works = (
         model.next_token_logprobs(ids),
         model.batch_next_token_logprobs([[1], ids]),

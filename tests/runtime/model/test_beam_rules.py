@@ -24,8 +24,7 @@ from runtime import (
     load,
     spawn,
 )
-from runtime.model import LocalModel
-from tests.fakes import fake_model, settled, some_ids
+from tests.fakes import fake_model, local, settled, some_ids
 from tests.runtime.backends.reference import TOLERANCE, _model, expected
 from tests.runtime.grammar.judge import accepts, begins
 from tests.runtime.scheduler.beam_naive import World, search
@@ -37,14 +36,14 @@ OPEN = Grammar.regex("[a-f ]*(cat|dog|bird)[a-z]*")  # an answer can always go o
 
 
 @pytest.fixture(scope="module", params=[("hf", "llama"), ("mlx", "llama"), ("hf", "lfm2"), ("mlx", "gemma3")], ids="-".join)
-def loaded(request: pytest.FixtureRequest) -> Iterator[tuple[LocalModel, str]]:
+def loaded(request: pytest.FixtureRequest) -> Iterator[tuple[LanguageModel, str]]:
     backend, name = request.param
     with load(tiny_path(name), backend=backend, threads=1) as model:
         yield model, name
 
 
 @pytest.fixture
-def case(loaded: tuple[LocalModel, str]) -> Iterator[tuple[LocalModel, str]]:
+def case(loaded: tuple[LanguageModel, str]) -> Iterator[tuple[LanguageModel, str]]:
     loaded[0].clear_cache()
     yield loaded
     assert settled(loaded[0])[1].leases == 0
@@ -54,7 +53,7 @@ def beams(model: LanguageModel, options: BeamOptions) -> list[Hypothesis]:
     return asyncio.run(model.beam_generate(PROMPT, options))
 
 
-def by_transformers(name: str, model: LocalModel, options: BeamOptions) -> list[tuple[list[int], float]]:
+def by_transformers(name: str, model: LanguageModel, options: BeamOptions) -> list[tuple[list[int], float]]:
     """Its beam search with our masks as `prefix_allowed_tokens_fn`: log-probabilities stay those over all tokens."""
     import torch
 
@@ -62,7 +61,7 @@ def by_transformers(name: str, model: LocalModel, options: BeamOptions) -> list[
         said = ids.tolist()[len(PROMPT) :]
         if said and model.is_eos(said[-1]):
             return [said[-1]]
-        constraint = model._grammars.constraint(OPEN, said)
+        constraint = local(model).operations.grammars.constraint(OPEN, said)
         return [int(i) for i in np.flatnonzero(constraint.allowed())]
 
     prompt = torch.tensor([PROMPT])
@@ -89,7 +88,7 @@ def by_transformers(name: str, model: LocalModel, options: BeamOptions) -> list[
 
 @pytest.mark.parametrize(("width", "penalty"), [(4, 0.5), (3, -2.0)])
 def test_under_a_grammar_it_is_the_search_of_transformers_under_the_same_masks(
-    case: tuple[LocalModel, str], width: int, penalty: float
+    case: tuple[LanguageModel, str], width: int, penalty: float
 ) -> None:
     model, name = case
     options = BeamOptions(width, 9, length_penalty=penalty, grammar=OPEN)
@@ -102,7 +101,7 @@ def test_under_a_grammar_it_is_the_search_of_transformers_under_the_same_masks(
         assert one.incomplete is (one.finish_reason == "length")
 
 
-def test_a_whole_answer_ends_a_hypothesis_and_its_numbers_are_the_models_own(case: tuple[LocalModel, str]) -> None:
+def test_a_whole_answer_ends_a_hypothesis_and_its_numbers_are_the_models_own(case: tuple[LanguageModel, str]) -> None:
     model, name = case
     ours = beams(model, BeamOptions(4, 12, length_penalty=0.5, early_stopping="never", grammar=GRAMMAR))
     for one in ours:
@@ -117,7 +116,7 @@ def test_a_whole_answer_ends_a_hypothesis_and_its_numbers_are_the_models_own(cas
     assert settled(model)[0].grammar_tokens > 0
 
 
-def test_with_stops_it_is_the_search_written_down_over_strings(case: tuple[LocalModel, str]) -> None:
+def test_with_stops_it_is_the_search_written_down_over_strings(case: tuple[LanguageModel, str]) -> None:
     # given stop strings that occur in what an unhindered search finds
     model, name = case
     free = beams(model, BeamOptions(3, 6, ignore_eos=True))
@@ -149,7 +148,7 @@ class Narrow(World):
         return sorted(np.argsort(-row, kind="stable")[:40].tolist())
 
 
-def test_the_beginning_of_an_answer_counts_and_branches_and_beams_agree(case: tuple[LocalModel, str]) -> None:
+def test_the_beginning_of_an_answer_counts_and_branches_and_beams_agree(case: tuple[LanguageModel, str]) -> None:
     model, _ = case
     prefix = model.tokenize("the ")
     ids = [*PROMPT, *prefix]
@@ -203,7 +202,7 @@ def test_mistakes_are_refused_before_compute_here_and_over_the_pipe() -> None:
 
 
 def test_a_search_that_is_given_up_leaves_nothing() -> None:
-    async def main(model: LocalModel) -> None:
+    async def main(model: LanguageModel) -> None:
         options = BeamOptions(4, 300, grammar=Grammar.regex("[a-z]{200}"), stop=("nothing of it",))
         begun = asyncio.Event()
         task = asyncio.create_task(model.beam_generate(some_ids(1, 9), options, on_step=lambda _: begun.set()))

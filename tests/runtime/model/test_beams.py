@@ -10,8 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from runtime import BeamOptions, BeamStep, GenerationOptions, Hypothesis, SamplingOptions
-from runtime.model import LocalModel, load
+from runtime import BeamOptions, BeamStep, GenerationOptions, Hypothesis, LanguageModel, SamplingOptions, load
 from tests.fakes import settled
 from tests.runtime.backends.reference import TOLERANCE, expected, random_ids
 from tests.runtime.model.beam_reference import by_transformers
@@ -23,24 +22,24 @@ PROMPTS = ([5, 6, 7], [int(i) for i in random_ids(3, 24)])
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
-def case(request: pytest.FixtureRequest) -> Iterator[tuple[LocalModel, str]]:
+def case(request: pytest.FixtureRequest) -> Iterator[tuple[LanguageModel, str]]:
     backend, name = request.param
     with load(tiny_path(name), backend=backend, threads=1) as model:
         yield model, name
 
 
 @pytest.fixture(autouse=True)
-def fresh(case: tuple[LocalModel, str]) -> Iterator[None]:
+def fresh(case: tuple[LanguageModel, str]) -> Iterator[None]:
     case[0].clear_cache()
     yield
     assert settled(case[0])[1].leases == 0
 
 
-def search(model: LocalModel, prompt: list[int], options: BeamOptions) -> list[Hypothesis]:
+def search(model: LanguageModel, prompt: list[int], options: BeamOptions) -> list[Hypothesis]:
     return asyncio.run(model.beam_generate(prompt, options))
 
 
-def assert_same(model: LocalModel, name: str, prompt: list[int], options: BeamOptions) -> list[Hypothesis]:
+def assert_same(model: LanguageModel, name: str, prompt: list[int], options: BeamOptions) -> list[Hypothesis]:
     """Ids and normalised scores are the library's."""
     ours = search(model, prompt, options)
     theirs = by_transformers(name, tuple(prompt), options)
@@ -59,7 +58,7 @@ MORE = [(w, early, PENALTIES[(w + i) % 5]) for w in range(2, 6) for i, early in 
 
 @pytest.mark.parametrize(("width", "early", "penalty"), SOME)
 def test_it_is_the_search_of_transformers(
-    case: tuple[LocalModel, str], width: int, early: bool | Literal["never"], penalty: float
+    case: tuple[LanguageModel, str], width: int, early: bool | Literal["never"], penalty: float
 ) -> None:
     model, name = case
     options = BeamOptions(width, 8, length_penalty=penalty, early_stopping=early, eos_token_ids=EOS)
@@ -69,7 +68,7 @@ def test_it_is_the_search_of_transformers(
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "early", "penalty"), MORE)
 def test_so_it_is_in_many_ways(
-    case: tuple[LocalModel, str], width: int, early: bool | Literal["never"], penalty: float
+    case: tuple[LanguageModel, str], width: int, early: bool | Literal["never"], penalty: float
 ) -> None:
     model, name = case
     for prompt in (*PROMPTS, [9]):
@@ -79,7 +78,7 @@ def test_so_it_is_in_many_ways(
             assert_same(model, name, prompt, options)
 
 
-def test_an_end_that_is_reached_is_an_eos(case: tuple[LocalModel, str]) -> None:
+def test_an_end_that_is_reached_is_an_eos(case: tuple[LanguageModel, str]) -> None:
     # given the ids that an unhindered search says at some places, where short hypotheses are better
     model, name = case
     first = search(model, PROMPTS[1], BeamOptions(3, 6, ignore_eos=True))
@@ -94,13 +93,13 @@ def test_an_end_that_is_reached_is_an_eos(case: tuple[LocalModel, str]) -> None:
         assert one.text == "".join(one.run.texts[:-1])
 
 
-def test_so_it_is_where_no_eos_is_reached(case: tuple[LocalModel, str]) -> None:
+def test_so_it_is_where_no_eos_is_reached(case: tuple[LanguageModel, str]) -> None:
     model, name = case
     found = assert_same(model, name, PROMPTS[1], BeamOptions(4, 9, ignore_eos=True, num_return=2))
     assert [one.finish_reason for one in found] == ["length"] * 2
 
 
-def test_it_is_deterministic_and_the_same_from_the_cache(case: tuple[LocalModel, str]) -> None:
+def test_it_is_deterministic_and_the_same_from_the_cache(case: tuple[LanguageModel, str]) -> None:
     model, _ = case
     options = BeamOptions(4, 8, eos_token_ids=EOS)
     first = search(model, PROMPTS[1], options)
@@ -109,7 +108,7 @@ def test_it_is_deterministic_and_the_same_from_the_cache(case: tuple[LocalModel,
     np.testing.assert_allclose([o.score for o in first], [o.score for o in again], atol=TOLERANCE)
 
 
-def test_one_beam_is_greedy(case: tuple[LocalModel, str]) -> None:
+def test_one_beam_is_greedy(case: tuple[LanguageModel, str]) -> None:
     model, _ = case
     [found] = search(model, PROMPTS[1], BeamOptions(1, 10, ignore_eos=True))
     greedy = GenerationOptions(max_tokens=10, sampling=SamplingOptions(temperature=0.0), ignore_eos=True)
@@ -119,7 +118,7 @@ def test_one_beam_is_greedy(case: tuple[LocalModel, str]) -> None:
     assert [r.rank for r in found.run] == [1] * 10
 
 
-def test_numbers_of_a_hypothesis_are_the_models_own(case: tuple[LocalModel, str]) -> None:
+def test_numbers_of_a_hypothesis_are_the_models_own(case: tuple[LanguageModel, str]) -> None:
     model, name = case
     best = search(model, PROMPTS[0], BeamOptions(3, 8, ignore_eos=True, top_k=4, length_penalty=0.5))
     for one in best:
@@ -138,7 +137,7 @@ def test_numbers_of_a_hypothesis_are_the_models_own(case: tuple[LocalModel, str]
     assert [one.score for one in best] == sorted((one.score for one in best), reverse=True)
 
 
-def test_a_step_is_one_forward_and_the_prefix_is_computed_once(case: tuple[LocalModel, str]) -> None:
+def test_a_step_is_one_forward_and_the_prefix_is_computed_once(case: tuple[LanguageModel, str]) -> None:
     model, _ = case
     before = settled(model)[0]
     steps: list[BeamStep] = []
@@ -161,7 +160,7 @@ def test_a_step_is_one_forward_and_the_prefix_is_computed_once(case: tuple[Local
     assert best[0].ids[:-1] in paths
 
 
-def test_what_was_found_is_in_the_cache(case: tuple[LocalModel, str]) -> None:
+def test_what_was_found_is_in_the_cache(case: tuple[LanguageModel, str]) -> None:
     model, name = case
     best = search(model, PROMPTS[1], BeamOptions(3, 6, ignore_eos=True))
     for one in best:
@@ -176,7 +175,7 @@ def test_what_was_found_is_in_the_cache(case: tuple[LocalModel, str]) -> None:
     np.testing.assert_allclose(again.logprob, best[0].run.logprob, atol=TOLERANCE)
 
 
-def test_searches_run_beside_each_other_and_beside_streams(case: tuple[LocalModel, str]) -> None:
+def test_searches_run_beside_each_other_and_beside_streams(case: tuple[LanguageModel, str]) -> None:
     model, _ = case
     options = BeamOptions(3, 6, eos_token_ids=EOS)
     alone: Any = [search(model, prompt, replace(options, width=w)) for prompt, w in zip(PROMPTS, (3, 2), strict=True)]

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from runtime import load
 from runtime.adapters.uses import Adapters
 from runtime.blocks.options import BlockOptions
-from runtime.model import load
 from tests.block_stores import SHELVES, MemoryBlocks, memory_options
+from tests.fakes import engine_of
 from tests.runtime.adapters.makers import INVOCATION, adapters_of, save_adapter
 from tests.runtime.adapters.test_activated import plain
 from tests.runtime.backends.reference import random_ids
@@ -70,7 +71,7 @@ def test_coded_kv_is_kept_as_it_rests(kv_dtype: str, backend: str, options: Bloc
     stem = ids(1, 150)
     with load(tiny_path("llama"), backend=backend, blocks=options, kv_dtype=kv_dtype) as model:
         model.cache_kv(stem)
-        model._engine.call(model._engine.scheduler.cache.workspaces.drop_idle).result()
+        engine_of(model).call(engine_of(model).scheduler.cache.workspaces.drop_idle).result()
         from_memory = model.next_token_logprobs_sync([*stem, 5])
         model.save_blocks(stem)
     with load(tiny_path("llama"), backend=backend, blocks=options, kv_dtype=kv_dtype) as model:

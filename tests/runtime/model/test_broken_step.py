@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from runtime import load
 from runtime.backends.fake import Behaviour
 from runtime.beams import BeamOptions
 from runtime.errors import RuntimeFault
-from runtime.model import load
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.scheduler.decode.rows import Drawn

@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime import BeamOptions, GenerationOptions, Grammar, SamplingOptions, load
+from runtime import BeamOptions, GenerationOptions, Grammar, LanguageModel, SamplingOptions, load
 from runtime.branches import Branches
-from runtime.model import LocalModel
 from runtime.records import TokenRecord
 from runtime.speculation.options import SpeculativeOptions
-from tests.fakes import fake_model, some_ids
+from tests.fakes import fake_model, local, some_ids
 from tests.runtime.adapters.makers import adapters_of
 from tests.runtime.adapters.toys import toy_adapter
 from tests.tiny_models import tiny_path
@@ -27,7 +26,7 @@ GUESSING = SpeculativeOptions()
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalModel]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LanguageModel]:
     root: Path = tmp_path_factory.mktemp("combinations")
     with fake_model() as made:
         for seed, name in enumerate("AB"):
@@ -35,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalModel]:
         yield made
 
 
-def said(model: LocalModel, prompt: list[int], options: GenerationOptions) -> list[TokenRecord]:
+def said(model: LanguageModel, prompt: list[int], options: GenerationOptions) -> list[TokenRecord]:
     model.clear_cache()
     return list(model.generate_sync(prompt, options))
 
@@ -57,7 +56,7 @@ def gathered(branches: Branches[TokenRecord]) -> dict[int, list[int]]:
 @pytest.mark.parametrize(
     "more", [{"grammar": GRAMMAR}, {"adapters": ("A", ("B", 0.5))}, {"grammar": GRAMMAR, "adapters": ("A",)}]
 )
-def test_branches_and_batches_with_grammar_and_adapters(model: LocalModel, more: dict[str, object]) -> None:
+def test_branches_and_batches_with_grammar_and_adapters(model: LanguageModel, more: dict[str, object]) -> None:
     options = replace(OPTIONS, **more)  # type: ignore[arg-type]  # fields of it
     alone = {k: ids(said(model, PROMPT, replace(options, branch=k))) for k in range(4)}
     assert len({tuple(answer) for answer in alone.values()}) > 1
@@ -71,7 +70,7 @@ def test_branches_and_batches_with_grammar_and_adapters(model: LocalModel, more:
     assert gathered(model.generate_many(prompts, each)) == expected
 
 
-def test_beams_under_adapters_are_those_of_the_uncached_model(model: LocalModel) -> None:
+def test_beams_under_adapters_are_those_of_the_uncached_model(model: LanguageModel) -> None:
     stack = ("A", ("B", 0.5))
     found = asyncio.run(model.beam_generate(PROMPT, BeamOptions(3, 4, ignore_eos=True), adapters=stack))
     beams: list[tuple[float, list[int]]] = [(0.0, [])]
@@ -88,7 +87,7 @@ def test_beams_under_adapters_are_those_of_the_uncached_model(model: LocalModel)
 @pytest.mark.parametrize(
     "more", [{"grammar": GRAMMAR}, {"speculative": GUESSING}, {"grammar": GRAMMAR, "speculative": GUESSING}]
 )
-def test_stages_tell_of_the_draw_that_was_made(model: LocalModel, more: dict[str, object]) -> None:
+def test_stages_tell_of_the_draw_that_was_made(model: LanguageModel, more: dict[str, object]) -> None:
     sampling = SamplingOptions(temperature=0.8, top_k=20, top_p=0.9)
     plain = said(model, PROMPT, replace(OPTIONS, sampling=sampling, grammar=more.get("grammar")))  # type: ignore[arg-type]  # one
     told = said(model, PROMPT, replace(OPTIONS, sampling=sampling, stages=True, **more))  # type: ignore[arg-type]  # fields of it
@@ -99,7 +98,7 @@ def test_stages_tell_of_the_draw_that_was_made(model: LocalModel, more: dict[str
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_penalties_and_guesses(model: LocalModel, temperature: float) -> None:
+def test_penalties_and_guesses(model: LanguageModel, temperature: float) -> None:
     for sampling in (
         SamplingOptions(temperature=temperature, repetition_penalty=1.3),
         SamplingOptions(temperature=temperature, presence_penalty=0.8, frequency_penalty=0.4),
@@ -124,7 +123,7 @@ def test_embeddings_under_adapters_are_those_of_merged_weights(backend: str, tmp
             model.push_lora(model.add_adapter(folder), scale)
         got = model.embed_sync(texts)
         reference = AutoModelForCausalLM.from_pretrained(tiny_path("llama"), dtype=torch.float32).eval()
-        entries = [(model._adapters.find(name).header.read(), scale) for name, scale in model.lora_stack]
+        entries = [(local(model).adapters.registry.find(name).header.read(), scale) for name, scale in model.lora_stack]
         paths = [model.tokenize(text) for text in texts]
     with torch.inference_mode():
         weights = dict(reference.named_parameters())

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from runtime import GenerationOptions, PromptProgress, SamplingOptions, TokenRecord
-from runtime.model import LocalModel, load
+from runtime import GenerationOptions, LanguageModel, PromptProgress, SamplingOptions, TokenRecord, load
 from tests.fakes import settled
 from tests.runtime.backends.reference import random_ids
 from tests.tiny_models import tiny_path
@@ -21,20 +20,20 @@ WARM = GenerationOptions(max_tokens=7, seed=5, ignore_eos=True, top_k=3, samplin
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
-def model(request: pytest.FixtureRequest) -> Iterator[LocalModel]:
+def model(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
     backend, name = request.param
     with load(tiny_path(name), backend=backend, threads=1) as model:
         yield model
 
 
 @pytest.fixture(autouse=True)
-def fresh(model: LocalModel) -> Iterator[None]:
+def fresh(model: LanguageModel) -> Iterator[None]:
     model.clear_cache()
     yield
     assert settled(model)[1].leases == 0
 
 
-async def branches(model: LocalModel, n: int, options: GenerationOptions) -> dict[int, list[TokenRecord]]:
+async def branches(model: LanguageModel, n: int, options: GenerationOptions) -> dict[int, list[TokenRecord]]:
     said: dict[int, list[TokenRecord]] = {}
     async with aclosing(model.continue_many(PREFIX, n, options)) as records:
         async for branch, record in records:
@@ -46,7 +45,7 @@ def ids(records: list[TokenRecord]) -> list[int]:
     return [record.token_id for record in records]
 
 
-def test_the_prefix_is_computed_once_and_a_step_is_one_forward(model: LocalModel) -> None:
+def test_the_prefix_is_computed_once_and_a_step_is_one_forward(model: LanguageModel) -> None:
     before = settled(model)[0]
     heard: list[PromptProgress] = []
 
@@ -72,7 +71,7 @@ def test_the_prefix_is_computed_once_and_a_step_is_one_forward(model: LocalModel
     assert settled(model)[0].tokens_computed - after.tokens_computed == shared
 
 
-def test_a_branch_is_what_it_is_alone(model: LocalModel) -> None:
+def test_a_branch_is_what_it_is_alone(model: LanguageModel) -> None:
     said = asyncio.run(branches(model, 4, WARM))
     model.clear_cache()
     for branch in (0, 3):
@@ -87,7 +86,7 @@ def test_a_branch_is_what_it_is_alone(model: LocalModel) -> None:
     assert ids(asyncio.run(branches(model, 2, more))[3]) == ids(said[3])
 
 
-def test_greedy_branches_share_their_rows(model: LocalModel) -> None:
+def test_greedy_branches_share_their_rows(model: LanguageModel) -> None:
     greedy = GenerationOptions(max_tokens=6, sampling=SamplingOptions(temperature=0.0), ignore_eos=True)
     before = settled(model)[0].tokens_computed
     said = asyncio.run(branches(model, 5, greedy))

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import ContextOverflowError, GenerationOptions, InvalidRequestError, load
-from runtime.model import LocalModel
+from runtime import ContextOverflowError, GenerationOptions, InvalidRequestError, LanguageModel, load
 from runtime.numerics.pooling import POOLINGS
 from runtime.records import Float32
 from runtime.shelf.source import resolve
@@ -53,14 +52,14 @@ def expected(name: str, ids: tuple[int, ...], pooling: str) -> Float32:
 
 
 @pytest.fixture(scope="module", params=[(b, n) for b in ("hf", "mlx") for n in NAMES], ids="-".join)
-def case(request: pytest.FixtureRequest) -> Iterator[tuple[LocalModel, str]]:
+def case(request: pytest.FixtureRequest) -> Iterator[tuple[LanguageModel, str]]:
     backend, name = request.param
     with load(tiny_path(name), backend, kv_cache_bytes=32 << 20) as model:
         yield model, name
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_vectors_are_the_pooled_hidden_states_of_transformers(case: tuple[LocalModel, str], pooling: Any) -> None:
+def test_vectors_are_the_pooled_hidden_states_of_transformers(case: tuple[LanguageModel, str], pooling: Any) -> None:
     model, name = case
     texts = [*TEXTS, LONG]
     got = model.embed_sync(texts, pooling)
@@ -71,7 +70,7 @@ def test_vectors_are_the_pooled_hidden_states_of_transformers(case: tuple[LocalM
     np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1.0, atol=1e-6)
 
 
-def test_a_long_text_in_chunks_is_the_whole(case: tuple[LocalModel, str]) -> None:
+def test_a_long_text_in_chunks_is_the_whole(case: tuple[LanguageModel, str]) -> None:
     # given chunks so small that the long text takes several
     measured, name = case
     ids = tuple(measured.tokenize(LONG))
@@ -90,7 +89,7 @@ def test_a_long_text_in_chunks_is_the_whole(case: tuple[LocalModel, str]) -> Non
         assert report.working_bytes == report.leases == 0
 
 
-def test_alone_and_in_a_batch_are_equal(case: tuple[LocalModel, str]) -> None:
+def test_alone_and_in_a_batch_are_equal(case: tuple[LanguageModel, str]) -> None:
     model, _ = case
     together = model.embed_sync(TEXTS)
     alone = np.concatenate([model.embed_sync([text]) for text in TEXTS])
@@ -99,7 +98,7 @@ def test_alone_and_in_a_batch_are_equal(case: tuple[LocalModel, str]) -> None:
 
 
 @pytest.mark.parametrize("case", [("hf", "llama"), ("mlx", "llama")], indirect=True, ids="-".join, scope="module")
-def test_bad_input_is_refused_before_compute(case: tuple[LocalModel, str]) -> None:
+def test_bad_input_is_refused_before_compute(case: tuple[LanguageModel, str]) -> None:
     model, _ = case
     before = model.metrics().tokens_computed
     too_long = "word " * (model.info.context_length + 1) if model.info.context_length < 10_000 else None

@@ -20,7 +20,6 @@ from runtime import (
     load,
     spawn,
 )
-from runtime.model import LocalModel
 from runtime.text.formats import CHAT_FORMATS
 from tests.tiny_models import TEMPLATE, tiny_path
 
@@ -76,7 +75,7 @@ def test_it_is_the_same_over_the_pipe(tmp_path: Path) -> None:
         asyncio.run(scenario(chat_template="{% if %}"))
 
 
-async def answer_of(model: LocalModel, options: GenerationOptions) -> tuple[str, str | None]:
+async def answer_of(model: LanguageModel, options: GenerationOptions) -> tuple[str, str | None]:
     records = [record async for record in model.generate(model.render_chat(MESSAGES), options)]
     return "".join(record.text for record in records), records[-1].finish_reason
 

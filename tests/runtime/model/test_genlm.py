@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime import load_model_by_name
 from runtime.backends.fake import Behaviour
 from runtime.errors import BackendUnavailableError, InvalidRequestError, UnknownBackendError
-from runtime.model import load_model_by_name
-from tests.fakes import KINDS, Gate, assert_right, fake_model, reference, some_ids
+from tests.fakes import KINDS, Gate, assert_right, engine_of, fake_model, reference, some_ids
 from tests.tiny_models import tiny_path
 
 
@@ -231,7 +231,7 @@ def test_cache_kv_holds_the_kv_whatever_is_remembered(kind: str, how: str) -> No
             if how == "cleared":
                 model.clear_kv_cache()
             else:
-                model._engine.call(lambda: model._engine.scheduler.cache.trie.evict(1 << 40)).result()
+                engine_of(model).call(lambda: engine_of(model).scheduler.cache.trie.evict(1 << 40)).result()
             assert model.prefix_match(ids).tokens == 0
             # when it is to be cached, then it is, and a longer text pays for its own tokens only
             keep(ids)

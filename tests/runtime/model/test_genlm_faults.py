@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.model import load
-from tests.fakes import fake_model, settled, some_ids
+from runtime import load
+from tests.fakes import engine_of, fake_model, settled, some_ids
 from tests.runtime.model.trouble import Case, audit, troubled
 from tests.tiny_models import tiny_path
 
@@ -130,9 +130,9 @@ def test_nothing_recurses_over_tokens() -> None:
 
         def cut() -> None:
             for n in range(1, len(path)):
-                model._engine.scheduler.cache.trie.lookup([(model.info.kv_fingerprint, path[:n])]).release()
+                engine_of(model).scheduler.cache.trie.lookup([(model.info.kv_fingerprint, path[:n])]).release()
 
-        model._engine.call(cut).result()
+        engine_of(model).call(cut).result()
         assert settled(model)[1].edges == 1100
         # when it is asked for, continued, scored and cleared
         assert model.prefix_match(text).tokens == 1100
@@ -194,13 +194,13 @@ def test_a_batch_in_16_bits_stays_in_16_bits(backend: str) -> None:
 
         # then nothing was promoted: every segment has two bytes a number, and the rows are those of single runs
         def look() -> set[str]:
-            nodes = list(model._engine.scheduler.cache.trie.nodes())
+            nodes = list(engine_of(model).scheduler.cache.trie.nodes())
             assert len(nodes) > 4
             for node in nodes:
-                assert model._engine.backend.payload_bytes(node.payload) == len(node.tokens) * model.info.kv_bytes_per_token
+                assert engine_of(model).backend.payload_bytes(node.payload) == len(node.tokens) * model.info.kv_bytes_per_token
             return {str(array.dtype) for node in nodes for array in (*node.payload.keys, *node.payload.values)}
 
-        assert {name.rpartition(".")[2] for name in model._engine.call(look).result()} == {"bfloat16"}
+        assert {name.rpartition(".")[2] for name in engine_of(model).call(look).result()} == {"bfloat16"}
         assert rows.dtype == np.float32
         for row, one in zip(rows, alone, strict=True):
             np.testing.assert_allclose(row, one, atol=0.15)  # its own rounding

@@ -10,9 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from runtime import GenerationOptions, SamplingOptions
-from runtime.model import LocalModel, load
-from tests.fakes import settled
+from runtime import GenerationOptions, LanguageModel, SamplingOptions, load
+from tests.fakes import engine_of, settled
 from tests.runtime.backends.reference import TOLERANCE, expected, random_ids
 from tests.runtime.model.trouble import audit
 from tests.tiny_models import tiny_path
@@ -26,7 +25,7 @@ GREEDY = GenerationOptions(max_tokens=TOKENS, sampling=SamplingOptions(temperatu
 
 
 @pytest.fixture(scope="module", params=[*CASES, WINDOWS], ids="-".join)
-def model(request: pytest.FixtureRequest) -> Iterator[LocalModel]:
+def model(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
     backend, name = request.param
     with load(tiny_path(name), backend=backend, threads=1) as made:
         yield made
@@ -40,7 +39,7 @@ def check(name: str, prompt: list[int], said: list[int]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_they_come_and_go_at_any_step(model: LocalModel, seed: int) -> None:
+def test_they_come_and_go_at_any_step(model: LanguageModel, seed: int) -> None:
     # given streams that leave the stem anywhere, of which some begin later, and some are cancelled in the middle
     chance = random.Random(seed)
     model.clear_cache()
@@ -76,9 +75,9 @@ def test_they_come_and_go_at_any_step(model: LocalModel, seed: int) -> None:
     audit(model)
 
 
-def test_once_they_stand_side_by_side_nothing_is_copied(model: LocalModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_once_they_stand_side_by_side_nothing_is_copied(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     # given what rows are shown in every forward
-    backend: Any = cast("Any", model._engine.backend)
+    backend: Any = cast("Any", engine_of(model).backend)
     copied: list[int] = []
     rows, push = backend.push_rows, backend.push
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from runtime import load
 from runtime.backends.fake import Behaviour
 from runtime.blocks import snapshot
 from runtime.errors import InvalidRequestError, MemoryBudgetError, SnapshotFormatError, SnapshotMismatchError
-from runtime.model import load
 from runtime.scheduler.blocks import copying
 from tests.fakes import assert_right, fake_model, some_ids
 from tests.runtime.adapters.makers import INVOCATION, save_adapter

@@ -48,7 +48,7 @@ def test_an_error_takes_nothing_of_the_owner_thread_along(backend: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "mamba"])
 def test_a_process_that_used_mlx_ends_well(name: str) -> None:
     code = (
-        "import sys; from runtime.model import load\n"
+        "import sys; from runtime import load\n"
         f"with load({str(tiny_path(name))!r}, backend='mlx') as model: model.next_token_logprobs_sync(list(range(1, 60)))\n"
     )
     for _ in range(6):  # it is a race: 2 of 6 with llama, 6 of 6 with mamba
@@ -60,7 +60,7 @@ def test_a_process_that_used_mlx_ends_well(name: str) -> None:
 def test_a_process_that_uses_mlx_on_its_own_thread_too_ends_well() -> None:
     # given a compiled function of the caller's, which something holds until the very end
     code = (
-        "from runtime.model import load\n"
+        "from runtime import load\n"
         f"with load({str(tiny_path('llama'))!r}, backend='mlx') as model: model.next_token_logprobs_sync([1, 2, 3])\n"
         "import ctypes, mlx.core as mx\n"
         "doubled = mx.compile(lambda x: 2 * mx.sin(x)); mx.eval(doubled(mx.ones(3)))\n"

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime import LanguageModel, load
 from runtime.backends.fake import Behaviour
 from runtime.beams import BeamOptions
 from runtime.errors import RuntimeFault
-from runtime.model import LocalModel, load
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
-from tests.fakes import reference
+from tests.fakes import engine_of, reference
 from tests.runtime.backends.reference import TOLERANCE, expected
 from tests.runtime.model.trouble import NativePanic, audit
 from tests.tiny_models import tiny_path
@@ -52,7 +52,7 @@ class Work:
         name: Of `CASES`, for the right answers.
     """
 
-    def __init__(self, model: LocalModel, name: str) -> None:
+    def __init__(self, model: LanguageModel, name: str) -> None:
         self.model, self.name = model, name
         self.toy = model.info.backend == "fake"
 
@@ -177,17 +177,17 @@ def work(request: pytest.FixtureRequest) -> Iterator[Work]:
     if backend == "fake":
         source = (Behaviour(recurrent=name == "recurrent", overlaps=name == "overlapping"), None)
     with load(source, backend=backend, prefill_chunk_tokens=16, threads=1 if backend == "hf" else None) as model:
-        model.set_kv_budget(BUDGET_TOKENS * model.info.kv_bytes_per_token + 80 * model._engine.backend.state_bytes)
+        model.set_kv_budget(BUDGET_TOKENS * model.info.kv_bytes_per_token + 80 * engine_of(model).backend.state_bytes)
         yield Work(model, name)
 
 
 def test_one_call_that_fails_costs_one_request_at_most(work: Work) -> None:
     model = work.model
-    scheduler = model._engine.scheduler
-    backend: Any = model._engine.backend
+    scheduler = engine_of(model).scheduler
+    backend: Any = engine_of(model).backend
 
     def put_away() -> None:
-        model._engine.call(scheduler.cache.workspaces.drop_idle).result()
+        engine_of(model).call(scheduler.cache.workspaces.drop_idle).result()
 
     reached: set[str] = set()
     kinds = itertools.cycle(sorted(FAULTS))
@@ -229,7 +229,7 @@ def test_a_snapshot_that_fails_is_told_so_alone(work: Work, member: str, fault: 
         assert isinstance(told, list)
         return told
 
-    with failing(model._engine.backend, member, 0, FAULTS[fault](member)):
+    with failing(engine_of(model).backend, member, 0, FAULTS[fault](member)):
         assert asyncio.run(main()) == []
     audit(model)
     assert not (member == "export" and path.exists())

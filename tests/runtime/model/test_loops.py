@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from runtime import load
 from runtime.backends.fake import Behaviour
 from runtime.backends.registry import register_backend, unregister_backend
 from runtime.errors import SessionClosedError
-from runtime.model import load
 from runtime.options.generation import GenerationOptions
 from tests.fakes import Gate, assert_right, fake_model, settled, some_ids, wait_for_close
 from tests.tiny_models import tiny_path

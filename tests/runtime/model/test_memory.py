@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from runtime.model import LocalModel, load
+from runtime import LanguageModel, load
+from tests.fakes import engine_of
 from tests.runtime.backends.reference import random_ids
 from tests.tiny_models import tiny_path
 
@@ -23,11 +24,11 @@ def ids(seed: int, n: int) -> list[int]:
     return [int(i) for i in random_ids(seed, n)]
 
 
-def on_owner(model: LocalModel, look: Callable[[], T]) -> T:
-    return model._engine.call(look).result()
+def on_owner(model: LanguageModel, look: Callable[[], T]) -> T:
+    return engine_of(model).call(look).result()
 
 
-def work(model: LocalModel) -> None:
+def work(model: LanguageModel) -> None:
     """Long texts, branches that split their edges, answers, scores: segments of every origin."""
     stem = ids(1, 150)
     model.cache_kv(stem)
@@ -41,8 +42,8 @@ def work(model: LocalModel) -> None:
     model.next_token_logprobs_sync([*ids(2, 20), 4])
 
 
-def payloads(model: LocalModel) -> list[Any]:
-    return [node.payload for node in model._engine.scheduler.cache.trie.nodes()]
+def payloads(model: LanguageModel) -> list[Any]:
+    return [node.payload for node in engine_of(model).scheduler.cache.trie.nodes()]
 
 
 def arrays(payload: Any) -> list[Any]:
@@ -74,7 +75,7 @@ def test_memory_in_use_returns_to_the_segments_bytes(name: str) -> None:
     mx = pytest.importorskip("mlx.core")
     gc.collect()  # what earlier tests left ends here, on the thread that it belongs to, and not where `in_use` collects
     with load(tiny_path(name), backend="mlx", prefill_chunk_tokens=64) as model:
-        cache = model._engine.scheduler.cache
+        cache = engine_of(model).scheduler.cache
 
         def in_use() -> int:
             cache.workspaces.drop_idle()
@@ -108,7 +109,7 @@ def test_nobody_writes_into_a_cached_segment(backend: str, name: str) -> None:
     with load(tiny_path(name), backend=backend) as model:
         stem = ids(1, 60)
         model.cache_kv(stem)
-        trie, backend_of = model._engine.scheduler.cache.trie, model._engine.backend
+        trie, backend_of = engine_of(model).scheduler.cache.trie, engine_of(model).backend
 
         def exported() -> dict[str, Any]:
             with trie.lookup([(model.info.kv_fingerprint, np.array(stem, np.int32))], exact=True) as lease:
@@ -123,7 +124,7 @@ def test_nobody_writes_into_a_cached_segment(backend: str, name: str) -> None:
         before = on_owner(model, exported)
         # when it is continued, branched from at many places, sampled from, scored, in packs old and new
         asyncio.run(model.batch_sample([stem, [*stem, 3], stem[:30]], 12, [], seed=1))
-        on_owner(model, model._engine.scheduler.cache.workspaces.drop_idle)
+        on_owner(model, engine_of(model).scheduler.cache.workspaces.drop_idle)
         model.batch_next_token_logprobs_sync([[*stem, t] for t in range(6)] + [[*stem[:at], 1] for at in range(1, 60, 9)])
         asyncio.run(model.score([*stem, 5]))
         # then it is what it was, byte for byte; where state was missing in the middle, it was worked out again

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime import LanguageModel, load
 from runtime.errors import NonFiniteLogitsError
-from runtime.model import LocalModel, load
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
-from tests.fakes import settled, some_ids
+from tests.fakes import engine_of, settled, some_ids
 from tests.runtime.backends.reference import TOLERANCE, expected
 from tests.runtime.model.trouble import poison
 from tests.tiny_models import tiny_path
@@ -57,10 +57,10 @@ class Door:
 
 
 @contextmanager
-def watched(backend: str, name: str, **options: Any) -> Iterator[tuple[LocalModel, list[int]]]:
+def watched(backend: str, name: str, **options: Any) -> Iterator[tuple[LanguageModel, list[int]]]:
     """A tiny model, and the tokens of each call of the library's."""
     with load(tiny_path(name), backend=backend, threads=1 if backend == "hf" else None, **options) as model:
-        inner: Any = model._engine.backend
+        inner: Any = engine_of(model).backend
         if backend == "mlx":
             inner._model = door = Door(inner._model)
             inner.prepare = door.watch(inner.prepare)
@@ -87,7 +87,7 @@ def test_everything_that_is_pushed_is_counted(backend: str, name: str) -> None:
     stem = some_ids(1, 40, 900)
     branches = [[*stem, *some_ids(10 + i, 1 + 3 * i, 900)] for i in range(5)]
 
-    async def main(model: LocalModel) -> None:
+    async def main(model: LanguageModel) -> None:
         await model.batch_next_token_logprobs([*branches, some_ids(2, 7, 900), branches[1]])
         await asyncio.gather(model.score(branches[4]), model.score(some_ids(3, 30, 900)), model.next_token_logprobs(stem[:9]))
         await model.batch_sample([stem, branches[2]], 5, [], temperature=0.0)
@@ -105,11 +105,11 @@ def test_what_went_into_calls_that_failed_is_counted_too(backend: str, name: str
     guilty = 950
     paths = [[*some_ids(seed, 9, 900), token] for seed, token in enumerate((5, guilty, 7, 8))]
 
-    async def main(model: LocalModel) -> list[Any]:
+    async def main(model: LanguageModel) -> list[Any]:
         return await asyncio.gather(*(model.next_token_logprobs(path) for path in paths), return_exceptions=True)
 
     with watched(backend, name) as (model, calls):
-        model._engine.call(lambda: poison(model, guilty, np.nan)).result()
+        engine_of(model).call(lambda: poison(model, guilty, np.nan)).result()
         answers = asyncio.run(main(model))
         assert [isinstance(answer, NonFiniteLogitsError) for answer in answers] == [False, True, False, False]
         # then the batch was pushed again in parts: that was work, and the metrics say so

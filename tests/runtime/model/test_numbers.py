@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.model import LocalModel, load
+from runtime import LanguageModel, load
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import TokenRecord
@@ -23,14 +23,14 @@ GREEDY = SamplingOptions(temperature=0.0)
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(case))
-def case(request: pytest.FixtureRequest) -> Iterator[tuple[LocalModel, str]]:
+def case(request: pytest.FixtureRequest) -> Iterator[tuple[LanguageModel, str]]:
     backend, name = request.param
     with load(tiny_path(name), backend=backend, threads=1, prefill_chunk_tokens=48) as model:
         yield model, name
 
 
 @pytest.fixture(autouse=True)
-def fresh(case: tuple[LocalModel, str]) -> Iterator[None]:
+def fresh(case: tuple[LanguageModel, str]) -> Iterator[None]:
     case[0].clear_cache()
     yield
     assert settled(case[0])[1].leased_bytes == 0
@@ -44,7 +44,7 @@ def right(got: Any, name: str, text: list[int]) -> None:
     np.testing.assert_allclose(got, expected(name, text)[-1], atol=TOLERANCE, rtol=0)
 
 
-def test_cached_equals_uncached_equals_transformers(case: tuple[LocalModel, str]) -> None:
+def test_cached_equals_uncached_equals_transformers(case: tuple[LanguageModel, str]) -> None:
     # given a cached text (past every window), when it is continued, left in the middle, and asked for again
     model, name = case
     text = ids(1, 70)
@@ -57,7 +57,7 @@ def test_cached_equals_uncached_equals_transformers(case: tuple[LocalModel, str]
         np.testing.assert_allclose(got, model.next_token_logprobs_uncached(path), atol=TOLERANCE, rtol=0)
 
 
-def test_batched_equals_alone(case: tuple[LocalModel, str]) -> None:
+def test_batched_equals_alone(case: tuple[LanguageModel, str]) -> None:
     # given ragged queries over cached and new prefixes, with duplicates
     model, name = case
     stem = ids(2, 30)
@@ -73,7 +73,7 @@ def test_batched_equals_alone(case: tuple[LocalModel, str]) -> None:
         right(row, name, path)
 
 
-def test_score_equals_stepwise(case: tuple[LocalModel, str]) -> None:
+def test_score_equals_stepwise(case: tuple[LanguageModel, str]) -> None:
     model, name = case
     text = ids(3, 60)
     reference = expected(name, text)
@@ -91,7 +91,7 @@ def test_score_equals_stepwise(case: tuple[LocalModel, str]) -> None:
             assert record.top_logprobs == pytest.approx(np.sort(row)[::-1][:4].tolist(), abs=TOLERANCE)
 
 
-def test_greedy_equals_transformers(case: tuple[LocalModel, str]) -> None:
+def test_greedy_equals_transformers(case: tuple[LanguageModel, str]) -> None:
     model, name = case
     prompt = ids(4, 25)
 
@@ -112,7 +112,7 @@ def test_greedy_equals_transformers(case: tuple[LocalModel, str]) -> None:
     right(model.next_token_logprobs_sync([*path, 9]), name, [*path, 9])
 
 
-def test_streams_of_a_batch_equal_themselves_alone(case: tuple[LocalModel, str]) -> None:
+def test_streams_of_a_batch_equal_themselves_alone(case: tuple[LanguageModel, str]) -> None:
     model, _ = case
     prompts = [ids(5, 9), ids(6, 31), [*ids(6, 20), 4], ids(7, 2)]
     alone = [asyncio.run(model.sample(p, 10, [], seed=i)) for i, p in enumerate(prompts)]
@@ -124,7 +124,7 @@ def test_streams_of_a_batch_equal_themselves_alone(case: tuple[LocalModel, str])
     assert asyncio.run(main()) == alone
 
 
-def test_tokens_are_computed_once(case: tuple[LocalModel, str]) -> None:
+def test_tokens_are_computed_once(case: tuple[LanguageModel, str]) -> None:
     model, _ = case
     stem = ids(8, 60)
     before = model.metrics().tokens_computed

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from runtime.model import LocalModel, load
+from runtime import LanguageModel, load
 from runtime.options.generation import GenerationOptions
 from runtime.records import TokenRecord
 from runtime.sampling.draw import uniform
@@ -60,7 +60,7 @@ def generated(theirs: Any, prompt: list[int], **more: Any) -> Any:
     return theirs.generate(ids, attention_mask=torch.ones_like(ids), **more)
 
 
-def answered(model: LocalModel, prompt: list[int], **changes: Any) -> list[TokenRecord]:
+def answered(model: LanguageModel, prompt: list[int], **changes: Any) -> list[TokenRecord]:
     return list(model.generate_sync(prompt, GenerationOptions(**changes)))
 
 

@@ -11,13 +11,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from runtime import LanguageModel, load
 from runtime.beams import BeamOptions
 from runtime.errors import NonFiniteLogitsError
-from runtime.model import LocalModel, load
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.speculation.lookup import PromptLookup
 from runtime.speculation.options import SpeculativeOptions
+from tests.fakes import engine_of
 from tests.runtime.backends.reference import TOLERANCE, expected
 from tests.runtime.model.trouble import audit, poison
 from tests.tiny_models import tiny_path
@@ -34,27 +35,27 @@ GREEDY = GenerationOptions(max_tokens=40, sampling=INNOCENT, ignore_eos=True, to
 
 
 @contextmanager
-def poisoned(backend: str, name: str, value: float, **options: Any) -> Iterator[LocalModel]:
+def poisoned(backend: str, name: str, value: float, **options: Any) -> Iterator[LanguageModel]:
     """A loaded model; at the end nothing is leased, and all that it holds are numbers."""
     with load(tiny_path(name), backend=backend, threads=1 if backend == "hf" else None, **options) as model:
-        model._engine.call(lambda: poison(model, POISON, value)).result()
+        engine_of(model).call(lambda: poison(model, POISON, value)).result()
         yield model
         sound(model)
         audit(model)
 
 
-def sound(model: LocalModel) -> None:
+def sound(model: LanguageModel) -> None:
     """Asserts that no pack, no payload and no score holds anything but numbers."""
 
     def look() -> None:
-        cache, backend = model._engine.scheduler.cache, model._engine.backend
+        cache, backend = engine_of(model).scheduler.cache, engine_of(model).backend
         assert all(backend.sound(workspace.pack).all() for workspace in cache.workspaces.open)
         for node in cache.trie.nodes():
             arrays = backend.export(node.payload)
             assert all(np.isfinite(a).all() for a in arrays.values()), node.tokens
             assert POISON not in node.tokens
 
-    model._engine.call(look).result()
+    engine_of(model).call(look).result()
 
 
 def text(seed: int, n: int) -> list[int]:
@@ -73,7 +74,7 @@ def greedy(name: str, prompt: list[int], said: list[int]) -> None:
     np.testing.assert_allclose(rows[np.arange(len(said)), said], rows.max(-1), atol=2 * TOLERANCE, rtol=0)
 
 
-async def spoken(model: LocalModel, prompt: list[int], options: GenerationOptions) -> list[int]:
+async def spoken(model: LanguageModel, prompt: list[int], options: GenerationOptions) -> list[int]:
     return [record.token_id async for record in model.generate(prompt, options)]
 
 
@@ -182,7 +183,7 @@ def test_a_gather_with_one_bad_row_leaves_the_others_theirs() -> None:
         with poisoned(backend, "llama", np.nan) as model:
             texts = [[10 + i, 20, 30 + i] if i != 3 else [10, POISON, 3] for i in range(8)]
 
-            async def main(model: LocalModel = model, texts: list[list[int]] = texts) -> list[Any]:
+            async def main(model: LanguageModel = model, texts: list[list[int]] = texts) -> list[Any]:
                 return list(await asyncio.gather(*map(model.next_token_logprobs, texts), return_exceptions=True))
 
             for i, (ids, got) in enumerate(zip(texts, asyncio.run(main()), strict=True)):

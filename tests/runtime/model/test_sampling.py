@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from runtime import LanguageModel, load
 from runtime.errors import InvalidRequestError
-from runtime.model import LocalModel, load
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import TokenRecord
@@ -38,7 +38,7 @@ ALL_STAGES = SamplingOptions(
 
 
 @pytest.fixture(scope="module", params=["hf", "mlx"])
-def model(request: pytest.FixtureRequest) -> Iterator[LocalModel]:
+def model(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
     with load(tiny_path("llama"), backend=request.param, threads=1) as model:
         yield model
 
@@ -55,7 +55,7 @@ def tokens(records: list[TokenRecord]) -> list[int]:
     return [record.token_id for record in records]
 
 
-def test_a_stream_is_the_same_alone_in_a_batch_on_a_branch_and_warm(model: LocalModel) -> None:
+def test_a_stream_is_the_same_alone_in_a_batch_on_a_branch_and_warm(model: LanguageModel) -> None:
     prompt = ids(1, 30)
     model.clear_cache()
     alone = tokens(list(model.generate_sync(prompt, options())))
@@ -102,7 +102,7 @@ def test_both_backends_draw_the_same_stream() -> None:
 @pytest.mark.parametrize(
     "settings", [{"repetition_penalty": 1.4}, {"repetition_penalty": 1.2, "suppress_tokens": list(range(40, 90))}]
 )
-def test_greedy_with_penalties_is_transformers(model: LocalModel, settings: dict[str, Any]) -> None:
+def test_greedy_with_penalties_is_transformers(model: LanguageModel, settings: dict[str, Any]) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -120,7 +120,7 @@ def test_greedy_with_penalties_is_transformers(model: LocalModel, settings: dict
         assert tokens(list(model.generate_sync(prompt, chosen))) == answer  # the normaliser is remembered too
 
 
-def test_ids_outside_the_vocabulary_are_refused_before_compute(model: LocalModel) -> None:
+def test_ids_outside_the_vocabulary_are_refused_before_compute(model: LanguageModel) -> None:
     vocab = model.info.vocab_size
     before = model.metrics()
     for sampling in (
@@ -137,7 +137,7 @@ def test_ids_outside_the_vocabulary_are_refused_before_compute(model: LocalModel
     assert model.metrics().tokens_computed == before.tokens_computed
 
 
-def test_the_models_own_options_hold_where_nobody_else_says(model: LocalModel) -> None:
+def test_the_models_own_options_hold_where_nobody_else_says(model: LanguageModel) -> None:
     resolved = model.resolve_options({"temperature": 0.3}, session={"top_p": 0.5})
     assert resolved.sources["sampling.temperature"] == "call"
     assert resolved.sources["sampling.top_p"] == "session"

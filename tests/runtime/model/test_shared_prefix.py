@@ -8,9 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from runtime import GenerationOptions, SamplingOptions
-from runtime.model import LocalModel, load
-from tests.fakes import around_begins, settled
+from runtime import GenerationOptions, LanguageModel, SamplingOptions, load
+from tests.fakes import around_begins, engine_of, settled
 from tests.runtime.backends.reference import random_ids
 from tests.tiny_models import tiny_path
 
@@ -22,8 +21,8 @@ KINDS = ("llama", "gemma3", "lfm2", "falcon_h1")  # the last two with recurrent 
 class Held:
     """The bytes of keys and values in a backend's packs, as the libraries' own arrays have them, after every forward."""
 
-    def __init__(self, model: LocalModel) -> None:
-        self._backend = cast("Any", model._engine.backend)
+    def __init__(self, model: LanguageModel) -> None:
+        self._backend = cast("Any", engine_of(model).backend)
         self._packs: list[Any] = []
         self.most = 0
         self.rows = 0  # chains whose paths were copied side by side into one forward
@@ -61,13 +60,13 @@ class Held:
 
 
 @pytest.fixture(params=[(backend, kind) for backend in ("hf", "mlx") for kind in KINDS], ids="-".join)
-def model(request: pytest.FixtureRequest) -> Iterator[LocalModel]:
+def model(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
     backend, kind = request.param
     with load(tiny_path(kind), backend=backend, threads=1) as made:
         yield made
 
 
-def said(model: LocalModel, n: int) -> list[tuple[int, ...]]:
+def said(model: LanguageModel, n: int) -> list[tuple[int, ...]]:
     options = GenerationOptions(max_tokens=NEW, seed=3, ignore_eos=True, top_k=0, sampling=SamplingOptions(temperature=1.5))
 
     async def main() -> list[tuple[int, ...]]:
@@ -79,9 +78,9 @@ def said(model: LocalModel, n: int) -> list[tuple[int, ...]]:
     return asyncio.run(main())
 
 
-def test_eight_branches_hold_the_prefix_once(model: LocalModel) -> None:
+def test_eight_branches_hold_the_prefix_once(model: LanguageModel) -> None:
     held = Held(model)
-    per_token, slot = model.info.kv_bytes_per_token, model._engine.backend.slot_bytes
+    per_token, slot = model.info.kv_bytes_per_token, engine_of(model).backend.slot_bytes
     prefix = len(PREFIX) * slot
     # given one branch
     said(model, 1)
@@ -95,7 +94,7 @@ def test_eight_branches_hold_the_prefix_once(model: LocalModel) -> None:
     assert len(set(branches)) > 4
     # then what they hold more is what they said, and where each of them is: far less than the prefix once more
     own = len({branch[:m] for branch in branches for m in range(1, NEW + 1)})
-    states = 2 * 8 * model._engine.backend.state_bytes  # of where each stands, and of what is published
+    states = 2 * 8 * engine_of(model).backend.state_bytes  # of where each stands, and of what is published
     assert held.most - alone <= 2 * own * slot + states < prefix / 4
     assert settled(model)[0].kv_peak_bytes - alone_in_all <= 2 * own * (slot + per_token) + states < prefix / 4
     # nor was it copied for the length of a forward, also where branches are rows of a batch

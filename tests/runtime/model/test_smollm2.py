@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime import LanguageModel, load
 from runtime.loading.model_folder import ModelFolder
-from runtime.model import LocalModel, load
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import TokenRecord
@@ -36,7 +36,7 @@ def plain(folder: ModelFolder) -> Any:
 
 
 @pytest.fixture(scope="module", params=["hf", "mlx"])
-def model(request: pytest.FixtureRequest, folder: ModelFolder) -> Iterator[LocalModel]:
+def model(request: pytest.FixtureRequest, folder: ModelFolder) -> Iterator[LanguageModel]:
     with load(folder.path, backend=request.param) as made:
         yield made
 
@@ -48,7 +48,7 @@ def expected(plain: Any, ids: list[int]) -> np.ndarray[Any, np.dtype[np.float32]
         return log_softmax(plain(input_ids=torch.tensor([ids]), use_cache=False).logits[0].numpy())
 
 
-def test_a_chat_turn_equals_plain_transformers(model: LocalModel, plain: Any) -> None:
+def test_a_chat_turn_equals_plain_transformers(model: LanguageModel, plain: Any) -> None:
     # given a short prompt, when it is scored, answered and branched
     tolerance = TOLERANCE[model.info.backend]
     ids = model.tokenize("The capital of France is")
@@ -74,7 +74,7 @@ def test_a_chat_turn_equals_plain_transformers(model: LocalModel, plain: Any) ->
     assert model.metrics().tokens_computed == len(ids) + 3 + 1
 
 
-def test_a_cached_answer_equals_an_uncached_one(model: LocalModel) -> None:
+def test_a_cached_answer_equals_an_uncached_one(model: LanguageModel) -> None:
     # given a text in the cache, one that goes on from it, and one that leaves it half way
     ids = model.tokenize(TEXT)
     model.clear_cache()
@@ -91,7 +91,7 @@ def test_a_cached_answer_equals_an_uncached_one(model: LocalModel) -> None:
         np.testing.assert_allclose(cached, uncached, atol=TOLERANCE[model.info.backend], rtol=0)
 
 
-def test_a_batch_equals_each_alone(model: LocalModel) -> None:
+def test_a_batch_equals_each_alone(model: LanguageModel) -> None:
     # given paths of different lengths: with a common prefix, inside one another, and strangers
     ids = model.tokenize(TEXT)
     batch = [ids, ids[:4], [*ids[:7], *model.tokenize(" the moon")], model.tokenize("def main():"), ids[:1]]
@@ -105,7 +105,7 @@ def test_a_batch_equals_each_alone(model: LocalModel) -> None:
         np.testing.assert_allclose(row, alone, atol=TOLERANCE[model.info.backend], rtol=0)
 
 
-def test_streams_of_a_batch_say_what_each_says_alone(model: LocalModel) -> None:
+def test_streams_of_a_batch_say_what_each_says_alone(model: LanguageModel) -> None:
     # given two prompts and the greedy answer to each
     prompts = [model.tokenize("The capital of France is"), model.tokenize("One, two, three,")]
     model.clear_cache()

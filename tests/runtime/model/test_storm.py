@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tests.fakes import engine_of
 from tests.reliability.cancels import LITTLE, Crowd
 from tests.runtime.model.trouble import CASES, audit, troubled
 
@@ -17,7 +18,7 @@ LEAVERS = 40  # thousands of them are a row of tests/reliability
 def test_nobody_notices_who_leaves_and_who_fails(backend: str, name: str) -> None:
     # given little room, small chunks and batches
     with troubled(backend, name, **LITTLE) as case:
-        held = case.model._engine.backend
+        held = engine_of(case.model).backend
         case.model.set_kv_budget(400 * held.slot_bytes + 40 * held.state_bytes)
         # when they come and go
         crowd = Crowd(case, 1)

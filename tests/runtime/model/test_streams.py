@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime import LanguageModel, load
 from runtime.backends.hf.weights import has_float16
 from runtime.info import ModelInfo
-from runtime.model import LocalModel, load
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import TokenRecord
 from runtime.sampling.draw import uniform
+from tests.fakes import engine_of
 from tests.runtime.backends.reference import TOLERANCE, random_ids
 from tests.tiny_models import tiny_path
 
@@ -55,7 +56,7 @@ def named(case: Case) -> str:
     return "-".join((backend, name, *(f"{option}={value}" for option, value in options.items())))
 
 
-def opened(case: Case) -> LocalModel:
+def opened(case: Case) -> LanguageModel:
     backend, name, options = case
     if options.get("weights") == "float16" and not has_float16():
         pytest.skip("torch multiplies float16 weights on x86 alone")
@@ -70,7 +71,7 @@ def tokens(records: list[TokenRecord]) -> Stream:
     return [record.token_id for record in records]
 
 
-def alone(model: LocalModel) -> list[Stream]:
+def alone(model: LanguageModel) -> list[Stream]:
     """Each stream with nothing computed before."""
     streams = []
     for seed, prompt in enumerate(PROMPTS):
@@ -79,7 +80,7 @@ def alone(model: LocalModel) -> list[Stream]:
     return streams
 
 
-def in_company(model: LocalModel, streams: list[Stream]) -> dict[str, list[Stream]]:
+def in_company(model: LanguageModel, streams: list[Stream]) -> dict[str, list[Stream]]:
     """The same streams in every other way."""
     ways: dict[str, list[Stream]] = {"branch": [], "fan": []}
 
@@ -94,7 +95,7 @@ def in_company(model: LocalModel, streams: list[Stream]) -> dict[str, list[Strea
 
     model.clear_cache()
     ways["batch"] = asyncio.run(batch())
-    engine = model._engine
+    engine = engine_of(model)
     engine.call(engine.scheduler.cache.workspaces.drop_idle).result()  # so that what rests in the cache is loaded
     ways["warm"] = [tokens(list(model.generate_sync(prompt, drawn(seed)))) for seed, prompt in enumerate(PROMPTS)]
     for seed, (prompt, stream) in enumerate(zip(PROMPTS, streams, strict=True)):
@@ -106,7 +107,7 @@ def in_company(model: LocalModel, streams: list[Stream]) -> dict[str, list[Strea
     return ways
 
 
-def parted(model: LocalModel, seed: int, stream: Stream, other: Stream) -> bool:
+def parted(model: LanguageModel, seed: int, stream: Stream, other: Stream) -> bool:
     """Whether they part, which is right alone where both tokens are the draw's own within the tolerance of numbers."""
     if stream == other:
         return False

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime import LanguageModel, load
 from runtime.backends.fake import Behaviour
 from runtime.backends.registry import register_backend, resolve_backend, unregister_backend
-from runtime.model import LocalModel, load
 from runtime.options.load import LoadOptions
 from tests.fakes import some_ids
 from tests.tiny_models import tiny_path
@@ -78,7 +78,7 @@ class Watched:
         return call
 
 
-def work(model: LocalModel) -> None:
+def work(model: LanguageModel) -> None:
     """Everything a model is for, from several threads and loops, with little room, cancelled in part."""
 
     async def main() -> None:

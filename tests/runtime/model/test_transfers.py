@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from runtime import LanguageModel, load
 from runtime.backends.mlx import backend as mlx
-from runtime.model import LocalModel, load
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import TokenRecord
@@ -54,7 +54,9 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return shapes
 
 
-async def streams(model: LocalModel, prompts: Sequence[Sequence[int]], options: GenerationOptions) -> list[list[TokenRecord]]:
+async def streams(
+    model: LanguageModel, prompts: Sequence[Sequence[int]], options: GenerationOptions
+) -> list[list[TokenRecord]]:
     async def one(ids: Sequence[int]) -> list[TokenRecord]:
         return [record async for record in model.generate(ids, options)]
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from runtime.model import LocalModel, load
+from runtime import LanguageModel, load
 from runtime.shelf.source import resolve
 from runtime.text.tokenizer import Tokenizer as OurTokenizer
 from tests.tiny_models import tiny_path
@@ -56,7 +56,7 @@ def sentencepiece() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[LocalModel]:
+def model() -> Iterator[LanguageModel]:
     """A model whose logits are wider than the SentencePiece vocabulary."""
     from transformers import AutoModelForCausalLM
 
@@ -65,7 +65,7 @@ def model() -> Iterator[LocalModel]:
         yield made
 
 
-def test_sentencepiece_with_byte_fallback(model: LocalModel) -> None:
+def test_sentencepiece_with_byte_fallback(model: LanguageModel) -> None:
     width = len(model.next_token_logprobs_sync([5]))
     assert len(model.byte_vocab) == len(model.str_vocab) == model.info.vocab_size == width == 1024
     # given the bytes that every id stands for, by its spelling
@@ -86,7 +86,7 @@ def test_sentencepiece_with_byte_fallback(model: LocalModel) -> None:
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=ascii)
-def test_sentencepiece_ids_join_to_the_text(model: LocalModel, text: str) -> None:
+def test_sentencepiece_ids_join_to_the_text(model: LanguageModel, text: str) -> None:
     ids = model.tokenize(text)
     expected = b" " + text.replace("▁", " ").encode()  # U+2581 is how this spelling writes a space
     assert b"".join(model.byte_vocab[i] for i in ids) == expected

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from runtime import GenerationOptions, InvalidRequestError, LanguageModel, RuntimeFault, load, spawn
-from runtime.model import LocalModel
 from tests.tiny_models import tiny_path
 
 PROMPT = [1, 2, 3]
@@ -50,7 +49,7 @@ ENDS = {"close", "close_async"}
 def members() -> list[tuple[str, str]]:
     """Every member that is called, with each of its parameters."""
     found: list[tuple[str, str]] = []
-    for name, member in inspect.getmembers(LocalModel, callable):
+    for name, member in inspect.getmembers(LanguageModel, callable):
         if not name.startswith("_") and name not in ENDS:
             parameters = list(inspect.signature(member).parameters.values())[1:]
             found.extend((name, each.name) for each in parameters if each.kind is not each.VAR_KEYWORD)

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from runtime import LanguageModel, load
 from runtime.backends.fake import Behaviour
 from runtime.backends.registry import register_backend, resolve_backend, unregister_backend
-from runtime.model import LocalModel, load
 from runtime.options.load import LoadOptions
-from tests.fakes import reference, settled
+from tests.fakes import engine_of, reference, settled
 from tests.runtime.backends.reference import TOLERANCE, expected
 from tests.tiny_models import tiny_path
 
@@ -139,7 +139,7 @@ class Troubled:
 class Case:
     """A loaded model with its faults and its right answers."""
 
-    model: LocalModel
+    model: LanguageModel
     faults: Faults
     name: str
     toy: bool
@@ -195,9 +195,9 @@ class Embedding:
         return mx.where((ids == self._token)[..., None], self._value, self._inner(ids))
 
 
-def poison(model: LocalModel, token: int, value: float) -> None:
+def poison(model: LanguageModel, token: int, value: float) -> None:
     """From now on the embedding of `token` is `value`; owner thread."""
-    backend: Any = model._engine.backend
+    backend: Any = engine_of(model).backend
     if backend.info.backend == "mlx":
         decoder = backend._model.model
         decoder.embed_tokens = Embedding(decoder.embed_tokens, token, value)
@@ -208,7 +208,7 @@ def poison(model: LocalModel, token: int, value: float) -> None:
         embedding.register_forward_hook(lambda _, ids, out: out.masked_fill((ids[0] == token)[..., None], value))
 
 
-def audit(model: LocalModel) -> None:
+def audit(model: LanguageModel) -> None:
     """Nothing is leased, nobody works, and leased + evictable + free bytes are the total, each byte found where it is said.
 
     Evicts everything on the way.
@@ -217,7 +217,7 @@ def audit(model: LocalModel) -> None:
     assert (report.leases, report.leased_bytes) == (0, 0)
 
     def look() -> None:
-        scheduler = model._engine.scheduler
+        scheduler = engine_of(model).scheduler
         cache, trie = scheduler.cache, scheduler.cache.trie
         assert not scheduler.busy
         assert not scheduler._queries
@@ -225,7 +225,7 @@ def audit(model: LocalModel) -> None:
         nodes = list(trie.nodes())
         assert [node.pins for node in nodes] == [0] * len(nodes)
         weights = [
-            model._engine.backend.payload_bytes(node.payload) + (node.scores.nbytes if node.scores else 0) for node in nodes
+            engine_of(model).backend.payload_bytes(node.payload) + (node.scores.nbytes if node.scores else 0) for node in nodes
         ]
         assert [node.nbytes for node in nodes] == weights
         assert trie.leased_bytes + trie.evictable_bytes == trie.bytes == sum(weights)
@@ -233,4 +233,4 @@ def audit(model: LocalModel) -> None:
         assert trie.evict(1 << 60) == sum(weights)  # evictable means just that
         assert (trie.bytes, trie.leased_bytes) == (0, 0)
 
-    model._engine.call(look).result()
+    engine_of(model).call(look).result()

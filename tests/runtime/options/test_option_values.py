@@ -9,9 +9,17 @@ from typing import Any
 
 import pytest
 
-from runtime import BeamOptions, GenerationOptions, LoadOptions, RuntimeFault, SamplingOptions, SpeculativeOptions, load
+from runtime import (
+    BeamOptions,
+    GenerationOptions,
+    LanguageModel,
+    LoadOptions,
+    RuntimeFault,
+    SamplingOptions,
+    SpeculativeOptions,
+    load,
+)
 from runtime.errors import AdapterError, GrammarError, InvalidRequestError, OptionError
-from runtime.model import LocalModel
 from tests.tiny_models import tiny_path
 
 PROMPT = [5, 6, 7]
@@ -69,7 +77,7 @@ def refusal(work: Callable[..., object], *arguments: Any, **keywords: Any) -> Ru
     return None
 
 
-def answers(model: LocalModel) -> bool:
+def answers(model: LanguageModel) -> bool:
     """Whether a request is answered: the scheduler lives."""
     return len(list(model.generate_sync(PROMPT, GenerationOptions(max_tokens=2, ignore_eos=True)))) == 2
 
@@ -90,13 +98,13 @@ def test_a_load_option_is_refused_by_name_or_taken(backend: str, name: str) -> N
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
-def model(request: pytest.FixtureRequest) -> Iterator[LocalModel]:
+def model(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
     with load(tiny_path("llama"), request.param, threads=1) as made:
         yield made
 
 
 @pytest.mark.parametrize("name", [*GENERATING, "sampling", *(f"sampling.{name}" for name in SAMPLING)])
-def test_a_generation_option_is_refused_by_name_or_taken(model: LocalModel, name: str) -> None:
+def test_a_generation_option_is_refused_by_name_or_taken(model: LanguageModel, name: str) -> None:
     inner = name.removeprefix("sampling.")
     for value in VALUES.values():
         if inner != name:
@@ -110,7 +118,7 @@ def test_a_generation_option_is_refused_by_name_or_taken(model: LocalModel, name
 
 
 @pytest.mark.parametrize("name", [*GENERATING, *SAMPLING])
-def test_a_mapping_of_options_is_refused_by_the_name_that_was_given(model: LocalModel, name: str) -> None:
+def test_a_mapping_of_options_is_refused_by_the_name_that_was_given(model: LanguageModel, name: str) -> None:
     for value in VALUES.values():
         fault = refusal(model.resolve_options, {name: value})
         assert fault is None or isinstance(fault, InvalidRequestError | AdapterError | GrammarError)

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime.engine.own_options import OwnOptions
 from runtime.errors import GrammarError, InvalidRequestError
 from runtime.grammar.source import Grammar
-from runtime.model.own import OwnOptions
 from runtime.options.generation import GenerationOptions
 from runtime.options.resolution import AnswerEnds, resolve_options
 from runtime.options.sampling import DEFAULTS, ORDER, SamplingOptions

@@ -11,12 +11,12 @@ from typing import Any
 import psutil
 import pytest
 
-from runtime.client import EngineClient, EngineLimits, spawn
+from runtime import EngineLimits, LanguageModel, spawn
 
 LOADER = "tests.runtime.process.fake_model:load"
 
 
-async def spawn_fake(source: str = "ready", *, limits: EngineLimits | None = None, **options: Any) -> EngineClient:
+async def spawn_fake(source: str = "ready", *, limits: EngineLimits | None = None, **options: Any) -> LanguageModel:
     """An engine process with the fake model."""
     return await spawn(source, "auto", loader=LOADER, limits=limits, **options)
 
@@ -30,18 +30,23 @@ async def eventually(condition: Callable[[], Awaitable[bool] | bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def state_of(client: EngineClient) -> dict[str, Any]:
+async def command(client: LanguageModel, text: str) -> str:
+    """Tells the fake model to do something (see `fake_commands`); what it says to that."""
+    return "".join(map(chr, await client.render_chat_async([{"role": "command", "content": text}])))
+
+
+async def state_of(client: LanguageModel) -> dict[str, Any]:
     """What the fake model has counted so far."""
-    state: dict[str, Any] = json.loads(await client.complete("state"))
+    state: dict[str, Any] = json.loads(await command(client, "state"))
     return state
 
 
-async def cancelled(client: EngineClient) -> int:
+async def cancelled(client: LanguageModel) -> int:
     """Calls and streams that were cancelled in the engine."""
     return int((await state_of(client))["cancelled"])
 
 
-async def has_made(client: EngineClient, tokens: int) -> bool:
+async def has_made(client: LanguageModel, tokens: int) -> bool:
     """Whether the fake model has made so many."""
     return int((await state_of(client))["generated"]) >= tokens
 
@@ -54,7 +59,7 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[EngineClient]:
+def client() -> Iterator[LanguageModel]:
     """Made on one loop and used on many others."""
     client = asyncio.run(spawn_fake())
     yield client

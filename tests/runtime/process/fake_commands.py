@@ -1,4 +1,4 @@
-"""What the fake model does when a test tells it to, by a text given to `complete`."""
+"""What the fake model does when a test tells it to, by a message with the role "command"."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 from runtime import errors as runtime_errors
 
 if TYPE_CHECKING:
-    from tests.runtime.process.fake_model import FakeModel  # which looks its commands up here
+    from tests.runtime.process.fake_model import FakeTransport  # which looks its commands up here
 
 
 class _Panic(BaseException):
     """Like a Rust panic: no Exception."""
 
 
-async def _raise(model: FakeModel, argument: str) -> str:
+async def _raise(model: FakeTransport, argument: str) -> str:
     """An error by name, with its arguments as JSON: `raise ModelLoadError ["text"]`."""
     name, _, arguments = argument.partition(" ")
     kinds = {**vars(runtime_errors), "KeyError": KeyError, "Panic": _Panic}
@@ -32,15 +32,15 @@ async def _raise(model: FakeModel, argument: str) -> str:
     raise error
 
 
-async def _state(model: FakeModel, argument: str) -> str:
+async def _state(model: FakeTransport, argument: str) -> str:
     return json.dumps({name: getattr(model, name) for name in ("queries", "generated", "cancelled", "turns", "priorities")})
 
 
-async def _environment(model: FakeModel, argument: str) -> str:
+async def _environment(model: FakeTransport, argument: str) -> str:
     return json.dumps(dict(os.environ))
 
 
-async def _process(model: FakeModel, argument: str) -> str:
+async def _process(model: FakeTransport, argument: str) -> str:
     """What this process is like."""
     return json.dumps(
         {
@@ -52,39 +52,39 @@ async def _process(model: FakeModel, argument: str) -> str:
     )
 
 
-async def _hold(model: FakeModel, argument: str) -> str:
+async def _hold(model: FakeTransport, argument: str) -> str:
     """Queries wait from now on, until they are cancelled or reset."""
     model.held = asyncio.Event()
     return ""
 
 
-async def _die(model: FakeModel, argument: str) -> str:
+async def _die(model: FakeTransport, argument: str) -> str:
     os.kill(os.getpid(), int(argument))
     return ""
 
 
-async def _exit(model: FakeModel, argument: str) -> str:
+async def _exit(model: FakeTransport, argument: str) -> str:
     os._exit(int(argument))
 
 
-async def _step(model: FakeModel, argument: str) -> str:
+async def _step(model: FakeTransport, argument: str) -> str:
     """A step that never ends, while the process goes on breathing."""
-    model.beat = (7, "step")
+    model.beat = (7, "step", 0)
     await asyncio.Event().wait()
     return ""
 
 
-async def _move(model: FakeModel, argument: str) -> str:
+async def _move(model: FakeTransport, argument: str) -> str:
     """Steps for some seconds, each of them short."""
     end = time.monotonic() + float(argument)
     while time.monotonic() < end:
-        model.beat = (model.beat[0] + 1, "step")
+        model.beat = (model.beat[0] + 1, "step", 0)
         await asyncio.sleep(0.02)
-    model.beat = (model.beat[0], "idle")
+    model.beat = (model.beat[0], "idle", 0)
     return "moved"
 
 
-async def _freeze(model: FakeModel, argument: str) -> str:
+async def _freeze(model: FakeTransport, argument: str) -> str:
     """Not even a beat any more, as if native code held the interpreter; a file says since when."""
     if argument:
         Path(argument).touch()  # noqa: ASYNC240  # as above: this blocks in any case
@@ -92,14 +92,14 @@ async def _freeze(model: FakeModel, argument: str) -> str:
         time.sleep(1)  # noqa: ASYNC251  # blocking the loop is what this is for
 
 
-async def _slow_close(model: FakeModel, argument: str) -> str:
+async def _slow_close(model: FakeTransport, argument: str) -> str:
     """Takes so many seconds to close, and is left them."""
     model.close_seconds = float(argument)
     _waits_for_its_model()
     return ""
 
 
-async def _stubborn(model: FakeModel, argument: str) -> str:
+async def _stubborn(model: FakeTransport, argument: str) -> str:
     """Ignores what asks it to end, and closes slowly."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     model.close_seconds = 60
@@ -109,27 +109,32 @@ async def _stubborn(model: FakeModel, argument: str) -> str:
 
 def _waits_for_its_model() -> None:
     """The process does not end itself before the model is closed: who asked for its end has to end it."""
-    vars(importlib.import_module("runtime.host.server"))["_SHUTDOWN_SECONDS"] = 60
+    vars(importlib.import_module("runtime.transport.server"))["_SHUTDOWN_SECONDS"] = 60
 
 
-async def _write(model: FakeModel, argument: str) -> str:
+async def _write(model: FakeTransport, argument: str) -> str:
     """Writes to both standard streams."""
     os.write(1, b"to stdout\n")
     os.write(2, b"to stderr\n")
     return ""
 
 
-async def _child(model: FakeModel, argument: str) -> str:
+async def _child(model: FakeTransport, argument: str) -> str:
     """A child of the engine process that outlives it unless it is ended too."""
     subprocess = importlib.import_module("subprocess")
     return str(subprocess.Popen(["sleep", "60"], close_fds=False).pid)
 
 
-async def _large(model: FakeModel, argument: str) -> str:
+async def _large(model: FakeTransport, argument: str) -> str:
     return "x" * int(argument)
 
 
+async def _repeat(model: FakeTransport, argument: str) -> str:
+    return argument
+
+
 COMMANDS = {
+    "repeat": _repeat,
     "raise": _raise,
     "state": _state,
     "environment": _environment,

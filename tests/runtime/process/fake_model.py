@@ -1,60 +1,57 @@
 """A model for the engine process that computes nothing: answers follow from the ids, and it misbehaves on request.
 
-How it loads follows from the source ("ready", "slow", "fail", "bug", "die", "hang"), what else it does from the text given
-to `complete` (see `fake_commands`): the tests' way to reach into the process.
+How it loads follows from the source ("ready", "slow", "fail", "bug", "die", "hang"), what else it does from a message with the
+role "command" that `render_chat` is given (see `fake_commands`, and `conftest.command`): the tests' way into the process.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import threading
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from runtime import (
-    Completion,
-    ContextOverflowError,
+    AdapterError,
+    BeamOptions,
+    BeamStep,
+    BlocksSaved,
+    Branches,
+    CacheReport,
     Finish,
     GenerationOptions,
+    Hypothesis,
     InvalidRequestError,
-    Message,
+    LanguageModel,
+    Metrics,
     ModelInfo,
     ModelLoadError,
+    NonFiniteLogitsError,
     Origin,
     PrefixMatch,
     Priority,
     SamplingOptions,
-    TokenRecord,
     TokenRun,
-    UnsupportedFeatureError,
 )
-from runtime import errors as runtime_errors
-from runtime.adapters.uses import Adapters
-from runtime.info import OnProgress, PromptProgress
-from runtime.members.resolving import ResolvingMembers
-from runtime.members.scoring import ScoringMembers
+from runtime.beams import OnStep
+from runtime.info import AdapterInfo, OnProgress, PromptProgress
 from runtime.options.resolution import AnswerEnds
-from runtime.records import Float32
-from runtime.session.opening import OpensSessions
-from tests.runtime.process.fake_adapters import FakeAdapters
+from runtime.records import Float32, Int32
+from runtime.transport.base import TextFacts
 from tests.runtime.process.fake_answers import CONTEXT, EOS, VOCAB, logprobs_of, run_of
-from tests.runtime.process.fake_blocks import FakeBlocks
-from tests.runtime.process.fake_branching import FakeBranching
-from tests.runtime.process.fake_cache import FakeCache
 from tests.runtime.process.fake_commands import COMMANDS
-from tests.runtime.process.fake_pins import FakePins
-from tests.runtime.process.fake_texts import FakeTexts
-from tests.runtime.process.fake_vectors import FakeVectors
+
+ENDLESS = 3  # as a prompt's first id: its answer never ends
 
 
-def load(source: str, backend: str = "auto", **options: Any) -> FakeModel:
+def load(source: str, backend: str = "auto", **options: Any) -> LanguageModel:
     """The loader that tests name in `spawn`."""
     match source:
         case "slow":
@@ -70,71 +67,84 @@ def load(source: str, backend: str = "auto", **options: Any) -> FakeModel:
         case "hang":
             threading.Event().wait()
         case "vocabulary":
-            return FakeModel(backend, options, width=options["context_length"])
-    return FakeModel(backend, options)
+            return LanguageModel(FakeTransport(backend, options, width=options["context_length"]))
+    return LanguageModel(FakeTransport(backend, options))
 
 
-class FakeModel(
-    FakeAdapters,
-    FakeBlocks,
-    FakeBranching,
-    FakeCache,
-    FakePins,
-    FakeTexts,
-    FakeVectors,
-    OpensSessions,
-    ResolvingMembers,
-    ScoringMembers,
-):
-    """Satisfies `LanguageModel` in the engine process."""
+class FakeTransport:
+    """Its operations are methods of the same names."""
+
+    capabilities = frozenset({"kv", "adapters", "hidden states"})
+    ended = None
 
     def __init__(self, backend: str, options: Mapping[str, Any], width: int = len(VOCAB)) -> None:
         self.width = width
-        self.eos_token_ids = (EOS,)
-        self.chat_template: str | None = "{{ messages }}"
-        self.byte_vocab = VOCAB
-        self.str_vocab = [*(piece.decode(errors="replace") for piece in VOCAB[:-1]), "\ud800"]
+        texts = [*(piece.decode(errors="replace") for piece in VOCAB[:-1]), "\ud800"]
+        own = GenerationOptions(max_tokens=77, sampling=SamplingOptions(temperature=0.5))
+        ends = AnswerEnds((7,), (8,), ("\nUser:",))
+        self.text = TextFacts((EOS,), "{{ messages }}", VOCAB, lambda: texts, own, ends)
         self.queries = 0
         self.generated = 0
         self.cancelled = 0
         self.turns: list[int] = []  # queries per turn of the event loop
         self.priorities: list[Priority] = []  # of what was scored
         self.held: asyncio.Event | None = None
-        self.beat = (0, "idle")
+        self.beat: tuple[int, str, int] = (0, "idle", 0)
         self.close_seconds = 0.0
         self.info = ModelInfo(
             name="fake", backend=backend, device="cpu", dtype="float32", architecture="none", layers=1, heads=1, kv_heads=1,
-            hidden_size=1, vocab_size=width, parameters=0, quantisation=None, attention_kinds=("full",),
+            hidden_size=2, vocab_size=width, parameters=0, quantisation=None, attention_kinds=("full",),
             context_length=CONTEXT, has_template=True, kv_bytes_per_token=0, kv_fingerprint="k", model_fingerprint="m",
             options=dict(options),
         )  # fmt: skip
 
-    @property
-    def own_options(self) -> GenerationOptions:
-        return GenerationOptions(max_tokens=77, sampling=SamplingOptions(temperature=0.5))
+    # ---- a transport -----------------------------------------------------------------------------------------
 
     @property
-    def own_ends(self) -> AnswerEnds:
-        return AnswerEnds((7,), (8,), ("\nUser:",))
+    def state(self) -> FakeTransport:
+        return self
 
-    def heartbeat(self) -> tuple[int, str]:
+    @property
+    def metrics(self) -> Metrics:
+        return Metrics(queries=self.queries, tokens_computed=self.generated)
+
+    @property
+    def cache(self) -> CacheReport:
+        return CacheReport(0, self.generated, 0, 0, 0, 0, self.cancelled, 0)
+
+    @property
+    def pid(self) -> int:
+        return os.getpid()
+
+    async def call(self, method: str, **arguments: Any) -> Any:
+        return await getattr(self, method)(**arguments)
+
+    def stream(self, method: str, **arguments: Any) -> Branches[TokenRun]:
+        branches: Branches[TokenRun] = getattr(self, method)(**arguments)
+        return branches
+
+    def post(self, method: str, **arguments: Any) -> None:
+        raise AssertionError("the engine process waits for each answer")
+
+    def heartbeat(self) -> tuple[int, str, int]:
         return self.beat
+
+    def close(self) -> None:
+        time.sleep(self.close_seconds)
+
+    async def close_async(self, within: float | None) -> None:
+        self.close()
+
+    def forgotten(self) -> None:
+        """Nothing is held."""
 
     # ---- queries ---------------------------------------------------------------------------------------------
 
-    def next_token_logprobs_sync(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
-        if any(token >= self.width for token in ids):
-            raise InvalidRequestError(f"token id {max(ids)} is outside the vocabulary of {self.width}")
-        if len(ids) > CONTEXT:
-            raise ContextOverflowError("prompt", 0, len(ids), CONTEXT)
-        self.queries += 1
-        return logprobs_of(ids, self.width)
-
-    async def next_token_logprobs(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
+    async def logprobs(self, batch: Sequence[Int32], adapters: object) -> Float32:
         if not self.turns or self.turns[-1] == 0:
             self.turns.append(0)
             asyncio.get_running_loop().call_soon(self.turns.append, 0)
-        self.turns[-1] += 1
+        self.turns[-1] += len(batch)
         if self.held is not None:
             try:
                 await self.held.wait()
@@ -142,158 +152,215 @@ class FakeModel(
                 self.cancelled += 1
                 raise
             raise asyncio.CancelledError("reset")
-        return self.next_token_logprobs_sync(ids)
+        self.queries += len(batch)
+        return np.stack([logprobs_of(ids.tolist(), self.width) for ids in batch])
 
-    def batch_next_token_logprobs_sync(self, batch: Sequence[Sequence[int]], *, adapters: Adapters = None) -> Float32:
-        return np.stack([self.next_token_logprobs_sync(ids) for ids in batch])
+    async def logprobs_uncached(self, ids: Int32, adapters: object) -> Float32:
+        return logprobs_of(ids.tolist(), self.width)
 
-    async def batch_next_token_logprobs(self, batch: Sequence[Sequence[int]], *, adapters: Adapters = None) -> Float32:
-        return self.batch_next_token_logprobs_sync(batch)
+    async def reset_queries(self) -> None:
+        if self.held is not None:
+            self.held.set()
+            self.held = None
 
-    def next_token_logprobs_uncached(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
-        return self.next_token_logprobs_sync(ids)
-
-    async def next_token_logprobs_uncached_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
-        return self.next_token_logprobs_sync(ids)
-
-    def prefix_match(self, ids: Sequence[int], *, adapters: Adapters = None) -> PrefixMatch:
-        return PrefixMatch(len(ids) // 2, "warm")
-
-    async def prefix_match_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> PrefixMatch:
-        return self.prefix_match(ids)
-
-    async def _score_window(
+    async def score(
         self,
-        ids: Sequence[int],
+        ids: Int32,
         top_k: int,
         start: int,
-        *,
-        adapters: Adapters,
+        adapters: object,
         priority: Priority,
-        on_progress: OnProgress | None,
+        on_progress: OnProgress | None = None,
     ) -> TokenRun:
         if on_progress is not None:
             on_progress(PromptProgress(len(ids) // 2, len(ids), 1, len(ids) // 2 - 1))
             on_progress(PromptProgress(len(ids), len(ids), 1, len(ids) - 1))
-        return self._score_window_sync(ids, top_k, start, adapters=adapters, priority=priority)
-
-    def _score_window_sync(
-        self, ids: Sequence[int], top_k: int, start: int, *, adapters: Adapters, priority: Priority
-    ) -> TokenRun:
         self.priorities.append(priority)
-        return run_of(ids[start:], Origin.TYPED, top_k=top_k)
+        return run_of(ids[start:].tolist(), Origin.TYPED, top_k=top_k)
 
-    # ---- generation ------------------------------------------------------------------------------------------
+    # ---- answers ---------------------------------------------------------------------------------------------
 
-    async def generate(
-        self,
-        ids: Sequence[int],
-        options: GenerationOptions | None = None,
-        *,
-        on_progress: OnProgress | None = None,
-        **named: Any,
-    ) -> AsyncGenerator[TokenRecord, None]:
-        async for run in self.generate_runs(ids, options):
-            for record in run:
-                yield record
-
-    async def generate_runs(
-        self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
-    ) -> AsyncGenerator[TokenRun, None]:
+    def generate(self, ids: Int32, options: GenerationOptions, on_progress: OnProgress | None = None) -> Branches[TokenRun]:
         """Tokens 0, 1, 2, ...; a prompt [1] ends with an error after three, [2] with the death of the process, [3] never."""
-        last = (options and options.max_tokens) or 8
-        first = ids[0] if ids else 0
         if on_progress is not None:
             on_progress(PromptProgress(len(ids), len(ids), 0, len(ids)))
+        return Branches(self._say_one(int(ids[0]), options.max_tokens or 8), _nothing)
+
+    async def _say_one(self, first: int, last: int) -> AsyncGenerator[tuple[int, TokenRun], None]:
         try:
             for number in range(1 << 30):
                 if first in (1, 2) and number == 3:
                     if first == 1:
-                        raise runtime_errors.NonFiniteLogitsError("token 3: the logits hold NaN; try another dtype")
+                        raise NonFiniteLogitsError("token 3: the logits hold NaN; try another dtype")
                     await asyncio.sleep(0.1)  # what was yielded is on its way
                     os.kill(os.getpid(), signal.SIGKILL)
                 self.generated += 1
-                ends = first != 3 and number == last - 1
-                yield run_of([number % len(VOCAB)], finish=Finish.LENGTH if ends else Finish.NONE)
+                ends = first != ENDLESS and number == last - 1
+                yield 0, run_of([number % len(VOCAB)], finish=Finish.LENGTH if ends else Finish.NONE)
                 if ends:
                     return
                 await asyncio.sleep(0.001)
-        except GeneratorExit:
-            self.cancelled += 1
-            raise
-        except asyncio.CancelledError:
+        except (GeneratorExit, asyncio.CancelledError):
             self.cancelled += 1
             raise
 
-    def generate_sync(
+    async def generate_whole(self, ids: Int32, options: GenerationOptions) -> TokenRun:
+        """What it was asked for, as ids."""
+        temperature = options.sampling.temperature
+        asked = [
+            len(ids),
+            options.max_tokens or 0,
+            round((1.0 if temperature is None else temperature) * 10),
+            options.seed or 0,
+        ]
+        return run_of([*asked, EOS], finish=Finish.EOS)
+
+    def continue_many(
+        self, ids: Int32, n: int, options: GenerationOptions, on_progress: OnProgress | None = None
+    ) -> Branches[TokenRun]:
+        if on_progress is not None:
+            on_progress(PromptProgress(len(ids), len(ids), 0, len(ids)))
+        dropped: set[int] = set()
+        return Branches(self._say([ids.tolist()] * n, options, dropped), dropped.add)
+
+    def generate_many(self, prompts: Sequence[Int32], options: Sequence[GenerationOptions]) -> Branches[TokenRun]:
+        dropped: set[int] = set()
+        return Branches(self._say([ids.tolist() for ids in prompts], options[0], dropped), dropped.add)
+
+    async def _say(
+        self, paths: list[list[int]], options: GenerationOptions, dropped: set[int]
+    ) -> AsyncGenerator[tuple[int, TokenRun], None]:
+        """Branch k says k, k + 1, ...; prompt [9] is refused, [8] fails in the end."""
+        for i, path in enumerate(paths):
+            if path == [9]:
+                raise InvalidRequestError(f"prompt {i}: nine is refused")
+        last = options.max_tokens or 4
+        try:
+            for at in range(1 << 30):
+                said = False
+                for branch, path in enumerate(paths):
+                    if branch not in dropped and (at < last or path[0] == ENDLESS):
+                        said = True
+                        self.generated += 1
+                        yield branch, run_of([(branch + at) % 26], finish=Finish.LENGTH if at == last - 1 else Finish.NONE)
+                if not said:
+                    break
+                await asyncio.sleep(0.001)
+        except (GeneratorExit, asyncio.CancelledError):
+            self.cancelled += 1
+            raise
+        if [8] in paths:
+            error = InvalidRequestError("eight fails in the end")
+            error.add_note(f"prompts {paths.index([8])} ended by InvalidRequestError: eight fails in the end")
+            raise error
+
+    async def beam_generate(
         self,
-        ids: Sequence[int],
-        options: GenerationOptions | None = None,
-        *,
+        ids: Int32,
+        options: BeamOptions,
+        adapters: object,
         on_progress: OnProgress | None = None,
-        **named: Any,
-    ) -> Iterator[TokenRecord]:
-        raise UnsupportedFeatureError("this model streams to who awaits it; nothing in the engine process blocks on a stream")
+        on_step: OnStep | None = None,
+    ) -> list[Hypothesis]:
+        for step in range(1, 4):
+            if on_step is not None:
+                on_step(BeamStep(step, (0, 0), (step, len(ids)), (-0.5, -1.5), 0))
+        if on_progress is not None:
+            on_progress(PromptProgress(len(ids), len(ids), 0, len(ids)))
+        return [Hypothesis(run_of([i, 1], finish=Finish.EOS), -1.5 * i, -0.75 * i) for i in range(options.width)]
 
-    async def sample(
-        self,
-        prompt_token_ids: Sequence[int],
-        max_tokens: int,
-        eos_token_ids: Sequence[int],
-        temperature: float = 1.0,
-        seed: int | None = None,
-        *,
-        adapters: Adapters = None,
+    async def embed(
+        self, paths: Sequence[Int32], pooling: str, adapters: object, on_progress: OnProgress | None = None
+    ) -> Float32:
+        return np.array([[len(path), len(pooling)] for path in paths], np.float32)
+
+    # ---- text ------------------------------------------------------------------------------------------------
+
+    async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """A letter is a token."""
+        return [[ord(letter) - 97 for letter in text] for text in texts]
+
+    async def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, add_generation_prompt: bool
     ) -> list[int]:
-        return [len(prompt_token_ids), max_tokens, *eos_token_ids, round(temperature * 100), -1 if seed is None else seed]
+        """Four numbers that say what was asked for; of a command the characters of its answer."""
+        content = messages[0]["content"]
+        if messages[0]["role"] == "command":
+            name, _, argument = content.partition(" ")
+            return [ord(letter) for letter in str(await COMMANDS[name](self, argument))]
+        return [len(messages), len(tools or []), int(add_generation_prompt), len(content)]
 
-    async def batch_sample(
-        self,
-        prompt_token_ids_list: Sequence[Sequence[int]],
-        max_tokens: int,
-        eos_token_ids: Sequence[int],
-        temperature: float = 1.0,
-        seed: int | None = None,
-        *,
-        adapters: Adapters = None,
-    ) -> list[list[int]]:
-        return [await self.sample(ids, max_tokens, eos_token_ids, temperature, seed) for ids in prompt_token_ids_list]
+    # ---- the cache -------------------------------------------------------------------------------------------
 
-    async def complete(
-        self,
-        prompt: str | Sequence[Message],
-        options: GenerationOptions | None = None,
-        **named: Any,
-    ) -> Completion:
-        if not isinstance(prompt, str):
-            return Completion(json.dumps([dict(message) for message in prompt]), Finish.EOS)
-        command, _, argument = prompt.partition(" ")
-        return Completion(str(await COMMANDS[command](self, argument)), Finish.EOS)
+    async def prefix_match(self, ids: Int32, adapters: object) -> PrefixMatch:
+        return PrefixMatch(len(ids) // 2, "warm")
 
-    def complete_sync(
-        self,
-        prompt: str | Sequence[Message],
-        options: GenerationOptions | None = None,
-        **named: Any,
-    ) -> Completion:
-        return asyncio.run(self.complete(prompt, options))
+    async def cache_kv(self, ids: Int32, adapters: object, on_progress: OnProgress | None = None) -> None:
+        if on_progress is not None:
+            on_progress(PromptProgress(len(ids), len(ids), 0, len(ids)))
+        self.queries += len(ids)
 
-    def close(self) -> None:
-        time.sleep(self.close_seconds)
+    async def clear_cache(self, vectors: bool) -> None:
+        if vectors:
+            self.queries = 0
+        else:
+            self.generated = 0
 
-    async def close_async(self, *, within: float | None = None) -> None:
-        self.close()
+    async def set_kv_budget(self, budget_bytes: int) -> None:
+        self.info = replace(self.info, options={"kv_cache_bytes": budget_bytes})
 
-    async def __aenter__(self) -> Self:
-        return self
+    async def pin(self, ids: Int32, pin: int, adapters: object) -> int:
+        return len(ids)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    async def unpin(self, pin: int) -> None:
+        """Nothing is held."""
 
-    def __enter__(self) -> Self:
-        return self
+    async def save_blocks(self, ids: Int32, adapters: Sequence[object] | None, replaces: int | None) -> BlocksSaved:
+        return BlocksSaved(len(ids), 1 + (replaces or 0), len(ids), len(adapters or ()), 0.5, 0.25)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+    async def copy_blocks(self, keys: Sequence[bytes], path: str) -> int:
+        return len(keys) + len(Path(path).name)
+
+    async def take_blocks(self, keys: Sequence[bytes], path: str) -> int:
+        return 2 * len(keys) + len(Path(path).name)
+
+    async def pin_blocks(self, name: str, keys: Sequence[bytes]) -> None:
+        if name == "refused":
+            raise InvalidRequestError(f"{len(keys)} keys")
+
+    async def kv_snapshot(self, ids: Int32, path: str, adapters: Sequence[object] | None) -> int:
+        return len(ids) + len(Path(path).name) + len(adapters or ())
+
+    async def kv_restore(self, path: str, upto: int | None) -> int:
+        return upto or len(Path(path).name)
+
+    # ---- adapters: names without weights, each loaded as it is added --------------------------------------------
+
+    async def add_adapter(self, path: str, name: str | None, any_base: bool) -> str:
+        if path.endswith("broken"):
+            raise AdapterError(f"{path}: no adapter_config.json; this folder holds no adapter")
+        made = AdapterInfo(name or Path(path).name, "lora", path, str(any_base), 1, 1, 1, True, 8, "d")
+        self.info = replace(self.info, adapters=(*self.info.adapters, made))
+        return made.name
+
+    async def load_adapter(self, name: str) -> None:
+        if name not in {adapter.name for adapter in self.info.adapters}:
+            raise AdapterError(f"no adapter is called {name!r}")
+
+    async def unload_adapter(self, name: str) -> None:
+        self.info = replace(self.info, adapters=tuple(adapter for adapter in self.info.adapters if adapter.name != name))
+
+    async def push_lora(self, name: str, scale: float) -> None:
+        self.info = replace(self.info, lora_stack=(*self.info.lora_stack, (name, scale)))
+
+    async def pop_lora(self) -> tuple[str, float]:
+        top = self.info.lora_stack[-1]
+        self.info = replace(self.info, lora_stack=self.info.lora_stack[:-1])
+        return top
+
+    async def clear_loras(self) -> None:
+        self.info = replace(self.info, lora_stack=())
+
+
+def _nothing(_: int) -> None:
+    """One branch alone is not dropped."""

@@ -11,17 +11,19 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from runtime.host.server import Server
-from runtime.wire.connection import Connection
-from runtime.wire.frames import FrameParser, encode_group
-from runtime.wire.messages import (
+from runtime.transport.arrays import Array, pack_array
+from runtime.transport.connection import Connection
+from runtime.transport.frames import FrameParser, encode_group
+from runtime.transport.messages import (
     Call,
     Load,
     Reply,
     decode_replies,
     encode,
 )
+from runtime.transport.server import Server
 from tests.runtime.process.conftest import LOADER, eventually
 
 LOAD = Load("ready", "auto", {}, LOADER, {}, 0.05)
@@ -29,6 +31,17 @@ LOAD = Load("ready", "auto", {}, LOADER, {}, 0.05)
 
 def call(number: int, method: str, **arguments: Any) -> Call:
     return Call(number, method, msgspec.Raw(encode(arguments)))
+
+
+def ids(*tokens: int) -> Array:
+    """Token ids as they cross the pipe."""
+    return pack_array(np.array(tokens, np.int32))
+
+
+def told(number: int, command: str) -> Call:
+    """A command to the fake model."""
+    messages = [{"role": "command", "content": command}]
+    return call(number, "render_chat", messages=messages, tools=None, add_generation_prompt=True)
 
 
 class Peer:
@@ -72,7 +85,7 @@ async def serving() -> AsyncIterator[tuple[Server, Peer]]:
 def engine_process() -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
     """A real engine process and the socket to it."""
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-P", "-m", "runtime.host", str(theirs.fileno())]
+    command = [sys.executable, "-P", "-m", "runtime.transport", str(theirs.fileno())]
     with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.DEVNULL) as process:
         theirs.close()
         try:

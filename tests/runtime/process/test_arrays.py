@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from runtime import Finish, Origin, TokenRun
-from runtime.wire.arrays import (
+from runtime.transport.arrays import (
     Array,
     ArrayError,
     Pieces,
@@ -22,7 +22,7 @@ from runtime.wire.arrays import (
     unpack_pieces,
     unpack_run,
 )
-from runtime.wire.messages import encode
+from runtime.transport.messages import encode
 from tests.runtime.process.fake_answers import run_of
 
 _dtypes = st.sampled_from([np.float32, np.float64, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.bool_])

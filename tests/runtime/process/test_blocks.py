@@ -15,8 +15,8 @@ from runtime import (
     BlockFileError,
     BlockOptions,
     BlocksSaved,
-    EngineClient,
     InvalidRequestError,
+    LanguageModel,
     RuntimeFault,
     SnapshotMismatchError,
     UnsupportedFeatureError,
@@ -111,7 +111,7 @@ def test_snapshots_are_written_and_read_at_the_other_end(tmp_path: Path, monkeyp
 def test_blocks_are_copied_while_the_engine_runs_and_are_warm_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.model.blocks.COPIED_AT_ONCE", 2)  # of this process's; the other copies in one go
+    monkeypatch.setattr("runtime.engine.kv_files.COPIED_AT_ONCE", 2)  # of this process's; the other copies in one go
 
     async def play() -> None:
         async with await spawn("anything", "fake", blocks=blocks(tmp_path / "b.db")) as model:
@@ -141,7 +141,7 @@ def test_blocks_are_copied_while_the_engine_runs_and_are_warm_elsewhere(
         plain.take_blocks([], tmp_path / "no.db")
 
 
-def test_the_arguments_cross_as_they_were_given(client: EngineClient) -> None:
+def test_the_arguments_cross_as_they_were_given(client: LanguageModel) -> None:
     async def play() -> None:
         saved = BlocksSaved(3, 1, 3, 1, 0.5, 0.25)
         assert await client.save_blocks_async([1, 2, 3], adapters=["a"]) == saved

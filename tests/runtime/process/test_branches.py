@@ -24,10 +24,9 @@ from runtime import (
     load,
     spawn,
 )
-from runtime.client import EngineClient
 from tests.runtime.process.conftest import cancelled, eventually, has_made, spawn_fake, state_of
 from tests.runtime.process.fake_answers import run_of
-from tests.runtime.process.fake_branching import ENDLESS
+from tests.runtime.process.fake_model import ENDLESS
 from tests.tiny_models import tiny_path
 
 IDS = [104, 101, 108, 108, 111]
@@ -123,7 +122,7 @@ def test_bad_requests_are_the_same_errors_here_and_there() -> None:
     asyncio.run(scenario())
 
 
-def test_records_say_of_which_branch_they_are(client: EngineClient) -> None:
+def test_records_say_of_which_branch_they_are(client: LanguageModel) -> None:
     heard: list[PromptProgress] = []
 
     async def scenario() -> None:
@@ -135,7 +134,7 @@ def test_records_say_of_which_branch_they_are(client: EngineClient) -> None:
     assert heard == [PromptProgress(2, 2, 0, 2)]
 
 
-def test_a_slow_reader_gets_one_run_of_each_branch(client: EngineClient) -> None:
+def test_a_slow_reader_gets_one_run_of_each_branch(client: LanguageModel) -> None:
     async def scenario() -> None:
         before = int((await state_of(client))["generated"])
         async with aclosing(client.continue_many_runs([0], 2, GenerationOptions(max_tokens=13))) as runs:
@@ -148,7 +147,7 @@ def test_a_slow_reader_gets_one_run_of_each_branch(client: EngineClient) -> None
     asyncio.run(scenario())
 
 
-def test_a_dropped_branch_is_not_heard_of_again(client: EngineClient) -> None:
+def test_a_dropped_branch_is_not_heard_of_again(client: LanguageModel) -> None:
     async def scenario() -> None:
         before = await cancelled(client)
         async with aclosing(client.generate_many([[ENDLESS], [ENDLESS], [ENDLESS], [0]])) as records:
@@ -167,7 +166,7 @@ def test_a_dropped_branch_is_not_heard_of_again(client: EngineClient) -> None:
     asyncio.run(scenario())
 
 
-def test_closing_stops_the_engine(client: EngineClient) -> None:
+def test_closing_stops_the_engine(client: LanguageModel) -> None:
     async def scenario() -> None:
         before = await cancelled(client)
         async with aclosing(client.continue_many([ENDLESS], 3)) as records:
@@ -181,7 +180,7 @@ def test_closing_stops_the_engine(client: EngineClient) -> None:
     asyncio.run(scenario())
 
 
-def test_what_came_before_an_error_is_kept_and_the_error_has_its_note(client: EngineClient) -> None:
+def test_what_came_before_an_error_is_kept_and_the_error_has_its_note(client: LanguageModel) -> None:
     async def scenario() -> None:
         said: list[int] = []
 
@@ -218,7 +217,7 @@ def test_records_before_the_engines_death_are_kept() -> None:
     asyncio.run(scenario())
 
 
-def test_a_hypothesis_crosses_whole_and_steps_go_ahead(client: EngineClient) -> None:
+def test_a_hypothesis_crosses_whole_and_steps_go_ahead(client: LanguageModel) -> None:
     steps: list[BeamStep] = []
 
     async def scenario() -> None:

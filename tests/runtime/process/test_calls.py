@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from typing import Any
 
@@ -20,18 +19,11 @@ from runtime import (
     RuntimeFault,
     SamplingOptions,
 )
-from runtime.client import EngineClient
-from tests.runtime.process.conftest import eventually, spawn_fake, state_of
+from tests.runtime.process.conftest import command, eventually, spawn_fake, state_of
 from tests.runtime.process.fake_answers import EOS, VOCAB, logprobs_of
-from tests.runtime.process.fake_model import FakeModel
 
 
-def test_both_sides_satisfy_the_protocol(client: EngineClient) -> None:
-    models: list[LanguageModel] = [client, FakeModel("auto", {})]
-    assert {model.info.name for model in models} == {"fake"}
-
-
-def test_what_is_known_needs_no_call(client: EngineClient) -> None:
+def test_what_is_known_needs_no_call(client: LanguageModel) -> None:
     assert client.byte_vocab == VOCAB
     assert client.str_vocab[-2:] == ["\ufffd", "\ud800"]
     assert client.eos_token_ids == (EOS,)
@@ -44,7 +36,7 @@ def test_what_is_known_needs_no_call(client: EngineClient) -> None:
             client.decode_token(outside)
 
 
-def test_every_awaited_member_answers(client: EngineClient) -> None:
+def test_every_awaited_member_answers(client: LanguageModel) -> None:
     async def scenario() -> None:
         np.testing.assert_array_equal(await client.next_token_logprobs([1, 2]), logprobs_of([1, 2]))
         np.testing.assert_array_equal(
@@ -54,12 +46,14 @@ def test_every_awaited_member_answers(client: EngineClient) -> None:
         assert await client.prefix_match_async([1, 2, 3, 4]) == PrefixMatch(2, "warm")
         assert await client.score([1, 2, 3], 3, 1) == list(await client.score_run([1, 2, 3], 3, 1))
         assert [record.token_id for record in await client.score([1, 2, 3], top_k=3, start=1)] == [2, 3]
-        assert await client.sample([1, 2], 5, [27], 0.5, 9) == [2, 5, 27, 50, 9]
-        assert await client.batch_sample([[1], [1, 2]], 5, []) == [[1, 5, 100, -1], [2, 5, 100, -1]]
-        assert json.loads(await client.complete([{"role": "user", "content": "hi"}])) == [{"role": "user", "content": "hi"}]
+        assert await client.sample([1, 2], 5, [27], 0.5, 9) == [2, 5, 5, 9]
+        assert await client.batch_sample([[1], [1, 2]], 5, [27], seed=3) == [[1, 5, 10, 3], [2, 5, 10, 3]]
+        assert await client.complete([{"role": "user", "content": "hi"}], seed=3) == "eakd"
         assert await client.tokenize_async("abc") == [0, 1, 2]
         assert await client.detokenize_async([0, 27]) == "aé"
-        assert await client.render_chat_async([{"content": "abc"}], tools=[{}], add_generation_prompt=False) == [1, 1, 0, 3]
+        assert await client.render_chat_async(
+            [{"role": "user", "content": "abc"}], tools=[{}], add_generation_prompt=False
+        ) == [1, 1, 0, 3]
         await client.cache_kv_async([1, 2])
         await client.clear_cache_async()
         await client.clear_kv_cache_async()
@@ -70,7 +64,7 @@ def test_every_awaited_member_answers(client: EngineClient) -> None:
     asyncio.run(scenario())
 
 
-def test_every_blocking_member_answers_also_inside_a_running_loop(client: EngineClient) -> None:
+def test_every_blocking_member_answers_also_inside_a_running_loop(client: LanguageModel) -> None:
     def scenario() -> None:
         np.testing.assert_array_equal(client.next_token_logprobs_sync([1, 2]), logprobs_of([1, 2]))
         np.testing.assert_array_equal(client.batch_next_token_logprobs_sync([[1]]), logprobs_of([1])[None])
@@ -78,10 +72,10 @@ def test_every_blocking_member_answers_also_inside_a_running_loop(client: Engine
         assert client.prefix_match([1, 2, 3, 4]) == PrefixMatch(2, "warm")
         assert client.tokenize("abc") == [0, 1, 2]
         assert client.detokenize([0, 27]) == "aé"
-        assert client.render_chat([{"content": "abc"}]) == [1, 0, 1, 3]
+        assert client.render_chat([{"role": "user", "content": "abc"}]) == [1, 0, 1, 3]
         assert [r.token_id for r in client.generate_sync([0], GenerationOptions(max_tokens=3))] == [0, 1, 2]
         assert [r.token_id for r in client.score_sync([1, 2, 3], 3, 1)] == [2, 3]
-        assert client.complete_sync([{"role": "user", "content": "hi"}]) == '[{"role": "user", "content": "hi"}]'
+        assert client.complete_sync([{"role": "user", "content": "hi"}], max_tokens=2, seed=3) == "eckd"
         client.cache_kv([1, 2])
         client.clear_kv_cache()
         client.clear_cache()
@@ -96,7 +90,7 @@ def test_every_blocking_member_answers_also_inside_a_running_loop(client: Engine
     asyncio.run(inside())
 
 
-def test_a_thousand_calls_at_once_are_one_batch(client: EngineClient) -> None:
+def test_a_thousand_calls_at_once_are_one_batch(client: LanguageModel) -> None:
     async def scenario() -> None:
         prompts = [[i % 28, i // 28 % 28] for i in range(1000)]
         answers = await asyncio.gather(*(client.next_token_logprobs(ids) for ids in prompts))
@@ -116,12 +110,12 @@ def test_big_vectors_arrive_whole() -> None:
             np.testing.assert_array_equal(row, logprobs_of(ids, width))
 
 
-def test_ids_may_be_numpy(client: EngineClient) -> None:
+def test_ids_may_be_numpy(client: LanguageModel) -> None:
     np.testing.assert_array_equal(client.next_token_logprobs_sync(np.array([1, 2])), logprobs_of([1, 2]))  # type: ignore[arg-type]  # what callers do
     np.testing.assert_array_equal(client.next_token_logprobs_sync(list(np.array([1, 2]))), logprobs_of([1, 2]))
 
 
-def test_a_score_goes_with_its_priority(client: EngineClient) -> None:
+def test_a_score_goes_with_its_priority(client: LanguageModel) -> None:
     async def scenario() -> None:
         await client.score([1, 2])
         await client.score_run([1, 2], priority=Priority.BACKGROUND)
@@ -138,58 +132,56 @@ def test_a_score_goes_with_its_priority(client: EngineClient) -> None:
     [
         ([1, 2.5], "place 1 stands 2.5"),
         (["a"], "place 0 stands 'a'"),
-        (np.zeros((2, 2)), "float64 of shape"),
-        ([1 << 70], "cannot be sent"),
-        ([-1 << 70], "cannot be sent"),
+        (np.zeros((2, 2)), "of shape"),
+        ([1 << 70], f"stands {1 << 70}"),
+        ([-1 << 70], f"stands {-1 << 70}"),
         ([1 << 63], "outside the vocabulary"),
         ([1, True], "place 1 stands True"),
-        (7, "not 7"),
-        ([99], "99 is outside the vocabulary"),
+        (7, "flat sequence, not 7"),
+        ([99], "99 at position 0 is outside the vocabulary"),
     ],
 )
-def test_ids_that_are_none_are_invalid_requests(client: EngineClient, ids: Any, reason: str) -> None:
+def test_ids_that_are_none_are_invalid_requests(client: LanguageModel, ids: Any, reason: str) -> None:
     with pytest.raises(InvalidRequestError, match=reason):
         asyncio.run(client.next_token_logprobs(ids))
     with pytest.raises(InvalidRequestError, match=reason):
         client.next_token_logprobs_sync(ids)
 
 
-def test_options_of_a_wrong_type_are_invalid_requests(client: EngineClient) -> None:
+def test_options_of_a_wrong_type_are_invalid_requests(client: LanguageModel) -> None:
     options = GenerationOptions(sampling=SamplingOptions(temperature="hot"))  # type: ignore[arg-type]  # the mistake
     with pytest.raises(InvalidRequestError, match="temperature"):
         list(client.generate_sync([0], options))
 
 
-def test_half_characters_are_replaced_at_the_door(client: EngineClient) -> None:
+def test_half_characters_are_replaced_at_the_door(client: LanguageModel) -> None:
     assert client.tokenize("a\ud800") == [0, 0xFFFD - 97]
-    assert json.loads(asyncio.run(client.complete([{"role": "user", "content": ["x\ud800", 1]}]))) == [
-        {"role": "user", "content": ["x\ufffd", 1]}
-    ]
+    assert asyncio.run(command(client, "repeat x\ud800")) == "x\ufffd"
 
 
-def test_messages_that_are_none_are_invalid_requests(client: EngineClient) -> None:
+def test_messages_that_are_none_are_invalid_requests(client: LanguageModel) -> None:
     with pytest.raises(InvalidRequestError, match="message 1 is a mapping"):
         client.render_chat([{"content": ""}, "hello"])  # type: ignore[list-item]  # the mistake
 
 
-def test_errors_arrive_as_themselves(client: EngineClient) -> None:
+def test_errors_arrive_as_themselves(client: LanguageModel) -> None:
     with pytest.raises(ContextOverflowError) as caught:
         client.next_token_logprobs_sync([1] * 1001)
     assert (caught.value.stage, caught.value.additional, caught.value.limit) == ("prompt", 1001, 1000)
     with pytest.raises(GrammarError, match="allows nothing") as noted:
-        asyncio.run(client.complete('raise GrammarError ["allows nothing"]'))
+        asyncio.run(command(client, 'raise GrammarError ["allows nothing"]'))
     assert noted.value.__notes__ == ["a note"]
 
 
 @pytest.mark.parametrize("kind", ["KeyError", "Panic"])
-def test_a_bug_in_the_engine_is_one_failed_call(client: EngineClient, kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_bug_in_the_engine_is_one_failed_call(client: LanguageModel, kind: str, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RuntimeFault, match=f"failed with _?{kind}"):
-        asyncio.run(client.complete(f'raise {kind} ["x"]'))
+        asyncio.run(command(client, f'raise {kind} ["x"]'))
     assert client.tokenize("a") == [0]
     capfd.readouterr()  # the traceback in the engine's log
 
 
-def test_a_failing_call_does_not_touch_its_neighbours(client: EngineClient) -> None:
+def test_a_failing_call_does_not_touch_its_neighbours(client: LanguageModel) -> None:
     async def scenario() -> None:
         calls = [client.next_token_logprobs([99 if i == 5 else i]) for i in range(10)]
         answers = await asyncio.gather(*calls, return_exceptions=True)
@@ -198,7 +190,7 @@ def test_a_failing_call_does_not_touch_its_neighbours(client: EngineClient) -> N
     asyncio.run(scenario())
 
 
-def test_two_loops_in_two_threads_each_get_their_answers(client: EngineClient) -> None:
+def test_two_loops_in_two_threads_each_get_their_answers(client: LanguageModel) -> None:
     wrong: list[BaseException] = []
 
     async def many(first: int) -> None:
@@ -221,16 +213,17 @@ def test_two_loops_in_two_threads_each_get_their_answers(client: EngineClient) -
     assert wrong == []
 
 
-def test_repeated_loops_leave_nothing_behind(client: EngineClient) -> None:
+def test_repeated_loops_leave_nothing_behind(client: LanguageModel) -> None:
     for i in range(20):
         np.testing.assert_array_equal(asyncio.run(client.next_token_logprobs([i])), logprobs_of([i]))
-    assert len(client._calls._callers) <= 2  # the last one, and the one it replaced
+    transport: Any = client.transport
+    assert len(transport._turns._mailboxes) <= 2  # the last one, and the one it replaced
 
 
 def test_a_cancelled_call_is_cancelled_in_the_engine() -> None:
     async def scenario() -> None:
         async with await spawn_fake() as client:
-            await client.complete("hold")
+            await command(client, "hold")
             waiting = [asyncio.create_task(client.next_token_logprobs([i])) for i in range(3)]
 
             async def all_wait() -> bool:
@@ -251,7 +244,7 @@ def test_a_cancelled_call_is_cancelled_in_the_engine() -> None:
     asyncio.run(scenario())
 
 
-def test_a_call_cancelled_in_the_turn_it_was_made_never_leaves(client: EngineClient) -> None:
+def test_a_call_cancelled_in_the_turn_it_was_made_never_leaves(client: LanguageModel) -> None:
     async def scenario() -> None:
         before = client.metrics().queries
         task = asyncio.create_task(client.next_token_logprobs([1]))
@@ -265,7 +258,7 @@ def test_a_call_cancelled_in_the_turn_it_was_made_never_leaves(client: EngineCli
     asyncio.run(scenario())
 
 
-def test_counters_are_there_when_the_answer_is(client: EngineClient) -> None:
+def test_counters_are_there_when_the_answer_is(client: LanguageModel) -> None:
     async def scenario() -> None:
         await client.clear_cache_async()
         for count in range(1, 30):
@@ -275,7 +268,7 @@ def test_counters_are_there_when_the_answer_is(client: EngineClient) -> None:
     asyncio.run(scenario())
 
 
-def test_progress_comes_over_the_pipe_before_what_it_leads_to(client: EngineClient) -> None:
+def test_progress_comes_over_the_pipe_before_what_it_leads_to(client: LanguageModel) -> None:
     heard: list[object] = []
 
     async def scenario() -> None:
@@ -289,3 +282,18 @@ def test_progress_comes_over_the_pipe_before_what_it_leads_to(client: EngineClie
         heard.append(record.token_id)  # noqa: PERF401  # the callback appends in between
     prompt = PromptProgress(1, 1, 0, 1)
     assert heard == [PromptProgress(2, 4, 1, 1), PromptProgress(4, 4, 1, 3), "scored", prompt, 0, prompt, 0]
+
+
+def test_more_rows_than_cross_the_pipe_are_refused_before_they_are_computed(
+    client: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    width = client.info.vocab_size
+    monkeypatch.setattr("runtime.transport.pipe.MAX_PAYLOAD", 5 * 4 * width + 256)
+    assert client.batch_next_token_logprobs_sync([[1]] * 5).shape == (5, width)
+    before = client.metrics().queries
+    with pytest.raises(InvalidRequestError) as refused:
+        client.batch_next_token_logprobs_sync([[1]] * 6)
+    message = str(refused.value)
+    assert message.startswith(f"6 rows of {width:,} log-probabilities take {24 * width:,} bytes")
+    assert message.endswith("ask for 5 rows at a time")
+    assert client.metrics().queries == before

@@ -8,15 +8,24 @@ import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import psutil
 import pytest
 
-from runtime import EngineDiedError, GenerationOptions, ModelLoadError, SessionClosedError, TokenRecord
-from runtime.client import EngineClient, EngineLimits, link, spawn
-from runtime.client.child import EngineProcess
-from tests.runtime.process.conftest import LOADER, eventually, is_running, spawn_fake
+from runtime import (
+    EngineDiedError,
+    EngineLimits,
+    GenerationOptions,
+    LanguageModel,
+    ModelLoadError,
+    SessionClosedError,
+    TokenRecord,
+    spawn,
+)
+from runtime.transport import link
+from runtime.transport.child import EngineProcess
+from tests.runtime.process.conftest import LOADER, command, eventually, is_running, spawn_fake
 
 IO_THREAD = "elsewise-engine-io"
 
@@ -27,9 +36,10 @@ def _held() -> tuple[int, int, int]:
     return len(list(Path("/dev/fd").iterdir())), threads, len(psutil.Process().children())
 
 
-def _exit_code(client: EngineClient) -> int | None:
-    assert client._link._child is not None
-    return client._link._child._process.returncode
+def _exit_code(client: LanguageModel) -> int | None:
+    link: Any = client.transport
+    code: int | None = link._link._child._process.returncode
+    return code
 
 
 async def _exhausted(stream: AsyncIterator[TokenRecord]) -> None:
@@ -62,7 +72,7 @@ def test_after_close_every_call_says_so() -> None:
 def test_who_waits_during_close_is_told() -> None:
     async def scenario() -> None:
         client = await spawn_fake()
-        await client.complete("hold")
+        await command(client, "hold")
         waiting = [asyncio.create_task(client.next_token_logprobs([1])) for _ in range(5)]
         stream = client.generate([3])
         await anext(stream)
@@ -88,18 +98,18 @@ def test_close_ends_an_engine_that_does_not_end_itself(
 ) -> None:
     monkeypatch.setattr(link, "_LAST_WORDS_SECONDS", 30)  # its end is waited for, however busy the machine is
 
-    async def scenario() -> EngineClient:
+    async def scenario() -> LanguageModel:
         client = await spawn_fake()
         if state == "stopped":
             os.kill(client.pid, signal.SIGSTOP)
         elif state == "frozen":
-            call = asyncio.create_task(client.complete(f"freeze {tmp_path / 'frozen'}"))
+            call = asyncio.create_task(command(client, f"freeze {tmp_path / 'frozen'}"))
             await eventually((tmp_path / "frozen").exists)
             await client.close_async()
             with pytest.raises(SessionClosedError):
                 await call
         else:
-            await client.complete(state)
+            await command(client, state)
         return client
 
     client = asyncio.run(scenario())
@@ -114,7 +124,7 @@ def test_the_steps_of_closing_together_keep_the_promise() -> None:
 
 
 def test_an_engine_that_hangs_is_over_when_its_caller_says_so() -> None:
-    async def scenario() -> EngineClient:
+    async def scenario() -> LanguageModel:
         client = await spawn_fake(limits=EngineLimits(close_seconds=1000))
         os.kill(client.pid, signal.SIGSTOP)
         await asyncio.wait_for(client.close_async(within=link._TERM_SECONDS + link._LAST_WORDS_SECONDS + 0.1), 30)
@@ -157,7 +167,7 @@ def test_an_engine_that_ended_while_we_slept_has_ended_in_time(monkeypatch: pyte
 
 def test_a_model_that_closes_in_time_is_waited_for() -> None:
     client = asyncio.run(spawn_fake(limits=EngineLimits(close_seconds=30)))
-    asyncio.run(client.complete("slow-close 0.5"))
+    asyncio.run(command(client, "slow-close 0.5"))
     client.close()
     assert _exit_code(client) == 0  # it ended by itself
 
@@ -220,7 +230,7 @@ def test_a_forgotten_client_takes_its_engine_along() -> None:
 
 
 def test_a_context_manager_closes() -> None:
-    async def scenario() -> EngineClient:
+    async def scenario() -> LanguageModel:
         async with await spawn("ready", loader=LOADER) as client:
             assert client.ended is None
         return client

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from runtime import EngineDiedError, EngineLimits, ModelLoadError, RuntimeFault
-from runtime.client.child import EngineProcess
-from tests.runtime.process.conftest import eventually, is_running, spawn_fake
+from runtime.transport.child import EngineProcess
+from tests.runtime.process.conftest import command, eventually, is_running, spawn_fake
 
 QUICK = EngineLimits(step_seconds=1.0, silence_seconds=1.0, loading_seconds=60, beat_seconds=0.05)
 
@@ -39,8 +39,8 @@ def test_every_waiter_hears_how_the_engine_ended(
 ) -> None:
     async def scenario() -> None:
         async with await spawn_fake() as client:
-            await client.complete("hold")
-            waiting = [asyncio.create_task(_fails(client.next_token_logprobs([i]))) for i in range(50)]
+            await command(client, "hold")
+            waiting = [asyncio.create_task(_fails(client.next_token_logprobs([i % 28]))) for i in range(50)]
             blocked = asyncio.create_task(asyncio.to_thread(lambda: client.next_token_logprobs_sync([1])))
             await asyncio.sleep(0.1)
             os.kill(client.pid, number)
@@ -58,7 +58,7 @@ def test_calls_after_the_death_fail_at_once_and_snapshots_stay() -> None:
         async with await spawn_fake() as client:
             await client.next_token_logprobs([1])
             assert client.ended is None
-            assert "exit code 3" in await _fails(client.complete("exit 3"))
+            assert "exit code 3" in await _fails(command(client, "exit 3"))
             assert "exit code 3" in await _fails(client.tokenize_async("a"))
             with pytest.raises(EngineDiedError):
                 client.tokenize("a")
@@ -72,7 +72,7 @@ def test_calls_after_the_death_fail_at_once_and_snapshots_stay() -> None:
 def test_another_engine_works_after_one_has_died() -> None:
     async def scenario() -> None:
         async with await spawn_fake() as first, await spawn_fake() as second:
-            await _fails(first.complete("die 9"))
+            await _fails(command(first, "die 9"))
             assert await second.tokenize_async("ab") == [0, 1]
             async with await spawn_fake() as third:
                 assert await third.tokenize_async("ab") == [0, 1]
@@ -93,7 +93,7 @@ def test_killed_from_outside_while_loading(monkeypatch: pytest.MonkeyPatch) -> N
             super().__init__(backend, threads, log_path)
             pids.append(self.pid)
 
-    monkeypatch.setattr("runtime.client.link.EngineProcess", Noting)
+    monkeypatch.setattr("runtime.transport.link.EngineProcess", Noting)
 
     async def scenario() -> None:
         loading = asyncio.create_task(_fails(spawn_fake("hang")))
@@ -119,7 +119,7 @@ def test_a_bug_while_loading_arrives_as_a_fault(capfd: pytest.CaptureFixture[str
 def test_a_step_that_hangs_is_ended_though_it_beats() -> None:
     async def scenario() -> None:
         async with await spawn_fake(limits=replace(QUICK, silence_seconds=30)) as client:
-            assert "step 7 took more than 1 s" in await _fails(client.complete("step"))
+            assert "step 7 took more than 1 s" in await _fails(command(client, "step"))
             assert not is_running(client.pid)
 
     asyncio.run(scenario())
@@ -129,7 +129,7 @@ def test_a_step_that_hangs_is_ended_though_it_beats() -> None:
 def test_long_work_in_short_steps_is_left_alone() -> None:
     async def scenario() -> None:
         async with await spawn_fake(limits=replace(QUICK, step_seconds=2, silence_seconds=30)) as client:
-            assert await client.complete("move 5") == "moved"
+            assert await command(client, "move 5") == "moved"
 
     asyncio.run(scenario())
 
@@ -140,7 +140,7 @@ def test_an_engine_without_a_sign_of_life_is_ended(phase: str) -> None:
         async with await spawn_fake(limits=QUICK) as client:
             if phase == "stopped":
                 os.kill(client.pid, signal.SIGSTOP)
-            message = await _fails(client.complete("freeze"))
+            message = await _fails(command(client, "freeze"))
             assert "it gave no sign of life for 1 s" in message
             assert not is_running(client.pid)
 
@@ -167,7 +167,7 @@ def test_a_caller_that_slept_does_not_blame_the_engine(monkeypatch: pytest.Monke
     """Given a process that was suspended for an hour, when it goes on, then the engine lives."""
     leaps = [0.0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + leaps[0])
-    monkeypatch.setattr("runtime.client.link.time", clock)
+    monkeypatch.setattr("runtime.transport.link.time", clock)
 
     async def scenario() -> None:
         async with await spawn_fake(limits=EngineLimits(beat_seconds=0.05)) as client:
@@ -182,8 +182,8 @@ def test_a_caller_that_slept_does_not_blame_the_engine(monkeypatch: pytest.Monke
 def test_a_death_is_noticed_though_a_grandchild_holds_the_pipe() -> None:
     async def scenario() -> None:
         async with await spawn_fake(limits=EngineLimits(beat_seconds=0.05)) as client:
-            grandchild = int(await client.complete("child"))
-            await _fails(client.complete("die 9"))
+            grandchild = int(await command(client, "child"))
+            await _fails(command(client, "die 9"))
             os.kill(grandchild, signal.SIGKILL)
 
     asyncio.run(scenario())
@@ -192,8 +192,8 @@ def test_a_death_is_noticed_though_a_grandchild_holds_the_pipe() -> None:
 def test_ending_a_hung_engine_takes_its_children_along() -> None:
     async def scenario() -> None:
         async with await spawn_fake(limits=replace(QUICK, silence_seconds=5)) as client:  # time enough to say its number
-            grandchild = int(await client.complete("child"))
-            await _fails(client.complete("freeze"))
+            grandchild = int(await command(client, "child"))
+            await _fails(command(client, "freeze"))
             await eventually(lambda: not is_running(grandchild))
 
     asyncio.run(scenario())
@@ -204,7 +204,7 @@ def test_the_obituary_names_the_log(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with await spawn_fake(log_path=log) as client:
-            assert str(log) in await _fails(client.complete("die 6"))
+            assert str(log) in await _fails(command(client, "die 6"))
 
     asyncio.run(scenario())
     assert "Fatal Python error: Aborted" in log.read_text()

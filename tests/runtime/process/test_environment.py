@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from runtime.client import EngineClient
-from runtime.client.child import engine_environment
-from tests.runtime.process.conftest import spawn_fake
+from runtime import LanguageModel
+from runtime.transport.child import engine_environment
+from tests.runtime.process.conftest import command, spawn_fake
 
 
-def test_the_engine_is_offline_and_runs_no_code_of_models(client: EngineClient) -> None:
-    environment = json.loads(asyncio.run(client.complete("environment")))
+def test_the_engine_is_offline_and_runs_no_code_of_models(client: LanguageModel) -> None:
+    environment = json.loads(asyncio.run(command(client, "environment")))
     assert environment["HF_HUB_OFFLINE"] == "1"
     assert environment["HF_HUB_DISABLE_TELEMETRY"] == "1"
     assert environment["TOKENIZERS_PARALLELISM"] == "false"
@@ -50,14 +50,14 @@ def test_openblas_is_preloaded_where_mlx_may_run_and_the_loader_finds_it(
     assert engine_environment({"LD_PRELOAD": "mine.so"}, backend, None)["LD_PRELOAD"] == preload
 
 
-def test_the_process_is_light_and_leaves_ctrl_c_to_its_parent(client: EngineClient) -> None:
-    process = json.loads(asyncio.run(client.complete("process")))
+def test_the_process_is_light_and_leaves_ctrl_c_to_its_parent(client: LanguageModel) -> None:
+    process = json.loads(asyncio.run(command(client, "process")))
     assert process["heavy"] == []
     assert process["sigint_ignored"]
     assert os.getpgid(client.pid) != os.getpgid(0)
 
 
-def test_ctrl_c_does_not_end_the_engine(client: EngineClient) -> None:
+def test_ctrl_c_does_not_end_the_engine(client: LanguageModel) -> None:
     os.kill(client.pid, signal.SIGINT)
     assert asyncio.run(client.tokenize_async("ab")) == [0, 1]
 
@@ -74,7 +74,7 @@ def test_what_the_engine_writes_is_appended_to_its_log(tmp_path: Path) -> None:
     log = tmp_path / "engine.log"
     log.write_text("before\n")
     with asyncio.run(spawn_fake(log_path=log)) as client:
-        asyncio.run(client.complete("write"))
+        asyncio.run(command(client, "write"))
     assert log.read_text() == "before\nto stdout\nto stderr\n"
 
 
@@ -86,7 +86,7 @@ def test_a_new_log_is_private(tmp_path: Path) -> None:
 
 def test_without_a_log_standard_output_stays_clean(capfd: pytest.CaptureFixture[str]) -> None:
     with asyncio.run(spawn_fake()) as client:
-        asyncio.run(client.complete("write"))
+        asyncio.run(command(client, "write"))
     captured = capfd.readouterr()
     assert captured.out == ""
     assert captured.err == "to stderr\n"

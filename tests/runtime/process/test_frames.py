@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import RuntimeFault
-from runtime.wire.frames import PIECE, FrameError, FrameParser, encode_group
+from runtime.transport.frames import PIECE, FrameError, FrameParser, encode_group
 
 _groups = st.lists(st.lists(st.binary(max_size=40), min_size=1, max_size=5), max_size=6)
 

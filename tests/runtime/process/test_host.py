@@ -10,8 +10,8 @@ import sys
 import msgspec
 import pytest
 
-from runtime.wire.frames import encode_group
-from runtime.wire.messages import (
+from runtime.transport.frames import encode_group
+from runtime.transport.messages import (
     EXIT_PROTOCOL,
     Beat,
     Chunk,
@@ -19,7 +19,7 @@ from runtime.wire.messages import (
     encode,
 )
 from tests.runtime.process.conftest import LOADER, eventually, is_running
-from tests.runtime.process.peer import LOAD, call, engine_process, hear, say
+from tests.runtime.process.peer import LOAD, call, engine_process, hear, ids, say, told
 
 
 @pytest.mark.parametrize(
@@ -49,10 +49,10 @@ def test_the_process_ends_with_its_parent(busy: str) -> None:
             say(pipe, LOAD)
             hear(pipe, Loaded)
         if busy == "streaming":
-            say(pipe, call(1, "generate_runs", ids=[3], options=None))
+            say(pipe, call(1, "generate", ids=ids(3), options={}))
             hear(pipe, Chunk)
         elif busy in ("step", "stubborn"):
-            say(pipe, call(1, "complete", prompt=busy, options=None))
+            say(pipe, told(1, busy))
             hear(pipe, Beat)
         elif busy == "truncated":
             pipe.sendall(b"E\x00\x00\x10\x00abc")
@@ -63,7 +63,7 @@ def test_the_process_ends_with_its_parent(busy: str) -> None:
 def test_the_process_ends_when_its_parent_is_killed() -> None:
     """Given a program with an engine, when the program is killed, then no engine stays behind."""
     program = (
-        "import asyncio; from runtime.client import spawn\n"
+        "import asyncio; from runtime import spawn\n"
         f"client = asyncio.run(spawn('ready', loader={LOADER!r}))\n"
         "print(client.pid, flush=True)\n"
         "for record in client.generate_sync([3]): pass\n"
@@ -78,6 +78,6 @@ def test_the_process_ends_when_its_parent_is_killed() -> None:
 
 
 def test_by_hand_it_says_how_it_is_started() -> None:
-    done = subprocess.run([sys.executable, "-m", "runtime.host"], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-m", "runtime.transport"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "started by runtime.spawn" in done.stderr

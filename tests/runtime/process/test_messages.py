@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime import CacheReport, EdgeReport, GenerationOptions, InvalidRequestError, Metrics, SamplingOptions
-from runtime.host.loading import describe
-from runtime.wire.arrays import pack_run
-from runtime.wire.faults import pack_fault
-from runtime.wire.messages import (
+from runtime.transport.arrays import pack_run
+from runtime.transport.faults import pack_fault
+from runtime.transport.messages import (
     Beat,
     Call,
     Cancel,
@@ -30,9 +29,11 @@ from runtime.wire.messages import (
     decode_requests,
     encode,
 )
-from runtime.wire.methods import METHODS
+from runtime.transport.methods import METHODS
+from runtime.transport.server import describe
+from tests.fakes import fake_model, local
 from tests.runtime.process.fake_answers import run_of
-from tests.runtime.process.fake_model import FakeModel, load
+from tests.runtime.process.fake_model import load
 
 _REQUESTS = [
     Load("smollm2", "auto", {"threads": 2, "cache": True, "dtype": "auto"}, "a.b:c", {"mine": "d:e"}, 0.25),
@@ -96,8 +97,10 @@ def test_directions_are_not_mixed() -> None:
 
 def test_numbers_of_numpy_and_paths_are_plain() -> None:
     options = GenerationOptions(max_tokens=np.int64(3), sampling=SamplingOptions(temperature=np.float32(0.5)))  # type: ignore[arg-type]  # what callers do
-    arguments = METHODS["generate_runs"].read_arguments(msgspec.Raw(encode({"ids": [np.int32(1)], "options": options})))
-    assert arguments == {"ids": [1], "options": GenerationOptions(max_tokens=3, sampling=SamplingOptions(temperature=0.5))}
+    sent = {"ids": np.array([1], np.int32), "options": options}
+    arguments = METHODS["generate"].read_arguments(msgspec.Raw(encode(sent)))
+    assert arguments.pop("ids").tolist() == [1]
+    assert arguments == {"options": GenerationOptions(max_tokens=3, sampling=SamplingOptions(temperature=0.5))}
     assert msgspec.msgpack.decode(encode({"where": Path("a")})) == {"where": "a"}
 
 
@@ -110,16 +113,24 @@ def test_what_msgpack_cannot_hold_is_an_invalid_request(value: object, reason: s
         encode({"value": value})
 
 
-def test_every_method_is_a_member_with_these_arguments() -> None:
-    for name, method in METHODS.items():
-        named = inspect.signature(getattr(FakeModel, name)).parameters
-        here = {"self", "stride", "named"}  # a stride's windows are asked for one by one, options by name become an object
-        parameters = [name for name in named if name not in here]
-        own = ["on_progress"] * method.progresses + ["on_step"] * method.steps  # a callable stays here: its news cross
-        sent = [name for name in method.arguments.__struct_fields__ if name != "watched"]  # whether there is one for steps
-        assert parameters == [*sent, *own]
+def test_every_method_is_an_operation_of_the_engine_with_these_arguments() -> None:
+    with fake_model() as model:
+        transport = local(model)
+        operations = {**transport.operation_calls, **transport.operation_streams}
+        assert operations.keys() == METHODS.keys()
+        for name, method in METHODS.items():
+            parameters = set(inspect.signature(operations[name]).parameters) - {"on_progress", "on_step"}
+            assert parameters == set(method.arguments.__struct_fields__) - {"watched"}, name
+
+
+@pytest.mark.parametrize(
+    "ids", [np.array([1.5], np.float32), np.array([[1]], np.int32), np.array([1], np.int64)], ids=["floats", "two rows", "wide"]
+)
+def test_ids_that_are_no_row_of_int32_are_refused(ids: object) -> None:
+    with pytest.raises(MessageError, match="one row of int32"):
+        METHODS["prefix_match"].read_arguments(msgspec.Raw(encode({"ids": ids, "adapters": None})))
 
 
 def test_an_unknown_argument_is_refused() -> None:
     with pytest.raises(MessageError, match="trust_remote_code"):
-        METHODS["tokenize_async"].read_arguments(msgspec.Raw(encode({"text": "a", "trust_remote_code": True})))
+        METHODS["tokenize"].read_arguments(msgspec.Raw(encode({"texts": ["a"], "trust_remote_code": True})))

@@ -20,7 +20,6 @@ from runtime import (
     replay_draw,
     spawn,
 )
-from runtime.client import EngineClient
 
 EVERYTHING = GenerationOptions(
     max_tokens=8,
@@ -54,7 +53,7 @@ def test_a_spawned_model_samples_as_one_in_process() -> None:
     asyncio.run(scenario())
 
 
-def test_a_models_own_options_are_known_without_asking(client: EngineClient) -> None:
+def test_a_models_own_options_are_known_without_asking(client: LanguageModel) -> None:
     assert client.own_options == GenerationOptions(max_tokens=77, sampling=SamplingOptions(temperature=0.5))
     resolved = client.resolve_options({"top_p": 0.5})
     assert (resolved.options.max_tokens, resolved.sources["max_tokens"]) == (77, "model")

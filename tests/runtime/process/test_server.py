@@ -8,8 +8,8 @@ import json
 import msgspec
 import pytest
 
-from runtime.host import server as server_module
-from runtime.wire.messages import (
+from runtime.transport import server as server_module
+from runtime.transport.messages import (
     EXIT_PROTOCOL,
     Beat,
     Call,
@@ -25,7 +25,7 @@ from runtime.wire.messages import (
     Shutdown,
 )
 from tests.runtime.process.conftest import LOADER, eventually
-from tests.runtime.process.peer import LOAD, call, serving
+from tests.runtime.process.peer import LOAD, call, ids, serving, told
 
 
 def test_beats_say_what_goes_on() -> None:
@@ -34,7 +34,7 @@ def test_beats_say_what_goes_on() -> None:
             peer.send(Load("slow", "auto", {"context_length": 300}, LOADER, {}, 0.02))
             assert await peer.until(Beat) == Beat(0, "loading")
             await peer.until(Loaded)
-            peer.send(call(1, "complete", prompt="step", options=None))
+            peer.send(told(1, "step"))
             await eventually(lambda: Beat(7, "step") in peer.replies)
 
     asyncio.run(scenario())
@@ -45,8 +45,8 @@ def test_a_call_is_answered_with_its_number_and_the_counters_come_first() -> Non
         async with serving() as (_, peer):
             peer.send(LOAD)
             await peer.until(Loaded)
-            peer.send(call(5, "next_token_logprobs", ids=[1]), call(6, "tokenize_async", text="b"))
-            assert msgspec.msgpack.decode((await peer.until(Result, 6)).value) == [1]
+            peer.send(call(5, "logprobs", batch=[ids(1)], adapters=None), call(6, "tokenize", texts=["b"]))
+            assert msgspec.msgpack.decode((await peer.until(Result, 6)).value) == [[1]]
             kinds = [type(reply) for reply in peer.replies if not isinstance(reply, Beat)]
             assert kinds == [Loaded, Push, Result, Result]
             push = next(reply for reply in peer.replies if isinstance(reply, Push))
@@ -62,7 +62,7 @@ def test_counters_that_did_not_change_are_not_sent_again() -> None:
             peer.send(LOAD)
             await peer.until(Loaded)
             for number in range(1, 5):
-                peer.send(call(number, "tokenize_async", text="b"))
+                peer.send(call(number, "tokenize", texts=["b"]))
                 await peer.until(Result, number)
             assert sum(isinstance(reply, Push) for reply in peer.replies) == 1
 
@@ -74,7 +74,7 @@ def test_a_stream_is_chunks_then_counters_then_its_end() -> None:
         async with serving() as (_, peer):
             peer.send(LOAD)
             await peer.until(Loaded)
-            peer.send(call(9, "generate_runs", ids=[0], options=None))
+            peer.send(call(9, "generate", ids=ids(0), options={}))
             await peer.until(End, 9)
             assert sum(isinstance(reply, Chunk) for reply in peer.replies) == 8
             kinds = [type(reply) for reply in peer.replies if not isinstance(reply, Beat)]
@@ -109,13 +109,13 @@ def test_counters_move_for_a_call_that_comes_while_the_last_round_is_waited_for(
             peer.send(LOAD)
             await peer.until(Loaded)
             # given that the first call is gone, and that this was seen
-            peer.send(call(1, "generate_runs", ids=[3], options=None))
+            peer.send(call(1, "generate", ids=ids(3), options={}))
             await peer.until(Chunk, 1)
             peer.send(Cancel(1))
             await eventually(lambda: len(rounds) == 1 and not server._calls)
             await end_round(1)
             # when another comes in that time
-            peer.send(call(2, "generate_runs", ids=[3], options=None))
+            peer.send(call(2, "generate", ids=ids(3), options={}))
             await peer.until(Chunk, 2)
             pushed = sum(isinstance(reply, Push) for reply in peer.replies)
             # then it has rounds of its own
@@ -139,13 +139,12 @@ def test_a_cancelled_call_gets_no_answer() -> None:
         async with serving() as (server, peer):
             peer.send(LOAD)
             await peer.until(Loaded)
-            peer.send(call(1, "generate_runs", ids=[3], options=None))
+            peer.send(call(1, "generate", ids=ids(3), options={}))
             await peer.until(Chunk, 1)
             peer.send(Cancel(1), Cancel(77))
             await eventually(lambda: not server._calls)
-            peer.send(call(2, "complete", prompt="state", options=None))
-            text, _ = msgspec.msgpack.decode((await peer.until(Result, 2)).value)  # and how it ended
-            state = json.loads(text)
+            peer.send(told(2, "state"))
+            state = json.loads("".join(map(chr, msgspec.msgpack.decode((await peer.until(Result, 2)).value))))
             assert state["cancelled"] == 1
             assert not [reply for reply in peer.replies if isinstance(reply, End | Failure)]
 
@@ -160,14 +159,14 @@ def test_a_call_that_is_cancelled_before_it_began_is_forgotten() -> None:
             # given calls that are called off in the same breath, of every kind
             for number, one in enumerate(
                 (
-                    call(1, "next_token_logprobs", ids=[1]),
-                    call(2, "generate_runs", ids=[3], options=None),
-                    call(3, "continue_many_runs", ids=[3], n=2, options=None),
+                    call(1, "logprobs", batch=[ids(1)], adapters=None),
+                    call(2, "generate", ids=ids(3), options={}),
+                    call(3, "continue_many", ids=ids(3), n=2, options={}),
                 ),
                 1,
             ):
                 peer.send(one, Drop(number, 0), Cancel(number))
-            peer.send(call(9, "tokenize_async", text="b"))
+            peer.send(call(9, "tokenize", texts=["b"]))
             await peer.until(Result, 9)
             # then nothing of them is kept, and the engine comes to rest
             await eventually(lambda: not server._calls and server._pusher is None)
@@ -182,12 +181,12 @@ def test_a_call_that_is_cancelled_before_it_began_is_forgotten() -> None:
     [
         (call(1, "close"), "no method 'close'"),
         (call(1, "__class__"), "no method '__class__'"),
-        (call(1, "tokenise_async", text="a"), "did you mean 'tokenize_async'"),
-        (call(1, "tokenize_async", text=5), "text"),
-        (call(1, "tokenize_async"), "text"),
-        (call(1, "tokenize_async", text="a", more=1), "more"),
-        (call(1, "next_token_logprobs", ids=["a"]), "ids"),
-        (call(1, "generate_runs", ids=[1], options={"sampling": 5}), "sampling"),
+        (call(1, "tokenise", texts=["a"]), "did you mean 'tokenize'"),
+        (call(1, "tokenize", texts=5), "text"),
+        (call(1, "tokenize"), "texts"),
+        (call(1, "tokenize", texts=["a"], more=1), "more"),
+        (call(1, "prefix_match", ids=["a"], adapters=None), "ids"),
+        (call(1, "generate", ids=ids(1), options={"sampling": 5}), "sampling"),
     ],
 )
 def test_what_is_not_on_the_list_cannot_be_called(call: Call, reason: str) -> None:
@@ -206,7 +205,7 @@ def test_what_is_not_on_the_list_cannot_be_called(call: Call, reason: str) -> No
 def test_a_call_before_the_load_is_refused() -> None:
     async def scenario() -> None:
         async with serving() as (_, peer):
-            peer.send(call(1, "tokenize_async", text="a"))
+            peer.send(call(1, "tokenize", texts=["a"]))
             assert "before the model was loaded" in (await peer.until(Failure, 1)).fault.message
 
     asyncio.run(scenario())
@@ -231,7 +230,7 @@ def test_an_answer_too_large_for_the_pipe_is_refused(monkeypatch: pytest.MonkeyP
         async with serving() as (_, peer):
             peer.send(LOAD)
             await peer.until(Loaded)
-            peer.send(call(1, "complete", prompt="large 2000", options=None))
+            peer.send(told(1, "large 2000"))
             fault = (await peer.until(Failure, 1)).fault
             assert fault.kind == "InvalidRequestError"
             assert "more than the 1,000 that cross the pipe at once; ask for fewer rows" in fault.message
@@ -239,30 +238,11 @@ def test_an_answer_too_large_for_the_pipe_is_refused(monkeypatch: pytest.MonkeyP
     asyncio.run(scenario())
 
 
-def test_more_rows_than_cross_the_pipe_are_refused_before_they_are_computed(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    async def scenario() -> None:
-        async with serving() as (_, peer):
-            peer.send(LOAD)
-            width = (await peer.until(Loaded)).info.vocab_size
-            monkeypatch.setattr(server_module, "MAX_PAYLOAD", 5 * 4 * width + 256)
-            # given rows that the model cannot compute, one more of them than fit: it is not asked
-            peer.send(call(1, "batch_next_token_logprobs", batch=[[width]] * 6))
-            fault = (await peer.until(Failure, 1)).fault
-            assert fault.kind == "InvalidRequestError"
-            assert fault.message.startswith(f"6 rows of {width:,} log-probabilities take {24 * width:,} bytes")
-            assert fault.message.endswith("ask for 5 rows at a time")
-
-    asyncio.run(scenario())
-    capfd.readouterr()
-
-
 @pytest.mark.parametrize(
     "messages",
     [
         [LOAD, LOAD],
-        [call(1, "complete", prompt="hold", options=None), call(1, "complete", prompt="hold", options=None)],
+        [told(1, "hold"), told(1, "hold")],
         [Beat(1, "idle")],
     ],
     ids=["second load", "same number twice", "a reply"],

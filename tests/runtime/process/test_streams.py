@@ -5,15 +5,14 @@ from contextlib import aclosing
 
 import pytest
 
-from runtime import EngineDiedError, Finish, GenerationOptions, NonFiniteLogitsError, TokenRecord, TokenRun
-from runtime.client import EngineClient
+from runtime import EngineDiedError, Finish, GenerationOptions, LanguageModel, NonFiniteLogitsError, TokenRecord, TokenRun
 from tests.runtime.process.conftest import cancelled, eventually, has_made, spawn_fake, state_of
 from tests.runtime.process.fake_answers import run_of
 
 NEVER_ENDS = [3]
 
 
-async def _read(client: EngineClient, prompt: list[int]) -> tuple[list[TokenRecord], BaseException | None]:
+async def _read(client: LanguageModel, prompt: list[int]) -> tuple[list[TokenRecord], BaseException | None]:
     records: list[TokenRecord] = []
     try:
         async for record in client.generate(prompt):
@@ -23,7 +22,7 @@ async def _read(client: EngineClient, prompt: list[int]) -> tuple[list[TokenReco
     return records, None
 
 
-def test_records_and_runs_are_the_same_tokens(client: EngineClient) -> None:
+def test_records_and_runs_are_the_same_tokens(client: LanguageModel) -> None:
     async def scenario() -> None:
         options = GenerationOptions(max_tokens=20)
         records = [record async for record in client.generate([0], options)]
@@ -34,7 +33,7 @@ def test_records_and_runs_are_the_same_tokens(client: EngineClient) -> None:
     asyncio.run(scenario())
 
 
-def test_counters_are_there_when_the_stream_ends(client: EngineClient) -> None:
+def test_counters_are_there_when_the_stream_ends(client: LanguageModel) -> None:
     async def scenario() -> None:
         await client.clear_kv_cache_async()
         for count in range(1, 6):
@@ -44,7 +43,7 @@ def test_counters_are_there_when_the_stream_ends(client: EngineClient) -> None:
     asyncio.run(scenario())
 
 
-def test_counters_move_while_a_stream_runs(client: EngineClient) -> None:
+def test_counters_move_while_a_stream_runs(client: LanguageModel) -> None:
     async def scenario() -> None:
         await client.clear_kv_cache_async()
         async with aclosing(client.generate(NEVER_ENDS)) as stream:
@@ -55,7 +54,7 @@ def test_counters_move_while_a_stream_runs(client: EngineClient) -> None:
     asyncio.run(scenario())
 
 
-def test_a_slow_reader_gets_what_has_arrived_in_one_run(client: EngineClient) -> None:
+def test_a_slow_reader_gets_what_has_arrived_in_one_run(client: LanguageModel) -> None:
     async def scenario() -> None:
         async with aclosing(client.generate_runs(NEVER_ENDS)) as runs:
             first = await anext(runs)
@@ -69,7 +68,7 @@ def test_a_slow_reader_gets_what_has_arrived_in_one_run(client: EngineClient) ->
     asyncio.run(scenario())
 
 
-def test_many_streams_at_once_do_not_mix(client: EngineClient) -> None:
+def test_many_streams_at_once_do_not_mix(client: LanguageModel) -> None:
     async def read(count: int) -> list[int]:
         return [record.token_id async for record in client.generate([0], GenerationOptions(max_tokens=count))]
 
@@ -80,7 +79,7 @@ def test_many_streams_at_once_do_not_mix(client: EngineClient) -> None:
     asyncio.run(scenario())
 
 
-def test_closing_a_stream_stops_the_generation(client: EngineClient) -> None:
+def test_closing_a_stream_stops_the_generation(client: LanguageModel) -> None:
     async def scenario() -> None:
         before = await cancelled(client)
         async with aclosing(client.generate(NEVER_ENDS)) as stream:
@@ -94,7 +93,7 @@ def test_closing_a_stream_stops_the_generation(client: EngineClient) -> None:
     asyncio.run(scenario())
 
 
-def test_cancelling_the_reader_stops_the_generation(client: EngineClient) -> None:
+def test_cancelling_the_reader_stops_the_generation(client: LanguageModel) -> None:
     async def scenario() -> None:
         before = await cancelled(client)
         begun = asyncio.Event()
@@ -117,11 +116,11 @@ def test_cancelling_the_reader_stops_the_generation(client: EngineClient) -> Non
     asyncio.run(scenario())
 
 
-def test_leaving_a_blocking_stream_stops_the_generation(client: EngineClient) -> None:
+def test_leaving_a_blocking_stream_stops_the_generation(client: LanguageModel) -> None:
     before = asyncio.run(cancelled(client))
     stream = client.generate_sync(NEVER_ENDS)
     assert next(stream).token_id == 0
-    stream.close()  # type: ignore[attr-defined]  # the Protocol promises an Iterator; ours is a generator
+    stream.close()
 
     async def stopped() -> bool:
         return await cancelled(client) == before + 1
@@ -129,7 +128,7 @@ def test_leaving_a_blocking_stream_stops_the_generation(client: EngineClient) ->
     asyncio.run(eventually(stopped))
 
 
-def test_a_stream_that_is_never_read_is_never_started(client: EngineClient) -> None:
+def test_a_stream_that_is_never_read_is_never_started(client: LanguageModel) -> None:
     async def scenario() -> None:
         before = (await state_of(client))["generated"]
         await client.generate(NEVER_ENDS).aclose()
@@ -138,7 +137,7 @@ def test_a_stream_that_is_never_read_is_never_started(client: EngineClient) -> N
     asyncio.run(scenario())
 
 
-def test_records_before_an_error_are_kept(client: EngineClient) -> None:
+def test_records_before_an_error_are_kept(client: LanguageModel) -> None:
     records, error = asyncio.run(_read(client, [1]))
     assert [record.token_id for record in records] == [0, 1, 2]
     assert isinstance(error, NonFiniteLogitsError)

@@ -8,20 +8,20 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from runtime import ContextOverflowError, EngineClient, InvalidRequestError, PromptProgress, load, spawn
+from runtime import ContextOverflowError, InvalidRequestError, LanguageModel, PromptProgress, load, spawn
 from tests.runtime.process.conftest import eventually
 
 TEXTS = ["one", "two three", "one", "é" * 40]
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[EngineClient]:
+def client() -> Iterator[LanguageModel]:
     client = asyncio.run(spawn("x", "fake", prefill_chunk_tokens=64))
     yield client
     client.close()
 
 
-def test_vectors_and_progress_are_those_of_the_same_process(client: EngineClient) -> None:
+def test_vectors_and_progress_are_those_of_the_same_process(client: LanguageModel) -> None:
     told: list[PromptProgress] = []
     got = asyncio.run(client.embed(TEXTS, "mean", on_progress=told.append))
     with load("x", "fake", prefill_chunk_tokens=64) as model:
@@ -32,7 +32,7 @@ def test_vectors_and_progress_are_those_of_the_same_process(client: EngineClient
     assert client.cache_report().working_bytes == client.cache_report().bytes == 0
 
 
-def test_refusals_are_the_same(client: EngineClient) -> None:
+def test_refusals_are_the_same(client: LanguageModel) -> None:
     before = client.metrics().tokens_computed
     for texts, pooling, words in (
         ([], "last", "no texts"),
@@ -46,13 +46,13 @@ def test_refusals_are_the_same(client: EngineClient) -> None:
     assert client.metrics().tokens_computed == before
 
 
-def test_more_vectors_than_cross_at_once_are_refused(client: EngineClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.client.vectors.MAX_PAYLOAD", 640)  # ten vectors
-    with pytest.raises(InvalidRequestError, match="give 5 texts at a time"):
+def test_more_vectors_than_cross_at_once_are_refused(client: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.transport.pipe.MAX_PAYLOAD", 640)  # ten vectors
+    with pytest.raises(InvalidRequestError, match="ask for 6 texts at a time"):
         client.embed_sync(["a"] * 10)
 
 
-def test_a_cancelled_call_ends_in_the_engine(client: EngineClient) -> None:
+def test_a_cancelled_call_ends_in_the_engine(client: LanguageModel) -> None:
     async def cancelled() -> None:
         begun = asyncio.Event()
         task = asyncio.create_task(client.embed(["y" * 100_000], on_progress=lambda _: begun.set()))

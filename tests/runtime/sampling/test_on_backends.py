@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from runtime import GenerationOptions, SamplingOptions, TokenRecord, replay_draw
-from runtime.model import LocalModel, load
+from runtime import GenerationOptions, LanguageModel, SamplingOptions, TokenRecord, load, replay_draw
 from runtime.sampling.draw import uniform
 from tests.runtime.backends.reference import expected, random_ids
 from tests.runtime.sampling.test_draw import sampler_of, warped
@@ -28,7 +27,7 @@ NEAR = 1e-3  # of probability: log-probabilities within 1e-4 move the borders be
 
 
 @pytest.fixture(scope="module", params=["hf", "mlx"])
-def model(request: pytest.FixtureRequest) -> Iterator[LocalModel]:
+def model(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
     with load(tiny_path("llama"), backend=request.param, threads=1) as model:
         yield model
 
@@ -42,7 +41,7 @@ def interval(probs: npt.NDArray[np.float64], token: int) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_every_draw_is_the_one_of_transformers_warpers(model: LocalModel, settings: dict[str, Any]) -> None:
+def test_every_draw_is_the_one_of_transformers_warpers(model: LanguageModel, settings: dict[str, Any]) -> None:
     options = GenerationOptions(max_tokens=30, sampling=SamplingOptions(**settings), seed=77, ignore_eos=True, resolve=False)
     ids = [record.token_id for record in model.generate_sync(PROMPT, options)]
     rows = expected("llama", [*PROMPT, *ids])[len(PROMPT) - 1 : -1]
@@ -52,7 +51,7 @@ def test_every_draw_is_the_one_of_transformers_warpers(model: LocalModel, settin
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_many_draws_follow_the_distribution(model: LocalModel, settings: dict[str, Any]) -> None:
+def test_many_draws_follow_the_distribution(model: LanguageModel, settings: dict[str, Any]) -> None:
     # given the first tokens of a thousand branches
     options = GenerationOptions(max_tokens=1, sampling=SamplingOptions(**settings), seed=5, ignore_eos=True, resolve=False)
 
@@ -73,7 +72,7 @@ def test_many_draws_follow_the_distribution(model: LocalModel, settings: dict[st
 
 
 @pytest.mark.parametrize("settings", [*SETTINGS, {"repetition_penalty": 1.3, "dry_multiplier": 0.8}], ids=str)
-def test_why_replays_the_original_draw(model: LocalModel, settings: dict[str, Any]) -> None:
+def test_why_replays_the_original_draw(model: LanguageModel, settings: dict[str, Any]) -> None:
     options = GenerationOptions(
         max_tokens=25,
         sampling=SamplingOptions(**{"temperature": 0.5} | settings),

@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import replay_draw
+from runtime import LanguageModel, replay_draw
 from runtime.backends.fake import Behaviour
 from runtime.errors import InvalidRequestError
-from runtime.model import LocalModel
 from runtime.numerics.stage_table import StageTable
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import Origin, TokenRecord, TokenRun
 from runtime.sampling.chain import make_sampler
 from runtime.sampling.report import report
-from runtime.wire.arrays import ArrayError, pack_run, unpack_run
+from runtime.transport.arrays import ArrayError, pack_run, unpack_run
 from tests.fakes import fake_model, some_ids
 
 PROMPT = some_ids(3, 20)
@@ -44,18 +43,18 @@ ALL = [MANY, SamplingOptions(), SamplingOptions(temperature=0.0), SamplingOption
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[LocalModel]:
+def model() -> Iterator[LanguageModel]:
     with fake_model(Behaviour()) as model:
         yield model
 
 
-def told(model: LocalModel, sampling: SamplingOptions, n: int = 25, seed: int = 11) -> list[TokenRecord]:
+def told(model: LanguageModel, sampling: SamplingOptions, n: int = 25, seed: int = 11) -> list[TokenRecord]:
     options = GenerationOptions(max_tokens=n, sampling=sampling, stages=True, seed=seed, ignore_eos=True, resolve=False)
     return list(model.generate_sync(PROMPT, options))
 
 
 @pytest.mark.parametrize("sampling", ALL, ids=str)
-def test_as_drawn_is_the_original_draw(model: LocalModel, sampling: SamplingOptions) -> None:
+def test_as_drawn_is_the_original_draw(model: LanguageModel, sampling: SamplingOptions) -> None:
     records = told(model, sampling)
     assert len(records) == 25
     for i, record in enumerate(records):
@@ -73,7 +72,7 @@ def test_as_drawn_is_the_original_draw(model: LocalModel, sampling: SamplingOpti
         assert [s.kept for s in full.stages] == [s.kept for s in record.stages or ()]
 
 
-def test_a_number_that_leads_elsewhere_is_told(model: LocalModel) -> None:
+def test_a_number_that_leads_elsewhere_is_told(model: LanguageModel) -> None:
     # given stored draws whose number was damaged
     run = runs_of(model, SamplingOptions(temperature=2.0))
     table = run.stages
@@ -84,7 +83,7 @@ def test_a_number_that_leads_elsewhere_is_told(model: LocalModel) -> None:
     assert [table.as_drawn(i) for i in range(len(run))] == run.ids.tolist()
 
 
-def test_stages_tell_what_they_did(model: LocalModel) -> None:
+def test_stages_tell_what_they_did(model: LanguageModel) -> None:
     for record in told(model, MANY):
         stages = record.stages
         assert stages is not None
@@ -117,19 +116,19 @@ def test_stages_tell_what_they_did(model: LocalModel) -> None:
         assert last.cumulative[place] - last.before[place] - 1e-6 <= last.u <= last.cumulative[place] + 1e-6
 
 
-def test_no_stages_unless_asked(model: LocalModel) -> None:
+def test_no_stages_unless_asked(model: LanguageModel) -> None:
     record = next(iter(model.generate_sync(PROMPT, GenerationOptions(max_tokens=1))))
     assert record.stages is None
     with pytest.raises(InvalidRequestError, match="stages=True"):
         replay_draw(record)
 
 
-def test_asking_changes_no_draw(model: LocalModel) -> None:
+def test_asking_changes_no_draw(model: LanguageModel) -> None:
     plain = GenerationOptions(max_tokens=25, sampling=MANY, seed=11, ignore_eos=True, resolve=False)
     assert [r.token_id for r in model.generate_sync(PROMPT, plain)] == [r.token_id for r in told(model, MANY)]
 
 
-def test_sliders_over_the_stored_head(model: LocalModel) -> None:
+def test_sliders_over_the_stored_head(model: LanguageModel) -> None:
     for record in told(model, SamplingOptions(temperature=0.9, top_k=40)):
         # top-k within the head needs nothing else: the head is as good as the whole row
         again = replay_draw(record, SamplingOptions(temperature=0.9, top_k=40))
@@ -156,7 +155,9 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("other", OTHERS, ids=str)
-def test_other_settings_over_the_head_say_what_the_whole_row_says_or_nothing(model: LocalModel, other: SamplingOptions) -> None:
+def test_other_settings_over_the_head_say_what_the_whole_row_says_or_nothing(
+    model: LanguageModel, other: SamplingOptions
+) -> None:
     records = told(model, SamplingOptions(temperature=0.6), n=30, seed=3)
     said = 0
     for i, record in enumerate(records):
@@ -197,7 +198,7 @@ def test_tokens_as_likely_as_the_last_stored_one_stand_behind_it() -> None:
     assert found.token is None
 
 
-def test_an_edit_that_changes_nothing_changes_no_token(model: LocalModel) -> None:
+def test_an_edit_that_changes_nothing_changes_no_token(model: LanguageModel) -> None:
     for record in told(model, SamplingOptions(temperature=0.6), n=30, seed=3):
         plain, edited = (replay_draw(record, SamplingOptions(presence_penalty=amount)).token for amount in (0.0, 0.001))
         assert plain == edited
@@ -229,7 +230,7 @@ def test_what_the_grammar_cut_stays_cut_with_other_settings() -> None:
         assert said > 40
 
 
-def test_a_row_alone_needs_settings(model: LocalModel) -> None:
+def test_a_row_alone_needs_settings(model: LanguageModel) -> None:
     row = model.next_token_logprobs_sync(PROMPT)
     with pytest.raises(InvalidRequestError, match="settings"):
         replay_draw(row)
@@ -239,7 +240,7 @@ def test_a_row_alone_needs_settings(model: LocalModel) -> None:
         replay_draw(row[None], SamplingOptions(), seed=1, position=1)
 
 
-def runs_of(model: LocalModel, sampling: SamplingOptions) -> TokenRun:
+def runs_of(model: LanguageModel, sampling: SamplingOptions) -> TokenRun:
     import asyncio
 
     options = GenerationOptions(max_tokens=9, sampling=sampling, stages=True, seed=2, ignore_eos=True)
@@ -250,7 +251,7 @@ def runs_of(model: LocalModel, sampling: SamplingOptions) -> TokenRun:
     return TokenRun.concat(asyncio.run(runs()))
 
 
-def test_stages_travel_and_are_stored(model: LocalModel) -> None:
+def test_stages_travel_and_are_stored(model: LanguageModel) -> None:
     run = runs_of(model, MANY)
     assert unpack_run(pack_run(run))[:].to_columns().keys() == run.to_columns().keys()
     assert list(unpack_run(pack_run(run))) == list(run)
@@ -267,7 +268,7 @@ def test_stages_travel_and_are_stored(model: LocalModel) -> None:
 
 
 @pytest.mark.parametrize("bad", ["missing", "type", "shape", "edits", "shared", "wide", "name", "rows"])
-def test_damaged_stage_columns_are_refused(model: LocalModel, bad: str) -> None:
+def test_damaged_stage_columns_are_refused(model: LanguageModel, bad: str) -> None:
     columns: dict[str, Any] = dict(runs_of(model, SamplingOptions()).to_columns())
     match bad:
         case "missing":
@@ -288,7 +289,7 @@ def test_damaged_stage_columns_are_refused(model: LocalModel, bad: str) -> None:
             columns |= StageTable.empty(3).to_columns(columns["top_ids"][:3], columns["top_logprobs"][:3])
     with pytest.raises(InvalidRequestError):
         TokenRun.from_columns(columns)
-    from runtime.wire.arrays import pack_array
+    from runtime.transport.arrays import pack_array
 
     with pytest.raises(ArrayError):
         unpack_run({name: pack_array(column) for name, column in columns.items()})

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.model import LocalModel
+from runtime import LanguageModel
+from tests.fakes import engine_of
 
 WATCHED = ("resize", "load", "forward", "begin", "take", "take_many", "split", "retain", "close")
 MADE = ("take", "take_many", "split")  # whose answers nobody holds yet
@@ -19,8 +20,8 @@ MADE = ("take", "take_many", "split")  # whose answers nobody holds yet
 class Meter:
     """The most that was held at any moment, over all packs, payloads (copied ahead, too), scores and vectors (pinned, too)."""
 
-    def __init__(self, model: LocalModel) -> None:
-        self._cache = model._engine.scheduler.cache
+    def __init__(self, model: LanguageModel) -> None:
+        self._cache = engine_of(model).scheduler.cache
         self.most = 0
         self.over: list[str] = []  # what was done when more than the budget was held
         self.done: set[str] = set()
@@ -73,9 +74,9 @@ def weigh(thing: Any, found: dict[int, int]) -> None:
 
 
 @contextmanager
-def metered(model: LocalModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[Meter]:
+def metered(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[Meter]:
     """Looks after every call of the backend, in the middle of `split`, and where a buffer is there twice."""
-    backend, meter = model._engine.backend, Meter(model)
+    backend, meter = engine_of(model).backend, Meter(model)
 
     def watch(name: str, done: Any) -> Any:
         def watched(*args: Any, **kwargs: Any) -> Any:

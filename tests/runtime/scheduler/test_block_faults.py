@@ -9,18 +9,19 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from runtime import LanguageModel, load
 from runtime.backends.fake import FakeBackend
 from runtime.blocks.options import BlockOptions
 from runtime.errors import MemoryBudgetError, SessionClosedError
-from runtime.members.blocks import BlocksSaved
-from runtime.model import LocalModel, load
+from runtime.info import BlocksSaved
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.scheduler.blocks import saving
 from tests.block_stores import MemoryBlocks
-from tests.fakes import Gate, assert_right, fake_model, settled, some_ids, wait_for_jobs
+from tests.fakes import Gate, assert_right, engine_of, fake_model, local, settled, some_ids, wait_for_jobs
 from tests.runtime.model.trouble import audit
 
 GREEDY = GenerationOptions(max_tokens=60, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
@@ -32,9 +33,9 @@ class Panic(BaseException):
     """What a native library raises when it panics is no Exception."""
 
 
-def bend(monkeypatch: pytest.MonkeyPatch, model: LocalModel, member: str, error: BaseException, after: int = 0) -> None:
+def bend(monkeypatch: pytest.MonkeyPatch, model: LanguageModel, member: str, error: BaseException, after: int = 0) -> None:
     """A member of the backend fails, but for its first `after` calls."""
-    backend, calls = model._engine.backend, itertools.count()
+    backend, calls = engine_of(model).backend, itertools.count()
     real = getattr(backend, member)
 
     def act(*args: Any, **kwargs: Any) -> Any:
@@ -45,9 +46,9 @@ def bend(monkeypatch: pytest.MonkeyPatch, model: LocalModel, member: str, error:
     monkeypatch.setattr(backend, member, act)
 
 
-async def beside(model: LocalModel, act: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+async def beside(model: LanguageModel, act: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     """Does something while a chat streams, which must be as if it were alone."""
-    gate, backend = Gate(), model._engine.backend
+    gate, backend = Gate(), engine_of(model).backend
     assert isinstance(backend, FakeBackend)
     backend.behaviour.before_forward = gate
 
@@ -82,7 +83,7 @@ def test_a_fault_in_export_ends_that_save_alone(
         assert str(error) in warning
         assert_right(model.next_token_logprobs_sync([*STEM, 1]), [*STEM, 1])
         assert model.save_blocks(STEM).tokens == 300
-        assert model._engine.scheduler.cache.room.afloat == 0
+        assert engine_of(model).scheduler.cache.room.afloat == 0
         audit(model)
 
 
@@ -119,7 +120,7 @@ def test_a_fault_while_restoring_is_computed_instead(
         (warning,) = model.info.warnings
         assert str(error) in warning
         assert_right(model.next_token_logprobs_sync([*STEM, 8]), [*STEM, 8])
-        assert model._engine.scheduler.cache.room.afloat == 0
+        assert engine_of(model).scheduler.cache.room.afloat == 0
         assert settled(model)[1].leased_bytes == 0
         audit(model)
 
@@ -148,14 +149,14 @@ def test_a_save_without_room_waits_and_does_not_spin(
             reached.set()
             assert gate.wait(20)
 
-    async def play(model: LocalModel) -> BlocksSaved:
+    async def play(model: LanguageModel) -> BlocksSaved:
         task = asyncio.create_task(model.save_blocks_async(ids))
         await asyncio.to_thread(reached.wait, 20)
-        scheduler = model._engine.scheduler
-        begun = model._engine.call(lambda: scheduler.steps).result()
+        scheduler = engine_of(model).scheduler
+        begun = engine_of(model).call(lambda: scheduler.steps).result()
         for _ in range(3):
             await asyncio.sleep(0.05)
-        busy, steps = model._engine.call(lambda: (scheduler.blocks.busy, scheduler.steps)).result()
+        busy, steps = engine_of(model).call(lambda: (scheduler.blocks.busy, scheduler.steps)).result()
         assert not busy
         assert steps - begun <= 3  # those calls, and what was under way
         gate.set()
@@ -165,14 +166,14 @@ def test_a_save_without_room_waits_and_does_not_spin(
     ids = some_ids(1, 1000)
     with fake_model(blocks=options, kv_cache_bytes=KV * 6000) as model:
         model.cache_kv(ids)
-        trie, workspaces = model._engine.scheduler.cache.trie, model._engine.scheduler.cache.workspaces
-        model._engine.call(workspaces.drop_idle).result()
-        job = model._whole_path(ids, None)
-        held = model._engine.call(lambda: trie.lookup(job.spans(job.ids))).result()
+        trie, workspaces = engine_of(model).scheduler.cache.trie, engine_of(model).scheduler.cache.workspaces
+        engine_of(model).call(workspaces.drop_idle).result()
+        job = local(model).operations.path(np.array(ids, np.int32), None)
+        held = engine_of(model).call(lambda: trie.lookup(job.spans(job.ids))).result()
         model.set_kv_budget(trie.leased_bytes + KV * 64 * 3 // 2)  # room for one block's copy
         store.before = hold
         assert asyncio.run(play(model)).tokens == 1000
-        model._engine.call(held.release).result()
+        engine_of(model).call(held.release).result()
         audit(model)
 
 
@@ -209,7 +210,7 @@ def test_a_save_that_the_end_of_the_model_cuts_off_says_how_far_it_came(
     with load("anything", backend="fake", blocks=options) as model:
         model.cache_kv(STEM)
         store.before = hold
-        future = model._save(STEM, None)
+        future = local(model).files.save_blocks(np.array(STEM, np.int32), None, None)
         assert reached.wait(20)
         future.add_done_callback(lambda _: gate.set())
         model.close()

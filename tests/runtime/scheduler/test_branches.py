@@ -9,24 +9,31 @@ from typing import Any
 
 import pytest
 
-from runtime import BeamOptions, BeamStep, ContextOverflowError, GenerationOptions, InvalidRequestError, SamplingOptions
+from runtime import (
+    BeamOptions,
+    BeamStep,
+    ContextOverflowError,
+    GenerationOptions,
+    InvalidRequestError,
+    LanguageModel,
+    SamplingOptions,
+)
 from runtime.backends.fake import Behaviour
 from runtime.errors import MemoryBudgetError, NonFiniteLogitsError
-from runtime.model import LocalModel
-from tests.fakes import KINDS, Gate, assert_right, fake_model, settled, some_ids
+from tests.fakes import KINDS, Gate, assert_right, engine_of, fake_model, settled, some_ids
 
 PREFIX = some_ids(1, 30)
 OPTIONS = GenerationOptions(max_tokens=8, seed=3, ignore_eos=True)
 Said = dict[int, list[int]]
 
 
-async def heard(model: LocalModel, n: int, options: GenerationOptions, said: Said) -> None:
+async def heard(model: LanguageModel, n: int, options: GenerationOptions, said: Said) -> None:
     async with aclosing(model.continue_many(PREFIX, n, options)) as records:
         async for branch, record in records:
             said.setdefault(branch, []).append(record.token_id)
 
 
-def alone(model: LocalModel, ids: list[int], options: GenerationOptions) -> list[int]:
+def alone(model: LanguageModel, ids: list[int], options: GenerationOptions) -> list[int]:
     return [record.token_id for record in model.generate_sync(ids, options)]
 
 
@@ -67,8 +74,8 @@ def test_one_branch_fails_and_the_others_end_well() -> None:
         asyncio.run(heard(model, 6, OPTIONS, said))
         at = {branch: ids[3] for branch, ids in said.items()}
         guilty = next(b for b, token in at.items() if sum(token in ids for ids in said.values()) == 1)
-        model._engine.call(
-            lambda: setattr(model._engine.backend, "behaviour", Behaviour(nan_on=frozenset({at[guilty]})))
+        engine_of(model).call(
+            lambda: setattr(engine_of(model).backend, "behaviour", Behaviour(nan_on=frozenset({at[guilty]})))
         ).result()
         model.clear_cache()
         again: Said = {}
@@ -116,7 +123,7 @@ def test_closing_stops_all_and_dropping_stops_one(kind: str) -> None:
 
         asyncio.run(main())
         assert settled(model)[1].leases == 0
-        assert not model._engine.scheduler.busy
+        assert not engine_of(model).scheduler.busy
 
 
 def test_cancelled_during_the_prompt_what_was_computed_is_kept() -> None:
@@ -168,7 +175,7 @@ def test_a_cancelled_search_keeps_what_it_computed(kind: str) -> None:
 
         asyncio.run(main())
         assert settled(model)[1].leases == 0
-        assert not model._engine.scheduler.busy
+        assert not engine_of(model).scheduler.busy
         assert len({len(path) for path in paths}) == 1 < len(paths[0])
         for path in paths:
             assert model.prefix_match([*PREFIX, *path]).tokens >= len(PREFIX) + len(path) - 1
@@ -179,7 +186,9 @@ def test_a_search_that_fails_takes_nobody_with_it() -> None:
     with fake_model() as model:
         [best, *_] = asyncio.run(model.beam_generate(PREFIX, BeamOptions(2, 6, ignore_eos=True)))
         bad = next(token for token in best.ids[1:4] if token not in PREFIX)
-        model._engine.call(lambda: setattr(model._engine.backend, "behaviour", Behaviour(nan_on=frozenset({bad})))).result()
+        engine_of(model).call(
+            lambda: setattr(engine_of(model).backend, "behaviour", Behaviour(nan_on=frozenset({bad})))
+        ).result()
         model.clear_cache()
 
         async def main() -> None:
@@ -201,10 +210,10 @@ def test_little_memory_is_an_error_or_an_answer(kind: str) -> None:
         expected = asyncio.run(model.beam_generate(PREFIX, BeamOptions(4, 12, ignore_eos=True)))
         branches: Said = {}
         asyncio.run(heard(model, 6, OPTIONS, branches))
-        slot = model._engine.backend.slot_bytes
+        slot = engine_of(model).backend.slot_bytes
         for slots in (33, 60, 90, 150, 400):
             model.clear_cache()
-            model.set_kv_budget(slots * slot + 40 * model._engine.backend.state_bytes)
+            model.set_kv_budget(slots * slot + 40 * engine_of(model).backend.state_bytes)
             refusals = 0
             try:
                 found = asyncio.run(model.beam_generate(PREFIX, BeamOptions(4, 12, ignore_eos=True)))

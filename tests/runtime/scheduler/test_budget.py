@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime import LanguageModel, load
 from runtime.backends.fake import Behaviour
 from runtime.errors import MemoryBudgetError
-from runtime.model import LocalModel, load
-from tests.fakes import settled
+from tests.fakes import engine_of, settled
 from tests.runtime.scheduler.meter import metered
 from tests.tiny_models import tiny_path
 
@@ -20,13 +20,13 @@ FAKES = [("fake", "attention"), ("fake", "recurrent")]
 LIBRARIES = [(backend, name) for backend in ("hf", "mlx") for name in ("llama", "gemma3", "mamba", "lfm2", "falcon_h1")]
 
 
-def made(backend: str, name: str, slots: int, kv_dtype: str) -> LocalModel:
+def made(backend: str, name: str, slots: int, kv_dtype: str) -> LanguageModel:
     """A model whose budget is so many slots, and as many recurrent states as a few of them need."""
     behaviour = Behaviour(recurrent=name == "recurrent", overlaps=name == "overlapping")
     source: Any = (behaviour, None) if backend == "fake" else tiny_path(name)
     threads = 1 if backend == "hf" else None
     model = load(source, backend=backend, kv_cache_bytes=1 << 30, threads=threads, kv_dtype=kv_dtype)
-    sized = model._engine.backend
+    sized = engine_of(model).backend
     model.set_kv_budget(slots * sized.slot_bytes + (slots // 8) * sized.state_bytes)
     return model
 
@@ -50,7 +50,7 @@ class Work:
         cut = int(self._rng.integers(0, len(stem)))
         return [*stem[:cut], *self._ids(int(self._rng.integers(1, self._longest // 2)))]
 
-    async def one(self, model: LocalModel) -> None:
+    async def one(self, model: LanguageModel) -> None:
         """A request that is answered, or refused for lack of memory."""
         ask = self._rng.integers(4)
         try:
@@ -63,7 +63,7 @@ class Work:
         except MemoryBudgetError as refused:
             self.refusals.append(str(refused))
 
-    async def some(self, model: LocalModel) -> None:
+    async def some(self, model: LanguageModel) -> None:
         """A few at a time; now and then one is cancelled in the middle."""
         tasks = [asyncio.create_task(self.one(model)) for _ in range(int(self._rng.integers(1, 7)))]
         if self._rng.random() < 0.3:
@@ -88,7 +88,7 @@ def check(backend: str, name: str, seed: int, rounds: int, monkeypatch: pytest.M
             metrics, report = settled(model)
             assert meter.over == []
             assert meter.most <= metrics.kv_peak_bytes <= metrics.kv_budget
-            assert model._engine.call(meter.now).result() <= metrics.kv_bytes
+            assert engine_of(model).call(meter.now).result() <= metrics.kv_bytes
             assert report.leases == report.pins
             assert report.pins or not report.leased_bytes
             if i % 7 == 6:

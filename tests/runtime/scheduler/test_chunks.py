@@ -9,14 +9,14 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from runtime import LanguageModel, load
 from runtime.backends.fake import Behaviour
-from runtime.model import LocalModel, load
 from runtime.options.generation import GenerationOptions
-from runtime.scheduler.jobs import QueryJob
 from runtime.scheduler.prefill.prefill import CHECKPOINT_TOKENS
-from tests.fakes import KINDS, assert_right, fake_model, some_ids
+from tests.fakes import KINDS, assert_right, engine_of, fake_model, local, query_job, some_ids
 from tests.tiny_models import tiny_path
 
 
@@ -33,9 +33,9 @@ class Clock:
         self._seconds += len(tokens) / self._speed
 
 
-def read(model: LocalModel, ids: list[int]) -> Any:
+def read(model: LanguageModel, ids: list[int]) -> Any:
     waiter: Future[Any] = Future()
-    model._engine.submit([QueryJob(model._check(ids), model.info.kv_fingerprint, waiters=[waiter])])
+    engine_of(model).submit([query_job(model, ids, waiter)])
     return waiter.result(60)
 
 
@@ -52,15 +52,17 @@ def test_a_chunk_is_what_the_model_does_in_its_time(kind: str, monkeypatch: pyte
         assert 395 <= clock.sizes[-2] <= 400
         # when it reads beside an answer, then to what takes 80
         begun, ended = threading.Event(), threading.Event()
-        job = model._generation(some_ids(2, 20), GenerationOptions(max_tokens=100_000, seed=1, ignore_eos=True))
+        job = local(model).operations._generation(
+            np.array(some_ids(2, 20), np.int32), GenerationOptions(max_tokens=100_000, seed=1, ignore_eos=True)
+        )
         job.on_run = lambda _: begun.set()
         job.on_end = lambda _: ended.set()
-        model._engine.submit([job])
+        engine_of(model).submit([job])
         assert begun.wait(10)
         clock.sizes.clear()
         read(model, some_ids(3, 2_000))
         job.cancelled = True
-        model._engine.nudge()
+        engine_of(model).nudge()
         assert ended.wait(10)
         chunks = [size for size in clock.sizes if size > 1]
         assert all(75 <= size <= 80 for size in chunks[:-1])
@@ -95,12 +97,7 @@ def test_checkpoints_are_as_near_to_each_other_however_fast_the_model(monkeypatc
         # several that are read together share a forward all the same
         clock.sizes.clear()
         waiters: list[Future[Any]] = [Future() for _ in range(3)]
-        model._engine.submit(
-            [
-                QueryJob(model._check(some_ids(9 + i, 500)), model.info.kv_fingerprint, waiters=[waiter])
-                for i, waiter in enumerate(waiters)
-            ]
-        )
+        engine_of(model).submit([query_job(model, some_ids(9 + i, 500), waiter) for i, waiter in enumerate(waiters)])
         for waiter in waiters:
             waiter.result(60)
         assert len(clock.sizes) <= 2

@@ -8,12 +8,12 @@ from collections.abc import Sized
 import numpy as np
 import pytest
 
+from runtime import LanguageModel
 from runtime.backends.fake import Behaviour
-from runtime.model import LocalModel
-from tests.fakes import KINDS, Gate, assert_right, fake_model, settled, some_ids, wait_for_jobs
+from tests.fakes import KINDS, Gate, assert_right, engine_of, fake_model, settled, some_ids, wait_for_jobs
 
 
-def answer(model: LocalModel, ids: list[int], n: int) -> list[int]:
+def answer(model: LanguageModel, ids: list[int], n: int) -> list[int]:
     return asyncio.run(model.sample(ids, n, [], temperature=0.0))
 
 
@@ -239,7 +239,7 @@ def test_streams_of_a_recurrent_model_share_a_forward_per_token() -> None:
         assert after.forward_calls - before.forward_calls == 5
         model.clear_cache()
         # and the tokens are those of each alone; where rows may not go together, every one is counted
-        model._engine.backend.buckets = False  # type: ignore[attr-defined]  # the self-test's fallback
+        engine_of(model).backend.buckets = False  # type: ignore[attr-defined]  # the self-test's fallback
         assert [answer(model, prompt, 6) for prompt in prompts] == together
         before = model.metrics()
         assert asyncio.run(main()) == together

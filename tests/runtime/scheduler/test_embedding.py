@@ -10,26 +10,26 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime import LanguageModel, load
 from runtime.backends.fake import Behaviour
 from runtime.errors import MemoryBudgetError, NonFiniteLogitsError, RuntimeFault
 from runtime.info import PromptProgress
-from runtime.model import LocalModel, load
 from runtime.numerics.pooling import Pool
 from runtime.options.generation import GenerationOptions
-from tests.fakes import KINDS, Gate, fake_model, settled, some_ids, wait_for_close, wait_for_jobs
+from tests.fakes import KINDS, Gate, engine_of, fake_model, local, settled, some_ids, wait_for_close, wait_for_jobs
 
 BIG = 262  # bytes of a fake token's KV, rounded up: 2 * 16 float64
 
 
-def slices_of(model: LocalModel, monkeypatch: pytest.MonkeyPatch, log: list[Any]) -> None:
+def slices_of(model: LanguageModel, monkeypatch: pytest.MonkeyPatch, log: list[Any]) -> None:
     """Notes the shape of every padded batch."""
-    plain = model._engine.backend.hidden_states
+    plain = engine_of(model).backend.hidden_states
 
     def noted(tokens: Any, stacks: Any) -> Any:
         log.append(tokens.shape)
         return plain(tokens, stacks)
 
-    monkeypatch.setattr(model._engine.backend, "hidden_states", noted)
+    monkeypatch.setattr(engine_of(model).backend, "hidden_states", noted)
 
 
 def test_thousands_of_texts_in_slices_with_little_padding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,9 @@ def test_between_two_tokens_of_a_chat_comes_one_slice(kind: str, monkeypatch: py
     log: list[Any] = []
     behaviour = Behaviour(before_forward=lambda tokens: log.append(len(tokens)), recurrent=kind == "recurrent")
     with fake_model(behaviour, prefill_chunk_tokens=128) as model:
-        job = model._generation(some_ids(0, 20), GenerationOptions(max_tokens=100_000, seed=1, ignore_eos=True))
+        job = local(model).operations._generation(
+            np.array(some_ids(0, 20), np.int32), GenerationOptions(max_tokens=100_000, seed=1, ignore_eos=True)
+        )
         ended, begun = threading.Event(), threading.Event()
 
         def on_run(run: Any) -> None:
@@ -88,14 +90,14 @@ def test_between_two_tokens_of_a_chat_comes_one_slice(kind: str, monkeypatch: py
             begun.set()
 
         job.on_run, job.on_end = on_run, lambda _: ended.set()
-        model._engine.submit([job])
+        engine_of(model).submit([job])
         assert begun.wait(10)
         log.append("embedding")
         texts = ["y" * 6000, *(f"text number {i} of some length" for i in range(200))]
         model.embed_sync(texts)
         log.append("embedded")
         job.cancelled = True
-        model._engine.nudge()
+        engine_of(model).nudge()
         assert ended.wait(10)
         # then in each gap between two tokens at most a slice was pushed besides the decoding row
         part = log[log.index("embedding") : log.index("embedded")]
@@ -161,14 +163,14 @@ def test_a_failing_text_takes_no_other_call_with_it() -> None:
 
 def test_states_that_are_not_finite_name_their_text(monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_model() as model:
-        plain = model._engine.backend.hidden_states
+        plain = engine_of(model).backend.hidden_states
 
         def broken(tokens: Any, stacks: Any) -> Any:
             states = plain(tokens, stacks)
             states[(tokens == ord("#")).any(axis=1)] = np.nan
             return states
 
-        monkeypatch.setattr(model._engine.backend, "hidden_states", broken)
+        monkeypatch.setattr(engine_of(model).backend, "hidden_states", broken)
         with pytest.raises(NonFiniteLogitsError, match=r"texts\[1\]"):
             model.embed_sync(["aa", "#b", "cc"])
         assert model.embed_sync(["aa"]).shape == (1, 16)

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 
+from runtime import LanguageModel
 from runtime.backends.fake import Behaviour
 from runtime.errors import InvalidRequestError
-from runtime.model import LocalModel
 from runtime.options.generation import GenerationOptions
 from runtime.options.priority import Priority
 from runtime.scheduler.jobs import GenerateJob, Job, QueryJob, ScoreJob
-from tests.fakes import KINDS, Gate, fake_model, some_ids
+from tests.fakes import KINDS, Gate, engine_of, fake_model, local, query_job, some_ids
 
 LONG = 8_000  # tokens
 
 
-def chat(model: LocalModel, ids: list[int], log: list[int | str], n: int) -> tuple[GenerateJob, threading.Event]:
+def chat(model: LanguageModel, ids: list[int], log: list[int | str], n: int) -> tuple[GenerateJob, threading.Event]:
     """A chat that writes "token" into the log; the event comes with its end."""
     ended = threading.Event()
-    job = model._generation(ids, GenerationOptions(max_tokens=n, seed=1, ignore_eos=True))
+    job = local(model).operations._generation(np.array(ids, np.int32), GenerationOptions(max_tokens=n, seed=1, ignore_eos=True))
     job.on_run = lambda run: log.extend(["token"] * len(run))
     job.on_end = lambda error: ended.set()
-    model._engine.submit([job])
+    engine_of(model).submit([job])
     return job, ended
 
 
@@ -45,16 +48,16 @@ def test_between_two_tokens_of_a_chat_comes_one_chunk_and_one_step(kind: str, pr
         log.clear()
         job, ended = chat(model, some_ids(0, 20), log, 100_000)
         read: list[Future[Any]] = [Future() for _ in range(prompts)]
-        model._engine.submit(
+        engine_of(model).submit(
             [
-                QueryJob(model._check(some_ids(5 + i, LONG)), model.info.kv_fingerprint, Priority.BACKGROUND, waiters=[waiter])
+                replace(query_job(model, some_ids(5 + i, LONG), waiter), priority=Priority.BACKGROUND)
                 for i, waiter in enumerate(read)
             ]
         )
         for waiter in read:
             waiter.result(60)
         job.cancelled = True
-        model._engine.nudge()
+        engine_of(model).nudge()
         assert ended.wait(10)
         # then, while they are read, each gap between two tokens holds one decode step of one row and at most one chunk
         chunks = [at for at, entry in enumerate(log) if isinstance(entry, int) and entry > 1]
@@ -76,9 +79,7 @@ def test_a_short_question_does_not_wait_for_a_long_prompt() -> None:
         long, short = Future[Any](), Future[Any]()
         short.add_done_callback(lambda _: log.append("answered"))
         paths = (some_ids(5, LONG), long), (some_ids(6, 30), short)
-        model._engine.submit(
-            [QueryJob(model._check(ids), model.info.kv_fingerprint, waiters=[waiter]) for ids, waiter in paths]
-        )
+        engine_of(model).submit([query_job(model, ids, waiter) for ids, waiter in paths])
         long.result(60)
         # then it is answered after one chunk of the long one at most
         assert log.index("answered") <= 2
@@ -99,10 +100,10 @@ def test_the_more_urgent_prompt_is_read_first_whoever_came_first() -> None:
 
         def arrive(_: object) -> None:
             if len(log) == 1:
-                model._engine.submit([QueryJob(model._check(urgent), namespace, Priority.CHAT, waiters=[chat])])
+                engine_of(model).submit([QueryJob(np.array(urgent, np.int32), namespace, Priority.CHAT, waiters=[chat])])
 
-        job = QueryJob(model._check(path), namespace, Priority.BACKGROUND, waiters=[asked], on_progress=arrive)
-        model._engine.submit([job])
+        job = QueryJob(np.array(path, np.int32), namespace, Priority.BACKGROUND, waiters=[asked], on_progress=arrive)
+        engine_of(model).submit([job])
         asked.result(60)
         assert chat.done()
     assert_read_first(log)
@@ -122,18 +123,20 @@ def test_the_more_urgent_score_is_read_first(monkeypatch: pytest.MonkeyPatch) ->
     with fake_model(Behaviour(before_forward=note), prefill_chunk_tokens=64) as model:
         path = [token % 100 for token in some_ids(5, 1_000)]
         urgent = [100 + token % 100 for token in some_ids(6, 640)]
-        submit = model._engine.submit
+        submit = engine_of(model).submit
 
-        def ended(priority: Priority, _: object) -> None:
+        def ended(priority: Priority, settled: Callable[[object], None], value: object) -> None:
             answered.append(priority)
+            settled(value)
 
         def noted(jobs: list[Job]) -> None:
             for job in jobs:
                 if isinstance(job, ScoreJob):
-                    job.future.add_done_callback(partial(ended, job.priority))
+                    settled = job.future.set_result
+                    monkeypatch.setattr(job.future, "set_result", partial(ended, job.priority, settled))
             submit(jobs)
 
-        monkeypatch.setattr(model._engine, "submit", noted)
+        monkeypatch.setattr(engine_of(model), "submit", noted)
         gate.shut()
 
         async def main() -> None:

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime import LanguageModel
 from runtime.backends.fake import Behaviour
 from runtime.errors import NonFiniteLogitsError, RuntimeFault
-from runtime.model import LocalModel
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import TokenRecord
-from tests.fakes import KINDS, Gate, assert_right, fake_model, reference, settled, some_ids
+from tests.fakes import KINDS, Gate, assert_right, engine_of, fake_model, reference, settled, some_ids
 
 GUILTY = 258  # a token that only guilty prompts hold
 
@@ -26,7 +26,7 @@ class NativePanic(BaseException):
     """What a native library's panic looks like: no Exception."""
 
 
-async def outcomes(model: LocalModel, prompts: Sequence[list[int]]) -> list[Any]:
+async def outcomes(model: LanguageModel, prompts: Sequence[list[int]]) -> list[Any]:
     return list(await asyncio.gather(*(model.next_token_logprobs(p) for p in prompts), return_exceptions=True))
 
 
@@ -98,7 +98,7 @@ def test_a_stream_that_fails_in_the_middle_keeps_its_records(kind: str, recurren
     prompts = [some_ids(seed, 5) for seed in range(5)]
     options = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0), ignore_eos=True)
 
-    async def collect(model: LocalModel, prompt: list[int]) -> tuple[list[TokenRecord], BaseException | None]:
+    async def collect(model: LanguageModel, prompt: list[int]) -> tuple[list[TokenRecord], BaseException | None]:
         records: list[TokenRecord] = []
         try:
             async for record in model.generate(prompt, options):
@@ -107,7 +107,7 @@ def test_a_stream_that_fails_in_the_middle_keeps_its_records(kind: str, recurren
             return records, error
         return records, None
 
-    async def all_of(model: LocalModel) -> list[tuple[list[TokenRecord], BaseException | None]]:
+    async def all_of(model: LanguageModel) -> list[tuple[list[TokenRecord], BaseException | None]]:
         return list(await asyncio.gather(*(collect(model, p) for p in prompts)))
 
     with fake_model(Behaviour(recurrent=recurrent)) as model:
@@ -159,7 +159,7 @@ def test_kv_that_cannot_be_kept_ends_no_stream(monkeypatch: pytest.MonkeyPatch, 
         def take(*_: object) -> None:
             raise MemoryError("no room for a copy")
 
-        monkeypatch.setattr(model._engine.backend, "take", take)
+        monkeypatch.setattr(engine_of(model).backend, "take", take)
         ids = asyncio.run(model.sample(prompt, 80, [], temperature=0.0))
         assert len(ids) == 80
         assert ids[0] == int(reference(prompt).argmax())
@@ -193,7 +193,7 @@ def test_a_prompt_that_ends_inside_anothers(kind: str) -> None:
     for first in (True, False):
         with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
 
-            async def main(model: LocalModel = model, first: bool = first) -> None:
+            async def main(model: LanguageModel = model, first: bool = first) -> None:
                 tasks: list[asyncio.Task[Any]] = []
                 for stream in (first, not first):
                     work: Any = model.sample(text[:15], 8, [], temperature=0.0) if stream else model.next_token_logprobs(text)
@@ -244,6 +244,6 @@ def test_a_bad_row_leaves_nothing_pending() -> None:
         got = asyncio.run(main())
         assert [isinstance(one, NonFiniteLogitsError) for one in got] == [i == 3 for i in range(8)]
         # then the copy of the bad one does not stay behind
-        cache = model._engine.scheduler.cache
+        cache = engine_of(model).scheduler.cache
         settled(model)
-        assert model._engine.call(lambda: (cache.room.pending, cache.publisher._ahead)).result() == (0, {})
+        assert engine_of(model).call(lambda: (cache.room.pending, cache.publisher._ahead)).result() == (0, {})

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime import LanguageModel
 from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.errors import MemoryBudgetError
-from runtime.model import LocalModel
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32
-from tests.fakes import KINDS, Gate, assert_right, fake_model, reference, settled, some_ids, wait_for_jobs
+from tests.fakes import KINDS, Gate, assert_right, engine_of, fake_model, query_job, reference, settled, some_ids, wait_for_jobs
 
 TOKEN = 2 * 16 * 8  # bytes of the fake's KV
 GREEDY = SamplingOptions(temperature=0.0)
@@ -37,7 +37,7 @@ def test_slots_on_which_nobody_stands_give_way(kind: str, monkeypatch: pytest.Mo
         """The next query is there at the stream's next step, as soon as the one before it was answered."""
         if not asked or asked[-1][1].done():
             asked.append((some_ids(2 + len(asked), 25), Future()))
-            model._engine.submit([model._query(*asked[-1])])
+            engine_of(model).submit([query_job(model, *asked[-1])])
 
     monkeypatch.setattr(FakeBackend, "retain", watched)
     prompt = some_ids(1, 20)
@@ -104,11 +104,11 @@ def test_a_smaller_budget_than_live_rows_need_is_refused_and_nothing_is_lost() -
     # given an answer that is held in the middle, when two budgets are asked for: too small a one, and another
     prompt, gate = some_ids(1, 50), Gate()
 
-    async def listen(model: LocalModel) -> list[int]:
+    async def listen(model: LanguageModel) -> list[int]:
         options = GenerationOptions(max_tokens=60, ignore_eos=True, sampling=GREEDY, seed=1)
         return [record.token_id async for record in model.generate(prompt, options)]
 
-    async def main(model: LocalModel) -> list[int]:
+    async def main(model: LanguageModel) -> list[int]:
         gate.shut(after=12)
         listening = asyncio.create_task(listen(model))
         assert await asyncio.to_thread(gate.reached.wait, 30)
@@ -133,10 +133,10 @@ def test_a_prefix_for_which_there_is_no_room_twice_is_computed_again() -> None:
     # given a text that takes more than half of the budget and rests in the trie
     with fake_model(kv_cache_bytes=100 * TOKEN) as model:
         ids = some_ids(1, 70)
-        scheduler = model._engine.scheduler
+        scheduler = engine_of(model).scheduler
         model.cache_kv(ids)
         # when it is asked for again with something new behind it, then the answer comes all the same
-        model._engine.call(scheduler.cache.workspaces.drop_idle).result()
+        engine_of(model).call(scheduler.cache.workspaces.drop_idle).result()
         assert_right(model.next_token_logprobs_sync([*ids, 3]), [*ids, 3])
         metrics = settled(model)[0]
         assert metrics.kv_peak_bytes <= metrics.kv_budget
@@ -147,10 +147,10 @@ def test_a_device_that_is_full_once_is_asked_again(name: str, monkeypatch: pytes
     # given KV in the trie, a stranger that may go, and a device that is full at the next such call
     failures: list[str] = []
     with fake_model(kv_cache_bytes=400 * TOKEN) as model:
-        scheduler, backend = model._engine.scheduler, model._engine.backend
+        scheduler, backend = engine_of(model).scheduler, engine_of(model).backend
         model.cache_kv(some_ids(1, 40))
         model.cache_kv(some_ids(2, 40))
-        model._engine.call(scheduler.cache.workspaces.drop_idle).result()
+        engine_of(model).call(scheduler.cache.workspaces.drop_idle).result()
         sound = getattr(backend, name)
 
         def full_once(*args: Any) -> Any:
@@ -164,7 +164,7 @@ def test_a_device_that_is_full_once_is_asked_again(name: str, monkeypatch: pytes
         monkeypatch.setattr(backend, "reclaim", lambda: reclaimed.append(1))
         if name == "retain":
             workspace, _ = scheduler.cache.workspaces.place(np.array([1], np.int32))
-            model._engine.call(lambda: workspace.compact([], [])).result()
+            engine_of(model).call(lambda: workspace.compact([], [])).result()
             scheduler.cache.workspaces.leave(workspace)
         ids = [*some_ids(1, 40), 7]
         assert_right(model.next_token_logprobs_sync(ids), ids)
@@ -181,7 +181,7 @@ def test_a_copy_for_later_that_cannot_be_made_costs_no_answer(monkeypatch: pytes
 
     with fake_model() as model:
         with monkeypatch.context() as patch:
-            patch.setattr(model._engine.backend, "take", full)
+            patch.setattr(engine_of(model).backend, "take", full)
             ids = some_ids(1, 40)
             assert_right(model.next_token_logprobs_sync(ids), ids)
             assert len(asyncio.run(model.sample(ids, 70, [], temperature=0.0))) == 70
@@ -208,7 +208,7 @@ def test_what_is_let_go_dies_on_the_owner_thread(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(FakeBackend, "take", lambda *args: told(take(*args)))
     monkeypatch.setattr(FakeBackend, "split", lambda *args: tuple(told(part) for part in split(*args)))
     with fake_model(kv_cache_bytes=200 * TOKEN) as model:
-        owner = model._engine.call(threading.get_ident).result()
+        owner = engine_of(model).call(threading.get_ident).result()
         for seed in range(6):
             model.cache_kv(some_ids(seed, 50))  # some are evicted
         asyncio.run(model.sample(some_ids(5, 20), 30, []))  # one is cut

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime import LanguageModel, load
 from runtime.adapters.stacks import Tags
 from runtime.backends.base import ROOT
 from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.errors import NonFiniteLogitsError
-from runtime.model import LocalModel, load
 from runtime.options.generation import GenerationOptions
 from runtime.options.load import LoadOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import TokenRun
 from runtime.scheduler.kv.workspace import Workspace
-from tests.fakes import assert_right, fake_model, reference, settled, some_ids
+from tests.fakes import assert_right, engine_of, fake_model, local, reference, settled, some_ids
 from tests.runtime.backends.reference import TOLERANCE, expected
 from tests.runtime.model.trouble import audit, poison
 from tests.tiny_models import tiny_path
@@ -85,7 +85,7 @@ def test_others_that_are_placed_at_every_token_neither_lose_nor_double_nor_delay
     n = 40
     options = GenerationOptions(max_tokens=n, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
     with fake_model(Behaviour(overlaps=True), kv_cache_bytes=330 * TOKEN) as model:
-        scheduler = model._engine.scheduler
+        scheduler = engine_of(model).scheduler
         scheduler.cache.workspaces.crowd = 1
         steps: dict[int, list[int]] = {i: [] for i in range(3)}
         said: dict[int, list[int]] = {i: [] for i in range(3)}
@@ -93,7 +93,7 @@ def test_others_that_are_placed_at_every_token_neither_lose_nor_double_nor_delay
         errors: list[BaseException | None] = []
 
         def chat(i: int) -> Any:
-            job = model._generation(prompts[i], options)
+            job = local(model).operations._generation(np.array(prompts[i], np.int32), options)
 
             def on_run(run: TokenRun) -> None:
                 said[i] += run.ids.tolist()
@@ -117,7 +117,7 @@ def test_others_that_are_placed_at_every_token_neither_lose_nor_double_nor_delay
                     assert_right(row, text)
 
         # when others are placed beside them all the time
-        model._engine.submit([chat(i) for i in range(3)])
+        engine_of(model).submit([chat(i) for i in range(3)])
         asyncio.run(ask())
         # then each has said what it says alone, each token once, and one in every step from its first on
         assert errors == [None] * 3
@@ -155,7 +155,7 @@ def test_what_was_begun_for_nobody_and_is_no_number_does_not_stay(
         path.append(int(right(path).argmax()))
     bad = next(token for at, token in enumerate(path[5:], 5) if token not in path[:at])  # said second, or later
     with load(source, backend=backend) as model:
-        model._engine.call(lambda: poison(model, bad, np.nan)).result()
+        engine_of(model).call(lambda: poison(model, bad, np.nan)).result()
         drop(model, prompt, bad)
         # when others ask in the same pack, then they get their answers
         for more in ([], [20], [path[4]], [path[4], 21], [22, 23]):
@@ -168,16 +168,16 @@ def test_what_was_begun_for_nobody_and_is_no_number_does_not_stay(
         audit(model)
 
 
-def drop(model: LocalModel, prompt: list[int], token: int) -> None:
+def drop(model: LanguageModel, prompt: list[int], token: int) -> None:
     """Generates until `token` was drawn; in the step in which it is told, the request goes away."""
     ended = threading.Event()
-    job = model._generation(prompt, GREEDY)
+    job = local(model).operations._generation(np.array(prompt, np.int32), GREEDY)
 
     def on_run(run: TokenRun) -> None:
         job.cancelled = job.cancelled or token in run.ids.tolist()
 
     job.on_run, job.on_end = on_run, lambda _: ended.set()
-    model._engine.submit([job])
+    engine_of(model).submit([job])
     assert ended.wait(30)
     assert job.cancelled
     settled(model)

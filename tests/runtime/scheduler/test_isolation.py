@@ -11,13 +11,14 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
+from runtime import LanguageModel
 from runtime.backends.fake import Behaviour
-from runtime.model import LocalModel
 from runtime.options.generation import GenerationOptions
 from runtime.records import Float32
-from tests.fakes import KINDS, assert_right, fake_model, settled, some_ids
+from tests.fakes import KINDS, assert_right, engine_of, fake_model, local, query_job, settled, some_ids
 
 TOKEN = 2 * 16 * 8  # bytes of the fake's KV
 
@@ -32,12 +33,12 @@ class Scene:
         self.ended: list[str] = []
         self.begun: dict[str, int] = {}  # the step in which each was asked
         self.answered: dict[str, int] = {}  # and answered
-        self._model: LocalModel | None = None
+        self._model: LanguageModel | None = None
         self._due: dict[int, list[Callable[[], None]]] = {}
         self._running: list[threading.Event] = []
         self._answers: dict[str, tuple[list[int], Future[Float32]]] = {}
 
-    def play(self, model: LocalModel) -> None:
+    def play(self, model: LanguageModel) -> None:
         """Until everything has ended; every query's answer is looked at."""
         self._model = model
         while self._due:  # where the model has come to rest, the next one begins at once
@@ -59,9 +60,11 @@ class Scene:
 
     def chat(self, name: str, prompt: Sequence[int], tokens: int) -> None:
         assert self._model is not None
-        job = self._model._generation(prompt, GenerationOptions(max_tokens=tokens, seed=1, ignore_eos=True))
+        job = local(self._model).operations._generation(
+            np.array(prompt, np.int32), GenerationOptions(max_tokens=tokens, seed=1, ignore_eos=True)
+        )
         job.on_end = partial(self._end, name, self._begin(name))
-        self._model._engine.submit([job])
+        engine_of(self._model).submit([job])
 
     def query(self, name: str, *contexts: list[int]) -> None:
         """One call, of one context or of several."""
@@ -72,12 +75,12 @@ class Scene:
             self._answers[f"{name} {i}"] = ids, answer
             if i == len(contexts) - 1:
                 answer.add_done_callback(partial(self._end, name, ended))
-            jobs.append(self._model._query(ids, answer))
-        self._model._engine.submit(jobs)
+            jobs.append(query_job(self._model, ids, answer))
+        engine_of(self._model).submit(jobs)
 
     def _begin(self, name: str) -> threading.Event:
         assert self._model is not None
-        self.begun[name] = self._model.heartbeat()[0]
+        self.begun[name] = self._model.transport.heartbeat()[0]
         self._running.append(threading.Event())
         return self._running[-1]
 
@@ -85,7 +88,7 @@ class Scene:
         assert not isinstance(error, BaseException)
         self.ended.append(name)
         assert self._model is not None
-        self.answered[name] = self._model.heartbeat()[0]
+        self.answered[name] = self._model.transport.heartbeat()[0]
         event.set()
 
     def _forward(self, _: Any) -> None:
@@ -229,12 +232,12 @@ def test_a_query_after_a_pause_costs_the_same_whatever_is_cached() -> None:
             for at in range(0, edges, 200):
                 model.batch_next_token_logprobs_sync(rows[at : at + 200])
             assert settled(model)[1].edges >= edges
-            model._engine.call(lambda: sys.setprofile(called)).result()
+            engine_of(model).call(lambda: sys.setprofile(called)).result()
             for i in range(5):
                 time.sleep(0.05)  # the pause
                 model.next_token_logprobs_sync([1, i, 255])
             time.sleep(0.05)
-            model._engine.call(lambda: sys.setprofile(None)).result()
+            engine_of(model).call(lambda: sys.setprofile(None)).result()
         return count
 
     assert calls(4_000) <= 1.5 * calls(400)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from runtime import LanguageModel
 from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.errors import MemoryBudgetError
-from runtime.model import LocalModel
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
-from tests.fakes import Gate, assert_right, fake_model, settled, some_ids, wait_for_jobs
+from tests.fakes import Gate, assert_right, engine_of, fake_model, settled, some_ids, wait_for_jobs
 
 TOKEN = 2 * 16 * 8  # bytes of the fake's KV
 GREEDY = SamplingOptions(temperature=0.0)
@@ -51,7 +51,7 @@ def test_a_full_device_is_tried_once_more_with_what_nobody_uses_given_up() -> No
 def test_kv_that_cannot_be_loaded_pins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_model() as model:
         model.cache_kv(some_ids(1, 40))
-        engine = model._engine
+        engine = engine_of(model)
         engine.call(engine.scheduler.cache.workspaces.drop_idle).result()  # so that the next request has to load
         load = FakeBackend.load
 
@@ -74,7 +74,7 @@ def test_a_smaller_budget_holds_for_the_vectors_too() -> None:
             model.next_token_logprobs_sync(some_ids(seed, 5))
         small = 200 * TOKEN
         model.set_kv_budget(small)
-        assert model._engine.scheduler.cache.vectors.bytes <= small // 32
+        assert engine_of(model).scheduler.cache.vectors.bytes <= small // 32
         assert settled(model)[0].kv_bytes <= small
         model.cache_kv(some_ids(99, 20))
         assert settled(model)[0].kv_bytes <= small
@@ -132,11 +132,11 @@ def test_a_stream_that_outgrows_the_budget_ends_with_what_it_said() -> None:
     said: list[int] = []
     options = GenerationOptions(max_tokens=500, ignore_eos=True, sampling=GREEDY, seed=1)
 
-    async def listen(model: LocalModel) -> None:
+    async def listen(model: LanguageModel) -> None:
         async for record in model.generate(some_ids(1, 20), options):
             said.append(record.token_id)  # noqa: PERF401  # the error must find those that came before it
 
-    async def main(model: LocalModel) -> tuple[Any, Any]:
+    async def main(model: LanguageModel) -> tuple[Any, Any]:
         other = model.sample(some_ids(2, 5), 40, [], temperature=0.0)
         ended, tail = await asyncio.gather(listen(model), other, return_exceptions=True)
         return ended, tail
@@ -162,7 +162,7 @@ def test_copies_of_rows_side_by_side_are_lent_out_of_the_budget() -> None:
     # given a recurrent model whose trie has filled its budget, and copies as large as four texts
     budget = 400 * TOKEN
     with fake_model(Behaviour(recurrent=True), kv_cache_bytes=budget) as model:
-        engine = model._engine
+        engine = engine_of(model)
         room = engine.scheduler.cache._room
         for seed in range(12):
             model.cache_kv(some_ids(seed, 40))

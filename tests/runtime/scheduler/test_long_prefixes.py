@@ -9,11 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from runtime import GenerationOptions, PromptProgress, SamplingOptions
+from runtime import GenerationOptions, LanguageModel, PromptProgress, SamplingOptions
 from runtime.backends.fake import Behaviour
-from runtime.model import LocalModel
 from runtime.scheduler.kv.workspaces import LEAST_CROWD
-from tests.fakes import KINDS, Gate, assert_right, fake_model, settled, some_ids
+from tests.fakes import KINDS, Gate, assert_right, engine_of, fake_model, settled, some_ids
 
 STEM = some_ids(1, LEAST_CROWD + 40)
 N = 8
@@ -27,21 +26,21 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def model(kind: str) -> Iterator[LocalModel]:
+def model(kind: str) -> Iterator[LanguageModel]:
     with fake_model(Behaviour(recurrent=kind == "recurrent"), prefill_chunk_tokens=256) as made:
         yield made
 
 
-def held(model: LocalModel) -> list[int]:
+def held(model: LanguageModel) -> list[int]:
     """Slots in each of the packs."""
-    return model._engine.call(lambda: [w.held for w in model._engine.scheduler.cache.workspaces.open]).result()
+    return engine_of(model).call(lambda: [w.held for w in engine_of(model).scheduler.cache.workspaces.open]).result()
 
 
-async def spoken(model: LocalModel, ids: list[int]) -> list[int]:
+async def spoken(model: LanguageModel, ids: list[int]) -> list[int]:
     return [record.token_id async for record in model.generate(ids, GREEDY)]
 
 
-def test_they_are_asked_for_at_once_and_nothing_is_there_yet(model: LocalModel, kind: str) -> None:
+def test_they_are_asked_for_at_once_and_nothing_is_there_yet(model: LanguageModel, kind: str) -> None:
     async def main() -> None:
         said, rows = await asyncio.gather(
             asyncio.gather(*(spoken(model, [*STEM, token]) for token in range(N))),
@@ -59,7 +58,7 @@ def test_they_are_asked_for_at_once_and_nothing_is_there_yet(model: LocalModel, 
     assert held(model) == [pushed]
 
 
-def test_one_comes_while_another_is_on_its_way(model: LocalModel, kind: str) -> None:
+def test_one_comes_while_another_is_on_its_way(model: LanguageModel, kind: str) -> None:
     # given one that is in its second chunk
     gate, arrived = Gate(), threading.Event()
     forwards = 0
@@ -73,7 +72,7 @@ def test_one_comes_while_another_is_on_its_way(model: LocalModel, kind: str) -> 
         gate(tokens)
 
     behaviour = Behaviour(recurrent=kind == "recurrent", before_forward=second)
-    model._engine.call(lambda: setattr(model._engine.backend, "behaviour", behaviour)).result()
+    engine_of(model).call(lambda: setattr(engine_of(model).backend, "behaviour", behaviour)).result()
 
     async def main() -> None:
         first = asyncio.ensure_future(spoken(model, [*STEM, 5]))
@@ -92,7 +91,7 @@ def test_one_comes_while_another_is_on_its_way(model: LocalModel, kind: str) -> 
     assert len(held(model)) == 1
 
 
-def test_the_first_one_leaves_half_way_and_the_others_go_on(model: LocalModel, kind: str) -> None:
+def test_the_first_one_leaves_half_way_and_the_others_go_on(model: LanguageModel, kind: str) -> None:
     async def main() -> None:
         first = asyncio.ensure_future(_cancelled_half_way(model))
         rows = await asyncio.gather(*(model.next_token_logprobs([*STEM, token]) for token in range(N)))
@@ -105,7 +104,7 @@ def test_the_first_one_leaves_half_way_and_the_others_go_on(model: LocalModel, k
     assert N <= own <= N + TOKENS  # it may have been heard when it was nearly through
 
 
-async def _cancelled_half_way(model: LocalModel) -> None:
+async def _cancelled_half_way(model: LanguageModel) -> None:
     task: asyncio.Task[None]
 
     def heard(progress: PromptProgress) -> None:
@@ -121,13 +120,13 @@ async def _cancelled_half_way(model: LocalModel) -> None:
         await task
 
 
-def test_they_come_back_out_of_the_trie_into_one_pack(model: LocalModel, kind: str) -> None:
+def test_they_come_back_out_of_the_trie_into_one_pack(model: LanguageModel, kind: str) -> None:
     # given paths that the trie holds, and no pack any more
     paths = [[*STEM, token] for token in range(N)]
 
     async def main() -> None:
         await asyncio.gather(*(spoken(model, path) for path in paths))
-        model._engine.call(model._engine.scheduler.cache.workspaces.drop_idle).result()
+        engine_of(model).call(engine_of(model).scheduler.cache.workspaces.drop_idle).result()
         assert held(model) == []
         computed = settled(model)[0].tokens_computed
         # when something is asked after each of them
@@ -142,15 +141,15 @@ def test_they_come_back_out_of_the_trie_into_one_pack(model: LocalModel, kind: s
     assert slots == len(STEM) + 2 * N
 
 
-def test_a_state_that_is_gone_is_brought_back_without_the_path(model: LocalModel, kind: str) -> None:
+def test_a_state_that_is_gone_is_brought_back_without_the_path(model: LanguageModel, kind: str) -> None:
     # given a path whose keys stand in a pack, and its state in the trie alone
     path = [*STEM, 1]
 
     async def main() -> None:
         await spoken(model, path)
         before = sum(held(model))
-        (workspace,) = model._engine.scheduler.cache.workspaces.open
-        model._engine.call(workspace.pack.states.clear).result()
+        (workspace,) = engine_of(model).scheduler.cache.workspaces.open
+        engine_of(model).call(workspace.pack.states.clear).result()
         # when the path is gone on from again
         assert_right(await model.next_token_logprobs([*path, 250]), [*path, 250], kind)
         # then no more is copied than the token that brings the state along

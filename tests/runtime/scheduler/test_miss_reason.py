@@ -7,31 +7,31 @@ import asyncio
 import numpy as np
 import pytest
 
+from runtime import LanguageModel, load
 from runtime.backends.fake import Behaviour
-from runtime.model import LocalModel, load
 from runtime.records import Int32
 from runtime.scheduler.jobs import QueryJob
 from runtime.scheduler.kv.cache import Cache
-from tests.fakes import fake_model, settled, some_ids
+from tests.fakes import engine_of, fake_model, settled, some_ids
 from tests.tiny_models import tiny_path
 
 TOKEN = 2 * 16 * 8  # bytes of the fake's KV
 
 
-def why(model: LocalModel) -> tuple[str, int]:
+def why(model: LanguageModel) -> tuple[str, int]:
     """The reason for the last request, and the tokens it found."""
     report = settled(model)[1]
     assert report.last_reason
     return report.last_cause, report.last_prefix
 
 
-def ask(model: LocalModel, ids: list[int]) -> None:
+def ask(model: LanguageModel, ids: list[int]) -> None:
     """A generation, which no remembered distribution answers."""
     asyncio.run(model.sample(ids, 1, []))
 
 
-def drop_packs(model: LocalModel) -> None:
-    engine = model._engine
+def drop_packs(model: LanguageModel) -> None:
+    engine = engine_of(model)
     engine.call(engine.scheduler.cache.workspaces.drop_idle).result()
 
 
@@ -132,7 +132,7 @@ def test_another_model_or_adapter() -> None:
     with fake_model() as model:
         prompt = some_ids(1, 30)
         model.cache_kv(prompt)
-        engine = model._engine
+        engine = engine_of(model)
 
         def under_an_adapter(ids: Int32, length: int) -> tuple[str, int]:
             cache: Cache = engine.scheduler.cache

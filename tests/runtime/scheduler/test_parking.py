@@ -7,9 +7,9 @@ import asyncio
 import numpy as np
 import pytest
 
+from runtime import load
 from runtime.backends.fake import Behaviour
 from runtime.errors import MemoryBudgetError, SessionClosedError
-from runtime.model import load
 from tests.fakes import KINDS, Gate, assert_right, fake_model, reference, settled, some_ids, wait_for_close
 
 TOKEN = 2 * 16 * 8  # bytes of the fake's KV

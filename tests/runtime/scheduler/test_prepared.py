@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime import LanguageModel, load
 from runtime.adapters.stacks import Tags
 from runtime.backends.fake import Behaviour
-from runtime.model import LocalModel, load
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32
 from runtime.scheduler.kv.workspace import Workspace
-from tests.fakes import reference
+from tests.fakes import engine_of, query_job, reference
 from tests.runtime.backends.reference import HF, RECURRENT, TOLERANCE, expected, log_softmax
 from tests.runtime.model.trouble import NativePanic, audit
 from tests.runtime.scheduler.test_inflight import Plenty
@@ -41,9 +41,9 @@ class Counted:
         at_fifth: Called on the owner thread when the fifth of them is begun.
     """
 
-    def __init__(self, model: LocalModel, at_fifth: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, model: LanguageModel, at_fifth: Callable[[], None] = lambda: None) -> None:
         self.prepared = self.begun = 0
-        backend: Any = model._engine.backend
+        backend: Any = engine_of(model).backend
         prepare = backend.prepare
 
         def counted(*args: Any) -> Any:
@@ -61,10 +61,10 @@ class Counted:
         backend.prepare = counted
 
 
-def opened(backend: str, name: str) -> LocalModel:
+def opened(backend: str, name: str) -> LanguageModel:
     """A model, the toy or a tiny one."""
     model = load((Behaviour(overlaps=True), None) if backend == "fake" else tiny_path(name), backend=backend)
-    assert isinstance(model, LocalModel)
+    assert isinstance(model, LanguageModel)
     return model
 
 
@@ -72,7 +72,7 @@ def options(way: str, seed: int = 3) -> GenerationOptions:
     return GenerationOptions(max_tokens=N, sampling=WAYS[way], ignore_eos=True, seed=seed, resolve=False)
 
 
-async def said(model: LocalModel, prompt: list[int], how: GenerationOptions) -> list[tuple[int, float | None]]:
+async def said(model: LanguageModel, prompt: list[int], how: GenerationOptions) -> list[tuple[int, float | None]]:
     async with aclosing(model.generate(prompt, how)) as records:
         return [(record.token_id, record.logprob) async for record in records]
 
@@ -114,7 +114,7 @@ def test_streams_that_come_and_go_say_what_they_say_alone(backend: str, name: st
     stem = list(range(5, 30))
     prompts = [[*stem, 31], [*stem, 32], [*stem[:9], 33], [40, 41, 42], stem]
 
-    async def all_of_them(model: LocalModel) -> list[list[tuple[int, float | None]]]:
+    async def all_of_them(model: LanguageModel) -> list[list[tuple[int, float | None]]]:
         async def ask() -> None:
             for at in range(12):
                 await model.next_token_logprobs([*stem, 50 + at])
@@ -129,7 +129,7 @@ def test_streams_that_come_and_go_say_what_they_say_alone(backend: str, name: st
     with opened(backend, name) as model:
         # a question of which it is certain that it comes in the middle of the answers
         asked: Future[Float32] = Future()
-        counted = Counted(model, lambda: model._engine.submit([model._query([*stem, 200], asked)]))
+        counted = Counted(model, lambda: engine_of(model).submit([query_job(model, [*stem, 200], asked)]))
         together = asyncio.run(all_of_them(model))
         np.testing.assert_allclose(asked.result(60), after(backend, name, [*stem, 200]), atol=TOLERANCE, rtol=0)
         for prompt, answer in zip(prompts, together, strict=True):
@@ -146,7 +146,7 @@ def test_streams_that_come_and_go_say_what_they_say_alone(backend: str, name: st
 def test_a_library_that_fails_where_there_are_no_tokens_yet_costs_nobody_anything(error: BaseException) -> None:
     prompt = [5, 6, 7]
     with opened("mlx", "llama") as model:
-        backend: Any = model._engine.backend
+        backend: Any = engine_of(model).backend
 
         def broken(*_: Any) -> None:
             raise error
@@ -161,7 +161,7 @@ def test_what_does_not_fit_is_gone_before_another_forward_begins() -> None:
     import mlx.core as mx
 
     with opened("mlx", "llama") as model:
-        backend = model._engine.backend
+        backend = engine_of(model).backend
         workspace = Workspace(backend, Tags(backend.info.kv_fingerprint), Plenty())
         prompt = [5, 6, 7, 8]
         for at, token in enumerate(prompt):
@@ -188,7 +188,7 @@ def test_what_does_not_fit_is_gone_before_another_forward_begins() -> None:
 def test_nothing_is_prepared_where_others_push_before(n: int, some: bool) -> None:
     """More rows than a batch may have: each step pushes what is left of them, and what was prepared would be dropped."""
     with load((Behaviour(overlaps=True), None), backend="fake", max_batch_rows=2) as model:
-        assert isinstance(model, LocalModel)
+        assert isinstance(model, LanguageModel)
         counted, said = Counted(model), dict[int, list[tuple[int, float | None]]]()
 
         async def main() -> None:
@@ -221,5 +221,5 @@ def test_nothing_that_was_prepared_outlives_its_stream(ends: str) -> None:
 
         asyncio.run(some())
         audit(model)
-        assert all(workspace._prepared is None for workspace in model._engine.scheduler.cache.workspaces.open)
-        assert model._engine.scheduler.cache.workspaces.open
+        assert all(workspace._prepared is None for workspace in engine_of(model).scheduler.cache.workspaces.open)
+        assert engine_of(model).scheduler.cache.workspaces.open

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from runtime import LanguageModel
 from runtime.info import PromptProgress
-from runtime.model import LocalModel
 from runtime.options.generation import GenerationOptions
 from tests.fakes import fake_model, some_ids
 
@@ -15,7 +15,7 @@ CHUNK = 64
 OPTIONS = GenerationOptions(max_tokens=3, seed=1)
 
 
-async def generated(model: LocalModel, ids: list[int]) -> list[PromptProgress | int]:
+async def generated(model: LanguageModel, ids: list[int]) -> list[PromptProgress | int]:
     heard: list[PromptProgress | int] = []
     async for record in model.generate(ids, OPTIONS, on_progress=heard.append):
         heard.append(record.token_id)  # noqa: PERF401  # the callback appends in between

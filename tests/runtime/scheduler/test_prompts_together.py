@@ -9,7 +9,7 @@ import pytest
 
 from runtime import SamplingOptions
 from runtime.backends.fake import Behaviour
-from tests.fakes import KINDS, fake_model, settled, some_ids
+from tests.fakes import KINDS, engine_of, fake_model, settled, some_ids
 from tests.runtime.scheduler.test_branches import OPTIONS, PREFIX, Said, alone
 
 
@@ -41,9 +41,9 @@ def test_more_prompts_than_a_batch_come_one_after_the_other() -> None:
 
         def look(_: object) -> None:
             nonlocal most
-            most = max(most, len(model._engine.scheduler._decoding.rows))
+            most = max(most, len(engine_of(model).scheduler._decoding.rows))
 
-        model._engine.call(lambda: setattr(model._engine.backend, "behaviour", Behaviour(before_forward=look))).result()
+        engine_of(model).call(lambda: setattr(engine_of(model).backend, "behaviour", Behaviour(before_forward=look))).result()
 
         async def main() -> Said:
             said: Said = {}

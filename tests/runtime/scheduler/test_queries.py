@@ -13,7 +13,7 @@ import pytest
 from runtime.backends.fake import Behaviour
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
-from tests.fakes import KINDS, Gate, assert_right, fake_model, settled, some_ids, wait_for_jobs
+from tests.fakes import KINDS, Gate, assert_right, engine_of, fake_model, settled, some_ids, wait_for_jobs
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -80,13 +80,13 @@ def test_what_one_turn_of_the_loop_asks_for_is_one_forward(monkeypatch: pytest.M
     prompts = [some_ids(seed, 6) for seed in range(12)]
     batches: list[int] = []
     with fake_model() as model:
-        submit = model._engine.submit
+        submit = engine_of(model).submit
 
         def spy(jobs: Sequence[Any]) -> None:
             batches.append(len(jobs))
             submit(jobs)
 
-        monkeypatch.setattr(model._engine, "submit", spy)
+        monkeypatch.setattr(engine_of(model), "submit", spy)
 
         async def main() -> list[Any]:
             return list(await asyncio.gather(*(model.next_token_logprobs(p) for p in prompts)))
@@ -236,7 +236,7 @@ def test_a_lone_answer_goes_on_in_a_pack_that_is_one_chain() -> None:
         answers = [[r.token_id for r in model.generate_sync(prompt, replace(options, seed=seed))] for seed in (1, 2)]
         assert answers[0] != answers[1]
         # then the pack holds the later one's path alone, and everything of the first is in the trie
-        [workspace] = model._engine.scheduler.cache.workspaces.open
+        [workspace] = engine_of(model).scheduler.cache.workspaces.open
         assert workspace.pack.tree.linear
         assert workspace.held == len(prompt) + 11
         assert model.prefix_match([*prompt, *answers[0]]).tokens == len(prompt) + 11

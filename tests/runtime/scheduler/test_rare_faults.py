@@ -15,7 +15,7 @@ from runtime.options.sampling import SamplingOptions
 from runtime.scheduler.decode.stream import Stream
 from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.kv.kv_budget import KvBudget
-from tests.fakes import KINDS, assert_right, fake_model, reference, settled, some_ids
+from tests.fakes import KINDS, assert_right, engine_of, fake_model, reference, settled, some_ids
 from tests.runtime.model.trouble import NativePanic, audit
 
 GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
@@ -120,6 +120,6 @@ def test_what_fails_on_the_way_to_a_place_leaves_nothing_there(
                 asyncio.run(said(model, [*stem, 2, 7]))
         # then nothing is leased, nobody stands there, and the next one is served
         assert settled(model)[1].leases == 0
-        assert all(workspace.users == 0 for workspace in model._engine.scheduler.cache.workspaces.open)
+        assert all(workspace.users == 0 for workspace in engine_of(model).scheduler.cache.workspaces.open)
         assert asyncio.run(said(model, [*stem, 2, 7]))[0] == int(reference([*stem, 2, 7]).argmax())
         audit(model)

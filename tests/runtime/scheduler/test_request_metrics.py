@@ -10,11 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import BeamOptions, GenerationOptions, Latency, Metrics, PromptProgress, SamplingOptions, load, spawn
+from runtime import (
+    BeamOptions,
+    GenerationOptions,
+    LanguageModel,
+    Latency,
+    Metrics,
+    PromptProgress,
+    SamplingOptions,
+    load,
+    spawn,
+)
 from runtime.backends.fake import Behaviour
-from runtime.model import LocalModel
 from runtime.scheduler.metrics.request_metrics import RECENT, WINDOW, Window
-from tests.fakes import Gate, fake_model, settled, some_ids, wait_for_close, wait_for_jobs
+from tests.fakes import Gate, engine_of, fake_model, settled, some_ids, wait_for_close, wait_for_jobs
 
 
 def options(n: int) -> GenerationOptions:
@@ -107,7 +116,7 @@ def test_how_requests_end_is_counted() -> None:
 def test_a_seed_that_nobody_chose_is_told_and_repeats_the_answer() -> None:
     numbers: list[int] = []
 
-    async def said(model: LocalModel, seed: int | None) -> tuple[list[int], int | None]:
+    async def said(model: LanguageModel, seed: int | None) -> tuple[list[int], int | None]:
         options = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=1.5), seed=seed, ignore_eos=True)
         records = model.generate(some_ids(1, 9), options, on_progress=lambda told: numbers.append(told.request))
         ids = [record.token_id async for record in records]
@@ -227,5 +236,5 @@ def test_a_closed_model_leaves_no_request_open() -> None:
         await asyncio.gather(task, closing, return_exceptions=True)
 
     asyncio.run(use())
-    counters = model._engine.scheduler.counters
+    counters = engine_of(model).scheduler.counters
     assert counters.requests_active == counters.requests_waiting == 0

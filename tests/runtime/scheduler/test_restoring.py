@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime import LanguageModel, load
+from runtime.adapters.stacks import Routing
 from runtime.backends.fake import Behaviour
 from runtime.blocks.options import BlockOptions
-from runtime.model import LocalModel, load
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32
 from runtime.session.config import SessionConfig
 from tests.block_stores import MemoryBlocks
-from tests.fakes import KINDS, assert_right, fake_model, reference, settled, some_ids
+from tests.fakes import KINDS, assert_right, engine_of, fake_model, local, query_job, reference, settled, some_ids
 from tests.runtime.model.trouble import audit
 
 GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
@@ -136,11 +137,11 @@ def test_a_checkpoint_on_disk_serves_where_memory_holds_no_place_to_go_on_from(o
     long, asked = some_ids(1, 600), [*some_ids(1, 600)[:500], *some_ids(7, 3)]
     keep(options, long[:500], kind="recurrent")
     with fake_model(behaviour("recurrent"), blocks=options, prefill_chunk_tokens=1024) as model:
-        scheduler = model._engine.scheduler
+        scheduler = engine_of(model).scheduler
         thread, scheduler.blocks._thread = scheduler.blocks._thread, None  # computed as if nothing were stored
         model.cache_kv(long)
         scheduler.blocks._thread = thread
-        model._engine.call(scheduler.cache.workspaces.drop_idle).result()
+        engine_of(model).call(scheduler.cache.workspaces.drop_idle).result()
         before = model.metrics()
         assert_right(model.next_token_logprobs_sync(asked), asked, "recurrent")
         assert model.metrics().tokens_computed - before.tokens_computed == 3
@@ -191,9 +192,9 @@ def test_a_store_that_cannot_read_is_a_warning(failing: str, store: MemoryBlocks
 def test_another_model_finds_nothing(store: MemoryBlocks, options: BlockOptions) -> None:
     keep(options, STEM)
     with fake_model(Behaviour(), blocks=options) as model:
-        backend = model._engine.backend
+        backend = engine_of(model).backend
         backend.info = replace(backend.info, kv_fingerprint="another")
-        model._adapters = type(model._adapters)("another", model.info.vocab_size)
+        local(model).adapters.registry._base = Routing("another")
         assert model.prefix_match(STEM).tokens == 0
         assert_right(model.next_token_logprobs_sync(STEM), STEM)
         assert model.metrics().tokens_restored == 0
@@ -246,7 +247,7 @@ def test_leaving_in_the_middle_leaves_nothing_behind(kind: str, store: MemoryBlo
     keep(options, STEM, kind=kind)
     reached, gate = reading(store)
 
-    async def play(model: LocalModel) -> None:
+    async def play(model: LanguageModel) -> None:
         asked = [asyncio.create_task(model.next_token_logprobs([*STEM, at])) for at in range(3)]
         streams = asyncio.create_task(model.sample([*STEM, 7], 5, [], temperature=0.0))
         await asyncio.to_thread(reached.wait, 20)
@@ -261,7 +262,7 @@ def test_leaving_in_the_middle_leaves_nothing_behind(kind: str, store: MemoryBlo
     with fake_model(behaviour(kind), blocks=options) as model:
         asyncio.run(play(model))
         audit(model)
-        assert model._engine.scheduler.cache.room.afloat == 0
+        assert engine_of(model).scheduler.cache.room.afloat == 0
 
 
 def test_closing_in_the_middle_tells_who_waits(store: MemoryBlocks, options: BlockOptions) -> None:
@@ -269,7 +270,7 @@ def test_closing_in_the_middle_tells_who_waits(store: MemoryBlocks, options: Blo
     reached, gate = reading(store)
     with load("anything", backend="fake", blocks=options) as model:
         waiter: Future[Float32] = Future()
-        model._engine.submit([model._query([*STEM, 1], waiter)])
+        engine_of(model).submit([query_job(model, [*STEM, 1], waiter)])
         assert reached.wait(20)
         waiter.add_done_callback(lambda _: gate.set())  # who waits hears of it before what is read has come
         model.close()
@@ -304,7 +305,7 @@ def test_a_storm_of_paths_that_come_go_and_are_saved(kind: str, store: MemoryBlo
     chance = random.Random(5)
     stems = [some_ids(seed, 400) for seed in range(3)]
 
-    async def one(model: LocalModel) -> None:
+    async def one(model: LanguageModel) -> None:
         path = [*chance.choice(stems)[: chance.randrange(1, 400)], *some_ids(chance.randrange(30), chance.randrange(40))]
         work: Any = chance.choice([model.next_token_logprobs, model.save_blocks_async, model.prefix_match_async, model.score])
         task: asyncio.Future[Any] = asyncio.ensure_future(work(path))
@@ -321,7 +322,7 @@ def test_a_storm_of_paths_that_come_go_and_are_saved(kind: str, store: MemoryBlo
         if work == model.next_token_logprobs:
             assert_right(got, path, kind)
 
-    async def crowd(model: LocalModel) -> None:
+    async def crowd(model: LanguageModel) -> None:
         async def some() -> None:
             for _ in range(60):
                 await one(model)
@@ -333,7 +334,7 @@ def test_a_storm_of_paths_that_come_go_and_are_saved(kind: str, store: MemoryBlo
     ) as model:
         asyncio.run(crowd(model))
         audit(model)
-        assert model._engine.scheduler.cache.room.afloat == 0
+        assert engine_of(model).scheduler.cache.room.afloat == 0
         assert model.metrics().tokens_restored > 0
         assert model.metrics().blocks_saved > 0
 

@@ -17,7 +17,7 @@ from runtime.scheduler.decode.rows import Row
 from runtime.scheduler.decode.stream import Stream
 from runtime.scheduler.jobs import GenerateJob, Job
 from runtime.scheduler.kv.cache import Cache
-from tests.fakes import assert_right, fake_model, reference, settled, some_ids
+from tests.fakes import assert_right, engine_of, fake_model, reference, settled, some_ids
 from tests.runtime.model.trouble import poison
 
 
@@ -73,7 +73,7 @@ def test_a_generation_that_starts_where_another_stands(rows: int) -> None:
     ends: list[BaseException | None] = []
     said: list[list[int]] = []
     with fake_model(behaviour, max_batch_rows=rows) as model:
-        engine = model._engine
+        engine = engine_of(model)
         scheduler = engine.scheduler
         for n in range(10, 30):
             model.next_token_logprobs_sync(path[:n])
@@ -127,7 +127,7 @@ def test_a_prompt_that_cannot_be_brought_back_ends_alone(monkeypatch: pytest.Mon
         for one, prompt in zip(got, prompts, strict=True):
             if not isinstance(one, MemoryBudgetError):
                 assert_right(one, prompt, "recurrent")
-        assert all(w.users == 0 for w in model._engine.scheduler.cache.workspaces.open)
+        assert all(w.users == 0 for w in engine_of(model).scheduler.cache.workspaces.open)
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -148,8 +148,8 @@ def test_a_generation_that_cannot_start_leaves_nothing(known: bool, where: str, 
         monkeypatch.undo()
         # then nothing is pinned, nobody decodes, and the next one is served
         assert settled(model)[1].leases == 0
-        assert not model._engine.scheduler.busy
-        assert all(w.users == 0 for w in model._engine.scheduler.cache.workspaces.open)
+        assert not engine_of(model).scheduler.busy
+        assert all(w.users == 0 for w in engine_of(model).scheduler.cache.workspaces.open)
         assert asyncio.run(model.sample(ids, 1, [], temperature=0.0)) == [int(reference(ids).argmax())]
 
 
@@ -174,7 +174,7 @@ def test_what_is_pushed_again_and_is_no_number_does_not_stay() -> None:
     # given a place that is to be brought back along a path, one of whose tokens has come to be NaN
     ids = np.array(some_ids(1, 12), np.int32)
     with fake_model(Behaviour(recurrent=True)) as model:
-        scheduler, backend = model._engine.scheduler, model._engine.backend
+        scheduler, backend = engine_of(model).scheduler, engine_of(model).backend
         job = Job(ids, model.info.kv_fingerprint)
 
         def act() -> tuple[int, bool]:
@@ -188,4 +188,4 @@ def test_what_is_pushed_again_and_is_no_number_does_not_stay() -> None:
                 scheduler.cache.leave(place)
 
         # then it is told so, and nothing of it is left for others to stand on
-        assert model._engine.call(act).result() == (0, True)
+        assert engine_of(model).call(act).result() == (0, True)

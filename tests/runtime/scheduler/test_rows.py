@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from runtime import LanguageModel, load
 from runtime.backends.fake import Behaviour
-from runtime.model import LocalModel, load
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
-from tests.fakes import settled
+from tests.fakes import engine_of, settled
 from tests.runtime.backends.reference import random_ids
 from tests.tiny_models import tiny_path
 
@@ -45,7 +45,7 @@ class Copies:
         self._patch.setattr(self._backend, member, act)
 
 
-async def crowd(model: LocalModel) -> int:
+async def crowd(model: LanguageModel) -> int:
     """Eight streams, of which one leaves early; two more join while they run. The tokens that were said."""
     said: dict[int, int] = {}
     all_on = asyncio.Event()
@@ -79,12 +79,12 @@ async def crowd(model: LocalModel) -> int:
 def test_rows_join_and_leave_without_a_copy_of_the_others(backend: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source: Any = tiny_path(name) if backend != "fake" else (Behaviour(overlaps=name == "overlapping"), None)
     with load(source, backend=backend) as model:
-        copies = model._engine.call(lambda: Copies(model._engine.backend, monkeypatch)).result()
+        copies = engine_of(model).call(lambda: Copies(engine_of(model).backend, monkeypatch)).result()
         # when rows come and go while others decode
         asyncio.run(crowd(model))
         report = settled(model)[1]
         # then nothing was loaded or moved for that, what grew was doubled, and what was kept was copied once
-        (pack,) = model._engine.scheduler.cache.workspaces.open
+        (pack,) = engine_of(model).scheduler.cache.workspaces.open
         assert copies.slots["load"] == copies.slots["retain"] == 0
         assert copies.slots["resize"] <= 2 * pack.held
         assert copies.slots["take"] == report.tokens

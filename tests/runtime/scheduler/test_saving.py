@@ -8,18 +8,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from runtime import load
 from runtime.backends.fake import Behaviour
 from runtime.blocks.options import BlockOptions
 from runtime.errors import BlockFileError, InvalidRequestError, UnsupportedFeatureError
-from runtime.members.blocks import BlocksSaved
-from runtime.model import load
+from runtime.info import BlocksSaved
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.scheduler.blocks import saving
 from tests.block_stores import MemoryBlocks, memory_options
-from tests.fakes import assert_right, fake_model, some_ids, until
+from tests.fakes import assert_right, engine_of, fake_model, local, some_ids, until
 from tests.runtime.model.trouble import audit
 
 GREEDY = GenerationOptions(max_tokens=40, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
@@ -169,7 +170,7 @@ def test_who_does_not_wait_any_more_stops_it(
         assert model.prefix_match(ids).tokens == 1000
         assert len(store.blocks) <= 3  # those that were cut already
         assert model.save_blocks(ids).tokens == 1000
-        assert model._engine.scheduler.cache.room.afloat == 0
+        assert engine_of(model).scheduler.cache.room.afloat == 0
         audit(model)
 
 
@@ -237,7 +238,7 @@ def test_closing_drops_what_was_not_cut_yet(
     with load("anything", backend="fake", blocks=options) as model:
         model.cache_kv(some_ids(1, 1000))
         store.before = hold
-        future = model._save(some_ids(1, 1000), None)
+        future = local(model).files.save_blocks(np.array(some_ids(1, 1000), np.int32), None, None)
         assert reached.wait(20)
         future.add_done_callback(lambda _: gate.set())
     assert future.result(5).tokens == 0  # so far as anybody knew when it was closed

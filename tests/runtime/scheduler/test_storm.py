@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from runtime import LanguageModel
 from runtime.backends.fake import Behaviour
-from runtime.model import LocalModel
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from tests.fakes import assert_right, fake_model, reference, some_ids
@@ -32,7 +32,7 @@ class Crowd:
         kind: For the right answers.
     """
 
-    def __init__(self, model: LocalModel, seed: int, kind: str) -> None:
+    def __init__(self, model: LanguageModel, seed: int, kind: str) -> None:
         self.model, self.kind = model, kind
         self.chance = random.Random(seed)
         self.left = self.stayed = 0

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from runtime import LanguageModel
 from runtime.backends.fake import CONTEXT, Behaviour
 from runtime.errors import ContextOverflowError
-from runtime.model import LocalModel
 from runtime.numerics.scoring import empty_scores
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
@@ -184,7 +184,7 @@ def test_cancelled_in_a_partial_match_nothing_is_lost() -> None:
 GREEDY = SamplingOptions(temperature=0.0)
 
 
-def stream(model: LocalModel, ids: list[int], options: GenerationOptions) -> list[TokenRecord]:
+def stream(model: LanguageModel, ids: list[int], options: GenerationOptions) -> list[TokenRecord]:
     async def main() -> list[TokenRecord]:
         return [record async for record in model.generate(ids, options)]
 

@@ -13,14 +13,15 @@ from runtime import (
     AdapterSpan,
     GenerationOptions,
     InvalidRequestError,
+    LanguageModel,
     SamplingOptions,
     SessionConfig,
     SnapshotMismatchError,
     block_keys,
+    load,
 )
 from runtime.backends.fake import Behaviour
 from runtime.blocks.options import BlockOptions
-from runtime.model import LocalModel, load
 from runtime.session.manifest import AdapterOf, Manifest
 from tests.block_stores import SHELVES, MemoryBlocks, memory_options
 from tests.fakes import fake_model, settled, some_ids
@@ -61,7 +62,7 @@ def options(request: pytest.FixtureRequest, shelf: MemoryBlocks) -> BlockOptions
     return memory_options(request.node.nodeid)
 
 
-def opened(backend: str, options: BlockOptions, *folders: Path) -> LocalModel:
+def opened(backend: str, options: BlockOptions, *folders: Path) -> LanguageModel:
     model = load(tiny_path("llama"), backend=backend, threads=1, blocks=options)
     for folder in folders:
         model.load_adapter(model.add_adapter(folder, "act"))
@@ -238,7 +239,7 @@ def test_on_sliding_and_recurrent_models_too(backend: str, name: str, options: B
     if not folder.exists():
         save_adapter(folder, name, seed=4, alora_invocation_tokens=INVOCATION)
 
-    def made() -> LocalModel:
+    def made() -> LanguageModel:
         model = load(tiny_path(name), backend=backend, threads=1, blocks=options)
         model.load_adapter(model.add_adapter(folder, "act"))
         return model

@@ -8,8 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime import AdapterError, GenerationOptions, InvalidRequestError, ManifestMismatchError, SamplingOptions, SessionConfig
-from runtime.model import LocalModel, load
+from runtime import (
+    AdapterError,
+    GenerationOptions,
+    InvalidRequestError,
+    LanguageModel,
+    ManifestMismatchError,
+    SamplingOptions,
+    SessionConfig,
+    load,
+)
 from tests.fakes import settled
 from tests.runtime.adapters.makers import adapters_of
 from tests.runtime.backends.reference import TOLERANCE
@@ -20,7 +28,7 @@ IDS = [5, 17, 300, 42, 8, 120, 7]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalModel]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LanguageModel]:
     a, b = adapters_of("llama", Path(tmp_path_factory.mktemp("adapters")))
     with load(tiny_path("llama"), backend="hf", threads=1) as loaded:
         for name, folder in (("a", a), ("b", b)):
@@ -29,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalModel]:
         assert settled(loaded)[1].leases == 0
 
 
-def test_sessions_of_several_stacks_stand_side_by_side(model: LocalModel) -> None:
+def test_sessions_of_several_stacks_stand_side_by_side(model: LanguageModel) -> None:
     stacks = ((), ("a",), (("a", 0.5), "b"))
     sessions = [model.open_session(SessionConfig(adapters=stack)) for stack in stacks]
     assert len({session.manifest.digest for session in sessions}) == 3
@@ -59,7 +67,7 @@ def test_sessions_of_several_stacks_stand_side_by_side(model: LocalModel) -> Non
         session.close()
 
 
-def test_another_stack_under_a_session_without_its_own_is_a_mismatch(model: LocalModel) -> None:
+def test_another_stack_under_a_session_without_its_own_is_a_mismatch(model: LanguageModel) -> None:
     with model.open_session() as session:
         session.ensure_prefix_sync(IDS)
         model.push_lora("a", 0.5)
@@ -74,7 +82,7 @@ def test_another_stack_under_a_session_without_its_own_is_a_mismatch(model: Loca
         session.prefill_suffix_sync([1])  # the stack is back
 
 
-def test_an_adapter_that_is_gone_is_named(model: LocalModel) -> None:
+def test_an_adapter_that_is_gone_is_named(model: LanguageModel) -> None:
     with model.open_session(SessionConfig(adapters=("b",))) as session:
         session.ensure_prefix_sync(IDS)
         with pytest.raises(InvalidRequestError, match="the session runs under the adapters"):
@@ -88,7 +96,7 @@ def test_an_adapter_that_is_gone_is_named(model: LocalModel) -> None:
         assert len(session.logprobs_sync()) == model.info.vocab_size
 
 
-def test_what_a_session_is_set_to_holds_where_a_call_says_nothing(model: LocalModel) -> None:
+def test_what_a_session_is_set_to_holds_where_a_call_says_nothing(model: LanguageModel) -> None:
     own = GenerationOptions(max_tokens=3, seed=5, sampling=SamplingOptions(temperature=1.5), ignore_eos=True)
     with model.open_session(SessionConfig(options=own)) as session:
         session.ensure_prefix_sync(IDS)

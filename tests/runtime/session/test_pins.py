@@ -9,7 +9,7 @@ import pytest
 
 from runtime import InvalidRequestError, LanguageModel, MemoryBudgetError, SessionConfig
 from runtime.backends.fake import Behaviour
-from runtime.members.pins import Pinned
+from runtime.info import Pinned
 from tests.fakes import fake_model, settled
 from tests.runtime.session.subjects import Subject, piped
 

@@ -7,26 +7,25 @@ from collections.abc import Iterator
 
 import pytest
 
-from runtime import load
-from runtime.model import LocalModel
+from runtime import LanguageModel, load
 from tests.tiny_models import tiny_path
 
 BOS = 0
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[LocalModel]:
+def model() -> Iterator[LanguageModel]:
     with load(tiny_path("llama"), backend="hf", threads=1) as loaded:
         yield loaded
 
 
 @pytest.fixture(scope="module")
-def fronted() -> Iterator[LocalModel]:
+def fronted() -> Iterator[LanguageModel]:
     with load(tiny_path("llama"), backend="hf", threads=1, add_bos="yes") as loaded:
         yield loaded
 
 
-def test_a_bos_goes_in_front_once_and_never_in_the_middle(fronted: LocalModel) -> None:
+def test_a_bos_goes_in_front_once_and_never_in_the_middle(fronted: LanguageModel) -> None:
     plain = fronted.tokenize("the statement")
     assert plain[0] == BOS
     with fronted.open_session() as session:
@@ -47,7 +46,7 @@ def test_a_bos_goes_in_front_once_and_never_in_the_middle(fronted: LocalModel) -
         assert session.ids[0] == BOS
 
 
-def test_a_model_without_bos_gets_none(model: LocalModel) -> None:
+def test_a_model_without_bos_gets_none(model: LanguageModel) -> None:
     with model.open_session() as session:
         session.ensure_prefix_sync("the statement")
         assert session.ids == model.tokenize("the statement")
@@ -63,7 +62,7 @@ def test_a_model_without_bos_gets_none(model: LocalModel) -> None:
 def test_a_seam_tells_whether_together_would_be_other_tokens(
     which: str, prefix: str, suffix: str, request: pytest.FixtureRequest
 ) -> None:
-    model: LocalModel = request.getfixturevalue(which)
+    model: LanguageModel = request.getfixturevalue(which)
     with model.open_session() as session:
         session.ensure_prefix_sync(prefix)
         together = model.tokenize(prefix + suffix)
@@ -75,7 +74,7 @@ def test_a_seam_tells_whether_together_would_be_other_tokens(
         assert session.ids == apart
 
 
-def test_seams_that_differ_and_seams_that_do_not_are_both_there(model: LocalModel) -> None:
+def test_seams_that_differ_and_seams_that_do_not_are_both_there(model: LanguageModel) -> None:
     with model.open_session() as session:
         session.ensure_prefix_sync("the state")
         assert session.joint_differs_sync("ment")
@@ -83,7 +82,7 @@ def test_seams_that_differ_and_seams_that_do_not_are_both_there(model: LocalMode
         assert session.prefill_suffix_sync([5]).joint_differs is None
 
 
-def test_after_a_control_token_there_is_nothing_to_join(model: LocalModel) -> None:
+def test_after_a_control_token_there_is_nothing_to_join(model: LanguageModel) -> None:
     with model.open_session() as session:
         session.ensure_messages_sync([{"role": "user", "content": "hi"}], add_generation_prompt=False)
         session.truncate_sync(len(session) - 1)  # the newline after the end of the turn
@@ -91,7 +90,7 @@ def test_after_a_control_token_there_is_nothing_to_join(model: LocalModel) -> No
         assert not session.joint_differs_sync(">ment")
 
 
-def test_a_seam_inside_a_character_differs(model: LocalModel) -> None:
+def test_a_seam_inside_a_character_differs(model: LanguageModel) -> None:
     with model.open_session() as session:
         half = next(i for i, piece in enumerate(model.byte_vocab) if piece == "é".encode()[:1])
         session.ensure_prefix_sync([5, 6, half])
@@ -99,7 +98,7 @@ def test_a_seam_inside_a_character_differs(model: LocalModel) -> None:
         assert not session.joint_differs_sync("")
 
 
-def test_sessions_work_in_a_running_loop_and_by_many_loops(model: LocalModel) -> None:
+def test_sessions_work_in_a_running_loop_and_by_many_loops(model: LanguageModel) -> None:
     with model.open_session() as session:
 
         async def inside() -> None:

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from runtime import load
 from runtime.errors import ModelLoadError
 from runtime.loading.paths import models_dir
 from runtime.loading.progress import Progress
-from runtime.model.load import load
 from runtime.shelf.importing import import_model
 from runtime.shelf.model_shelf import ModelShelf
 from runtime.shelf.source import resolve

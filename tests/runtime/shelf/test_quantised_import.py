@@ -13,12 +13,12 @@ import numpy.typing as npt
 import pytest
 from safetensors.numpy import load_file
 
+from runtime import load
 from runtime.errors import ModelLoadError
 from runtime.loading.gguf.convert import check_gguf, convert
 from runtime.loading.memory_estimate import estimate_fit
 from runtime.loading.model_folder import ModelFolder, open_folder
 from runtime.loading.paths import models_dir
-from runtime.model.load import load
 from runtime.shelf.importing import SOURCE, import_model, plan_import
 from runtime.shelf.model_shelf import ModelShelf, list_models
 from runtime.shelf.source import resolve

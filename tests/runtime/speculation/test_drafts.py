@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from runtime import UnsupportedFeatureError
-from runtime.model import LocalModel, load
+from runtime import LanguageModel, UnsupportedFeatureError, load
 from tests.fakes import settled, some_ids
 from tests.runtime.speculation.test_speculation import PLAIN, assert_same, speculating
 from tests.tiny_models import tiny_path
@@ -33,7 +32,7 @@ def near(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def guessed_one_by_one(draft: LocalModel, said: list[int]) -> tuple[int, int]:
+def guessed_one_by_one(draft: LanguageModel, said: list[int]) -> tuple[int, int]:
     """How many guesses a draft model makes of an answer that is known, one at a time, and how many of them are right."""
     made = right = 0
     at = 1  # the first token comes of the prompt's own forward

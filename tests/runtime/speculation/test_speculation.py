@@ -17,17 +17,18 @@ from runtime import (
     GenerationOptions,
     Grammar,
     InvalidRequestError,
+    LanguageModel,
     Metrics,
     SamplingOptions,
     SpeculativeOptions,
     TokenRecord,
     UnsupportedFeatureError,
+    load,
     spawn,
 )
 from runtime.backends.fake import Behaviour
-from runtime.model import LocalModel, load
 from runtime.speculation.lookup import PromptLookup
-from tests.fakes import Gate, assert_right, fake_model, settled, some_ids
+from tests.fakes import Gate, assert_right, engine_of, fake_model, settled, some_ids
 from tests.runtime.grammar.judge import accepts
 from tests.tiny_models import tiny_path
 
@@ -288,11 +289,11 @@ def test_guesses_cross_the_pipe() -> None:
 def test_little_memory_ends_guessing_and_not_the_answer() -> None:
     prompt = some_ids(5, 100)
     with load(tiny_path("llama"), backend="hf", draft_model=str(tiny_path("llama"))) as model:
-        assert isinstance(model, LocalModel)
+        assert isinstance(model, LanguageModel)
         plain = list(model.generate_sync(prompt, PLAIN))
         # given room for this stream and little else
         model.clear_cache()
-        model.set_kv_budget(220 * model._engine.backend.slot_bytes)
+        model.set_kv_budget(220 * engine_of(model).backend.slot_bytes)
         got = list(model.generate_sync(prompt, speculating()))
         assert_same(got, plain)
         assert settled(model)[0].kv_peak_bytes <= settled(model)[0].kv_budget

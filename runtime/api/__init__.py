@@ -1,0 +1,1 @@
+"""`LanguageModel` and what makes one."""

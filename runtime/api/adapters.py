@@ -1,0 +1,137 @@
+"""`AdapterStack`: the capability of an engine that takes LoRA adapters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runtime.adapters.uses import check_adapters, check_scale
+from runtime.errors import AdapterError
+from runtime.options.checking import shown
+from runtime.transport.base import Transport
+from runtime.transport.waiting import blocking
+
+
+class AdapterStack:
+    """LoRA adapters: registered by folder or id, loaded beside the base's weights, stacked with a scale each.
+
+    An id (``org/name``, ``org/name@revision``) is one of an adapter that lies in the models folder (`import_adapter`); nothing
+    is ever fetched.
+
+    A request runs under the stack that is in force when it is made, or under the one it names (`adapters=`), to its end.
+    KV is kept by stack: changing the stack makes none stale and drops none, and what was computed under a stack is found
+    again when it is back. An *activated* adapter (peft's aLoRA) takes part from the last place on where its invocation
+    sequence stands in a request's tokens; the tokens before it use and share the KV of the rest of the stack. An answer that
+    says the sequence itself activates the adapter from there on: it goes on as a branch made at that token would, the few
+    tokens of the sequence are computed once more, and what they were drawn from stays in their records. The beams of a
+    search stay under what its prompt says.
+
+    Members that take a name know adapters by their name, and by ``name_type`` where a plain one ("lora") and an activated
+    one ("alora") share it. All of them raise `AdapterError` for an unknown name; the message names the nearest.
+    Methods ending in `_async` are awaited; their twins of the same name without it block.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    @property
+    def base_model_name(self) -> str:
+        """The model that the adapters change."""
+        return self._transport.state.info.name
+
+    @property
+    def lora_stack(self) -> tuple[tuple[str, float], ...]:
+        """(name, scale) of the stack in force, in order; never blocks."""
+        return self._transport.state.info.lora_stack
+
+    def list_adapters(self) -> list[str]:
+        """What is loaded, as ``name_type``; never blocks. `ModelInfo.adapters` has all that are registered, with bytes."""
+        return [adapter.qualified for adapter in self._transport.state.info.adapters if adapter.loaded]
+
+    async def list_adapters_async(self) -> list[str]:
+        """`list_adapters`, awaited."""
+        return self.list_adapters()
+
+    async def add_adapter_async(self, path: str | Path, name: str | None = None, *, any_base: bool = False) -> str:
+        """Registers an adapter; its weights stay where they are.
+
+        Args:
+            path: A folder in peft's layout or mlx-lm's, or an id that lies in the models folder.
+            name: What to call it; None: its id, or the folder's name.
+            any_base: Takes an adapter that names another base model, if all its shapes fit.
+
+        Returns:
+            Its name.
+
+        Raises:
+            AdapterError: Not here, damaged, a pickle (never opened), no LoRA, of another shape than the model's modules (it is
+                named, with both shapes), made for another base, or the name is taken.
+            UnsupportedFeatureError: The backend takes no adapters.
+        """
+        named = None if name is None else _text(name)
+        added: str = await self._transport.call("add_adapter", path=_absolute(path), name=named, any_base=any_base)
+        return added
+
+    async def load_adapter_async(self, name: str) -> None:
+        """Brings the weights of an adapter in; the base is not touched. Loaded ones stay as they are.
+
+        One that lies on the shelf is named by its id, and registered first.
+
+        Raises:
+            AdapterError: Unknown (what is on the shelf is named), or its file was changed or holds NaN.
+            MemoryBudgetError: The device ran out of memory.
+        """
+        await self._transport.call("load_adapter", name=_text(name))
+
+    async def unload_adapter_async(self, name: str) -> None:
+        """Takes an adapter from the stack and frees its weights once no running request uses it.
+
+        It stays registered, and its KV stays until other KV needs the room. New requests that name it are refused at once.
+        The unloading goes on when the awaiting task is cancelled.
+        """
+        await self._transport.call("unload_adapter", name=_text(name))
+
+    async def push_lora_async(self, name: str, scale: float = 1.0) -> None:
+        """Puts an adapter on top of the stack; one that is not loaded is first, and so is a folder or an id.
+
+        Raises:
+            AdapterError: As `add_adapter` and `load_adapter`, or a scale that is not finite.
+        """
+        ((name, scale),) = check_adapters(((name, check_scale(str(name), scale)),))
+        await self._transport.call("push_lora", name=name, scale=scale)
+
+    async def pop_lora_async(self) -> tuple[str, float]:
+        """Takes the top of the stack away: its name and scale; it stays loaded.
+
+        Raises:
+            AdapterError: The stack is empty.
+        """
+        name, scale = await self._transport.call("pop_lora")
+        return name, scale
+
+    async def clear_loras_async(self) -> None:
+        """Empties the stack: the base alone; what is loaded stays loaded."""
+        await self._transport.call("clear_loras")
+
+    add_adapter = blocking(add_adapter_async)
+    load_adapter = blocking(load_adapter_async)
+    unload_adapter = blocking(unload_adapter_async)
+    push_lora = blocking(push_lora_async)
+    pop_lora = blocking(pop_lora_async)
+    clear_loras = blocking(clear_loras_async)
+
+
+def _absolute(given: str | Path) -> str:
+    """Absolute where it is a folder here; else an id, or nothing that exists, as it was written."""
+    if not isinstance(given, str | Path):
+        raise AdapterError(f"an adapter is a folder or an id on the shelf, not {shown(given)}")
+    from runtime.loading.paths import is_model_id  # a window that opens does without it
+
+    path = str(given)
+    here = Path(path).expanduser()
+    return str(here.absolute()) if path.strip() and (here.exists() or not is_model_id(path)) else path
+
+
+def _text(name: str) -> str:
+    if not isinstance(name, str):
+        raise AdapterError(f"an adapter's name is a text, not {name!r:.80}")
+    return name

@@ -1,0 +1,145 @@
+"""What callers give, checked before it goes to a transport: the same for every kind of engine."""
+
+from __future__ import annotations
+
+from array import array as packed_ints
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from runtime.adapters.uses import Adapters, check_adapters
+from runtime.errors import ContextOverflowError, InvalidRequestError
+from runtime.options.checking import TEXT_FOR_IDS, shown
+from runtime.records import Int32
+from runtime.text.utf8 import clean_text
+from runtime.transport.base import Transport
+
+
+class RequestChecks:
+    """Checks token ids against a model's vocabulary and context."""
+
+    def __init__(self, transport: Transport) -> None:
+        info = transport.state.info
+        self.vocab_size, self.context_length = info.vocab_size, info.context_length
+
+    def ids(self, ids: Sequence[int] | Int32, stage: str = "prompt") -> Int32:
+        """Token ids, ``(n,) int32``.
+
+        Raises:
+            InvalidRequestError: Empty, not whole numbers, or outside the vocabulary.
+            ContextOverflowError: More than the context holds.
+        """
+        return check_ids(ids, vocab=self.vocab_size, context=self.context_length, stage=stage)
+
+    def batch(self, batch: Sequence[Sequence[int]]) -> list[Int32]:
+        """Several sequences.
+
+        Raises:
+            InvalidRequestError: No list, an empty one, or as of `ids`.
+        """
+        if not isinstance(batch, Iterable):
+            raise InvalidRequestError(f"a batch is a list of sequences of token ids, not {type(batch).__name__}")
+        checked = [self.ids(ids) for ids in batch]
+        if not checked:
+            raise InvalidRequestError("an empty batch: give at least one sequence of token ids")
+        return checked
+
+
+def adapter_pairs(adapters: Adapters) -> tuple[tuple[str, float], ...] | None:
+    """A request's adapters as (name, scale) pairs; None stays None.
+
+    Raises:
+        AdapterError: Something that is no name and no pair, or a scale that is not finite.
+    """
+    return None if adapters is None else check_adapters(adapters)
+
+
+def block_names(keys: Sequence[bytes]) -> list[bytes]:
+    """Names of blocks.
+
+    Raises:
+        InvalidRequestError: Something else.
+    """
+    if not isinstance(keys, Iterable):
+        raise InvalidRequestError(f"keys are the names of blocks that block_keys gives, not {shown(keys)}")
+    return list(keys)
+
+
+def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages or tools as dictionaries of plain values.
+
+    Raises:
+        InvalidRequestError: Something that is no list, or no mapping in it.
+    """
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        raise InvalidRequestError(f"messages (and tools) are a list of mappings, not {messages!r:.60}")
+    for place, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise InvalidRequestError(f"message {place} is a mapping with role and content, not {message!r:.60}")
+    return [_plain(message) for message in messages]
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case str():
+            return clean_text(value)
+        case Mapping():
+            return {_plain(key): _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case _:
+            return value
+
+
+def check_ids(ids: Sequence[int] | np.ndarray[Any, Any], *, vocab: int, context: int, stage: str = "prompt") -> Int32:
+    """The ids as an array of their own.
+
+    Raises:
+        InvalidRequestError: Empty, not whole numbers, or outside the vocabulary (the first bad one is named).
+        ContextOverflowError: More than the context holds.
+    """
+    if isinstance(ids, str | bytes):
+        raise InvalidRequestError(TEXT_FOR_IDS)
+    kinds = set(map(type, ids)) if isinstance(ids, list | tuple) else set()
+    if bool in kinds:
+        raise InvalidRequestError(f"token ids must be whole numbers, not bool{_first_bad(ids)}")
+    try:
+        array = _packed(ids) if kinds == {int} else np.asarray(ids)
+    except (ValueError, OverflowError) as error:  # lists of different lengths
+        raise InvalidRequestError(f"token ids must be one flat sequence: {error}") from error
+    if array.ndim != 1 or array.size == 0:
+        raise InvalidRequestError(
+            "no tokens: give at least one token id (an empty prompt has nothing to predict from)"
+            if array.size == 0
+            else f"token ids must be one flat sequence, not {f'of shape {array.shape}' if array.ndim else shown(ids)}"
+        )
+    if array.dtype.kind not in "iu":
+        raise InvalidRequestError(f"token ids must be whole numbers, not {array.dtype}{_first_bad(ids)}")
+    if array.min() < 0 or array.max() >= vocab:
+        at = int(np.flatnonzero((array < 0) | (array >= vocab))[0])
+        raise InvalidRequestError(f"token id {int(array[at])} at position {at} is outside the vocabulary of {vocab:,}")
+    if array.size > context:
+        raise ContextOverflowError(stage, 0, int(array.size), context)
+    return array.astype(np.int32)
+
+
+def _first_bad(ids: Sequence[Any] | np.ndarray[Any, Any]) -> str:
+    """Where the first value stands that is no whole number; of a list or tuple."""
+    if not isinstance(ids, list | tuple):
+        return ""
+    bad = ((at, value) for at, value in enumerate(ids) if _is_bad(value))
+    at, value = next(bad, (0, None))
+    return f"; at place {at:,} stands {value!r:.60}"
+
+
+def _is_bad(value: object) -> bool:
+    return isinstance(value, bool) or not isinstance(value, int | np.integer) or abs(int(value)) >= 1 << 63
+
+
+def _packed(ids: Sequence[int] | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """`numpy.asarray` of plain ints, in half the time."""
+    try:
+        return np.frombuffer(packed_ints("q", ids), np.int64)
+    except OverflowError:
+        return np.asarray(ids)

@@ -1,0 +1,760 @@
+"""`LanguageModel`: a loaded model, in this process (`load`), in an engine process (`spawn`).
+
+Rules that hold for all members:
+
+- A token is an int, a log-probability a natural one: float32 log-softmax of the raw logits.
+- Coroutines and async generators work on any running loop, from several loops in several threads, under repeated
+  `asyncio.run`. Cancelling the awaiting task, or closing a generator, stops the work between two steps; what was computed
+  stays in the cache.
+- Blocking members may be called from any thread, also while a loop runs there (they hold it up). Most members exist in both
+  forms: ``x`` and ``x_sync`` where the plain name is awaited, ``x_async`` and ``x`` where it blocks. A property, `metrics`
+  and `cache_report` never block and never compute.
+- Work queued in one turn of an event loop (a `gather`) reaches the scheduler as one batch.
+- After `close`, and after the engine process ended, every member that needs the model raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+import weakref
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from functools import update_wrapper
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+
+from runtime.adapters.uses import Adapters
+from runtime.api.adapters import AdapterStack
+from runtime.api.checks import RequestChecks, adapter_pairs, plain_messages
+from runtime.api.kv import KvCache
+from runtime.api.windows import Total, joined, sliding_windows
+from runtime.beams import BeamOptions, Hypothesis, OnStep, given_beams
+from runtime.branches import Branches, Options, Prompts, check_count, check_prompts, naming_prompt, options_for, records_of
+from runtime.completion import Completion
+from runtime.errors import InvalidRequestError, RuntimeFault, UnsupportedFeatureError
+from runtime.info import CacheReport, Message, Metrics, ModelInfo, OnProgress
+from runtime.numerics.pooling import Pooling, check_pooling, checked_texts
+from runtime.options.checking import check_value, is_whole, plain_number, shown
+from runtime.options.generation import ALTERNATIVES, GenerationOptions, given
+from runtime.options.priority import Priority, check_priority
+from runtime.options.resolution import AnswerEnds, Layer, ResolvedOptions, resolve_options
+from runtime.options.sampling import SamplingOptions
+from runtime.records import Finish, Float32, Int32, TokenRecord, TokenRun
+from runtime.text.pieces import check_fits
+from runtime.text.utf8 import clean_text
+from runtime.transport.base import Transport
+from runtime.transport.waiting import blocking, blocking_iterator
+
+if TYPE_CHECKING:  # a session talks to a model, which opens it
+    from runtime.session.config import SessionConfig
+    from runtime.session.session import Session
+    from runtime.session.snapshot import Snapshot
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _of(part: str, member: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[LanguageModel, P], T]:
+    """A member of a capability, under its name in genlm-backend and others: ``model.x`` is ``model.part.x``."""
+
+    def forward(self: LanguageModel, /, *arguments: P.args, **named: P.kwargs) -> T:
+        answer: T = getattr(getattr(self, part), member.__name__)(*arguments, **named)
+        return answer
+
+    return update_wrapper(forward, member)
+
+
+class LanguageModel:
+    """A loaded model. See the module's text for what holds for all members.
+
+    Raises (any member that takes token ids):
+        InvalidRequestError: An id out of range or of the wrong type, an empty list where a token is needed.
+        ContextOverflowError: More tokens than the context holds; raised before anything is computed.
+        NonFiniteLogitsError: The model answered NaN or infinity.
+        MemoryBudgetError: The KV does not fit into the budget.
+        SessionClosedError: The model was closed.
+        EngineDiedError: The engine process ended (a spawned model only).
+
+    Args:
+        transport: The way to its engine.
+
+    Attributes:
+        transport: The same.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self._checks = RequestChecks(transport)
+        self._kv, self._adapters = KvCache(transport, self._checks), AdapterStack(transport)
+        self._tokenizer_digest: str | None = None
+        self._finalizer = weakref.finalize(self, transport.forgotten)
+        self._finalizer.atexit = False  # at exit the engine ends with the process
+
+    @property
+    def kv(self) -> KvCache:
+        """The engine's KV cache.
+
+        Raises:
+            UnsupportedFeatureError: It has none that can be reached, such as a server's.
+        """
+        self._require("kv", "a KV cache that can be looked into, saved or pinned from here")
+        return self._kv
+
+    @property
+    def adapters(self) -> AdapterStack:
+        """The engine's LoRA adapters.
+
+        Raises:
+            UnsupportedFeatureError: It takes none from here, such as a server.
+        """
+        self._require("adapters", "adapters that can be loaded from here")
+        return self._adapters
+
+    def _require(self, capability: str, what: str) -> None:
+        if capability not in self.transport.capabilities:
+            raise UnsupportedFeatureError(f"the engine of {self.info.name} has no {what}")
+
+    # ---- state -----------------------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is known of the model: geometry, fingerprints, options in force, warnings."""
+        return self.transport.state.info
+
+    def metrics(self) -> Metrics:
+        """The counters, as they stood when the last answer was given (every 100 ms at most while one is worked on)."""
+        return self.transport.state.metrics
+
+    def cache_report(self) -> CacheReport:
+        """The cache, as it stood at the end of a step: of the last one where nothing is worked on, else 0.25 s ago at most.
+
+        A step's report is made behind its answers: right after an answer the report of the step before may be seen.
+        """
+        return self.transport.state.cache
+
+    @property
+    def pid(self) -> int:
+        """The id of the process that the engine is in."""
+        return self.transport.pid
+
+    @property
+    def ended(self) -> RuntimeFault | None:
+        """Why nothing can be asked any more (`EngineDiedError`, or closed); None while the engine lives."""
+        return self.transport.ended
+
+    def close(self) -> None:
+        """Ends the model within 2 s and frees its memory; waiting callers get SessionClosedError. Blocking; idempotent."""
+        self._finalizer.detach()
+        self.transport.close()
+
+    async def close_async(self, *, within: float | None = None) -> None:
+        """`close`, awaited.
+
+        Args:
+            within: Seconds after which an engine process has ended, by itself or not; None: 2. A model of this process takes
+                what it takes.
+        """
+        self._finalizer.detach()
+        await self.transport.close_async(within)
+
+    async def __aenter__(self) -> Self:
+        """Itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes the model."""
+        await self.close_async()
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Closes the model."""
+        self.close()
+
+    # ---- next-token log-probabilities ------------------------------------------------------------------------
+
+    async def next_token_logprobs(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
+        """Log-probabilities of the token after `ids`, ``(vocab,) float32``.
+
+        Args:
+            ids: From the first token on.
+            adapters: Loaded ones, in order; () is the base, None the model's stack. So of all queries, scores,
+                samples, embeddings and beam searches; `generate` takes them as `GenerationOptions.adapters`.
+        """
+        rows: Float32 = await self.transport.call("logprobs", batch=[self._checks.ids(ids)], adapters=adapter_pairs(adapters))
+        row: Float32 = rows[0]
+        return row
+
+    async def batch_next_token_logprobs(self, batch: Sequence[Sequence[int]], *, adapters: Adapters = None) -> Float32:
+        """The same for several sequences at once, ``(n, vocab) float32``, row i for sequence i; duplicates cost nothing."""
+        rows: Float32 = await self.transport.call("logprobs", batch=self._checks.batch(batch), adapters=adapter_pairs(adapters))
+        return rows
+
+    async def next_token_logprobs_uncached_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
+        """The same numbers by the library's own plain forward pass, cache neither read nor written, ``(vocab,) float32``.
+
+        It is the reference that the cached answers are compared with.
+        """
+        row: Float32 = await self.transport.call(
+            "logprobs_uncached", ids=self._checks.ids(ids), adapters=adapter_pairs(adapters)
+        )
+        return row
+
+    async def reset_async_queries_async(self) -> None:
+        """Drops log-probability queries that were not answered yet: their waiters get CancelledError."""
+        await self.transport.call("reset_queries")
+
+    next_token_logprobs_sync = blocking(next_token_logprobs)
+    batch_next_token_logprobs_sync = blocking(batch_next_token_logprobs)
+    next_token_logprobs_uncached = blocking(next_token_logprobs_uncached_async)
+    reset_async_queries = blocking(reset_async_queries_async)
+
+    # ---- scores ----------------------------------------------------------------------------------------------
+
+    async def score(
+        self,
+        ids: Sequence[int],
+        top_k: int = 10,
+        start: int = 0,
+        *,
+        stride: int | None = None,
+        adapters: Adapters = None,
+        priority: Priority = Priority.INSPECTOR,
+        on_progress: OnProgress | None = None,
+    ) -> list[TokenRecord]:
+        """What the model thinks of each given token.
+
+        Args:
+            ids: The whole sequence, from its first token on.
+            top_k: Alternatives recorded per token.
+            start: The first position wanted; those before it are context only.
+            stride: Where `ids` are longer than the context: they are scored in windows of the context's length, each
+                `stride` tokens further than the one before (1 to the context less one). Each token is scored once, and all
+                but those of the first window with at least ``context - stride`` tokens before it. A window is a text of its
+                own, computed anew: half the context is a fair stride, a quarter gives lower perplexities in twice the time.
+                None: what does not fit is refused. What fits is scored as without.
+            adapters: As of `next_token_logprobs`.
+            priority: Before which requests it is read; a generation's prompt is read as `Priority.CHAT`.
+            on_progress: Hears how far it is after each chunk, at the caller, in order; the last time before the answer. So of
+                `generate`, for its prompt. Of windows it counts the tokens of all.
+
+        Returns:
+            ``len(ids) - start`` records: record i scores ``ids[start + i]`` given everything before it (in its window).
+            Where nothing precedes a token, its numbers are None.
+        """
+        return list(
+            await self.score_run(
+                ids, top_k, start, stride=stride, adapters=adapters, priority=priority, on_progress=on_progress
+            )
+        )
+
+    async def score_run(
+        self,
+        ids: Sequence[int],
+        top_k: int = 10,
+        start: int = 0,
+        *,
+        stride: int | None = None,
+        adapters: Adapters = None,
+        priority: Priority = Priority.INSPECTOR,
+        on_progress: OnProgress | None = None,
+    ) -> TokenRun:
+        """`score` as columns."""
+        check_value("top_k", top_k, ALTERNATIVES)
+        under: dict[str, Any] = {"top_k": top_k, "adapters": adapter_pairs(adapters), "priority": check_priority(priority)}
+        if stride is None:
+            path = self._checks.ids(ids)
+            if not is_whole(plain_number(start), 0, len(path) - 1):
+                raise InvalidRequestError(f"start must lie within 0 and {len(path) - 1}, not {shown(start)}")
+            run: TokenRun = await self.transport.call("score", on_progress=on_progress, ids=path, start=int(start), **under)
+            return run
+        path, windows = sliding_windows(ids, self.info, start, stride)
+        total = None if on_progress is None else Total(on_progress, windows)
+        runs: list[TokenRun] = []
+        for begin, end, first in windows:
+            hears = None if total is None else total.next_window()
+            runs.append(await self.transport.call("score", on_progress=hears, ids=path[begin:end], start=first, **under))
+        return joined(runs)
+
+    score_sync = blocking(score)
+
+    # ---- generation ------------------------------------------------------------------------------------------
+
+    async def generate(
+        self,
+        ids: Sequence[int],
+        options: GenerationOptions | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+        **named: Any,
+    ) -> AsyncGenerator[TokenRecord, None]:
+        """Draws tokens after `ids`, one record each as soon as it is known; called without await.
+
+        `named` are options one by one, in place of `options`, by the names that `GenerationOptions.from_mapping` knows
+        (``max_tokens=64``, ``temp=0.7``); there `top_k` is the sampler's. So of `generate_sync` and `complete`.
+
+        The last record has a `finish_reason` (eos's own record included). Closing the generator early, best with
+        `contextlib.aclosing`, stops the generation. Records that were yielded before an error stay valid.
+        """
+        async with aclosing(self.generate_runs(ids, given(options, named), on_progress=on_progress)) as runs:
+            async for run in runs:
+                for record in run:
+                    yield record
+
+    async def generate_runs(
+        self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+    ) -> AsyncGenerator[TokenRun, None]:
+        """`generate` in chunks of one or more tokens: whatever has arrived since the caller last asked."""
+        stream = self.transport.stream("generate", on_progress=on_progress, ids=self._checks.ids(ids), options=given(options))
+        async with aclosing(stream) as runs:
+            async for _, run in runs:
+                yield run
+
+    generate_sync = blocking_iterator(generate)
+
+    async def sample(
+        self,
+        prompt_token_ids: Sequence[int],
+        max_tokens: int,
+        eos_token_ids: Sequence[int],
+        temperature: float = 1.0,
+        seed: int | None = None,
+        *,
+        adapters: Adapters = None,
+    ) -> list[int]:
+        """Up to `max_tokens` ids drawn after the prompt, without the eos that ended them (genlm-backend's call).
+
+        `adapters` as of `next_token_logprobs`.
+        """
+        prompt, eos = self._checks.ids(prompt_token_ids), _eos_set(eos_token_ids)
+        if max_tokens == 0 and not isinstance(max_tokens, bool):  # as genlm: nothing is drawn, which is no mistake
+            return []
+        options = GenerationOptions(
+            max_tokens=max_tokens,
+            sampling=SamplingOptions(temperature=temperature),
+            top_k=0,
+            seed=seed,
+            resolve=False,
+            eos_token_ids=tuple(sorted(eos)),
+            adapters=adapter_pairs(adapters),
+        )
+        run: TokenRun = await self.transport.call("generate_whole", ids=prompt, options=given(options))
+        ids: list[int] = run.ids[run.finish != Finish.EOS].tolist()
+        return ids
+
+    async def batch_sample(
+        self,
+        prompt_token_ids_list: Sequence[Sequence[int]],
+        max_tokens: int,
+        eos_token_ids: Sequence[int],
+        temperature: float = 1.0,
+        seed: int | None = None,
+        *,
+        adapters: Adapters = None,
+    ) -> list[list[int]]:
+        """`sample` for several prompts at once; row i answers prompt i and is the same alone or in the batch."""
+        prompts = self._checks.batch(prompt_token_ids_list)
+        each = (
+            self.sample(prompt.tolist(), max_tokens, eos_token_ids, temperature, seed, adapters=adapters) for prompt in prompts
+        )
+        return list(await asyncio.gather(*each))
+
+    async def complete(
+        self,
+        prompt: str | Sequence[Message],
+        options: GenerationOptions | None = None,
+        **named: Any,
+    ) -> Completion:
+        """The text that follows `prompt`: a plain text is continued, a list of messages is answered by chat template.
+
+        It says how it ended: `finish_reason`, and `incomplete` where it was cut before its own end, or is no sound JSON.
+
+        Raises:
+            GrammarError: The grammar cannot be used (before anything is computed), or it fails on the way.
+            UnsupportedFeatureError: Messages, but there is no chat template (a `chat_format` at load gives one).
+        """
+        chosen = given(options, named)
+        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+            raise InvalidRequestError(f"complete takes a text or a list of messages, not {type(prompt).__name__}")
+        texts = [prompt] if isinstance(prompt, str) else [m.get("content") for m in prompt if isinstance(m, Mapping)]
+        check_fits(self, *(text for text in texts if isinstance(text, str)))
+        ids = await (self.tokenize_async(prompt) if isinstance(prompt, str) else self.render_chat_async(prompt))
+        run: TokenRun = await self.transport.call("generate_whole", ids=self._checks.ids(ids), options=chosen)
+        pieces = [text for text, end in zip(run.texts, run.by_eos.tolist(), strict=True) if not end]
+        return Completion("".join(pieces), Finish(int(run.finish[-1])) if len(run) else Finish.NONE)
+
+    complete_sync = blocking(complete)
+
+    # ---- several at once -------------------------------------------------------------------------------------
+    #
+    # Each step is one forward for all that run, up to `max_batch_rows` of them. A branch ends on its own, by a record with a
+    # `finish_reason`. One that fails ends alone: what it yielded stays valid, the others run to their end, and then its error
+    # is raised; a note on it has the numbers of all that failed (the last record of a failed branch has no `finish_reason`).
+    # Closing a generator early, best with `contextlib.aclosing`, stops all; `Branches.drop` stops one.
+    #
+    # A stream beside others yields what it yields alone within the rounding of float32. Of a model that computes in 16 bits, or
+    # with weights in bfloat16, int8 or int4, it can be something else under the same seed: `ModelInfo.warnings` says so.
+
+    def continue_many(
+        self, ids: Sequence[int], n: int, options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+    ) -> Branches[TokenRecord]:
+        """Draws `n` continuations of one point, ``(branch, record)`` as they come; called without await.
+
+        The prefix is computed once and held once: tokens computed are those of the prefix that the cache does not have,
+        and n times the new ones. Branches have one seed and the numbers from ``options.branch`` on (0 unless it says
+        otherwise); branch k says what ``generate`` says with this seed and ``branch=k``.
+
+        Args:
+            ids: The point: all tokens up to it.
+            n: Branches, 1 to 1,024.
+            options: Of every branch; greedy ones all say the same, and share their rows.
+            on_progress: Hears how far the prefix is.
+
+        Raises:
+            UnsupportedFeatureError: `speculative` with more than one branch.
+        """
+        runs = self.continue_many_runs(ids, n, options, on_progress=on_progress)
+        return Branches(records_of(runs), runs.drop)
+
+    def continue_many_runs(
+        self, ids: Sequence[int], n: int, options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+    ) -> Branches[TokenRun]:
+        """`continue_many` in chunks: for each branch whatever has arrived since the caller last asked."""
+
+        def begin() -> Branches[TokenRun]:
+            chosen = given(options)
+            check_count(n, chosen.branch)
+            if n > 1 and chosen.speculative is not None:
+                raise UnsupportedFeatureError(
+                    f"{n} branches decode together, one forward for all, which leaves nothing to guess ahead: leave "
+                    "`speculative` out, or ask for n=1"
+                )
+            path = self._checks.ids(ids)
+            return self.transport.stream("continue_many", on_progress=on_progress, ids=path, n=n, options=chosen)
+
+        return Branches.later(begin)
+
+    def generate_many(self, prompts: Prompts, options: Options = None) -> Branches[TokenRecord]:
+        """Answers different prompts in one batch, ``(prompt's number, record)`` as they come; called without await.
+
+        Row i says what ``generate(prompts[i], options of i)`` says. Prompts are checked before any is computed; an error names
+        the number. As many as make a batch (`max_batch_rows`) run at a time, the next begins when one has ended.
+
+        Args:
+            prompts: Token ids, or raw text, which is tokenised as it is: no template, no roles.
+            options: For all, or one for each prompt: its own grammar, stops, seed. Without a seed each gets its own.
+        """
+        runs = self.generate_many_runs(prompts, options)
+        return Branches(records_of(runs), runs.drop)
+
+    def generate_many_runs(self, prompts: Prompts, options: Options = None) -> Branches[TokenRun]:
+        """`generate_many` in chunks."""
+
+        async def begin() -> Branches[TokenRun]:
+            each = options_for(check_prompts(prompts), options)
+            texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+            for i, prompt in enumerate(prompts):
+                if isinstance(prompt, str):
+                    check_fits(self, prompt, stage=f"prompt {i}")
+            tokenized = iter(await self._tokenized(texts) if texts else ())
+            paths: list[Int32] = []
+            chosen: list[GenerationOptions] = []
+            for i, prompt in enumerate(prompts):
+                with naming_prompt(i):
+                    paths.append(self._checks.ids(next(tokenized) if isinstance(prompt, str) else prompt))
+                    chosen.append(given(each[i]))
+            return self.transport.stream("generate_many", prompts=paths, options=chosen)
+
+        return Branches.later(begin)
+
+    async def beam_generate(
+        self,
+        ids: Sequence[int],
+        options: BeamOptions | None = None,
+        *,
+        adapters: Adapters = None,
+        on_progress: OnProgress | None = None,
+        on_step: OnStep | None = None,
+    ) -> list[Hypothesis]:
+        """The best continuations that a beam search finds, best first; deterministic, the model's raw distribution.
+
+        It equals transformers' beam search with the same options. A step is one forward for all beams; tokens computed
+        are those of the prefix that the cache does not have, and at most `width` for each step but the last.
+
+        Args:
+            ids: What is continued.
+            options: Width, length, when to end.
+            adapters: Loaded ones, in order; () is the base, None the model's stack.
+            on_progress: Hears how far the prefix is.
+            on_step: Hears the beams after each step, at the caller, in order.
+        """
+        hypotheses: list[Hypothesis] = await self.transport.call(
+            "beam_generate",
+            on_progress=on_progress,
+            on_step=on_step,
+            options=given_beams(options, self._checks.vocab_size),
+            ids=self._checks.ids(ids),
+            adapters=adapter_pairs(adapters),
+        )
+        return hypotheses
+
+    # ---- vectors ---------------------------------------------------------------------------------------------
+
+    async def embed(
+        self,
+        texts: Sequence[str],
+        pooling: Pooling = "last",
+        *,
+        adapters: Adapters = None,
+        on_progress: OnProgress | None = None,
+    ) -> Float32:
+        """One vector per text, made of the model's last hidden states (after the final norm).
+
+        Texts are tokenised as `tokenize` does and do not see each other: one has the same vector alone and among thousands,
+        but for the rounding of the last bits. Equal texts are computed once. Nothing stays in the cache. The work is done
+        in slices between the steps of whatever else runs, and a cancelled call ends between two of them.
+
+        Args:
+            texts: Any number of them, at least one.
+            pooling: "last" (the last token's state, the one that has seen everything), "mean", "max" (each number's largest
+                over the text) or "cls" (the first token's; of use only where a model was trained for it).
+            adapters: Loaded ones, in order; () is the base, None the model's stack.
+            on_progress: Hears how many tokens of all texts are done after each slice, at the caller; `computed` counts
+                what was pushed through the model, padding too.
+
+        Returns:
+            ``(len(texts), hidden_size) float32``, each row of length 1, in the order of the texts.
+
+        Raises:
+            InvalidRequestError: No texts, an empty one (`texts[3]`), something that is no text, an unknown pooling.
+            ContextOverflowError: A text longer than the context; its `stage` is the text's place, "texts[3]".
+            MemoryBudgetError: The KV of one text does not fit into the budget while it is worked on.
+            AdapterError: An adapter that is unknown, or not loaded.
+            UnsupportedFeatureError: The backend gives no hidden states of this architecture, or an activated adapter begins in
+                the middle of a text.
+            NonFiniteLogitsError: The model answered NaN or infinity.
+        """
+        pooling = check_pooling(pooling)
+        listed = checked_texts(texts)
+        for row, text in enumerate(listed):
+            check_fits(self, text, stage=f"texts[{row}]")
+        paths = [self._checks.ids(ids, f"texts[{row}]") for row, ids in enumerate(await self._tokenized(listed))]
+        vectors: Float32 = await self.transport.call(
+            "embed", on_progress=on_progress, paths=paths, pooling=pooling, adapters=adapter_pairs(adapters)
+        )
+        return vectors
+
+    embed_sync = blocking(embed)
+
+    # ---- text ------------------------------------------------------------------------------------------------
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a text, in the order of the model's configuration."""
+        return self.transport.text.eos_token_ids
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the chat template in force; None where there are no roles."""
+        return self.transport.text.chat_template
+
+    @property
+    def byte_vocab(self) -> list[bytes]:
+        """The exact bytes of every id, ``vocab_size`` entries; empty bytes where an id has none (padding)."""
+        return list(self.transport.text.byte_vocab)
+
+    @property
+    def str_vocab(self) -> list[str]:
+        """The text of every id, ``vocab_size`` entries; the tokenizer's own spelling where bytes are no UTF-8 alone."""
+        return list(self.transport.text.str_vocab())
+
+    async def tokenize_async(self, text: str) -> list[int]:
+        """The ids of `text`; special strings in it stay plain text."""
+        return (await self._tokenized([text]))[0]
+
+    async def _tokenized(self, texts: Sequence[str]) -> list[list[int]]:
+        ids: list[list[int]] = await self.transport.call("tokenize", texts=[clean_text(text) for text in texts])
+        return ids
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of `ids`; bytes that are not UTF-8 become U+FFFD. Never blocks."""
+        if not isinstance(ids, Iterable):
+            raise InvalidRequestError(f"token ids are a sequence of whole numbers, not {ids!r:.60}")
+        return b"".join(self.decode_token(token) for token in ids).decode(errors="replace")
+
+    async def detokenize_async(self, ids: Sequence[int]) -> str:
+        """`detokenize`, awaited."""
+        return self.detokenize(ids)
+
+    def decode_token(self, token_id: int) -> bytes:
+        """The exact bytes of one id; never blocks."""
+        token, pieces = _whole(token_id), self.transport.text.byte_vocab
+        if not 0 <= token < len(pieces):
+            raise InvalidRequestError(f"token id {token} is outside the vocabulary of {len(pieces):,}")
+        return pieces[token]
+
+    def is_eos(self, token_id: int) -> bool:
+        """Whether the id ends a text; never blocks."""
+        return _whole(token_id) in self.transport.text.eos_token_ids
+
+    async def render_chat_async(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """The ids of a conversation by the chat template in force (`LoadOptions.chat_format`).
+
+        Content never becomes control tokens, whatever it spells.
+
+        Args:
+            messages: Each with a role (system, user, assistant, tool) and content. An assistant's may have `tool_calls`, as
+                `ToolCalls.message` makes them; the results follow as messages of the role tool.
+            tools: Definitions: ``{"type": "function", "function": {"name": ..., "parameters": <JSON schema>}}``.
+            add_generation_prompt: Whether the header of the answer follows.
+
+        Raises:
+            UnsupportedFeatureError: There is no chat template, or tools are given and it would drop them.
+            InvalidRequestError: A message or tool of the wrong shape; the template refuses them, or took too long.
+        """
+        ids: list[int] = await self.transport.call(
+            "render_chat",
+            messages=plain_messages(messages),
+            tools=None if tools is None else plain_messages(tools),
+            add_generation_prompt=add_generation_prompt,
+        )
+        return ids
+
+    tokenize = blocking(tokenize_async)
+    render_chat = blocking(render_chat_async)
+
+    # ---- options ---------------------------------------------------------------------------------------------
+
+    @property
+    def own_options(self) -> GenerationOptions:
+        """What the model's own generation_config.json asks for; the sampler's settings only where it wants to be sampled."""
+        return self.transport.text.own_options
+
+    @property
+    def own_ends(self) -> AnswerEnds:
+        """What ends its answers where a request says nothing of it: its eos, and what ends a turn of the chat format."""
+        return self.transport.text.own_ends
+
+    def resolve_options(self, call: Layer = None, *, session: Layer = None, preset: Layer = None) -> ResolvedOptions:
+        """The options that would hold for a call, and the layer that decided each: call > session > preset > model > default.
+
+        What ends an answer by itself is among them: the chat format's stops and the eos. Computes nothing and never
+        blocks. `generate` resolves what it is given in the same way, as the call.
+
+        Raises:
+            InvalidRequestError: An unknown name, a value out of range, settings that contradict each other.
+        """
+        return resolve_options(call, session=session, preset=preset, model=self.own_options, ends=self.own_ends)
+
+    # ---- sessions --------------------------------------------------------------------------------------------
+
+    def open_session(self, config: SessionConfig | None = None) -> Session:
+        """An empty session; computes nothing and never blocks. See `Session`.
+
+        Raises:
+            InvalidRequestError: A setting out of range.
+            ManifestMismatchError: `config.manifest` was made with another model, tokenizer, template or setting.
+        """
+        from runtime.session.opening import open_session
+
+        return open_session(self, config)
+
+    def resume(self, snapshot: Snapshot) -> Session:
+        """A session as it was when `Session.snapshot` was taken: tokens, segments, options, an answer in the middle.
+
+        Computes nothing and never blocks: its KV is found in memory or on disk when it is needed, or computed then.
+        `Session.go_on` goes on with its answer, its grammar included.
+
+        Raises:
+            SnapshotMismatchError: Another model, tokenizer, template, setting or adapter; each part that differs is named.
+            ContextOverflowError: It is longer than this model's context.
+        """
+        from runtime.session.opening import resume
+
+        return resume(self, snapshot)
+
+    async def resume_text(self, snapshot: Snapshot) -> Session:
+        """A session of any model with the text of a snapshot, tokenised anew; special strings in it are plain text.
+
+        Raises:
+            ContextOverflowError: It is longer than this model's context.
+        """
+        from runtime.session.opening import resume_text
+
+        return await resume_text(self, snapshot)
+
+    resume_text_sync = blocking(resume_text)
+
+    @property
+    def tokenizer_digest(self) -> str:
+        """SHA-256 over the bytes of all ids; what tells two tokenizers apart."""
+        if self._tokenizer_digest is None:  # a large vocabulary takes some milliseconds
+            from runtime.session.manifest import tokenizer_digest
+
+            self._tokenizer_digest = tokenizer_digest(self.transport.text.byte_vocab)
+        return self._tokenizer_digest
+
+    # ---- members of the capabilities, by their plain names -----------------------------------------------------
+
+    prefix_match, prefix_match_async = _of("kv", KvCache.prefix_match), _of("kv", KvCache.prefix_match_async)
+    cache_kv, cache_kv_async = _of("kv", KvCache.cache_kv), _of("kv", KvCache.cache_kv_async)
+    clear_cache, clear_cache_async = _of("kv", KvCache.clear_cache), _of("kv", KvCache.clear_cache_async)
+    clear_kv_cache, clear_kv_cache_async = _of("kv", KvCache.clear_kv_cache), _of("kv", KvCache.clear_kv_cache_async)
+    keep_vectors = _of("kv", KvCache.keep_vectors)
+    set_kv_budget, set_kv_budget_async = _of("kv", KvCache.set_kv_budget), _of("kv", KvCache.set_kv_budget_async)
+    pin, pin_async = _of("kv", KvCache.pin), _of("kv", KvCache.pin_async)
+    unpin, unpin_async = _of("kv", KvCache.unpin), _of("kv", KvCache.unpin_async)
+    save_blocks, save_blocks_async = _of("kv", KvCache.save_blocks), _of("kv", KvCache.save_blocks_async)
+    copy_blocks, copy_blocks_async = _of("kv", KvCache.copy_blocks), _of("kv", KvCache.copy_blocks_async)
+    take_blocks, take_blocks_async = _of("kv", KvCache.take_blocks), _of("kv", KvCache.take_blocks_async)
+    pin_blocks, pin_blocks_async = _of("kv", KvCache.pin_blocks), _of("kv", KvCache.pin_blocks_async)
+    kv_snapshot, kv_snapshot_async = _of("kv", KvCache.kv_snapshot), _of("kv", KvCache.kv_snapshot_async)
+    kv_restore, kv_restore_async = _of("kv", KvCache.kv_restore), _of("kv", KvCache.kv_restore_async)
+
+    add_adapter, add_adapter_async = _of("adapters", AdapterStack.add_adapter), _of("adapters", AdapterStack.add_adapter_async)
+    load_adapter = _of("adapters", AdapterStack.load_adapter)
+    load_adapter_async = _of("adapters", AdapterStack.load_adapter_async)
+    unload_adapter = _of("adapters", AdapterStack.unload_adapter)
+    unload_adapter_async = _of("adapters", AdapterStack.unload_adapter_async)
+    list_adapters = _of("adapters", AdapterStack.list_adapters)
+    list_adapters_async = _of("adapters", AdapterStack.list_adapters_async)
+    push_lora, push_lora_async = _of("adapters", AdapterStack.push_lora), _of("adapters", AdapterStack.push_lora_async)
+    pop_lora, pop_lora_async = _of("adapters", AdapterStack.pop_lora), _of("adapters", AdapterStack.pop_lora_async)
+    clear_loras, clear_loras_async = _of("adapters", AdapterStack.clear_loras), _of("adapters", AdapterStack.clear_loras_async)
+
+    @property
+    def base_model_name(self) -> str:
+        """The model that adapters change."""
+        return self._adapters.base_model_name
+
+    @property
+    def lora_stack(self) -> tuple[tuple[str, float], ...]:
+        """(name, scale) of the adapters in force, in order; never blocks."""
+        return self._adapters.lora_stack
+
+
+def _eos_set(eos_token_ids: Iterable[int]) -> frozenset[int]:
+    try:
+        return frozenset(operator.index(token) for token in eos_token_ids)
+    except TypeError:
+        raise InvalidRequestError(f"eos_token_ids is a list of token ids, not {eos_token_ids!r:.80}") from None
+
+
+def _whole(token_id: int) -> int:
+    try:
+        if not isinstance(token_id, bool):
+            return operator.index(token_id)
+    except TypeError:
+        pass
+    raise InvalidRequestError(f"a token id is a whole number, not {token_id!r:.60}")

@@ -1,0 +1,232 @@
+"""`load`: from a source to a model in this process."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from runtime.adapters.folder import is_on_shelf, read_header
+from runtime.adapters.layouts import AdapterHeader
+from runtime.adapters.matching import check_base
+from runtime.adapters.registry import Registry
+from runtime.adapters.uses import check_adapters
+from runtime.api.language_model import LanguageModel
+from runtime.backends import facts
+from runtime.backends.base import Backend
+from runtime.backends.byte_text import own_text
+from runtime.backends.registry import brings_text, check_backend, resolve_backend
+from runtime.engine.owner import Engine
+from runtime.engine.text_side import TextSide
+from runtime.errors import BackendUnavailableError, InvalidRequestError, UnsupportedFeatureError
+from runtime.loading.model_folder import ModelFolder, library_faults
+from runtime.loading.paths import is_model_id
+from runtime.loading.progress import LoadProgress, OnLoad, current_listener, progress_listener
+from runtime.options.checking import shown
+from runtime.options.load import LoadOptions
+from runtime.scheduler.loop import Scheduler
+from runtime.shelf.model_lock import lock_model
+from runtime.shelf.source import only_for_mlx, resolve
+from runtime.speculation.draft import check_draft
+from runtime.text.utf8 import Utf8Stream
+from runtime.transport.local import LocalTransport
+
+Pair = tuple[Any, Any]  # a (model, tokenizer) of transformers or mlx_lm
+_RUNS = {"torch": "hf", "mlx": "mlx"}  # by the library of a ready model
+
+
+def load(
+    source: str | Path | Pair, backend: str | None = "auto", *, on_progress: OnLoad | None = None, **options: Any
+) -> LanguageModel:
+    """Loads a model into this process and returns when it is ready.
+
+    Args:
+        source: A model folder, a GGUF file, an id on the shelf, "smollm2", or a ready (model, tokenizer) pair.
+        backend: "auto" (mlx on Apple silicon and for weights that are quantised for it, else hf), "hf", "mlx", "mock", or a
+            registered one.
+        on_progress: Hears how far the weights are, on another thread, while it waits (hf and mlx).
+        options: See `LoadOptions`.
+
+    Raises:
+        InvalidRequestError: An unknown option.
+        UnknownBackendError, BackendUnavailableError: No such backend; its libraries are missing.
+        ModelLoadError: The model is not here (the message has the command that fetches it), incomplete or damaged.
+        AdapterError: One of `adapters` is not here, damaged, or for another base.
+    """
+    checked = LoadOptions.from_mapping(options)
+    library = _library_of(source)
+    adapters = check_adapters(checked.adapters)
+    headers = [_header(path) for path, _ in adapters]  # before anything is loaded: what is wrong with one is said at once
+    name = _backend_for(source, backend, library)
+    model: ModelFolder | Pair
+    if brings_text(name):
+        model, text = (source if isinstance(source, tuple) else (None, None)), TextSide.from_parts(*own_text())
+    elif isinstance(source, tuple):
+        model, text = source, TextSide.from_transformers(*source)
+    else:
+        model = resolve(source, backend=name)  # before the libraries are imported: a missing model is said at once
+        text = TextSide.from_folder(model)
+    names = None if brings_text(name) else names_of(source, model)
+    for header in headers:
+        check_base(header, names or ())
+    drafting = None if checked.draft_model is None else draft_source(checked.draft_model, name)
+    folders = [folder for folder in (model, drafting) if isinstance(folder, ModelFolder)]
+    held = [lock_model(folder.path) for folder in folders]  # against removal from the shelf
+    text = text.with_format(checked)
+
+    told = on_progress or current_listener()
+
+    def make(check: Callable[[], None]) -> tuple[Backend, Scheduler]:
+        def tell(progress: LoadProgress) -> None:
+            check()
+            if told is not None:
+                told(progress)
+
+        try:
+            with progress_listener(tell), _as_ours(model, name):
+                made = chosen(model, checked)
+        finally:
+            _leave_exit_status()
+        token_bytes = text.tokenizer.byte_vocab(made.info.vocab_size)
+        draft = None if drafting is None else load_draft(drafting, name, checked, made, token_bytes)
+        budget = facts.kv_budget(checked, made.free_bytes())
+        made.set_kv_budget(budget)
+        eos = frozenset(text.eos_token_ids)
+        return made, Scheduler(made, checked, budget, token_bytes, eos, Utf8Stream, draft)
+
+    try:
+        chosen = resolve_backend(name)  # here: mlx clears at exit what was compiled on the thread that imported it
+        loaded = LanguageModel(LocalTransport(Engine(make), text, checked, names, held))
+    except BaseException:
+        for each in held:
+            each.release()
+        if text.template is not None:
+            text.template.close()
+        raise
+    try:
+        for path, scale in adapters:
+            loaded.push_lora(path, scale)
+    except BaseException:
+        loaded.close()
+        raise
+    try:
+        return loaded
+    finally:
+        del loaded  # libraries keep frames of their import, and by them this one's variables: the model would never be freed
+
+
+def _leave_exit_status() -> None:
+    """Takes back a hook of torch's that has nothing to say: it imports a module at exit, which costs Ctrl-C its status (-2).
+
+    Both backends import torch, the one for all it computes, the other for what transformers knows of a configuration.
+    """
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is not None and not dynamo.log.isEnabledFor(logging.INFO):
+        atexit.unregister(dynamo.dump_compile_times)
+
+
+def _header(adapter: str) -> AdapterHeader:
+    """Of an adapter that a model is to be loaded with: one of the shelf, or a folder.
+
+    Raises:
+        AdapterError: It is neither, or cannot be used.
+    """
+    if is_model_id(adapter) and not is_on_shelf(adapter) and not Path(adapter).exists():
+        Registry("", 0).find(adapter)  # says so, with the nearest names
+    return read_header(adapter)
+
+
+def _library_of(source: object) -> str | None:
+    """The library of a ready model, by its class: "torch", "mlx" or ""; None for what names a model.
+
+    Raises:
+        InvalidRequestError: Neither a name nor a pair of a model and its tokenizer.
+    """
+    if isinstance(source, str | Path):
+        return None
+    if not isinstance(source, tuple) or len(source) != 2:
+        ways = "a folder, a GGUF file, a name on the shelf, or a ready (model, tokenizer) pair"
+        raise InvalidRequestError(
+            f"a model is {ways}, not {f'{len(source)} things' if isinstance(source, tuple) else shown(source)}"
+        )
+    tops = {kind.__module__.partition(".")[0] for kind in type(source[0]).__mro__}
+    if "torch" in tops:
+        return "torch" if hasattr(source[0], "config") else ""
+    return "mlx" if "mlx" in tops else ""
+
+
+def _backend_for(source: str | Path | Pair, asked: str | None, library: str | None) -> str:
+    """The backend that is meant; "auto" is mlx for weights that only it can read, and what runs a ready model.
+
+    Raises:
+        InvalidRequestError: A ready model of another library.
+        UnknownBackendError, BackendUnavailableError: No such backend; its libraries are missing.
+    """
+    if isinstance(source, tuple):
+        name = check_backend(_RUNS.get(library or "", asked) if asked in (None, "auto") else asked)
+        wanted = {runs: known for known, runs in _RUNS.items()}.get(name, library or "")
+        if wanted != library:
+            takes = {"torch": "a transformers model", "mlx": "a model of mlx_lm"}[wanted]
+            way = f"; load it with backend={_RUNS[library]!r}" if library else ""
+            kind = type(source[0]).__name__
+            raise InvalidRequestError(f"backend={name!r} takes {takes} and its tokenizer, not a {kind}{way}")
+        return name
+    if asked not in (None, "auto") or not only_for_mlx(source):
+        return check_backend(asked)
+    try:
+        return check_backend("mlx")
+    except BackendUnavailableError as fault:
+        raise BackendUnavailableError(f"{source} is quantised for MLX, and no other engine can read it: {fault}") from fault
+
+
+def _as_ours(model: ModelFolder | Pair, backend: str) -> AbstractContextManager[None]:
+    """What a library raises over a folder becomes a `ModelLoadError`; what another backend raises is its own."""
+    library = {"hf": "transformers", "mlx": "mlx-lm"}.get(backend)
+    return library_faults(model, library) if library and isinstance(model, ModelFolder) else nullcontext()
+
+
+def names_of(source: object, model: ModelFolder | Pair) -> tuple[str, ...]:
+    """What a model is called: by its folder, by the id it was asked for by, and by what it says of its own origin."""
+    names: list[object]
+    if isinstance(model, ModelFolder):
+        names = [model.name, model.path.name, source, model.config.get("_name_or_path")]
+    else:
+        names = [getattr(model[0], "name_or_path", None)]
+    return tuple(dict.fromkeys(name for name in names if isinstance(name, str) and name))
+
+
+def draft_source(source: str, backend: str) -> ModelFolder:
+    """The folder of a draft model.
+
+    Raises:
+        UnsupportedFeatureError: The backend brings its own model.
+        ModelLoadError: The draft model is not here.
+    """
+    if brings_text(backend):
+        raise UnsupportedFeatureError(f"backend {backend!r} has one made-up model and takes no draft_model")
+    return resolve(source, backend=backend)
+
+
+def load_draft(
+    source: ModelFolder, backend: str, options: LoadOptions, model: Backend, token_bytes: Sequence[bytes]
+) -> Backend:
+    """The draft model, on the owner thread, beside the model it guesses for; on a misfit both are unloaded."""
+    threads = options.threads or model.info.options.get("threads")  # the library has one count for both
+    plain = LoadOptions(device=options.device, dtype=options.dtype, threads=threads)
+    draft: Backend | None = None
+    try:
+        with _as_ours(source, backend):
+            draft = resolve_backend(backend)(source, plain)
+        own_bytes = TextSide.from_folder(source).tokenizer.byte_vocab(draft.info.vocab_size)
+        check_draft(draft, model, own_bytes, token_bytes)
+        draft.set_kv_budget(0)  # its KV counts against the other's budget
+    except BaseException:
+        for each in (draft, model):
+            if each is not None:
+                each.unload()
+        raise
+    return draft

@@ -1,0 +1,88 @@
+"""Scoring a text that is longer than the context: sliding windows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from runtime.api.checks import check_ids
+from runtime.errors import InvalidRequestError
+from runtime.info import ModelInfo, OnProgress, PromptProgress
+from runtime.records import Int32, TokenRun
+from runtime.text.utf8 import texts_of
+
+
+class Window(NamedTuple):
+    """A part of a text that is scored as a text of its own: ``ids[begin:end]``, of which positions from `start` on count."""
+
+    begin: int
+    end: int
+    start: int  # in the window
+
+
+def sliding_windows(ids: Sequence[int], info: ModelInfo, start: int, stride: int) -> tuple[Int32, list[Window]]:
+    """All ids, checked before the first window is scored, and the windows.
+
+    Raises:
+        InvalidRequestError: Ids, a start or a stride out of range.
+    """
+    path = check_ids(ids, vocab=info.vocab_size, context=sys.maxsize)
+    if isinstance(stride, bool) or not isinstance(stride, int) or not 0 < stride < info.context_length:
+        raise InvalidRequestError(
+            f"stride is a whole number from 1 to {info.context_length - 1:,} (the context less one), not {stride!r}"
+        )
+    if not 0 <= start < len(path):
+        raise InvalidRequestError(f"start must lie within 0 and {len(path) - 1}, not {start}")
+    return path, windows_of(len(path), info.context_length, stride, start)
+
+
+def windows_of(length: int, context: int, stride: int, start: int = 0) -> list[Window]:
+    """Windows of up to `context` tokens, each `stride` tokens further; each position from `start` on counts in one of them.
+
+    As in transformers' guide to the perplexity of fixed-length models: after the first window, the tokens that count have at
+    least ``context - stride`` before them.
+    """
+    windows: list[Window] = []
+    scored = 0
+    for begin in range(0, length, stride):
+        end = min(begin + context, length)
+        first = max(scored, start)
+        if first < end:
+            windows.append(Window(begin, end, first - begin))
+        scored = end
+        if end == length:
+            break
+    return windows
+
+
+class Total:
+    """Progress of all windows together, out of that of each."""
+
+    def __init__(self, on_progress: OnProgress, windows: Sequence[Window]) -> None:
+        self._on_progress = on_progress
+        self._total = sum(window.end - window.begin for window in windows)
+        self._last = PromptProgress(0, 0, 0, 0)
+
+    def next_window(self) -> OnProgress:
+        """Hears the next window's."""
+        before = self._last
+
+        def add(progress: PromptProgress) -> None:
+            self._last = replace(
+                progress,
+                done=before.done + progress.done,
+                total=self._total,
+                reused=before.reused + progress.reused,
+                computed=before.computed + progress.computed,
+            )
+            self._on_progress(self._last)
+
+        return add
+
+
+def joined(runs: Sequence[TokenRun]) -> TokenRun:
+    """The windows' scores as one run; a character whose bytes two windows share is whole again."""
+    run = TokenRun.concat(runs)
+    return replace(run, texts=texts_of(run.token_bytes))

@@ -1,0 +1,146 @@
+"""Adapter operations: registered by folder, loaded beside the base's weights, stacked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+
+from runtime.adapters.folder import is_on_shelf, name_of, read_header
+from runtime.adapters.matching import check_base, matched
+from runtime.adapters.registry import Entry, Registry
+from runtime.engine.operations import Operations
+from runtime.engine.owner import Engine
+from runtime.errors import AdapterError
+from runtime.loading.paths import is_model_id
+from runtime.transport.waiting import off_loop, settled
+
+
+class AdapterOperations:
+    """Changes what is registered, loaded and in force; one change at a time, from any thread.
+
+    Args:
+        engine: The owner thread.
+        operations: Whose requests may use an adapter that is to be unloaded.
+        registry: Names, headers and the stack.
+        base_names: What the model is called; an adapter for another base is refused.
+    """
+
+    def __init__(self, engine: Engine, operations: Operations, registry: Registry, base_names: Sequence[str]) -> None:
+        self._engine, self._operations, self.registry = engine, operations, registry
+        self._base_names = tuple(base_names)
+        self._changing = threading.RLock()
+
+    async def add(self, path: str, name: str | None, any_base: bool) -> str:
+        """Registers a folder; its name."""
+        return await off_loop(self._add, path, name, any_base=any_base)
+
+    async def load(self, name: str) -> None:
+        """Brings the weights in."""
+        await off_loop(self._load, name)
+
+    async def push(self, name: str, scale: float) -> None:
+        """Puts an adapter on the stack, registered and loaded if need be."""
+        await off_loop(self._push, name, scale)
+
+    async def pop(self) -> tuple[str, float]:
+        """Takes the top of the stack away."""
+        top = self.registry.pop()
+        self._publish()
+        return top
+
+    async def clear(self) -> None:
+        """Empties the stack."""
+        self.registry.clear()
+        self._publish()
+
+    async def unload(self, name: str) -> None:
+        """Frees the weights when the last request that uses them has ended, also where the wait is cancelled."""
+        await settled(self._unload(name), shielded=True)
+
+    def _unload(self, name: str) -> Future[None]:
+        self._operations.end_turn()  # what this turn of a loop has asked for would be waited for, and could not come
+        done: Future[None] = Future()
+        with self._changing:
+            entry = self.registry.find(name)
+            if entry.leaving:
+                raise AdapterError(f"adapter {entry.qualified} is being unloaded already")
+            if entry.digest is None:
+                done.set_result(None)
+                return done
+            self.registry.leave(entry)
+            self._publish()
+        try:
+            self._engine.call(lambda: self._when_unused(entry, done))
+        except BaseException:
+            self.registry.stay(entry)
+            raise
+        return done
+
+    def _add(self, path: str | Path, name: str | None, *, any_base: bool = False) -> str:
+        header = read_header(path)
+        if not any_base:
+            check_base(header, self._base_names)
+        header = matched(header, self._engine.call(self._engine.backend.adapter_targets).result())
+        entry = self.registry.add(name_of(header.folder) if name is None else name, header)
+        self._publish()
+        return entry.name
+
+    def _load(self, name: str) -> None:
+        with self._changing:
+            entry = self.registry.find(self._registered(name))
+            if entry.leaving:
+                raise AdapterError(f"adapter {entry.qualified} is being unloaded; load it again when that is done")
+            if entry.digest is None:
+                adapter = entry.header.read()
+                held = self._engine.call(lambda: self._engine.backend.load_adapter(adapter)).result()
+                self.registry.loaded(entry, adapter.digest, held)
+                self._publish()
+
+    def _push(self, name: str, scale: float) -> None:
+        name = self._registered(name, folders=True)
+        self._load(name)
+        self.registry.push(name, scale)
+        self._publish()
+
+    def _registered(self, name: str, *, folders: bool = False) -> str:
+        """The name of an adapter that is registered, if need be now: one of the shelf, or a folder where those are taken."""
+        if self.registry.knows(name):
+            return name
+        a_path = not is_model_id(name) or Path(name).exists()
+        return self._add(name, None) if is_on_shelf(name) or (folders and a_path) else name
+
+    def _when_unused(self, entry: Entry, done: Future[None]) -> None:
+        """On the owner thread: frees the weights when nothing uses them."""
+        unused: Future[None] = Future()
+        unused.add_done_callback(lambda _: self._free(entry, unused, done))
+        self._engine.scheduler.when_unused(str(entry.digest), unused)
+
+    def _free(self, entry: Entry, unused: Future[None], done: Future[None]) -> None:
+        error, digest = unused.exception(), str(entry.digest)
+        on_its_way = any(job.uses(digest) for job in self._operations.awaited_jobs()) or self._engine.expects(digest)
+        if error is None and on_its_way:  # a request was made before, and has yet to arrive
+            self._when_unused(entry, done)
+            return
+        try:
+            if error is not None:
+                raise error
+            if not self.registry.shares(entry):
+                self._engine.backend.unload_adapter(digest)
+            self.registry.unloaded(entry)
+            self._publish()
+        except BaseException as fault:  # noqa: BLE001  # the border: the caller gets it
+            self.registry.stay(entry)
+            done.set_exception(fault)
+        else:
+            done.set_result(None)
+
+    def _publish(self) -> None:
+        """`info` names what is registered, loaded and in force."""
+        with self._changing:
+            backend, known = self._engine.backend, self.registry
+            backend.info = replace(
+                backend.info, adapters=known.infos(), lora_stack=known.stack, stack_digest=known.stack_digest
+            )

@@ -1,0 +1,121 @@
+"""Operations on KV that outlives the process: the block file, and snapshots in files of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from runtime.adapters.uses import Adapters
+from runtime.api.checks import check_ids
+from runtime.blocks.snapshot import SnapshotWriter, open_snapshot
+from runtime.engine.operations import Operations
+from runtime.engine.owner import Engine
+from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
+from runtime.info import BlocksSaved
+from runtime.options.load import LoadOptions
+from runtime.records import Int32
+from runtime.scheduler.blocks.blocks import Blocks
+from runtime.scheduler.blocks.copying import Copying
+from runtime.scheduler.jobs import Job, settle
+from runtime.transport.waiting import off_loop, settled
+
+COPIED_AT_ONCE: Final = 32  # blocks between two looks for a restore that waits
+
+
+class KvFiles:
+    """Moves KV between memory and files.
+
+    Args:
+        engine: The owner thread.
+        operations: Computes what is missing, and names the namespace of a path.
+        options: Of the load.
+    """
+
+    def __init__(self, engine: Engine, operations: Operations, options: LoadOptions) -> None:
+        self._engine, self._operations, self._options = engine, operations, options
+
+    def save_blocks(self, ids: Int32, adapters: Adapters, replaces: int | None) -> Future[BlocksSaved]:
+        """Writes a path's blocks."""
+        job = self._operations.path(ids, adapters)
+        blocks = self._blocks()
+        answer: Future[BlocksSaved] = Future()
+
+        def failed(done: Future[None]) -> None:
+            error = None if done.cancelled() else done.exception()
+            if error is not None:
+                settle(answer, error=error)
+
+        self._engine.call(lambda: blocks.save(job, answer, replaces)).add_done_callback(failed)
+        return answer
+
+    async def copy_blocks(self, keys: Sequence[bytes], path: str) -> int:
+        """Blocks into another file; how many."""
+        blocks = self._blocks()
+        return sum([await settled(blocks.copy(part, Path(path))) for part in _parts(keys)])
+
+    async def take_blocks(self, keys: Sequence[bytes], path: str) -> int:
+        """Blocks out of another file; how many."""
+        blocks = self._blocks()
+        return sum([await settled(blocks.take(part, Path(path))) for part in _parts(keys)])
+
+    def pin_blocks(self, name: str, keys: Sequence[bytes]) -> Future[int]:
+        """Keeps blocks in the file under a name."""
+        return self._blocks().pin(name, keys)
+
+    async def kv_snapshot(self, ids: Int32, path: str, adapters: Adapters) -> int:
+        """Writes a snapshot; its bytes."""
+        await self._operations.cache_kv(ids, adapters)
+        return await off_loop(self._write, self._operations.path(ids, adapters), Path(path))
+
+    async def kv_restore(self, path: str, upto: int | None) -> int:
+        """Reads a snapshot; the tokens that are in memory now."""
+        return await off_loop(self._read, Path(path), upto)
+
+    def _write(self, job: Job, target: Path) -> int:
+        copying: Copying = self._engine.call(lambda: Copying.of(self._engine.scheduler.cache, job)).result()
+        try:
+            if copying.tokens < len(job.ids):
+                raise MemoryBudgetError(
+                    f"{len(job.ids):,} tokens do not stay in the KV budget, {copying.tokens:,} do; raise kv_cache_bytes "
+                    "(set_kv_budget)"
+                )
+            info = self._operations.info
+            with SnapshotWriter(target, job.ids, job.spans(job.ids), info) as file:
+                while (part := self._engine.call(copying.next_part).result()) is not None:
+                    file.add(part)
+            return file.nbytes
+        finally:
+            self._engine.call(copying.close).result()
+
+    def _read(self, source: Path, upto: int | None) -> int:
+        info = self._operations.info
+        with open_snapshot(source, info) as snapshot:
+            ids = check_ids(snapshot.ids, vocab=info.vocab_size, context=info.context_length)
+            job = Job(ids, snapshot.spans[-1][0], before=snapshot.before)
+            limit = len(ids) if upto is None else min(upto, len(ids))
+            cache, counters = self._engine.scheduler.cache, self._engine.scheduler.counters
+
+            def restored(tokens: int) -> None:
+                counters.tokens_restored += tokens
+
+            copying: Copying = self._engine.call(lambda: Copying(cache, job, cache.trie.lookup([]), restored=restored)).result()
+            try:
+                for part in snapshot.parts(limit):
+                    if not self._engine.call(partial(copying.add, part)).result():
+                        break
+            finally:
+                self._engine.call(copying.close).result()
+            return self._engine.call(lambda: cache.going_on(job, limit)).result()
+
+    def _blocks(self) -> Blocks:
+        if self._options.blocks is None or not self._options.cache:
+            what = "blocks" if self._options.blocks is None else "a cache"
+            raise UnsupportedFeatureError(f"the model was loaded without {what}: there is no block file")
+        return self._engine.scheduler.blocks
+
+
+def _parts(keys: Sequence[bytes]) -> list[Sequence[bytes]]:
+    return [keys[at : at + COPIED_AT_ONCE] for at in range(0, len(keys), COPIED_AT_ONCE)]

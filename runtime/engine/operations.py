@@ -1,0 +1,602 @@
+"""What a model can be asked for, as jobs of the owner thread: queries, scores, answers, vectors, text.
+
+An operation's name and keywords are those of `runtime.transport.methods`. It is a coroutine function, or a function that
+returns a future where nothing precedes the owner thread's work; streams return `Branches`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from runtime.adapters.registry import Registry
+from runtime.adapters.stacks import Route, TokenStacks, stack_of
+from runtime.adapters.uses import Adapters
+from runtime.beams import BeamOptions, Hypothesis, OnStep
+from runtime.branches import Branches, joint_error, naming_prompt
+from runtime.engine.owner import Engine
+from runtime.engine.text_side import TextSide
+from runtime.errors import (
+    GrammarError,
+    InvalidRequestError,
+    SessionClosedError,
+    UnsupportedFeatureError,
+)
+from runtime.grammar.constraint import Constraint
+from runtime.grammar.grammars import Grammars, Vocabulary
+from runtime.grammar.source import Grammar
+from runtime.info import Message, ModelInfo, OnProgress, PrefixMatch
+from runtime.numerics.pooling import Pooling
+from runtime.numerics.scoring import log_softmax
+from runtime.options.checking import check_callback
+from runtime.options.generation import GenerationOptions
+from runtime.options.load import LoadOptions
+from runtime.options.priority import Priority
+from runtime.options.resolution import resolve_options
+from runtime.records import Float32, Int32, Origin, Scores, TokenRun
+from runtime.sampling.chain import Sampler, make_sampler
+from runtime.sampling.draw import fresh_seed
+from runtime.sampling.report import SHOWN
+from runtime.scheduler.embedding import EmbedJob
+from runtime.scheduler.jobs import BeamJob, CallJob, FanJob, GenerateJob, Job, QueryJob, Rows, ScoreJob, StayingJob, settle
+from runtime.speculation.draft import check_speculative
+from runtime.text.chat import render_chat_ids, wants_bos
+from runtime.text.formats import CHAT_FORMATS
+from runtime.text.utf8 import clean_text, texts_of
+from runtime.transport.waiting import Call, Inbox, Stream, Turns, off_loop, running_loop
+
+T = TypeVar("T")
+Held = tuple[asyncio.AbstractEventLoop | None, deque[GenerateJob]]  # requests that begin when others of their batch have ended
+
+
+class Operations:
+    """Makes jobs of requests and hands them to the owner thread.
+
+    Args:
+        engine: The owner thread.
+        text: Tokenizer and template.
+        options: Of the load.
+        adapters: The registered adapters and the stack in force.
+    """
+
+    def __init__(self, engine: Engine, text: TextSide, options: LoadOptions, adapters: Registry) -> None:
+        self._engine, self._options, self._adapters = engine, options, adapters
+        vocab = engine.backend.info.vocab_size
+        self.text = text.within(vocab)
+        self.ends = self.text.ends(vocab)
+        self.byte_vocab = text.tokenizer.byte_vocab(vocab)
+        self.grammars = Grammars(partial(_vocabulary, self.byte_vocab, self.text))
+        self.turns: Turns[Job] = Turns(self._send)
+        self._held: dict[int, Held] = {}  # by stream
+        self._described: tuple[ModelInfo, ModelInfo] | None = None  # the backend's own, and as `info` gives it
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is known of the model, with the chat format in force."""
+        own = self._engine.backend.info
+        if self._described is None or self._described[0] is not own:
+            self._described = own, self.text.described(own)
+        return self._described[1]
+
+    # ---- log-probabilities -----------------------------------------------------------------------------------
+
+    async def logprobs(self, batch: Sequence[Int32], adapters: Adapters) -> Float32:
+        """``(n, vocab)``."""
+        call: Call[Float32] = Call(self.turns.inbox())
+        rows = Rows(call, len(batch))
+        jobs = []
+        for ids, waiter in zip(batch, rows.waiters, strict=True):
+            namespace, before = self.route(ids, adapters)
+            jobs.append(QueryJob(ids, namespace, before=before, waiters=[waiter]))
+        self.turns.submit(*jobs)
+        return await self._answer(call)
+
+    def logprobs_uncached(self, ids: Int32, adapters: Adapters) -> Future[Float32]:
+        """``(vocab,)``, by the library's own forward."""
+        job = self.path(ids, adapters)
+        parts = [(stack_of(name), len(part)) for name, part in job.spans(ids)]
+        stacks = None
+        if any(stack for stack, _ in parts):
+            of = np.repeat(np.arange(len(parts)), [length for _, length in parts])
+            stacks = TokenStacks(of, tuple(stack for stack, _ in parts))
+        return self._engine.call(lambda: log_softmax(self._engine.backend.logits_uncached(ids.tolist(), stacks)[None])[0])
+
+    async def score(
+        self,
+        ids: Int32,
+        top_k: int,
+        start: int,
+        adapters: Adapters,
+        priority: Priority,
+        on_progress: OnProgress | None = None,
+    ) -> TokenRun:
+        """Scores of ``ids[start:]``."""
+        namespace, before = self.route(ids, adapters)
+        job = ScoreJob(ids, namespace, Priority(priority), before=before, start=start, k=top_k)
+        return self._scored_run(ids[start:], await self._worked(job, on_progress))
+
+    # ---- the cache -------------------------------------------------------------------------------------------
+
+    def prefix_match(self, ids: Int32, adapters: Adapters) -> Future[PrefixMatch]:
+        """How much of a path is held."""
+        job = self.path(ids, adapters)
+        answer: Future[PrefixMatch] = Future()
+
+        def look() -> None:
+            scheduler = self._engine.scheduler
+            warm = scheduler.cache.reusable(job)
+            depth: Future[int] = Future()
+            depth.add_done_callback(lambda done: settle(answer, PrefixMatch.of(warm, done.result())))
+            scheduler.blocks.depth(job, warm, depth)
+
+        return self._settling(answer, look)
+
+    async def cache_kv(self, ids: Int32, adapters: Adapters, on_progress: OnProgress | None = None) -> None:
+        """Computes what is not held."""
+        inbox = self.turns.inbox()
+        call: Call[Float32] = Call(inbox)
+        namespace, before = self.route(ids, adapters)
+        job = QueryJob(ids, namespace, before=before, waiters=[call])
+        _listen(job, inbox, on_progress)
+        self.turns.submit(self._forgetting(job), job)
+        await self._answer(call)
+
+    def pin(self, ids: Int32, pin: int, adapters: Adapters) -> Future[int]:
+        """Keeps what is held of a path; the tokens that are."""
+        path = self.path(ids, adapters)
+        pins = self._engine.scheduler.cache.pins
+        return self._engine.call(lambda: pins.hold(pin, path.spans(ids), path.key))
+
+    def unpin(self, pin: int) -> Future[None]:
+        """Lets a path go."""
+        return self._engine.call(lambda: self._engine.scheduler.cache.pins.release(pin))
+
+    def clear_cache(self, vectors: bool) -> Future[None]:
+        """Drops the KV, and the next-token vectors where they are meant."""
+        return self._engine.call(lambda: self._engine.scheduler.cache.clear(vectors=vectors))
+
+    def keep_vectors(self, count: int) -> Future[None]:
+        """Limits how many next-token vectors are remembered."""
+        return self._engine.call(lambda: self._engine.scheduler.cache.vectors.limit(count))
+
+    def reset_queries(self) -> Future[None]:
+        """Drops unanswered queries."""
+        return self._engine.call(lambda: self._engine.scheduler.cancel_queries(asyncio.CancelledError()))
+
+    def set_kv_budget(self, budget_bytes: int) -> Future[None]:
+        """Changes the bytes of KV that are kept."""
+        return self._engine.call(lambda: self._engine.scheduler.cache.set_budget(budget_bytes))
+
+    # ---- answers ---------------------------------------------------------------------------------------------
+
+    def generate(self, ids: Int32, options: GenerationOptions, on_progress: OnProgress | None = None) -> Branches[TokenRun]:
+        """One answer, as branch 0."""
+        group = _Group(None)
+
+        async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
+            await self._compile(options.grammar)
+            job = self._generation(ids, options)
+            async for item in self._reading(group, {0: job}, [job], on_progress):
+                yield item
+
+        return Branches(read(), partial(self._drop, group))
+
+    async def generate_whole(self, ids: Int32, options: GenerationOptions) -> TokenRun:
+        """One answer, when it has ended."""
+        await self._compile(options.grammar)
+        job = self._generation(ids, options)
+        call: Call[TokenRun] = Call(self.turns.inbox())
+        runs: list[TokenRun] = []
+        job.on_run = runs.append
+        job.on_end = lambda error: settle(call, None if error else TokenRun.concat(runs), error=error)
+        self.turns.submit(job)
+        with self._cancelling(job):
+            return await call.answer()
+
+    def continue_many(
+        self, ids: Int32, n: int, options: GenerationOptions, on_progress: OnProgress | None = None
+    ) -> Branches[TokenRun]:
+        """`n` answers to one prompt, numbered from ``options.branch``."""
+        group = _Group("branches")
+
+        async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
+            await self._compile(options.grammar)
+            first = self._generation(ids, options)  # its seed is that of all
+            jobs = {options.branch: first} | {options.branch + i: self._branch(first, options.branch + i) for i in range(1, n)}
+            shared = {field.name: getattr(first, field.name) for field in fields(StayingJob)}
+            async for item in self._reading(group, jobs, [FanJob(**shared, jobs=tuple(jobs.values()))], on_progress):
+                yield item
+
+        return Branches(read(), partial(self._drop, group))
+
+    def generate_many(
+        self, prompts: Sequence[Int32], options: Sequence[GenerationOptions], on_progress: OnProgress | None = None
+    ) -> Branches[TokenRun]:
+        """An answer to each prompt; as many run at a time as make a batch."""
+        group = _Group("prompts")
+
+        async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
+            jobs: dict[int, GenerateJob] = {}
+            with self.grammars.holding(each.grammar for each in options if each.grammar is not None):
+                await self._compile_all(options)
+                for i, (ids, own) in enumerate(zip(prompts, options, strict=True)):
+                    with naming_prompt(i):
+                        jobs[i] = self._generation(ids, own)
+            waiting = deque(jobs.values())
+            self._held[id(group)] = running_loop(), waiting
+
+            def start_next() -> None:
+                if waiting:
+                    waiting[0].submitted = time.monotonic()
+                    self.turns.submit(waiting[0])
+                    waiting.popleft()
+
+            def start() -> None:
+                for _ in range(min(len(jobs), self._options.max_batch_rows)):
+                    start_next()
+
+            try:
+                async for item in self._reading(group, jobs, start, on_progress, on_end=start_next):
+                    yield item
+            finally:
+                left = bool(waiting)
+                waiting.clear()
+                del self._held[id(group)]
+                if left:  # requests went before they arrived: an adapter may be unused now
+                    with suppress(SessionClosedError):
+                        self._engine.call(lambda: None)
+
+        return Branches(read(), partial(self._drop, group))
+
+    async def beam_generate(
+        self,
+        ids: Int32,
+        options: BeamOptions,
+        adapters: Adapters,
+        on_progress: OnProgress | None = None,
+        on_step: OnStep | None = None,
+    ) -> list[Hypothesis]:
+        """The best continuations."""
+        await self._compile(options.grammar)
+        constraint = self._constraint(ids, options.grammar, options.grammar_prefix)
+        namespace, before = self.route(ids, adapters)
+        job = BeamJob(ids, namespace, Priority.CHAT, before=before, options=options, constraint=constraint)
+        hypotheses: list[Hypothesis] = await self._worked(job, on_progress, on_step)
+        return hypotheses
+
+    async def embed(
+        self, paths: Sequence[Int32], pooling: Pooling, adapters: Adapters, on_progress: OnProgress | None = None
+    ) -> Float32:
+        """A vector for each text; equal ones are computed once."""
+        numbers: dict[bytes, int] = {}
+        places: list[list[int]] = []
+        for row, path in enumerate(paths):
+            number = numbers.setdefault(path.tobytes(), len(numbers))
+            if number == len(places):
+                places.append([])
+            places[number].append(row)
+        different = [paths[rows[0]] for rows in places]
+        routes = {self.route(path, adapters) for path in different}
+        if len(routes) > 1 or any(before for _, before in routes):
+            raise UnsupportedFeatureError(
+                "an activated adapter of the stack begins in the middle of a text: embed without it (adapters=(), or pop_lora)"
+            )
+        no_ids = np.empty(0, np.int32)
+        job = EmbedJob(no_ids, next(iter(routes))[0], Priority.BACKGROUND, paths=different, places=places, pooling=pooling)
+        vectors: Float32 = await self._worked(job, on_progress)
+        return vectors
+
+    # ---- text ------------------------------------------------------------------------------------------------
+
+    async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, a BOS in front where the model (or `add_bos`) asks for it."""
+        return await off_loop(lambda: [self._ids_of(text) for text in texts])
+
+    async def render_chat(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None, add_generation_prompt: bool
+    ) -> list[int]:
+        """Ids of a conversation; the template runs in a child process."""
+        if self.text.template is None:
+            raise UnsupportedFeatureError(
+                f"{self._engine.backend.info.name} has no chat template; load it with one (chat_format='chatml', or another of "
+                f"{', '.join(CHAT_FORMATS)}; chat_template_file=...), or continue plain text (generate from tokenize(text))"
+            )
+        render = partial(render_chat_ids, self.text.tokenizer, self.text.template, messages)
+        return await off_loop(render, tools=tools, add_generation_prompt=add_generation_prompt)
+
+    # ---- for the other operations ----------------------------------------------------------------------------
+
+    def route(self, ids: Int32, adapters: Adapters) -> Route:
+        """What a request's KV belongs to, under the adapters it asks for (None: the stack in force)."""
+        return self._adapters.routing(adapters).route(ids)
+
+    def path(self, ids: Int32, adapters: Adapters) -> Job:
+        """A path of which nothing is wanted."""
+        namespace, before = self.route(ids, adapters)
+        return Job(ids, namespace, before=before)
+
+    def awaited_jobs(self) -> list[Job]:
+        """Jobs that were made and have yet to arrive: this turn's, and the rest of batches; any thread."""
+        held = [job for loop, jobs in list(self._held.values()) if not (loop and loop.is_closed()) for job in list(jobs)]
+        return [*self.turns.pending(), *held]
+
+    def end_turn(self) -> None:
+        """Hands over what the running loop's turn has asked for, and what waits for its turn in a batch of this loop."""
+        loop = running_loop()
+        for held_by, jobs in list(self._held.values()):
+            if loop is not None and held_by is loop:
+                self.turns.submit(*jobs)
+                jobs.clear()
+        self.turns.flush()
+
+    def close(self) -> None:
+        """Ends the threads and child processes of the text side."""
+        self.grammars.close()
+        if self.text.template is not None:
+            self.text.template.close()
+
+    # ---- jobs ------------------------------------------------------------------------------------------------
+
+    def _send(self, jobs: Sequence[Job]) -> None:
+        try:
+            self._engine.submit(jobs)
+        except Exception as error:  # noqa: BLE001  # closed meanwhile: the waiters are told
+            for job in jobs:
+                job.fail(error)
+
+    async def _answer(self, call: Call[Float32]) -> Float32:
+        """The answer to queries, which are dropped where nothing waits for them."""
+        try:
+            return await call.answer()
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            self._engine.nudge()
+            raise
+
+    async def _worked(
+        self, job: ScoreJob | BeamJob | EmbedJob, on_progress: OnProgress | None, on_step: OnStep | None = None
+    ) -> Any:  # of the job's kind
+        """Hands a job over and waits for its answer."""
+        inbox = self.turns.inbox()
+        call: Call[Any] = Call(inbox)
+        job.future = call
+        _listen(job, inbox, on_progress)
+        check_callback(on_step, "on_step")
+        if on_step is not None and isinstance(job, BeamJob):
+            job.on_step = lambda step: inbox.post(partial(on_step, step))
+        self.turns.submit(job)
+        with self._cancelling(job):
+            return await call.answer()
+
+    async def _reading(
+        self,
+        group: _Group,
+        jobs: Mapping[int, GenerateJob],
+        start: Sequence[Job] | Callable[[], None],
+        on_progress: OnProgress | None,
+        on_end: Callable[[], None] | None = None,
+    ) -> AsyncGenerator[tuple[int, TokenRun], None]:
+        """What the jobs say, until all have ended.
+
+        Args:
+            group: What is dropped of them.
+            jobs: By number.
+            start: What is handed over at once, or what does that.
+            on_progress: Hears how far the prompt is.
+            on_end: Called at the reader for each job that has ended.
+        """
+        stream = Stream(self.turns.inbox(), on_progress, group.dropped, self._engine.check_process)
+        group.begin(stream, jobs, on_end)
+        if callable(start):
+            start()
+        else:
+            for job in start:
+                job.on_progress = stream.progress
+            self.turns.submit(*start)
+        try:
+            async for item in stream.runs():
+                yield item
+        finally:
+            for job in jobs.values():
+                job.cancelled = True
+            if not callable(start):
+                for job in start:
+                    job.cancelled = True
+            if group.open:
+                self._engine.nudge()
+
+    def _drop(self, group: _Group, branch: int) -> None:
+        group.dropped.add(branch)
+        if (job := group.jobs.get(branch)) is not None:
+            job.cancelled = True
+            self._engine.nudge()
+
+    @contextmanager
+    def _cancelling(self, job: Job) -> Iterator[None]:
+        """Where the waiting inside ends without an answer, the job is given up."""
+        try:
+            yield
+        except BaseException:
+            job.cancelled = True
+            self._engine.nudge()
+            raise
+
+    def _forgetting(self, job: QueryJob) -> CallJob:
+        """To be submitted before the job: no remembered answer may stand in for KV that is not (or no longer) held."""
+
+        def look() -> None:
+            cache = self._engine.scheduler.cache
+            with cache.trie.lookup(job.spans(job.ids)) as lease:
+                if lease.length < len(job.ids):
+                    cache.vectors.drop(job.key)
+
+        return CallJob(np.empty(0, np.int32), None, call=look)
+
+    def _settling(self, answer: Future[T], work: Callable[[], None]) -> Future[T]:
+        """Runs on the owner thread what settles the answer in the end; what fails before does so, too."""
+
+        def failed(done: Future[None]) -> None:
+            error = None if done.cancelled() else done.exception()
+            if error is not None:
+                settle(answer, error=error)
+
+        self._engine.call(work).add_done_callback(failed)
+        return answer
+
+    async def _compile(self, grammar: Grammar | None) -> None:
+        """Compiles a grammar off the loop, so that `_generation` need not do it on it."""
+        if grammar is not None and not self.grammars.ready(grammar):
+            await off_loop(self.grammars.prepare, grammar)
+
+    async def _compile_all(self, options: Sequence[GenerationOptions]) -> None:
+        """The grammars of all prompts; what is wrong with one is said with its prompt's number."""
+        wanted: dict[Grammar, int] = {}  # and the first prompt that wants it
+        for i, each in enumerate(options):
+            if each.grammar is not None and not self.grammars.ready(each.grammar):
+                wanted.setdefault(each.grammar, i)
+        if wanted:
+            faults = await off_loop(self.grammars.prepare_all, wanted)
+            for grammar, i in wanted.items():
+                if (fault := faults[grammar]) is not None:
+                    with naming_prompt(i):
+                        raise fault
+
+    def _generation(self, ids: Int32, call: GenerationOptions) -> GenerateJob:
+        if call.speculative is not None:
+            check_speculative(call.speculative, self._engine.backend.info)
+        chosen = resolve_options(call, model=self.text.own.options, ends=self.ends).options if call.resolve else call
+        chosen.check_within(self._engine.backend.info.vocab_size)
+        if chosen.stages:
+            chosen = replace(chosen, top_k=max(chosen.top_k, SHOWN))
+        if chosen.seed is None:
+            chosen = replace(chosen, seed=fresh_seed())
+        routing = self._adapters.routing(chosen.adapters)
+        namespace, before = routing.route(ids)
+        return GenerateJob(
+            ids,
+            namespace,
+            Priority.CHAT,
+            before=before,
+            options=chosen,
+            eos=None if chosen.eos_token_ids is None else frozenset(chosen.eos_token_ids),
+            sampler=self._sampler(chosen),
+            constraint=self._constraint(ids, chosen.grammar, chosen.grammar_prefix, chosen.sampling.banned_tokens),
+            routing=routing if routing.invocations else None,
+        )
+
+    def _branch(self, job: GenerateJob, branch: int) -> GenerateJob:
+        """The same request with other random numbers; the grammar's state is forked, with the mask that is known."""
+        options = replace(job.options, branch=branch)
+        constraint = None if job.constraint is None else job.constraint.fork()
+        return replace(job, options=options, sampler=self._sampler(options), constraint=constraint)
+
+    def _sampler(self, options: GenerationOptions) -> Sampler:
+        """Of options that were checked."""
+        assert options.seed is not None  # drawn where they are resolved
+        pieces = self.byte_vocab
+        return make_sampler(options.sampling, options.seed, options.branch, pieces=lambda: pieces)
+
+    def _constraint(
+        self, ids: Int32, grammar: Grammar | None, prefix: int, banned: Sequence[int] | None = None
+    ) -> Constraint | None:
+        """The state of the answer's grammar, its beginning at the end of the prompt included."""
+        if grammar is None:
+            return None
+        if prefix > len(ids):
+            raise InvalidRequestError(f"grammar_prefix={prefix:,} of {len(ids):,} tokens: give it fewer")
+        constraint = self.grammars.constraint(grammar, ids[len(ids) - prefix :].tolist())
+        if banned:
+            allowed = constraint.allowed()  # (vocab,)
+            choices = int(np.count_nonzero(allowed))
+            if choices and choices == int(np.count_nonzero(allowed[list(banned)])):
+                raise GrammarError(
+                    f"all {choices:,} tokens that the grammar allows as the first are banned; "
+                    "ban fewer, or allow more in the grammar"
+                )
+        return constraint
+
+    def _ids_of(self, text: str) -> list[int]:
+        tokenizer = self.text.tokenizer
+        ids = tokenizer.encode(clean_text(text))
+        bos = tokenizer.bos_token_id
+        return [bos, *ids] if bos is not None and wants_bos(self._options, tokenizer) and ids[:1] != [bos] else ids
+
+    def _scored_run(self, ids: Int32, scores: Scores) -> TokenRun:
+        token_bytes = tuple(self.byte_vocab[token] for token in ids.tolist())
+        return TokenRun(
+            ids=ids,
+            token_bytes=token_bytes,
+            texts=texts_of(token_bytes),
+            logprob=scores.logprob,
+            rank=scores.rank,
+            entropy=scores.entropy,
+            top_ids=scores.top_ids,
+            top_logprobs=scores.top_logprobs,
+            covered_mass=scores.covered_mass,
+            origin=np.full(len(ids), int(Origin.TYPED), np.uint8),
+            finish=np.zeros(len(ids), np.uint8),
+            draw=np.full(len(ids), np.nan, np.float32),
+        )
+
+
+class _Group:
+    """Jobs that one stream reads. Their callbacks run on the owner thread.
+
+    Args:
+        what: The jobs in an error's words; None for a single one.
+    """
+
+    def __init__(self, what: str | None) -> None:
+        self._what = what
+        self.jobs: Mapping[int, GenerateJob] = {}
+        self.open: set[int] = set()  # that have not ended
+        self.dropped: set[int] = set()
+        self._failures: dict[int, BaseException] = {}
+
+    def begin(self, stream: Stream, jobs: Mapping[int, GenerateJob], on_end: Callable[[], None] | None) -> None:
+        """Listens to the jobs, before they are handed over."""
+        self.jobs, self.open = jobs, set(jobs)
+        for number, job in jobs.items():
+            job.on_run = partial(self._run, stream, number)
+            job.on_end = partial(self._end, stream, on_end, number)
+            job.cancelled = number in self.dropped
+
+    def _run(self, stream: Stream, number: int, run: TokenRun) -> None:
+        stream.chunk(run, number)
+        if stream.inbox.closed:
+            self.jobs[number].cancelled = True
+
+    def _end(self, stream: Stream, on_end: Callable[[], None] | None, number: int, error: BaseException | None) -> None:
+        if number not in self.open:
+            return
+        self.open.remove(number)
+        if error is not None:
+            self._failures[number] = error
+        if on_end is not None:
+            stream.inbox.post(on_end)
+        if not self.open:
+            failures = {failed: fault for failed, fault in self._failures.items() if failed not in self.dropped}
+            if failures and self._what is not None:
+                stream.end(joint_error(failures, self._what))
+            else:
+                stream.end(next(iter(failures.values()), None))
+
+
+def _listen(job: Job, inbox: Inbox, on_progress: OnProgress | None) -> None:
+    check_callback(on_progress)
+    if on_progress is not None:
+        job.on_progress = lambda progress: inbox.post(partial(on_progress, progress))
+
+
+def _vocabulary(tokens: Sequence[bytes], text: TextSide) -> Vocabulary:
+    """Of no model: a model that its grammars referred to would be freed late."""
+    tokenizer = text.tokenizer
+    return Vocabulary(tokens, text.eos_token_ids, frozenset(tokenizer.special_ids), tokenizer.encode)

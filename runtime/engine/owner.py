@@ -1,0 +1,230 @@
+"""The owner thread: it alone creates, evaluates and destroys arrays, and it runs the scheduler."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+import numpy as np
+
+from runtime.backends.base import Backend
+from runtime.errors import ForkedError, RuntimeFault, SessionClosedError
+from runtime.info import CacheReport, Metrics
+from runtime.scheduler.jobs import CallJob, Job, Turn
+from runtime.scheduler.loop import Scheduler, typed
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+REPORT_SECONDS = 0.25  # the cache report is renewed this often while something runs
+FEW_EDGES = 64  # with which the report is whole after every answer
+REST_SECONDS = 0.01  # of idleness before what can wait is done
+LOADER_SECONDS = 1.0  # that it waits for a daemon thread that was loading a model: MLX aborts where that is stopped midway
+EXIT_SECONDS = 60.0  # that the end of the process waits at most for the end of a step
+
+
+class Engine:
+    """Runs a backend's scheduler on a thread of its own until closed.
+
+    It is the process's: a forked child is refused at once, and at exit the thread is ended first. Left to the interpreter,
+    it would be stopped within a native library, which aborts the process.
+
+    Args:
+        make: Builds backend and scheduler, on the owner thread; what it raises is raised here. It is handed a function that
+            raises `SessionClosedError` once nobody waits for the model, to be called between two steps of the load.
+    """
+
+    def __init__(self, make: Callable[[Callable[[], None]], tuple[Backend, Scheduler]]) -> None:
+        self._wake = threading.Condition()
+        self._inbox: list[Job] = []
+        self._closing = self._exiting = False
+        self._ready: Future[tuple[Backend, Scheduler]] = Future()
+        self.report = CacheReport(0, 0, 0, 0, 0, 0, 0, 0)
+        self._reported = self._looked = 0.0  # monotonic seconds
+        self._stale = False  # the report's largest edges are old ones
+        self._phase = "loading"
+        self._pid = os.getpid()
+        self._loading: threading.Thread | None = threading.current_thread()
+        self._thread = threading.Thread(target=self._run, args=(make,), name="elsewise-owner", daemon=True)
+        self._go_first_at_exit()
+        self._thread.start()
+        try:
+            self.backend, self.scheduler = self._ready.result()
+        except BaseException:  # Ctrl-C too: the load is given up
+            self.end()
+            raise
+        self._loading = None
+
+    @property
+    def metrics(self) -> Metrics:
+        """The counters as of the last step."""
+        return self.scheduler.counters.latest
+
+    def heartbeat(self) -> tuple[int, str, int]:
+        """Steps done, what goes on ("loading", "step" or "idle"), and calls of the model and its layers: progress in a step."""
+        if self._phase == "loading":
+            return 0, "loading", 0
+        return self.scheduler.steps, self._phase, self.backend.forwards + self.backend.layer_calls
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Hands jobs over as one batch; any thread.
+
+        Raises:
+            SessionClosedError: The model was closed.
+            ForkedError: It belongs to another process.
+        """
+        self.check_process()
+        turn = Turn()
+        for job in jobs:
+            job.turn = turn
+        with self._wake:
+            self._check_open()
+            self._inbox.extend(jobs)
+            self._wake.notify()
+
+    def check_process(self) -> None:
+        """Refuses a forked child, where no thread answers and any lock may be held for ever.
+
+        Raises:
+            ForkedError: The model was loaded by another process.
+        """
+        if os.getpid() != self._pid:
+            raise ForkedError.of(self._pid)
+
+    @property
+    def ended(self) -> RuntimeFault | None:
+        """Why nothing can be asked any more; None while it lives."""
+        if os.getpid() != self._pid:
+            return ForkedError.of(self._pid)
+        return SessionClosedError("the model is closed; load it again") if self._closing else None
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise SessionClosedError("the model is closed; load it again")
+
+    def _load_on(self) -> None:
+        """Between two steps of the load: ends it where nobody waits."""
+        self._check_open()
+        self._go_first_at_exit()
+
+    def _go_first_at_exit(self) -> None:
+        """What was registered last runs first: before what the libraries registered, as far as they are imported."""
+        if not self._exiting:
+            atexit.unregister(self._end_with_process)
+            atexit.register(self._end_with_process)
+
+    def expects(self, digest: str) -> bool:
+        """Whether a job that uses an adapter has arrived and was not taken in yet; any thread."""
+        with self._wake:
+            return any(job.uses(digest) for job in self._inbox)
+
+    def nudge(self) -> None:
+        """A job was cancelled: look."""
+        if os.getpid() == self._pid:  # in a forked child there is nothing to cancel
+            with self._wake:
+                self._wake.notify()
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Runs something on the owner thread between two steps."""
+        job = CallJob(np.empty(0, np.int32), None, call=function)
+        self.submit([job])
+        future: Future[T] = job.future
+        return future
+
+    def end(self) -> None:
+        """Lets the thread end and free the model, without waiting; any thread. Who waits gets `SessionClosedError`."""
+        if os.getpid() == self._pid:
+            with self._wake:
+                self._closing = True
+                self._wake.notify()
+
+    def close(self) -> None:
+        """Ends the thread and frees the model. Idempotent; in a forked child it does nothing."""
+        self.end()
+        if os.getpid() == self._pid and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _end_with_process(self) -> None:
+        """Waits for the end of the step that is computed; a second Ctrl-C ends the process at once."""
+        self._exiting = True
+        self.end()
+        try:
+            if os.getpid() == self._pid:
+                self._thread.join(EXIT_SECONDS)
+                loader = self._loading
+                if loader is not None and loader is not threading.current_thread():  # a daemon thread, which hears of the end
+                    loader.join(LOADER_SECONDS)
+        except KeyboardInterrupt:
+            sys.stdout.flush()
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(self._pid, signal.SIGINT)
+
+    def _run(self, make: Callable[[Callable[[], None]], tuple[Backend, Scheduler]]) -> None:
+        try:
+            self._serve(make)
+        finally:
+            if not self._exiting:
+                atexit.unregister(self._end_with_process)
+
+    def _serve(self, make: Callable[[Callable[[], None]], tuple[Backend, Scheduler]]) -> None:
+        try:
+            backend, scheduler = make(self._load_on)
+        except BaseException as error:  # noqa: BLE001  # delivered to whoever loads
+            self._ready.set_exception(typed(error))
+            return
+        del make  # and the files of the model with it
+        self._go_first_at_exit()
+        self._phase = "idle"
+        scheduler.blocks.wake = self.nudge
+        self._ready.set_result((backend, scheduler))
+        try:
+            while self._collect(scheduler):
+                scheduler.step()
+                if not scheduler.busy or time.monotonic() - self._reported > REPORT_SECONDS:
+                    self._renew_report(scheduler)
+            fault: BaseException = SessionClosedError("the model was closed while this was being worked on")
+        except BaseException as error:  # the loop itself failed: a bug of ours
+            log.exception("the scheduler stopped")
+            fault = typed(error)
+        finally:
+            with self._wake:
+                self._closing = True
+                scheduler.submit(self._inbox)
+                self._inbox = []
+        if not self._exiting:  # else a daemon thread would print its error while the process ends
+            scheduler.fail_all(fault)
+        scheduler.unload()
+        backend.unload()
+
+    def _collect(self, scheduler: Scheduler) -> bool:
+        """Takes what arrived; waits when there is nothing to do. False: time to end."""
+        while True:
+            with self._wake:
+                if self._inbox or scheduler.busy or self._closing:
+                    arrived, self._inbox = self._inbox, []
+                    closing = self._closing
+                    break
+                self._phase = "idle"
+                rested = not self._wake.wait(REST_SECONDS if self._stale else None)
+            if rested:
+                self._renew_report(scheduler, rested=True)
+        self._phase = "step"
+        scheduler.submit(arrived)
+        return not closing
+
+    def _renew_report(self, scheduler: Scheduler, *, rested: bool = False) -> None:
+        """Makes the report anew; its largest edges every `REPORT_SECONDS` while answers follow each other."""
+        self._reported = time.monotonic()
+        few = scheduler.cache.trie.edges <= FEW_EDGES
+        self._stale = not (rested or few or self._reported - self._looked > REPORT_SECONDS)
+        if not self._stale:
+            scheduler.cache.look_through()
+            self._looked = self._reported
+        self.report = scheduler.cache.report()

@@ -1,0 +1,102 @@
+"""`Transport`: how a `LanguageModel` reaches what computes; one for this process, one for an engine process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from runtime.beams import OnStep
+from runtime.branches import Branches
+from runtime.errors import RuntimeFault
+from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
+from runtime.options.generation import GenerationOptions
+from runtime.options.resolution import AnswerEnds
+from runtime.records import TokenRun
+
+
+@dataclass(frozen=True, slots=True)
+class TextFacts:
+    """What never changes of a loaded model's text side.
+
+    Attributes:
+        eos_token_ids: Ids that end a text.
+        chat_template: The source of the template in force.
+        byte_vocab: The bytes of every id.
+        str_vocab: Makes the texts of all ids.
+        own_options: What its generation_config.json asks for.
+        own_ends: What ends its answers.
+    """
+
+    eos_token_ids: tuple[int, ...]
+    chat_template: str | None
+    byte_vocab: list[bytes]
+    str_vocab: Callable[[], list[str]]
+    own_options: GenerationOptions = field(default_factory=GenerationOptions)
+    own_ends: AnswerEnds = field(default_factory=AnswerEnds)
+
+
+class ModelState(Protocol):
+    """The latest snapshots; reading one never blocks and computes nothing."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+    @property
+    def metrics(self) -> Metrics: ...
+    @property
+    def cache(self) -> CacheReport: ...
+
+
+class Transport(Protocol):
+    """Carries operations, which `runtime.transport.methods` lists, to the engine and their answers back.
+
+    Arguments are checked before they come here: ids are int32 arrays, adapters (name, scale) pairs, options complete.
+    `call` and `stream` work on any loop, and in a blocked thread without one (see `runtime.transport.waiting`). What one turn
+    of a loop asks for reaches the engine as one batch. A cancelled call, and a closed stream, ends the work between two steps.
+    """
+
+    @property
+    def text(self) -> TextFacts:
+        """The text side."""
+
+    @property
+    def state(self) -> ModelState:
+        """The latest snapshots."""
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """Operations that not every engine has and this one does: "kv" (a cache of its own that one can look into and move)."""
+
+    @property
+    def pid(self) -> int:
+        """The id of the process that the engine is in; this one's for a server."""
+
+    @property
+    def ended(self) -> RuntimeFault | None:
+        """Why nothing can be asked any more; None while the engine lives."""
+
+    async def call(
+        self, method: str, *, on_progress: OnProgress | None = None, on_step: OnStep | None = None, **arguments: Any
+    ) -> Any:
+        """One answer."""
+
+    def stream(self, method: str, *, on_progress: OnProgress | None = None, **arguments: Any) -> Branches[TokenRun]:
+        """Runs of tokens by branch, as they come; the operation begins when the first is asked for."""
+
+    def post(self, method: str, **arguments: Any) -> None:
+        """Asks for something without waiting for its answer; an engine that has ended does nothing.
+
+        What is wrong with the arguments may be raised here, or go unheard.
+        """
+
+    def close(self) -> None:
+        """Ends the engine, blocking."""
+
+    async def close_async(self, within: float | None) -> None:
+        """The same, awaited; `within`: seconds after which an engine process is ended."""
+
+    def forgotten(self) -> None:
+        """The model has gone without `close`: ends the engine, without waiting; any thread."""
+
+    def heartbeat(self) -> tuple[int, str, int]:
+        """Steps done, the phase ("loading", "step", "idle") and progress within a step."""

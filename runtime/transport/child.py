@@ -1,0 +1,135 @@
+"""The engine process as the operating system sees it: how it is started, ended, and what its end means."""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+
+from runtime.transport.messages import EXIT_PROTOCOL
+
+_CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
+
+
+class EngineProcess:
+    """A child that runs `runtime.transport` on one end of a socket pair. Used on one thread; `reap_later` is the last call."""
+
+    def __init__(self, backend: str, threads: int | None, log_path: Path | None) -> None:
+        """Starts it.
+
+        Raises:
+            OSError: The log cannot be opened, or the system starts no more processes.
+        """
+        self._log_path = log_path
+        self.pipe, theirs = socket.socketpair()
+        try:
+            with theirs, _opened(log_path) as log:
+                self._process = subprocess.Popen(
+                    # -P: a folder named "runtime" where the user happens to stand is not imported
+                    [sys.executable, "-P", "-m", "runtime.transport", str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    env=engine_environment(os.environ, backend, threads),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL if log is None else log,  # the caller's standard output is for results
+                    stderr=log,
+                    process_group=0,  # Ctrl-C in a terminal is ours to handle; `kill` reaches its own children
+                )
+        except BaseException:
+            self.pipe.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def ended(self) -> bool:
+        """Whether it has ended; leaves no zombie."""
+        return self._process.poll() is not None
+
+    def terminate(self) -> None:
+        """Asks the system to end it."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """Ends it and its own children."""
+        if not self.ended():  # not yet reaped: the group's number is still its own
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def reap_later(self) -> None:
+        """Lets a thread wait for its end, which may take the system a while: nobody else does, and it leaves no zombie."""
+        threading.Thread(target=self._process.wait, name="elsewise-engine-end", daemon=True).start()
+
+    def obituary(self, verdict: str | None) -> str:
+        """How it ended and what to do about it, for people.
+
+        Args:
+            verdict: Why we ended it; None if it ended by itself.
+        """
+        code = self._process.returncode
+        if verdict is not None:
+            how = f"it was ended because {verdict}"
+        elif code is None:
+            how = "it closed its pipe and does not end"
+        elif code < 0:
+            how = f"signal {-code} ({_signal_name(-code)}){_meaning(-code)}"
+        elif code == EXIT_PROTOCOL:
+            how = f"exit code {code}: it could not read what it was sent; are two versions of the program mixed?"
+        else:
+            how = f"exit code {code}"
+        log = f"; its log is {self._log_path}" if self._log_path else ""
+        return f"the engine process has ended: {how}. What it had answered is kept; load the model again to go on{log}"
+
+
+def engine_environment(base: Mapping[str, str], backend: str, threads: int | None) -> dict[str, str]:
+    """The environment of an engine process: no network, no code from model folders, a fast BLAS where there is one."""
+    environment = {name: value for name, value in base.items() if name != "MLX_LM_TRUST_REMOTE_CODE"}
+    environment |= {
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONSAFEPATH": "1",  # for its own children too
+        "PYTHONUNBUFFERED": "1",  # the log is complete when it is killed
+    }
+    if threads is not None:
+        environment |= {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads)}
+    blas = ctypes.util.find_library("openblas") if sys.platform == "linux" and backend in ("mlx", "auto") else None
+    if blas is not None:  # the BLAS that mlx bundles is ten times slower (found by the loader's own search, so it will load)
+        environment["LD_PRELOAD"] = ":".join(filter(None, [base.get("LD_PRELOAD"), blas]))
+    return environment
+
+
+def _opened(log_path: Path | None) -> AbstractContextManager[int | None]:
+    """Standard error of the child: the log file (0600, appended to), or None to share ours."""
+    if log_path is None:
+        return nullcontext()
+    return _descriptor(os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+
+
+@contextmanager
+def _descriptor(number: int) -> Iterator[int]:
+    try:
+        yield number
+    finally:
+        os.close(number)
+
+
+def _signal_name(number: int) -> str:
+    with suppress(ValueError):
+        return signal.Signals(number).name
+    return "unknown"
+
+
+def _meaning(number: int) -> str:
+    if number == signal.SIGKILL:
+        return ", which the system sends when memory runs out: choose a smaller model or kv_cache_bytes if it repeats"
+    if number in _CRASHES:
+        return ", a crash in native code: check the model file with `elsewise models verify` if it repeats"
+    return ""

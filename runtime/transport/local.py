@@ -1,0 +1,191 @@
+"""`LocalTransport`: a model whose engine is in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import warnings
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from types import FrameType
+from typing import Any
+
+from runtime.adapters.registry import Registry
+from runtime.beams import OnStep
+from runtime.branches import Branches
+from runtime.engine.adapters import AdapterOperations
+from runtime.engine.kv_files import KvFiles
+from runtime.engine.operations import Operations
+from runtime.engine.owner import Engine
+from runtime.engine.text_side import TextSide
+from runtime.errors import RuntimeFault, SessionClosedError
+from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
+from runtime.options.load import LoadOptions
+from runtime.records import TokenRun
+from runtime.shelf.model_lock import ModelLock
+from runtime.transport.base import TextFacts
+from runtime.transport.waiting import settled
+
+Operation = Callable[..., Awaitable[Any] | Future[Any]]
+
+
+class LocalTransport:
+    """Calls the operations of an engine of this process.
+
+    Args:
+        engine: The owner thread with its backend.
+        text: Tokenizer and template.
+        options: What was asked for at load.
+        names: What the model is called; () where that is not known, None where the backend alone says.
+        in_use: What keeps the shelf from removing the model's folders.
+    """
+
+    capabilities = frozenset({"kv", "adapters", "hidden states"})
+
+    def __init__(
+        self,
+        engine: Engine,
+        text: TextSide,
+        options: LoadOptions,
+        names: tuple[str, ...] | None = None,
+        in_use: Sequence[ModelLock] = (),
+    ) -> None:
+        info = engine.backend.info
+        self.engine = engine
+        self._in_use, self._loaded_at = in_use, _caller()
+        self.names = (info.name,) if names is None else names
+        registry = Registry(info.kv_fingerprint, info.vocab_size)
+        operations = self.operations = Operations(engine, text, options, registry)
+        adapters = self.adapters = AdapterOperations(engine, operations, registry, self.names)
+        files = self.files = KvFiles(engine, operations, options)
+        self.state = EngineState(engine, operations)
+        side = operations.text
+        self.text = TextFacts(
+            side.eos_token_ids,
+            side.template.source if side.template else None,
+            operations.byte_vocab,
+            lambda: side.tokenizer.str_vocab(info.vocab_size),
+            side.own.options,
+            operations.ends,
+        )
+        self.operation_streams: Mapping[str, Callable[..., Branches[TokenRun]]] = {
+            "generate": operations.generate,
+            "continue_many": operations.continue_many,
+            "generate_many": operations.generate_many,
+        }
+        self.operation_calls: Mapping[str, Operation] = {
+            "logprobs": operations.logprobs,
+            "logprobs_uncached": operations.logprobs_uncached,
+            "score": operations.score,
+            "generate_whole": operations.generate_whole,
+            "beam_generate": operations.beam_generate,
+            "embed": operations.embed,
+            "tokenize": operations.tokenize,
+            "render_chat": operations.render_chat,
+            "prefix_match": operations.prefix_match,
+            "cache_kv": operations.cache_kv,
+            "pin": operations.pin,
+            "unpin": operations.unpin,
+            "clear_cache": operations.clear_cache,
+            "keep_vectors": operations.keep_vectors,
+            "reset_queries": operations.reset_queries,
+            "set_kv_budget": operations.set_kv_budget,
+            "save_blocks": files.save_blocks,
+            "copy_blocks": files.copy_blocks,
+            "take_blocks": files.take_blocks,
+            "pin_blocks": files.pin_blocks,
+            "kv_snapshot": files.kv_snapshot,
+            "kv_restore": files.kv_restore,
+            "add_adapter": adapters.add,
+            "load_adapter": adapters.load,
+            "unload_adapter": adapters.unload,
+            "push_lora": adapters.push,
+            "pop_lora": adapters.pop,
+            "clear_loras": adapters.clear,
+        }
+
+    @property
+    def pid(self) -> int:
+        """This process."""
+        return os.getpid()
+
+    @property
+    def ended(self) -> RuntimeFault | None:
+        """Closed, or of another process."""
+        return self.engine.ended
+
+    async def call(
+        self, method: str, *, on_progress: OnProgress | None = None, on_step: OnStep | None = None, **arguments: Any
+    ) -> Any:
+        """One answer."""
+        if on_progress is not None:
+            arguments["on_progress"] = on_progress
+        if on_step is not None:
+            arguments["on_step"] = on_step
+        answer = self.operation_calls[method](**arguments)
+        return await (settled(answer) if isinstance(answer, Future) else answer)
+
+    def stream(self, method: str, *, on_progress: OnProgress | None = None, **arguments: Any) -> Branches[TokenRun]:
+        """Runs by branch."""
+        return self.operation_streams[method](on_progress=on_progress, **arguments)
+
+    def post(self, method: str, **arguments: Any) -> None:
+        """Asks without waiting."""
+        try:
+            self.operation_calls[method](**arguments)
+        except SessionClosedError:
+            return  # what has ended holds nothing
+
+    def heartbeat(self) -> tuple[int, str, int]:
+        """Of the owner thread."""
+        return self.engine.heartbeat()
+
+    def close(self) -> None:
+        """Ends the owner thread and frees the model."""
+        self.engine.close()
+        self.operations.close()
+        for each in self._in_use:
+            each.release()
+
+    async def close_async(self, within: float | None) -> None:
+        """Off the loop; however long it takes."""
+        del within
+        await asyncio.to_thread(self.close)
+
+    def forgotten(self) -> None:
+        """Warns at the line that loaded the model, and frees it."""
+        self.engine.end()
+        name = self.names[0] if self.names else ""
+        message = f"the model {name}, loaded here, was not closed; it is freed now. Use `with load(...) as model`, or close it"
+        warnings.warn_explicit(message, ResourceWarning, *self._loaded_at)
+
+
+class EngineState:
+    """The snapshots of an engine of this process."""
+
+    def __init__(self, engine: Engine, operations: Operations) -> None:
+        self._engine, self._operations = engine, operations
+
+    @property
+    def info(self) -> ModelInfo:
+        """Of now."""
+        return self._operations.info
+
+    @property
+    def metrics(self) -> Metrics:
+        """As of the last step."""
+        return self._engine.metrics
+
+    @property
+    def cache(self) -> CacheReport:
+        """As of the end of a step."""
+        return self._engine.report
+
+
+def _caller() -> tuple[str, int]:
+    """The file and the line from which the library was called."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # the documented way to a frame without the whole stack
+    while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == "runtime":
+        frame = frame.f_back
+    return ("<unknown>", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)

@@ -1,0 +1,200 @@
+"""The messages, as two tagged unions: `Request` goes to the engine process, `Reply` comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from runtime.beams import BeamStep
+from runtime.errors import InvalidRequestError, RuntimeFault
+from runtime.info import CacheReport, Metrics, ModelInfo, PromptProgress
+from runtime.loading.progress import LoadProgress
+from runtime.options.generation import GenerationOptions
+from runtime.options.resolution import AnswerEnds
+from runtime.transport.arrays import Array, Pieces, pack_array
+from runtime.transport.faults import Fault
+
+EXIT_PROTOCOL = 76  # the engine process's exit code when the pipe carried nothing of ours (EX_PROTOCOL of sysexits.h)
+LOAD_ID = 0  # what a Failure to load refers to; calls count from 1
+
+
+class MessageError(RuntimeFault):
+    """A well-formed frame whose content is no message of ours."""
+
+
+class Load(msgspec.Struct, tag="load", frozen=True):
+    """Make the model. First message, once."""
+
+    source: str
+    backend: str
+    options: dict[str, Any]
+    loader: str  # "package.module:callable"
+    backends: dict[str, str]  # extra ones: name -> "package.module:factory"
+    beat_seconds: float
+
+
+class Call(msgspec.Struct, tag="call", frozen=True):
+    """Do something; a Result, a stream or a Failure with the same id answers."""
+
+    id: int
+    method: str
+    arguments: msgspec.Raw  # of the type the method table says
+
+
+class Cancel(msgspec.Struct, tag="cancel", frozen=True):
+    """Nobody waits for the call any more; nothing answers this."""
+
+    id: int
+
+
+class Drop(msgspec.Struct, tag="drop", frozen=True):
+    """Nobody wants this branch of the stream any more; the others go on, and nothing answers this."""
+
+    id: int
+    branch: int
+
+
+class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
+    """Close the model and end."""
+
+
+class Loading(msgspec.Struct, tag="loading", frozen=True):
+    """How far the model is; any number of them before Loaded."""
+
+    progress: LoadProgress
+
+
+class Loaded(msgspec.Struct, tag="loaded", frozen=True):
+    """The model is there."""
+
+    info: ModelInfo
+    metrics: Metrics
+    cache: CacheReport
+    eos_token_ids: tuple[int, ...]
+    chat_template: str | None
+    byte_vocab: Pieces
+    str_vocab: Pieces  # UTF-8
+    own_options: GenerationOptions = msgspec.field(default_factory=GenerationOptions)
+    own_ends: AnswerEnds = msgspec.field(default_factory=AnswerEnds)
+
+
+class Result(msgspec.Struct, tag="result", frozen=True):
+    """The answer to a call."""
+
+    id: int
+    value: msgspec.Raw  # of the type the method table says
+
+
+class Chunk(msgspec.Struct, tag="chunk", frozen=True, omit_defaults=True):
+    """Some more tokens of a stream, or of one branch of it."""
+
+    id: int
+    columns: dict[str, Array]
+    branch: int | None = None
+
+
+class Progress(msgspec.Struct, tag="progress", frozen=True):
+    """How far the prompt of a call is."""
+
+    id: int
+    progress: PromptProgress
+
+
+class Step(msgspec.Struct, tag="step", frozen=True):
+    """The beams of a search after one step."""
+
+    id: int
+    step: BeamStep
+
+
+class End(msgspec.Struct, tag="end", frozen=True):
+    """The stream is complete."""
+
+    id: int
+
+
+class Failure(msgspec.Struct, tag="failure", frozen=True):
+    """The call, stream or load failed; chunks sent before stay valid."""
+
+    id: int
+    fault: Fault
+
+
+class Push(msgspec.Struct, tag="push", frozen=True, omit_defaults=True):
+    """News nobody asked for: what changed of the snapshots."""
+
+    info: ModelInfo | None = None
+    metrics: Metrics | None = None
+    cache: CacheReport | None = None
+
+
+class Beat(msgspec.Struct, tag="beat", frozen=True):
+    """A sign of life: the owner's step counter, what it is doing ("loading", "idle", "step"), and how far within a step."""
+
+    steps: int
+    phase: str
+    progress: int = 0
+
+
+Request = Load | Call | Cancel | Drop | Shutdown
+Reply = Loading | Loaded | Result | Chunk | Progress | Step | End | Failure | Push | Beat
+
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+
+def encode(value: object) -> bytes:
+    """A message, or the arguments or value inside one; numpy arrays become `Array`, their scalars numbers, paths text.
+
+    Raises:
+        InvalidRequestError: A value that msgpack cannot hold (a lone surrogate, a number over 64 bits, a foreign object).
+    """
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError as fault:
+        where = f"a lone surrogate (half of a character) at position {fault.start:,}"
+        raise InvalidRequestError(f"the text holds {where}; remove or replace it") from fault
+    except (TypeError, ValueError, OverflowError) as fault:
+        raise InvalidRequestError(f"this cannot be sent to the engine: {fault}") from fault
+
+
+def decode_requests(payloads: Sequence[bytearray]) -> list[Request]:
+    """Messages to the engine process.
+
+    Raises:
+        MessageError: Not a request.
+    """
+    try:
+        return [_requests.decode(payload) for payload in payloads]
+    except (msgspec.MsgspecError, ValueError, RecursionError) as fault:
+        raise MessageError(f"not a request: {fault}") from fault
+
+
+def decode_replies(payloads: Sequence[bytearray]) -> list[Reply]:
+    """Messages from the engine process.
+
+    Raises:
+        MessageError: Not a reply.
+    """
+    try:
+        return [_replies.decode(payload) for payload in payloads]
+    except (msgspec.MsgspecError, ValueError, RecursionError) as fault:
+        raise MessageError(f"not a reply: {fault}") from fault
+
+
+def _plain(value: object) -> object:
+    """The encoder's hook for what it does not know."""
+    if isinstance(value, np.ndarray):
+        return pack_array(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, PurePath):
+        return str(value)
+    raise TypeError(f"a {type(value).__name__} has no place in a message")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)

@@ -1,0 +1,303 @@
+"""The operations that a model can be asked for, with the types of their arguments and answers: the pipe's allow-list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from runtime.beams import BeamOptions, Hypothesis
+from runtime.info import BlocksSaved, PrefixMatch
+from runtime.numerics.pooling import Pooling
+from runtime.options.generation import GenerationOptions
+from runtime.options.priority import Priority
+from runtime.transport.arrays import Array, pack_array, pack_run, unpack_array, unpack_run
+from runtime.transport.messages import MessageError, encode
+
+AdapterUses = list[tuple[str, float]] | None  # (name, scale)
+
+
+class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Keywords of an operation; the base class is an operation without any. Token ids are arrays, ``(n,) int32``."""
+
+
+class Query(Arguments, frozen=True, forbid_unknown_fields=True):
+    """One path, and the adapters it is asked under."""
+
+    ids: Array
+    adapters: AdapterUses
+
+
+class LogprobsBatch(Arguments, frozen=True, forbid_unknown_fields=True):
+    """Several paths."""
+
+    batch: list[Array]
+    adapters: AdapterUses
+
+
+class Score(Query, frozen=True, forbid_unknown_fields=True):
+    """Scores from `start` on."""
+
+    top_k: int
+    start: int
+    priority: Priority
+
+
+class Generate(Arguments, frozen=True, forbid_unknown_fields=True):
+    """One answer."""
+
+    ids: Array
+    options: GenerationOptions
+
+
+class ContinueMany(Generate, frozen=True, forbid_unknown_fields=True):
+    """`n` answers."""
+
+    n: int
+
+
+class GenerateMany(Arguments, frozen=True, forbid_unknown_fields=True):
+    """An answer to each prompt."""
+
+    prompts: list[Array]
+    options: list[GenerationOptions]
+
+
+class BeamGenerate(Query, frozen=True, forbid_unknown_fields=True):
+    """A beam search; `watched`: its Steps are wanted."""
+
+    options: BeamOptions
+    watched: bool
+
+
+class Embed(Arguments, frozen=True, forbid_unknown_fields=True):
+    """A vector for each path."""
+
+    paths: list[Array]
+    pooling: Pooling
+    adapters: AdapterUses
+
+
+class Texts(Arguments, frozen=True, forbid_unknown_fields=True):
+    """Some texts."""
+
+    texts: list[str]
+
+
+class RenderChat(Arguments, frozen=True, forbid_unknown_fields=True):
+    """A conversation."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    add_generation_prompt: bool
+
+
+class Clear(Arguments, frozen=True, forbid_unknown_fields=True):
+    """What is dropped beside the KV."""
+
+    vectors: bool
+
+
+class Count(Arguments, frozen=True, forbid_unknown_fields=True):
+    """How many."""
+
+    count: int
+
+
+class Budget(Arguments, frozen=True, forbid_unknown_fields=True):
+    """Bytes of KV."""
+
+    budget_bytes: int
+
+
+class Pin(Query, frozen=True, forbid_unknown_fields=True):
+    """A path to keep under a number."""
+
+    pin: int
+
+
+class Unpin(Arguments, frozen=True, forbid_unknown_fields=True):
+    """A pin's number."""
+
+    pin: int
+
+
+class SaveBlocks(Query, frozen=True, forbid_unknown_fields=True):
+    """A path to save."""
+
+    replaces: int | None
+
+
+class CopyBlocks(Arguments, frozen=True, forbid_unknown_fields=True):
+    """Blocks, and the other file."""
+
+    keys: list[bytes]
+    path: str
+
+
+class PinBlocks(Arguments, frozen=True, forbid_unknown_fields=True):
+    """Blocks, and the pin's name."""
+
+    name: str
+    keys: list[bytes]
+
+
+class KvSnapshot(Query, frozen=True, forbid_unknown_fields=True):
+    """A path, and the file it goes to."""
+
+    path: str
+
+
+class KvRestore(Arguments, frozen=True, forbid_unknown_fields=True):
+    """A snapshot's file."""
+
+    path: str
+    upto: int | None
+
+
+class AddAdapter(Arguments, frozen=True, forbid_unknown_fields=True):
+    """An adapter's folder or id."""
+
+    path: str
+    name: str | None
+    any_base: bool
+
+
+class AdapterName(Arguments, frozen=True, forbid_unknown_fields=True):
+    """A registered adapter."""
+
+    name: str
+
+
+class PushLora(Arguments, frozen=True, forbid_unknown_fields=True):
+    """An adapter, and how strongly."""
+
+    name: str
+    scale: float
+
+
+class WireHypothesis(msgspec.Struct, frozen=True):
+    """One of a beam search's answers."""
+
+    columns: dict[str, Array]
+    logprob: float
+    score: float
+
+
+def _pack_hypotheses(hypotheses: Sequence[Hypothesis]) -> list[WireHypothesis]:
+    return [WireHypothesis(pack_run(one.run), one.logprob, one.score) for one in hypotheses]
+
+
+def _unpack_hypotheses(packed: Sequence[WireHypothesis]) -> list[Hypothesis]:
+    return [Hypothesis(unpack_run(one.columns), one.logprob, one.score) for one in packed]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a method's answer crosses: its wire type, and the way there and back."""
+
+    wire: Any
+    pack: Callable[[Any], Any] = lambda value: value
+    unpack: Callable[[Any], Any] = lambda value: value
+
+
+ARRAY = Answer(Array, pack_array, unpack_array)
+RUN = Answer(dict[str, Array], pack_run, unpack_run)
+NOTHING = Answer(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One line of the allow-list."""
+
+    arguments: type[msgspec.Struct]
+    answer: Answer
+    streams: bool = False  # answers by Chunks of runs, each of a branch, and an End
+    steps: bool = False  # takes `on_step`, if `watched`: Step messages go ahead of the Result
+    progresses: bool = False  # takes `on_progress`: Progress messages go ahead of the first Chunk or the Result
+    _decode_arguments: msgspec.msgpack.Decoder[Any] = field(init=False, repr=False, compare=False)
+    _decode_answer: msgspec.msgpack.Decoder[Any] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_decode_arguments", msgspec.msgpack.Decoder(self.arguments))
+        object.__setattr__(self, "_decode_answer", msgspec.msgpack.Decoder(self.answer.wire))
+
+    def read_arguments(self, raw: msgspec.Raw) -> dict[str, Any]:
+        """Keywords of the operation.
+
+        Raises:
+            MessageError, ArrayError: Of another type than the table says.
+        """
+        arguments = msgspec.structs.asdict(_decoded(self._decode_arguments, raw))
+        return {name: _with_ids(value) for name, value in arguments.items()}
+
+    def write_answer(self, value: object) -> msgspec.Raw:
+        """The answer, for a Result."""
+        return msgspec.Raw(encode(self.answer.pack(value)))
+
+    def read_answer(self, raw: msgspec.Raw) -> Any:  # the table's type; each caller knows its own
+        """The inverse of `write_answer`.
+
+        Raises:
+            MessageError, ArrayError: Of another type than the table says.
+        """
+        return self.answer.unpack(_decoded(self._decode_answer, raw))
+
+
+def _with_ids(value: Any) -> Any:
+    """Arrays of token ids, alone or in a list, as numpy has them."""
+    if isinstance(value, list) and value and isinstance(value[0], Array):
+        return [_with_ids(each) for each in value]
+    if not isinstance(value, Array):
+        return value
+    ids = unpack_array(value)
+    if ids.dtype != np.int32 or ids.ndim != 1:
+        raise MessageError(f"token ids are one row of int32, not {ids.dtype} of shape {ids.shape}")
+    return ids
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[Any], raw: msgspec.Raw) -> Any:  # of the decoder's type
+    try:
+        return decoder.decode(raw)
+    except (ValueError, RecursionError) as fault:  # msgspec's own errors, and text that is no UTF-8
+        raise MessageError(str(fault)) from fault
+
+
+METHODS: dict[str, Method] = {
+    "logprobs": Method(LogprobsBatch, ARRAY),
+    "logprobs_uncached": Method(Query, ARRAY),
+    "score": Method(Score, RUN, progresses=True),
+    "generate": Method(Generate, NOTHING, streams=True, progresses=True),
+    "continue_many": Method(ContinueMany, NOTHING, streams=True, progresses=True),
+    "generate_many": Method(GenerateMany, NOTHING, streams=True),
+    "generate_whole": Method(Generate, RUN),
+    "beam_generate": Method(
+        BeamGenerate, Answer(list[WireHypothesis], _pack_hypotheses, _unpack_hypotheses), progresses=True, steps=True
+    ),
+    "embed": Method(Embed, ARRAY, progresses=True),
+    "tokenize": Method(Texts, Answer(list[list[int]])),
+    "render_chat": Method(RenderChat, Answer(list[int])),
+    "prefix_match": Method(Query, Answer(PrefixMatch)),
+    "cache_kv": Method(Query, NOTHING, progresses=True),
+    "pin": Method(Pin, Answer(int)),
+    "unpin": Method(Unpin, NOTHING),
+    "clear_cache": Method(Clear, NOTHING),
+    "keep_vectors": Method(Count, NOTHING),
+    "reset_queries": Method(Arguments, NOTHING),
+    "set_kv_budget": Method(Budget, NOTHING),
+    "save_blocks": Method(SaveBlocks, Answer(BlocksSaved)),
+    "copy_blocks": Method(CopyBlocks, Answer(int)),
+    "take_blocks": Method(CopyBlocks, Answer(int)),
+    "pin_blocks": Method(PinBlocks, NOTHING),
+    "kv_snapshot": Method(KvSnapshot, Answer(int)),
+    "kv_restore": Method(KvRestore, Answer(int)),
+    "add_adapter": Method(AddAdapter, Answer(str)),
+    "load_adapter": Method(AdapterName, NOTHING),
+    "unload_adapter": Method(AdapterName, NOTHING),
+    "push_lora": Method(PushLora, NOTHING),
+    "pop_lora": Method(Arguments, Answer(tuple[str, float])),
+    "clear_loras": Method(Arguments, NOTHING),
+}

@@ -1,0 +1,232 @@
+"""`PipeTransport`: a model whose engine is another process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from runtime.beams import BeamStep, OnStep
+from runtime.branches import Branches
+from runtime.errors import InvalidRequestError, RuntimeFault
+from runtime.info import OnProgress, PromptProgress
+from runtime.options.checking import check_callback
+from runtime.records import TokenRun
+from runtime.transport.arrays import unpack_pieces
+from runtime.transport.base import TextFacts
+from runtime.transport.frames import MAX_PAYLOAD
+from runtime.transport.link import EngineLink, Ticket, end_link, grace_within
+from runtime.transport.messages import Call as CallMessage
+from runtime.transport.messages import Loaded, encode
+from runtime.transport.methods import METHODS
+from runtime.transport.waiting import Call, Inbox, Stream, Turns
+
+
+@dataclass(slots=True, eq=False)
+class CallWaiter:
+    """Hears of one call from the link's thread, for a reader anywhere."""
+
+    inbox: Inbox
+    call: Call[Any]
+    on_progress: OnProgress | None = None
+    on_step: OnStep | None = None
+
+    def chunk(self, run: TokenRun, branch: int | None) -> None:
+        """A call has none."""
+
+    def progress(self, progress: PromptProgress) -> None:
+        """How far its prompt is."""
+        if self.on_progress is not None:
+            self.inbox.post(partial(self.on_progress, progress))
+
+    def step(self, step: BeamStep) -> None:
+        """The beams of a search after one step."""
+        if self.on_step is not None:
+            self.inbox.post(partial(self.on_step, step))
+
+    def result(self, value: Any) -> None:
+        """The answer."""
+        self.call.set_result(value)
+
+    def fault(self, error: BaseException) -> None:
+        """It failed."""
+        self.call.set_exception(error)
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether nothing waits."""
+        return self.call.cancelled()
+
+
+@dataclass(slots=True, eq=False)
+class StreamWaiter:
+    """Hears of one stream from the link's thread."""
+
+    stream: Stream
+
+    def chunk(self, run: TokenRun, branch: int | None) -> None:
+        """Some tokens."""
+        self.stream.chunk(run, branch or 0)
+
+    def progress(self, progress: PromptProgress) -> None:
+        """How far its prompt is."""
+        self.stream.progress(progress)
+
+    def step(self, step: BeamStep) -> None:
+        """A stream has none."""
+
+    def result(self, value: Any) -> None:  # noqa: ARG002  # a stream's end carries none
+        """Its end."""
+        self.stream.end()
+
+    def fault(self, error: BaseException) -> None:
+        """It failed."""
+        self.stream.end(error)
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether its reader has gone."""
+        return self.stream.closed
+
+
+class PipeTransport:
+    """Calls an engine process. Once it has ended, waiting and new calls get `EngineDiedError`.
+
+    Args:
+        link: To the process, which has loaded its model.
+        loaded: What it said of the model.
+    """
+
+    capabilities = frozenset({"kv", "adapters", "hidden states"})
+
+    def __init__(self, link: EngineLink, loaded: Loaded) -> None:
+        self._link, self._first = link, loaded
+        self._turns: Turns[Ticket] = Turns(link.submit)
+        texts = [text.decode("utf-8", "surrogatepass") for text in unpack_pieces(loaded.str_vocab)]
+        self.text = TextFacts(
+            loaded.eos_token_ids,
+            loaded.chat_template,
+            unpack_pieces(loaded.byte_vocab),
+            lambda: texts,
+            loaded.own_options,
+            loaded.own_ends,
+        )
+
+    @property
+    def state(self) -> Loaded:
+        """The snapshots that the engine pushed last."""
+        return self._link.state or self._first
+
+    @property
+    def pid(self) -> int:
+        """The engine's process id."""
+        assert self._link.pid is not None  # it has loaded a model
+        return self._link.pid
+
+    @property
+    def ended(self) -> RuntimeFault | None:
+        """Why nothing can be asked any more; None while the engine lives."""
+        return self._link.ending
+
+    async def call(
+        self, method: str, *, on_progress: OnProgress | None = None, on_step: OnStep | None = None, **arguments: Any
+    ) -> Any:
+        """One answer; cancelled, the engine is told."""
+        check_callback(on_progress)
+        check_callback(on_step, "on_step")
+        self._check_answer(method, arguments)
+        if METHODS[method].steps:
+            arguments["watched"] = on_step is not None
+        inbox = self._turns.inbox()
+        waiter = CallWaiter(inbox, Call(inbox), on_progress, on_step)
+        ticket = self._ticket(method, arguments, waiter)
+        self._turns.submit(ticket)
+        try:
+            return await waiter.call.answer()
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            self._link.cancel(ticket.id)
+            raise
+
+    def stream(self, method: str, *, on_progress: OnProgress | None = None, **arguments: Any) -> Branches[TokenRun]:
+        """Runs by branch as they arrive; closed early, the engine is told."""
+        dropped: set[int] = set()
+        begun: list[Callable[[int], None]] = []  # tells the engine of one more that was dropped
+
+        async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
+            stream = Stream(self._turns.inbox(), on_progress, dropped, self._link.check_process)
+            ticket = self._ticket(method, arguments, StreamWaiter(stream))
+            self._turns.submit(ticket)
+
+            def tell(branch: int) -> None:
+                self._turns.flush()  # the call goes before
+                self._link.drop(ticket.id, branch)
+
+            for branch in dropped:
+                tell(branch)
+            begun.append(tell)
+            try:
+                async for item in stream.runs():
+                    yield item
+            finally:
+                begun.clear()
+                stream.closed = True
+                self._link.cancel(ticket.id)
+
+        def drop(branch: int) -> None:
+            dropped.add(branch)
+            for tell in begun:
+                tell(branch)
+
+        return Branches(read(), drop)
+
+    def post(self, method: str, **arguments: Any) -> None:
+        """Sends it and waits for nothing."""
+        inbox = Inbox(None)
+        self._turns.flush()
+        self._link.submit([self._ticket(method, arguments, CallWaiter(inbox, Call(inbox)))])
+
+    def heartbeat(self) -> tuple[int, str, int]:
+        """The link watches its process itself."""
+        return 0, "idle", 0
+
+    def close(self) -> None:
+        """Ends the process within its limits."""
+        self._link.close_soon().result()
+        self._link.join()
+
+    async def close_async(self, within: float | None) -> None:
+        """The same, awaited."""
+        await end_link(self._link, grace=None if within is None else grace_within(within))
+
+    def forgotten(self) -> None:
+        """Forgotten without close: no engine stays behind."""
+        self._link.close_soon(grace=0.0)
+
+    def _ticket(self, method: str, arguments: dict[str, Any], waiter: CallWaiter | StreamWaiter) -> Ticket:
+        number = self._link.next_id()
+        payload = encode(CallMessage(number, method, msgspec.Raw(encode(arguments))))
+        return Ticket(number, payload, METHODS[method], waiter)
+
+    def _check_answer(self, method: str, arguments: dict[str, Any]) -> None:
+        """Refuses, before anything is computed, an answer that does not cross the pipe."""
+        info = self.state.info
+        if method == "logprobs":
+            _check_rows(len(arguments["batch"]), info.vocab_size, "rows of {width:,} log-probabilities", "rows")
+        elif method == "embed":
+            _check_rows(len(arguments["paths"]), info.hidden_size, "vectors", "texts")
+
+
+_ENVELOPE_BYTES = 256  # of an answer, around an array
+
+
+def _check_rows(rows: int, width: int, what: str, unit: str) -> None:
+    most = (MAX_PAYLOAD - _ENVELOPE_BYTES) // (4 * width)
+    if rows > most:
+        raise InvalidRequestError(
+            f"{rows:,} {what.format(width=width)} take {4 * rows * width:,} bytes, more than the {MAX_PAYLOAD:,} that "
+            f"cross the pipe at once; ask for {most:,} {unit} at a time"
+        )

@@ -1,0 +1,323 @@
+"""The engine process: requests in, a model's answers out.
+
+The main thread runs the loop that reads, calls and writes; the model computes on threads of its own. So beats go out while
+the model loads or steps, and the end of the pipe is noticed however busy it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import NoReturn
+
+from runtime.api.language_model import LanguageModel
+from runtime.backends.registry import register_backend
+from runtime.branches import Branches
+from runtime.dotted import resolve
+from runtime.errors import InvalidRequestError, RuntimeFault
+from runtime.loading.progress import LoadProgress, OnLoad, progress_listener
+from runtime.options.checking import nearest
+from runtime.records import TokenRun
+from runtime.transport.arrays import pack_pieces, pack_run
+from runtime.transport.connection import Connection
+from runtime.transport.faults import pack_fault
+from runtime.transport.frames import MAX_PAYLOAD
+from runtime.transport.messages import (
+    EXIT_PROTOCOL,
+    LOAD_ID,
+    Beat,
+    Call,
+    Cancel,
+    Chunk,
+    Drop,
+    End,
+    Failure,
+    Load,
+    Loaded,
+    Loading,
+    MessageError,
+    Progress,
+    Push,
+    Result,
+    Shutdown,
+    Step,
+    decode_requests,
+    encode,
+)
+from runtime.transport.methods import METHODS
+
+_log = logging.getLogger(__name__)
+_PUSH_SECONDS = 0.1  # between two pushes while a call is worked on
+_GROUP_BYTES = 1 << 20  # answers sent as one group
+_ORPHAN_SECONDS = 0.5  # for the model to close when the parent has gone
+_PARENT_SECONDS = 1.0  # between two looks whether it has
+_SHUTDOWN_SECONDS = 1.5  # for the model to close when the parent asks; the parent's own limit is shorter
+
+
+async def serve(pipe: socket.socket) -> NoReturn:
+    """Serves one model over a connected socket; ends the process when the pipe closes."""
+    loop = asyncio.get_running_loop()
+    server = Server()
+    await loop.create_connection(lambda: server.connection, sock=pipe)
+    watch = loop.create_task(server.watch_parent(os.getppid()))  # a forked child of the parent may hold the pipe open
+    code, grace = await server.over
+    watch.cancel()
+    await server.close_model(grace)
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)  # whatever the owner thread or a native library is doing
+
+
+class Server:
+    """One model, one pipe. All members run on the loop's thread."""
+
+    def __init__(self) -> None:
+        self.connection = Connection(self._on_group, self._on_lost)
+        self.over: asyncio.Future[tuple[int, float]] = asyncio.get_running_loop().create_future()  # exit code, grace
+        self._model: LanguageModel | None = None
+        self._loading = False
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._branches: dict[int, Branches[TokenRun]] = {}  # by call, while they are read
+        self._dropped: dict[int, set[int]] = {}  # branches that were dropped before they were read, by call
+        self._background: set[asyncio.Task[None]] = set()
+        self._outbox: list[bytes] = []
+        self._news_due = False  # the outbox holds the end of a request
+        self._pushed: Push | None = None
+        self._pusher: asyncio.Task[None] | None = None
+
+    async def watch_parent(self, parent: int) -> None:
+        """Ends when the parent has ended, whoever else has its end of the pipe."""
+        while True:
+            if os.getppid() != parent:
+                self._end(0, _ORPHAN_SECONDS)
+                return
+            await asyncio.sleep(_PARENT_SECONDS)
+
+    async def close_model(self, grace: float) -> None:
+        """Closes the model, for `grace` seconds at most."""
+        if self._model is None:
+            return
+        try:
+            await asyncio.wait_for(asyncio.to_thread(self._model.close), grace)
+        except TimeoutError:
+            _log.warning("the model did not close within %.1f s", grace)
+        except Exception:  # noqa: BLE001  # the border: nothing may keep this process alive
+            _log.exception("the model could not be closed")
+
+    # ---- what arrives ----------------------------------------------------------------------------------------
+
+    def _on_group(self, payloads: list[bytearray]) -> None:
+        for request in decode_requests(payloads):
+            match request:
+                case Load():
+                    if self._loading or self._model is not None:
+                        raise MessageError("a second Load: one engine process serves one model")
+                    self._loading = True
+                    self._keep(asyncio.create_task(self._load(request)))
+                    self._keep(asyncio.create_task(self._beat(request.beat_seconds)))
+                case Call():
+                    if request.id in self._calls:
+                        raise MessageError(f"a second call with id {request.id}")
+                    begun = self._calls[request.id] = asyncio.create_task(self._answer(request))
+                    begun.add_done_callback(partial(self._forget, request.id))  # one that is cancelled at once never runs
+                    if self._pusher is None:
+                        self._pusher = asyncio.create_task(self._push_while_busy())
+                case Cancel():
+                    if task := self._calls.get(request.id):
+                        task.cancel()
+                case Drop():
+                    if branches := self._branches.get(request.id):
+                        branches.drop(request.branch)
+                    elif request.id in self._calls:
+                        self._dropped.setdefault(request.id, set()).add(request.branch)
+                case Shutdown():
+                    self._end(0, _SHUTDOWN_SECONDS)
+
+    def _on_lost(self, fault: RuntimeFault | None) -> None:
+        self._end(EXIT_PROTOCOL if fault else 0, _ORPHAN_SECONDS)
+
+    def _end(self, code: int, grace: float) -> None:
+        if not self.over.done():
+            self.over.set_result((code, grace))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    # ---- work ------------------------------------------------------------------------------------------------
+
+    async def _load(self, request: Load) -> None:
+        loop = asyncio.get_running_loop()
+
+        def tell(progress: LoadProgress) -> None:
+            loop.call_soon_threadsafe(self._post, encode(Loading(progress)))
+
+        try:
+            model = await asyncio.to_thread(make_model, request, tell)
+            loaded = encode(await asyncio.to_thread(describe, model))
+        except BaseException as error:  # noqa: BLE001  # the border: a Rust panic is a BaseException; the caller gets it all
+            if not isinstance(error, RuntimeFault):  # those say all there is to say, to the caller
+                _log.warning("loading %r failed", request.source, exc_info=error)
+            self._post(encode(Failure(LOAD_ID, pack_fault(error))))
+        else:
+            self._model = model
+            self._post(loaded)
+        finally:
+            self._loading = False
+
+    async def _answer(self, call: Call) -> None:
+        try:
+            payload = await self._perform(call)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            assert task is not None  # we run in one
+            if task.cancelling():  # by our caller: nobody waits
+                return
+            payload = encode(Failure(call.id, pack_fault(error)))  # the model's own: `reset_async_queries`
+        except BaseException as error:  # noqa: BLE001  # the border: a Rust panic is a BaseException; the caller gets it all
+            if not isinstance(error, RuntimeFault):
+                _log.warning("%s failed", call.method, exc_info=error)
+            payload = encode(Failure(call.id, pack_fault(error)))
+        self._post(payload, news=True)
+
+    def _forget(self, call: int, _: asyncio.Task[None]) -> None:
+        del self._calls[call]
+        self._dropped.pop(call, None)
+
+    async def _perform(self, call: Call) -> bytes:
+        method = METHODS.get(call.method)
+        if method is None:
+            raise InvalidRequestError(f"the engine has no method {call.method!r}: {nearest(call.method, METHODS)}")
+        if self._model is None:
+            raise InvalidRequestError(f"{call.method} was called before the model was loaded")
+        try:
+            arguments = method.read_arguments(call.arguments)
+        except MessageError as mismatch:
+            raise InvalidRequestError(f"{call.method}: {mismatch}") from mismatch
+        if method.progresses:
+            arguments["on_progress"] = lambda progress: self._post(encode(Progress(call.id, progress)))
+        if method.steps and arguments.pop("watched"):
+            arguments["on_step"] = lambda step: self._post(encode(Step(call.id, step)))
+        transport = self._model.transport
+        if method.streams:
+            await self._send_runs(call.id, transport.stream(call.method, **arguments))
+            return encode(End(call.id))
+        payload = encode(Result(call.id, method.write_answer(await transport.call(call.method, **arguments))))
+        if len(payload) > MAX_PAYLOAD:
+            raise InvalidRequestError(
+                f"the answer of {call.method} takes {len(payload):,} bytes, more than the {MAX_PAYLOAD:,} that cross the "
+                "pipe at once; ask for fewer rows"
+            )
+        return payload
+
+    async def _send_runs(self, call: int, branches: Branches[TokenRun]) -> None:
+        for branch in self._dropped.pop(call, ()):
+            branches.drop(branch)
+        self._branches[call] = branches
+        begun = False
+        try:
+            async with aclosing(branches):
+                async for branch, run in branches:
+                    chunk = Chunk(call, pack_run(run), branch)
+                    self._post(encode(chunk), news=not begun)  # what the prompt cost goes first
+                    begun = True
+                    await self.connection.drained()
+        finally:
+            del self._branches[call]
+
+    # ---- what leaves -----------------------------------------------------------------------------------------
+
+    def _post(self, payload: bytes, *, news: bool = False) -> None:
+        if not self._outbox:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outbox.append(payload)
+        self._news_due |= news
+
+    def _flush(self) -> None:
+        """Sends what one turn of the loop produced; before an answer, or a stream's beginning, the new counters."""
+        payloads, self._outbox = self._outbox, []
+        if self._news_due:
+            self._news_due = False
+            payloads[:0] = self._news()
+        for group in _groups(payloads):
+            self.connection.post(group)
+
+    def _news(self) -> list[bytes]:
+        """The snapshots that changed since they were last pushed, as one message or none."""
+        model = self._model
+        if model is None:
+            return []
+        try:
+            state = model.transport.state
+            now = Push(state.info, state.metrics, state.cache)
+            before, self._pushed = self._pushed, now
+            changed = {
+                name: getattr(now, name) for name in Push.__struct_fields__ if getattr(now, name) != getattr(before, name, None)
+            }
+            return [encode(Push(**changed))] if changed else []
+        except Exception:  # noqa: BLE001  # the border: counters are no reason to lose an answer
+            _log.exception("the counters could not be read")
+            return []
+
+    async def _push_while_busy(self) -> None:
+        busy = True
+        while busy or self._calls:  # a call that came during the last round finds this one at work and begins no other
+            busy = bool(self._calls)  # one more round after the last answer: what a model counts afterwards
+            await asyncio.sleep(_PUSH_SECONDS)
+            self.connection.post(self._news())
+        self._pusher = None
+
+    async def _beat(self, seconds: float) -> None:
+        while True:
+            self.connection.post([encode(self._sign_of_life())])
+            await asyncio.sleep(seconds)
+
+    def _sign_of_life(self) -> Beat:
+        if self._model is None:
+            return Beat(0, "loading" if self._loading else "idle")
+        return Beat(*self._model.transport.heartbeat())
+
+
+def _groups(payloads: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """Cuts so that the other side need not hold much before it hands out the first answers."""
+    group: list[bytes] = []
+    held = 0
+    for payload in payloads:
+        if group and held + len(payload) > _GROUP_BYTES:
+            yield group
+            group, held = [], 0
+        group.append(payload)
+        held += len(payload)
+    yield group
+
+
+def make_model(request: Load, on_progress: OnLoad | None = None) -> LanguageModel:
+    """Loads the model by dotted names (seconds to minutes; on a worker thread). `on_progress` is called on another one."""
+    for name, dotted in request.backends.items():
+        register_backend(name, dotted)
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in request.options.items()}
+    with progress_listener(on_progress):  # a loader of another package need not know of it
+        model: LanguageModel = resolve(request.loader)(request.source, request.backend, **options)
+    return model
+
+
+def describe(model: LanguageModel) -> Loaded:
+    """What the other side keeps, so that it need not ask again."""
+    state, text = model.transport.state, model.transport.text
+    return Loaded(
+        info=state.info,
+        metrics=state.metrics,
+        cache=state.cache,
+        eos_token_ids=text.eos_token_ids,
+        chat_template=text.chat_template,
+        byte_vocab=pack_pieces(text.byte_vocab),
+        str_vocab=pack_pieces([piece.encode("utf-8", "surrogatepass") for piece in text.str_vocab()]),
+        own_options=text.own_options,
+        own_ends=text.own_ends,
+    )

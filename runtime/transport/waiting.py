@@ -1,0 +1,330 @@
+"""Where answers arrive: at a coroutine on any event loop, or at a thread that blocks.
+
+Members of a model are written once, as coroutines. `blocking` makes the twin that blocks: it runs the coroutine in a mode in
+which the waits below block the thread instead of suspending, so that it ends in one go, without an event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import queue
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Sequence, Set
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from runtime.aio import Mailbox
+from runtime.branches import merged
+from runtime.info import OnProgress, PromptProgress
+from runtime.options.checking import check_callback
+from runtime.records import TokenRun
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_mode = threading.local()
+
+
+def is_blocking() -> bool:
+    """Whether this thread runs a blocking twin."""
+    return getattr(_mode, "blocking", False)
+
+
+@contextmanager
+def _in_blocking_mode() -> Iterator[None]:
+    before, _mode.blocking = is_blocking(), True
+    try:
+        yield
+    finally:
+        _mode.blocking = before
+
+
+def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine that waits by the functions of this module alone; a running loop of this thread is held up."""
+    with _in_blocking_mode():
+        try:
+            coroutine.send(None)
+        except StopIteration as end:
+            answer: T = end.value
+            return answer
+    coroutine.close()
+    raise RuntimeError("a coroutine that was to block awaited something of an event loop")
+
+
+def blocking(member: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """The blocking twin of a coroutine function."""
+
+    @functools.wraps(member)
+    def twin(*arguments: P.args, **named: P.kwargs) -> T:
+        return run_blocking(member(*arguments, **named))
+
+    return _renamed(twin, member)
+
+
+def blocking_iterator(member: Callable[P, AsyncGenerator[T, None]]) -> Callable[P, Generator[T, None, None]]:
+    """The blocking twin of an async generator function."""
+
+    @functools.wraps(member)
+    def twin(*arguments: P.args, **named: P.kwargs) -> Generator[T, None, None]:
+        source = member(*arguments, **named)
+        try:
+            while True:
+                try:
+                    item = run_blocking(_next(source))
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:
+            run_blocking(source.aclose())
+
+    return _renamed(twin, member)
+
+
+async def _next(source: AsyncGenerator[T, None]) -> T:
+    return await anext(source)
+
+
+def _renamed(twin: Callable[P, T], member: Callable[..., Any]) -> Callable[P, T]:
+    """``x_async`` blocks as ``x``, ``x`` as ``x_sync``."""
+    for attribute in ("__name__", "__qualname__"):
+        name: str = getattr(member, attribute)
+        setattr(twin, attribute, name.removesuffix("_async") if name.endswith("_async") else f"{name}_sync")
+    twin.__doc__ = f"`{member.__name__}`, blocking."
+    del twin.__wrapped__  # type: ignore[attr-defined]  # it is no coroutine function, as `inspect` would believe
+    return twin
+
+
+async def settled(future: Future[T], *, shielded: bool = False) -> T:
+    """The result of a future of another thread; a cancelled wait cancels it, unless it is shielded."""
+    if is_blocking():
+        return future.result()
+    wrapped = asyncio.wrap_future(future)
+    return await (asyncio.shield(wrapped) if shielded else wrapped)
+
+
+async def off_loop(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """Runs what takes a while: on a worker thread, or here where this thread blocks anyway."""
+    return function(*arguments, **named) if is_blocking() else await asyncio.to_thread(function, *arguments, **named)
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The running event loop of this thread."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+class Inbox:
+    """Callbacks from other threads for one reader; they run on its loop, or in its blocked thread while it waits.
+
+    Args:
+        mailbox: Of the reader's loop; None for a thread that blocks.
+    """
+
+    def __init__(self, mailbox: Mailbox | None) -> None:
+        self._mailbox = mailbox
+        self._queue: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._news = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is read any more: the reader's loop has been closed, or its wait cancelled."""
+        if self._mailbox is None:
+            return False
+        return self._mailbox.loop.is_closed() or (self._waiter is not None and self._waiter.cancelled())
+
+    def post(self, callback: Callable[[], object]) -> None:
+        """Runs `callback` at the reader soon; from any thread, in order."""
+        (self._queue.put if self._mailbox is None else self._mailbox.post)(callback)
+
+    def wake(self) -> None:
+        """Ends the reader's wait; called by callbacks."""
+        self._news = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Returns after a callback has called `wake` (since the last wait)."""
+        while not self._news:
+            if self._mailbox is None:
+                self._queue.get()()
+            else:
+                self._waiter = self._mailbox.loop.create_future()
+                await self._waiter
+        self._news = False
+
+
+class Call(Generic[T]):
+    """One answer on its way. The producing side sees the parts of a `concurrent.futures.Future` that it needs."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._settled = self._gone = False
+        self._value: T | None = None
+        self._error: BaseException | None = None
+
+    # ---- the reader ------------------------------------------------------------------------------------------
+
+    async def answer(self) -> T:
+        """Waits for it."""
+        try:
+            while not self._settled:
+                await self._inbox.wait()
+        finally:
+            self._gone = True
+        if self._error is not None:
+            raise _raisable(self._error)
+        return self._value  # type: ignore[return-value]  # settled without an error
+
+    # ---- the producer ----------------------------------------------------------------------------------------
+
+    def cancelled(self) -> bool:
+        """Whether nothing waits for it any more."""
+        return self._gone or self._inbox.closed
+
+    def done(self) -> bool:
+        """Whether it was settled, or is not waited for."""
+        return self._settled or self.cancelled()
+
+    def set_running_or_notify_cancel(self) -> bool:
+        """Whether it is still waited for."""
+        return not self.cancelled()
+
+    def set_result(self, value: T) -> None:
+        """The answer."""
+        self._inbox.post(partial(self._settle, value, None))
+
+    def set_exception(self, error: BaseException) -> None:
+        """The failure."""
+        self._inbox.post(partial(self._settle, None, error))
+
+    def _settle(self, value: T | None, error: BaseException | None) -> None:
+        if not self._settled:
+            self._settled, self._value, self._error = True, value, error
+            self._inbox.wake()
+
+
+class Stream:
+    """Runs of tokens on their way, by branch; a plain stream is branch 0 alone.
+
+    Args:
+        inbox: Of the reader.
+        on_progress: Hears how far the prompt is, at the reader.
+        dropped: Branches of which nothing is wanted; may grow.
+        resumed: Called in a blocked thread before it goes on after a run: it may have been forked meanwhile.
+    """
+
+    def __init__(self, inbox: Inbox, on_progress: OnProgress | None, dropped: Set[int], resumed: Callable[[], None]) -> None:
+        check_callback(on_progress)
+        self.inbox, self._on_progress, self._dropped, self._resumed = inbox, on_progress, dropped, resumed
+        self.closed = False  # the reader has gone
+        self._arrived: list[tuple[int, TokenRun]] = []
+        self._over = False
+        self._error: BaseException | None = None
+
+    # ---- the reader ------------------------------------------------------------------------------------------
+
+    async def runs(self) -> AsyncGenerator[tuple[int, TokenRun], None]:
+        """What arrived since it was last asked, one run for each branch; an error follows all that came before it."""
+        try:
+            while self._arrived or not self._over:
+                if not self._arrived:
+                    await self.inbox.wait()
+                arrived, self._arrived = self._arrived, []
+                for branch, run in merged(arrived):
+                    if branch not in self._dropped:
+                        yield branch, run
+                        if is_blocking():
+                            self._resumed()
+        finally:
+            self.closed = True
+        if self._error is not None:
+            raise _raisable(self._error)
+
+    # ---- the producer ----------------------------------------------------------------------------------------
+
+    def chunk(self, run: TokenRun, branch: int = 0) -> None:
+        """Some more tokens."""
+        self.inbox.post(partial(self._arrive, branch, run))
+
+    def progress(self, progress: PromptProgress) -> None:
+        """How far the prompt is."""
+        if self._on_progress is not None:
+            self.inbox.post(partial(self._on_progress, progress))
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Nothing follows."""
+        self.inbox.post(partial(self._end, error))
+
+    def _arrive(self, branch: int, run: TokenRun) -> None:
+        self._arrived.append((branch, run))
+        self.inbox.wake()
+
+    def _end(self, error: BaseException | None) -> None:
+        self._over, self._error = True, error
+        self.inbox.wake()
+
+
+class Turns(Generic[T]):
+    """Gives `send` what one turn of an event loop asks for as one batch; what a blocked thread asks for at once.
+
+    Args:
+        send: Takes the batch, on the asking thread; it tells the waiters of what it cannot send.
+    """
+
+    def __init__(self, send: Callable[[Sequence[T]], None]) -> None:
+        self._send = send
+        self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
+        self._pending: dict[asyncio.AbstractEventLoop, list[T]] = {}
+
+    def inbox(self) -> Inbox:
+        """A new one for whatever runs now; all of one loop share a wake-up."""
+        if is_blocking():
+            return Inbox(None)
+        loop = asyncio.get_running_loop()
+        mailbox = self._mailboxes.get(loop)
+        if mailbox is None:
+            for known in [known for known in list(self._mailboxes) if known.is_closed()]:
+                self._mailboxes.pop(known, None)
+            mailbox = self._mailboxes[loop] = Mailbox(loop)
+        return Inbox(mailbox)
+
+    def submit(self, *items: T) -> None:
+        """Sends them with what else this turn asks for."""
+        if is_blocking():
+            self.flush()
+            self._send(items)
+            return
+        loop = asyncio.get_running_loop()
+        pending = self._pending.setdefault(loop, [])
+        if not pending:
+            loop.call_soon(self._end_turn, loop)
+        pending.extend(items)
+
+    def flush(self) -> None:
+        """Sends now what the running loop's turn has asked for so far."""
+        loop = running_loop() if self._pending else None
+        if loop is not None:
+            self._end_turn(loop)
+
+    def pending(self) -> list[T]:
+        """What was asked for and has not been sent; any thread."""
+        return [item for loop, items in list(self._pending.items()) if not loop.is_closed() for item in list(items)]
+
+    def _end_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        items = self._pending.get(loop)
+        if items:
+            self._send(items)  # sent before it is forgotten: at no moment is a request nowhere
+            self._pending.pop(loop, None)
+
+
+def _raisable(error: BaseException) -> BaseException:
+    """A blocked thread is no task: what asyncio calls cancelled is an ordinary error there."""
+    if is_blocking() and isinstance(error, asyncio.CancelledError):
+        return concurrent.futures.CancelledError(*error.args)
+    return error
