@@ -13,7 +13,7 @@ from statistics import median
 import numpy as np
 
 Clock = Callable[[], float]  # seconds
-Told = Callable[[str], None]  # what goes on, for whoever watches
+Told = Callable[[str], None]  # takes messages about progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def digest(answers: Sequence[Sequence[int]]) -> str:
 
 
 def take_turns(contenders: Mapping[str, Callable[[], Lap]], rounds: int, tell: Told, *, warm_up: bool) -> dict[str, list[Lap]]:
-    """Everybody's first lap, then everybody's second: A B A B.
+    """The first lap of each contender, then the second of each: A B A B.
 
     What is there before the first lap is kept out of the garbage collector's sight until the last one has ended.
 
@@ -98,7 +98,7 @@ def speed(ours: Sequence[Lap], peer: Sequence[Lap], seconds: Callable[[Lap], flo
 
 
 def wall(lap: Lap) -> float:
-    """Seconds that somebody waited."""
+    """Wall-clock seconds."""
     return lap.wall_seconds
 
 

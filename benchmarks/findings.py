@@ -135,7 +135,7 @@ class Limit:
     """What a figure would be at most (or least) if Elsewise added nothing, from the same run."""
 
     figure: float
-    what: str  # whose figure it is, and why nothing could do without
+    what: str  # what reaches the figure, and why it is a bound
 
 
 @dataclass(frozen=True, slots=True)

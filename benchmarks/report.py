@@ -42,7 +42,7 @@ class Report:
     calibrations: tuple[Calibration, ...]  # before each model, in order; before the first alone if quick
     findings: Findings
     took: tuple[Took, ...] = ()
-    whole: bool = True  # nobody stopped it
+    whole: bool = True  # it was not stopped
 
     def print(self, console: Console) -> None:
         """Tables by backend and model, what the seconds are to be held against, and every figure beside its bar."""

@@ -32,7 +32,7 @@ NOWHERE = Case("", "", Path(), 0)
 def run_bench(*, quick: bool, model: str, backends: tuple[str, ...], only: tuple[str, ...], json_path: Path | None) -> bool:
     """Measures, prints tables to stdout and, if asked, writes JSON. Progress goes to stderr, with a line for each part.
 
-    Who stops it (ctrl-C, SIGTERM) gets what was measured until then.
+    Stopped (ctrl-C, SIGTERM), it reports what was measured until then.
 
     Args:
         quick: Smaller sizes, fewer rounds.
@@ -43,7 +43,7 @@ def run_bench(*, quick: bool, model: str, backends: tuple[str, ...], only: tuple
         json_path: Where the JSON goes.
 
     Returns:
-        Whether nobody stopped it.
+        Whether it ran to its end.
 
     Raises:
         UnknownBackendError, BackendUnavailableError: A backend that is not known, or cannot run here.

@@ -24,7 +24,7 @@ def particles(vocabulary: int, *, count: int, steps: int, prompt: int, resample_
         count: Particles.
         steps: Tokens each of them grows by.
         prompt: Tokens they all begin with.
-        resample_every: Steps between two resamplings. Weights are random: only who copies whom matters here.
+        resample_every: Steps between two resamplings. Weights are random: only the pattern of copies matters here.
     """
 
     def play(subject: Subject) -> None:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from storage.tables.places import Places
     from storage.transfer.json_format import export_json
     from storage.transfer.portable import PortableFile, export_portable
-    from storage.transfer.text_export import export_markdown, export_tokens
+    from storage.transfer.text_export import export_text
 
 __all__ = [
     "BlockFile",
@@ -86,9 +86,8 @@ __all__ = [
     "StoredChunk",
     "UnknownRowError",
     "export_json",
-    "export_markdown",
     "export_portable",
-    "export_tokens",
+    "export_text",
     "open_blocks",
     "request_focus",
     "salvage",
@@ -118,7 +117,7 @@ _NAMES = {
     "storage.store": ("SessionStore",),
     "storage.transfer.json_format": ("export_json",),
     "storage.transfer.portable": ("PortableFile", "export_portable"),
-    "storage.transfer.text_export": ("export_markdown", "export_tokens"),
+    "storage.transfer.text_export": ("export_text",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -148,7 +148,7 @@ def connect(path: Path, *, read_only: bool = False, immutable: bool = False) -> 
     Args:
         path: The file.
         read_only: Nothing is written.
-        immutable: Nobody writes meanwhile; no lock is taken and no file is made beside it.
+        immutable: There is no writer meanwhile; no lock is taken and no file is made beside it.
     """
     if read_only and not path.exists():
         raise StoreMissingError(f"{path}: there are no saved sessions here yet")

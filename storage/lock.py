@@ -1,4 +1,4 @@
-"""One writer per data folder: a file lock, a note of who holds it, and a way to call the window to the front."""
+"""One writer per data folder: a file lock, a note of its holder, and a way to call the window to the front."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DataFolderLock:
     def __init__(self, data_dir: Path, what: str = "window") -> None:
         self._dir, self._what = data_dir, what
         self._note = data_dir / "lock.json"
-        # thread_local=False: whoever acquires on one thread may release on another
+        # thread_local=False: acquired on one thread, it may be released on another
         self._lock = filelock.FileLock(data_dir / "lock", mode=0o600, thread_local=False)
 
     def acquire(self) -> bool:
@@ -72,7 +72,7 @@ class DataFolderLock:
 
     @property
     def held_by(self) -> str | None:
-        """Who holds the folder, such as "window, pid 4711"; None when nobody does."""
+        """The holder of the folder, such as "window, pid 4711"; None when it is free."""
         try:
             holder = msgspec.json.decode(self._note.read_bytes(), type=_Holder)
             alive = abs(psutil.Process(holder.pid).create_time() - holder.started) < _CLOCK_SLACK

@@ -51,7 +51,7 @@ class NewNode:
     Args:
         session_id: The session it belongs to.
         parent_id: The run it goes on from; None for a root.
-        role: Who speaks.
+        role: Of the speaker.
         text: The content, without the template's own tokens; may be empty while `status` is "open".
         at_token: How many of the parent's tokens come before this child; None: all of them.
         at_byte: The same point in the bytes of the parent's text.

@@ -1,4 +1,4 @@
-"""Opening the sessions file: whose it is, of which version, whole or not. Its tables are made by `storage.migrations`.
+"""Opens the sessions file after checks of its application id, version and integrity. `storage.migrations` makes its tables.
 
 `application_id` says that a file is ours; a migration this version does not know says that it is newer.
 """
@@ -81,7 +81,7 @@ def _survey(path: Path, *, to_write: bool) -> list[str]:
     size, alone = _size(path), not _size(_wal(path))
     if path.is_file() and size < _HEADER_BYTES:  # SQLite would take it for a new database
         raise StoreDamagedError(f"{path} has {size} bytes and is not a database")
-    # without a WAL nobody is writing, and an immutable connection leaves no files of its own behind
+    # without a WAL there is no writer, and an immutable connection leaves no files of its own behind
     with closing(connect(path, read_only=True, immutable=alone).conn) as conn:
         db = sqlite_utils.Database(conn, execute_plugins=False)
         whole = scalar(db, "PRAGMA page_count") * scalar(db, "PRAGMA page_size")

@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from storage.transfer.importer import Importer
 
 
-def _unheard(_done: int, _total: int) -> None:
-    """Nobody listens."""
-
-
 class SessionStore:
     """Sessions on disk.
 
@@ -233,7 +229,7 @@ class SessionStore:
         Args:
             node_ids: The runs.
             kv_fingerprint: Under this model where it has scored the run; else, and for None, under the run's own. Each
-                chunk says whose it is.
+                chunk names its model.
 
         Returns:
             Per run: ranges that follow each other without overlap. A damaged one is marked, never left out.
@@ -293,7 +289,7 @@ class SessionStore:
 
     # ---- in and out of files
 
-    async def import_file(self, path: Path, progress: Callable[[int, int], None] = _unheard) -> Imported:
+    async def import_file(self, path: Path, progress: Callable[[int, int], None] = lambda _done, _total: None) -> Imported:
         """Imports sessions from a file: our JSON, messages as OpenAI's API takes them, or a portable session file.
 
         Others use the store meanwhile. Where anything is wrong, or the task is cancelled, nothing of it stays.
@@ -362,8 +358,8 @@ class SessionStore:
     async def back_up_daily(self) -> Path | None:
         """Makes today's backup where there is none yet, and keeps the last seven; returns where it is.
 
-        It has a thread and a connection of its own, so that nobody waits for it; cancelling stops it. A backup that is not
-        sound is no reason to give up an older one.
+        It has a thread and a connection of its own, so that the store is free meanwhile; cancelling stops it. A backup
+        that is not sound replaces none.
 
         Raises:
             StoreDamagedError: The file is damaged; the backups that are there stay.
@@ -375,7 +371,7 @@ class SessionStore:
             stop.set()
 
     async def back_up_now(self) -> Path:
-        """Makes a backup that stays until somebody deletes it, reads every row of it again, and returns where it is.
+        """Makes a backup that is never deleted automatically, reads every row of it again, and returns where it is.
 
         As `back_up_daily`, it has a thread and a connection of its own; cancelling stops it.
 
@@ -387,7 +383,7 @@ class SessionStore:
             made = await asyncio.to_thread(back_up_now, self.path, stop)
         finally:
             stop.set()
-        assert made is not None  # it is only stopped with whoever waits here
+        assert made is not None  # only set together with this task's cancellation
         return made
 
     async def close(self) -> None:

@@ -554,7 +554,7 @@ def _calls(text: str, tools: list[dict[str, Any]]) -> dict[str, Any]:
 
 @contextmanager
 def _bar() -> Iterator[Progress]:
-    """A bar on stderr, where somebody looks and the answers go elsewhere."""
+    """A bar on stderr, if that is a terminal and stdout is not."""
     columns = (
         TextColumn("answering"),
         BarColumn(),

@@ -174,7 +174,7 @@ for option in chat.params:
 
 
 async def _chat(settings: Settings, asked: Asked, title: str | None) -> bool:
-    """The whole conversation; whether an answer failed of which nobody saw it."""
+    """The whole conversation; whether an answer failed and stdout is no terminal."""
     instead = "close it, or use elsewise ask without --session"
     async with opened(settings.data, asked, PRESET, who="chat", instead=instead) as place:
         talk = Chat(place, asked)
@@ -235,7 +235,7 @@ class Chat:
         self.greet(model)
 
     async def run(self, reader: Reader) -> None:
-        """Answers what is read until there is no more, or somebody leaves."""
+        """Answers every message until the input ends or `/quit`."""
         while not self.over and (text := await reader.read()) is not None:
             if not text.strip():
                 continue
@@ -249,7 +249,7 @@ class Chat:
                 self.note(fault.format_message() if isinstance(fault, click.ClickException) else str(fault))
 
     def greet(self, model: LanguageModel) -> None:
-        """Says who answers, and where the conversation stands."""
+        """Prints the model's name and the end of the conversation so far."""
         told = ", ".join(filter(None, (model.info.backend, told_precision(model), f"context {model.info.context_length:,}")))
         self.note(f"{spoken_name(model.info)} ({told}). /help lists the commands.")
         if self.said:

@@ -28,7 +28,7 @@ BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 @contextmanager
 def reading() -> Iterator[OnProgress]:
-    """A bar on stderr while a prompt is read, where somebody looks."""
+    """A bar on stderr while a prompt is read, if stderr is a terminal."""
     columns = (TextColumn("reading"), BarColumn(), TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading", total=None, visible=False)
@@ -41,7 +41,7 @@ def reading() -> Iterator[OnProgress]:
 
 @contextmanager
 def comparing() -> Iterator[OnComparison]:
-    """A bar on stderr while two models read a text, where somebody looks."""
+    """A bar on stderr while two models read a text, if stderr is a terminal."""
     columns = (TextColumn("comparing"), BarColumn(), TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("comparing", total=None, visible=False)
@@ -116,7 +116,7 @@ T = TypeVar("T")
 
 
 def with_store(settings: Settings, read: Callable[[SessionStore], Coroutine[Any, Any, T]]) -> T:
-    """Runs `read` on the store, opened so that whoever writes there is not disturbed."""
+    """Runs `read` on the store, opened read-only, which does not disturb a writer."""
 
     async def run() -> T:
         store = SessionStore.open(settings.data.sessions, read_only=True)

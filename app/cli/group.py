@@ -83,7 +83,7 @@ def cli(context: click.Context, data_dir: Path | None, verbose: bool, model: str
 
 
 def _check_known(backend: str) -> None:
-    """Refuses a name that nobody has; one that cannot run here is for the window to explain.
+    """Refuses an unknown backend; one that cannot run here is explained by the window.
 
     Raises:
         UnknownBackendError: With the nearest name.

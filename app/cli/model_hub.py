@@ -174,7 +174,7 @@ def fetch_command(model: str, dry_run: bool, as_json: bool, context: int | None,
 
 
 class FetchBar:
-    """How far a download is, on stderr: a bar where somebody looks, else a line for each file and each reason to wait."""
+    """Progress of a download on stderr: a bar on a terminal, else a line for each file and each reason to wait."""
 
     def __init__(self) -> None:
         columns = (

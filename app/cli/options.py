@@ -330,7 +330,7 @@ def adapter_options(given: tuple[str, ...]) -> dict[str, Any]:
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-PRESET: Final = {"max_tokens": 128, "temperature": 0.8, "top_p": 0.95, "min_p": 0.05}  # where nobody says otherwise
+PRESET: Final = {"max_tokens": 128, "temperature": 0.8, "top_p": 0.95, "min_p": 0.05}  # defaults of `ask`
 
 
 class Flags(TypedDict):
@@ -478,7 +478,7 @@ class Asked:
     Attributes:
         model: What to load, on `backend`, with `load` (of `LoadOptions`).
         call: How answers are drawn, as far as the command line says it, by the names of `GenerationOptions.from_mapping`;
-            the seed is set, but for a session's answer that nobody gave one.
+            the seed is set, except for sessions without `--seed`.
         naming: More of them, that name tokens by what they say.
     """
 
@@ -562,7 +562,7 @@ class Asked:
         return model.resolve_options(line, session=self.call_on(model), preset=PRESET).options
 
     def resolved(self, model: LanguageModel) -> ResolvedOptions:
-        """What holds for the one answer, and who said so.
+        """The options of the one answer, with their sources.
 
         Raises:
             InvalidRequestError, GrammarError: They contradict each other.
@@ -624,7 +624,7 @@ def load_model(model: str, backend: str, **options: Any) -> LanguageModel:
             status.update(f"loading {model}: {'checking the numbers' if progress.stage == 'checking' else far}")
 
         loaded = load(model, backend, on_progress=show, **options)
-    asked = set(options) - {"blocks"}  # which nobody asks for
+    asked = set(options) - {"blocks"}  # set by the command itself
     for warning in loaded.info.warnings if asked else ():  # those of the options that were asked for
         click.echo(f"note: {in_options(warning)}", err=True)
     return loaded

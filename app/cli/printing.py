@@ -40,8 +40,8 @@ class Summary:
     """What the end line says.
 
     Attributes:
-        guesses: Tokens guessed ahead, and of them the right ones; None where nobody guessed.
-        options: Every option that held, by name, with its value and who said so.
+        guesses: Tokens guessed ahead, and of them the right ones; None without speculation.
+        options: Every option in force, by name, with its value and source.
     """
 
     tokens: int = 0
@@ -359,7 +359,7 @@ def ready_line(name: str, path: Path, quantised: str | None = None) -> str:
 
 
 def one_line(text: str) -> str:
-    """A text out of somebody's file, without what would move a terminal's cursor."""
+    """A text from an untrusted file, without control characters."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 

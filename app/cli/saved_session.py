@@ -30,8 +30,8 @@ class Saved(NamedTuple):
     """How an answer in a session was made."""
 
     seed: int  # the command's, else the session's, else a fresh one
-    options: dict[str, Any]  # every option that held, with who said so
-    guesses: tuple[int, int] | None  # tokens guessed ahead, and of them the right ones; None where nobody guessed
+    options: dict[str, Any]  # every option in force, with its source
+    guesses: tuple[int, int] | None  # tokens guessed ahead, and of them the right ones; None without speculation
     precision: str = ""  # what the numbers were computed with (see `told_precision`)
     rate: float | None = None  # tokens per second
 
@@ -52,9 +52,9 @@ async def opened(data: DataFolder, asked: Asked, preset: GenerationOptions, *, w
     Args:
         data: Where they are.
         asked: The command's options.
-        preset: What holds where nobody says otherwise.
-        who: What another process is told that finds the folder in use.
-        instead: What a user does who finds it in use.
+        preset: Defaults.
+        who: Named to other processes as the folder's holder.
+        instead: Advice where the folder is in use.
 
     Raises:
         click.ClickException: Another process writes into the data folder, or an answer could not be saved in the end; it
@@ -70,7 +70,7 @@ async def opened(data: DataFolder, asked: Asked, preset: GenerationOptions, *, w
         call = dict(asked.call)
         workbench = AppWorkbench(store, supervisor, preset, call)
         try:
-            if asked.naming:  # tokens by their text, whose ids only the model knows
+            if asked.naming:  # tokens by their text: only the model has their ids
                 call.update(asked.call_on(await supervisor.model()))
             yield Opened(store, supervisor, workbench, call)
             await back_up(store)
@@ -180,7 +180,7 @@ async def _in_process(
     def work() -> None:
         try:
             loaded.set_result(load_model(source, backend, **options))
-        except BaseException as fault:  # noqa: BLE001  # handed to whoever waits
+        except BaseException as fault:  # noqa: BLE001  # handed to the waiting task
             loaded.set_exception(fault)
 
     threading.Thread(target=work, name="elsewise-load", daemon=True).start()

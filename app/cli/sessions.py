@@ -106,7 +106,7 @@ def verify_command(settings: Settings) -> None:
 
 
 def _set_aside(settings: Settings) -> None:
-    """Puts what is damaged out of the way, where nobody else writes; says what was done, or what to do."""
+    """Quarantines damaged rows unless another process holds the folder; prints what was done, or what to do."""
     lock = DataFolderLock(settings.data.root, "sessions verify")
     try:
         acquired = lock.acquire()
@@ -200,7 +200,7 @@ def _print_rows(rows: list[SessionRow], folders: Mapping[int, str]) -> None:
         click.echo("no session found", err=True)
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
-    placed = any(row.folder_id in folders or row.tags for row in rows)  # who has neither reads no empty columns
+    placed = any(row.folder_id in folders or row.tags for row in rows)  # no empty columns
     for name in ("id", "title", "branches", "changed", *(("folder", "tags") if placed else ())):
         table.add_column(name, justify="right" if name in ("id", "branches") else "left")
     for row in rows:
@@ -284,11 +284,11 @@ def _locked(settings: Settings, what: str, instead: str) -> Iterator[None]:
 
     Args:
         settings: Names the folder.
-        what: The command, for whoever asks meanwhile.
-        instead: What can be done where somebody has it.
+        what: The command, named to other processes as the holder.
+        instead: Advice where the folder is in use.
 
     Raises:
-        click.ClickException: Somebody has.
+        click.ClickException: Another process has it.
     """
     lock = DataFolderLock(settings.data.root, what)
     if not lock.acquire():
@@ -329,7 +329,7 @@ def diff_command(settings: Settings, session: str, a: int | None, b: int | None)
 
 
 def console_out(text: Text) -> None:
-    """A line on stdout, with colours where somebody looks."""
+    """A line on stdout, with colours on a terminal."""
     from rich.console import Console
 
     out = Console()
@@ -373,7 +373,7 @@ async def _find(store: SessionStore, session: str) -> int:
 
 @contextmanager
 def _bar(words: str) -> Iterator[OnTransfer]:
-    """A bar on stderr where somebody looks."""
+    """A bar on stderr, if that is a terminal."""
     columns = (TextColumn(words), BarColumn(), TextColumn("{task.percentage:.0f} %"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(words, total=None)

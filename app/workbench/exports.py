@@ -40,21 +40,21 @@ EXPORTS = (
             "markdown", "md", QT_TRANSLATE_NOOP("Exports", "Export Branch as Markdown…"),
             QT_TRANSLATE_NOOP("Exports", "Markdown (*.md)"),
         ),
-        lambda *given: storage.export_markdown(*given),
+        lambda *given: storage.export_text("markdown", *given),
     ),
     Exporter(
         ExportFormat(
             "csv", "csv", QT_TRANSLATE_NOOP("Exports", "Export Tokens as CSV…"),
             QT_TRANSLATE_NOOP("Exports", "Comma-separated values (*.csv)"),
         ),
-        lambda *given: storage.export_tokens(*given),
+        lambda *given: storage.export_text("csv", *given),
     ),
     Exporter(
         ExportFormat(
             "tokens", "jsonl", QT_TRANSLATE_NOOP("Exports", "Export Tokens as JSON Lines…"),
             QT_TRANSLATE_NOOP("Exports", "JSON lines (*.jsonl)"),
         ),
-        lambda *given: storage.export_tokens(*given),
+        lambda *given: storage.export_text("tokens", *given),
     ),
     Exporter(
         ExportFormat(

@@ -22,7 +22,7 @@ def main(asked: dict[str, Any]) -> dict[str, float]:
     file, vocabulary = Path(asked["file"]), int(asked["vocabulary"])
     ids = session(int(asked["tokens"]), int(asked["turn"]), vocabulary)
     with closing(load(asked["source"], asked["backend"], **loading(asked["backend"], file))) as model:
-        model.next_token_logprobs_sync(ids_of(3, 40, vocabulary))  # the library's first call is nobody's
+        model.next_token_logprobs_sync(ids_of(3, 40, vocabulary))  # warm-up of the library
         per_token, cold = model.info.kv_bytes_per_token, 0.0
         before = model.metrics()
         reopen = _seconds(lambda: model.next_token_logprobs_sync([*ids, *ids_of(4, NEW, vocabulary)]))

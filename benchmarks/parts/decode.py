@@ -37,7 +37,7 @@ Laps = Mapping[str, list[Lap]]
 
 
 def decode(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """Everybody's tokens per second."""
+    """Tokens per second of each contender."""
     rng = np.random.default_rng(5)
     prompts: list[list[int]] = rng.integers(case.vocabulary, size=(STREAMS, sizes.decode_prompt)).tolist()
     n = sizes.decode_tokens
@@ -78,7 +78,7 @@ def peer_streams(case: Case) -> Any:
 
 
 def one_stream(case: Case, laps: Laps, row: str = ONE) -> list[Verdict]:
-    """The bars of one stream: who, against whom, how many times as fast."""
+    """The bars of one stream: contender, peer, least ratio of their speeds."""
     if case.backend == "mlx":
         bars = [(OURS, STREAM, 0.95), (OURS_BARE, STREAM, 1.0)]
     elif case.tiny:
@@ -133,7 +133,7 @@ READS = 3  # of all weights, a lap
 
 
 def embedded_model(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """On the embedded model in a full run, on the case's in a quick one; one thread for everybody. hf alone."""
+    """On the embedded model in a full run, on the case's in a quick one; one thread for all. hf alone."""
     if case.backend != "hf":
         return Findings()
     case = _embedded(case) if sizes.reopen_embedded else replace(case, loaded=type(case.loaded)())
@@ -368,7 +368,7 @@ PEER = "transformers.generate"
 def many(case: Case, sizes: Sizes, tell: Told) -> Findings:
     """Tokens computed for eight branches, against each token needed once; on hf the cpu-seconds beside transformers as well.
 
-    Needed are the prefix and every token of a branch but its last, which nobody asks what follows: prefix + 8 x (new - 1), or
+    Needed are the prefix and every token of a branch but its last, whose successor is not asked for: prefix + 8 x (new - 1), or
     fewer where branches begin alike.
     """
     rng = np.random.default_rng(9)

@@ -43,7 +43,7 @@ class Opened:
     read: float  # the same bytes out of the same file, and their SHA-256
     copy: float
     forward: float  # of one token, after that session
-    cold: float  # a session as long that nobody saved; 0: not measured
+    cold: float  # an unsaved session of the same length; 0: not measured
     computed: int  # tokens
 
     @property
@@ -55,7 +55,7 @@ class Opened:
 def reopen(case: Case, sizes: Sizes, tell: Told) -> Findings:
     """On the embedded model in a full run, on the case's in a quick one: its times are mostly those of Python.
 
-    Bytes on the disk are counted, whoever's they are: on the case's model.
+    Bytes on disk do not depend on the model: they are counted on the case's model.
     """
     own, where = case, str(case.folder)
     if sizes.reopen_embedded:

@@ -58,7 +58,7 @@ def _all_right(model: LanguageModel, prompt: list[int], rounds: int) -> float:
     for turn in range(rounds):
         seconds = []
         for place, count in enumerate((1, GUESSES + 1)):
-            new = [100 + 2 * turn + place] * count  # nobody has asked for these
+            new = [100 + 2 * turn + place] * count  # not asked for before
             started = time.perf_counter()
             model.next_token_logprobs_sync([*prompt, *new])
             seconds.append((time.perf_counter() - started) / count)

@@ -106,7 +106,7 @@ def _counted(ours: Result) -> Verdict:
 
 
 def _by_cpu(results: Mapping[str, Sequence[Result]]) -> list[Verdict]:
-    """Ours against bare forwards, and against whoever keeps a cache."""
+    """Ours against bare forwards, and against peers with a cache."""
     ours = results[Ours.name]
     verdicts = []
     for name, peer in results.items():

@@ -1,4 +1,4 @@
-"""What is kept and what has to go: inside a transaction of the caller's."""
+"""Which blocks stay and which are evicted (least recently used first, from the tips); inside a transaction of the caller's."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class BlockFile:
     Args:
         path: The file; made (0600, its folder 0700) when missing.
         budget: Bytes of data to keep; what is there beyond it is evicted at once.
-        read_only: For the blocks inside a file of somebody else's: no mark is made, and what would write raises.
+        read_only: For blocks inside a foreign file: uses are not marked, and writing members raise.
 
     Raises:
         OSError: ENOTSUP: written by a newer version, which is left untouched, or (`read_only`) without blocks; EBUSY: another
@@ -122,8 +122,8 @@ class BlockFile:
         """Copies those of `keys` that are held, verified, into another file; how many. All or none are there afterwards.
 
         Args:
-            path: A block file (made when missing), or any other SQLite file, which gets the tables it lacks; nobody has it
-                open. What it holds already stays.
+            path: A block file (made when missing), or any other SQLite file, which gets the tables it lacks; not open
+                elsewhere. What it holds already stays.
             keys: The blocks, parents before children.
         """
         if not path.exists():
@@ -134,7 +134,7 @@ class BlockFile:
         """Copies those of `keys` that another file holds into this one, verified, as `put` keeps them; how many are held then.
 
         Args:
-            path: A block file, or a file of somebody else's with blocks in it; it is only read.
+            path: A block file, or a foreign file with blocks in it; it is only read.
             keys: The blocks, parents before children.
         """
         with closing(schema.open_guest(path, read_only=True)) as guest:
@@ -216,7 +216,7 @@ class BlockFile:
         return found
 
     def _mark(self, conn: sqlite3.Connection, used: Sequence[BlockRow]) -> int:
-        """Marks blocks as just used; returns how many there were. A mark that cannot be made keeps nobody from reading."""
+        """Marks blocks as just used; returns how many there were. A mark that cannot be written is no error."""
         if used and not self._read_only:
             tick = self._next_use()
             with suppress(OSError), as_os_errors(self.path):

@@ -24,7 +24,7 @@ VERSION: Final = 1
 PAGE_BYTES: Final = 16_384  # rows are of 1 MiB: a third less time to write than with 4,096, and little waste for tiny models
 _HEADER_BYTES: Final = 100  # of any SQLite file
 _WAL_BYTES: Final = 67_108_864  # that the journal keeps after a checkpoint
-_BUSY_SECONDS: Final = 0.2  # nobody else should have it open
+_BUSY_SECONDS: Final = 0.2  # no other process should have it open
 
 _TABLES: Final = (
     """CREATE TABLE IF NOT EXISTS kv_blocks (
@@ -90,7 +90,7 @@ def create(path: Path, *, portable: bool = False) -> None:
 
 
 def make_tables(conn: sqlite3.Connection) -> None:
-    """Makes the tables that are missing; a portable file of somebody else's may take blocks in, too."""
+    """Makes the tables that are missing; a foreign portable file may take blocks in, too."""
     conn.execute("BEGIN IMMEDIATE")
     for statement in _TABLES:
         conn.execute(statement)

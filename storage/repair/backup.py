@@ -55,7 +55,7 @@ def back_up(db: sqlite_utils.Database, target: Path) -> Path:
 def back_up_before(db: sqlite_utils.Database, path: Path, change: str) -> Path:
     """Copies the database at `path`, behind `db`, before a change, and reads every row of the copy again.
 
-    What is damaged in the original is damaged in the copy too: that keeps nobody from the rest, and is logged.
+    Damage in the original is in the copy too; it is logged and stops nothing.
 
     Args:
         db: The database.
@@ -93,7 +93,7 @@ def back_up_daily(path: Path, stop: threading.Event) -> Path | None:
 
     Args:
         path: The database; others may write meanwhile, what they write is in the next one.
-        stop: Set when nobody wants it any more.
+        stop: Set to cancel.
 
     Returns:
         Where it is; None where there was one already, or it was stopped.
@@ -115,13 +115,13 @@ def back_up_daily(path: Path, stop: threading.Event) -> Path | None:
 
 
 def back_up_now(path: Path, stop: threading.Event) -> Path | None:
-    """Makes a backup of the database at `path` because somebody asked for it; blocking, for a thread of its own.
+    """Makes a backup of the database at `path` on request; blocking, for a thread of its own.
 
     No backup is ever deleted for it, and it is never deleted for another.
 
     Args:
         path: The database; others may write meanwhile, what they write is in the next one.
-        stop: Set when nobody wants it any more.
+        stop: Set to cancel.
 
     Returns:
         Where it is; None where it was stopped.

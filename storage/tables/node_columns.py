@@ -23,7 +23,7 @@ class Kind(NamedTuple):
 
 
 class NodeStub(NodeRow):
-    """A run whose text and stats were not read; whoever asks for them has a mistake, and is told."""
+    """A run whose text and stats were not read; asking for them raises."""
 
     __slots__ = ("_has_text",)
     _has_text: bool

@@ -154,7 +154,7 @@ def one(db: sqlite_utils.Database, session_id: int, node_id: int) -> NodeRow:
 def close_open_runs(db: sqlite_utils.Database) -> int:
     """Marks every open run as partial, with the text of the tokens that were saved; returns how many there were.
 
-    Only for the one writer of the data folder, before it adds anything: an open run is then nobody's.
+    Only for the one writer of the data folder, before it adds anything: no process writes an open run then.
     """
     rows = fetch(db, "SELECT * FROM nodes WHERE status = 'open'")
     for row in rows:

@@ -1,4 +1,4 @@
-"""Where sessions stand: folders, tags, and the order somebody gave them by hand."""
+"""Folders of sessions, tags, and the order by hand."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ def pin(db: sqlite_utils.Database, session_id: int, pinned: bool) -> None:  # a 
 def change(db: sqlite_utils.Database, session_id: int, **changes: Any) -> None:
     """Sets columns of a session's place.
 
-    Of one that was damaged nobody knows which column is wrong: it counts as none and goes on being named, with all that can
-    be read of it, until its tags are set anew, which repairs it.
+    Which column of a damaged row is wrong is unknown: the row counts as missing and is still reported, with all that can be
+    read of it, until its tags are set anew, which repairs it.
     """
     sessions.require(db, session_id)
     rows = _place(db, session_id)

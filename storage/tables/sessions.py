@@ -58,7 +58,7 @@ def require(db: sqlite_utils.Database, session_id: int) -> dict[str, Any]:
 def listing(db: sqlite_utils.Database, query: str) -> list[SessionRow]:
     """Sessions to show: pinned first, then the last touched; neither trashed nor half imported, but damaged ones always.
 
-    Among the pinned, and in a folder, those that somebody arranged come after the others, as they were arranged. A word of
+    Among the pinned, and in a folder, sessions ordered by hand come after the others, in that order. A word of
     the query that begins with # is the beginning of a tag.
     """
     words = clean(query).split()

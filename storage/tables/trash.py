@@ -58,8 +58,8 @@ def vacuum_slice(db: sqlite_utils.Database) -> bool:
 def purge_slice(db: sqlite_utils.Database, session_id: int) -> bool:
     """Deletes part of a trashed session for good; True when nothing is left to do: it is gone, or was taken back.
 
-    Nobody waits long for the store meanwhile. With the first slice it leaves the trash; if the app ends in between, what is
-    left goes the way of an import that was not finished.
+    A slice is short, so that other work on the store does not wait. The first one takes the session out of the trash; if the
+    app ends in between, the rest is deleted as an unfinished import.
     """
     rows = fetch(db, "SELECT * FROM sessions WHERE id = ?", [session_id])
     if rows and rows[0]["trashed"] is not None and not rows[0]["importing"] and checksums.intact("sessions", rows[0]):
@@ -68,7 +68,7 @@ def purge_slice(db: sqlite_utils.Database, session_id: int) -> bool:
 
 
 def drop_slice(db: sqlite_utils.Database, session_id: int) -> bool:
-    """Deletes part of a session that nobody sees; True when nothing is left of it."""
+    """Deletes part of a hidden session; True when nothing is left of it."""
     deadline = time.perf_counter() + SLICE_SECONDS
     rows = fetch(db, "SELECT * FROM sessions WHERE id = ?", [session_id])
     if not rows or not sessions.is_unfinished(rows[0]):

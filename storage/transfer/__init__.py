@@ -1,7 +1,7 @@
 """Sessions out of the store and into it: JSON, Markdown, CSV, lists of messages, portable files.
 
 Everything streams: neither side ever holds more than a few thousand tokens. Exports read one moment of the store over a
-connection of their own and appear under their name only when they are whole. Imports write rows that nobody sees until a
+connection of their own and appear under their name only when they are whole. Imports write rows that are hidden until a
 flag is flipped at the end, in slices of a few milliseconds.
 
 A session as JSON is one object whose members stand in this order::

@@ -1,4 +1,4 @@
-"""A tree that comes in node by node and range by range: whatever does not fit to what came before is refused."""
+"""Checks of imported records: fields of any file, and a tree that grows node by node and range by range."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ MOST_ID: Final = (1 << 31) - 1
 
 
 def check_known(found: Columns) -> None:
-    """Refuses columns that whoever reads the tokens could not compute with; what nobody here knows may be anything.
+    """Refuses known columns of the wrong kind, shape or range; unknown columns may hold anything.
 
     Raises:
         ValueError: Names the column.

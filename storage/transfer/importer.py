@@ -1,4 +1,4 @@
-"""An import from a file (or another session) to rows: read on its own thread, written by the store's, all or nothing."""
+"""Imports and copies: read on a thread of their own, written by the store's in short transactions, hidden until complete."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Filled:
             many are its own.
         count: How many of them.
         created: When the growing session was made.
-        known: What it says of models and tokenizers: kept by nobody before the sessions are there.
+        known: Its models and vocabularies, which are written when the sessions are complete.
     """
 
     sessions: tuple[int, ...] = ()
@@ -161,7 +161,7 @@ def _node(db: sqlite_utils.Database, filled: Filled, part: NodePart) -> int:
 
 
 def _put_new(db: sqlite_utils.Database, table: str, values: dict[str, Any]) -> None:
-    """Adds what nobody knows yet; what is known here already is not what somebody else says it is."""
+    """Adds an unknown key; a known one keeps its value, whatever the file says."""
     key = checksums.COVERED[table][0]
     if not fetch(db, f"SELECT 1 FROM {table} WHERE {key} = ?", [values[key]]):  # noqa: S608  # our own names
         checksums.put(db, table, values)
@@ -229,7 +229,7 @@ class Importer:
             StoreDamagedError: Part of it is damaged.
         """
         opened = partial(SessionSource, self._database.path, session_id, title)
-        source, filled = await self._whole(opened, _Run(title, _unheard))
+        source, filled = await self._whole(opened, _Run(title, lambda _done, _total: None))
         return SessionCopy(filled.sessions[0], dict(zip(source.nodes, filled.nodes, strict=True)))
 
     async def drop_unfinished(self) -> int:
@@ -285,10 +285,6 @@ class Importer:
         for session_id in session_ids:
             while not await self._database.write(partial(drop_slice, session_id=session_id)):
                 pass  # others get their turn between two slices
-
-
-def _unheard(_done: int, _total: int) -> None:
-    """Nobody listens."""
 
 
 async def _on(reader: ThreadPoolExecutor, work: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""What an import is made of, in the order in which it is written. Numbers of nodes count from 0 within their session."""
+"""The parts of an import, in the order in which they are written. Numbers of nodes count from 0 within their session."""
 
 from __future__ import annotations
 

@@ -52,6 +52,8 @@ TABLES: Final[Mapping[str, tuple[str, ...]]] = {
     "vocabularies": ("digest TEXT PRIMARY KEY", "tokens BLOB NOT NULL"),
 }  # fmt: skip
 _SLICE: Final = 512  # rows
+MAGIC: Final = b"SQLite format 3\0"
+_vocabulary = msgspec.msgpack.Decoder(list[bytes])
 
 
 def definition(table: str) -> str:
@@ -141,12 +143,11 @@ def _commit(conn: sqlite3.Connection, sql: str, rows: list[list[Any]]) -> None:
     rows.clear()
 
 
-MAGIC: Final = b"SQLite format 3\0"
-_vocabulary = msgspec.msgpack.Decoder(list[bytes])
-
-
 class PortableFile:
     """A file that is read once, part by part; used by one thread.
+
+    The file is not trusted. It is opened read-only and as immutable, without its functions and with limits on the length of
+    values; only tables that are defined exactly as ours are read, and only rows whose checksum holds.
 
     Args:
         path: Where it is; not changed.
@@ -195,7 +196,7 @@ class PortableFile:
         fields = Fields(about.get("session"), self._name, None, "the session")
         tree, current = GrowingTree(), fields.maybe_whole("current")
         yield session_part(fields)
-        if setup := travelling(about.get("setup")):  # whoever uses it takes what makes sense, piece by piece
+        if setup := travelling(about.get("setup")):  # validated piece by piece where it is used
             yield SetupPart(text_of_json(setup))
         for row in self._rows("models"):
             info = self._json(row["info"], f"the model {row['kv_fingerprint']!r:.40}")

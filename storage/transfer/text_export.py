@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import msgspec
 import numpy as np
@@ -20,6 +20,7 @@ from storage.tables.token_chunks import text_of
 from storage.transfer.session_reader import StoredSession, stored_session
 
 OnProgress = Callable[[int, int], None]  # nodes of the path done and in all; raising in it cancels
+Steps = list[tuple[NodeRow, int | None, int | None]]  # nodes, each with how many of its tokens and bytes belong to the path
 _SPEAKERS: Final = {"system": "System", "user": "You", "assistant": "Model", "tool": "Tool"}
 _ORIGINS: Final = ("template", "typed", "sampled", "picked", "grammar", "imported")
 _LN2: Final = math.log(2)
@@ -27,7 +28,7 @@ _LN2: Final = math.log(2)
 
 @dataclass(frozen=True, slots=True)
 class TokenLine:
-    """One token of a path. Logarithms are natural; empty where nobody has scored it."""
+    """One token of a path. Logarithms are natural; empty where it was not scored."""
 
     position: int  # on the path, from 0
     turn: int  # from 1
@@ -47,49 +48,56 @@ class TokenLine:
     damaged: bool
 
 
-def export_markdown(store: Path, session_id: int, path: Path, progress: OnProgress, tip: int | None = None) -> None:
-    """Writes one path as Markdown; blocking, any thread. What can be read of a damaged session is written, and says so.
+def export_text(kind: str, store: Path, session_id: int, path: Path, progress: OnProgress, tip: int | None = None) -> None:
+    """Writes one path of a session in a format of `WRITERS`; blocking, any thread.
+
+    Of a damaged session what can be read is written.
 
     Args:
+        kind: The format.
         store: The sessions file.
         session_id: Which session.
         path: Where to; replaced when the export is whole.
-        progress: Hears of nodes.
+        progress: Called with the nodes of the path done and in all.
         tip: The last node of the path; None: the one that is shown.
     """
     with stored_session(store, session_id) as session, written(path) as file:
         nodes = session.path(session.row["current_node"] if tip is None else tip)
-        file.write(f"# {' '.join(str(session.row['title']).split())}".encode())
-        for done, (node, stop, byte) in enumerate(nodes):
-            text = _said(session, node, stop, byte)
-            goes_on = not node.turn_start and done
-            if node.damaged:
-                file.write(b"\n> Part of this turn is damaged; what could be read follows.\n")
-            if goes_on:
-                file.write(text.encode())
-            elif text:
-                file.write(f"\n\n## {_SPEAKERS.get(node.role, node.role)}\n\n{text}".encode())
-            progress(done + 1, len(nodes))
-        file.write(b"\n")
+        WRITERS[kind](file, session, nodes, path.suffix.lower(), progress)
 
 
-def export_tokens(store: Path, session_id: int, path: Path, progress: OnProgress, tip: int | None = None) -> None:
-    """Writes a row for every token of one path, as JSON lines where the name ends in .json or .jsonl, else as CSV.
+def _markdown(file: BinaryIO, session: StoredSession, nodes: Steps, _suffix: str, progress: OnProgress) -> None:
+    """A heading and the text of each turn."""
+    file.write(f"# {' '.join(str(session.row['title']).split())}".encode())
+    for done, (node, stop, byte) in enumerate(nodes):
+        text = _said(session, node, stop, byte)
+        goes_on = not node.turn_start and done
+        if node.damaged:
+            file.write(b"\n> Part of this turn is damaged; what could be read follows.\n")
+        if goes_on:
+            file.write(text.encode())
+        elif text:
+            file.write(f"\n\n## {_SPEAKERS.get(node.role, node.role)}\n\n{text}".encode())
+        progress(done + 1, len(nodes))
+    file.write(b"\n")
 
-    Arguments as `export_markdown`.
-    """
-    as_json = path.suffix.lower() in (".json", ".jsonl")
-    with stored_session(store, session_id) as session, written(path) as file:
-        nodes = session.path(session.row["current_node"] if tip is None else tip)
-        if not as_json:
-            file.write(_csv_line([field.name for field in fields(TokenLine)]))
-        position, turn = 0, 0
-        for done, (node, stop, _) in enumerate(nodes):
-            turn += int(node.turn_start or not done)
-            for line in _lines(session, node, stop, position, turn):
-                file.write(msgspec.json.encode(line) + b"\n" if as_json else _csv_row(line))
-                position = line.position + 1
-            progress(done + 1, len(nodes))
+
+def _tokens(file: BinaryIO, session: StoredSession, nodes: Steps, suffix: str, progress: OnProgress) -> None:
+    """A row per token: JSON lines where the file's name ends in .json or .jsonl, else CSV with a header."""
+    as_json = suffix in (".json", ".jsonl")
+    if not as_json:
+        file.write(_csv_line([field.name for field in fields(TokenLine)]))
+    position, turn = 0, 0
+    for done, (node, stop, _) in enumerate(nodes):
+        turn += int(node.turn_start or not done)
+        for line in _lines(session, node, stop, position, turn):
+            file.write(msgspec.json.encode(line) + b"\n" if as_json else _csv_row(line))
+            position = line.position + 1
+        progress(done + 1, len(nodes))
+
+
+# a new format: its writer and row here, and a row of `app.workbench.exports`
+WRITERS: Final = {"markdown": _markdown, "csv": _tokens, "tokens": _tokens}
 
 
 def _said(session: StoredSession, node: NodeRow, stop: int | None, byte: int | None) -> str:

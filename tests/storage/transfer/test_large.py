@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from storage import InvalidFileError, SessionStore, export_json, export_markdown, export_tokens
+from storage import InvalidFileError, SessionStore, export_json, export_text
 from storage.database import Database
 from storage.transfer import importer
 from tests.storage.helpers import chat, sql, with_store
@@ -96,7 +96,7 @@ def test_100_000_nodes(path: Path, tmp_path: Path) -> None:
     assert (row.title, row.branches) == ("large", 1)
     # and out again, by its deepest path too
     export_json(path, row.id, tmp_path / "again.json", lambda _d, _t: None)
-    export_markdown(path, row.id, tmp_path / "path.md", lambda _d, _t: None, tip=_last(path))
+    export_text("markdown", path, row.id, tmp_path / "path.md", lambda _d, _t: None, tip=_last(path))
     assert (tmp_path / "path.md").read_text().count("\n## ") == 100_000
 
 
@@ -286,8 +286,8 @@ def test_messages_become_a_path(path: Path, tmp_path: Path) -> None:
 
 def test_a_path_as_a_table(path: Path, tmp_path: Path) -> None:
     session, _, _ = with_store(path, chat)
-    export_tokens(path, session, tmp_path / "t.csv", lambda _d, _t: None)
-    export_tokens(path, session, tmp_path / "t.jsonl", lambda _d, _t: None)
+    export_text("csv", path, session, tmp_path / "t.csv", lambda _d, _t: None)
+    export_text("tokens", path, session, tmp_path / "t.jsonl", lambda _d, _t: None)
     lines = (tmp_path / "t.csv").read_text().splitlines()
     assert lines[0].startswith("position,turn,role,node,offset,model,id,text,origin,logprob,")
     assert len(lines) == 1 + 4 + 6
