@@ -56,30 +56,21 @@ def test_a_folder_with_an_awkward_name(tmp_path: Path) -> None:
     assert {p.name for p in path.parent.iterdir()} == {path.name}
 
 
-def test_pragmas_are_in_force(store: SessionStore) -> None:
-    async def pragma(name: str) -> object:
-        return await store._database.read(lambda db: db.execute(f"PRAGMA {name}").fetchone()[0])
+def pragmas(path: Path, *names: str) -> dict[str, object]:
+    """Of a connection as the store has one."""
+    with closing(schema.open_sessions(path, read_only=False).conn) as conn:
+        return {name: conn.execute(f"PRAGMA {name}").fetchone()[0] for name in names}
 
-    async def run() -> dict[str, object]:
-        names = ("journal_mode", "synchronous", "foreign_keys", "trusted_schema", "auto_vacuum")
-        return {name: await pragma(name) for name in names}
 
-    assert asyncio.run(run()) == {
+def test_pragmas_are_in_force(path: Path) -> None:
+    assert pragmas(path, "journal_mode", "synchronous", "foreign_keys", "trusted_schema", "auto_vacuum") == {
         "journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "trusted_schema": 0, "auto_vacuum": 2,
     }  # fmt: skip
 
 
 def test_on_macos_a_commit_reaches_the_disk_itself(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storage.database.sys", SimpleNamespace(platform="darwin"))  # whose fsync stops at the drive's cache
-    store = SessionStore.open(path)
-
-    async def pragma(name: str) -> object:
-        return await store._database.read(lambda db: db.execute(f"PRAGMA {name}").fetchone()[0])
-
-    try:
-        assert [asyncio.run(pragma(name)) for name in ("fullfsync", "checkpoint_fullfsync")] == [1, 1]
-    finally:
-        store.close_sync()
+    assert pragmas(path, "fullfsync", "checkpoint_fullfsync") == {"fullfsync": 1, "checkpoint_fullfsync": 1}
 
 
 def test_a_newer_store_is_refused_untouched(path: Path) -> None:
@@ -264,8 +255,8 @@ def test_a_migration_that_fails_leaves_the_old_store(path: Path, monkeypatch: py
         SessionStore.open(path)
     monkeypatch.undo()
     assert [row.title for row in with_store(path, lambda store: store.sessions())] == ["Paris"]
-    with pytest.raises(StoreError, match="no such table: moods"):
-        with_store(path, lambda store: store._database.read(lambda db: db.execute("SELECT * FROM moods")))
+    with pytest.raises(sqlite3.OperationalError, match="no such table: moods"):
+        sql(path, "SELECT * FROM moods")
 
 
 def test_a_damaged_store_is_not_migrated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pytest
+import sqlite_utils
 
 from storage import InvalidRowError, NewNode, SessionStore, StoreDamagedError
-from storage.database import Database
+from storage.database import Database, transaction
 from storage.rows import Role
+from storage.schema import open_sessions
 from storage.tables import trash
 from storage.transfer import importer
 from storage.transfer.session_reader import SessionSource
@@ -149,14 +152,20 @@ def test_what_a_killed_app_left_half_deleted_or_half_copied_is_not_seen_and_goes
     monkeypatch.setattr(trash, "SLICE_SECONDS", 0)
     monkeypatch.setattr(importer, "SLICE_SECONDS", 0)
 
-    async def killed(store: SessionStore) -> None:
+    async def prepare(store: SessionStore) -> tuple[int, int]:
         session = await wide(store, "long", 6)
         await store.set_session_setup(session, {"options": {}})
         await store.trash_session(session)
-        for _ in range(3):
-            assert not await store._database.write(lambda db: trash.purge_slice(db, session))
-        parts = list(SessionSource(store.path, await wide(store, "source", 6), "copy").parts())
-        await store._database.write(lambda db: importer.fill(db, importer.Filled(), parts[:1]))
+        return session, await wide(store, "source", 6)
+
+    def killed(session: int, source: int) -> None:
+        """A few slices of a deletion and one of a copy, as the store would commit them."""
+        with closing(open_sessions(path, read_only=False).conn) as conn:
+            db = sqlite_utils.Database(conn, execute_plugins=False)
+            for _ in range(3):
+                assert not transaction(db, lambda db: trash.purge_slice(db, session))
+            parts = list(SessionSource(path, source, "copy").parts())
+            transaction(db, lambda db: importer.fill(db, importer.Filled(), parts[:1]))
 
     async def look(store: SessionStore) -> None:
         assert [row.title for row in await store.sessions()] == ["source"]
@@ -165,7 +174,7 @@ def test_what_a_killed_app_left_half_deleted_or_half_copied_is_not_seen_and_goes
         assert await store.drop_unfinished_imports() == 2
         assert await store.verify() == []
 
-    with_store(path, killed)
+    killed(*with_store(path, prepare))
     with_store(path, look)
     assert sql(path, "SELECT (SELECT count(*) FROM nodes), (SELECT count(*) FROM settings)") == [(6, 0)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import stat
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from runtime.blocks.store import Block, BlockStore
 from storage import BlockFile, open_blocks
+from storage.blocks import schema
 from tests.storage.blocks.helpers import BUDGET, block, chain, expected, joined, key, keys, size
 
 MB = 1 << 20
@@ -208,8 +210,8 @@ def test_blocks_are_copied_into_another_file(file: Path, tmp_path: Path) -> None
 
 
 def test_a_cache_waits_for_no_disk(file: Path) -> None:
-    with BlockFile(file, BUDGET) as store:
-        found = [store._run(lambda conn, name=name: conn.execute(f"PRAGMA {name}").fetchone()[0]) for name in PRAGMAS]  # type: ignore[misc]  # bound now
+    with closing(schema.open_file(file)) as conn:
+        found = [conn.execute(f"PRAGMA {name}").fetchone()[0] for name in PRAGMAS]
     assert dict(zip(PRAGMAS, found, strict=True)) == {"journal_mode": "wal", "synchronous": 1, "trusted_schema": 0}
 
 
