@@ -91,7 +91,7 @@ def _survey(path: Path, *, to_write: bool) -> list[str]:
         ours = scalar(db, "PRAGMA application_id") == APPLICATION_ID
         if not ours or not applied:
             raise StoreDamagedError(f"{path} is not one of Elsewise's databases; move it away or choose another data folder")
-        if bent := [name for name in misshapen(db) if name not in VIEWS]:
+        if bent := [name for name in changed_definitions(db) if name not in VIEWS]:
             raise StoreDamagedError(f"{path}: the definition of {', '.join(bent)} is damaged")
         if to_write:  # a list that cannot be read is told of now, not in the middle of work
             # of an older version, which has no folders yet, the titles; else the list as it will be asked for: where the header
@@ -102,7 +102,7 @@ def _survey(path: Path, *, to_write: bool) -> list[str]:
     return applied
 
 
-def misshapen(db: sqlite_utils.Database) -> list[str]:
+def changed_definitions(db: sqlite_utils.Database) -> list[str]:
     """Tables, indexes and views of ours whose definition is not the one that the migrations applied so far write.
 
     What SQLite and its libraries make for themselves may differ between their versions and is not compared.

@@ -20,14 +20,14 @@ from app.cli.common import console, read_text, reading
 from app.cli.options import (
     ELSEWHERE,
     PRESET,
-    Asked,
+    AnswerOptions,
     Flags,
-    asking,
+    answer_options,
     grammar_of,
     in_json,
     load_model,
     naming_tokens,
-    told_precision,
+    precision_note,
     with_token_ids,
 )
 from app.cli.printing import UNSOUND, Printer
@@ -69,11 +69,11 @@ Examples:
     help="With --batch: write the results to this file.",
 )
 @click.option("--resume", is_flag=True, help="With --batch and --out: pass over the lines that the file answers already.")
-@asking
+@answer_options
 @click.pass_obj
 def ask(settings: Settings, text: str | None, out: Path | None, resume: bool, **flags: Unpack[Flags]) -> None:
     """Answers TEXT, or with --batch every line of a file."""
-    asked = Asked.of(settings, flags)
+    asked = AnswerOptions.of(settings, flags)
     if flags["batch"] is not None:
         if text is not None:
             raise click.UsageError("--batch takes its texts from the file: leave out TEXT")
@@ -103,11 +103,11 @@ def ask(settings: Settings, text: str | None, out: Path | None, resume: bool, **
         raise click.exceptions.Exit(1)
 
 
-async def _stream(model: LanguageModel, text: str, asked: Asked, printer: Printer) -> None:
+async def _stream(model: LanguageModel, text: str, asked: AnswerOptions, printer: Printer) -> None:
     ids = await prompt_ids(model, text, asked)
     resolved = asked.resolved(model)
     told = told_options(plain_options(resolved.options), resolved.sources)
-    printer.summary = replace(printer.summary, options=told, precision=told_precision(model))
+    printer.summary = replace(printer.summary, options=told, precision=precision_note(model))
     printer.vocabulary = model.decode_token
     request = 0
     with ExitStack() as bar:
@@ -130,7 +130,7 @@ async def _stream(model: LanguageModel, text: str, asked: Asked, printer: Printe
         printer.summary = replace(printer.summary, guesses=(took.drafted, took.accepted))
 
 
-async def prompt_ids(model: LanguageModel, text: str, asked: Asked) -> list[int]:
+async def prompt_ids(model: LanguageModel, text: str, asked: AnswerOptions) -> list[int]:
     """The text as a message by the chat template, or as it is: with --raw, and where there is no template.
 
     Raises:
@@ -180,7 +180,7 @@ class Line:
     naming: dict[str, Any]
 
 
-def read_lines(file: str, asked: Asked) -> list[Line]:
+def read_lines(file: str, asked: AnswerOptions) -> list[Line]:
     """Every line that is not blank.
 
     Raises:
@@ -213,7 +213,7 @@ def refuse(file: str, faults: list[str]) -> None:
         raise click.UsageError(f"{file}: nothing was asked, for these cannot be:{listed}{more}")
 
 
-def _line(number: int, text: str, asked: Asked, place: int) -> Line:
+def _line(number: int, text: str, asked: AnswerOptions, place: int) -> Line:
     entry = _unwrapped(_object(text))
     custom = "custom_id" in entry
     entry = {"id" if name == "custom_id" else name: value for name, value in entry.items()}
@@ -282,7 +282,7 @@ def _object(text: str) -> Mapping[str, Any]:
     return entry
 
 
-def _messages(given: Mapping[str, Any], asked: Asked) -> list[dict[str, Any]]:
+def _messages(given: Mapping[str, Any], asked: AnswerOptions) -> list[dict[str, Any]]:
     messages = given.get("messages", [{"role": "user", "content": given.get("prompt")}])
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise InvalidRequestError('"messages" is a list of {"role": ..., "content": ...}')
@@ -294,7 +294,7 @@ def _messages(given: Mapping[str, Any], asked: Asked) -> list[dict[str, Any]]:
     return messages
 
 
-def _options(given: Mapping[str, Any], asked: Asked, place: int) -> dict[str, Any]:
+def _options(given: Mapping[str, Any], asked: AnswerOptions, place: int) -> dict[str, Any]:
     """The line's own; a seed given with the command counts up, so that equal prompts differ."""
     options = {name: value for name, value in given.items() if name not in OWN}
     options.setdefault("seed", (asked.seed + place) % (1 << 64))
@@ -394,7 +394,7 @@ def answered(out: Path, file: str, lines: Sequence[Line]) -> set[int]:
     return found
 
 
-def answer_batch(file: str, asked: Asked, out: Path | None = None, *, resume: bool = False) -> None:
+def answer_batch(file: str, asked: AnswerOptions, out: Path | None = None, *, resume: bool = False) -> None:
     """Answers every line of a file.
 
     Args:
@@ -426,7 +426,7 @@ def answer_batch(file: str, asked: Asked, out: Path | None = None, *, resume: bo
     try:
         with load_model(asked.model, asked.backend, **asked.load) as model:
             tally = asyncio.run(_answer_all(file, model, left, asked, results))
-            precision = told_precision(model)
+            precision = precision_note(model)
     except (KeyboardInterrupt, OSError):
         where = (
             f"{out}; the same command with --resume goes" if out else "stdout; the same command with --out FILE --resume goes"
@@ -457,7 +457,7 @@ def _sum_up(count: int, tally: Tally, precision: str) -> None:
         raise click.exceptions.Exit(1)
 
 
-async def _answer_all(file: str, model: LanguageModel, lines: Sequence[Line], asked: Asked, results: Results) -> Tally:
+async def _answer_all(file: str, model: LanguageModel, lines: Sequence[Line], asked: AnswerOptions, results: Results) -> Tally:
     requests = await _requests(file, model, lines, asked)
     gate = asyncio.Semaphore(AT_ONCE)
     with _bar() as bar:
@@ -478,7 +478,7 @@ async def _answer_all(file: str, model: LanguageModel, lines: Sequence[Line], as
     return tally
 
 
-async def _requests(file: str, model: LanguageModel, lines: Sequence[Line], asked: Asked) -> list[Request]:
+async def _requests(file: str, model: LanguageModel, lines: Sequence[Line], asked: AnswerOptions) -> list[Request]:
     """The ids of every line, and its options.
 
     Raises:

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli.common import console, print_table
-from app.cli.options import Asked, Flags, asking, told_precision
+from app.cli.options import AnswerOptions, Flags, answer_options, precision_note
 from app.cli.printing import Wrapper, guessed, probability, shown, token_table
 from app.cli.saved_session import Opened, check_stack, opened, session_called
 from app.cli.settings import Settings
@@ -156,12 +156,12 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@asking
+@answer_options
 @click.pass_obj
 def chat(settings: Settings, /, **given: Any) -> None:
     """Talks with a model, in a session that is saved as it goes; the model is loaded once."""
     flags: Flags = {**NOT_IN_CHAT, **given}  # type: ignore[typeddict-item]  # click gives the others
-    asked = Asked.of(settings, flags, chats=True)
+    asked = AnswerOptions.of(settings, flags, chats=True)
     if asyncio.run(_chat(settings, asked, flags["session"])):
         raise click.exceptions.Exit(1)
 
@@ -173,7 +173,7 @@ for option in chat.params:
         option.show_default = str(PRESET.max_tokens)
 
 
-async def _chat(settings: Settings, asked: Asked, title: str | None) -> bool:
+async def _chat(settings: Settings, asked: AnswerOptions, title: str | None) -> bool:
     """The whole conversation; whether an answer failed and stdout is no terminal."""
     instead = "close it, or use elsewise ask without --session"
     async with opened(settings.data, asked, PRESET, who="chat", instead=instead) as place:
@@ -195,7 +195,7 @@ class Chat:
         over: Whether the conversation is to end.
     """
 
-    def __init__(self, place: Opened, asked: Asked) -> None:
+    def __init__(self, place: Opened, asked: AnswerOptions) -> None:
         self.store, self.supervisor, self.workbench, self.call = place
         self.view = SessionView(0, "", (), ())
         self.failed = False
@@ -241,7 +241,7 @@ class Chat:
                 continue
             try:
                 if text.startswith("/"):
-                    await obey(self, text)
+                    await run_command(self, text)
                 else:
                     await self.answer(self.workbench.send(self.id, text))
             except (Refusal, RuntimeFault, click.ClickException) as fault:
@@ -250,7 +250,7 @@ class Chat:
 
     def greet(self, model: LanguageModel) -> None:
         """Prints the model's name and the end of the conversation so far."""
-        told = ", ".join(filter(None, (model.info.backend, told_precision(model), f"context {model.info.context_length:,}")))
+        told = ", ".join(filter(None, (model.info.backend, precision_note(model), f"context {model.info.context_length:,}")))
         self.note(f"{spoken_name(model.info)} ({told}). /help lists the commands.")
         if self.said:
             turns = f"{len(self.said):,} turns" if len(self.said) > 1 else "1 turn"
@@ -293,17 +293,17 @@ class Chat:
         """The model, which is loaded if it is not there. Ctrl-C leaves."""
         return await self.supervisor.model()
 
-    async def answer(self, asking: Coroutine[Any, Any, None], begins: str = "") -> None:
+    async def answer(self, use_case: Coroutine[Any, Any, None], begins: str = "") -> None:
         """Streams what a use case answers; Ctrl-C stops it, and what came is kept.
 
         Args:
-            asking: The use case.
+            use_case: A coroutine of the workbench that answers.
             begins: What the answer begins with, which is known already.
 
         Raises:
             Refusal: It was refused.
         """
-        await self._stream(asking, begins)
+        await self._stream(use_case, begins)
         last = self.said[-1] if self.said else None
         if last is not None and last.is_foreign:  # what was said is cut into another model's tokens
             self.note("another tokenizer made this conversation; it goes on as text")
@@ -318,13 +318,13 @@ class Chat:
             return
         self.note(self._ending(last))
 
-    async def _stream(self, asking: Coroutine[Any, Any, None], begins: str = "") -> None:
+    async def _stream(self, use_case: Coroutine[Any, Any, None], begins: str = "") -> None:
         self._finish = Finish.NONE
         self._wrapper = Wrapper(sys.stdout, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
         self._wrapper.write(begins)
         try:
             async with _stopping(lambda: self.workbench.stop(self.id)):
-                await asking
+                await use_case
         finally:
             self._status.stop()
             self._wrapper.end()
@@ -390,7 +390,7 @@ class Command:
     run: Callable[[Chat, str], Awaitable[None]]
 
 
-async def obey(chat: Chat, line: str) -> None:
+async def run_command(chat: Chat, line: str) -> None:
     """Runs a line that begins with a slash.
 
     Raises:

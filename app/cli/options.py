@@ -464,7 +464,7 @@ OPTIONS = (
 )
 
 
-def asking(command: Command) -> Command:
+def answer_options(command: Command) -> Command:
     """Gives a command all of `OPTIONS`."""
     for option in reversed(OPTIONS):
         command = option(command)
@@ -472,7 +472,7 @@ def asking(command: Command) -> Command:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AnswerOptions:
     """The options, checked.
 
     Attributes:
@@ -493,7 +493,7 @@ class Asked:
     as_json: bool
 
     @classmethod
-    def of(cls, settings: Settings, flags: Flags, *, chats: bool = False) -> Asked:
+    def of(cls, settings: Settings, flags: Flags, *, chats: bool = False) -> AnswerOptions:
         """From the command line.
 
         Args:
@@ -630,6 +630,6 @@ def load_model(model: str, backend: str, **options: Any) -> LanguageModel:
     return loaded
 
 
-def told_precision(model: LanguageModel) -> str:
+def precision_note(model: LanguageModel) -> str:
     """What stands beside a model's numbers where its weights are not in their plain form; empty where they are."""
     return model.info.precision if model.info.quantisation else ""

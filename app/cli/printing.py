@@ -140,7 +140,7 @@ class Printer:
 class Wrapper:
     """Writes text as it comes, with line breaks between words; lines inside ``` fences stay whole.
 
-    What a terminal would obey (escape sequences) is left out. A word is written when it has ended.
+    What a terminal would run_command (escape sequences) is left out. A word is written when it has ended.
 
     Args:
         stream: Where to.

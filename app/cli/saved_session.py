@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from app.cli.options import PRESET, Asked, load_model, told_precision
+from app.cli.options import PRESET, AnswerOptions, load_model, precision_note
 from app.kept import blocks_in, disk_budget
 from app.paths import DataFolder
 from app.supervisor import Supervisor
@@ -32,7 +32,7 @@ class Saved(NamedTuple):
     seed: int  # the command's, else the session's, else a fresh one
     options: dict[str, Any]  # every option in force, with its source
     guesses: tuple[int, int] | None  # tokens guessed ahead, and of them the right ones; None without speculation
-    precision: str = ""  # what the numbers were computed with (see `told_precision`)
+    precision: str = ""  # what the numbers were computed with (see `precision_note`)
     rate: float | None = None  # tokens per second
 
 
@@ -46,7 +46,9 @@ class Opened(NamedTuple):
 
 
 @asynccontextmanager
-async def opened(data: DataFolder, asked: Asked, preset: GenerationOptions, *, who: str, instead: str) -> AsyncIterator[Opened]:
+async def opened(
+    data: DataFolder, asked: AnswerOptions, preset: GenerationOptions, *, who: str, instead: str
+) -> AsyncIterator[Opened]:
     """Opens the sessions; at the end everything is saved and the model closed. The model is loaded when it is asked for.
 
     Args:
@@ -99,7 +101,7 @@ async def ask_saved(
     data: DataFolder,
     title: str,
     text: str,
-    asked: Asked,
+    asked: AnswerOptions,
     on_run: Callable[[TokenRun, Decode], None],
 ) -> Saved:
     """Sends `text` in the session called `title` (made if there is none) and streams the answer to `on_run`.
@@ -115,7 +117,7 @@ async def ask_saved(
         model = supervisor.running
         if model is None:
             return saved
-        return saved._replace(precision=told_precision(model), rate=model.metrics().tokens_per_second)
+        return saved._replace(precision=precision_note(model), rate=model.metrics().tokens_per_second)
 
 
 async def _send(
@@ -123,7 +125,7 @@ async def _send(
     store: SessionStore,
     title: str,
     text: str,
-    asked: Asked,
+    asked: AnswerOptions,
     on_run: Callable[[TokenRun, Decode], None],
 ) -> Saved:
     session_id = await session_called(store, title)
@@ -152,7 +154,7 @@ async def _send(
     return Saved(stats["seed"], told_options(made.get("options") or {}, stored_sources(made)), guesses)
 
 
-def check_stack(title: str, asked: Asked, setup: SessionSetup) -> None:
+def check_stack(title: str, asked: AnswerOptions, setup: SessionSetup) -> None:
     """Adapters of the command would not be used where the session says which ones are.
 
     Raises:

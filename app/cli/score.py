@@ -22,7 +22,7 @@ from app.cli.options import (
     in_options,
     load_model,
     load_options,
-    told_precision,
+    precision_note,
     weights_of,
 )
 from app.cli.printing import shown, token_table
@@ -121,7 +121,7 @@ def score(
             run = asyncio.run(_scored(loaded, ids, count, stride, on_progress))
         write = _write_json if as_json else _write_csv if as_csv else _write_table
         write(run, loaded)
-        precision = told_precision(loaded)
+        precision = precision_note(loaded)
     total = [r.logprob for r in run if r.logprob is not None]
     if total:
         told = f", {precision}" if precision else ""

@@ -10,7 +10,7 @@ from typing import Any
 PATIENCE_SECONDS = 570.0
 
 
-def found_by(module: str, *given: object, what: str) -> dict[str, Any]:
+def measure_in_child(module: str, *given: object, what: str) -> dict[str, Any]:
     """What `python -m module given...` found; empty, with a line on stderr, where it could not.
 
     Args:

@@ -18,7 +18,7 @@ from statistics import fmean
 
 import numpy as np
 
-from benchmarks.children.child import found_by
+from benchmarks.children.child import measure_in_child
 from benchmarks.clock import Told, gaps_of
 from benchmarks.findings import Case, Findings, Limit, Verdict
 from benchmarks.sizes import Sizes
@@ -142,7 +142,7 @@ def view(case: Case, sizes: Sizes, tell: Told) -> Findings:
 
 def measure_view(tokens: int, sessions: int) -> dict[str, list[float]]:
     """Frames by name in milliseconds; empty, with a line on stderr, where the widgets cannot be shown."""
-    raw = found_by("benchmarks.children.view", tokens, sessions, what="the window's speed was")
+    raw = measure_in_child("benchmarks.children.view", tokens, sessions, what="the window's speed was")
     return {name: frames if isinstance(frames, list) else [float(frames)] for name, frames in raw.items()}
 
 
@@ -187,7 +187,7 @@ def window(case: Case, sizes: Sizes, tell: Told) -> Findings:
 def measure_window(case: Case, sizes: Sizes) -> dict[str, list[float]]:
     """Milliseconds between ticks by what happened meanwhile; empty, with a line on stderr, where no window opens."""
     asked = (case.folder, case.backend, sizes.window_turns, sizes.window_prompt, sizes.window_seconds, sizes.window_laps)
-    return found_by("benchmarks.children.window", *asked, what="the event loop of the whole window was")
+    return measure_in_child("benchmarks.children.window", *asked, what="the event loop of the whole window was")
 
 
 def window_verdicts(case: Case, found: Mapping[str, Sequence[float]], sizes: Sizes) -> tuple[Verdict, ...]:

@@ -37,13 +37,13 @@ def held(conn: sqlite3.Connection, keys: Sequence[bytes]) -> Iterator[BlockRow]:
         yield row
 
 
-def drop_endless(conn: sqlite3.Connection) -> Change:
+def drop_cycles(conn: sqlite3.Connection) -> Change:
     """Deletes blocks that no path leads to since damage made a circle of their parents, pinned or not."""
-    gone = endless(rows.everything(conn))
+    gone = cyclic(rows.everything(conn))
     return Change(freed=rows.delete(conn, gone), damaged=len(gone))
 
 
-def mend_sequence(conn: sqlite3.Connection) -> int:
+def repair_use_sequence(conn: sqlite3.Connection) -> int:
     """The last use of any block; flipped bits in it become "long ago"."""
     conn.execute("UPDATE kv_blocks SET used = 0 WHERE typeof(used) <> 'integer' OR used NOT BETWEEN 0 AND ?", [_LATEST])
     return int(conn.execute("SELECT ifnull(max(used), 0) FROM kv_blocks").fetchone()[0])
@@ -185,7 +185,7 @@ def eviction_order(blocks: Iterable[BlockRow], kept: Collection[bytes]) -> Itera
             heapq.heappush(leaves, (max(used, parent.used), parent.id, parent))
 
 
-def endless(blocks: Iterable[BlockRow]) -> list[BlockRow]:
+def cyclic(blocks: Iterable[BlockRow]) -> list[BlockRow]:
     """Blocks whose parents make a circle, and all that hang under them: damage has done it, and no path leads there."""
     held = {block.key: block for block in blocks}
     ends: dict[bytes, bool] = {}  # whether a path leads from a root, or from what is not held, to a block

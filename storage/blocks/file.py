@@ -60,8 +60,8 @@ class BlockFile:
         self._conn: sqlite3.Connection | None = schema.open_guest(path, read_only=True) if read_only else schema.open_file(path)
         try:
             if not read_only:
-                self._last_use = self._write(eviction.mend_sequence)
-                self._damaged += self._write(eviction.drop_endless).damaged
+                self._last_use = self._write(eviction.repair_use_sequence)
+                self._damaged += self._write(eviction.drop_cycles).damaged
                 self._evicted += self._write(lambda conn: eviction.evict_to(conn, budget)).evicted
                 self._shrink()
         except BaseException:

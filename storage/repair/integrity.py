@@ -12,7 +12,7 @@ import sqlite_utils
 from storage.database import fetch, scalar
 from storage.errors import is_damage
 from storage.rows import DamageKind, DamageRow
-from storage.schema import misshapen
+from storage.schema import changed_definitions
 from storage.tables import checksums, sessions, token_chunks
 from storage.tables.search import spaced
 
@@ -112,7 +112,7 @@ def _check_node(
 
 
 def _pages(db: sqlite_utils.Database) -> Iterator[DamageRow]:
-    for name in misshapen(db):
+    for name in changed_definitions(db):
         yield DamageRow("file", f"the definition of {name} is not the one that was written")
     for row in db.execute("PRAGMA integrity_check(100)"):
         if row[0] != "ok":

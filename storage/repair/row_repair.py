@@ -122,11 +122,11 @@ def set_aside(db: sqlite_utils.Database, session_id: int) -> list[DamageRow]:
     [session] = fetch(db, "SELECT * FROM sessions WHERE id = ?", [session_id])
     if sessions.is_unfinished(session):
         return []
-    return _Session(db, session).set_aside()
+    return _SessionRepair(db, session).set_aside()
 
 
 @dataclass(slots=True)
-class _Session:
+class _SessionRepair:
     db: sqlite_utils.Database
     row: Row
     runs: dict[int, Row] = field(default_factory=dict)
@@ -297,7 +297,7 @@ def salvage(path: Path, progress: OnProgress = lambda _what, _done, _of: None) -
         folder = Path(name)
         draft = folder / path.name
         create(draft)
-        refill = Refill(draft)
+        refill = SalvageWriter(draft)
         try:
             with closing(_open_copy(path, folder)) as damaged:
                 lost = _read_into(refill, damaged, progress)
@@ -345,7 +345,7 @@ def _mend_header(copy: Path, folder: Path) -> None:
             file.truncate(whole)  # what is missing reads as broken pages
 
 
-def _read_into(refill: Refill, conn: sqlite3.Connection, progress: OnProgress) -> list[str]:
+def _read_into(refill: SalvageWriter, conn: sqlite3.Connection, progress: OnProgress) -> list[str]:
     """Reads every table; what could not be read, in words."""
     lost: list[str] = []
     for table in TABLES:
@@ -423,7 +423,7 @@ def _put_in_place(path: Path, draft: Path) -> Path:
     return kept
 
 
-class Refill:
+class SalvageWriter:
     """Takes rows table by table, in the order sessions, nodes, token_chunks, the rest; keeps their numbers and checksums.
 
     Args:

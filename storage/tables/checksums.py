@@ -27,19 +27,19 @@ COVERED: Final[Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-def seal(table: str, row: Mapping[str, Any]) -> bytes:
+def checksum(table: str, row: Mapping[str, Any]) -> bytes:
     """SHA-256 of the covered fields of `row`; msgpack keeps the types and the borders of fields apart."""
     return hashlib.sha256(msgspec.msgpack.encode([row[column] for column in COVERED[table]])).digest()
 
 
-def sealed_values(values: Sequence[Any], sha256: object) -> bool:
+def intact_values(values: Sequence[Any], sha256: object) -> bool:
     """`intact` for covered fields that stand in their order already: for long lists."""
     return bool(hashlib.sha256(msgspec.msgpack.encode(values)).digest() == sha256)
 
 
 def intact(table: str, row: Mapping[str, Any]) -> bool:
     """Whether `row`, as read, still has the checksum it was written with."""
-    return bool(row["sha256"] == seal(table, row))
+    return bool(row["sha256"] == checksum(table, row))
 
 
 def insert(db: sqlite_utils.Database, table: str, values: Mapping[str, Any]) -> int:
@@ -54,7 +54,7 @@ def insert(db: sqlite_utils.Database, table: str, values: Mapping[str, Any]) -> 
     row_id = db.execute(sql, list(values.values())).lastrowid
     assert row_id is not None  # an INSERT has one
     row = {**dict.fromkeys(COVERED[table]), **values, "id": row_id}
-    db.execute(f"UPDATE {table} SET sha256 = ? WHERE id = ?", [seal(table, row), row_id])  # noqa: S608  # our own names
+    db.execute(f"UPDATE {table} SET sha256 = ? WHERE id = ?", [checksum(table, row), row_id])  # noqa: S608  # our own names
     return row_id
 
 
@@ -63,7 +63,7 @@ def update(db: sqlite_utils.Database, table: str, row: Mapping[str, Any], change
 
     A row that was damaged before keeps its old checksum, so that it goes on being named.
     """
-    sha = seal(table, {**row, **changes}) if intact(table, row) else row["sha256"]
+    sha = checksum(table, {**row, **changes}) if intact(table, row) else row["sha256"]
     sets = ", ".join(f"{name} = ?" for name in changes)
     sql = f"UPDATE {table} SET {sets}, sha256 = ? WHERE id = ?"  # noqa: S608  # our own names
     db.execute(sql, [*changes.values(), sha, row["id"]])
@@ -74,7 +74,7 @@ def renew(db: sqlite_utils.Database, table: str, row: Mapping[str, Any], changes
     values = {**row, **changes}
     sets = ", ".join(f"{name} = ?" for name in COVERED[table])
     sql = f"UPDATE {table} SET {sets}, sha256 = ? WHERE id = ?"  # noqa: S608  # our own names
-    db.execute(sql, [*(values[name] for name in COVERED[table]), seal(table, values), row["id"]])
+    db.execute(sql, [*(values[name] for name in COVERED[table]), checksum(table, values), row["id"]])
 
 
 def put(db: sqlite_utils.Database, table: str, values: Mapping[str, Any]) -> None:
@@ -82,4 +82,4 @@ def put(db: sqlite_utils.Database, table: str, values: Mapping[str, Any]) -> Non
     names = list(values)
     places = ", ".join("?" * len(names))
     sql = f"INSERT OR REPLACE INTO {table} ({', '.join(names)}, sha256) VALUES ({places}, ?)"  # noqa: S608  # our own names
-    db.execute(sql, [*values.values(), seal(table, values)])
+    db.execute(sql, [*values.values(), checksum(table, values)])

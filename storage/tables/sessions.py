@@ -134,10 +134,10 @@ def _listed(row: tuple[Any, ...]) -> SessionRow | None:
     """A row of `LISTED`, where it is to be shown; in plain Python, since there are thousands of them."""
     own, sha256, place, place_sha256 = row[:_COUNT], row[_COUNT], row[_COUNT + 1 : -1], row[-1]
     number, title, created, updated, _, pinned, is_sample, current, branches, _, trashed, importing = own
-    damaged = not checksums.sealed_values(own, sha256)
+    damaged = not checksums.intact_values(own, sha256)
     if (trashed is not None or importing) and not damaged:
         return None
-    placed = place_sha256 is not None and checksums.sealed_values(place, place_sha256)
+    placed = place_sha256 is not None and checksums.intact_values(place, place_sha256)
     return SessionRow(
         id=number,
         title=str(title),

@@ -128,7 +128,7 @@ def _kind(value: object) -> str:
     return "a number"
 
 
-class GrowingTree:
+class ImportTree:
     """What must be known of a session's nodes while it is read: a few numbers of each.
 
     Nodes are named by keys of the file's own; inside they count from 0.
@@ -275,7 +275,7 @@ def session_part(fields: Fields) -> SessionPart:
     )
 
 
-def node_part(fields: Fields, tree: GrowingTree) -> NodePart:
+def node_part(fields: Fields, tree: ImportTree) -> NodePart:
     """A node that stands behind its parent; it is not in the tree yet.
 
     Raises:

@@ -23,9 +23,9 @@ from storage.tables.trash import drop_slice
 from storage.transfer.json_format import JsonFile
 from storage.transfer.parts import (
     EndPart,
+    ImportPart,
     ModelPart,
     NodePart,
-    Part,
     PlacePart,
     SessionPart,
     SetupPart,
@@ -45,7 +45,7 @@ SLICE_SECONDS: Final = 0.015  # that one transaction works before it is committe
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class ImportState:
     """How far an import is. A slice makes a new one, so that a transaction that is tried again begins where it should.
 
     Attributes:
@@ -63,14 +63,14 @@ class Filled:
     created: float = 0.0
     known: tuple[ModelPart | VocabularyPart, ...] = ()
 
-    def take(self, number: int) -> Filled:
+    def take(self, number: int) -> ImportState:
         """One node more."""
         del self.nodes[self.count :]  # of a slice that was rolled back
         self.nodes.append(number)
         return replace(self, count=self.count + 1)
 
 
-def fill(db: sqlite_utils.Database, filled: Filled, parts: Sequence[Part]) -> tuple[Filled, int]:
+def fill(db: sqlite_utils.Database, filled: ImportState, parts: Sequence[ImportPart]) -> tuple[ImportState, int]:
     """Writes parts until a slice's time is over, one at the least; what is there then, and how many were written."""
     deadline = time.perf_counter() + SLICE_SECONDS
     done = 0
@@ -82,7 +82,7 @@ def fill(db: sqlite_utils.Database, filled: Filled, parts: Sequence[Part]) -> tu
     return filled, done
 
 
-def show(db: sqlite_utils.Database, filled: Filled) -> None:
+def show(db: sqlite_utils.Database, filled: ImportState) -> None:
     """The imported sessions are there from now on, the first one on top of the list, with what is known of their models."""
     for part in filled.known:
         if isinstance(part, ModelPart):
@@ -100,7 +100,7 @@ def unfinished(db: sqlite_utils.Database) -> list[int]:
     return [row["id"] for row in rows if sessions.is_unfinished(row)]
 
 
-def _write(db: sqlite_utils.Database, filled: Filled, part: Part) -> Filled:
+def _write(db: sqlite_utils.Database, filled: ImportState, part: ImportPart) -> ImportState:
     match part:
         case SessionPart():
             return _begin(db, filled, part)
@@ -124,17 +124,17 @@ def _write(db: sqlite_utils.Database, filled: Filled, part: Part) -> Filled:
     return filled
 
 
-def _begin(db: sqlite_utils.Database, filled: Filled, part: SessionPart) -> Filled:
+def _begin(db: sqlite_utils.Database, filled: ImportState, part: SessionPart) -> ImportState:
     session_id = sessions.create(db, part.title, is_sample=False)
     row = sessions.require(db, session_id)
     created = row["created"] if part.created is None else part.created
     updated = row["updated"] if part.updated is None else part.updated
     changes = {**part.more, "created": created, "updated": updated, "pinned": int(part.pinned), "importing": 1}
     checksums.update(db, "sessions", row, changes)
-    return Filled((*filled.sessions, session_id), created=created, known=filled.known)
+    return ImportState((*filled.sessions, session_id), created=created, known=filled.known)
 
 
-def _node(db: sqlite_utils.Database, filled: Filled, part: NodePart) -> int:
+def _node(db: sqlite_utils.Database, filled: ImportState, part: NodePart) -> int:
     session_id = filled.sessions[-1]
     values: dict[str, Any] = {
         **part.more,
@@ -177,7 +177,7 @@ class _Source(Protocol):
     def done(self) -> int:
         """How much of `total` was read."""
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[ImportPart]:
         """Everything in it, in order."""
 
     def close(self) -> None:
@@ -191,7 +191,7 @@ class _Run:
     name: str  # of the file
     progress: OnProgress
     stopping: bool = False
-    filled: Filled = field(default_factory=Filled)
+    filled: ImportState = field(default_factory=ImportState)
 
     def check(self) -> None:
         if self.stopping:
@@ -240,7 +240,7 @@ class Importer:
         await self._drop(left)
         return len(left)
 
-    async def _whole(self, opened: Callable[[], S], run: _Run) -> tuple[S, Filled]:
+    async def _whole(self, opened: Callable[[], S], run: _Run) -> tuple[S, ImportState]:
         work = asyncio.ensure_future(self._take(opened, run))
         try:
             return await asyncio.shield(work)
@@ -251,7 +251,7 @@ class Importer:
                 raise
             return work.result()  # it was whole before it could be stopped
 
-    async def _take(self, opened: Callable[[], S], run: _Run) -> tuple[S, Filled]:
+    async def _take(self, opened: Callable[[], S], run: _Run) -> tuple[S, ImportState]:
         reader = ThreadPoolExecutor(1, thread_name_prefix="elsewise-import")
         self._running.append(run)
         try:
@@ -304,9 +304,9 @@ def _size(part: ModelPart | VocabularyPart) -> int:
     return len(part.info) if isinstance(part, ModelPart) else len(part.tokens)
 
 
-def _batch(parts: Iterator[Part]) -> list[Part]:
+def _batch(parts: Iterator[ImportPart]) -> list[ImportPart]:
     """The next parts, as many as are read in a moment; none at the end."""
-    deadline, room, batch = time.perf_counter() + BATCH_SECONDS, BATCH_BYTES, list[Part]()
+    deadline, room, batch = time.perf_counter() + BATCH_SECONDS, BATCH_BYTES, list[ImportPart]()
     for part in parts:
         batch.append(part)
         if isinstance(part, TokensPart):

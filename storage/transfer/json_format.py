@@ -16,7 +16,7 @@ from storage.tables.text import clean, from_json
 from storage.tables.text import to_json as text_of_json
 from storage.tables.token_chunks import MAX_TOKENS
 from storage.transfer import json_columns
-from storage.transfer.import_tree import Fields, GrowingTree, node_part, session_part
+from storage.transfer.import_tree import Fields, ImportTree, node_part, session_part
 from storage.transfer.json_columns import to_json
 from storage.transfer.json_scanner import Piece, Scanner
 from storage.transfer.parts import (
@@ -27,13 +27,13 @@ from storage.transfer.parts import (
     SESSION_MORE,
     VERSION,
     EndPart,
+    ImportPart,
     ModelPart,
     NodePart,
-    Part,
     SessionPart,
     SetupPart,
     TokensPart,
-    travelling,
+    portable_setup,
     without_folders,
 )
 from storage.transfer.session_reader import Row, StoredSession, stored_session
@@ -64,7 +64,7 @@ def export_json(store: Path, session_id: int, path: Path, progress: OnProgress) 
         with written(path) as file:
             total = 2 * session.node_count
             file.write(f'{{"format": "{FORMAT}", "version": {VERSION},\n"session": '.encode())
-            setup = travelling(session.setup())
+            setup = portable_setup(session.setup())
             file.write(msgspec.json.encode(session_record(session.row) | ({"setup": setup} if setup else {})))
             _list(file, "models", (model_record(row) for row in session.models()))
             _list(file, "nodes", _counted((node_record(row) for row in session.nodes()), 0, total, progress))
@@ -157,7 +157,7 @@ class JsonFile:
         """Bytes that were read."""
         return self._scanner.done
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[ImportPart]:
         """Everything in it, in the order in which it is to be written.
 
         Raises:
@@ -188,7 +188,7 @@ class JsonFile:
 
     # ---- messages -----------------------------------------------------------------------------------------------------
 
-    def _list(self, pieces: Iterator[Piece]) -> Iterator[Part]:
+    def _list(self, pieces: Iterator[Piece]) -> Iterator[ImportPart]:
         messages, piece = Messages(self._name, self._stem), None
         for piece in pieces:
             if piece.kind == "end":
@@ -196,7 +196,7 @@ class JsonFile:
             yield from messages.take(piece.value, piece.line)
         yield from messages.end(piece.line if piece else None)
 
-    def _head(self, first: Piece, pieces: Iterator[Piece], *, started: bool) -> dict[str, Any] | Iterator[Part]:
+    def _head(self, first: Piece, pieces: Iterator[Piece], *, started: bool) -> dict[str, Any] | Iterator[ImportPart]:
         """An object that is not in our format: one message (as it is), or an object with messages (as parts)."""
         members: dict[str, Any] = {}
         piece = first
@@ -210,7 +210,7 @@ class JsonFile:
         line, what = piece.line, "it is no session of ours ('format' comes first), no message and no object with messages"
         raise InvalidFileError(self._name, what, line=line)
 
-    def _conversation(self, title: Any, pieces: Iterator[Piece]) -> Iterator[Part]:
+    def _conversation(self, title: Any, pieces: Iterator[Piece]) -> Iterator[ImportPart]:
         messages = Messages(self._name, self._stem, title=title if isinstance(title, str) else "")
         for piece in pieces:
             if piece.kind == "element" and piece.key == "messages":
@@ -221,11 +221,11 @@ class JsonFile:
 
     # ---- our own format -----------------------------------------------------------------------------------------------
 
-    def _ours(self, first: Piece, pieces: Iterator[Piece]) -> Iterator[Part]:
+    def _ours(self, first: Piece, pieces: Iterator[Piece]) -> Iterator[ImportPart]:
         if first.value != FORMAT:
             raise InvalidFileError(self._name, f"the format {first.value!r:.60} is not known, only {FORMAT!r}", line=first.line)
         self._check_version(next(pieces))
-        tree, shown, begun, piece = GrowingTree(), None, False, first
+        tree, shown, begun, piece = ImportTree(), None, False, first
         for piece in pieces:
             fields = Fields(piece.value if piece.kind == "element" else {}, self._name, piece.line, _place(piece))
             match piece.kind, piece.key:
@@ -233,7 +233,7 @@ class JsonFile:
                     fields = Fields(piece.value, self._name, piece.line, "the session", _SESSION)
                     shown, begun = fields.maybe_whole("current"), True
                     yield session_part(fields)
-                    if setup := travelling(fields.mapping("setup")):  # validated piece by piece where it is used
+                    if setup := portable_setup(fields.mapping("setup")):  # validated piece by piece where it is used
                         yield SetupPart(text_of_json(setup))
                 case "element", "models" if begun:
                     yield ModelPart(clean(fields.text("kv_fingerprint")), text_of_json(fields.mapping("info")))
@@ -260,7 +260,7 @@ class JsonFile:
                 f"{self._name} has version {version!s:.20} of the format, this Elsewise reads up to {VERSION}; update the app"
             )
 
-    def _node(self, piece: Piece, tree: GrowingTree) -> NodePart:
+    def _node(self, piece: Piece, tree: ImportTree) -> NodePart:
         fields = Fields(piece.value, self._name, piece.line, _place(piece), {*NODE_FIELDS, "id", "parent", "more"})
         key = fields.whole("id")
         named = Fields(piece.value, self._name, piece.line, f"node {key}")
@@ -268,7 +268,7 @@ class JsonFile:
         tree.add(key, node, named.fault)
         return node
 
-    def _tokens(self, fields: Fields, tree: GrowingTree) -> TokensPart:
+    def _tokens(self, fields: Fields, tree: ImportTree) -> TokensPart:
         node = tree.place(fields.whole("node"), fields.fault, "node")
         assert node is not None  # it is a number
         try:
@@ -297,7 +297,7 @@ class Messages:
         self._count = 0
         self._waiting: list[NodePart] = []  # before the user has said something, by which the session is called
 
-    def take(self, message: Any, line: int) -> Iterator[Part]:
+    def take(self, message: Any, line: int) -> Iterator[ImportPart]:
         """One more."""
         self._count += 1
         fields = Fields(message, self._name, line, f"message {self._count:,}")
@@ -315,7 +315,7 @@ class Messages:
         else:
             yield node
 
-    def end(self, line: int | None) -> Iterator[Part]:
+    def end(self, line: int | None) -> Iterator[ImportPart]:
         """No more of them."""
         if not self._count:
             raise InvalidFileError(self._name, "there is no message in it", line=line)
@@ -323,7 +323,7 @@ class Messages:
             yield from self._begin()
         yield EndPart(self._count - 1, 1)
 
-    def _begin(self) -> Iterator[Part]:
+    def _begin(self) -> Iterator[ImportPart]:
         words = next((" ".join(node.text.split()) for node in self._waiting if node.role == "user"), "")
         yield SessionPart(self._title or words[:TITLE_CHARACTERS].strip() or clean(self._stem))
         yield from self._waiting

@@ -1,6 +1,6 @@
 """JSON read piece by piece: whatever the length of a file, one element of one list is in memory.
 
-Only where values begin and end is found here; each is decoded by the standard library, strictly (see `strict`).
+Only where values begin and end is found here; each is decoded by the standard library, strictly (see `decode_strict`).
 
 Not ijson: its events carry no position for the line of an error, it accepts names that come twice and lone surrogates, and it
 buffers a string of any length (measured with 3.6: a string of 200 MiB is held whole; twice the time of this scanner where
@@ -137,7 +137,7 @@ class Scanner:
         length = self._length(place)
         raw, line = self._held[self._at : self._at + length], self._line
         try:
-            value = strict(raw)
+            value = decode_strict(raw)
         except ValueError as fault:
             raise InvalidFileError(self._name, str(fault), line=line, place=place) from fault
         self._pass(length)
@@ -226,7 +226,7 @@ class Scanner:
         return InvalidFileError(self._name, what, line=self._line, place=place)
 
 
-def strict(raw: bytes) -> Any:
+def decode_strict(raw: bytes) -> Any:
     """One JSON value.
 
     Raises:

@@ -105,13 +105,13 @@ class EndPart:
     branches: int
 
 
-Part = SessionPart | NodePart | TokensPart | ModelPart | VocabularyPart | SetupPart | PlacePart | EndPart
+ImportPart = SessionPart | NodePart | TokensPart | ModelPart | VocabularyPart | SetupPart | PlacePart | EndPart
 
 
 LOCAL: Final = ("adapters", "pruned")  # of a setup: folders, and numbers of nodes, which are other ones elsewhere
 
 
-def travelling(setup: object) -> dict[str, Any]:
+def portable_setup(setup: object) -> dict[str, Any]:
     """What a session is set to, without what names places on one machine."""
     return {name: value for name, value in setup.items() if name not in LOCAL} if isinstance(setup, dict) else {}
 

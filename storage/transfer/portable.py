@@ -31,10 +31,10 @@ from storage.tables.key_value import vocabulary_digest
 from storage.tables.text import clean, to_json
 from storage.tables.text import to_json as text_of_json
 from storage.tables.token_chunks import MAX_TOKENS
-from storage.transfer.import_tree import Fields, GrowingTree, node_part, session_part
+from storage.transfer.import_tree import Fields, ImportTree, node_part, session_part
 from storage.transfer.json_format import model_record, node_record, session_record
-from storage.transfer.json_scanner import LIMIT, strict
-from storage.transfer.parts import ModelPart, Part, SetupPart, TokensPart, VocabularyPart, travelling
+from storage.transfer.json_scanner import LIMIT, decode_strict
+from storage.transfer.parts import ImportPart, ModelPart, SetupPart, TokensPart, VocabularyPart, portable_setup
 from storage.transfer.session_reader import StoredSession, stored_session
 
 OnProgress = Callable[[int, int], None]  # nodes done and in all; raising in it cancels
@@ -66,7 +66,7 @@ def names(table: str) -> list[str]:
     return [column.split()[0] for column in TABLES[table]]
 
 
-def seal(values: Sequence[Any]) -> bytes:
+def checksum(values: Sequence[Any]) -> bytes:
     """SHA-256 of a row's values; msgpack keeps their types and borders apart."""
     return hashlib.sha256(msgspec.msgpack.encode(list(values))).digest()
 
@@ -97,7 +97,7 @@ def export_portable(
             for table in TABLES:
                 conn.execute(definition(table))
             about: dict[str, Any] = {"session": session_record(session.row)}
-            if setup := travelling(session.setup()):
+            if setup := portable_setup(session.setup()):
                 about["setup"] = setup
             if snapshot is not None:
                 about["snapshot"] = dict(snapshot)
@@ -130,7 +130,7 @@ def _write(conn: sqlite3.Connection, table: str, rows: Iterable[Sequence[Any]]) 
     sql = f"INSERT INTO {table} VALUES ({places})"  # noqa: S608  # our own names
     waiting: list[list[Any]] = []
     for row in rows:
-        waiting.append([*row, seal(row)])
+        waiting.append([*row, checksum(row)])
         if len(waiting) == _SLICE:
             _commit(conn, sql, waiting)
     _commit(conn, sql, waiting)
@@ -180,7 +180,7 @@ class PortableFile:
         found: dict[str, Any] | None = self._typed(lambda: self._about().get("snapshot"))
         return found if isinstance(found, dict) else None
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[ImportPart]:
         """Everything in it, in the order in which it is to be written.
 
         Raises:
@@ -191,12 +191,12 @@ class PortableFile:
         except (sqlite3.Error, UnicodeDecodeError) as fault:  # SQLite quotes a damaged schema in its message
             raise self._fault(f"it cannot be read ({fault}): it is damaged or was not made by Elsewise") from fault
 
-    def _parts(self) -> Iterator[Part]:
+    def _parts(self) -> Iterator[ImportPart]:
         about = self._about()
         fields = Fields(about.get("session"), self._name, None, "the session")
-        tree, current = GrowingTree(), fields.maybe_whole("current")
+        tree, current = ImportTree(), fields.maybe_whole("current")
         yield session_part(fields)
-        if setup := travelling(about.get("setup")):  # validated piece by piece where it is used
+        if setup := portable_setup(about.get("setup")):  # validated piece by piece where it is used
             yield SetupPart(text_of_json(setup))
         for row in self._rows("models"):
             info = self._json(row["info"], f"the model {row['kv_fingerprint']!r:.40}")
@@ -216,7 +216,7 @@ class PortableFile:
             yield self._tokens(Fields(row, self._name, None, f"tokens {row['id']!r:.20}"), row, tree)
         yield tree.end(current, fields.fault)
 
-    def _tokens(self, fields: Fields, row: dict[str, Any], tree: GrowingTree) -> TokensPart:
+    def _tokens(self, fields: Fields, row: dict[str, Any], tree: ImportTree) -> TokensPart:
         node = tree.place(fields.whole("node"), fields.fault, "node")
         assert node is not None  # it is a number
         try:
@@ -260,7 +260,7 @@ class PortableFile:
         sql = f"SELECT {', '.join(listed)}, sha256 FROM {table} ORDER BY 1"  # noqa: S608  # our own names
         for *values, sha in self._conn.execute(sql):
             try:
-                sound = sha == seal(values)
+                sound = sha == checksum(values)
             except (TypeError, OverflowError, UnicodeEncodeError):
                 sound = False
             if not sound:
@@ -275,7 +275,7 @@ class PortableFile:
         try:
             if not isinstance(text, str) or len(text) > LIMIT:
                 raise ValueError("it is no text, or too long")
-            return strict(text.encode())
+            return decode_strict(text.encode())
         except ValueError as fault:
             raise InvalidFileError(self._name, str(fault), place=place) from fault
 

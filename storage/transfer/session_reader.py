@@ -19,7 +19,7 @@ from storage.schema import open_sessions
 from storage.tables import checksums, columns, key_value, nodes, sessions, token_chunks
 from storage.tables.text import clean, from_json
 from storage.tables.token_chunks import text_of
-from storage.transfer.parts import NODE_MORE, SESSION_MORE, EndPart, NodePart, Part, PlacePart, SessionPart, TokensPart
+from storage.transfer.parts import NODE_MORE, SESSION_MORE, EndPart, ImportPart, NodePart, PlacePart, SessionPart, TokensPart
 
 Row = dict[str, Any]
 PIECE = 1024  # tokens of one range, at most
@@ -200,7 +200,7 @@ class SessionSource:
         """Ends the moment at which it is read."""
         self._reading.__exit__(None, None, None)
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[ImportPart]:
         """Everything in it, in the order in which it is to be written."""
         session = self._session
         yield SessionPart(self._title, more={name: session.row[name] for name in SESSION_MORE})
@@ -232,6 +232,6 @@ class SessionSource:
             self.done += 1
         yield EndPart(places.get(session.row["current_node"]), session.row["branches"])
 
-    def _tokens(self, session: StoredSession, place: int, node_id: int) -> Iterator[Part]:
+    def _tokens(self, session: StoredSession, place: int, node_id: int) -> Iterator[ImportPart]:
         for row in session.chunks(node_id):
             yield TokensPart(place, row["kv_fingerprint"], row["first"], row["count"], row["columns"], row["summary"])

@@ -138,11 +138,11 @@ def test_samples_are_marked_and_unfinished_imports_hidden(path: Path) -> None:
         await store.create_session("half imported")
 
     with_store(path, make)
-    from storage.tables.checksums import seal  # the flag is the importer's, which writes rows of its own
+    from storage.tables.checksums import checksum  # the flag is the importer's, which writes rows of its own
 
     columns = [row[1] for row in sql(path, "PRAGMA table_info(sessions)")]
     row = dict(zip(columns, sql(path, "SELECT * FROM sessions WHERE id = 2")[0], strict=True)) | {"importing": 1}
-    sql(path, "UPDATE sessions SET importing = 1, sha256 = ? WHERE id = 2", seal("sessions", row))
+    sql(path, "UPDATE sessions SET importing = 1, sha256 = ? WHERE id = 2", checksum("sessions", row))
 
     async def read(store: SessionStore) -> list[tuple[str, bool]]:
         return [(row.title, row.is_sample) for row in await store.sessions()]

@@ -165,7 +165,7 @@ def test_what_a_killed_app_left_half_deleted_or_half_copied_is_not_seen_and_goes
             for _ in range(3):
                 assert not transaction(db, lambda db: trash.purge_slice(db, session))
             parts = list(SessionSource(path, source, "copy").parts())
-            transaction(db, lambda db: importer.fill(db, importer.Filled(), parts[:1]))
+            transaction(db, lambda db: importer.fill(db, importer.ImportState(), parts[:1]))
 
     async def look(store: SessionStore) -> None:
         assert [row.title for row in await store.sessions()] == ["source"]

@@ -46,7 +46,7 @@ def reseal(conn: sqlite3.Connection, table: str) -> None:
     """Right checksums for whatever stands there: an attacker can do that too."""
     listed = portable.names(table)
     for row in conn.execute(f"SELECT rowid, {', '.join(listed)} FROM {table}").fetchall():  # our own names
-        conn.execute(f"UPDATE {table} SET sha256 = ? WHERE rowid = ?", [portable.seal(row[1:]), row[0]])  # likewise
+        conn.execute(f"UPDATE {table} SET sha256 = ? WHERE rowid = ?", [portable.checksum(row[1:]), row[0]])  # likewise
 
 
 def refused(path: Path, file: Path) -> str:
