@@ -26,7 +26,7 @@ class Places:
 
     async def folders(self) -> list[FolderRow]:
         """All folders, in their order."""
-        return await self._database.read(folders)
+        return await self._database.read(_folders)
 
     async def create_folder(self, name: str) -> int:
         """Adds a folder below the others; returns its id.
@@ -34,7 +34,7 @@ class Places:
         Raises:
             InvalidRowError: It has no name, or one of more than `LONGEST_NAME` characters.
         """
-        return await self._database.write(lambda db: create_folder(db, name))
+        return await self._database.write(lambda db: _create_folder(db, name))
 
     async def rename_folder(self, folder_id: int, name: str) -> None:
         """Gives a folder another name.
@@ -42,16 +42,16 @@ class Places:
         Raises:
             InvalidRowError: As for `create_folder`.
         """
-        await self._database.write(lambda db: change_folder(db, folder_id, name=_named(name)))
+        await self._database.write(lambda db: _change_folder(db, folder_id, name=_named(name)))
 
     async def remove_folder(self, folder_id: int) -> None:
         """Takes a folder away; what is in it goes back to the list, nothing is deleted."""
-        await self._database.write(lambda db: remove_folder(db, folder_id))
+        await self._database.write(lambda db: _remove_folder(db, folder_id))
 
     async def order_folders(self, folder_ids: Sequence[int]) -> None:
         """Puts folders into this order."""
         ids = list(folder_ids)
-        await self._database.write(lambda db: order_folders(db, ids))
+        await self._database.write(lambda db: _order_folders(db, ids))
 
     async def move(self, session_id: int, folder_id: int | None) -> None:
         """Puts a session into a folder, or (None) back into the list; there it stands where its last change puts it.
@@ -59,7 +59,7 @@ class Places:
         Raises:
             StoreDamagedError: Its place fails its checksum; setting its tags anew repairs it.
         """
-        await self._database.write(lambda db: move(db, session_id, folder_id))
+        await self._database.write(lambda db: _move(db, session_id, folder_id))
 
     async def set_tags(self, session_id: int, tags: Iterable[str]) -> None:
         """Gives a session these tags and no others; without repetition, whatever the case of letters.
@@ -73,22 +73,21 @@ class Places:
     async def arrange(self, session_ids: Sequence[int]) -> None:
         """Sessions of one group (the pinned ones, or a folder's) in this order; others of the group stand before them."""
         ids = list(session_ids)
-        await self._database.write(lambda db: arrange(db, ids))
+        await self._database.write(lambda db: _arrange(db, ids))
 
 
-def folders(db: sqlite_utils.Database) -> list[FolderRow]:
+def _folders(db: sqlite_utils.Database) -> list[FolderRow]:
     """All folders; damaged ones too, as far as they can be read."""
     rows = fetch(db, "SELECT * FROM folders ORDER BY place, id")
     return [FolderRow(row["id"], str(row["name"]), damaged=not checksums.intact("folders", row)) for row in rows]
 
 
-def create_folder(db: sqlite_utils.Database, name: str) -> int:
-    """Adds a folder."""
+def _create_folder(db: sqlite_utils.Database, name: str) -> int:
     place = scalar(db, "SELECT ifnull(max(place), 0) + 1 FROM folders")
     return checksums.insert(db, "folders", {"name": _named(name), "place": int(place)})
 
 
-def change_folder(db: sqlite_utils.Database, folder_id: int, **changes: Any) -> None:
+def _change_folder(db: sqlite_utils.Database, folder_id: int, **changes: Any) -> None:
     """Sets columns of a folder; a new name repairs one that was damaged, anything else leaves it named as damaged."""
     row = _folder(db, folder_id)
     if "name" in changes:
@@ -98,28 +97,24 @@ def change_folder(db: sqlite_utils.Database, folder_id: int, **changes: Any) -> 
         checksums.update(db, "folders", row, changes)
 
 
-def remove_folder(db: sqlite_utils.Database, folder_id: int) -> None:
-    """Empties and deletes a folder."""
+def _remove_folder(db: sqlite_utils.Database, folder_id: int) -> None:
     _folder(db, folder_id)
     for row in fetch(db, "SELECT id FROM places WHERE folder_id = ?", [folder_id]):
         change(db, row["id"], folder_id=None, place=None)
     db.execute("DELETE FROM folders WHERE id = ?", [folder_id])
 
 
-def order_folders(db: sqlite_utils.Database, folder_ids: Sequence[int]) -> None:
-    """Numbers folders in this order."""
+def _order_folders(db: sqlite_utils.Database, folder_ids: Sequence[int]) -> None:
     for place, folder_id in enumerate(folder_ids):
-        change_folder(db, folder_id, place=place)
+        _change_folder(db, folder_id, place=place)
 
 
-def arrange(db: sqlite_utils.Database, session_ids: Sequence[int]) -> None:
-    """Numbers sessions in this order."""
+def _arrange(db: sqlite_utils.Database, session_ids: Sequence[int]) -> None:
     for place, session_id in enumerate(session_ids):
         change(db, session_id, place=place)
 
 
-def move(db: sqlite_utils.Database, session_id: int, folder_id: int | None) -> None:
-    """Puts a session into a folder or back."""
+def _move(db: sqlite_utils.Database, session_id: int, folder_id: int | None) -> None:
     if folder_id is not None:
         _folder(db, folder_id)
     for row in _place(db, session_id):
