@@ -24,7 +24,7 @@ from tests.app.windows.desktop import (
     session_of,
 )
 from tests.app.workbench.scene import rows, until
-from tests.ui.test_menus import entries
+from tests.ui.window.test_menus import entries
 from ui import MainWindow
 
 

@@ -11,7 +11,7 @@ from PySide6.QtTest import QTest
 
 from tests.ui.conftest import Scene, until
 from tests.ui.fakes import TRIP, FakeWorkbench
-from tests.ui.test_conversation import finish
+from tests.ui.window.test_conversation import finish
 from ui import FolderView, MainWindow
 
 Play = Callable[[Scene], None]

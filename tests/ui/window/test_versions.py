@@ -14,7 +14,7 @@ from PySide6.QtTest import QTest
 from runtime import Finish, Origin, TokenRun
 from tests.ui.conftest import Scene, until
 from tests.ui.fakes import TRIP, FakeWorkbench
-from tests.ui.test_conversation import finish
+from tests.ui.window.test_conversation import finish
 from ui import MainWindow
 from ui.core.shown import typed_text
 

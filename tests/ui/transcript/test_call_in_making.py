@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QLabel
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.spoken import run_of
-from tests.ui.test_conversation import finish
+from tests.ui.window.test_conversation import finish
 from ui import MainWindow, SessionChanged, TokensArrived, ToolCard, TurnChanged, TurnStatus, TurnView
 from ui.transcript import Mode
 from ui.transcript.read_mode.markup import called_name, open_call

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QFileDialog
 
 from tests.ui.conftest import frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
-from tests.ui.test_setup import LEFT, Play, opened
+from tests.ui.setup.test_setup import LEFT, Play, opened
 from ui import AdapterChoice, AdapterLine, MainWindow
 from ui.controller.setup import SAMPLING
 

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QApplication, QLineEdit, QMenu
 from tests.ui.conftest import Scene, until
 from tests.ui.fake_models import FIT
 from tests.ui.fakes import FakeWorkbench
-from tests.ui.test_models_page import BIG, LEFT, QWEN, SMOL, opened
+from tests.ui.models.test_models_page import BIG, LEFT, QWEN, SMOL, opened
 from ui import DownloadState, LoadChoice, MainWindow
 from ui.models.load_card import LoadCard
 from ui.widgets.controls import Combo

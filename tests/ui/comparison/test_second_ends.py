@@ -13,10 +13,10 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 
 from runtime import Finish
+from tests.ui.comparison.second_window import Play, choose, compare, compared, marks, menu
 from tests.ui.conftest import frames, until
 from tests.ui.fake_second import QWEN
 from tests.ui.fakes import TRIP, FakeWorkbench
-from tests.ui.second_window import Play, choose, compare, compared, marks, menu
 from ui import DARK, LIGHT, MainWindow, Palette, TokensArrived
 from ui.comparison.model_facts import difference_ranges, difference_steps
 from ui.controller.setup import MODEL

@@ -10,9 +10,9 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QMenu
 
+from tests.ui.comparison.similar_window import Key, Play, ask, listed, says
 from tests.ui.conftest import frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
-from tests.ui.similar_window import Key, Play, ask, listed, says
 from ui import EngineState, MainWindow, SessionChanged, StatusChanged, StatusView
 
 

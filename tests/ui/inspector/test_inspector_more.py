@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QApplication
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
-from tests.ui.test_conversation import finish
+from tests.ui.window.test_conversation import finish
 from ui import MainWindow
 from ui.inspector.facts import Empty
 from ui.inspector.path import numbers_of

@@ -12,9 +12,9 @@ from PySide6.QtTest import QTest
 
 from tests.ui.conftest import Scene, until
 from tests.ui.fakes import SAMPLE, TRIP, FakeWorkbench
-from tests.ui.test_conversation import finish, turns
-from tests.ui.test_sidebar import make_sample
-from tests.ui.test_window import closed
+from tests.ui.sidebar.test_sidebar import make_sample
+from tests.ui.window.test_conversation import finish, turns
+from tests.ui.window.test_window import closed
 from ui import MainWindow, SessionCopied, WindowState
 from ui.composer.drafts import MOST_KEPT, NEW, Draft, Drafts
 

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication, QLabel, QWidget
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
-from tests.ui.test_conversation import finish
+from tests.ui.window.test_conversation import finish
 from ui import MainWindow, SessionChanged, ToolCard
 from ui.composer.draft_field import DraftField
 from ui.transcript import Mode

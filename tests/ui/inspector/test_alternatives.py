@@ -8,7 +8,7 @@ from PySide6.QtTest import QTest
 from tests.ui.conftest import frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.spoken import OTHERS
-from tests.ui.test_conversation import Play, finish, turns
+from tests.ui.window.test_conversation import Play, finish, turns
 from ui import MainWindow
 
 

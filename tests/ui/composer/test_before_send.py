@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QFileDialog
 
 from tests.ui.conftest import Scene, until
 from tests.ui.fakes import TRIP, FakeWorkbench
-from tests.ui.test_conversation import finish
+from tests.ui.window.test_conversation import finish
 from ui import Composition, ContextPart, MainWindow, PartKind, SessionChanged, TextFile, TurnStatus
 
 Play = Callable[[Scene], None]

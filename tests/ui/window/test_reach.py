@@ -24,7 +24,7 @@ from PySide6.QtWidgets import (
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import FakeWorkbench
-from tests.ui.test_conversation import finish
+from tests.ui.window.test_conversation import finish
 from ui import MainWindow
 from ui.controller.setup import FORM, MODEL, SAMPLING, TOOLS
 from ui.transcript import Mode

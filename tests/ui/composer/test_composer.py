@@ -12,7 +12,7 @@ from PySide6.QtTest import QTest
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
-from tests.ui.test_conversation import finish, turns
+from tests.ui.window.test_conversation import finish, turns
 from ui import MainWindow, TurnStatus
 from ui.composer.composer import Composer
 

@@ -11,9 +11,9 @@ from PySide6.QtGui import Qt as RichText
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QPushButton
 
+from tests.ui.comparison.similar_window import ROME, Key, Play, listed, press, spoken, standing
 from tests.ui.conftest import frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
-from tests.ui.similar_window import ROME, Key, Play, listed, press, spoken, standing
 from ui import MainWindow
 from ui.transcript.pane.meta import Action
 

@@ -9,8 +9,8 @@ from PySide6.QtTest import QTest
 
 from tests.ui.conftest import frames, until
 from tests.ui.fakes import SAMPLE, FakeWorkbench
-from tests.ui.test_conversation import Play, finish, turns
-from tests.ui.test_sidebar import make_sample
+from tests.ui.sidebar.test_sidebar import make_sample
+from tests.ui.window.test_conversation import Play, finish, turns
 from ui import MainWindow, SessionCopied, SessionSummary
 
 

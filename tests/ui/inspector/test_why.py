@@ -14,10 +14,10 @@ from PySide6.QtWidgets import QStyle, QStyleOptionSlider
 
 from runtime import SamplingOptions, TokenRun, make_sampler, replay_draw
 from tests.ui.conftest import Scene, until
-from tests.ui.draws import MODEL, drawing_of, drawn_run, row_of
 from tests.ui.fakes import TRIP, FakeWorkbench
+from tests.ui.inspector.draws import MODEL, drawing_of, drawn_run, row_of
+from tests.ui.inspector.test_inspector import spot_of
 from tests.ui.spoken import Vocabulary
-from tests.ui.test_inspector import spot_of
 from tests.ui.transcript.conftest import centre
 from ui import EngineState, MainWindow, SessionView, StatusChanged, StatusView
 from ui.inspector import Inspector

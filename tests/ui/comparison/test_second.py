@@ -12,9 +12,9 @@ from PySide6.QtGui import QMouseEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 
+from tests.ui.comparison.second_window import Play, choose, compared, marks, menu
 from tests.ui.conftest import until
 from tests.ui.fakes import TRIP, FakeWorkbench
-from tests.ui.second_window import Play, choose, compared, marks, menu
 from ui import MainWindow
 from ui.comparison.model_facts import difference_steps, summary
 from ui.transcript import Measure, Mode

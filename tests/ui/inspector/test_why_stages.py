@@ -9,10 +9,10 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
 from runtime import SamplingOptions, Stage, TokenRun, replay_draw
-from tests.ui.draws import drawing_of, drawn_run
+from tests.ui.inspector.draws import drawing_of, drawn_run
+from tests.ui.inspector.test_inspector import spot_of
+from tests.ui.inspector.test_why import FIRST, ROW, SHARES, move
 from tests.ui.spoken import Vocabulary
-from tests.ui.test_inspector import spot_of
-from tests.ui.test_why import FIRST, ROW, SHARES, move
 from ui.inspector import Inspector
 from ui.inspector.candidates import cut_words
 from ui.inspector.stage_rows import DIALS, StageRow
