@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from runtime.errors import ModelLoadError
 from runtime.loading.progress import OnProgress, Progress
 
 LOOK_SECONDS = 1.0  # longest time between two reports, also of a silent child
@@ -83,32 +84,58 @@ class Child:
                 *lines, rest = (rest + data).split(b"\n")
                 yield from lines
 
-    def follow(self, stage: str, limit: float, progress: OnProgress) -> dict[str, Any]:
-        """Waits for its last answer; reports progress at least once a second.
+    def last_words(self) -> str:
+        """The last line of its stderr, or its exit code; after the end of `lines`."""
+        code = self._process.wait()
+        self._errors.seek(0)
+        return (self._errors.read().decode(errors="replace").strip().splitlines() or [f"exit code {code}"])[-1][:200]
 
-        Args:
-            stage: For `Progress`.
-            limit: Seconds after which it counts as hung.
-            progress: May raise to cancel.
-        """
-        deadline, state = time.monotonic() + limit, Progress(stage, 0, 0)
-        answer: dict[str, Any] = {}
+
+def run_converter(
+    module: str,
+    source: Path,
+    target: Path,
+    *options: str,
+    stage: str,
+    limit: float,
+    progress: OnProgress,
+    environment: Mapping[str, str] | None = None,
+) -> int:
+    """Runs ``python -m MODULE SOURCE TARGET OPTIONS``; kills it on cancel, on a hang and on any error.
+
+    Args:
+        module: A converter, which reports by `say`.
+        source: For it.
+        target: An empty folder for it.
+        options: For it.
+        stage: For `Progress`.
+        limit: Seconds after which it counts as hung.
+        progress: Called at least once a second; may raise to cancel.
+        environment: Beside this process's own.
+
+    Returns:
+        The number of parameters that it reports.
+
+    Raises:
+        ModelLoadError: Its error, a hang, or an end without an answer.
+    """
+    deadline, state = time.monotonic() + limit, Progress(stage, 0, 0)
+    answer: dict[str, Any] = {}
+    with Child(module, str(source), str(target), *options, cwd=target, environment=environment) as child:
         progress(state)
-        for line in self.lines():
+        for line in child.lines():
             if line is not None:
                 answer = json.loads(line)
                 if "done" in answer:
                     state = Progress(stage, answer["done"], answer["total"])
             progress(state)
             if time.monotonic() > deadline:
-                return {"error": f"the conversion took longer than {limit:,.0f} s and was stopped"}
-        return answer
-
-    def last_words(self) -> str:
-        """The last line of its stderr, or its exit code; after the end of `lines`."""
-        code = self._process.wait()
-        self._errors.seek(0)
-        return (self._errors.read().decode(errors="replace").strip().splitlines() or [f"exit code {code}"])[-1][:200]
+                raise ModelLoadError(f"the conversion took longer than {limit:,.0f} s and was stopped")
+        if "parameters" in answer:
+            return int(answer["parameters"])
+        if "error" in answer:
+            raise ModelLoadError(str(answer["error"]))
+        raise ModelLoadError(f"{source}: the conversion ended without an answer ({child.last_words()})")
 
 
 def say(**message: object) -> None:

@@ -15,7 +15,7 @@ from typing import Literal
 from resources.files import kind_of_file, open_regular
 from runtime.backends.registry import default_backend
 from runtime.errors import ModelLoadError
-from runtime.loading.child_process import Child
+from runtime.loading.child_process import run_converter
 from runtime.loading.gguf.convert import CheckedGguf, check_gguf
 from runtime.loading.gguf.quants import KEPT
 from runtime.loading.gguf.weights import kept_bits
@@ -91,7 +91,11 @@ def import_model(
         if kind == "folder":
             copy_files(_wanted(source), hidden, progress)
             return 0
-        parameters = _convert(source, hidden, progress, quantised=quantised)
+        options = ("--keep-quantised",) if quantised else ()
+        limit = PATIENCE_SECONDS + source.stat().st_size / _SLOWEST
+        parameters = run_converter(
+            "runtime.loading.gguf.convert", source, hidden, *options, stage="convert", limit=limit, progress=progress
+        )
         if keep:
             with open_regular(source) as there, create_private(hidden / SOURCE) as here:
                 shutil.copyfileobj(there, here, 8 << 20)
@@ -144,19 +148,6 @@ def _wanted(folder: Path) -> list[Path]:
     """The files taken of a model folder: safetensors, configs, tokenizer and template; no other is opened."""
     small = [folder / name for name in (*SETTINGS_FILES, *TEXT_FILES, INDEX)]
     return [*(file for file in small if file.is_file()), *weight_files(folder)]
-
-
-def _convert(source: Path, target: Path, progress: OnProgress, *, quantised: bool) -> int:
-    """Runs the converter; kills it on cancel, on a hang and on any error."""
-    limit = PATIENCE_SECONDS + source.stat().st_size / _SLOWEST
-    options = ("--keep-quantised",) if quantised else ()
-    with Child("runtime.loading.gguf.convert", str(source), str(target), *options, cwd=target) as child:
-        answer = child.follow("convert", limit, progress)
-        if "parameters" in answer:
-            return int(answer["parameters"])
-        if "error" in answer:
-            raise ModelLoadError(str(answer["error"]))
-        raise ModelLoadError(f"{source}: the conversion ended without an answer ({child.last_words()})")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from runtime.backends.registry import check_backend
 from runtime.errors import InvalidRequestError, ModelLoadError
 from runtime.loading.architectures import libraries_knowing
-from runtime.loading.child_process import Child
+from runtime.loading.child_process import run_converter
 from runtime.loading.config import quantised_with
 from runtime.loading.integrity import digest_of_all
 from runtime.loading.model_folder import TEXT_FILES, ModelFolder, open_folder
@@ -62,7 +62,18 @@ def convert_model(
     own = shelf_id(folder).partition("@")[0] if folder.parent == models_dir() else id_from(folder)
 
     def write(hidden: Path) -> int:
-        parameters = _convert(folder, hidden, bits, progress)
+        size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        parameters = run_converter(
+            "runtime.backends.mlx.quantise_child",
+            folder,
+            hidden,
+            str(bits),
+            str(GROUP),
+            stage=STAGE,
+            limit=_PATIENCE + size / _SLOWEST,
+            progress=progress,
+            environment={"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"},
+        )
         copy_files([folder / file for file in _SMALL if (folder / file).is_file()], hidden, ignore_progress)
         return parameters
 
@@ -104,18 +115,3 @@ def _checked(folder: Path, bits: int) -> tuple[ModelFolder, int]:
         raise ModelLoadError(f"{folder}: weights are stored as {weights.dtype}; plain ones are {', '.join(_BYTES)}")
     quantised = weights.parameters * bits // 8 + weights.parameters // GROUP * 2 * _BYTES[weights.dtype]
     return checked, min(quantised * 11 // 10, weights.bytes)  # norms and narrow layers stay plain
-
-
-def _convert(source: Path, target: Path, bits: int, progress: OnProgress) -> int:
-    """Runs the child; kills it on cancel, on a hang and on any error."""
-    size = sum(file.stat().st_size for file in source.glob("*.safetensors"))
-    limit = _PATIENCE + size / _SLOWEST
-    environment = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
-    arguments = (str(source), str(target), str(bits), str(GROUP))
-    with Child("runtime.backends.mlx.quantise_child", *arguments, cwd=target, environment=environment) as child:
-        answer = child.follow(STAGE, limit, progress)
-        if "parameters" in answer:
-            return int(answer["parameters"])
-        if "error" in answer:
-            raise ModelLoadError(str(answer["error"]))
-        raise ModelLoadError(f"{source}: the conversion ended without an answer ({child.last_words()})")
