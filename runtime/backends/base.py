@@ -33,6 +33,17 @@ class Cost:
     moment: int  # more that live at the worst moment on the way, old and new copies together
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """What one pack contributes to a forward over several: the arguments of `Backend.forward`."""
+
+    pack: Pack
+    tokens: npt.NDArray[np.int64]  # (n,); of a forward that is only prepared not yet known, and zeros
+    parents: npt.NDArray[np.int64]  # (n,)
+    want: npt.NDArray[np.int64]  # ascending indices into `tokens`
+    stacks: TokenStacks | None = None
+
+
 class Backend(Protocol):
     """A model behind the runtime. Not thread-safe: one owner thread calls everything."""
 
@@ -44,6 +55,7 @@ class Backend(Protocol):
     layer_calls: int  # of its layers, where the library says; read by any thread
     pushed: int  # tokens that it was called with, padding included
     lent: int  # bytes that copies may take in the middle of a `forward`; fewer than `copy_cost`: in more calls of the model
+    together: bool  # whether one forward may run over several packs (`begin_together`)
     overlaps: bool  # whether a forward that was begun computes while the caller does something else
 
     def open_pack(self) -> Pack:
@@ -138,6 +150,19 @@ class Backend(Protocol):
             The rest of `begin`, called with the tokens, once, while the pack is still as it was; or dropped. None: nothing of
             it can be done before.
         """
+
+    def begin_together(self, parts: Sequence[Part]) -> Callable[[], npt.NDArray[np.float32]]:
+        """`begin` over several packs where `together` holds: projections over all tokens, attention per pack over its own keys.
+
+        Returns:
+            What waits for the wanted raw logits ``(sum of len(part.want), vocab) float32``, in the order of `parts`. Either
+            half may raise as `forward` does; then every pack is as it was.
+        """
+
+    def prepare_together(
+        self, parts: Sequence[Part]
+    ) -> Callable[[npt.NDArray[np.int64]], Callable[[], npt.NDArray[np.float32]]] | None:
+        """The half of `begin_together` that needs no tokens; called with all tokens, concatenated, it does the rest."""
 
     def copy_cost(self, pack: Pack, parents: npt.NDArray[np.int64]) -> int:
         """Bytes that a `forward` with these parents would copy for a moment, to push its chains side by side."""

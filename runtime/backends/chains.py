@@ -57,6 +57,7 @@ class ChainedBackend(SizedBackend[P]):
         ragged: Whether rows of one forward may have pasts of different length.
         shares: Whether they may look into the pack's own buffers, each through a mask, instead of copies of their paths.
         vain, reach: See `runtime.backends.buckets.worth_sharing`.
+        together: Whether one forward may run over several packs.
         forwards: Calls of the model, since load; those that failed too.
         speed: Tokens per second to begin with: a guess, but where the forward at load was slow.
         layer_calls: Calls of its layers, where the library lets them be counted: a slow forward is seen to go on.
@@ -69,6 +70,7 @@ class ChainedBackend(SizedBackend[P]):
     buckets: bool = True
     ragged: bool = True
     shares: bool = False
+    together: bool = False
     reach: int = UNBOUNDED
     vain: float = 2.0  # a copy is read and written beside the one reading that both ways have
     forwards: int = 0

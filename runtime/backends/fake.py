@@ -109,6 +109,7 @@ class FakeBackend(PackedBackend[FakePack]):
     def __init__(self, options: LoadOptions, behaviour: Behaviour) -> None:
         self.behaviour = behaviour
         self.recurrent, self.overlaps = behaviour.recurrent, behaviour.overlaps
+        self.together = not self.recurrent
         rng = np.random.default_rng(7)
         self._embed: Float64 = rng.normal(size=(VOCABULARY, WIDTH))
         self._query, self._key, self._value = rng.normal(size=(3, WIDTH, WIDTH)) / np.sqrt(WIDTH)
@@ -148,6 +149,31 @@ class FakeBackend(PackedBackend[FakePack]):
         if not self.overlaps:
             return None
         return lambda tokens: self.launch(pack, replace(step, tokens=tokens))
+
+    def launch_together(self, packs: Sequence[FakePack], steps: Sequence[Step]) -> Callable[[], Float32]:
+        def compute() -> Float32:
+            tokens = np.concatenate([step.tokens for step in steps])
+            self.count(len(tokens))
+            self._misbehave(tokens)
+            return np.concatenate([self._compute(pack, step)[0] for pack, step in zip(packs, steps, strict=True)])
+
+        if self.overlaps:
+            return compute
+        logits = compute()
+        return lambda: logits
+
+    def ready_together(
+        self, packs: Sequence[FakePack], steps: Sequence[Step]
+    ) -> Callable[[Int64], Callable[[], Float32]] | None:
+        if not self.overlaps:
+            return None
+        ends = np.cumsum([len(step.tokens) for step in steps])[:-1]
+
+        def launch(tokens: Int64) -> Callable[[], Float32]:
+            parts = np.split(tokens, ends)
+            return self.launch_together(packs, [replace(s, tokens=t) for s, t in zip(steps, parts, strict=True)])
+
+        return launch
 
     def take(self, pack: FakePack, slots: Int64) -> FakePayload:
         slots = np.asarray(slots, np.int64)

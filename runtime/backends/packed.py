@@ -22,7 +22,7 @@ import psutil
 
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
-from runtime.backends.base import Payload
+from runtime.backends.base import Part, Payload
 from runtime.backends.chains import ChainedBackend
 from runtime.backends.sized import P, State, WorkingPack
 from runtime.backends.step import Float32, Step, joined, steps_of
@@ -134,6 +134,22 @@ class PackedBackend(ChainedBackend[P]):
         logits, _ = self.push(pack, step)
         return lambda: logits
 
+    def launch_together(
+        self,
+        packs: Sequence[P],  # noqa: ARG002  # for who can
+        steps: Sequence[Step],  # noqa: ARG002  # the same
+    ) -> Callable[[], Float32]:
+        """`launch` over several packs; for libraries that say `together`."""
+        raise UnsupportedFeatureError(f"the {self.info.backend} backend computes one pack at a time")
+
+    def ready_together(
+        self,
+        packs: Sequence[P],  # noqa: ARG002  # for who can
+        steps: Sequence[Step],  # noqa: ARG002  # the same
+    ) -> Callable[[Int64], Callable[[], Float32]] | None:
+        """`ready` over several packs."""
+        return None
+
     def forward(
         self, pack: P, tokens: Int64, parents: Int64, want: Int64, stacks: TokenStacks | None = None
     ) -> tuple[Int64, Float32]:
@@ -179,6 +195,49 @@ class PackedBackend(ChainedBackend[P]):
             return step.slots, lambda: self._guarded(pack, undo, waiting)
 
         return begin
+
+    def begin_together(self, parts: Sequence[Part]) -> Callable[[], Float32]:
+        """One forward over several packs; see `runtime.backends.base.Backend.begin_together`."""
+        undos: list[tuple[P, Undo]] = []
+        steps = self._guarded_all(undos, lambda: [self._appended(part, undos) for part in parts])
+        waiting = self._guarded_all(undos, lambda: self.launch_together([part.pack for part in parts], steps))
+        return lambda: self._guarded_all(undos, waiting)
+
+    def prepare_together(self, parts: Sequence[Part]) -> Callable[[Int64], Callable[[], Float32]] | None:
+        """The half of it that needs no tokens; see `runtime.backends.base.Backend.prepare_together`."""
+        undos: list[tuple[P, Undo]] = []
+        try:
+            steps = [self._appended(part, undos) for part in parts]
+            launch = self.ready_together([part.pack for part in parts], steps)
+        finally:
+            _undo(undos)
+        if launch is None:
+            return None
+
+        def begin(tokens: Int64) -> Callable[[], Float32]:
+            self._check_ids(tokens)
+            undos = [(part.pack, part.pack.tree.append(part.parents)) for part in parts]
+            waiting = self._guarded_all(undos, lambda: launch(tokens))
+            return lambda: self._guarded_all(undos, waiting)
+
+        return begin
+
+    def _appended(self, part: Part, undos: list[tuple[P, Undo]]) -> Step:
+        """Adds a part's tokens to its pack's tree, which `undos` can take back."""
+        tree = part.pack.tree
+        self._check_ids(part.tokens)
+        in_place = tree.extends(part.parents)
+        undo = tree.append(part.parents)
+        undos.append((part.pack, undo))
+        return self._step(part.pack, undo.size, part.tokens, part.want, part.stacks, in_place=in_place)
+
+    def _guarded_all(self, undos: list[tuple[P, Undo]], act: Callable[[], T]) -> T:
+        """What fails leaves every pack as it was."""
+        try:
+            return act()
+        except BaseException:
+            _undo(undos)
+            raise
 
     def extend_hidden(self, pack: P, tokens: Int64, stacks: TokenStacks | None = None) -> Float32:
         """Appends to a chain; hidden states ``(n, hidden)``. See `runtime.backends.base.Backend.extend_hidden`."""
@@ -254,6 +313,11 @@ class PackedBackend(ChainedBackend[P]):
         if state is not None:
             pack.kept.add(int(slots[-1]))
         return state
+
+
+def _undo(undos: Sequence[tuple[WorkingPack, Undo]]) -> None:
+    for pack, undo in reversed(undos):
+        pack.tree.rollback(undo)
 
 
 def chain_parents(base: int, n: int, parent: int) -> Int64:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from runtime.backends.base import Part
 from runtime.backends.facts import KvFormat
 from runtime.backends.packed import Float32, PackedBackend, chain_parents
 from runtime.backends.tree import ROOT, Int64
@@ -26,7 +27,7 @@ _RESTED = 56  # tokens
 _TRUNK = 9  # tokens
 _TAILS = (5, 1, 3)  # tokens of the branches: ragged on purpose
 _PIECE = 7  # tokens
-_WAYS = ("tree", "stepwise", "buckets", "ragged", "shares")  # that a copy's test decides on
+_WAYS = ("tree", "stepwise", "buckets", "ragged", "shares", "together")  # that a copy's test decides on
 
 
 def prove(backend: PackedBackend[Any], copies: Iterable[tuple[Callable[[], PackedBackend[Any]], tuple[int, ...]]]) -> Warnings:
@@ -144,6 +145,8 @@ def self_test(
             backend.ragged = False  # a library that got a tree's mask wrong is asked to honour no other
             found = failed or f"came out {gap:.3g} nats apart"
             warnings.append(f"branches are computed one by one or by equal length: as a tree they {found}")
+    if backend.together and (backend.chained or not _together_gap(backend, trunk, tails, plain, text, whole) <= tolerance):
+        backend.together = False  # one pack after the other: the numbers are the same
     if backend.chained:
         warnings += _check_rows(backend, trunk, tails, tolerance)
     return tuple(warnings)
@@ -345,6 +348,42 @@ def _side_by_side(backend: PackedBackend[Any], text: Int64, trunk: Int64, tail: 
         return backend.forward(pack, np.concatenate([text[-1:], short]), parents, np.array([0, len(short)]))[1]
     finally:
         backend.close(pack)
+
+
+def _together_gap(
+    backend: PackedBackend[Any],
+    trunk: Int64,
+    tails: list[Int64],
+    plain: Float32,
+    text: Int64,
+    whole: list[Float32],
+) -> float:
+    """How far rows of several packs in one forward come out: a chain that goes on, a new one, branches, a long end."""
+    n, packs, nothing = len(trunk), [backend.open_pack() for _ in range(3 + bool(len(text)))], np.empty(0, np.int64)
+    stems = [(packs[0], trunk), (packs[2], trunk), *((pack, text[:-1]) for pack in packs[3:])]
+    branches = np.concatenate([chain_parents(n, len(tails[1]), n - 1), chain_parents(n + len(tails[1]), len(tails[2]), n - 1)])
+    ends = np.cumsum([len(tails[1]), len(tails[2])]) - 1
+    try:
+        for pack, stem in stems:
+            if len(stem):
+                backend.forward(pack, stem, chain_parents(0, len(stem), ROOT), nothing)
+        fresh = np.concatenate([trunk, tails[0]])
+        parts = [
+            Part(packs[0], tails[0], chain_parents(n, len(tails[0]), n - 1), np.array([len(tails[0]) - 1])),
+            Part(packs[1], fresh, chain_parents(0, len(fresh), ROOT), np.array([len(fresh) - 1])),
+            Part(packs[2], np.concatenate(tails[1:]), branches, ends),
+            *(Part(pack, text[-1:], np.array([len(text) - 2]), np.array([0])) for pack in packs[3:]),
+        ]
+        got = backend.begin_together(parts)()
+        return max(map(_gap, got, [plain[0], plain[0], plain[1], plain[2], *whole[-1:]]))
+    except MemoryBudgetError:
+        raise
+    except Exception as error:  # noqa: BLE001  # the border to a library whose attention may not be ours
+        log.debug("no forward over several packs of %s: %s", backend.info.name, error)
+        return float("inf")
+    finally:
+        for pack in packs:
+            backend.close(pack)
 
 
 def _branching(backend: PackedBackend[Any], trunk: Int64, tails: list[Int64]) -> Float32:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from runtime.adapters.stacks import TokenStacks
+from runtime.adapters.stacks import Stack, TokenStacks
 from runtime.backends.buckets import Bucket
 from runtime.backends.sized import State
 from runtime.backends.tree import Bool, Int64
@@ -34,6 +34,25 @@ class Step:
     def past(self) -> int:
         """How many tokens precede the new ones in the buffers that the model sees."""
         return int(self.slots[0]) if self.path is None else len(self.path)
+
+
+def joint_stacks(steps: Sequence[Step]) -> TokenStacks | None:
+    """The adapters of the tokens of several forwards that are computed as one."""
+    if all(step.stacks is None for step in steps):
+        return None
+    tables: list[Stack] = []
+    of: list[Int64] = []
+    for step in steps:
+        stacks = TokenStacks.uniform((), len(step.tokens)) if step.stacks is None else step.stacks
+        of.append(stacks.of + len(tables))
+        tables += stacks.table
+    return TokenStacks(np.concatenate(of), tuple(tables))
+
+
+def joint_want(steps: Sequence[Step]) -> Int64:
+    """The wanted tokens of several forwards, as indices into all their tokens."""
+    starts = np.cumsum([0, *(len(step.tokens) for step in steps[:-1])])
+    return np.concatenate([step.want + start for step, start in zip(steps, starts, strict=True)])
 
 
 def steps_of(bucket: Bucket) -> Iterator[Step]:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from runtime.errors import MemoryBudgetError, RuntimeFault
 from runtime.scheduler.decode.rows import Row
-from runtime.scheduler.kv.kv_budget import NoRoomError
+from runtime.scheduler.kv.workspace import NoRoomError
 from runtime.scheduler.prefill.prefill import Prefill
 from runtime.scheduler.prefill.publish_results import gone
 

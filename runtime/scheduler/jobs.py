@@ -16,10 +16,11 @@ from runtime.adapters.stacks import Routing, stack_of
 from runtime.beams import BeamOptions, OnStep
 from runtime.grammar.constraint import Constraint
 from runtime.info import OnProgress
+from runtime.numerics.scoring import top_k
 from runtime.options.generation import GenerationOptions
 from runtime.options.priority import Priority
 from runtime.options.sampling import SamplingOptions
-from runtime.records import Float32, Int32, Scores, TokenRun
+from runtime.records import NO_TOKEN, Float32, Int32, Scores, TokenRun
 from runtime.sampling.chain import Sampler
 from runtime.scheduler.prefill.distributions import Distribution
 from runtime.trie import Namespace, Span
@@ -112,33 +113,31 @@ class Waiter(Protocol):
 
 
 class Rows:
-    """Several queries that are answered as one array ``(n, vocab) float32``, each written where it belongs.
+    """Several queries that are answered as one array ``(n, vocab) float32``, each written where it belongs; owner thread.
 
     Args:
-        waiter: Who gets the array; the first error of a row goes there instead.
+        waiter: Gets the array; the first error of a row goes there instead.
         n: Rows.
     """
 
     def __init__(self, waiter: Waiter, n: int) -> None:
         self._waiter = waiter
-        self._left = n
+        self._n = self._left = n
         self._failed = False
         self._array: Float32 | None = None
-        self.waiters = [RowOf(self, i, n) for i in range(n)]
+        self.waiters = [RowOf(self, i) for i in range(n)]
 
     @property
     def done(self) -> bool:
-        """Whether nobody waits for its rows any more."""
+        """Whether no row is waited for any more."""
         return self._failed or self._waiter.cancelled()
 
-    def put(self, i: int, n: int, last: Distribution) -> None:
-        """Row `i` of `n` is known."""
-        if self._array is None:
-            self._array = np.empty((n, len(last.raw)), np.float32)
-        last.write(self._array[i])
+    def put(self, i: int, last: Distribution) -> None:
+        """Row `i` is known."""
+        self._write(i, last)
         self._left -= 1
         if not self._left:
-            settle(self._waiter, self._array)
+            settle(self._waiter, self._answer())
 
     def fail(self, error: BaseException) -> None:
         """One of the rows could not be computed."""
@@ -146,28 +145,78 @@ class Rows:
             self._failed = True
             settle(self._waiter, error=error)
 
+    def _write(self, i: int, last: Distribution) -> None:
+        if self._array is None:
+            self._array = np.empty((self._n, len(last.raw)), np.float32)
+        last.write(self._array[i])
+
+    def _answer(self) -> object:
+        return self._array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TopLogprobs:
+    """The likeliest next tokens of `n` paths, and chosen ones.
+
+    Attributes:
+        ids: ``(n, k) int32``, falling, ties by id; `NO_TOKEN` beyond the vocabulary.
+        logprobs: ``(n, k) float32``; minus infinity beyond the vocabulary.
+        chosen: ``(n,)`` float32 arrays: the log-probabilities of each row's chosen ids, in their order.
+    """
+
+    ids: Int32
+    logprobs: Float32
+    chosen: tuple[Float32, ...]
+
+
+class TopRows(Rows):
+    """Several queries of which the `k` likeliest tokens and some chosen ids are answered: no array of all rows is made.
+
+    Args:
+        waiter: Gets `TopLogprobs`.
+        n: Rows.
+        k: Tokens of each; 0 for the chosen ids alone.
+        chosen: Ids of each row, within the vocabulary; empty: none.
+    """
+
+    def __init__(self, waiter: Waiter, n: int, k: int, chosen: Sequence[Sequence[int]] = ()) -> None:
+        super().__init__(waiter, n)
+        self._chosen = [np.array(ids, np.int64) for ids in chosen] or [np.empty(0, np.int64)] * n
+        self._ids, self._logprobs = np.full((n, k), NO_TOKEN, np.int32), np.full((n, k), -np.inf, np.float32)
+        self._own: list[Float32] = [np.empty(0, np.float32)] * n
+
+    def _write(self, i: int, last: Distribution) -> None:
+        row = last.logprobs()
+        width = min(self._ids.shape[1], len(row))
+        ids, logprobs = top_k(row[None], width)
+        self._ids[i, :width], self._logprobs[i, :width] = ids[0], logprobs[0]
+        self._own[i] = row[self._chosen[i]]
+
+    def _answer(self) -> TopLogprobs:
+        return TopLogprobs(self._ids, self._logprobs, tuple(self._own))
+
 
 class RowOf:
     """Waits for one row of `Rows`; owner thread."""
 
-    def __init__(self, rows: Rows, i: int, n: int) -> None:
-        self._rows, self._i, self._n = rows, i, n
+    def __init__(self, rows: Rows, i: int) -> None:
+        self._rows, self._i = rows, i
 
     def cancelled(self) -> bool:
-        """Whether nobody waits any more."""
+        """Whether the row is not waited for any more."""
         return self._rows.done
 
     def done(self) -> bool:
-        """Whether nobody waits any more; each row is answered once."""
+        """The same: each row is answered once."""
         return self._rows.done
 
     def set_running_or_notify_cancel(self) -> bool:
-        """Whether somebody still waits."""
+        """Whether the row is still waited for."""
         return not self._rows.done
 
     def set_result(self, value: Distribution) -> None:
         """The answer, which is written where it belongs."""
-        self._rows.put(self._i, self._n, value)
+        self._rows.put(self._i, value)
 
     def set_exception(self, error: BaseException) -> None:
         """It failed."""

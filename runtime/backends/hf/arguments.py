@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
+import numpy as np
 import torch
 
 from runtime.backends.buckets import Bucket
-from runtime.backends.hf.cache import TorchPack
+from runtime.backends.hf.cache import JointCache, TorchPack
 from runtime.backends.step import Step
 from runtime.backends.tree import Bool, Int64
 
@@ -43,6 +44,20 @@ class Arguments:
             visible, first = step.mask, step.mask.shape[1] - step.mask.shape[0]
             by_window = {w: visible if w is None else pack.tree.within(visible, first, w) for w in self._windows}
             arguments["attention_mask"] = self._masks(by_window)
+        return arguments
+
+    def of_joint(self, joint: JointCache, steps: Sequence[Step], want: Int64) -> dict[str, Any]:
+        """For tokens of several packs, as one row; `JointLayer` knows what each one sees."""
+        tokens, positions = (np.concatenate(each) for each in zip(*((s.tokens, s.positions) for s in steps), strict=True))
+        arguments: dict[str, Any] = {
+            "input_ids": torch.from_numpy(tokens).to(self._device)[None],
+            "position_ids": torch.from_numpy(positions).to(self._device)[None],
+            "past_key_values": joint.cache,
+            "use_cache": True,
+            "attention_mask": self._masks({w: np.ones((1, len(tokens)), np.bool_) for w in self._windows}),  # never read
+        }
+        if "logits_to_keep" in self._takes:
+            arguments["logits_to_keep"] = self._kept(want, len(tokens))
         return arguments
 
     def of_rows(self, pack: TorchPack, bucket: Bucket) -> dict[str, Any]:

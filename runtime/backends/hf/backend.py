@@ -23,7 +23,7 @@ from runtime.backends.hf import payload as payloads
 from runtime.backends.hf.adapters import TorchAdapters
 from runtime.backends.hf.arguments import Arguments
 from runtime.backends.hf.attention import OWN, attention_of
-from runtime.backends.hf.cache import Shape, SlotLayer, Tensors, TorchPack, make_layers
+from runtime.backends.hf.cache import JointCache, Shape, SlotLayer, Tensors, TorchPack, make_layers
 from runtime.backends.hf.codec import codec_of
 from runtime.backends.hf.loading import LoadedModel, load_model, random_copy
 from runtime.backends.hf.payload import TorchPayload
@@ -33,6 +33,7 @@ from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids,
 from runtime.backends.selftest import check_finite, kv_warning, prove, stream_warning
 from runtime.backends.sized import state_size
 from runtime.backends.small import small_copies
+from runtime.backends.step import joint_stacks, joint_want
 from runtime.backends.stored import Stored
 from runtime.backends.tree import Bool, Int64
 from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
@@ -94,6 +95,7 @@ class HfBackend(PackedBackend[TorchPack]):
         self._arguments = Arguments(self._takes, self._windows, self._device, self._dtype, eager=eager)
         self.tree = not self.recurrent and "position_ids" in self._takes
         self.shares = self.recurrent and attention_of(self._model) == OWN
+        self.together = self.tree and attention_of(self._model) == OWN
         self.info = self._describe(options, warnings=())
 
     def check(self, options: LoadOptions) -> None:
@@ -167,6 +169,17 @@ class HfBackend(PackedBackend[TorchPack]):
                 (state,) = pack.get_states(1)
                 pack.clear_state()
             return logits.float().cpu().numpy(), state
+
+    def launch_together(self, packs: Sequence[TorchPack], steps: Sequence[Step]) -> Callable[[], Float32]:
+        want = joint_want(steps)
+        with _computing(), self._adapters.under(joint_stacks(steps), want):
+            joint = JointCache(packs, steps, self._device)
+            self.count(sum(len(step.tokens) for step in steps))
+            logits = self._model(**self._arguments.of_joint(joint, steps, want)).logits[0]  # (rows, vocab)
+            if "logits_to_keep" not in self._takes:
+                logits = logits[torch.from_numpy(want).to(self._device)]
+            got: Float32 = logits.float().cpu().numpy()
+        return lambda: got
 
     def push_rows(self, pack: TorchPack, bucket: Bucket) -> tuple[Float32, Sequence[State | None]]:
         rows, width = bucket.tokens.shape

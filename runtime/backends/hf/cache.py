@@ -6,6 +6,7 @@ Subclasses of transformers' own cache classes, so that its models and mask funct
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -261,6 +262,98 @@ class TorchPack(WorkingPack):
     def clear_state(self) -> None:
         """Lets the working copies of the states go."""
         self.put_states([None])
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What some consecutive tokens of a forward over several packs attend to."""
+
+    n: int  # tokens
+    keys: torch.Tensor  # (1, kv_heads, seen, head_dim), the new ones last
+    values: torch.Tensor
+    mask: torch.Tensor | None  # (1, 1, n, seen) bool; None: causal from the first key on, or one token that sees all
+
+
+class JointLayer(CacheLayerMixin):  # type: ignore[misc]  # the same
+    """One attention layer of several packs: each token's keys go into its own pack's buffers, and it attends to them alone."""
+
+    is_compileable = False
+    is_croppable = False
+
+    def __init__(self, layers: Sequence[SlotLayer], joint: JointCache) -> None:
+        super().__init__()
+        self.is_sliding = layers[0].is_sliding
+        self._layers, self._joint = layers, joint
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """The packs' own layers do that."""
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        *args: Any,  # noqa: ARG002  # what other cache classes want to know
+        **kwargs: Any,  # noqa: ARG002
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes ``(1, kv_heads, n, head_dim)``; the keys that it answers with carry their `Segment`s to `own_sdpa`."""
+        lengths = self._joint.lengths
+        parts = zip(self._layers, key_states.split(lengths, 2), value_states.split(lengths, 2), strict=True)
+        seen = [layer.update(keys, values) for layer, keys, values in parts]
+        masks = self._joint.masks(self._layers)
+        segments = [Segment(n, *kv, mask) for n, kv, mask in zip(lengths, seen, masks, strict=True)]
+        keys = key_states.view_as(key_states)
+        keys.segments = segments  # a tensor takes attributes
+        return keys, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class JointCache:
+    """The caches of several packs as one, for one forward over the tokens of all of them.
+
+    Args:
+        packs: Without recurrent layers.
+        steps: What each of them is given.
+        device: Where the model computes.
+    """
+
+    def __init__(self, packs: Sequence[TorchPack], steps: Sequence[Step], device: torch.device) -> None:
+        for pack, step in zip(packs, steps, strict=True):
+            pack.begin(step, device)
+        self.lengths = [len(step.tokens) for step in steps]
+        self._packs, self._steps, self._device = packs, steps, device
+        self._masks: dict[int | None, list[torch.Tensor | None]] = {}
+        self.cache = Cache(layers=[JointLayer(layers, self) for layers in zip(*(p.attention for p in packs), strict=True)])
+
+    def masks(self, layers: Sequence[SlotLayer]) -> list[torch.Tensor | None]:
+        """``(1, 1, n, seen)`` for each pack, made once for all layers of one window."""
+        window = layers[0].window
+        if window not in self._masks:
+            parts = zip(self._packs, self._steps, layers, strict=True)
+            self._masks[window] = [self._mask(pack, step, layer) for pack, step, layer in parts]
+        return self._masks[window]
+
+    def _mask(self, pack: TorchPack, step: Step, layer: SlotLayer) -> torch.Tensor | None:
+        n, window = len(step.tokens), layer.window
+        if step.mask is not None:
+            mask = step.mask
+            if window is not None:
+                mask = pack.tree.within(mask, mask.shape[1] - n, window)
+            return torch.from_numpy(mask).to(self._device)[None, None]
+        seen, _ = layer.get_mask_sizes(n)
+        if n == 1 or (seen == n and (window is None or n <= window)):
+            return None
+        query = torch.arange(seen - n, seen, device=self._device)[:, None]
+        key = torch.arange(seen, device=self._device)
+        causal = key <= query
+        return (causal if window is None else causal & (query - key < window))[None, None]
 
 
 def make_layers(config: Any) -> list[Any]:

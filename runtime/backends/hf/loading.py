@@ -84,7 +84,7 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
             model = model.to(device)
         else:
             offload.measure(model)
-        use_own_attention(model, device)
+        use_own_attention(model)
         parameters = offload.parameters if offload else sum(p.numel() for p in model.parameters())
         packed = weights not in ("auto", PLAIN)
         perplexities = pack_and_measure(model, source, weights) if packed else None
@@ -122,7 +122,7 @@ def random_copy(loaded: LoadedModel, config: Mapping[str, Any]) -> LoadedModel:
     if attention_of(loaded.model) != OWN:
         model.set_attn_implementation(attention_of(loaded.model))
     else:
-        use_own_attention(model, loaded.device)
+        use_own_attention(model)
     return replace(loaded, model=model, config=made, attention_before=None, folder=False, offload=None, weights="auto")
 
 
@@ -235,7 +235,7 @@ def pick_device(wanted: str) -> torch.device:
 def _adopted(model: Any, tokenizer: Any) -> LoadedModel:
     check_ropes(model.config.get_text_config(decoder=True).to_dict(), "hf", type(model).__name__)
     before = attention_of(model)
-    switched = use_own_attention(model.eval(), model.device)
+    switched = use_own_attention(model.eval())
     config = model.config.get_text_config(decoder=True)
     return LoadedModel(
         model=model,

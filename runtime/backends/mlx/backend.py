@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from runtime.backends.buckets import Bucket, reach_of
 from runtime.backends.mlx import payload as payloads
 from runtime.backends.mlx.adapters import MlxAdapters
 from runtime.backends.mlx.blank import Blank
-from runtime.backends.mlx.cache import Arrays, MlxPack, Shape, make_caches
+from runtime.backends.mlx.cache import Arrays, JointCache, MlxPack, Shape, SlotCache, attention_by_pack, make_caches
 from runtime.backends.mlx.codec import codec_of
 from runtime.backends.mlx.corrections import PROVEN, SelectRows, hidden_window
 from runtime.backends.mlx.loading import LoadedModel, check_fits, flat_parameters, full_config, load_model, random_copy
@@ -34,6 +34,7 @@ from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids,
 from runtime.backends.selftest import check_finite, kv_warning, prove, stream_warning
 from runtime.backends.sized import state_size
 from runtime.backends.small import small_copies
+from runtime.backends.step import joint_stacks, joint_want
 from runtime.backends.stored import Stored
 from runtime.backends.tree import Bool, Int64
 from runtime.errors import ForkedError, MemoryBudgetError, UnsupportedFeatureError
@@ -99,6 +100,8 @@ class MlxBackend(PackedBackend[MlxPack]):
         self.recurrent = bool(probe.recurrent)
         self.tree = not self.recurrent
         self.shares = self.recurrent
+        flat = all(isinstance(cache, SlotCache) for cache in probe.caches)
+        self.together = self.tree and flat and attention_by_pack(self._model)
         self._vocabulary = int(self._model(mx.zeros((1, 1), mx.int32)).shape[-1])
         self.info = self._describe(options, warnings=())
 
@@ -167,6 +170,8 @@ class MlxBackend(PackedBackend[MlxPack]):
             self.layer_calls += 1
 
     def launch(self, pack: MlxPack, step: Step) -> Callable[[], Float32]:
+        if step.mask is not None and self.together:
+            return self.launch_together([pack], [step])
         started = time.monotonic()
         with _memory():
             logits: list[mx.array] = []
@@ -178,6 +183,8 @@ class MlxBackend(PackedBackend[MlxPack]):
 
     def ready(self, pack: MlxPack, step: Step) -> Callable[[Int64], Callable[[], Float32]] | None:
         """The graph of a forward, whose tokens are put into its input when they are known."""
+        if step.mask is not None and self.together:
+            return self.ready_together([pack], [step])
         (part, rows), *more = self._parts(step)
         if (
             more or self._slow or pack.capacity < pack.tree.size
@@ -197,6 +204,70 @@ class MlxBackend(PackedBackend[MlxPack]):
             return lambda: self._awaited(pack, logits, started)
 
         return launch
+
+    def launch_together(self, packs: Sequence[MlxPack], steps: Sequence[Step]) -> Callable[[], Float32]:
+        started = time.monotonic()
+        with _memory():
+            self.count(sum(len(step.tokens) for step in steps))
+            logits = self._forward_together(packs, steps)
+            arrays = [array for pack in packs for array in pack.arrays()]
+            mx.async_eval(logits, arrays)  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
+        return lambda: self._awaited_together(packs, logits, started)
+
+    def ready_together(
+        self, packs: Sequence[MlxPack], steps: Sequence[Step]
+    ) -> Callable[[Int64], Callable[[], Float32]] | None:
+        if self._slow or any(pack.capacity < pack.tree.size for pack in packs):
+            return None
+        blank = Blank(sum(len(step.tokens) for step in steps))
+        with _memory(), ExitStack() as aside:
+            built = [aside.enter_context(pack.set_aside()) for pack in packs]
+            logits = self._forward_together(packs, steps, tokens=blank.array)
+
+        def launch(tokens: Int64) -> Callable[[], Float32]:
+            started = time.monotonic()
+            self.count(blank.size)
+            blank.fill(tokens)
+            with _memory():
+                for pack, buffers in zip(packs, built, strict=True):
+                    pack.adopt(buffers)
+                arrays = [array for pack in packs for array in pack.arrays()]
+                mx.async_eval(logits, arrays)  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
+            return lambda: self._awaited_together(packs, logits, started)
+
+        return launch
+
+    def _forward_together(
+        self, packs: Sequence[MlxPack], steps: Sequence[Step], tokens: mx.array | None = None
+    ) -> list[mx.array]:
+        """One call of the model over the tokens of all packs, as rows of width 1; nothing evaluated."""
+        for pack, step in zip(packs, steps, strict=True):
+            pack.begin(step, rows=False)
+        ids, positions = (np.concatenate(each) for each in zip(*((s.tokens, s.positions) for s in steps), strict=True))
+        offset, want, lengths = mx.array(positions.astype(np.int32)), joint_want(steps), [len(step.tokens) for step in steps]
+        masks: dict[tuple[int, int | None], Any] = {}
+        caches = [JointCache(layers, lengths, offset, masks) for layers in zip(*(p.attention for p in packs), strict=True)]
+        self._select.rows = None
+        tokens = mx.array(ids.astype(np.int32)) if tokens is None else tokens
+        with self._adapters.under(joint_stacks(steps), want):
+            if not len(want):
+                (self._select.hidden if self._select else self._model)(tokens[:, None], cache=caches)
+                return []
+            if len(want) < len(ids) and self._select:
+                self._select.batch = mx.array(want.astype(np.int32))
+            try:
+                out = self._model(tokens[:, None], cache=caches)[:, 0]  # (n or wanted, vocab)
+            finally:
+                self._select.batch = None
+        if out.shape[0] > len(want):
+            out = out[mx.array(want.astype(np.int32))]
+        return [out.astype(mx.float32)]
+
+    def _awaited_together(self, packs: Sequence[MlxPack], logits: Sequence[mx.array], started: float) -> Float32:
+        with _memory():
+            mx.eval(logits, [array for pack in packs for array in pack.arrays()])
+            self._slow = time.monotonic() - started > SLOW_SECONDS
+            return self._fetched(packs[0], logits)
 
     def _parts(self, step: Step) -> list[tuple[Step, bool]]:
         """The calls of the model that a step takes, and whether each one's tokens are rows."""

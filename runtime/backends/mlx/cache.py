@@ -7,6 +7,7 @@ the one buffer and hands it out broadcast over the rows.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -14,7 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.base import create_causal_mask
+from mlx_lm.models.base import create_causal_mask, scaled_dot_product_attention
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
 from runtime.backends.buckets import Bucket
@@ -294,6 +295,88 @@ class MlxPack(WorkingPack):
     def arrays(self) -> list[mx.array]:
         """All buffers, for one evaluation."""
         return [a for c in self.attention for a in (c.keys, c.values) if a is not None]
+
+
+class JointMask:
+    """What `JointCache.make_mask` answers: the window of the layers that are called with it."""
+
+    def __init__(self, window: int | None) -> None:
+        self.window = window
+
+
+class JointCache:
+    """One attention layer of several packs: each token's keys go into its own pack's buffers, and it attends to them alone.
+
+    Tokens are batch rows of width 1, whose depths are `offset`. In `attend` those of a pack are the queries of one attention
+    over its buffers, of which nothing is repeated or copied.
+
+    Args:
+        caches: The layer's, of each pack, prepared by `begin`.
+        lengths: Tokens of each.
+        offset: ``(rows,)``.
+        masks: Of this forward, by pack and window; shared by all layers.
+    """
+
+    def __init__(
+        self, caches: Sequence[SlotCache], lengths: Sequence[int], offset: mx.array, masks: dict[tuple[int, int | None], Any]
+    ) -> None:
+        self.offset = offset
+        self._caches, self._lengths, self._masks = caches, lengths, masks
+        self._ends = np.cumsum(lengths)[:-1].tolist()
+        self._seen: list[tuple[mx.array, mx.array]] = []
+
+    def make_mask(
+        self,
+        N: int,  # noqa: ARG002, N803  # mlx-lm's own name
+        return_array: bool = False,  # noqa: ARG002  # the same
+        window_size: int | None = None,
+    ) -> JointMask:
+        """Says the window; the masks are made where they are used."""
+        return JointMask(self._caches[0].window or window_size)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Writes ``(rows, kv_heads, 1, head_dim)``; what is answered is not read."""
+        parts = (self._parts(array.transpose(2, 1, 0, 3)) for array in (keys, values))  # (1, kv_heads, rows, head_dim)
+        self._seen = [cache.update_and_fetch(*each) for cache, *each in zip(self._caches, *parts, strict=True)]
+        return keys, values
+
+    def attend(self, queries: mx.array, scale: float, mask: JointMask, sinks: mx.array | None) -> mx.array:
+        """``(rows, heads, 1, head_dim)``, each row over what its pack holds."""
+        parts = self._parts(queries.transpose(2, 1, 0, 3))
+        attended = [
+            mx.fast.scaled_dot_product_attention(part, *seen, scale=scale, mask=self._mask(at, mask.window), sinks=sinks)
+            for at, (part, seen) in enumerate(zip(parts, self._seen, strict=True))
+        ]
+        return mx.concatenate(attended, axis=2).transpose(2, 1, 0, 3)
+
+    def _parts(self, array: mx.array) -> list[mx.array]:
+        return list(mx.split(array, self._ends, axis=2)) if self._ends else [array]
+
+    def _mask(self, at: int, window: int | None) -> Any:
+        if (at, window) not in self._masks:
+            self._masks[at, window] = self._caches[at].make_mask(self._lengths[at], window_size=window)
+        return self._masks[at, window]
+
+
+def attention_by_pack(model: Any) -> bool:
+    """Has the model's attention ask `JointCache`; whether all of its layers do is proven by the self-test.
+
+    mlx-lm's models call one function of `mlx_lm.models.base` by the name that their module imported it under.
+    """
+    modules = {sys.modules[cls.__module__] for part in model.modules() for cls in type(part).__mro__}
+    called = [module for module in modules if hasattr(module, scaled_dot_product_attention.__name__)]
+    for module in called:
+        setattr(module, scaled_dot_product_attention.__name__, _attention)
+    return bool(called)
+
+
+def _attention(
+    queries: mx.array, keys: mx.array, values: mx.array, cache: Any, scale: float, mask: Any, sinks: mx.array | None = None
+) -> mx.array:
+    if isinstance(cache, JointCache):
+        return cache.attend(queries, scale, mask, sinks)
+    found: mx.array = scaled_dot_product_attention(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+    return found
 
 
 def make_caches(model: Any, window: int | None, reached: OnLayer) -> list[Any]:

@@ -232,12 +232,18 @@ class SelectRows:
     """
 
     def __init__(self, model: Any) -> None:
-        self.rows: mx.array | None = None
+        self.rows: mx.array | None = None  # positions in the one row
+        self.batch: mx.array | None = None  # rows of width 1
         self._body = next((getattr(model, n) for n in ("model", "backbone", "transformer") if hasattr(model, n)), None)
         if isinstance(self._body, Module):
-            _override_call(self._body, lambda out: out if self.rows is None else out[:, self.rows])
+            _override_call(self._body, self._chosen)
         else:
             self._body = None
+
+    def _chosen(self, out: mx.array) -> mx.array:
+        if self.batch is not None:
+            return out[self.batch]
+        return out if self.rows is None else out[:, self.rows]
 
     def hidden(self, tokens: mx.array, cache: list[Any] | None) -> mx.array:
         """The body's own output, after the final norm, ``(rows, length, hidden)``; all positions.

@@ -24,7 +24,7 @@ from runtime.scheduler.decode.stream import DEFAULT_MAX_TOKENS, Vocabulary
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import BeamJob, settle
 from runtime.scheduler.kv.cache import Cache
-from runtime.scheduler.kv.kv_budget import NoRoomError
+from runtime.scheduler.kv.workspace import NoRoomError
 from runtime.scheduler.metrics.counters import Counters
 from runtime.scheduler.metrics.request_metrics import RequestMetrics
 from runtime.scheduler.prefill.distributions import non_finite, normalise

@@ -19,11 +19,10 @@ from runtime.scheduler.decode.rows import DecodeBatch, Drawn, Guesses, Row, draw
 from runtime.scheduler.decode.stream import Stream
 from runtime.scheduler.faults import bisect, typed
 from runtime.scheduler.kv.cache import Cache
-from runtime.scheduler.kv.kv_budget import NoRoomError
-from runtime.scheduler.kv.workspace import Workspace
+from runtime.scheduler.kv.workspace import NoRoomError, PartialForward, SharedFetch, begin, forward, prepare
 from runtime.scheduler.metrics.counters import Counters
 from runtime.scheduler.prefill.distributions import Distribution, Distributions, non_finite, normalise
-from runtime.scheduler.prefill.prefill import Prefill
+from runtime.scheduler.prefill.prefill import Prefill, by_workspace
 from runtime.scheduler.prefill.publish_results import ResultPublisher
 
 
@@ -55,7 +54,7 @@ class Decoding:
         self._finish = finish
         self._overlaps = overlaps
         self._make_way = make_way
-        self._ahead: dict[Workspace, tuple[DecodeBatch, int]] = {}  # begun forwards, each with the number of its first slot
+        self._ahead: list[tuple[DecodeBatch, SharedFetch]] = []  # begun forwards
         self.rows: list[Row] = []
 
     def start(self, begun: Sequence[tuple[Stream, Prefill]], last: Distribution, guesses: Guesses | None = None) -> None:
@@ -99,8 +98,7 @@ class Decoding:
         """A generation ends: its tail is published, what was held back is sent."""
         self.rows.remove(row)
         workspace = row.workspace
-        if workspace in self._ahead and all(other.workspace is not workspace for other in self.rows):
-            del self._ahead[workspace]
+        if all(other.workspace is not workspace for other in self.rows):
             workspace.abandon()
         if row.guesses is not None:
             row.guesses.close()
@@ -114,26 +112,35 @@ class Decoding:
     def step(self, *, paced: bool) -> None:
         """One token for each; `paced`: what comes faster than a screen shows it is told together."""
         started = time.monotonic()
-        by_workspace: dict[Workspace, list[Row]] = {}
-        for row in self.rows:
-            by_workspace.setdefault(row.workspace, []).append(row)
-        for workspace, rows in by_workspace.items():
-            self._advance(workspace, rows)
-        if by_workspace:
+        groups = self._groups(self.rows)
+        for rows in groups:
+            self._advance(rows)
+        if groups:
             self._counters.decode_seconds += time.monotonic() - started
         with together():
             for row in self.rows:  # after the work; before what may take long, all there is
                 row.stream.deliver(paced=paced)
 
-    def _advance(self, workspace: Workspace, rows: list[Row]) -> None:
-        drawn = self._collect(workspace)
+    def _groups(self, rows: Sequence[Row]) -> list[list[Row]]:
+        """Rows that may share a forward."""
+        if self._cache.backend.together:
+            return [list(rows)] if rows else []
+        return by_workspace(rows)
+
+    def _advance(self, rows: list[Row]) -> None:
+        drawn = self._collect(rows)
         served = {id(row) for part in drawn for row in part.rows}
         rest = [row for row in rows if id(row) not in served and row in self.rows]
-        if len(rest) == len(rows) == 1 and self._push_guessed(drawn, rest[0]):
-            rest = []
+        for row in [row for row in rest if self._speculates(row)]:
+            if self._push_guessed(drawn, row):
+                rest.remove(row)
         for start in range(0, len(rest), self._options.max_batch_rows):
             self._push(drawn, rest[start : start + self._options.max_batch_rows])
-        self._settle(drawn, workspace)
+        self._settle(drawn, rows)
+
+    def _speculates(self, row: Row) -> bool:
+        """Whether a row may push guesses: it has its workspace to itself, so that wrong ones are the newest there."""
+        return row.guesses is not None and all(other is row or other.workspace is not row.workspace for other in self.rows)
 
     # ---- forwards ---------------------------------------------------------------------------------------------------
 
@@ -142,29 +149,38 @@ class Decoding:
         rows = self._standing(rows)
         if not rows:
             return
-        workspace = rows[0].workspace
-        base = workspace.size
-        share = DecodeBatch.of(rows)
+        batch: DecodeBatch | None = None
         try:
-            share.reserve(workspace)
-            logits = workspace.forward(share.tokens, share.parents, range(len(share.tokens)))
-            after = normalise(logits, entropy=True, temperatures=share.temperatures)
-            if not after.finite.all() and workspace.broken(base):
+            batch = DecodeBatch(rows)
+            after = normalise(forward(batch.parts), entropy=True, temperatures=batch.temperatures)
+            if not after.finite.all() and batch.broken():
                 raise non_finite(rows[0].stream.position)
         except BaseException as error:  # noqa: BLE001  # bisected: only the guilty row fails
-            workspace.rollback(base)
-            if isinstance(error, NoRoomError) and self._make_way():
-                self._push(drawn, rows)
-                return
+            if batch is not None:
+                batch.rollback()
+            if isinstance(error, NoRoomError):
+                if batch is not None and len(batch.parts) > 1:  # one by one, the largest last: it may have to end
+                    for group in sorted(by_workspace(rows), key=lambda group: max(len(row.path) for row in group)):
+                        self._push(drawn, [row for row in group if row in self.rows])
+                    return
+                if self._make_way() or self._end_larger(drawn, rows, error):
+                    self._push(drawn, rows)
+                    return
             bisect(rows, error, partial(self._push, drawn), self.end)
             return
-        drawn.append(share.draw(base, after))
+        drawn.append(batch.draw(after, self.rows))
+
+    def _end_larger(self, drawn: Sequence[Drawn], rows: Sequence[Row], error: NoRoomError) -> bool:
+        """Ends the largest stream that is still to be pushed in this step, if it is none of `rows`, which find no room."""
+        pushed = {id(row) for part in drawn for row in part.rows}
+        largest = max((row for row in self.rows if id(row) not in pushed), key=lambda row: len(row.path))
+        if not self._cache.backend.together or largest in rows:
+            return False
+        self.end(largest, typed(error))
+        return True
 
     def _push_guessed(self, drawn: list[Drawn], row: Row) -> bool:
-        """One forward of a row's pending token and of what may follow it; whether it came to that.
-
-        The row has its workspace to itself, so that what was guessed wrong is the newest there and can be cut off.
-        """
+        """One forward of a row's pending token and of what may follow it; whether it came to that."""
         speculative, workspace = row.job.options.speculative, row.workspace
         if row.guesses is None or speculative is None or row.invoked:
             return False
@@ -198,48 +214,67 @@ class Decoding:
         drawn.append(part)
         return True
 
-    def _begin(self, workspace: Workspace, rows: list[Row]) -> None:
-        """Begins the next forward of a workspace's rows; where that fails, the next step finds out what is wrong."""
-        speculates = len(rows) == 1 and rows[0].guesses is not None  # it will push more than one token
-        if not rows or workspace.recurrent or speculates or any(row.invoked for row in rows):
-            workspace.unprepare()
+    def _begin(self, rows: Sequence[Row]) -> None:
+        """Begins the next forward of some rows; where that fails, the next step finds out what is wrong."""
+        for row in [row for row in rows if self._speculates(row)]:  # it will push more than one token
+            row.workspace.unprepare()
+        rows = [row for row in rows if not self._speculates(row)]
+        if not rows or rows[0].workspace.recurrent or any(row.invoked for row in rows):
+            for row in rows:
+                row.workspace.unprepare()
             return
-        base = workspace.size
-        share = DecodeBatch.of(rows[: self._options.max_batch_rows])
+        chosen = rows[: self._options.max_batch_rows]
+        batch: DecodeBatch | None = None
         try:
-            share.reserve(workspace)
-            workspace.begin(share.tokens, share.parents)
+            batch = DecodeBatch(chosen)
+            fetch = begin(batch.parts)
         except BaseException:  # noqa: BLE001  # tried again, and bisected, by the next step
-            workspace.unprepare()
-            workspace.rollback(base)
+            for row in chosen:
+                row.workspace.unprepare()
+            if batch is not None:
+                batch.rollback()
             return
-        self._ahead[workspace] = share, base
-        if len(share.rows) == len(rows):  # else the others' forward comes first, and it would be dropped
-            self._prepare(workspace, share, base)
+        self._ahead.append((batch, fetch))
+        if len(chosen) == len(rows):  # else the others' forward comes first, and it would be dropped
+            self._prepare(batch)
 
-    def _prepare(self, workspace: Workspace, share: DecodeBatch, base: int) -> None:
+    def _prepare(self, batch: DecodeBatch) -> None:
         """Readies the forward after the one that was begun, if what it will be can be told: no two rows stand at one place."""
-        further = [(row, at) for row, at in zip(share.rows, share.at, strict=True) if row.stream.left > 1]
-        if further and len(share.rows) == len(share.tokens):
+        if len(batch.rows) != batch.size:
+            return
+        parts, start = [], 0
+        for part, base in zip(batch.parts, batch.bases, strict=True):
+            rows = batch.rows[start : start + len(part.tokens)]
+            start += len(rows)
+            further = [(row.prefill.tag, base + i) for i, row in enumerate(rows) if row.stream.left > 1]
+            if further:
+                tags, parents = zip(*further, strict=True)
+                parts.append(PartialForward(part.workspace, tags, parents, range(len(tags))))
+        if parts:
             try:
-                workspace.prepare([row.prefill.tag for row, _ in further], [base + at for _, at in further])
+                prepare(parts)
             except BaseException:  # noqa: BLE001  # as in `_begin`: what is wrong shows when its tokens are there
                 return
 
-    def _collect(self, workspace: Workspace) -> list[Drawn]:
-        """The draws after the forward that was begun, for those of its rows that still run."""
-        share, base = self._ahead.pop(workspace, (None, 0))
-        logits = workspace.collect() if share is not None else None
-        if share is None or logits is None:
+    def _collect(self, rows: Sequence[Row]) -> list[Drawn]:
+        """The draws after the forward that was begun for these rows, for those that still run."""
+        found = next((pair for pair in self._ahead if any(row in pair[0].rows for row in rows)), None)
+        self._ahead = [pair for pair in self._ahead if pair is not found and any(row in self.rows for row in pair[0].rows)]
+        if found is None:
             return []
-        after = normalise(logits, entropy=True, temperatures=share.temperatures)
-        newest = workspace.size == base + len(share.tokens)  # else it was settled, and looked at, before others' were pushed
-        if not after.finite.all() and newest and workspace.broken(base):
-            workspace.rollback(base)
-            return []  # pushed again, and bisected
-        running = [i for i, row in enumerate(share.rows) if row in self.rows]
-        rows, at = [share.rows[i] for i in running], [share.at[i] for i in running]
-        return [DecodeBatch(rows, share.tokens, share.parents, at).draw(base, after)] if rows else []
+        batch, fetch = found
+        lost = {part.workspace for part in batch.parts if part.workspace.collect() is None}
+        if fetch.logits is None:
+            return []
+        after = normalise(fetch.logits, entropy=True, temperatures=batch.temperatures)
+        if not after.finite.all():
+            for part, base in zip(batch.parts, batch.bases, strict=True):
+                newest = part.workspace.size == base + len(part.tokens)  # else it was looked at before others' were pushed
+                if part.workspace not in lost and newest and part.workspace.broken(base):
+                    part.workspace.rollback(base)
+                    lost.add(part.workspace)  # pushed again, and bisected
+        running = [row for row in self.rows if row.workspace not in lost]
+        return [batch.draw(after, running)]
 
     def _standing(self, rows: list[Row]) -> list[Row]:
         """The rows, each where a token can be appended now; one that cannot be brought back has ended.
@@ -283,8 +318,8 @@ class Decoding:
 
     # ---- after the draw ---------------------------------------------------------------------------------------------
 
-    def _settle(self, drawn: list[Drawn], workspace: Workspace | None = None) -> None:
-        """What follows the draws: tails published, a workspace's next forward begun, records made, ends told."""
+    def _settle(self, drawn: list[Drawn], rows: Sequence[Row] = ()) -> None:
+        """What follows the draws: tails published, the next forward of `rows` begun, records made, ends told."""
         failed = {place: error for part in drawn for place, error in part.failures.items()}
         ending: list[Row] = []
         for row in self._concerned(drawn):
@@ -295,8 +330,8 @@ class Decoding:
             elif row.due:
                 row.tried = row.pushed
                 self._finish.publish_row(row)
-        if self._overlaps and workspace is not None:
-            self._begin(workspace, [row for row in self.rows if row.workspace is workspace and row not in ending])
+        if self._overlaps and rows:
+            self._begin([row for row in rows if row in self.rows and row not in ending])
         for part in drawn:
             self._counters.tokens_generated += len(part.tokens)
             part.record()

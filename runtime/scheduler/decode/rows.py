@@ -13,9 +13,9 @@ from runtime.numerics.scoring import summarise_ranked
 from runtime.records import Int32, Scores
 from runtime.scheduler.decode.stream import Stream
 from runtime.scheduler.jobs import GenerateJob
-from runtime.scheduler.kv.workspace import Workspace
+from runtime.scheduler.kv.workspace import PartialForward, Workspace
 from runtime.scheduler.prefill.distributions import Distributions, non_finite
-from runtime.scheduler.prefill.prefill import Prefill
+from runtime.scheduler.prefill.prefill import Prefill, by_workspace
 
 PUBLISH_TOKENS = 64  # a tail goes to the trie in runs of this many
 
@@ -192,38 +192,64 @@ def narrow(scores: Scores, k: int) -> Scores:
     )
 
 
-@dataclass(frozen=True, slots=True)
 class DecodeBatch:
-    """What rows push in one forward: rows that say the same at the same place share a slot."""
+    """The pending tokens of some rows, pushed in one forward: rows that say the same at the same place share a slot.
 
-    rows: list[Row]
-    tokens: list[int]
-    parents: list[int]
-    at: list[int]  # each row's place among them
+    Attributes:
+        rows: Those of one workspace side by side.
+        parts: The reserved slots, by workspace.
+        bases: The number of the first slot in each workspace.
+        at: Each row's place among the tokens of all parts.
+    """
 
-    @classmethod
-    def of(cls, rows: list[Row]) -> DecodeBatch:
-        """The rows' pending tokens."""
-        fresh: dict[tuple[int, int], int] = {}
-        at = [fresh.setdefault(row.due_next, len(fresh)) for row in rows]
-        return cls(rows, [token for _, token in fresh], [slot for slot, _ in fresh], at)
+    def __init__(self, rows: Sequence[Row]) -> None:
+        """Reserves the slots."""
+        groups = by_workspace(rows)
+        self.rows: list[Row] = []
+        self.parts: list[PartialForward] = []
+        self.bases: list[int] = [group[0].workspace.size for group in groups]
+        self.at: list[int] = []
+        self._slots: list[int] = []  # of each row
+        start = 0
+        for base, group in zip(self.bases, groups, strict=True):
+            workspace = group[0].workspace
+            fresh: dict[tuple[int, int], int] = {}
+            places = [fresh.setdefault(row.due_next, len(fresh)) for row in group]
+            for slot, token in fresh:
+                workspace.append(slot, token)
+            self.parts.append(
+                PartialForward(workspace, [token for _, token in fresh], [slot for slot, _ in fresh], range(len(fresh)))
+            )
+            self.rows += group
+            self.at += [start + i for i in places]
+            self._slots += [base + i for i in places]
+            start += len(fresh)
+        self.size = start  # tokens
 
     @property
     def temperatures(self) -> list[float]:
         """As `normalise` takes them."""
-        return temperatures(self.rows, self.at, len(self.tokens))
+        return temperatures(self.rows, self.at, self.size)
 
-    def reserve(self, workspace: Workspace) -> None:
-        """Slots for the tokens."""
-        for slot, token in zip(self.parents, self.tokens, strict=True):
-            workspace.append(slot, token)
+    def rollback(self) -> None:
+        """Forgets the slots."""
+        for part, base in zip(self.parts, self.bases, strict=True):
+            part.workspace.rollback(base)
 
-    def draw(self, base: int, after: Distributions) -> Drawn:
-        """Each row stands on its new slot, the first of which is `base`, and draws what follows."""
-        for row, i in zip(self.rows, self.at, strict=True):
-            row.slot = base + i
-            row.pushed += 1
-        return draw(self.rows, after, self.at)
+    def broken(self) -> bool:
+        """Whether any of them holds no numbers."""
+        return any(part.workspace.broken(base) for part, base in zip(self.parts, self.bases, strict=True))
+
+    def draw(self, after: Distributions, running: Sequence[Row]) -> Drawn:
+        """Each row that still runs stands on its new slot, and draws what follows."""
+        rows, at = [], []
+        for row, i, slot in zip(self.rows, self.at, self._slots, strict=True):
+            if row in running:
+                row.slot = slot
+                row.pushed += 1
+                rows.append(row)
+                at.append(i)
+        return draw(rows, after, at)
 
 
 def temperatures(rows: Sequence[Row], at: Sequence[int], n: int) -> list[float]:

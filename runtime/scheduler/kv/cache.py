@@ -18,10 +18,10 @@ from runtime.numerics.scoring import empty_scores
 from runtime.records import Int32, Scores
 from runtime.scheduler.decode.rows import narrow
 from runtime.scheduler.jobs import Job, ScoreJob
-from runtime.scheduler.kv.kv_budget import KvBudget, NoRoomError
+from runtime.scheduler.kv.kv_budget import KvBudget
 from runtime.scheduler.kv.miss_reason import LastRequest
 from runtime.scheduler.kv.publisher import Publisher
-from runtime.scheduler.kv.workspace import Workspace
+from runtime.scheduler.kv.workspace import NoRoomError, Workspace
 from runtime.scheduler.prefill.prefill import Prefill
 from runtime.speculation.draft import Drafter
 from runtime.trie import Lease

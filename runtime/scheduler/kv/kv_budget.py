@@ -1,6 +1,7 @@
 """One number of bytes for trie, working packs and vectors, asked before anything is allocated.
 
-Who gives way, in this order: idle packs (their tokens are in the trie), the trie's least recently used leaves, pins of open
+Who gives way, in this order: idle packs (their tokens are in the trie, but for the latest, where
+the trie had no room for its tokens), the trie's least recently used leaves, pins of open
 sessions, slots of packs in use on which nobody stands. For a running request also: kept vectors, leases of paths that
 stand in a pack anyway, spare capacity of other packs. Where that is not enough, live rows alone need more than the budget.
 """
@@ -15,7 +16,7 @@ from runtime.errors import MemoryBudgetError
 from runtime.scheduler.jobs import Job
 from runtime.scheduler.kv.logits_cache import LogitsCache
 from runtime.scheduler.kv.pins import Pins
-from runtime.scheduler.kv.workspace import Workspace
+from runtime.scheduler.kv.workspace import NoRoomError, Workspace
 from runtime.scheduler.kv.workspaces import Workspaces
 from runtime.scheduler.prefill.prefill import Prefill
 from runtime.speculation.draft import Drafter
@@ -26,10 +27,6 @@ QUARTER_STEP = 256  # slots that it grows by at least where it is not
 SPARE_SHARE = 16  # room that no slot fills yet takes no more than this fraction of the budget
 VECTOR_SHARE = 32  # full vectors get this fraction of the budget
 VECTOR_BYTES = 32 << 20  # and no more: what is written to the same memory again and again stays in the processor's cache
-
-
-class NoRoomError(MemoryBudgetError):
-    """Live rows alone need more than the budget; who asked is told so as a plain `MemoryBudgetError`."""
 
 
 class KvBudget:
@@ -78,9 +75,11 @@ class KvBudget:
             lacking = short - self.workspaces.idle_bytes - self.trie.evictable_bytes
             if lacking > 0 and not self.pins.give_way(lacking):
                 return False
-            short -= self.workspaces.free(short)
+            short -= self.workspaces.free(short, spare_sole=True)
             if short > 0:
-                self.trie.evict(short)
+                short -= self.trie.evict(short)
+            if short > 0:
+                self.workspaces.free(short)
             held = self.bytes
         free = held + size <= self.budget
         if free:
@@ -167,8 +166,8 @@ class KvBudget:
 
     def account(self) -> None:
         """After a step: idle packs leave half of the budget to the trie, and the device hears of what was freed."""
-        if self.workspaces.nbytes > self.budget // 2:
-            self.workspaces.drop_idle()
+        if (excess := self.workspaces.nbytes - self.budget // 2) > 0:
+            self.workspaces.free(excess, spare_sole=True)
         self.peak = max(self.peak, self.bytes)
         self.tell_freed()
 
@@ -226,7 +225,8 @@ class KvBudget:
             self.peak = max(self.peak, held + extra)
             return True
         capacity = self._backend.capacity(workspace.pack)
-        for wanted in (2 * capacity, capacity + max(capacity // 4, QUARTER_STEP), slots + STEP, slots):
+        some = min(STEP, self.budget // SPARE_SHARE // max(self._backend.slot_bytes, 1))
+        for wanted in (2 * capacity, capacity + max(capacity // 4, QUARTER_STEP), slots + some, slots):
             if wanted < slots:
                 continue
             cost = self._backend.resize_cost(workspace.pack, wanted)

@@ -39,12 +39,17 @@ class Publisher:
     def take_ahead(self, prefills: Sequence[Prefill]) -> None:
         """Copies the short new tails of several jobs of one workspace in one go, for their `publish` to find."""
         self.forget_ahead()
-        workspace = prefills[0].workspace if prefills else None
-        if workspace is None or not self._enabled or workspace.recurrent:
+        if not self._enabled:
             return
-        tails = {(prefill.slot, prefill.at - prefill.lease.length): None for prefill in prefills if _has_new_tail(prefill)}
-        if len(tails) < 2:
-            return
+        by_workspace: dict[Workspace, dict[tuple[int, int], None]] = {}
+        for prefill in prefills:
+            if not prefill.workspace.recurrent and _has_new_tail(prefill):
+                by_workspace.setdefault(prefill.workspace, {})[prefill.slot, prefill.at - prefill.lease.length] = None
+        for workspace, tails in by_workspace.items():
+            if len(tails) > 1:
+                self._take_tails(workspace, list(tails))
+
+    def _take_tails(self, workspace: Workspace, tails: Sequence[tuple[int, int]]) -> None:
         chains = [workspace.chain(slot, count) for slot, count in tails]
         needed = self._backend.take_cost(workspace.pack, np.concatenate(chains)).held  # no states: all is by the token
         if not self._room.make(3 * needed):
@@ -53,8 +58,8 @@ class Publisher:
             payloads = workspace.take_many(chains)
         except BaseException:  # noqa: BLE001  # one by one, the guilty one alone fails
             return
-        self._ahead = {(workspace, slot, count): payload for (slot, count), payload in zip(tails, payloads, strict=True)}
-        self._room.pending = sum(self._backend.payload_bytes(payload) for payload in payloads)
+        self._ahead |= {(workspace, slot, count): payload for (slot, count), payload in zip(tails, payloads, strict=True)}
+        self._room.pending += sum(self._backend.payload_bytes(payload) for payload in payloads)
 
     def forget_ahead(self) -> None:
         """What was copied ahead and not published, for its job has failed, is let go."""
@@ -125,6 +130,7 @@ class Publisher:
 
     def _note_refusal(self, prefill: Prefill, namespace: Namespace, tokens: Int32) -> None:
         """Remembers, once for each token, that there was no room to keep what was computed."""
+        prefill.workspace.sole = True
         end = prefill.lease.length + len(tokens)
         if end > self._refused.get(prefill, 0):
             self._refused[prefill] = end

@@ -55,6 +55,8 @@ class SlotPaths:
 
     def walk(self, ids: Tagged) -> list[int]:
         """The slots along a path, as far as it is there. Not to be changed."""
+        if not len(ids) or (ROOT, int(ids[0])) not in self._children:
+            return []
         same = common_prefix(self._trail_ids, ids)  # particles and chats ask for nearly the same path again and again
         trail = self._trail[:same]
         slot = trail[-1] if same else ROOT

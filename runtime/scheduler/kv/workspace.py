@@ -6,18 +6,23 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.adapters.stacks import Tags, TokenStacks
-from runtime.backends.base import ROOT, Backend, Payload
+from runtime.backends.base import ROOT, Backend, Part, Payload
 from runtime.backends.tree import count_chains
 from runtime.errors import MemoryBudgetError
 from runtime.records import Int32
 from runtime.scheduler.kv.slot_paths import SlotPaths, Tagged
 from runtime.trie import Lease
+
+
+class NoRoomError(MemoryBudgetError):
+    """Live rows alone need more than the budget; callers get it as a plain `MemoryBudgetError`."""
 
 
 class Memory(Protocol):
@@ -51,16 +56,57 @@ class Inflight:
 
 
 @dataclass(frozen=True, slots=True)
+class PartialForward:
+    """What one workspace contributes to a forward: the reserved slots that it fills, and the rows whose logits are wanted."""
+
+    workspace: Workspace
+    tokens: Sequence[int]  # tagged
+    parents: Sequence[int]
+    want: Sequence[int]
+
+
+@dataclass(slots=True)
 class Prepared:
-    """A forward that lacks its tokens alone, and what it was prepared for."""
+    """A forward over some workspaces that lacks its tokens alone. Each of them holds it, and drops it when it is written to."""
 
-    parents: Slots  # the pack's own slots
-    tags: Slots  # of the tokens: the adapters that they will be computed under
-    begin: Callable[[Slots], tuple[Slots, Fetch]]
+    workspaces: Sequence[Workspace]
+    parents: Sequence[Slots]  # the packs' own slots
+    tags: Sequence[Slots]  # of the tokens: the adapters that they will be computed under
+    begin: Callable[[Slots], Fetch] | None
 
-    def fits(self, tokens: Sequence[int], ids: Slots, parents: Slots) -> bool:
-        """Whether it is what these tokens need, of which `ids` are without their tags."""
-        return np.array_equal(parents, self.parents) and np.array_equal(np.array(tokens, np.int64) - ids, self.tags)
+    def fits(self, parts: Sequence[PartialForward], arrays: Sequence[Part]) -> bool:
+        """Whether it is what these parts need."""
+        if self.begin is None or [part.workspace for part in parts] != list(self.workspaces):
+            return False
+        tags = (np.array(part.tokens, np.int64) - array.tokens for part, array in zip(parts, arrays, strict=True))
+        parents = (array.parents for array in arrays)
+        return all(map(np.array_equal, parents, self.parents)) and all(map(np.array_equal, tags, self.tags))
+
+    def drop(self) -> None:
+        """It will not be begun: the buffers and adapters' weights that it holds are let go."""
+        self.begin = None
+
+
+class SharedFetch:
+    """The logits of a forward over several workspaces; the first that asks waits for all, an error is everybody's."""
+
+    def __init__(self, fetch: Fetch) -> None:
+        self._fetch: Fetch | None = fetch
+        self.logits: npt.NDArray[np.float32] | None = None  # (rows of all parts, vocab)
+        self._error: BaseException | None = None
+
+    def part(self, rows: slice) -> npt.NDArray[np.float32]:
+        """Some of the rows, not copied."""
+        if self._fetch is not None:
+            fetch, self._fetch = self._fetch, None
+            try:
+                self.logits = fetch()
+            except BaseException as error:
+                self._error = error
+                raise
+        if self.logits is None:
+            raise self._error or RuntimeError("the forward gave no logits")
+        return self.logits[rows]
 
 
 log = logging.getLogger(__name__)
@@ -78,17 +124,18 @@ class Workspace:
     """
 
     def __init__(self, backend: Backend, tags: Tags, memory: Memory) -> None:
-        self._backend = backend
+        self.backend = backend
         self._memory = memory
-        self._tags = tags
+        self.tags = tags
         self.pack = backend.open_pack()
         self.users = 0  # jobs that hold slots here
         self.retired = False  # takes no newcomers
         self.touched = 0  # logical time of the last use
+        self.sole = False  # holds tokens that the trie had no room for
         self._paths = SlotPaths()
-        self._begun: Inflight | None = None
-        self._prepared: Prepared | None = None  # whoever writes to the pack drops it
-        self._computed = 0  # slots whose keys stand in the pack; the others are reserved
+        self.inflight: Inflight | None = None
+        self.prepared: Prepared | None = None  # whoever writes to the pack drops it
+        self.computed = 0  # slots whose keys stand in the pack; the others are reserved
         self._where: list[int] | None = None  # the pack's number of each computed slot, -1 for one that was dropped
         self.recurrent = "recurrent" in backend.info.attention_kinds
         self.nbytes = 0  # of the working buffers and states
@@ -97,17 +144,17 @@ class Workspace:
     @property
     def size(self) -> int:
         """Slots that were ever given out, reserved ones too: the number of the next."""
-        self._settle()
+        self.settle()
         return len(self._paths)
 
     @property
     def held(self) -> int:
         """Slots that stand in the pack."""
-        return self._backend.size(self.pack)
+        return self.backend.size(self.pack)
 
     def weigh(self) -> None:
         """The buffers have changed."""
-        self.nbytes = self._backend.pack_bytes(self.pack)
+        self.nbytes = self.backend.pack_bytes(self.pack)
 
     def trail(self, ids: Tagged) -> list[int]:
         """The slots along a path, as far as it stands here; not to be changed.
@@ -115,8 +162,8 @@ class Workspace:
         Waits for what was begun only where the path leads there: whoever looks for a place waits for no stranger's forward.
         """
         trail = self._paths.walk(ids)
-        if trail and trail[-1] >= self._computed:
-            self._settle()
+        if trail and trail[-1] >= self.computed:
+            self.settle()
             trail = self._paths.walk(ids)
         return trail
 
@@ -129,13 +176,13 @@ class Workspace:
 
     def follow(self, slot: int, token: int) -> int | None:
         """The slot of `token` after `slot`, if it stands here and a token can be appended after it."""
-        self._settle()
+        self.settle()
         found = self._paths.child(slot, token)
         return found if found is not None and self.resumable(found) else None
 
     def resumable(self, slot: int) -> bool:
         """Whether a token can be appended after `slot`."""
-        return not self.recurrent or self._backend.resumable(self.pack, self._own(slot))
+        return not self.recurrent or self.backend.resumable(self.pack, self._own(slot))
 
     def reserve(self, count: int, standing: int) -> None:
         """Makes room for `count` more slots.
@@ -143,13 +190,13 @@ class Workspace:
         Raises:
             MemoryBudgetError: The budget does not allow it, whoever gives way.
         """
-        self._settle()
+        self.settle()
         self._memory.grow(self, count, states=0, standing=[standing])
 
     def load(self, lease: Lease, slot: int, depth: int) -> tuple[int, int]:
         """Copies what the lease holds beyond `depth` under `slot`, for which there is room; the last slot and its depth."""
-        self._settle()
-        self._prepared = None
+        self.settle()
+        self.unprepare()
         at = 0
         for node in lease.node.path():
             start, at = at, at + len(node.tokens)
@@ -157,25 +204,25 @@ class Workspace:
                 continue
             skip = max(depth - start, 0)
             self._load(node.payload, slot, skip)
-            tag = self._tags.tag(node.namespace)
+            tag = self.tags.tag(node.namespace)
             for token in node.tokens[skip:].tolist():
                 slot = self._paths.add(slot, token + tag)
             if self._where is not None:
-                self._where.extend(range(self.held - len(self._paths) + self._computed, self.held))
-            self._computed = len(self._paths)
+                self._where.extend(range(self.held - len(self._paths) + self.computed, self.held))
+            self.computed = len(self._paths)
         if self.recurrent:
             self.weigh()
         return slot, max(at, depth)
 
     def append(self, slot: int, token: int) -> int:
         """Reserves the slot that the next `forward` will fill. `rollback` undoes it."""
-        self._settle()
+        self.settle()
         return self._paths.add(slot, token)
 
     def rollback(self, size: int) -> None:
         """Forgets the slots numbered `size` and above, on which nobody stands: reserved ones, and those of a bad forward."""
-        self._settle()
-        if size < self._computed:
+        self.settle()
+        if size < self.computed:
             self.truncate(size)
         else:
             self._paths.cut(size)
@@ -186,20 +233,20 @@ class Workspace:
         Attention gives what a token does not see the weight 0, and 0 times NaN is NaN: such a slot spoils whatever else is
         computed in its pack. So whoever finds bad logits looks, and rolls the forward back where it is so, or cannot be told.
         """
-        self._settle()
+        self.settle()
         try:
-            return not self._backend.sound(self.pack)[self.held - (self._computed - base) :].all()
+            return not self.backend.sound(self.pack)[self.held - (self.computed - base) :].all()
         except BaseException:  # the library again: what it cannot say is taken for the worst
             log.exception("whether computed KV holds numbers could not be told")
             return True
 
     def truncate(self, size: int) -> None:
         """Drops the newest slots, on which nobody stands: those numbered below `size` stay."""
-        self._settle()
-        self._prepared = None
-        gone = self._computed - size
-        self._backend.truncate(self.pack, self.held - gone)
-        self._computed = size
+        self.settle()
+        self.unprepare()
+        gone = self.computed - size
+        self.backend.truncate(self.pack, self.held - gone)
+        self.computed = size
         if self._where is not None:
             del self._where[size:]
         self._paths.cut(size)
@@ -208,7 +255,7 @@ class Workspace:
 
     def chain(self, slot: int, count: int) -> Slots:
         """The pack's own numbers of the last `count` slots of the path that ends at `slot`, in order."""
-        self._settle()
+        self.settle()
         slots = np.empty(count, np.int64)
         for at in range(count - 1, -1, -1):
             slots[at] = self._own(slot)
@@ -220,22 +267,19 @@ class Workspace:
         return self._paths.above(slot, count)
 
     def forward(self, tokens: Sequence[int], parents: Sequence[int], want: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Fills the reserved slots: raw logits ``(len(want), vocab) float32``.
+        """Fills the reserved slots: raw logits ``(len(want), vocab)``.
 
         Raises:
             MemoryBudgetError: No room for them in the budget, or on the device even after others gave way.
         """
-        self._settle()
-        self._prepared = None
-        base, above = self._computed, [p for p in parents if p < self._computed]
-        states = count_chains(np.array(parents, np.int64) - base) if self.recurrent else 0
-        self._memory.grow(self, len(tokens), states=states, standing=above)
-        held = self.held
-        arrays = self._arrays(tokens, parents, np.array(want, np.int64))
-        self._borrow(arrays[1], states)
-        logits = self._twice(lambda: self._backend.forward(self.pack, *arrays)[1])
-        self._filled(held, len(tokens))
-        return logits
+        return forward([PartialForward(self, tokens, parents, want)])
+
+    def grow(self, part: PartialForward) -> int:
+        """Room for what a forward fills here; the recurrent states that it will keep."""
+        base, above = self.computed, [p for p in part.parents if p < self.computed]
+        states = count_chains(np.array(part.parents, np.int64) - base) if self.recurrent else 0
+        self._memory.grow(self, len(part.tokens), states=states, standing=above)
+        return states
 
     def extend_hidden(self, tokens: Int32, slot: int, stacks: TokenStacks | None) -> tuple[npt.NDArray[np.float32], int]:
         """Appends to a pack that is one chain and ends at `slot`: hidden states ``(n, hidden) float32``, and its new end.
@@ -248,163 +292,129 @@ class Workspace:
             for token in tokens.tolist():
                 end = self._paths.add(end, token)
             self._memory.grow(self, len(tokens), states=int(self.recurrent), standing=[] if slot == ROOT else [slot])
-            self._prepared = None
+            self.unprepare()
             held = self.held
-            hidden = self._twice(lambda: self._backend.extend_hidden(self.pack, tokens.astype(np.int64), stacks))
+            hidden = self.twice(lambda: self.backend.extend_hidden(self.pack, tokens.astype(np.int64), stacks))
         except BaseException:
             self.rollback(base)
             raise
-        self._filled(held, len(tokens))
+        self.filled(held, len(tokens))
         return hidden, end
 
-    def begin(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
-        """`forward` with all rows wanted, in two halves: `collect` waits for the logits.
-
-        Whoever does anything else here meanwhile settles it first.
-
-        Raises:
-            MemoryBudgetError: No room for them in the budget.
-        """
-        self._memory.grow(self, len(tokens), states=0, standing=[p for p in parents if p < self._computed])
-        arrays = self._arrays(tokens, parents, np.arange(len(tokens)))
-        prepared, self._prepared = self._prepared, None
-        if prepared is not None and prepared.fits(tokens, arrays[0], arrays[1]):
-            fetch = prepared.begin(arrays[0])[1]
-        else:
-            prepared = None  # let go before: it holds the buffers, and what another writes to would be copied
-            self._borrow(arrays[1], 0)
-            fetch = self._backend.begin(self.pack, *arrays)[1]
-        self._begun = Inflight(self._computed, len(tokens), fetch)
-
-    def prepare(self, tags: Sequence[int], parents: Sequence[int]) -> None:
-        """Does what can be done of the next `begin` while the last one computes, before its tokens are known.
-
-        Nothing is lost where another one follows, or none: it is dropped.
-
-        Args:
-            tags: Of the tokens.
-            parents: Slots of what was begun, each of one token.
-        """
-        begun = self._begun
-        if begun is None or begun.fetch is None:
-            return
-        own = np.array(parents, np.int64) - begun.base + (self.held - begun.count)
-        stacks = self._tags.untag(tags)[1] if self._tags.several else None
-        if (begin := self._backend.prepare(self.pack, own, stacks)) is not None:
-            self._prepared = Prepared(own, np.array(tags, np.int64), begin)
-
-    def _arrays(self, tokens: Sequence[int], parents: Sequence[int], want: Slots) -> tuple[Any, ...]:
+    def as_part(self, part: PartialForward) -> Part:
         """What the backend is given: plain ids, its own slots, wanted rows, and the adapters where there are any."""
-        own = np.array(parents if self._where is None else [self._own(p) for p in parents], np.int64)
-        if not self._tags.several:
-            return np.array(tokens, np.int64), own, want
-        ids, stacks = self._tags.untag(tokens)
-        return (ids, own, want) if stacks is None else (ids, own, want, stacks)
+        own = np.array(part.parents if self._where is None else [self._own(p) for p in part.parents], np.int64)
+        if not self.tags.several:
+            return Part(self.pack, np.array(part.tokens, np.int64), own, np.array(part.want, np.int64))
+        ids, stacks = self.tags.untag(part.tokens)
+        return Part(self.pack, ids, own, np.array(part.want, np.int64), stacks)
 
     def collect(self) -> npt.NDArray[np.float32] | None:
         """The logits ``(n, vocab)`` of what was begun; None where it failed, and its slots are gone.
 
         They were not looked at, unless somebody else has settled it before.
         """
-        self._settle(looked_at=True)
-        begun, self._begun = self._begun, None
+        self.settle(looked_at=True)
+        begun, self.inflight = self.inflight, None
         return None if begun is None else begun.logits
 
     def abandon(self) -> None:
         """Nobody wants what was begun any more; its tokens stand here all the same, if they are numbers."""
-        self._settle()
-        self._begun = None
+        self.settle()
+        self.inflight = None
         self.unprepare()
 
     def unprepare(self) -> None:
-        """What was prepared will not be begun: it is let go, with the buffers and the adapters' weights that it holds."""
-        self._prepared = None
+        """What was prepared will not be begun."""
+        if self.prepared is not None:
+            self.prepared.drop()
+            self.prepared = None
 
     def take(self, slots: Slots) -> Payload:
         """An immutable copy of the pack's own `slots`, a chain."""
-        self._settle()
-        return self._twice(lambda: self._backend.take(self.pack, slots))
+        self.settle()
+        return self.twice(lambda: self.backend.take(self.pack, slots))
 
     def take_many(self, chains: Sequence[Slots]) -> list[Payload]:
         """`take` of several chains at once."""
-        self._settle()
-        return self._twice(lambda: self._backend.take_many(self.pack, chains))
+        self.settle()
+        return self.twice(lambda: self.backend.take_many(self.pack, chains))
 
     def resize(self, capacity: int) -> None:
         """Other buffers, of exactly `capacity` slots; room for the moment of copying is there."""
-        self._settle()
-        self._prepared = None
+        self.settle()
+        self.unprepare()
         try:
-            self._twice(lambda: self._backend.resize(self.pack, capacity))
+            self.twice(lambda: self.backend.resize(self.pack, capacity))
         finally:
             self.weigh()
 
     def live(self, places: Iterable[int]) -> tuple[list[int], set[int]]:
         """The computed slots on the paths to `places` and to what was begun, ascending, and where those paths end."""
-        self._settle()
-        begun = self._begun
+        self.settle()
+        begun = self.inflight
         wanted = () if begun is None or begun.logits is None else range(begun.base, begun.base + begun.count)
-        return self._paths.below(self._computed, (*places, *wanted))
+        return self._paths.below(self.computed, (*places, *wanted))
 
     def compact(self, kept: Sequence[int], tips: Iterable[int]) -> None:
         """Drops every slot but `kept`, in place, and every recurrent state but those at `tips`; see `live`."""
-        self._settle()
-        self._prepared = None
+        self.settle()
+        self.unprepare()
         slots = np.array([self._own(slot) for slot in kept], np.int64)
         ends = np.array([self._own(slot) for slot in tips], np.int64)
-        self._twice(lambda: self._backend.retain(self.pack, slots, ends))
-        self._where = [-1] * self._computed
+        self.twice(lambda: self.backend.retain(self.pack, slots, ends))
+        self._where = [-1] * self.computed
         for number, slot in enumerate(kept):
             self._where[slot] = number
-        self._paths.find_only(kept, self._computed)
+        self._paths.find_only(kept, self.computed)
         self.weigh()
 
     def close(self) -> None:
         """Frees the buffers."""
-        self._settle()
-        self._prepared = None
-        self._backend.close(self.pack)
+        self.settle()
+        self.unprepare()
+        self.backend.close(self.pack)
         self._paths = SlotPaths()
-        self._computed, self._where, self.nbytes = 0, None, 0
+        self.computed, self._where, self.nbytes = 0, None, 0
 
-    def _filled(self, held: int, count: int) -> None:
+    def filled(self, held: int, count: int) -> None:
         """After a forward over `count` reserved slots, before which the pack held `held`."""
-        self._computed += count
+        self.computed += count
         if self._where is not None:
             self._where.extend(range(held, held + count))
         if self.recurrent:
             self.weigh()
 
-    def _settle(self, *, looked_at: bool = False) -> None:
+    def settle(self, *, looked_at: bool = False) -> None:
         """Waits for what was begun: from here on its slots stand in the pack, or are gone.
 
         Gone, too, where its logits show that they are no numbers; `looked_at`: the caller sees to that.
         """
-        begun = self._begun
+        begun = self.inflight
         if begun is None or begun.fetch is None:
             return
         fetch, begun.fetch = begun.fetch, None
         try:
             begun.logits = fetch()
         except BaseException:  # noqa: BLE001  # pushed again, and bisected, by whoever wants it
-            self._prepared = None
+            self.unprepare()
             self.rollback(begun.base)
             return
-        self._filled(self.held - begun.count, begun.count)
+        self.filled(self.held - begun.count, begun.count)
         if not looked_at and not np.isfinite(begun.logits).all() and self.broken(begun.base):
             begun.logits = None
             self.rollback(begun.base)
 
-    def _borrow(self, own: Slots, states: int) -> None:
+    def borrow(self, own: Slots, states: int) -> None:
         """Memory for the copies of chains that go side by side, beside that for the states that will be kept."""
-        if copies := self._backend.copy_cost(self.pack, own):
-            kept = states * self._backend.state_bytes
-            self._backend.lent = max(self._memory.lend(copies + kept) - kept, 0)
+        if copies := self.backend.copy_cost(self.pack, own):
+            kept = states * self.backend.state_bytes
+            self.backend.lent = max(self._memory.lend(copies + kept) - kept, 0)
 
     def _load(self, payload: Payload, slot: int, skip: int) -> None:
-        self._twice(lambda: self._backend.load(self.pack, payload, self._own(slot), skip))
+        self.twice(lambda: self.backend.load(self.pack, payload, self._own(slot), skip))
 
-    def _twice(self, act: Callable[[], T]) -> T:
+    def twice(self, act: Callable[[], T]) -> T:
         """Once more, with what nobody uses given up, when the device is full."""
         with suppress(MemoryBudgetError):  # left before the second try: its traceback would hold what the first computed
             return act()
@@ -415,4 +425,120 @@ class Workspace:
         """The pack's number of a slot; of a reserved one that which it will have."""
         if self._where is None or slot == ROOT:
             return slot
-        return self._where[slot] if slot < self._computed else slot - self._computed + self.held
+        return self._where[slot] if slot < self.computed else slot - self.computed + self.held
+
+
+def forward(parts: Sequence[PartialForward]) -> npt.NDArray[np.float32]:
+    """One forward over some workspaces, whose reserved slots it fills.
+
+    Returns:
+        The wanted raw logits ``(sum of len(part.want), vocab)``, in the order of `parts`.
+
+    Raises:
+        MemoryBudgetError: No room for them in the budget, or on the device even after others gave way.
+    """
+    first = parts[0].workspace
+    states = 0
+    for part in parts:
+        part.workspace.settle()
+        part.workspace.unprepare()
+        states += part.workspace.grow(part)
+    _check_room(parts)
+    held = [part.workspace.held for part in parts]
+    arrays = [part.workspace.as_part(part) for part in parts]
+    if len(parts) == 1:
+        first.borrow(arrays[0].parents, states)
+        logits = first.twice(lambda: _alone(first.backend, arrays[0]))
+    else:
+        logits = first.twice(lambda: first.backend.begin_together(arrays)())
+    for part, before in zip(parts, held, strict=True):
+        part.workspace.filled(before, len(part.tokens))
+    return logits
+
+
+def begin(parts: Sequence[PartialForward]) -> SharedFetch:
+    """`forward` in two halves: `Workspace.collect` waits for the logits, as does whatever else is done in one of them.
+
+    Raises:
+        MemoryBudgetError: No room for them in the budget.
+    """
+    first = parts[0].workspace
+    for part in parts:
+        part.workspace.grow(part)
+    _check_room(parts)
+    arrays = [part.workspace.as_part(part) for part in parts]
+    prepared = first.prepared
+    if prepared is not None and prepared.fits(parts, arrays):
+        assert prepared.begin is not None
+        fetch = prepared.begin(np.concatenate([array.tokens for array in arrays]))
+        for part in parts:
+            part.workspace.unprepare()
+    else:
+        prepared = None  # let go before: it holds the buffers, and what another writes to would be copied
+        for part in parts:
+            part.workspace.unprepare()
+        fetch = _begun(first.backend, arrays)
+    shared, at = SharedFetch(fetch), 0
+    for part in parts:
+        rows = slice(at, at + len(part.want))
+        at = rows.stop
+        ws = part.workspace
+        ws.inflight = Inflight(ws.computed, len(part.tokens), partial(shared.part, rows))
+    return shared
+
+
+def prepare(parts: Sequence[PartialForward]) -> None:
+    """Does what can be done of the next `begin` while the last one computes, before its tokens are known.
+
+    Nothing is lost where another one follows, or none: it is dropped.
+
+    Args:
+        parts: With the tags of the tokens for the tokens; parents are slots of what was begun, each of one token.
+    """
+    arrays = []
+    for part in parts:
+        ws, inflight = part.workspace, part.workspace.inflight
+        if inflight is None or inflight.fetch is None:
+            return
+        own = np.array(part.parents, np.int64) - inflight.base + (ws.held - inflight.count)
+        ids, stacks = ws.tags.untag(part.tokens) if ws.tags.several else (np.zeros(len(own), np.int64), None)
+        arrays.append(Part(ws.pack, ids, own, np.arange(len(own)), stacks))
+    backend = parts[0].workspace.backend
+    ready = _prepared(backend, arrays)
+    if ready is not None:
+        tags = [np.array(part.tokens, np.int64) for part in parts]
+        prepared = Prepared([part.workspace for part in parts], [array.parents for array in arrays], tags, ready)
+        for part in parts:
+            part.workspace.prepared = prepared
+
+
+def _check_room(parts: Sequence[PartialForward]) -> None:
+    """Raises `NoRoomError` where the last workspaces found room at the expense of the first: fewer at a time may fit."""
+    if len(parts) > 1 and any(
+        part.workspace.backend.capacity(part.workspace.pack) < part.workspace.held + len(part.tokens) for part in parts
+    ):
+        raise NoRoomError("the budget has no room for these requests at once")
+
+
+def _alone(backend: Backend, one: Part) -> npt.NDArray[np.float32]:
+    return backend.forward(one.pack, one.tokens, one.parents, one.want, *_adapted(one))[1]
+
+
+def _begun(backend: Backend, arrays: Sequence[Part]) -> Fetch:
+    if len(arrays) > 1:
+        return backend.begin_together(arrays)
+    (one,) = arrays
+    return backend.begin(one.pack, one.tokens, one.parents, one.want, *_adapted(one))[1]
+
+
+def _adapted(one: Part) -> tuple[TokenStacks, ...]:
+    """The adapters, for a backend that may take none."""
+    return () if one.stacks is None else (one.stacks,)
+
+
+def _prepared(backend: Backend, arrays: Sequence[Part]) -> Callable[[Slots], Fetch] | None:
+    if len(arrays) > 1:
+        return backend.prepare_together(arrays)
+    (one,) = arrays
+    ready = backend.prepare(one.pack, one.parents, *_adapted(one))
+    return None if ready is None else lambda tokens: ready(tokens)[1]

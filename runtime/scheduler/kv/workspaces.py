@@ -12,6 +12,7 @@ from runtime.scheduler.kv.workspace import Memory, Workspace
 from runtime.trie.node import common_prefix
 
 LEAST_CROWD = 1024  # slots
+KIN_TOKENS = 4  # a common beginning of fewer tokens is computed twice: attention over two families costs more
 
 
 def crowd_of(info: ModelInfo) -> int:
@@ -29,14 +30,15 @@ class Workspaces:
     Args:
         backend: Owner of the packs.
         memory: Asked before packs grow.
-        limit: Packs kept at a time.
+        limit: Packs kept at a time; None: few where each costs a forward of its own.
         crowd: Slots up to which unrelated rows share a pack; None: as the model's size says.
     """
 
-    def __init__(self, backend: Backend, memory: Memory, *, limit: int = 8, crowd: int | None = None) -> None:
+    def __init__(self, backend: Backend, memory: Memory, *, limit: int | None = None, crowd: int | None = None) -> None:
         self._backend = backend
         self._memory = memory
-        self._limit = limit
+        self._limit = limit or (128 if backend.together else 8)
+        self._kin = KIN_TOKENS if backend.together else 0
         self.crowd = crowd_of(backend.info) if crowd is None else crowd
         self.tags = Tags(backend.info.kv_fingerprint)  # one pack may hold tokens under different adapters
         self._clock = 0
@@ -69,7 +71,7 @@ class Workspaces:
         self._clock += 1
         chosen, trail = (None, []) if alone else self._fitting(ids, reach)
         if chosen is None and not alone:
-            chosen = next((w for w, path in coming if not w.retired and 2 * common_prefix(path, ids) >= len(ids)), None)
+            chosen = self._joined(ids, coming)
             trail = [] if chosen is None else chosen.trail(ids)
         if chosen is None:
             if len(self.open) >= self._limit:
@@ -91,11 +93,19 @@ class Workspaces:
         for workspace in self._idle()[: max(len(self.open) - keep, 0)]:
             self._close(workspace)
 
-    def free(self, size: int) -> int:
-        """Frees idle packs, least recently used first, until `size` bytes are free or none is idle; the bytes freed."""
-        freed = 0
+    def free(self, size: int, *, spare_sole: bool = False) -> int:
+        """Frees idle packs, least recently used first, until `size` bytes are free or none is idle.
+
+        Args:
+            size: Bytes.
+            spare_sole: Leaves the pack that was used last, if it alone holds some tokens.
+
+        Returns:
+            The bytes freed.
+        """
+        freed, latest = 0, max((workspace.touched for workspace in self.open), default=0)
         for workspace in self._idle():
-            if freed >= size:
+            if freed >= size or (spare_sole and workspace.sole and workspace.touched == latest):
                 break
             freed += workspace.nbytes
             self._close(workspace)
@@ -117,10 +127,23 @@ class Workspaces:
                 continue
             trail = workspace.trail(ids)
             depth = max(workspace.standing(trail, len(trail))[1], min(len(trail), reach))
-            fits = 2 * depth >= len(ids) or workspace.held - depth + len(ids) <= self.crowd
+            fits = 2 * depth >= len(ids) or (depth >= self._kin and workspace.held - depth + len(ids) <= self.crowd)
             if fits and depth > deepest:
                 best, deepest, found = workspace, depth, trail
         return best, found
+
+    def _joined(self, ids: Tagged, coming: Iterable[tuple[Workspace, Tagged]]) -> Workspace | None:
+        """Where a path with the same beginning is on its way, if it is worth while to share that, or costs nothing."""
+        filled: dict[Workspace, int] = {}
+        common: dict[Workspace, int] = {}
+        for workspace, path in coming:
+            if not workspace.retired:
+                filled[workspace] = filled.get(workspace, 0) + len(path)
+                common[workspace] = max(common.get(workspace, 0), common_prefix(path, ids))
+        for workspace, n in common.items():
+            if 2 * n >= len(ids) or (0 < self._kin <= n and filled[workspace] + len(ids) <= self.crowd):
+                return workspace
+        return None
 
     def _close(self, workspace: Workspace) -> None:
         self.open.remove(workspace)

@@ -94,11 +94,11 @@ class ChunkLogits:
     ends: Sequence[int]
     _after: dict[int, Distribution | None] | None = None  # None: no numbers
 
-    def bad_end(self) -> int | None:
-        """The first of `ends` whose logits are no numbers."""
+    def bad_ends(self) -> list[int]:
+        """Those of `ends` whose logits are no numbers."""
         if self._after is None:
             self._after = self._distributions()
-        return next((row for row, found in self._after.items() if found is None), None)
+        return [row for row, found in self._after.items() if found is None]
 
     def end(self, row: int, position: int) -> Distribution:
         """What follows one of `ends`, token `position` of its path.

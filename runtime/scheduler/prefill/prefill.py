@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +12,19 @@ import numpy.typing as npt
 from runtime.info import PromptProgress
 from runtime.scheduler.jobs import Job, nothing
 from runtime.scheduler.kv.slot_paths import NOTHING
-from runtime.scheduler.kv.workspace import Workspace
+from runtime.scheduler.kv.workspace import PartialForward, Workspace, forward
 from runtime.scheduler.prefill.distributions import ChunkLogits, non_finite
 from runtime.trie import Lease
 
 CHECKPOINT_TOKENS = 512  # at most so many lie between two states of a recurrent model from which one can go on
+
+
+class _Standing(Protocol):
+    @property
+    def workspace(self) -> Workspace: ...
+
+
+Placed = TypeVar("Placed", bound=_Standing)
 
 
 @dataclass(slots=True, eq=False)
@@ -91,68 +99,95 @@ class Prefill:
 
 
 @dataclass(slots=True)
-class Batch:
-    """The new tokens of one forward, as a tree under what stands in the workspace."""
+class Portion:
+    """The new tokens of one workspace in a forward, as a tree under what stands there."""
 
     workspace: Workspace
     base: int  # slots before the call
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
-    wanted: dict[int, list[tuple[Prefill, int]]] = field(default_factory=dict)  # row -> who wants it, for which token
-    last: dict[int, int] = field(default_factory=dict)  # the last row of each job -> for which token
-    _fresh: dict[tuple[int, int], int] = field(default_factory=dict)  # (parent, token) -> slot of this batch, twins too
+    wanted: dict[int, list[tuple[Prefill, int]]] = field(default_factory=dict)  # row -> (prefill, token index)
+    last: dict[int, int] = field(default_factory=dict)  # the last row of each job -> token index
+    fresh: dict[tuple[int, int], int] = field(default_factory=dict)  # (parent, token) -> slot of this batch, twins too
 
-    def advance(self, prefill: Prefill, quota: int, stop: int) -> int:
-        """Adds up to `quota` of the job's next tokens before `stop`, sharing rows with jobs that are in the batch already.
+    @property
+    def want(self) -> list[int]:
+        """The rows whose logits are needed: wanted ones, and each job's last, which has seen all that was computed for it."""
+        return sorted({*self.wanted, *self.last})
 
-        Returns:
-            Rows added.
-        """
-        ids, ws, added = prefill.tagged, self.workspace, 0
+
+class Batch:
+    """The new tokens of one forward, by workspace."""
+
+    def __init__(self) -> None:
+        self.portions: dict[Workspace, Portion] = {}
+        self.size = 0  # tokens
+
+    def advance(self, prefill: Prefill, quota: int, stop: int) -> None:
+        """Adds up to `quota` of the job's next tokens before `stop`, sharing rows with jobs that are in the batch already."""
+        ids, ws, added = prefill.tagged, prefill.workspace, 0
+        portion = self.portions.get(ws)
+        if portion is None:
+            portion = self.portions[ws] = Portion(ws, ws.size)
         while prefill.at < stop:
             token, wanted = int(ids[prefill.at]), prefill.wants(prefill.at)
-            shared = self._fresh.get((prefill.slot, token))  # another job of this batch computes it
+            place = prefill.slot, token
+            shared = portion.fresh.get(place)  # another job of this batch computes it
             if shared is None and not wanted:
-                shared = ws.follow(prefill.slot, token)
+                shared = ws.follow(*place)
             if shared is not None:
                 prefill.slot = shared
                 prefill.reused += 1
             elif added < quota:
-                self.tokens.append(token)
-                self.parents.append(prefill.slot)
-                place = prefill.slot, token
-                prefill.slot = self._fresh[place] = ws.append(*place)
+                portion.tokens.append(token)
+                portion.parents.append(prefill.slot)
+                prefill.slot = portion.fresh[place] = ws.append(*place)
                 prefill.computed += 1
                 added += 1
             else:
                 break
             if wanted:
-                self.wanted.setdefault(prefill.slot - self.base, []).append((prefill, prefill.at))
+                portion.wanted.setdefault(prefill.slot - portion.base, []).append((prefill, prefill.at))
             prefill.at += 1
-        if prefill.slot >= self.base:
-            self.last[prefill.slot - self.base] = prefill.at - 1
-        return added
+        if prefill.slot >= portion.base:
+            portion.last[prefill.slot - portion.base] = prefill.at - 1
+        self.size += added
+
+    def rollback(self) -> None:
+        """Forgets the reserved slots, or those of a forward whose numbers are bad."""
+        for portion in self.portions.values():
+            portion.workspace.rollback(portion.base)
 
     def run(self) -> None:
         """Pushes the rows through the model and hands each job its logits.
 
-        Each job's last row is looked at, wanted or not: it has seen all that was computed for the job.
-
         Raises:
-            NonFiniteLogitsError: What was computed for somebody is no numbers, and may have spoilt others'.
+            NonFiniteLogitsError: A slot that was computed holds no numbers, and may have spoilt others in its workspace.
         """
-        if not self.tokens:
+        portions = [portion for portion in self.portions.values() if portion.tokens]
+        if not portions:
             return
-        want = sorted({*self.wanted, *self.last})
-        logits = self.workspace.forward(self.tokens, self.parents, want)
-        chunk = ChunkLogits(logits, [i for i, row in enumerate(want) if row in self.last])
-        bad = chunk.bad_end()
-        if bad is not None and self.workspace.broken(self.base):
-            raise non_finite(self.last[want[bad]])
-        for i, row in enumerate(want):
-            for prefill, index in self.wanted.get(row, ()):
+        wants = [portion.want for portion in portions]
+        parts = zip(portions, wants, strict=True)
+        logits = forward([PartialForward(p.workspace, p.tokens, p.parents, want) for p, want in parts])
+        rows = [(portion, row) for portion, want in zip(portions, wants, strict=True) for row in want]
+        chunk = ChunkLogits(logits, [i for i, (portion, row) in enumerate(rows) if row in portion.last])
+        for i in chunk.bad_ends():
+            portion, row = rows[i]
+            if portion.workspace.broken(portion.base):
+                raise non_finite(portion.last[row])
+        for i, (portion, row) in enumerate(rows):
+            for prefill, index in portion.wanted.get(row, ()):
                 prefill.chunk = chunk
                 prefill.rows.append((index, i))
+
+
+def by_workspace(items: Sequence[Placed]) -> list[list[Placed]]:
+    """Those that stand in one workspace together."""
+    groups: dict[Workspace, list[Placed]] = {}
+    for item in items:
+        groups.setdefault(item.workspace, []).append(item)
+    return list(groups.values())
 
 
 def stops(group: Sequence[Prefill]) -> list[int]:

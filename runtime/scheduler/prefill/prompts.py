@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -12,10 +12,10 @@ from runtime.options.load import LoadOptions
 from runtime.scheduler.faults import bisect
 from runtime.scheduler.jobs import Job, StayingJob
 from runtime.scheduler.kv.cache import Cache
-from runtime.scheduler.kv.kv_budget import NoRoomError
+from runtime.scheduler.kv.workspace import NoRoomError
 from runtime.scheduler.metrics.counters import Counters
 from runtime.scheduler.prefill.distributions import Distribution
-from runtime.scheduler.prefill.prefill import Batch, Prefill, stops
+from runtime.scheduler.prefill.prefill import Batch, Prefill, by_workspace, stops
 from runtime.scheduler.prefill.publish_results import ResultPublisher
 
 CHUNK_SECONDS = 0.08  # a prefill chunk while somebody else waits for a token
@@ -100,20 +100,25 @@ class Prompts:
         self.running: list[Prefill] = []
 
     def step(self, *, decoding: bool) -> None:
-        """One forward per workspace within the quota: the more urgent first, then the caller who has waited longest.
+        """One forward within the quota, over all workspaces where the backend can.
+
+        The more urgent prompts come first, then those of the caller who has waited longest.
 
         While generations wait (`decoding`) there is one forward only: one chunk stands between two of their tokens.
         """
         self._round += 1
         self.running.sort(key=lambda prefill: (prefill.job.priority, prefill.job.turn.served, prefill.served))
         quota = self._quota(decoding=decoding)
-        groups: dict[int, list[Prefill]] = {}
-        for prefill in self.running:
-            groups.setdefault(id(prefill.workspace), []).append(prefill)
-        for group in groups.values():
+        for group in self._groups(self.running):
             quota -= self._push(group[: self._options.max_batch_rows], quota)
             if quota <= 0 or decoding:
                 return
+
+    def _groups(self, prefills: Sequence[Prefill]) -> Sequence[list[Prefill]]:
+        """Prompts that may share a forward."""
+        if self._cache.backend.together:
+            return [list(prefills)]
+        return by_workspace(prefills)
 
     def _quota(self, *, decoding: bool) -> int:
         sized = self.pace.chunk(beside=decoding)
@@ -125,22 +130,26 @@ class Prompts:
         group = [prefill for prefill in group if self._stands(prefill)]
         if not group:
             return 0
-        batch = Batch(group[0].workspace, group[0].workspace.size)
+        batch = Batch()
         started = time.monotonic()
         try:
             for prefill, stop in zip(group, stops(group), strict=True):
-                batch.advance(prefill, quota - len(batch.tokens), stop)
+                batch.advance(prefill, quota - batch.size, stop)
             batch.run()
         except BaseException as error:  # noqa: BLE001  # bisected: only the guilty request fails
-            batch.workspace.rollback(batch.base)
+            batch.rollback()
             for prefill in group:
                 prefill.undo()
-            if isinstance(error, NoRoomError) and (self._others_give_way() or self.make_way(group)):
-                rest = [prefill for prefill in group if prefill in self.running]
-                return self._push(rest, quota) if rest else quota
+            if isinstance(error, NoRoomError):
+                if len(batch.portions) > 1:  # one after the other: then each finds all that the others do not need
+                    groups = by_workspace(group)
+                    return sum(self._push([p for p in part if p in self.running], quota) for part in groups)
+                if self._others_give_way() or self.make_way(group):
+                    rest = [prefill for prefill in group if prefill in self.running]
+                    return self._push(rest, quota) if rest else quota
             bisect(group, error, lambda part: self._push(part, quota), self.end)
             return quota
-        pushed = len(batch.tokens)
+        pushed = batch.size
         seconds = time.monotonic() - started
         self.pace.measure(pushed, seconds)
         self._counters.prefill_seconds += seconds

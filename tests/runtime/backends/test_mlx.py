@@ -134,7 +134,7 @@ def test_rows_for_which_there_is_no_memory_at_all_stay(llama: MlxBackend, monkey
         np.testing.assert_allclose(got, expected("llama", [*text, 5])[-1:], atol=TOLERANCE, rtol=0)
 
 
-def test_long_branches_go_as_rows_of_their_own(llama: MlxBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_branches_are_one_call_however_long_they_are(llama: MlxBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes: list[tuple[int, ...]] = []
     model = type(llama._model)
     sound = model.__call__
@@ -147,8 +147,8 @@ def test_long_branches_go_as_rows_of_their_own(llama: MlxBackend, monkeypatch: p
     pack = llama.open_pack()
     append(llama, pack, random_ids(4, 6))
     parents = np.concatenate([[5], chain(7, 40, 5), [6], [2]])
-    llama.forward(pack, random_ids(5, 43), parents, NOTHING)
-    assert shapes == [(1, 6), (1, 1), (1, 40), (2, 1)]
+    llama.forward(pack, random_ids(5, 43), parents, np.array([40]))
+    assert shapes == [(1, 6), (43, 1)]
 
 
 def test_mlx_lm_itself_is_still_wrong_where_we_correct_it() -> None:

@@ -78,10 +78,10 @@ class Troubled:
         if self._armed is not None:
             raise self._armed
 
-    def forward(self, pack: Any, tokens: Any, parents: Any, want: Any) -> tuple[Any, npt.NDArray[np.float32]]:
+    def forward(self, pack: Any, tokens: Any, parents: Any, want: Any, *rest: Any) -> tuple[Any, npt.NDArray[np.float32]]:
         """The backend's own, with the faults."""
         self._arm(tokens)
-        slots, logits = self._backend.forward(pack, tokens, parents, want)
+        slots, logits = self._backend.forward(pack, tokens, parents, want, *rest)
         return slots, self._marred(tokens, want, logits)
 
     def hidden_states(self, tokens: Any, *rest: Any) -> Any:
@@ -94,9 +94,22 @@ class Troubled:
         self._armed = None
         return self._backend.extend_hidden(pack, tokens, *rest)
 
-    def begin(self, pack: Any, tokens: Any, parents: Any, want: Any) -> tuple[Any, Callable[[], npt.NDArray[np.float32]]]:
+    def begin(
+        self, pack: Any, tokens: Any, parents: Any, want: Any, *rest: Any
+    ) -> tuple[Any, Callable[[], npt.NDArray[np.float32]]]:
         """The same in two halves; a layer fails when it is called, in whichever of them the library does that."""
-        return self._begun(tokens, want, lambda: self._backend.begin(pack, tokens, parents, want))
+        return self._begun(tokens, want, lambda: self._backend.begin(pack, tokens, parents, want, *rest))
+
+    def begin_together(self, parts: Any) -> Callable[[], npt.NDArray[np.float32]]:
+        """The same over several packs."""
+        tokens = np.concatenate([part.tokens for part in parts])
+        starts = np.cumsum([0, *(len(part.tokens) for part in parts[:-1])])
+        want = np.concatenate([part.want + start for part, start in zip(parts, starts, strict=True)])
+        return self._begun(tokens, want, lambda: (None, self._backend.begin_together(parts)))[1]
+
+    def prepare_together(self, parts: Any) -> None:  # the Protocol's; `prepare` has its faults alone
+        """Nothing of it is done before."""
+        return
 
     def _begun(
         self, tokens: Any, want: Any, begin: Callable[[], tuple[Any, Callable[[], npt.NDArray[np.float32]]]]

@@ -96,13 +96,18 @@ def metered(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[M
 
     for name in WATCHED if backend.overlaps else (name for name in WATCHED if name != "begin"):  # half of every `forward`
         monkeypatch.setattr(backend, name, watch(name, getattr(backend, name)))
-    prepare: Any = backend.prepare
+    if backend.overlaps:
+        monkeypatch.setattr(backend, "begin_together", watch("begin", backend.begin_together))
 
-    def prepared(*args: Any) -> Any:
-        begin = prepare(*args)
-        return None if begin is None else watch("begin, prepared", begin)
+    def preparing(prepare: Any) -> Any:
+        def prepared(*args: Any) -> Any:
+            begin = prepare(*args)
+            return None if begin is None else watch("begin, prepared", begin)
 
-    monkeypatch.setattr(backend, "prepare", prepared)
+        return prepared
+
+    for name in ("prepare", "prepare_together"):
+        monkeypatch.setattr(backend, name, preparing(getattr(backend, name)))
     if backend.info.backend in ("hf", "mlx"):
         module = __import__(f"runtime.backends.{backend.info.backend}.cache", fromlist=["_resized"])
         monkeypatch.setattr(module, "_resized", growing(module._resized))

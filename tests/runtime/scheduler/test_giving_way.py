@@ -36,7 +36,7 @@ def test_slots_on_which_nobody_stands_give_way(kind: str, monkeypatch: pytest.Mo
     def ask(_: object) -> None:
         """The next query is there at the stream's next step, as soon as the one before it was answered."""
         if not asked or asked[-1][1].done():
-            asked.append((some_ids(2 + len(asked), 25), Future()))
+            asked.append(([*prompt[:10], *some_ids(2 + len(asked), 15)], Future()))
             engine_of(model).submit([query_job(model, *asked[-1])])
 
     monkeypatch.setattr(FakeBackend, "retain", watched)

@@ -19,7 +19,7 @@ from runtime.options.generation import GenerationOptions
 from runtime.options.load import LoadOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import TokenRun
-from runtime.scheduler.kv.workspace import Workspace
+from runtime.scheduler.kv.workspace import PartialForward, Workspace, begin
 from tests.fakes import assert_right, engine_of, fake_model, local, reference, settled, some_ids
 from tests.runtime.backends.reference import TOLERANCE, expected
 from tests.runtime.model.trouble import audit, poison
@@ -51,7 +51,7 @@ def begun() -> tuple[Workspace, list[int]]:
     workspace.append(workspace.append(ROOT, 1), 2)
     workspace.forward([1, 2], [ROOT, 0], [])
     workspace.append(1, 3)
-    workspace.begin([3], [1])
+    begin([PartialForward(workspace, [3], [1], [0])])
     waited.clear()
     return workspace, waited
 
@@ -71,7 +71,7 @@ def test_who_looks_for_a_place_elsewhere_waits_for_nobody() -> None:
 
 def test_a_place_on_what_came_to_nothing_is_none() -> None:
     workspace, _ = begun()
-    backend: Any = workspace._backend
+    backend: Any = workspace.backend
     backend.behaviour.raise_on = {3: ZeroDivisionError("broken kernel")}
     assert workspace.trail(np.array([1, 2, 3])) == [0, 1]
     assert workspace.collect() is None

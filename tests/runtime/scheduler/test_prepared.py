@@ -18,7 +18,7 @@ from runtime.backends.fake import Behaviour
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32
-from runtime.scheduler.kv.workspace import Workspace
+from runtime.scheduler.kv.workspace import PartialForward, Workspace, begin, prepare
 from tests.fakes import engine_of, query_job, reference
 from tests.runtime.backends.reference import HF, RECURRENT, TOLERANCE, expected, log_softmax
 from tests.runtime.model.trouble import NativePanic, audit
@@ -44,21 +44,23 @@ class Counted:
     def __init__(self, model: LanguageModel, at_fifth: Callable[[], None] = lambda: None) -> None:
         self.prepared = self.begun = 0
         backend: Any = engine_of(model).backend
-        prepare = backend.prepare
 
-        def counted(*args: Any) -> Any:
-            rest = prepare(*args)
-            self.prepared += rest is not None
+        def counting(prepare: Callable[..., Any]) -> Callable[..., Any]:
+            def counted(*args: Any) -> Any:
+                rest = prepare(*args)
+                self.prepared += rest is not None
 
-            def begin(tokens: Any) -> Any:
-                self.begun += 1
-                if self.begun == 5:
-                    at_fifth()
-                return rest(tokens)
+                def begin(tokens: Any) -> Any:
+                    self.begun += 1
+                    if self.begun == 5:
+                        at_fifth()
+                    return rest(tokens)
 
-            return None if rest is None else begin
+                return None if rest is None else begin
 
-        backend.prepare = counted
+            return counted
+
+        backend.prepare, backend.prepare_together = counting(backend.prepare), counting(backend.prepare_together)
 
 
 def opened(backend: str, name: str) -> LanguageModel:
@@ -174,9 +176,9 @@ def test_what_does_not_fit_is_gone_before_another_forward_begins() -> None:
             path.append(at)
             mx.reset_peak_memory()
             before = mx.get_active_memory()
-            workspace.begin([at], [at - 1])  # for other parents than was prepared, from the second on
-            workspace.prepare([0, 0], [at, at])
-            assert workspace._prepared is not None
+            begin([PartialForward(workspace, [at], [at - 1], [0])])  # for other parents than was prepared, from the second on
+            prepare([PartialForward(workspace, [0, 0], [at, at], range(2))])
+            assert workspace.prepared is not None
             logits = workspace.collect()
             assert logits is not None
             assert mx.get_peak_memory() - before < workspace.nbytes / 16, at
@@ -221,5 +223,5 @@ def test_nothing_that_was_prepared_outlives_its_stream(ends: str) -> None:
 
         asyncio.run(some())
         audit(model)
-        assert all(workspace._prepared is None for workspace in engine_of(model).scheduler.cache.workspaces.open)
+        assert all(workspace.prepared is None for workspace in engine_of(model).scheduler.cache.workspaces.open)
         assert engine_of(model).scheduler.cache.workspaces.open
