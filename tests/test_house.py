@@ -193,7 +193,7 @@ def test_the_wheel_holds_exactly_our_packages(tmp_path: Path) -> None:
         names = archive.namelist()
     top = {name.split("/")[0] for name in names}
     assert {name for name in top if not name.endswith(".dist-info")} == set(OURS)
-    assert {"resources/sample/session.json", "app/__main__.py", "runtime/host/__main__.py"} <= set(names)
+    assert {"resources/sample/session.json", "app/__main__.py", "runtime/transport/__main__.py"} <= set(names)
     assert any(name.startswith("resources/icons/") for name in names)
     assert any(name.startswith("resources/fonts/") for name in names)
 
