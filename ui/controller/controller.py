@@ -7,16 +7,13 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QObject, Signal
 
-from ui.controller.answers import AnswersController
+from ui.controller.answers import AnswersController, DraftsController
 from ui.controller.cache import CacheController
-from ui.controller.drafts import DraftsController
+from ui.controller.comparison import SecondController, SimilarController
 from ui.controller.draws import DrawsController
-from ui.controller.models import ModelsController
-from ui.controller.second import SecondController
+from ui.controller.models import ModelsController, ShelfController
 from ui.controller.sessions import SessionsController
-from ui.controller.shelf import ShelfController
 from ui.controller.showing import Showing
-from ui.controller.similar import SimilarController
 from ui.controller.tree import TreeController
 from ui.core.undo import UndoStack
 from ui.port import (

@@ -1,11 +1,17 @@
-"""Which model answers, on which engine."""
+"""The model that answers, the shelf of models, and what is fetched for it."""
 
 from __future__ import annotations
+
+from collections.abc import Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
 from ui.controller.showing import Showing
-from ui.port import LoadChoice, Refusal
+from ui.core.tasks import Stoppables
+from ui.port import Bits, Download, LoadChoice, ModelPlan, Refusal, TokenView
 
 
 class ModelsController(QObject):
@@ -65,3 +71,216 @@ class ModelsController(QObject):
         """Opens a model, with its own load options if given; raises `Refusal`."""
         await (self._workbench.choose_model(source) if choice is None else self._workbench.open_model(source, choice))
         await self._list()
+
+
+class ShelfController(QObject):
+    """Part of `Controller`. What is refused is told by `refused`, unless it belongs to one row.
+
+    Args:
+        showing: Has the tasks.
+        models: Opens a model.
+    """
+
+    listed = Signal(object)  # Sequence[ShelfModel]
+    offered = Signal(object)  # Sequence[Offer]
+    downloads_changed = Signal(object)  # tuple[Download, ...]
+    planned = Signal(object)  # ModelPlan
+    plan_refused = Signal(str)
+    found = Signal(str, object)  # the words, Sequence[HubFind]
+    search_refused = Signal(str)
+    fitted = Signal(object, object)  # ModelPlan, FitView or None
+    verifying = Signal(str, int, int)  # name, bytes done, of so many
+    verified = Signal(str, str)  # name, what is wrong with it
+    verify_stopped = Signal(str)
+    import_planned = Signal(object)  # GgufPlan
+    importing = Signal(int, int)  # done, of so many
+    import_ended = Signal(str)  # the name on the shelf; "" where it was stopped or refused
+    load_planned = Signal(str, object)  # name, LoadPlan
+    context_kept = Signal(str, int)  # name, tokens
+    quantising = Signal(str, int, int)  # name, done, of so many
+    quantised = Signal(str, str)  # name, what was made of it
+    quantise_ended = Signal(str, str)  # name, why nothing was made; "" where it was stopped
+    token = Signal(object)  # TokenView
+    token_refused = Signal(str)
+    removed = Signal(str, int)  # name, bytes that are free again
+    refused = Signal(str)
+
+    def __init__(self, showing: Showing, models: ModelsController) -> None:
+        super().__init__(showing)
+        self._tasks = showing.tasks
+        self._workbench = showing.workbench
+        self._models = models
+        self._running = Stoppables(showing.tasks)
+        self.downloads: tuple[Download, ...] = ()
+
+    # ---- what is here -------------------------------------------------------------------------------------------------
+
+    def ask(self) -> None:
+        self._tasks.latest("shelf", self._list(), self.refused.emit)
+
+    def take_downloads(self, downloads: tuple[Download, ...]) -> None:
+        self.downloads = downloads
+        self.downloads_changed.emit(downloads)
+
+    def open(self, name: str) -> None:
+        """Another model from the next request on, if it fits; a download that brought it is not told of any more."""
+        self._tasks.run(self._open_fitting(name), self.refused.emit)
+
+    def plan_load(self, name: str, choice: LoadChoice | None = None) -> None:
+        """What loading it takes: so, or as it is remembered with it. An older question is let go."""
+        self._tasks.latest("plan load", self._plan_load(name, choice), self.refused.emit)
+
+    def open_with(self, name: str, choice: LoadChoice) -> None:
+        """As `open`, and so from now on."""
+        self._tasks.run(self._open(name, choice), self.refused.emit)
+
+    def remember_context(self, name: str, context: int) -> None:
+        """It alone is loaded with so many tokens from now on."""
+        self._tasks.run(self._remember(name, context), self.refused.emit)
+
+    def quantise(self, name: str, bits: int) -> None:
+        self._running.begin(
+            f"quantise {name}",
+            partial(self._quantise, name, 8 if bits == 8 else 4),
+            done=partial(self.quantised.emit, name),
+            stopped=partial(self.quantise_ended.emit, name, ""),
+            refused=partial(self.quantise_ended.emit, name),
+        )
+
+    def verify(self, name: str) -> None:
+        self._running.begin(
+            f"verify {name}",
+            partial(self._workbench.verify_model, name, partial(self.verifying.emit, name)),
+            done=lambda _: self.verified.emit(name, ""),
+            stopped=partial(self.verify_stopped.emit, name),
+            refused=partial(self.verified.emit, name),
+        )
+
+    def stop_verifying(self, name: str) -> None:
+        self._running.stop(f"verify {name}")
+
+    def stop_quantising(self, name: str) -> None:
+        self._running.stop(f"quantise {name}")
+
+    def remove(self, name: str) -> None:
+        self._tasks.run(self._remove(name), self.refused.emit)
+
+    def add_folder(self, path: Path) -> None:
+        """A folder that stays where it is."""
+        self._tasks.run(self._add(path), self.refused.emit)
+
+    def plan_import(self, path: Path) -> None:
+        """What taking in a GGUF file means; an older question is let go."""
+        self._tasks.latest("plan import", self._plan_import(path), self.refused.emit)
+
+    def import_gguf(self, path: Path, keep_quantised: bool) -> None:  # as the signal brings it
+        self._running.begin(
+            "import",
+            partial(self._import, path, keep_quantised=keep_quantised),
+            done=self.import_ended.emit,
+            stopped=partial(self.import_ended.emit, ""),
+            refused=self._refuse_import,
+        )
+
+    def stop_import(self) -> None:
+        self._running.stop("import")
+
+    # ---- the hub ------------------------------------------------------------------------------------------------------
+
+    def plan(self, wanted: str) -> None:
+        """What fetching it means; an older question is let go."""
+        self._tasks.latest("plan", self._plan(wanted), self.plan_refused.emit)
+
+    def drop_questions(self) -> None:
+        """Cancels the plan and the search that are under way."""
+        for key in ("plan", "search the hub"):
+            self._tasks.drop(key)
+
+    def search(self, words: str) -> None:
+        """Asks the hub for models by words; an older question is let go."""
+        self._tasks.latest("search the hub", self._search(words), self.search_refused.emit)
+
+    def fit(self, plan: ModelPlan, context: int) -> None:
+        self._tasks.latest("fit", self._fit(plan, context), self.refused.emit)
+
+    def download(self, wanted: str) -> None:
+        self._workbench.download(wanted)
+
+    def pause(self, repository: str) -> None:
+        self._tasks.run(self._workbench.pause_download(repository), self.refused.emit)
+
+    def cancel(self, repository: str) -> None:
+        self._tasks.run(self._cancel(repository), self.refused.emit)
+
+    # ---- its token ----------------------------------------------------------------------------------------------------
+
+    def ask_token(self) -> None:
+        self._tasks.latest("token", self._token(self._workbench.hub_token()), self.token_refused.emit)
+
+    def keep_token(self, token: str) -> None:
+        self._tasks.run(self._token(self._workbench.keep_hub_token(token)), self.token_refused.emit)
+
+    def forget_token(self) -> None:
+        self._tasks.run(self._token(self._workbench.forget_hub_token()), self.token_refused.emit)
+
+    async def _token(self, answer: Coroutine[Any, Any, TokenView]) -> None:
+        self.token.emit(await answer)
+
+    # ---- how ----------------------------------------------------------------------------------------------------------
+
+    async def _list(self) -> None:
+        self.listed.emit(await self._workbench.model_shelf())
+        self.offered.emit(await self._workbench.offers())
+
+    async def _open(self, name: str, choice: LoadChoice | None = None) -> None:
+        await self._models.open(name, choice)
+        for view in self.downloads:
+            if view.name == name:
+                await self._workbench.cancel_download(view.repository)
+        await self._list()
+
+    async def _open_fitting(self, name: str) -> None:
+        if await self._models.fits(name):
+            await self._open(name)
+        else:
+            await self._plan_load(name, None)
+
+    async def _plan_load(self, name: str, choice: LoadChoice | None) -> None:
+        self.load_planned.emit(name, await self._workbench.load_plan(name, choice))
+
+    async def _remember(self, name: str, context: int) -> None:
+        await self._workbench.remember_context(name, context)
+        self.context_kept.emit(name, context)
+
+    async def _quantise(self, name: str, bits: Bits) -> str:
+        self.quantising.emit(name, 0, 0)
+        return await self._workbench.quantise_model(name, bits, partial(self.quantising.emit, name))
+
+    async def _remove(self, name: str) -> None:
+        self.removed.emit(name, await self._workbench.remove_model(name))
+
+    async def _add(self, path: Path) -> None:
+        self.import_ended.emit(await self._workbench.add_model_folder(path))
+
+    async def _plan_import(self, path: Path) -> None:
+        self.import_planned.emit(await self._workbench.plan_gguf(path))
+
+    async def _import(self, path: Path, *, keep_quantised: bool) -> str:
+        self.importing.emit(0, 0)
+        return await self._workbench.import_gguf(path, self.importing.emit, keep_quantised=keep_quantised)
+
+    def _refuse_import(self, words: str) -> None:
+        self.import_ended.emit("")
+        self.refused.emit(words)
+
+    async def _plan(self, wanted: str) -> None:
+        self.planned.emit(await self._workbench.plan_model(wanted))
+
+    async def _search(self, words: str) -> None:
+        self.found.emit(words, await self._workbench.search_hub(words))
+
+    async def _fit(self, plan: ModelPlan, context: int) -> None:
+        self.fitted.emit(plan, await self._workbench.fit(plan, context))
+
+    async def _cancel(self, repository: str) -> None:
+        await self._workbench.cancel_download(repository)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QLineEdit, QVBoxLayout, QWidget
 
-from ui.controller.shelf import ShelfController
+from ui.controller.models import ShelfController
 from ui.models.offers import Finds, Offers
 from ui.models.plan_card import PlanCard
 from ui.models.token_row import TokenRow

@@ -9,7 +9,7 @@ from pathlib import Path
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtWidgets import QFileDialog, QScrollArea, QVBoxLayout, QWidget
 
-from ui.controller.shelf import ShelfController
+from ui.controller.models import ShelfController
 from ui.models.bars import ImportBar, ThinBar
 from ui.models.downloads import DownloadRow
 from ui.models.getting import GetSection
