@@ -97,21 +97,20 @@ if TYPE_CHECKING:
     from runtime.sampling.history import History
     from runtime.sampling.replay import Replayed, replay_draw
     from runtime.sampling.step import draw_step
-    from runtime.session.alignment import aligned
-    from runtime.session.config import SessionConfig
     from runtime.session.manifest import AdapterOf, AdapterSpan, Manifest
-    from runtime.session.path import Mark
-    from runtime.session.session import Session
+    from runtime.session.session import Session, SessionConfig
     from runtime.session.snapshot import Generation, Snapshot
     from runtime.session.status import (
         ContextReport,
         Divergence,
+        Mark,
         PrefixStatus,
         Segment,
         SegmentKind,
         SuffixStatus,
         Truncation,
     )
+    from runtime.session.token_boundary import aligned
     from runtime.shelf.catalogue import CatalogueModel, CatalogueVariant, catalogue, fitting
     from runtime.shelf.embedded import fetch_embedded
     from runtime.shelf.importing import ImportPlan, import_model, plan_import
@@ -423,15 +422,15 @@ _NAMES = {
         "replay_draw",
     ),
     "runtime.sampling.step": ("draw_step",),
-    "runtime.session.alignment": ("aligned",),
-    "runtime.session.config": ("SessionConfig",),
     "runtime.session.manifest": (
         "AdapterOf",
         "AdapterSpan",
         "Manifest",
     ),
-    "runtime.session.path": ("Mark",),
-    "runtime.session.session": ("Session",),
+    "runtime.session.session": (
+        "Session",
+        "SessionConfig",
+    ),
     "runtime.session.snapshot": (
         "Generation",
         "Snapshot",
@@ -439,12 +438,14 @@ _NAMES = {
     "runtime.session.status": (
         "ContextReport",
         "Divergence",
+        "Mark",
         "PrefixStatus",
         "Segment",
         "SegmentKind",
         "SuffixStatus",
         "Truncation",
     ),
+    "runtime.session.token_boundary": ("aligned",),
     "runtime.shelf.catalogue": (
         "CatalogueModel",
         "CatalogueVariant",

@@ -47,8 +47,7 @@ from runtime.transport.base import Transport
 from runtime.transport.waiting import blocking, blocking_iterator
 
 if TYPE_CHECKING:  # a session talks to a model, which opens it
-    from runtime.session.config import SessionConfig
-    from runtime.session.session import Session
+    from runtime.session.session import Session, SessionConfig
     from runtime.session.snapshot import Snapshot
 
 P = ParamSpec("P")

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from runtime.errors import AdapterError, InvalidRequestError, SnapshotMismatchError
 from runtime.options.checking import shown
-from runtime.session.config import SessionConfig
 from runtime.session.manifest import Manifest
-from runtime.session.messages import Said
-from runtime.session.path import Mark, Path
-from runtime.session.session import Session
+from runtime.session.session import Session, SessionConfig
 from runtime.session.snapshot import Snapshot
+from runtime.session.state import Path
+from runtime.session.status import Mark
+from runtime.session.token_boundary import Conversation
 
 if TYPE_CHECKING:  # a session talks to a model, which opens it
     from runtime.api.language_model import LanguageModel
@@ -43,7 +43,7 @@ def resume(model: LanguageModel, snapshot: Snapshot) -> Session:
     session = open_session(model, config)
     session.take(
         Path(snapshot.ids, snapshot.marks, snapshot.prefix),
-        Said(snapshot.messages) if snapshot.messages else None,
+        Conversation(snapshot.messages) if snapshot.messages else None,
         snapshot.generation,
     )
     return session

@@ -1,40 +1,145 @@
-"""`Session`: a path that is prefilled, continued, cut and forked."""
+"""`Session`: a path of tokens that is prefilled, continued, cut and forked."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing, contextmanager
+from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
-from runtime.errors import InvalidRequestError
-from runtime.info import OnProgress
-from runtime.session.blocking import blocking
-from runtime.session.filling import Filling
-from runtime.session.snapshot import Snapshot
+from runtime.adapters.uses import Adapters, AdapterUse, check_adapters
+from runtime.aio import run_sync
+from runtime.errors import ContextOverflowError, InvalidRequestError
+from runtime.info import Message, ModelInfo, OnProgress, PromptProgress
+from runtime.options.checking import check_fields, instance, is_whole, option, shown
+from runtime.options.generation import ALTERNATIVES, GenerationOptions, given
+from runtime.records import Finish, Float32, TokenRecord, TokenRun
+from runtime.sampling.draw import fresh_seed
+from runtime.session.manifest import Manifest, stack_of
+from runtime.session.snapshot import Generation, Snapshot
+from runtime.session.state import Guard, Path, SessionState
 from runtime.session.status import (
     ContextReport,
+    Divergence,
+    PrefixStatus,
+    SegmentKind,
+    SuffixStatus,
     Truncation,
     byte_hash,
     token_hash,
 )
-from runtime.session.stepping import Stepping
-from runtime.session.work import Work
+from runtime.session.token_boundary import Conversation, TextOrIds, delta
+from runtime.text.chat import check_messages
+from runtime.text.utf8 import Utf8Stream
+
+if TYPE_CHECKING:
+    from runtime.api.language_model import LanguageModel
+
+SHOWN = 8  # tokens of each side, where a prefix diverges
 
 
-class Session(Filling, Stepping):
+@dataclass(frozen=True, slots=True)
+class SessionConfig:
+    """How a session works.
+
+    Attributes:
+        top_k: Alternatives recorded with the scores of every token that is prefilled; they stay beside the KV, so that
+            `score` of the session's path computes nothing. None: no scores, the KV alone, which is faster.
+        limit: Tokens that the session may hold; None: the model's context.
+        manifest: What the session's ids were made with, where they come from an earlier one: another model, tokenizer,
+            template or setting is refused.
+        options: Of `decode`: what holds where a call says nothing (see `LanguageModel.resolve_options`).
+        adapters: Loaded adapters that the session runs under whatever the model's stack becomes, in order; () is the base
+            alone. None: the stack that is in force when it is opened, and a change of it is a `ManifestMismatchError`.
+    """
+
+    top_k: int | None = field(default=10, metadata={"fault": lambda value: None if value is None else ALTERNATIVES(value)})
+    limit: int | None = None
+    manifest: Manifest | None = option(None, instance(Manifest, "a Manifest (see Manifest.from_mapping)"))
+    options: GenerationOptions | None = None
+    adapters: tuple[AdapterUse, ...] | None = None
+
+    def check(self, context: int) -> Self:
+        """Itself.
+
+        Args:
+            context: Tokens that the model holds.
+
+        Raises:
+            InvalidRequestError: A value out of range or of the wrong type; the message names it.
+            AdapterError: `adapters` is no sequence of names and (name, scale) pairs.
+        """
+        check_fields(self)
+        if self.limit is not None and not is_whole(self.limit, 1, context):
+            held = f"1 token and the {context:,} of the context"
+            raise InvalidRequestError(f"limit must lie within {held}, not {shown(self.limit)}")
+        given(self.options)
+        if self.adapters is not None:
+            check_adapters(self.adapters)
+        return self
+
+
+class Session:
     """A path of tokens on one model, opened by `LanguageModel.open_session`. An (async) context manager.
 
     Coroutines have blocking twins `<name>_sync`; everything else never blocks. Works on any loop and in any thread, but
     does one thing at a time: a second caller gets `SessionBusyError`, not a queue. `fork` is allowed at any time.
 
+    Args:
+        model: Where its KV is.
+        config: How it works.
+        manifest_now: What holds of the model at this moment.
+        state: Of the session that it is forked from; None: it is empty.
+
     Raises (every member that asks for something):
         SessionBusyError: Something else goes on in this session.
         SessionClosedError: It, or its model, was closed.
         SessionFatalError: The engine died under it, or something unforeseen failed; `__cause__` is the first fault. Its pin
-            is let go. Whoever meets the fault itself gets that.
+            is let go. The call that meets the fault raises the fault itself.
         ManifestMismatchError: The model's settings are not those that the session was opened with.
         ContextOverflowError: More tokens than the session may hold; nothing was changed.
         InvalidRequestError: Bad ids, texts or options; nothing was changed.
     """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        config: SessionConfig,
+        manifest_now: Callable[[], Manifest],
+        state: SessionState | None = None,
+    ) -> None:
+        self.model = model
+        self.config = config
+        self._manifest_now = manifest_now
+        self._info: ModelInfo | None = None  # for which the manifest was found right
+        self._state = state or SessionState.empty(model, manifest_now())
+        self._guard = Guard(self._let_go)
+        self._fresh = False  # the next drawn token is the first of a decode
+
+    @property
+    def manifest(self) -> Manifest:
+        """What its tokens were made with."""
+        return self._state.manifest
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens; readable after the end too."""
+        return list(self._path.ids)
+
+    def __len__(self) -> int:
+        return len(self._path)
+
+    @property
+    def limit(self) -> int:
+        """Tokens that it may hold."""
+        return self.config.limit or self.model.info.context_length
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._guard.closed
 
     def explain_context(self) -> ContextReport:
         """What stands in it, and where reuse ended.
@@ -55,24 +160,24 @@ class Session(Filling, Stepping):
             manifest_digest=self.manifest.digest,
             segments=path.segments(),
             closed=self.closed,
-            divergence=self._standing.divergence,
+            divergence=self._state.divergence,
             adapters=self.manifest.spans(path.ids),
         )
 
     def snapshot(self) -> Snapshot:
         """Everything that is needed to go on elsewhere, without its KV. Never blocks; readable after the end too."""
-        path, standing = self._path.copy(), self._standing
+        path, state = self._path.copy(), self._state
         return Snapshot(
             ids=tuple(path.ids),
             text=b"".join(self.model.decode_token(token) for token in path.ids),
             marks=path.marks,
             prefix=path.prefix,
-            messages=standing.said.messages if standing.said is not None else (),
+            messages=state.said.messages if state.said is not None else (),
             manifest=self.manifest,
             top_k=self.config.top_k,
             limit=self.config.limit,
             options=self.config.options,
-            generation=standing.generation,
+            generation=state.generation,
             blocks=self._block_names(path.ids),
         )
 
@@ -82,7 +187,357 @@ class Session(Filling, Stepping):
             return ()
         return tuple(key.hex() for key in self.manifest.block_keys(ids))
 
-    # ---- back and aside -----------------------------------------------------------------------------------------------
+    # ---- prefill -----------------------------------------------------------------------------------------------------------
+
+    async def ensure_prefix(self, prefix: TextOrIds, *, label: str = "", on_progress: OnProgress | None = None) -> PrefixStatus:
+        """Makes `prefix` the session's tokens: what it has in common with them stays, the rest is dropped and counted.
+
+        Generated tokens that `prefix` repeats stay as they are. Where the prefill fails, or is cancelled, the session holds
+        what it had in common.
+
+        Args:
+            prefix: A text (with a BOS in front where the model wants one), or ids.
+            label: Of the segment of new tokens.
+            on_progress: Called with the progress.
+        """
+        with self._entered("ensure_prefix"):
+            ids = await self._state.boundary.ids(prefix, first=True, what="prefix")
+            return await self._ensure(ids, label, on_progress, _ended_there)
+
+    async def ensure_messages(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        on_progress: OnProgress | None = None,
+    ) -> PrefixStatus:
+        """`ensure_prefix` of a conversation, as the chat template writes it.
+
+        As far as the template repeats the text that stands here, its tokens stay, generated ones as they were drawn, and
+        only what comes after is tokenised. Where it writes something else (it leaves out thinking, or a date has changed),
+        reuse ends there, and `explain_context` says where and why.
+
+        Raises:
+            UnsupportedFeatureError: There is no chat template.
+        """
+        with self._entered("ensure_messages"):
+            if tools is not None and (not isinstance(tools, list | tuple) or not all(isinstance(t, Mapping) for t in tools)):
+                raise InvalidRequestError(f"tools is a list of mappings, not {tools!r:.60}")
+            messages = check_messages(messages)
+            full = await self.model.render_chat_async(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+            ids = delta(self.model, self._path.ids, full)
+            said = Conversation.of(messages)
+
+            def why(at: int) -> str:
+                path = self._path
+                said_since = [token for token in path.ids[path.prefix :] if not self.model.is_eos(token)]
+                return said.why(self._state.said, _text(self.model, said_since) if at >= path.prefix else None)
+
+            status = await self._ensure(ids, "messages", on_progress, why)
+            self._state.said = said
+            return status
+
+    async def prefill_suffix(
+        self, suffix: TextOrIds, *, label: str = "", on_progress: OnProgress | None = None
+    ) -> SuffixStatus:
+        """Adds a text or ids at the end, after the prefix; `ensure_prefix` drops them again.
+
+        Where it fails, or is cancelled, the session is as it was before.
+        """
+        with self._entered("prefill_suffix"):
+            return await self._extend("suffix", suffix, label, on_progress)
+
+    async def prefill(self, ids: TextOrIds, *, label: str = "", on_progress: OnProgress | None = None) -> SuffixStatus:
+        """The primitive under `prefill_suffix`: any tokens, at the end, wherever they come from."""
+        with self._entered("prefill"):
+            return await self._extend("prefill", ids, label, on_progress)
+
+    async def joint_differs(self, suffix: str) -> bool:
+        """Whether tokenising `suffix` together with the text before it would give other tokens at the boundary.
+
+        Looked at are the last 64 tokens. After a control token there is nothing to join.
+        """
+        with self._entered("joint_differs"):
+            return await self._state.boundary.differs(self._path.ids, suffix)
+
+    def ensure_prefix_sync(self, prefix: TextOrIds, *, label: str = "") -> PrefixStatus:
+        """`ensure_prefix`, blocking."""
+        return run_sync(self.ensure_prefix(prefix, label=label))
+
+    def ensure_messages_sync(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> PrefixStatus:
+        """`ensure_messages`, blocking."""
+        return run_sync(self.ensure_messages(messages, tools=tools, add_generation_prompt=add_generation_prompt))
+
+    def prefill_suffix_sync(self, suffix: TextOrIds, *, label: str = "") -> SuffixStatus:
+        """`prefill_suffix`, blocking."""
+        return run_sync(self.prefill_suffix(suffix, label=label))
+
+    def prefill_sync(self, ids: TextOrIds, *, label: str = "") -> SuffixStatus:
+        """`prefill`, blocking."""
+        return run_sync(self.prefill(ids, label=label))
+
+    def joint_differs_sync(self, suffix: str) -> bool:
+        """`joint_differs`, blocking."""
+        return run_sync(self.joint_differs(suffix))
+
+    async def _ensure(
+        self, ids: list[int], label: str, on_progress: OnProgress | None, why: Callable[[int], str]
+    ) -> PrefixStatus:
+        path = self._path
+        kept = path.common(ids)
+        self._check_room("prefix", kept, len(ids) - kept)
+        divergence = self._diverged(kept, ids, why) if kept < len(path) else None
+        dropped = len(path) - kept
+        try:
+            prefilled = await self._fill(ids, kept, on_progress)
+            self._guard.check()
+        except BaseException:
+            path.truncate(kept)
+            self._state.generation = None
+            path.prefix, self._state.divergence = kept, divergence
+            self._keep()
+            raise
+        path.truncate(kept)
+        self._state.generation = None
+        path.append("prefix", ids[kept:], label)
+        path.prefix, self._state.divergence = len(path), divergence
+        self._keep()
+        return PrefixStatus(
+            reused=max(len(ids) - prefilled.computed, 0),
+            prefilled=prefilled.computed,
+            dropped=dropped,
+            prefix=path.prefix,
+            resident=len(path),
+            available=self.limit - len(path),
+            byte_hash=byte_hash([self.model.decode_token(token) for token in path.ids]),
+            token_hash=token_hash(path.ids),
+            manifest_digest=self.manifest.digest,
+            run=prefilled.run,
+        )
+
+    async def _extend(self, kind: SegmentKind, given: TextOrIds, label: str, on_progress: OnProgress | None) -> SuffixStatus:
+        path, started = self._path, time.monotonic()
+        ids = await self._state.boundary.ids(given, first=not len(path), what=kind)
+        self._check_room(kind, len(path), len(ids))
+        differs = await self._state.boundary.differs(path.ids, given) if isinstance(given, str) else None
+        prefilled = await self._fill([*path.ids, *ids], len(path), on_progress)
+        self._guard.check()
+        path.append(kind, ids, label)
+        self._state.generation = None
+        self._keep()
+        return SuffixStatus(
+            suffix=len(ids),
+            prefix=path.prefix,
+            resident=len(path),
+            available=self.limit - len(path),
+            digest=token_hash(path.ids),
+            seconds=time.monotonic() - started,
+            prefilled=prefilled.computed,
+            joint_differs=differs,
+            run=prefilled.run,
+        )
+
+    def _diverged(self, at: int, ids: Sequence[int], why: Callable[[int], str]) -> Divergence:
+        held, found = (_text(self.model, part[at : at + SHOWN]) for part in (self._path.ids, ids))
+        reason = why(at) if at < len(ids) else "the new prefix ends there; what came after was dropped"
+        return Divergence(at, held, found, reason)
+
+    # ---- decode ------------------------------------------------------------------------------------------------------------
+
+    async def logprobs(self) -> Float32:
+        """Log-probabilities of the next token, ``(vocab,) float32``, natural: float32 log-softmax of the raw logits.
+
+        Known already after a prefill and while `advance` goes one token a time: one token is computed for each then, none
+        where the vector is kept.
+        """
+        with self._entered("logprobs"):
+            row = self._known_row()
+            if row is None:
+                row = self._learn(await self.model.next_token_logprobs(self._path.ids, adapters=self.manifest.stack))
+            return row.copy()
+
+    def advance(self, token: int, at: int | None = None) -> int:
+        """Appends a chosen token; nothing is computed until the next distribution is asked for.
+
+        Args:
+            token: Its id.
+            at: The place that it is meant for, counted from 0; another than the session's end is refused.
+
+        Returns:
+            The session's length now.
+        """
+        with self._entered("advance"):
+            (checked,) = self._state.boundary.check([token], "advance")
+            if at is not None and at != len(self._path):
+                raise InvalidRequestError(
+                    f"advance: the token is meant for place {at!r}, the session stands at {len(self._path):,}; "
+                    "truncate it first, or choose from its own logprobs"
+                )
+            self._check_room("advance", len(self._path), 1)
+            self._path.push("picked", checked)
+            self._reopen()
+            return len(self._path)
+
+    async def decode(
+        self, options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+    ) -> AsyncGenerator[TokenRecord, None]:
+        """Draws tokens, one record each, and keeps them; called without await.
+
+        Starts from what is known of the next token: no forward comes before the first record where a prefill or `logprobs`
+        came before. Closed early (best with `contextlib.aclosing`), the session holds what was given out. At the session's
+        limit the last record's `finish_reason` is "context".
+        """
+        with self._entered("decode"):
+            stream = self._drawn(self._options(options), on_progress)
+            async with aclosing(stream) as records:
+                async for record in records:
+                    yield record
+
+    async def go_on(self, *, on_progress: OnProgress | None = None) -> AsyncGenerator[TokenRecord, None]:
+        """Resumes the last `decode` as if it had not been stopped: its options, its seed, what is left of its tokens.
+
+        Its grammar, if it has one, reads what was said again, so that it goes on in the middle of a structure. Nothing
+        comes where the answer had ended. `truncate` and `advance` may have changed its end before.
+
+        Raises:
+            InvalidRequestError: Nothing was decoded yet, or something else was added since.
+        """
+        with self._entered("go_on"):
+            options, text = self._rest()
+            if options is None:
+                return
+            stream = self._drawn(options, on_progress, on_from=self._state.generation)
+            async with aclosing(stream) as records:
+                async for record in records:
+                    yield with_text(record, text)
+
+    async def _drawn(
+        self, options: GenerationOptions, on_progress: OnProgress | None, on_from: Generation | None = None
+    ) -> AsyncGenerator[TokenRecord, None]:
+        stream = self.model.generate(self._start_decode(options, on_from), options, on_progress=on_progress)
+        try:
+            async with aclosing(stream) as records:
+                async for record in records:
+                    taken = self._take(record)
+                    yield taken
+                    if taken.finish_reason is not None:
+                        break
+        finally:
+            self._keep()
+
+    def decode_sync(
+        self, options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+    ) -> Iterator[TokenRecord]:
+        """`decode`, blocking; closing the iterator stops it."""
+        with self._entered("decode"):
+            yield from self._drawn_sync(self._options(options), on_progress)
+
+    def go_on_sync(self, *, on_progress: OnProgress | None = None) -> Iterator[TokenRecord]:
+        """`go_on`, blocking; closing the iterator stops it."""
+        with self._entered("go_on"):
+            options, text = self._rest()
+            if options is not None:
+                for record in self._drawn_sync(options, on_progress, self._state.generation):
+                    yield with_text(record, text)
+
+    def _drawn_sync(
+        self, options: GenerationOptions, on_progress: OnProgress | None, on_from: Generation | None = None
+    ) -> Iterator[TokenRecord]:
+        stream = self.model.generate_sync(self._start_decode(options, on_from), options, on_progress=on_progress)
+        try:
+            with closing(cast("Any", stream)) as records:
+                for record in records:
+                    taken = self._take(record)
+                    yield taken
+                    if taken.finish_reason is not None:
+                        break
+        finally:
+            self._keep()
+
+    def logprobs_sync(self) -> Float32:
+        """`logprobs`, blocking."""
+        with self._entered("logprobs"):
+            row = self._known_row()
+            if row is None:
+                row = self._learn(self.model.next_token_logprobs_sync(self._path.ids, adapters=self.manifest.stack))
+            return row.copy()
+
+    def _known_row(self) -> Float32 | None:
+        """The next token's log-probabilities, where they are known for this path."""
+        if not len(self._path):
+            raise InvalidRequestError("the session is empty: nothing precedes the next token (ensure_prefix, or prefill)")
+        row = self._state.row
+        return row[1] if row is not None and row[0] == self._path.version else None
+
+    def _learn(self, row: Float32) -> Float32:
+        self._state.row = self._path.version, row
+        self._state.pin.follow(self._path.ids)
+        return row
+
+    def _options(self, options: GenerationOptions | None) -> GenerationOptions:
+        """Resolves the options of the call over those of the session, under the session's adapters."""
+        options = given(options)
+        options = self.model.resolve_options(options, session=self.config.options).options
+        if options.seed is None:
+            options = replace(options, seed=fresh_seed())  # chosen here, so that the answer can go on from a snapshot
+        if options.adapters is not None and stack_of(self.model.info, options.adapters) != self.manifest.adapters:
+            raise InvalidRequestError(
+                f"the session runs under the adapters {self.manifest.stack!r}, not {options.adapters!r}: KV of one stack is "
+                "none of another's; open a session with those"
+            )
+        return replace(options, adapters=self.manifest.stack)
+
+    def _start_decode(self, options: GenerationOptions, on_from: Generation | None) -> list[int]:
+        path = self._path
+        if not len(path):
+            raise InvalidRequestError("the session is empty: nothing to go on from (ensure_prefix, or prefill)")
+        self._check_room("decode", len(path), 1)
+        self._fresh = on_from is None
+        self._state.generation = on_from or Generation(len(path), options)
+        return list(path.ids)
+
+    def _rest(self) -> tuple[GenerationOptions | None, Utf8Stream]:
+        """How the last answer goes on, and its text up to a character that may be cut."""
+        generation = self._state.generation
+        if generation is None:
+            raise InvalidRequestError("there is no answer to go on with: decode one, or resume a session that has one")
+        text = Utf8Stream()
+        for token in self._path.ids[generation.start :]:
+            text.feed(self.model.decode_token(token))
+        options = generation.rest(len(self._path))
+        # an adapter may have another name here than in the options of a snapshot, or none is named there
+        return None if options is None else replace(options, adapters=self.manifest.stack), text
+
+    def _reopen(self) -> None:
+        """The end of the last answer was changed: it may go on."""
+        generation = self._state.generation
+        if generation is not None:
+            kept = len(self._path) >= generation.start
+            self._state.generation = replace(generation, finish=None) if kept else None
+
+    def _take(self, record: TokenRecord) -> TokenRecord:
+        """A drawn token joins the path."""
+        self._guard.check()  # closed meanwhile
+        path = self._path
+        if self._fresh:
+            path.append("generated", [record.token_id])
+            self._fresh = False
+        else:
+            path.push("generated", record.token_id)
+        if len(path) >= self.limit and record.finish_reason is None:
+            record = replace(record, finish_reason=Finish.CONTEXT.label, incomplete=Finish.CONTEXT.incomplete)
+        if record.finish_reason is not None and self._state.generation is not None:
+            self._state.generation = replace(self._state.generation, finish=record.finish_reason)
+        return record
+
+    # ---- truncate, fork, close ---------------------------------------------------------------------------------------------
 
     async def truncate(self, n: int, *, on_progress: OnProgress | None = None) -> Truncation:
         """The first `n` tokens stay.
@@ -96,17 +551,17 @@ class Session(Filling, Stepping):
             dropped = self._path.truncate(n)
             if dropped:
                 self._reopen()
-            self._standing.hold.move(self._path.ids)
-            work = Work()
+            self._state.pin.move(self._path.ids)
+            prefilled = Prefilled()
             if n and dropped and "recurrent" in self.model.info.attention_kinds:
-                work = await self._fill(self._path.ids, n, on_progress, scored=False)
+                prefilled = await self._fill(self._path.ids, n, on_progress, scored=False)
                 self._keep()
-            return Truncation(n, dropped, work.computed, self.limit - n)
+            return Truncation(n, dropped, prefilled.computed, self.limit - n)
 
     def fork(self) -> Session:
         """Another session with the same tokens. No KV is copied: both read the same until they part."""
         self._guard.check()
-        return Session(self.model, self.config, self._manifest_now, self._standing.fork())
+        return Session(self.model, self.config, self._manifest_now, self._state.fork())
 
     def close(self) -> None:
         """Lets its KV go (others may still use it); a running `decode` ends. Never blocks; a second call does nothing."""
@@ -132,4 +587,119 @@ class Session(Filling, Stepping):
 
     def truncate_sync(self, n: int) -> Truncation:
         """`truncate`, blocking."""
-        return blocking(self.truncate(n))
+        return run_sync(self.truncate(n))
+
+    # ---- inside ------------------------------------------------------------------------------------------------------------
+
+    def take(self, path: Path, said: Conversation | None, generation: Generation | None) -> None:
+        """Fills a new session from a snapshot; called by `OpensSessions` before the session is handed out.
+
+        Raises:
+            ContextOverflowError: It is longer than the session may be; the session is closed.
+        """
+        if len(path) > self.limit:
+            self._guard.close()
+            raise ContextOverflowError("resume", 0, len(path), self.limit)
+        self._state.path, self._state.said, self._state.generation = path, said, generation
+        self._keep()
+
+    @property
+    def _path(self) -> Path:
+        return self._state.path
+
+    @contextmanager
+    def _entered(self, what: str) -> Iterator[None]:
+        with self._guard.entered(what):
+            info = self.model.info
+            if info is not self._info:  # news of the model: perhaps another stack of adapters
+                self.manifest.require(self._manifest_now())
+                self._info = info
+            yield
+
+    def _let_go(self) -> None:
+        self._state.pin.release()
+        self._state.row = None
+
+    def _keep(self) -> None:
+        """The pin follows to where the session ends now."""
+        if not self.closed:
+            self._state.pin.move(self._path.ids)
+
+    async def _fill(self, ids: Sequence[int], start: int, on_progress: OnProgress | None, *, scored: bool = True) -> Prefilled:
+        """See `fill`."""
+        top_k, adapters = self.config.top_k if scored else None, self.manifest.stack
+        return await prefill_path(self.model, ids, start, top_k=top_k, adapters=adapters, on_progress=on_progress)
+
+    def _check_room(self, stage: str, resident: int, additional: int) -> None:
+        if resident + additional > self.limit:
+            raise ContextOverflowError(stage, resident, additional, self.limit)
+
+
+@dataclass(slots=True)
+class Prefilled:
+    """What a prefill cost and gave.
+
+    Attributes:
+        computed: Tokens pushed through the model.
+        run: The new tokens and their scores; None where none were asked for.
+    """
+
+    computed: int = 0
+    run: TokenRun | None = None
+
+
+class _Counted:
+    """Progress of one request: records the computed tokens and passes it on."""
+
+    def __init__(self, on_progress: OnProgress | None) -> None:
+        self._on_progress = on_progress
+        self.computed = 0
+
+    def __call__(self, progress: PromptProgress) -> None:
+        self.computed = progress.computed
+        if self._on_progress is not None:
+            self._on_progress(progress)
+
+
+async def prefill_path(
+    model: LanguageModel,
+    ids: Sequence[int],
+    start: int,
+    *,
+    top_k: int | None,
+    adapters: Adapters,
+    on_progress: OnProgress | None,
+) -> Prefilled:
+    """Brings the KV of `ids` into place, with the scores of the tokens from `start` on and what follows the last one.
+
+    Args:
+        model: Where.
+        ids: The whole path.
+        start: Its first new token.
+        top_k: Alternatives recorded; None scores nothing.
+        adapters: Under which.
+        on_progress: Called with the progress.
+    """
+    scoring, keeping = _Counted(on_progress), _Counted(on_progress)
+    run = None
+    if top_k is not None and start < len(ids):
+        run = await model.score_run(ids, top_k, start, adapters=adapters, on_progress=scoring)
+    if not scoring.computed:  # all scores were remembered: the KV, its checkpoint or the last vector may not be
+        await model.cache_kv_async(ids, adapters=adapters, on_progress=keeping)
+    return Prefilled(scoring.computed + keeping.computed, run)
+
+
+def _text(model: LanguageModel, ids: Sequence[int]) -> str:
+    return b"".join(model.decode_token(token) for token in ids).decode(errors="replace")
+
+
+def _ended_there(_: int) -> str:
+    return "the new prefix has another token there"
+
+
+def with_text(record: TokenRecord, text: Utf8Stream) -> TokenRecord:
+    """A record of an answer that goes on, with what its bytes complete of a character that was cut."""
+    told = text.feed(record.token_bytes)
+    if record.finish_reason is not None:
+        told += text.flush()
+    return record if record.finish_reason == Finish.STOP.label else replace(record, text=told)

@@ -11,8 +11,7 @@ from typing import Any, Final, Self, get_args
 from runtime.errors import InvalidRequestError, RuntimeFault, SnapshotFormatError, SnapshotMismatchError
 from runtime.options.generation import GenerationOptions
 from runtime.session.manifest import Manifest
-from runtime.session.path import Mark
-from runtime.session.status import SegmentKind, token_hash
+from runtime.session.status import Mark, SegmentKind, token_hash
 
 SNAPSHOT_VERSION: Final = 1
 _KINDS: Final = get_args(SegmentKind)

@@ -1,4 +1,4 @@
-"""What a session answers."""
+"""What a session's members return: segments, counts, reports."""
 
 from __future__ import annotations
 
@@ -13,6 +13,15 @@ from runtime.records import TokenRun
 from runtime.session.manifest import AdapterSpan
 
 SegmentKind = Literal["prefix", "suffix", "prefill", "generated", "picked"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The beginning of a segment."""
+
+    kind: SegmentKind
+    label: str
+    start: int
 
 
 @dataclass(frozen=True, slots=True)

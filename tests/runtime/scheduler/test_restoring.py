@@ -19,7 +19,7 @@ from runtime.blocks.options import BlockOptions
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32
-from runtime.session.config import SessionConfig
+from runtime.session.session import SessionConfig
 from tests.block_stores import MemoryBlocks
 from tests.fakes import KINDS, assert_right, engine_of, fake_model, local, query_job, reference, settled, some_ids
 from tests.runtime.model.trouble import audit
