@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing, contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 from runtime.adapters.uses import Adapters, AdapterUse, check_adapters
-from runtime.aio import run_sync
 from runtime.errors import ContextOverflowError, InvalidRequestError
 from runtime.info import Message, ModelInfo, OnProgress, PromptProgress
 from runtime.options.checking import check_fields, instance, is_whole, option, shown
@@ -33,6 +32,7 @@ from runtime.session.status import (
 from runtime.session.token_boundary import Conversation, TextOrIds, delta
 from runtime.text.chat import check_messages
 from runtime.text.utf8 import Utf8Stream
+from runtime.transport.waiting import blocking, blocking_iterator
 
 if TYPE_CHECKING:
     from runtime.api.language_model import LanguageModel
@@ -204,6 +204,8 @@ class Session:
             ids = await self._state.boundary.ids(prefix, first=True, what="prefix")
             return await self._ensure(ids, label, on_progress, _ended_there)
 
+    ensure_prefix_sync = blocking(ensure_prefix)
+
     async def ensure_messages(
         self,
         messages: Sequence[Message],
@@ -238,6 +240,8 @@ class Session:
             self._state.said = said
             return status
 
+    ensure_messages_sync = blocking(ensure_messages)
+
     async def prefill_suffix(
         self, suffix: TextOrIds, *, label: str = "", on_progress: OnProgress | None = None
     ) -> SuffixStatus:
@@ -248,10 +252,14 @@ class Session:
         with self._entered("prefill_suffix"):
             return await self._extend("suffix", suffix, label, on_progress)
 
+    prefill_suffix_sync = blocking(prefill_suffix)
+
     async def prefill(self, ids: TextOrIds, *, label: str = "", on_progress: OnProgress | None = None) -> SuffixStatus:
         """The primitive under `prefill_suffix`: any tokens, at the end, wherever they come from."""
         with self._entered("prefill"):
             return await self._extend("prefill", ids, label, on_progress)
+
+    prefill_sync = blocking(prefill)
 
     async def joint_differs(self, suffix: str) -> bool:
         """Whether tokenising `suffix` together with the text before it would give other tokens at the boundary.
@@ -261,31 +269,7 @@ class Session:
         with self._entered("joint_differs"):
             return await self._state.boundary.differs(self._path.ids, suffix)
 
-    def ensure_prefix_sync(self, prefix: TextOrIds, *, label: str = "") -> PrefixStatus:
-        """`ensure_prefix`, blocking."""
-        return run_sync(self.ensure_prefix(prefix, label=label))
-
-    def ensure_messages_sync(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> PrefixStatus:
-        """`ensure_messages`, blocking."""
-        return run_sync(self.ensure_messages(messages, tools=tools, add_generation_prompt=add_generation_prompt))
-
-    def prefill_suffix_sync(self, suffix: TextOrIds, *, label: str = "") -> SuffixStatus:
-        """`prefill_suffix`, blocking."""
-        return run_sync(self.prefill_suffix(suffix, label=label))
-
-    def prefill_sync(self, ids: TextOrIds, *, label: str = "") -> SuffixStatus:
-        """`prefill`, blocking."""
-        return run_sync(self.prefill(ids, label=label))
-
-    def joint_differs_sync(self, suffix: str) -> bool:
-        """`joint_differs`, blocking."""
-        return run_sync(self.joint_differs(suffix))
+    joint_differs_sync = blocking(joint_differs)
 
     async def _ensure(
         self, ids: list[int], label: str, on_progress: OnProgress | None, why: Callable[[int], str]
@@ -363,6 +347,8 @@ class Session:
                 row = self._learn(await self.model.next_token_logprobs(self._path.ids, adapters=self.manifest.stack))
             return row.copy()
 
+    logprobs_sync = blocking(logprobs)
+
     def advance(self, token: int, at: int | None = None) -> int:
         """Appends a chosen token; nothing is computed until the next distribution is asked for.
 
@@ -400,6 +386,8 @@ class Session:
                 async for record in records:
                     yield record
 
+    decode_sync = blocking_iterator(decode)
+
     async def go_on(self, *, on_progress: OnProgress | None = None) -> AsyncGenerator[TokenRecord, None]:
         """Resumes the last `decode` as if it had not been stopped: its options, its seed, what is left of its tokens.
 
@@ -418,6 +406,8 @@ class Session:
                 async for record in records:
                     yield with_text(record, text)
 
+    go_on_sync = blocking_iterator(go_on)
+
     async def _drawn(
         self, options: GenerationOptions, on_progress: OnProgress | None, on_from: Generation | None = None
     ) -> AsyncGenerator[TokenRecord, None]:
@@ -431,43 +421,6 @@ class Session:
                         break
         finally:
             self._keep()
-
-    def decode_sync(
-        self, options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
-    ) -> Iterator[TokenRecord]:
-        """`decode`, blocking; closing the iterator stops it."""
-        with self._entered("decode"):
-            yield from self._drawn_sync(self._options(options), on_progress)
-
-    def go_on_sync(self, *, on_progress: OnProgress | None = None) -> Iterator[TokenRecord]:
-        """`go_on`, blocking; closing the iterator stops it."""
-        with self._entered("go_on"):
-            options, text = self._rest()
-            if options is not None:
-                for record in self._drawn_sync(options, on_progress, self._state.generation):
-                    yield with_text(record, text)
-
-    def _drawn_sync(
-        self, options: GenerationOptions, on_progress: OnProgress | None, on_from: Generation | None = None
-    ) -> Iterator[TokenRecord]:
-        stream = self.model.generate_sync(self._start_decode(options, on_from), options, on_progress=on_progress)
-        try:
-            with closing(cast("Any", stream)) as records:
-                for record in records:
-                    taken = self._take(record)
-                    yield taken
-                    if taken.finish_reason is not None:
-                        break
-        finally:
-            self._keep()
-
-    def logprobs_sync(self) -> Float32:
-        """`logprobs`, blocking."""
-        with self._entered("logprobs"):
-            row = self._known_row()
-            if row is None:
-                row = self._learn(self.model.next_token_logprobs_sync(self._path.ids, adapters=self.manifest.stack))
-            return row.copy()
 
     def _known_row(self) -> Float32 | None:
         """The next token's log-probabilities, where they are known for this path."""
@@ -558,6 +511,8 @@ class Session:
                 self._keep()
             return Truncation(n, dropped, prefilled.computed, self.limit - n)
 
+    truncate_sync = blocking(truncate)
+
     def fork(self) -> Session:
         """Another session with the same tokens. No KV is copied: both read the same until they part."""
         self._guard.check()
@@ -584,10 +539,6 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def truncate_sync(self, n: int) -> Truncation:
-        """`truncate`, blocking."""
-        return run_sync(self.truncate(n))
 
     # ---- inside ------------------------------------------------------------------------------------------------------------
 

@@ -155,9 +155,11 @@ def test_sessions_and_what_goes_on_in_them(model: LanguageModel) -> None:
     for cut in (0, 4, 9, 12):
         with model.open_session() as session:
             session.ensure_prefix_sync(PROMPT)
-            stream = iter(session.decode_sync(GenerationOptions(grammar=FORCED)))
+            stream = session.decode_sync(GenerationOptions(grammar=FORCED))
             first = [next(stream) for _ in range(cut)]
-            records = first + (list(session.go_on_sync()) if cut and not stream.close() else list(stream))  # type: ignore[attr-defined]  # a generator
+            if cut:
+                stream.close()
+            records = first + list(session.go_on_sync() if cut else stream)
         assert (said(records), ends(records)) == (SAID, ("grammar", True))
 
 

@@ -109,7 +109,7 @@ def play(case: Subject, session: Session, naive: Naive, what: str, argument: obj
         assert isinstance(argument, int)
         records = session.decode_sync(greedy(argument if what == "decode" else 8))
         taken = list(itertools.islice(records, argument))
-        records.close()  # type: ignore[attr-defined]  # a generator
+        records.close()
         assert len(taken) == min(argument, room)
         for record in taken:
             row = case.right(naive.ids)

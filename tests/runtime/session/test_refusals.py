@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,8 +26,10 @@ from runtime import (
     SessionClosedError,
     SessionConfig,
     UnsupportedFeatureError,
+    load,
 )
 from tests.runtime.session.subjects import Subject, drawn, greedy, piped, subject
+from tests.tiny_models import tiny_path
 
 
 @pytest.fixture(scope="module", params=["here", "piped"])
@@ -239,10 +244,14 @@ def test_what_is_no_manifest_is_not_read_as_one(case: Subject, stored: Any) -> N
         Manifest.from_mapping({**whole, "runtime": 5})
 
 
-def test_a_model_without_template_takes_no_messages() -> None:
-    with subject("fake", "attention") as case:
-        case.model._text = replace(case.model._text, template=None)  # type: ignore[attr-defined]  # of the model here
-        with case.model.open_session() as session:
-            with pytest.raises(UnsupportedFeatureError):
-                session.ensure_messages_sync([{"role": "user", "content": "hi"}])
-            session.ensure_prefix_sync("hi")
+def test_a_model_without_template_takes_no_messages(tmp_path: Path) -> None:
+    # given a model whose folder has no chat template
+    folder = shutil.copytree(tiny_path("llama"), tmp_path / "plain")
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    config = folder / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": None}))
+    # then its sessions take text alone
+    with load(folder, backend="hf", threads=1) as model, model.open_session() as session:
+        with pytest.raises(UnsupportedFeatureError):
+            session.ensure_messages_sync([{"role": "user", "content": "hi"}])
+        session.ensure_prefix_sync("hi")

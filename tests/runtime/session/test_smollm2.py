@@ -55,7 +55,7 @@ def test_a_json_answer_cut_at_each_token_goes_on_the_same(backend: str, part: in
                 session.ensure_prefix_sync(ids[:prompt])
                 stream = session.decode_sync(options)
                 first = [next(stream) for _ in range(cut)]
-                stream.close()  # type: ignore[attr-defined]  # a generator
+                stream.close()
                 stored = json.dumps(session.snapshot().to_mapping())
             with model.resume(Snapshot.from_mapping(json.loads(stored))) as again:
                 rest = list(again.go_on_sync())
