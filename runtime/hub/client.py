@@ -1,4 +1,4 @@
-"""Questions and downloads, asked of the child process. Nothing here imports a network library."""
+"""Searches and downloads, by orders to the child process. Nothing here imports a network library."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def plan_download(model: str, progress: OnDownload = ignore) -> DownloadPlan:
     Raises:
         DownloadError: It cannot be looked up, or cannot run here.
     """
-    for said in replies(Order("plan", str(HubId.parse(model))), progress):
-        if said.plan is not None:
-            return said.plan
+    for reply in replies(Order("plan", str(HubId.parse(model))), progress):
+        if reply.plan is not None:
+            return reply.plan
     raise DownloadError(f"{model}: the download ended without an answer")
 
 
@@ -89,7 +89,7 @@ def fetch_any(
     return shelf_adapter(folder) if is_adapter(folder) else open_folder(folder, backend="mlx")
 
 
-def replies(asked: Order, progress: OnDownload = ignore, pause: threading.Event | None = None) -> Iterator[Reply]:
+def replies(order: Order, progress: OnDownload = ignore, pause: threading.Event | None = None) -> Iterator[Reply]:
     """Replies of a child to an order.
 
     Raises:
@@ -97,29 +97,29 @@ def replies(asked: Order, progress: OnDownload = ignore, pause: threading.Event 
     """
     state = DownloadProgress(state="look up")
     progress(state)
-    about = asked.repository or "the hub"
-    order = msgspec.json.encode(msgspec.structs.replace(asked, token=asked.token or kept_token())) + b"\n"
-    with Child("runtime.hub.child", environment=_ENVIRONMENT, order=order) as child:
+    about = order.repository or "the hub"
+    encoded = msgspec.json.encode(msgspec.structs.replace(order, token=order.token or kept_token())) + b"\n"
+    with Child("runtime.hub.child", environment=_ENVIRONMENT, order=encoded) as child:
         for line in child.lines():
-            said = Reply() if line is None else msgspec.json.decode(line, type=Reply)  # None: a second of silence
-            if said.error:
-                raise DownloadError(said.error, said.reason, said.kept)
-            state = replace(state, rate=0.0, eta=None) if line is None else said.progress or state
+            reply = Reply() if line is None else msgspec.json.decode(line, type=Reply)  # None: a second of silence
+            if reply.error:
+                raise DownloadError(reply.error, reply.reason, reply.kept)
+            state = replace(state, rate=0.0, eta=None) if line is None else reply.progress or state
             progress(state)
-            if pause is not None and pause.is_set() and not said.name:
+            if pause is not None and pause.is_set() and not reply.name:
                 break
-            yield said
+            yield reply
         else:
             raise DownloadError(f"{about}: the hub's process ended without an answer ({child.last_words()})")
-    kept = sum(note.kept for note in unfinished_downloads() if note.repository == asked.repository.partition("@")[0])
+    kept = sum(note.kept for note in unfinished_downloads() if note.repository == order.repository.partition("@")[0])
     raise DownloadError(f"{about}: paused ({kept:,} bytes are kept: the same command goes on with them)", "paused", kept)
 
 
 def _fetched(repository: str, kind: Kind | None, progress: OnDownload, pause: threading.Event | None) -> str:
     """Fetches a repository; returns its id on the shelf."""
-    for said in replies(Order("fetch", str(HubId.parse(repository)), kind), progress, pause):
-        if said.name:
-            return said.name
+    for reply in replies(Order("fetch", str(HubId.parse(repository)), kind), progress, pause):
+        if reply.name:
+            return reply.name
     raise DownloadError(f"{repository}: the download ended without an answer")
 
 
@@ -143,9 +143,9 @@ def search_models(query: str, limit: int = 20) -> tuple[HubModel, ...]:
         raise InvalidRequestError(f"a search needs words, at most {_LONGEST_QUERY} characters of them")
     if not 1 <= limit <= MOST_FOUND:
         raise InvalidRequestError(f"a search finds from 1 to {MOST_FOUND} models, not {limit}")
-    for said in replies(Order("search", query=words, limit=limit)):
-        if said.found is not None:
-            return said.found
+    for reply in replies(Order("search", query=words, limit=limit)):
+        if reply.found is not None:
+            return reply.found
     raise DownloadError("the search ended without an answer")
 
 
@@ -158,7 +158,7 @@ def token_owner(token: str = "") -> str:
     Raises:
         DownloadError: There is no token, the hub does not know it ("denied"), or cannot be reached.
     """
-    for said in replies(Order("who", token=token.strip())):
-        if said.name:
-            return said.name
+    for reply in replies(Order("who", token=token.strip())):
+        if reply.name:
+            return reply.name
     raise DownloadError("the hub gave no answer")
