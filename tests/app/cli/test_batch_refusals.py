@@ -55,7 +55,7 @@ BAD: list[tuple[object, str]] = [
 
 def refuses(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch, file: Path, line: object, says: str) -> None:
     """The second of two lines is named, with what is wrong, and the first one is not answered either."""
-    monkeypatch.setattr("runtime.model.LanguageModel.generate_runs", None)  # nothing may get there
+    monkeypatch.setattr("runtime.LanguageModel.generate_runs", None)  # nothing may get there
     write(file, {"prompt": "fine"}, line)
     done = elsewise("ask", "--batch", str(file), *FAKE)
     assert (done.code, done.out) == (2, "")
