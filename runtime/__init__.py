@@ -123,8 +123,8 @@ if TYPE_CHECKING:
     from runtime.timings import Latency, RequestTimings
     from runtime.tools.calls import ToolCall, ToolCalls
     from runtime.tools.reader import ToolCallReader, parse_tool_calls
-    from runtime.transport.limits import EngineLimits
-    from runtime.transport.spawn import spawn
+    from runtime.transport.child import EngineLimits
+    from runtime.transport.pipe import spawn
     from runtime.trie import Trie
 
 __all__ = [
@@ -467,8 +467,8 @@ _NAMES = {
     "runtime.speculation.options": ("SpeculativeOptions",),
     "runtime.text.formats": ("CHAT_FORMATS",),
     "runtime.text.pieces": ("check_fits",),
-    "runtime.transport.limits": ("EngineLimits",),
-    "runtime.transport.spawn": ("spawn",),
+    "runtime.transport.child": ("EngineLimits",),
+    "runtime.transport.pipe": ("spawn",),
     "runtime.text.utf8": (
         "clean_text",
         "texts_of",

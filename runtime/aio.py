@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -133,42 +133,3 @@ class Mailbox:
         self._woken = False
         while self._waiting:
             self._waiting.popleft()()
-
-
-class Reply(Generic[T]):
-    """A loop's future that one other thread settles, through the loop's mailbox: many replies, one wake-up.
-
-    It has what the settling side asks of a `concurrent.futures.Future`.
-    """
-
-    def __init__(self, mailbox: Mailbox) -> None:
-        self.mailbox = mailbox
-        self.future: asyncio.Future[T] = mailbox.loop.create_future()
-
-    def cancelled(self) -> bool:
-        """Whether nobody waits any more."""
-        return self.future.cancelled()
-
-    def done(self) -> bool:
-        """Whether it was settled or cancelled; a reply that is on its way does not count."""
-        return self.future.done()
-
-    def set_running_or_notify_cancel(self) -> bool:
-        """Whether somebody still waits."""
-        return not self.future.cancelled()
-
-    def set_result(self, value: T) -> None:
-        """The answer."""
-        self.mailbox.post(lambda: None if self.future.done() else self.future.set_result(value))
-
-    def set_exception(self, error: BaseException) -> None:
-        """It failed; CancelledError cancels."""
-        self.mailbox.post(lambda: self._fail(error))
-
-    def _fail(self, error: BaseException) -> None:
-        if self.future.done():
-            return
-        if isinstance(error, asyncio.CancelledError):
-            self.future.cancel()
-        else:
-            self.future.set_exception(error)

@@ -94,7 +94,7 @@ class Job:
 
 
 class Waiter(Protocol):
-    """Who waits for a vector: a `concurrent.futures.Future`, or a loop's `runtime.aio.Reply`."""
+    """Where an answer goes: a `concurrent.futures.Future`, or a `runtime.transport.waiting.Call`."""
 
     def cancelled(self) -> bool:
         """Whether nobody waits any more."""

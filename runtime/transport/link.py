@@ -23,10 +23,8 @@ from runtime.info import PromptProgress
 from runtime.loading.progress import OnLoad
 from runtime.records import TokenRun
 from runtime.transport.arrays import unpack_run
-from runtime.transport.child import EngineProcess
-from runtime.transport.connection import Connection
-from runtime.transport.faults import unpack_fault
-from runtime.transport.limits import EngineLimits, Vigil
+from runtime.transport.child import EngineLimits, EngineProcess, Vigil
+from runtime.transport.frames import Connection
 from runtime.transport.messages import (
     LOAD_ID,
     Beat,
@@ -46,6 +44,7 @@ from runtime.transport.messages import (
     Step,
     decode_replies,
     encode,
+    unpack_fault,
 )
 from runtime.transport.methods import Method
 

@@ -25,9 +25,7 @@ from runtime.loading.progress import LoadProgress, OnLoad, progress_listener
 from runtime.options.checking import nearest
 from runtime.records import TokenRun
 from runtime.transport.arrays import pack_pieces, pack_run
-from runtime.transport.connection import Connection
-from runtime.transport.faults import pack_fault
-from runtime.transport.frames import MAX_PAYLOAD
+from runtime.transport.frames import MAX_PAYLOAD, Connection
 from runtime.transport.messages import (
     EXIT_PROTOCOL,
     LOAD_ID,
@@ -49,6 +47,7 @@ from runtime.transport.messages import (
     Step,
     decode_requests,
     encode,
+    pack_fault,
 )
 from runtime.transport.methods import METHODS
 

@@ -23,7 +23,7 @@ from runtime import (
     load,
 )
 from runtime.records import Float32
-from runtime.transport.limits import EngineLimits, patient
+from runtime.transport.child import EngineLimits, patient
 from tests.fakes import engine_of
 from tests.runtime.backends.reference import random_ids
 from tests.tiny_models import tiny_path

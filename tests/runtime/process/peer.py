@@ -14,8 +14,7 @@ import msgspec
 import numpy as np
 
 from runtime.transport.arrays import Array, pack_array
-from runtime.transport.connection import Connection
-from runtime.transport.frames import FrameParser, encode_group
+from runtime.transport.frames import Connection, FrameParser, encode_group
 from runtime.transport.messages import (
     Call,
     Load,

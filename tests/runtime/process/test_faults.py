@@ -6,9 +6,8 @@ import msgspec
 import pytest
 
 from runtime import ContextOverflowError, ModelLoadError, RuntimeFault, errors
-from runtime.transport.faults import Fault, pack_fault, unpack_fault
 from runtime.transport.frames import FrameError
-from runtime.transport.messages import encode
+from runtime.transport.messages import Fault, encode, pack_fault, unpack_fault
 
 _TREE = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, RuntimeFault)]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.transport.limits import EngineLimits, Vigil
+from runtime.transport.child import EngineLimits, Vigil
 
 LIMITS = EngineLimits(step_seconds=30, silence_seconds=20)
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from runtime import CacheReport, EdgeReport, GenerationOptions, InvalidRequestError, Metrics, SamplingOptions
 from runtime.transport.arrays import pack_run
-from runtime.transport.faults import pack_fault
 from runtime.transport.messages import (
     Beat,
     Call,
@@ -28,6 +27,7 @@ from runtime.transport.messages import (
     decode_replies,
     decode_requests,
     encode,
+    pack_fault,
 )
 from runtime.transport.methods import METHODS
 from runtime.transport.server import describe
