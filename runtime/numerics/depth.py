@@ -11,7 +11,7 @@ import numpy.typing as npt
 from runtime.numerics.ranking import PARTS
 
 if TYPE_CHECKING:
-    from runtime.numerics.sorted_row import Falling
+    from runtime.numerics.sorted_row import SortedRow
     from runtime.records import Float32
 
 _SAMPLE = 2048  # entries of a row, where its mass lies everywhere
@@ -31,7 +31,7 @@ class Deep(NamedTuple):
     edges: npt.NDArray[np.float64]
 
 
-def likely_depth(order: Falling, target: float) -> np.float32 | None:
+def likely_depth(order: SortedRow, target: float) -> np.float32 | None:
     """A score below which the place of a mass hardly lies, by the largest entries of the row's parts.
 
     None where it lies deeper than those tell.
@@ -45,12 +45,12 @@ def likely_depth(order: Falling, target: float) -> np.float32 | None:
     return _depth_by_mass(order, np.sort(peaks)[::-1], target)
 
 
-def _depth_by_mass(order: Falling, peaks: Float32, target: float) -> np.float32 | None:
+def _depth_by_mass(order: SortedRow, peaks: Float32, target: float) -> np.float32 | None:
     """The same, where it takes many entries: how many of the row a peak stands for is known of numbers that lie anywhere.
 
     Args:
         order: Of the row.
-        peaks: Falling.
+        peaks: SortedRow.
         target: The mass.
     """
     weights = order.cooled(peaks - np.float32(order.top))
@@ -72,7 +72,7 @@ def _shares(parts: int) -> Float32:
     return shares
 
 
-def around(order: Falling, target: float) -> tuple[np.float32 | None, np.float32 | None]:
+def around(order: SortedRow, target: float) -> tuple[np.float32 | None, np.float32 | None]:
     """A higher and a lower score between which the place of a mass probably lies; None where the sample has none.
 
     Every n-th entry is the sample: where the mass lies deep it lies everywhere.

@@ -43,8 +43,8 @@ class Look(NamedTuple):
 
     head: int = 64  # most distributions are settled among so many
     times: float = 0.0  # as many as equally likely ones would be (e to the entropy) are looked for too
-    fewest: int = 0  # that are, if they are more than the head; 0: nobody looks beyond it
-    share: float = 0.0  # of the mass, which those of a flat row reach together; 0: nobody knows
+    fewest: int = 0  # that are, if they are more than the head; 0: nothing is looked up beyond it
+    share: float = 0.0  # of the mass, which those of a flat row reach together; 0: unknown
 
 
 SHALLOW = Look()
@@ -118,7 +118,7 @@ class Ranked:
         self.complete = count == len(self.row) or len(self.ids) < count
 
     def look(self, look: Look) -> None:
-        """`reach`, with more by their values alone where it is likely that somebody asks for them: one search for both."""
+        """`reach`, with more by their values alone where they will probably be asked for: one search for both."""
         count, times, fewest, share = look
         if self.complete or len(self.ids) >= count:
             return

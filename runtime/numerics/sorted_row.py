@@ -1,4 +1,4 @@
-"""The falling order of a row of scores, known as far as it was asked for."""
+"""A row of scores sorted by falling score, computed as far as it is asked for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST = 700.0  # whose exp float64 can hold
 LIGHTEST = np.float32(-1000.0)  # nats below the likeliest; long before, a weight is 0
 
 
-class Falling:
+class SortedRow:
     """Entries by falling score, ties by id. Weights are probabilities relative to the likeliest, which has 1.
 
     The first ones, the head, are sorted and exact in float64. What lies a little beyond is sorted by its scores alone, which

@@ -64,8 +64,8 @@ class Stage:
 class StageTable:
     """What a draw needs to be made again, and its stages to be told: n tokens, s stages, k shown tokens, o rows of scores.
 
-    Scores change only in stages that edit them, so that most draws have one row: the raw log-probabilities. What a stage left
-    is a temperature, a normaliser and who is held.
+    Scores change only in stages that edit them, so that most draws have one row: the raw log-probabilities. Each stage stores a
+    temperature, a normaliser and a survivor mask.
     """
 
     names: npt.NDArray[np.uint8]  # (n, s) of STAGE_NAMES; 0 fills

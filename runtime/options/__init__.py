@@ -1,1 +1,1 @@
-"""What a caller can set: how a model is loaded, how tokens are drawn, when generation ends, and who decides."""
+"""What a caller can set: how a model is loaded, how tokens are drawn, when generation ends, and which layer decides."""

@@ -1,4 +1,4 @@
-"""Who goes first where several wait for the model."""
+"""The order in which waiting requests reach the model."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from runtime.errors import InvalidRequestError
 
 
 class Priority(IntEnum):
-    """Who goes first; of equals, who has waited longest."""
+    """Lower values first; among equals, the request that has waited longest."""
 
-    CHAT = 0  # an answer that somebody waits for
-    INSPECTOR = 1  # what is looked up beside it
-    BACKGROUND = 2  # what nobody waits for
+    CHAT = 0  # an answer that a person waits for
+    INSPECTOR = 1  # a look-up beside it
+    BACKGROUND = 2  # work without a waiter
 
 
 def check_priority(priority: object) -> Priority:

@@ -19,7 +19,7 @@ _STEP_0, _STEP_1 = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
 
 
 def fresh_seed() -> int:
-    """A seed nobody chose, within 63 bits so that SQLite stores it as it is."""
+    """A random seed within 63 bits so that SQLite stores it as it is."""
     return secrets.randbits(63)
 
 

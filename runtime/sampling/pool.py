@@ -15,7 +15,7 @@ import numpy.typing as npt
 from runtime.numerics.ranking import SHALLOW, Look, Ranked
 from runtime.numerics.scratch import scratch
 from runtime.numerics.select import Place
-from runtime.numerics.sorted_row import Falling
+from runtime.numerics.sorted_row import SortedRow
 from runtime.records import Float32
 
 
@@ -23,7 +23,7 @@ from runtime.records import Float32
 class View:
     """A pool at one moment; stays as it is."""
 
-    order: Falling
+    order: SortedRow
     first: Place | None
     last: Place | None
 
@@ -65,7 +65,7 @@ class View:
         return np.where(self.holds(ids), scores - np.log(self.mass), -np.inf)
 
 
-def _upto(order: Falling, first: Place | None, last: Place | None) -> float:
+def _upto(order: SortedRow, first: Place | None, last: Place | None) -> float:
     """The mass up to the end of a range; exact where what stands before it is taken away from it."""
     if last:
         return last.before + last.mass
@@ -84,7 +84,7 @@ class Pool:
     """The scores that the stages work on, one after the other.
 
     Args:
-        logprobs: ``(vocab,)`` raw log-probabilities, never written; ranked where others want to know their order too.
+        logprobs: ``(vocab,)`` raw log-probabilities, never written; a `Ranked` where their order is needed elsewhere too.
         shift: Added to them, they are the raw logits.
         traced: Keep every row that a `view` was taken of.
         look: How much of the order is looked for at first.
@@ -110,7 +110,7 @@ class Pool:
         self._mass = self._ranked.mass  # of the row as it is now, where it is known
         self._edited: list[npt.NDArray[np.int64]] | None = []  # ids; None: the row has little in common with the ranked one
         self._now: Ranked | None = None
-        self._order: Falling | None = None
+        self._order: SortedRow | None = None
 
     @property
     def row(self) -> Float32:
@@ -131,10 +131,10 @@ class Pool:
         self._share, self._last = None, place
 
     @property
-    def order(self) -> Falling:
+    def order(self) -> SortedRow:
         """The falling order of the row."""
         if self._order is None:
-            self._order = Falling(self._current, self.temperature, self._look)
+            self._order = SortedRow(self._current, self.temperature, self._look)
         return self._order
 
     @property
@@ -217,7 +217,7 @@ class Pool:
         if self._share is not None:
             self._carry_out()
         self._share = share
-        if self._traced:  # somebody looks at every stage
+        if self._traced:  # every stage is reported
             self._carry_out()
 
     def _carry_out(self) -> None:

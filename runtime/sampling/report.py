@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from runtime.numerics.sorted_row import Falling
+from runtime.numerics.sorted_row import SortedRow
 from runtime.numerics.stage_table import HEAD, StageTable
 from runtime.options.sampling import NUMBERS
 from runtime.records import Float32
@@ -151,7 +151,7 @@ def _in_several_orders(views: Sequence[View], token: int) -> tuple[tuple[int, ..
     return tuple(numbers), ids, scores, _packed(held, len(ids))
 
 
-def _shown(raw: Falling, last: Falling, tops: Sequence[int], token: int) -> Ids:
+def _shown(raw: SortedRow, last: SortedRow, tops: Sequence[int], token: int) -> Ids:
     """The likeliest of the raw distribution in their order, then what else is to be known."""
     head = raw.ids[:SHOWN]
     rest = {*tops, token, *last.ids[:SHOWN].tolist()} - set(head.tolist())

@@ -18,7 +18,7 @@ from runtime.options.checking import number
 from runtime.sampling.spec import QT_TRANSLATE_NOOP, Chosen, Kernel, Kind, Parameter, Search, Slider, StageSpec
 
 if TYPE_CHECKING:
-    from runtime.numerics.sorted_row import Falling
+    from runtime.numerics.sorted_row import SortedRow
     from runtime.sampling.pool import Pool
 
 
@@ -51,7 +51,7 @@ def _typical_of_whole_row(pool: Pool, p: float) -> bool:
     return True
 
 
-def _down_to_surprisal(order: Falling, surprisal: float, target: float) -> Deep | None:
+def _down_to_surprisal(order: SortedRow, surprisal: float, target: float) -> Deep | None:
     """All entries that are not more surprising, in nats, and more if it takes more to reach a mass; or None."""
     score = order.top + order.temperature * (math.log(order.total) - surprisal)
     border = np.float32(score - 1e-5 * (1 + abs(score)))  # what rounding may take
@@ -64,7 +64,7 @@ def _down_to_surprisal(order: Falling, surprisal: float, target: float) -> Deep 
 def _nearest(
     surprisal: npt.NDArray[np.float64], edges: npt.NDArray[np.float64], entropy: float, target: float
 ) -> tuple[int, int]:
-    """Those nearest to the entropy that reach a mass together, and whoever is as near as the last: from where, to before where.
+    """Those nearest to the entropy that reach a mass together, and equals of the last: from where, to before where.
 
     Both ends of the range move away from the entropy, so that the border is found by halving, without a sort by distance.
 
@@ -131,7 +131,7 @@ def _typical_of_all(pool: Pool, p: float) -> None:
     pool.last = Place(int(np.count_nonzero(before_last)), last, float(everyone[before_last].sum()), float(everyone[last]))
 
 
-def _before(order: Falling, ids: npt.NDArray[np.int64], token: int) -> npt.NDArray[np.bool_]:
+def _before(order: SortedRow, ids: npt.NDArray[np.int64], token: int) -> npt.NDArray[np.bool_]:
     """Which of `ids` stand before `token`."""
     row = order.row
     own, scores = row[token], row[ids]

@@ -9,7 +9,7 @@ import pytest
 
 from runtime.numerics.ranking import Ranked
 from runtime.numerics.scoring import normalised
-from runtime.numerics.sorted_row import Falling
+from runtime.numerics.sorted_row import SortedRow
 from runtime.options.sampling import SamplingOptions
 from runtime.sampling.chain import Sampler
 
@@ -27,7 +27,7 @@ def test_the_place_of_a_mass_is_that_of_a_full_sort(spread: float, digits: int, 
     order = np.lexsort((np.arange(VOCAB), -logprobs))
     weights = np.exp(logprobs[order].astype(np.float64) - float(logprobs.max()))
     edges = weights.cumsum()
-    falling = Falling(Ranked(logprobs, float(mass[0]), float(entropy[0])), 1.0)
+    falling = SortedRow(Ranked(logprobs, float(mass[0]), float(entropy[0])), 1.0)
     assert falling.entropy == pytest.approx(-(weights * np.log(weights / edges[-1])).sum() / edges[-1], abs=2e-6)
     for share in shares:
         place = falling.at_mass(share * edges[-1])

@@ -12,7 +12,7 @@ import pytest
 
 from runtime.numerics.ranking import Ranked
 from runtime.numerics.scoring import COLDEST, heated_masses, log_softmax
-from runtime.numerics.sorted_row import Falling
+from runtime.numerics.sorted_row import SortedRow
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32
@@ -89,7 +89,7 @@ def test_a_cut_at_the_very_border_is_the_same_for_who_is_told_of_it() -> None:
     # given rows, and shares that end where a token does, as near as float64 tells
     after = normalise(logits(40, 3000), entropy=True, temperatures=[0.8] * 40)
     for i, row in enumerate(after.ranked):
-        order = Falling(Ranked(row.row, row.mass, row.entropy), 0.8)
+        order = SortedRow(Ranked(row.row, row.mass, row.entropy), 0.8)
         share = float(order.edges[i]) / order.total
         sampler = make_sampler(SamplingOptions(temperature=0.8, top_p=share, min_p=1e-6), 1)
         # then who draws and who looks at every stage agree, also where chance takes the last that is left
@@ -138,7 +138,7 @@ def test_finite_logits_far_below_are_nothing_to_warn_of() -> None:
     raw[:, 5:20] = np.finfo(np.float32).min
     after = normalise(raw, entropy=True, temperatures=[0.5, COLDEST])
     assert all(row.heated is not None and np.isfinite(row.heated[1]) for row in after.ranked)
-    assert np.isfinite(Falling(Ranked(after.logprobs[0]), 0.5).total)
+    assert np.isfinite(SortedRow(Ranked(after.logprobs[0]), 0.5).total)
 
 
 @pytest.mark.parametrize(
@@ -162,11 +162,11 @@ def test_when_it_is_asked_for(settings: dict[str, Any], traced: float, plain: fl
 
 def test_streams_find_it_made(monkeypatch: pytest.MonkeyPatch) -> None:
     # given a model, and nobody who would work it out for one row
-    def alone(_: Falling) -> float:
+    def alone(_: SortedRow) -> float:
         raise AssertionError("it was to be there")
 
-    real = Falling._heated_mass
-    monkeypatch.setattr(Falling, "_heated_mass", alone)
+    real = SortedRow._heated_mass
+    monkeypatch.setattr(SortedRow, "_heated_mass", alone)
     prompt = some_ids(3, 20)
     options = GenerationOptions(
         max_tokens=12, seed=4, ignore_eos=True, stages=True, resolve=False, sampling=SamplingOptions(temperature=0.8, top_p=0.9)
@@ -183,7 +183,7 @@ def test_streams_find_it_made(monkeypatch: pytest.MonkeyPatch) -> None:
         fresh = list(model.generate_sync(prompt, options))
         first, *_ = asyncio.run(main())
         again = list(model.generate_sync(prompt, options))
-        monkeypatch.setattr(Falling, "_heated_mass", real)
+        monkeypatch.setattr(SortedRow, "_heated_mass", real)
         model.clear_cache()
 
         async def beside() -> list[Any]:
