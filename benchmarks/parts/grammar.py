@@ -93,7 +93,8 @@ def _options(tokens: int, *, constrained: bool) -> list[GenerationOptions]:
 
 def _library_alone(model: LanguageModel, options: Sequence[GenerationOptions], answers: Sequence[list[int]]) -> float:
     """Milliseconds a token that llguidance itself takes for the same answers: its mask's bits, and its step."""
-    grammars: Any = model._grammars  # type: ignore[attr-defined]  # noqa: SLF001  # nothing public lies so deep
+    transport: Any = model.transport  # of this process
+    grammars = transport.operations.grammars
     seconds = 0.0
     for each, answer in zip(options, answers, strict=True):
         constraint = grammars.constraint(each.grammar)
