@@ -29,19 +29,26 @@ class Forwards:
         self._began: tuple[float, float] | None = None  # the one under way; one of them may be made of the other
 
     def __enter__(self) -> Self:
-        forward, begin = self._backend.forward, self._backend.begin
+        backend = self._backend
+        begin, begin_together = backend.begin, backend.begin_together
 
         def at_once(*args: Any) -> Any:
             slots, wait = begin(*args)
             logits = wait()
             return slots, lambda: logits
 
-        self._backend.forward, self._backend.begin = self._timed(forward), self._timed(at_once)
-        self._backend.prepare = lambda *_: None  # nothing of a forward is done elsewhere
+        def together_at_once(*args: Any) -> Any:
+            logits = begin_together(*args)()
+            return lambda: logits
+
+        backend.forward, backend.begin = self._timed(backend.forward), self._timed(at_once)
+        backend.begin_together = self._timed(together_at_once)
+        backend.prepare = backend.prepare_together = lambda *_: None  # nothing of a forward is done elsewhere
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        del self._backend.forward, self._backend.begin, self._backend.prepare
+        for name in ("forward", "begin", "begin_together", "prepare", "prepare_together"):
+            delattr(self._backend, name)
 
     def watch(self) -> Stopwatch:
         """One that runs while the model does."""

@@ -66,8 +66,21 @@ def block_names(keys: Sequence[bytes]) -> list[bytes]:
     return list(keys)
 
 
+def plain_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Definitions of tools as dictionaries of plain values; None stays None.
+
+    Raises:
+        InvalidRequestError: Something that is no list, or no mapping in it.
+    """
+    if tools is None:
+        return None
+    if isinstance(tools, str | bytes | Mapping) or not isinstance(tools, Sequence):
+        raise InvalidRequestError(f"tools is a list of definitions, not {type(tools).__name__}")
+    return plain_messages(tools)
+
+
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages or tools as dictionaries of plain values.
+    """Messages as dictionaries of plain values.
 
     Raises:
         InvalidRequestError: Something that is no list, or no mapping in it.

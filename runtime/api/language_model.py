@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from runtime.adapters.uses import Adapters
 from runtime.api.adapters import AdapterStack
-from runtime.api.checks import RequestChecks, adapter_pairs, plain_messages
+from runtime.api.checks import RequestChecks, adapter_pairs, plain_messages, plain_tools
 from runtime.api.kv import KvCache
 from runtime.api.windows import Total, joined, sliding_windows
 from runtime.beams import BeamOptions, Hypothesis, OnStep, given_beams
@@ -625,7 +625,7 @@ class LanguageModel:
         ids: list[int] = await self.transport.call(
             "render_chat",
             messages=plain_messages(messages),
-            tools=None if tools is None else plain_messages(tools),
+            tools=plain_tools(tools),
             add_generation_prompt=add_generation_prompt,
         )
         return ids

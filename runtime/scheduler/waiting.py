@@ -58,14 +58,14 @@ class Waiting:
         """
         for priority in sorted({job.priority for job in self.parked} | {priority for priority, _ in self._new}):
             for job in [job for job in self.parked if job.priority == priority]:
-                if returns(self.parked[job]):
+                if job in self.parked and returns(self.parked[job]):
                     del self.parked[job]
                     yield self._counted(job)
             turns = sorted((key for key in self._new if key[0] == priority), key=lambda key: key[1].served)
             for key in turns:
-                jobs = self._new[key]
-                for n in range(min(len(jobs), AT_ONCE)):
-                    if n and full():
+                for n in range(AT_ONCE):
+                    jobs = self._new.get(key)  # the job that was placed last may have dropped others
+                    if not jobs or (n and full()):
                         break
                     job = jobs.popleft()
                     if not jobs:

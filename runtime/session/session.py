@@ -30,7 +30,6 @@ from runtime.session.status import (
     token_hash,
 )
 from runtime.session.token_boundary import Conversation, TextOrIds, delta
-from runtime.text.chat import check_messages
 from runtime.text.utf8 import Utf8Stream
 from runtime.transport.waiting import blocking, blocking_iterator
 
@@ -226,6 +225,8 @@ class Session:
         with self._entered("ensure_messages"):
             if tools is not None and (not isinstance(tools, list | tuple) or not all(isinstance(t, Mapping) for t in tools)):
                 raise InvalidRequestError(f"tools is a list of mappings, not {tools!r:.60}")
+            from runtime.text.chat import check_messages  # a window that opens does without tokenizers
+
             messages = check_messages(messages)
             full = await self.model.render_chat_async(messages, tools=tools, add_generation_prompt=add_generation_prompt)
             ids = delta(self.model, self._path.ids, full)

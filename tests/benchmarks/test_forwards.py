@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +15,7 @@ from benchmarks import forwards as module
 from benchmarks.forwards import Forwards
 from benchmarks.ours import OurBranches, Ours, OurStreams
 from benchmarks.tiny import make_tiny
+from runtime.backends.base import Part
 from tests.fakes import engine_of
 
 PROMPTS = [[1, 2, 3, 4], [5, 6, 7, 8, 9], [1, 2, 9]]
@@ -36,7 +37,7 @@ def test_a_lap_of_forwards_says_the_same_and_leaves_nothing_behind(folder: Path,
         assert min(alone.wall_seconds, rest.wall_seconds) > 0
         # and afterwards the clocks are the usual ones, and nothing of it is left in the model
         backend_of = vars(engine_of(ours._model).backend)
-        assert not {"forward", "begin"} & backend_of.keys()
+        assert not {"forward", "begin", "begin_together", "prepare", "prepare_together"} & backend_of.keys()
         assert ours.decode(PROMPTS, 6).outcome == plain.outcome
 
 
@@ -53,7 +54,14 @@ def test_every_token_is_pushed_within_the_time_of_forwards(folder: Path, backend
             pushed += len(tokens)
             return really(pack, tokens, *rest)
 
-        model.forward = counted
+        together = model.begin_together
+
+        def counted_together(parts: Sequence[Part]) -> object:
+            nonlocal pushed
+            pushed += sum(len(part.tokens) for part in parts)
+            return together(parts)
+
+        model.forward, model.begin_together = counted, counted_together
         before = ours.tokens_computed
         with ours.forwards() as forwards:
             ours.logprobs(PROMPTS)
@@ -82,7 +90,7 @@ def test_a_forward_is_no_part_of_the_rest(folder: Path, backend: str, monkeypatc
     monkeypatch.setattr(module, "time", SimpleNamespace(process_time=lambda: now, perf_counter=lambda: now))
     with closing(OurStreams(folder, backend)) as ours:
         model: Any = engine_of(ours._model).backend
-        forward, begin = model.forward, model.begin
+        forward, begin, together = model.forward, model.begin, model.begin_together
         during: list[float] = []
 
         def moved(call: Callable[..., object]) -> Callable[..., object]:
@@ -98,7 +106,7 @@ def test_a_forward_is_no_part_of_the_rest(folder: Path, backend: str, monkeypatc
 
             return moving
 
-        model.forward, model.begin = moved(forward), moved(begin)
+        model.forward, model.begin, model.begin_together = moved(forward), moved(begin), moved(together)
         with Forwards(ours._model) as forwards:
             rest, alone = forwards.watch_rest(), forwards.watch()
             rest.start()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import msgspec
+import numpy as np
 import pytest
 
 from runtime import GenerationOptions, Grammar, GrammarError, InvalidRequestError
@@ -125,8 +126,8 @@ def test_options_that_contradict_a_grammar(options: dict[str, object], error: ty
 def test_a_grammar_crosses_the_pipe_as_it_is() -> None:
     for grammar in ALL.values():
         options = GenerationOptions(grammar=grammar, grammar_prefix=0)
-        sent = msgspec.Raw(encode({"ids": [1], "options": options}))
-        assert METHODS["generate_runs"].read_arguments(sent)["options"] == options
+        sent = msgspec.Raw(encode({"ids": np.array([1], np.int32), "options": options}))
+        assert METHODS["generate"].read_arguments(sent)["options"] == options
 
 
 def test_the_facade_and_a_grammar_import_no_llguidance() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from runtime.backends.fake import Behaviour
@@ -81,6 +82,29 @@ def test_one_waiter_leaves_the_others_stay() -> None:
             for task in (tasks[0], tasks[2]):
                 with pytest.raises(asyncio.CancelledError):
                     await task
+
+        asyncio.run(main())
+
+
+def test_a_reset_between_queries_that_arrive_in_one_step_ends_them_and_no_more() -> None:
+    gate, ids = Gate(), some_ids(1, 40)
+    with fake_model(Behaviour(before_forward=gate)) as model:
+
+        async def main() -> None:
+            # given a forward during which a reset arrives, and then another query
+            gate.shut()
+            first = asyncio.create_task(model.next_token_logprobs(ids))
+            await asyncio.to_thread(gate.reached.wait)
+            reset = asyncio.create_task(model.reset_async_queries_async())
+            await asyncio.sleep(0.01)
+            second = asyncio.create_task(model.next_token_logprobs(ids[:-1]))
+            await asyncio.sleep(0.01)
+            gate.open()
+            # then both queries are dropped or answered, and the model goes on
+            await asyncio.wait_for(reset, 10)
+            for answer in await asyncio.gather(first, second, return_exceptions=True):
+                assert isinstance(answer, asyncio.CancelledError | np.ndarray)
+            assert_right(await asyncio.wait_for(model.next_token_logprobs(ids), 10), ids)
 
         asyncio.run(main())
 
