@@ -166,8 +166,8 @@ class KvBudget:
 
     def account(self) -> None:
         """After a step: idle packs leave half of the budget to the trie, and the device hears of what was freed."""
-        if (excess := self.workspaces.nbytes - self.budget // 2) > 0:
-            self.workspaces.free(excess, spare_sole=True)
+        if self.workspaces.nbytes > self.budget // 2:
+            self.workspaces.drop_idle()
         self.peak = max(self.peak, self.bytes)
         self.tell_freed()
 
