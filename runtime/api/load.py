@@ -20,9 +20,11 @@ from runtime.backends import facts
 from runtime.backends.base import Backend
 from runtime.backends.byte_text import own_text
 from runtime.backends.registry import brings_text, check_backend, resolve_backend
+from runtime.backends.selftest import UnprovenError
 from runtime.engine.owner import Engine
 from runtime.engine.text_side import TextSide
-from runtime.errors import BackendUnavailableError, InvalidRequestError, UnsupportedFeatureError
+from runtime.errors import BackendUnavailableError, InvalidRequestError, ModelLoadError, UnsupportedFeatureError
+from runtime.loading.config import token_paths
 from runtime.loading.model_folder import ModelFolder, library_faults
 from runtime.loading.paths import is_model_id
 from runtime.loading.progress import LoadProgress, OnLoad, current_listener, progress_listener
@@ -89,6 +91,10 @@ def load(
         try:
             with progress_listener(tell), _as_ours(model, name):
                 made = chosen(model, checked)
+        except UnprovenError as fault:
+            if not isinstance(model, ModelFolder):
+                raise
+            raise ModelLoadError(f"{fault} ({model.path}/config.json: {token_paths(model.config)})") from fault
         finally:
             _leave_exit_status()
         token_bytes = text.tokenizer.byte_vocab(made.info.vocab_size)

@@ -30,6 +30,10 @@ _PIECE = 7  # tokens
 _WAYS = ("tree", "stepwise", "buckets", "ragged", "shares", "together")  # that a copy's test decides on
 
 
+class UnprovenError(ModelLoadError):
+    """The numbers of a model depend on how its tokens are pushed."""
+
+
 def prove(backend: PackedBackend[Any], copies: Iterable[tuple[Callable[[], PackedBackend[Any]], tuple[int, ...]]]) -> Warnings:
     """The self-test, on a small random copy in float32 of what was loaded.
 
@@ -74,7 +78,7 @@ def _typed(backend: PackedBackend[Any], lengths: Sequence[int], name: str | None
     except RuntimeFault:
         raise
     except Exception as error:  # the border to a library that may know no cache of ours
-        raise ModelLoadError(
+        raise UnprovenError(
             f"{name or backend.info.name}: {backend.info.backend} fails on a text that is pushed in pieces "
             f"({type(error).__name__}: {str(error)[:200]}); this architecture is not supported"
         ) from error
@@ -127,7 +131,7 @@ def self_test(
             f"{', in a small copy of the model in float32' if name else ''})"
         )
         if strict:
-            raise ModelLoadError(f"{name or backend.info.name}: {said}; this architecture is not supported")
+            raise UnprovenError(f"{name or backend.info.name}: {said}; this architecture is not supported")
         warnings.append(said)
     if not backend.chained:
         gap, failed = float("inf"), ""

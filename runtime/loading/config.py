@@ -182,6 +182,10 @@ _SHAPING = (  # fields that the shapes of tensors follow from
     *("mamba_conv_bias", "mamba_proj_bias", "mamba_rms_norm", "projectors_bias", "full_attn_idxs", "mlp_multipliers"),
     *("rope_parameters", "lru_width", "conv1d_width", "block_types", "lm_head_bias", "add_cross_attention"),
 )
+_TOKEN_PATHS = (
+    *("layer_types", "sliding_window", "attention_chunk_size", "no_rope_layers", "use_cache", "time_step_limit"),
+    *("rope_parameters", "rope_scaling"),
+)
 _SHOWN = 60  # characters of a value
 
 
@@ -240,7 +244,16 @@ def sizes(config: Mapping[str, Any]) -> str:
     """The fields that tensor shapes follow from, for messages: "hidden_size 64, num_hidden_layers 3"."""
     inner = config.get("text_config")
     values = {**config, **inner} if isinstance(inner, Mapping) else config
-    return ", ".join(f"{name} {shown_json(values[name])}" for name in _SHAPING if name in values)
+    absent = [name for name in _SHAPING if name not in values and name.startswith("mamba_") and "mamba_n_heads" in values]
+    given = ", ".join(f"{name} {shown_json(values[name])}" for name in _SHAPING if name in values)
+    return f"{given}, without {', '.join(absent)}" if absent else given
+
+
+def token_paths(config: Mapping[str, Any]) -> str:
+    """The fields that say which earlier tokens a layer sees, and how, for messages: "sliding_window 8"."""
+    inner = config.get("text_config")
+    values = {**config, **inner} if isinstance(inner, Mapping) else config
+    return ", ".join(f"{name} {shown_json(values[name])}" for name in _TOKEN_PATHS if values.get(name) is not None)
 
 
 def check_tokenizer_fields(config: Mapping[str, Any], where: str) -> None:

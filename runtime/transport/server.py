@@ -24,7 +24,7 @@ from runtime.errors import InvalidRequestError, RuntimeFault
 from runtime.loading.progress import LoadProgress, OnLoad, progress_listener
 from runtime.options.checking import nearest
 from runtime.records import TokenRun
-from runtime.transport.arrays import pack_pieces, pack_run
+from runtime.transport.arrays import ArrayError, pack_pieces, pack_run
 from runtime.transport.frames import MAX_PAYLOAD, Connection
 from runtime.transport.messages import (
     EXIT_PROTOCOL,
@@ -197,7 +197,7 @@ class Server:
             raise InvalidRequestError(f"{call.method} was called before the model was loaded")
         try:
             arguments = method.read_arguments(call.arguments)
-        except MessageError as mismatch:
+        except (MessageError, ArrayError) as mismatch:
             raise InvalidRequestError(f"{call.method}: {mismatch}") from mismatch
         if method.progresses:
             arguments["on_progress"] = lambda progress: self._post(encode(Progress(call.id, progress)))

@@ -409,11 +409,13 @@ def frame_samples(_: Path) -> list[bytes]:
         return Call(number, method, msgspec.Raw(encode(arguments)))
 
     options = GenerationOptions(max_tokens=5, sampling=SamplingOptions(temperature=0.5, logit_bias={3: 1.0}), stop=("x",))
+    ids = np.arange(1, 4, dtype=np.int32)
     requests = [
         Load("x", "fake", {"context_length": 100}, "a:b", {"c": "d:e"}, 0.25),
-        call(1, "next_token_logprobs", ids=[1, 2, 3], adapters=[["a", 1.0]]),
-        call(2, "generate_runs", ids=[1, 2, 3], options=options),
-        call(3, "embed", texts=["a", "b"], pooling="mean"),
+        call(1, "logprobs", batch=[ids, ids[:2]], adapters=[["a", 1.0]]),
+        call(2, "generate", ids=ids, options=options),
+        call(3, "embed", paths=[ids], pooling="mean", adapters=None),
+        call(4, "tokenize", texts=["a", "b"]),
         Cancel(2),
     ]
     rows = pack_array(np.ones((3, 4), np.float32))
@@ -437,7 +439,7 @@ def open_frames(_: Path, __: Sequence[bytes]) -> Read:
                     if isinstance(message, Call) and message.method in METHODS:
                         METHODS[message.method].read_arguments(message.arguments)
                     elif isinstance(message, Result):
-                        METHODS["next_token_logprobs"].read_answer(message.value)
+                        METHODS["logprobs"].read_answer(message.value)
                     elif isinstance(message, Chunk):
                         [unpack_array(column) for column in message.columns.values()]
         return "read" if messages else "waits for more"
