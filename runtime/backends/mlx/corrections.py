@@ -52,6 +52,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "n_inner": (None,),
     }
 )
+# What a class does not read because it is fixed in its source, with that value.
+_FIXED: Mapping[tuple[str, str], tuple[Any, ...]] = MappingProxyType({("recurrent_gemma", "partial_rotary_factor"): (0.5,)})
 _ACTIVATIONS: Mapping[str, frozenset[str]] = MappingProxyType(  # the function that a config names, and mlx's names for it
     {
         **dict.fromkeys(("silu", "swish", "swiglu"), frozenset({"silu", "SiLU", "swiglu"})),
@@ -85,9 +87,10 @@ def honoured(source: ModelFolder) -> dict[str, Any]:
 
 def _unread(config: Mapping[str, Any], kind: str, read: frozenset[str]) -> Iterator[str]:
     """The fields that change numbers and are not read."""
-    yield from (
-        name for name, off in _NEUTRAL.items() if name in config and f"args.{name}" not in read and config[name] not in off
-    )
+    for name, neutral in _NEUTRAL.items():
+        same = _FIXED.get((kind, name), neutral)
+        if name in config and f"args.{name}" not in read and config[name] not in same:
+            yield name
     for name in ("hidden_act", "hidden_activation", "activation_function"):
         theirs = _ACTIVATIONS.get(str(config.get(name)), frozenset())
         if config.get(name) is not None and f"args.{name}" not in read and theirs.isdisjoint(read):
