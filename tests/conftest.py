@@ -5,6 +5,8 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
+import signal
+import threading
 from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
@@ -14,6 +16,10 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # fixed, so that no load measures threads
+
+# A shell starts what runs in its background with Ctrl-C ignored, and children inherit that: tests interrupt them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No time limit for an example: how long one takes says how busy the machine is. Where CI is set, hypothesis itself takes
 # the same examples every time; elsewhere each run looks at new ones.
