@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from app.paths import DataFolder
-from app.workbench.app_settings import SETTING, read_settings
+from app.workbench.models.settings import SETTING, read_settings
 from storage import SessionStore
 
 BUDGET = 4 << 30  # bytes on the disk, for all models together

@@ -19,9 +19,8 @@ from typing import Any, Final
 from app.block_files import apart
 from app.kept import BUDGET
 from app.supervisor import Supervisor
-from app.workbench.exports import FORMATS
-from app.workbench.session import OpenSession
-from app.workbench.transfers import export
+from app.workbench.transfer.exports import FORMATS, export
+from app.workbench.tree.session import OpenSession
 from runtime import EngineDiedError, InvalidRequestError, LanguageModel, Manifest, block_keys
 from storage import SessionStore
 from ui import EngineState, OnTransfer

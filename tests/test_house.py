@@ -145,7 +145,6 @@ def test_the_window_loads_no_engine() -> None:
 EXCUSED = {  # imports in a function that close a cycle between files
     ("runtime.grammar.source", "runtime.grammar.trial"),  # a Grammar tries itself out
     ("runtime.options.generation", "runtime.options.aliases"),  # `from_mapping` of a class that its reader builds
-    ("app.workbench.transfers", "app.portable_kv"),  # loaded when KV is exported
 }
 
 

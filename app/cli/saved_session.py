@@ -16,9 +16,9 @@ from app.kept import blocks_in, disk_budget
 from app.paths import DataFolder
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench
-from app.workbench.damage import back_up
-from app.workbench.making import MADE
-from app.workbench.naming import stored_sources, told_options
+from app.workbench.answers.provenance import MADE
+from app.workbench.models.damage import back_up
+from app.workbench.setup.option_sources import stored_sources, told_options
 from runtime import Finish, GenerationOptions, LanguageModel, TokenRun, clean_text
 from storage import DataFolderLock, SessionStore
 from ui import Event, Refusal, SessionSetup, TokensArrived

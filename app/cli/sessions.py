@@ -19,14 +19,14 @@ from app.cli.settings import Settings
 from app.kept import disk_budget
 from app.portable_kv import carries_blocks, keys_of
 from app.rescue import recover_in_terminal, remedies
-from app.snapshots import snapshot_of
-from app.workbench.comparing import compare
-from app.workbench.damage import back_up, told
-from app.workbench.exports import FORMATS
-from app.workbench.outline import outline
-from app.workbench.session import OpenSession
-from app.workbench.taking import what_is_taken
-from app.workbench.transfers import left_out
+from app.workbench.compare.branch_diff import compare
+from app.workbench.models.damage import back_up, told
+from app.workbench.transfer.exports import FORMATS
+from app.workbench.transfer.import_check import what_is_taken
+from app.workbench.transfer.snapshots import snapshot_of
+from app.workbench.transfer.transfers import left_out
+from app.workbench.tree.outline import outline
+from app.workbench.tree.session import OpenSession
 from storage import DataFolderLock, SessionRow, SessionStore, StoreDamagedError, StoreDiskError, StoreError, StoreReadOnlyError
 from ui import BranchDiff, DiffSide, OnTransfer, Refusal
 

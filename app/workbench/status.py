@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from app.supervisor import Supervisor
-from app.workbench.session import OpenSession
+from app.workbench.tree.session import OpenSession
 from ui import BackendChoice, StatusView, translate
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from app.workbench.session import OpenSession
+from app.workbench.tree.session import OpenSession
 from ui import EngineState, Event, StatusView
 
 Listener = Callable[[Event], None]

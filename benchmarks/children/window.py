@@ -28,7 +28,7 @@ from qasync import QEventLoop
 from app.paths import DataFolder
 from app.window import run_window
 from app.workbench import AppWorkbench
-from app.workbench.exports import FORMATS
+from app.workbench.transfer.exports import FORMATS
 from benchmarks.parts.shelf import WORDS, save_long
 from storage import SessionStore
 from ui import EngineState, MainWindow, Scheme, TurnStatus, TurnView, apply_theme

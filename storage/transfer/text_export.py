@@ -96,7 +96,7 @@ def _tokens(file: BinaryIO, session: StoredSession, nodes: Steps, suffix: str, p
         progress(done + 1, len(nodes))
 
 
-# a new format: its writer and row here, and a row of `app.workbench.exports`
+# a new format: its writer and row here, and a row of `app.workbench.transfer.exports`
 WRITERS: Final = {"markdown": _markdown, "csv": _tokens, "tokens": _tokens}
 
 

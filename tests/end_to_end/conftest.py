@@ -37,7 +37,7 @@ def paced() -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def patient_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raises the limit for reports about cached KV, so that a busy machine still delivers them."""
-    monkeypatch.setattr("app.workbench.sessions.TIERS_SECONDS", 60)
+    monkeypatch.setattr("app.workbench.sessions.open_sessions.TIERS_SECONDS", 60)
 
 
 @pytest.fixture

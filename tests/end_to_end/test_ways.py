@@ -30,7 +30,7 @@ async def stopped_answer(window: MainWindow, workbench: AppWorkbench) -> TurnVie
 
 @pytest.mark.slow
 def test_continuations_beams_preview_and_why(open_app: OpenApp, paced: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.workbench.fans.DRAWN_TOKENS", 100_000)  # a column ends where it is stopped
+    monkeypatch.setattr("app.workbench.answers.continuations.DRAWN_TOKENS", 100_000)  # a column ends where it is stopped
     kept: dict[str, int] = {}
 
     async def scene(window: MainWindow, workbench: AppWorkbench) -> None:

@@ -17,8 +17,8 @@ from PySide6.QtTest import QTest
 
 from app.paths import DataFolder
 from app.workbench import AppWorkbench
-from app.workbench.exports import FORMATS
-from app.workbench.reopening import DONE
+from app.workbench.answers.reopening import DONE
+from app.workbench.transfer.exports import FORMATS
 from runtime import LanguageModel, Origin, TokenRun
 from tests.end_to_end.conftest import Scene
 from tests.end_to_end.paced import SPECIALS

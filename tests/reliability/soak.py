@@ -24,8 +24,8 @@ import numpy as np
 
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench
-from app.workbench.session import OpenSession
-from app.workbench.tree import Tree
+from app.workbench.tree.session import OpenSession
+from app.workbench.tree.tree import Tree
 from runtime import BlockOptions, GenerationOptions, LanguageModel, SamplingOptions, TokenRun, load
 from runtime.trie import Lease
 from storage import BlockFile, SessionStore

@@ -13,7 +13,7 @@ from app.paths import DataFolder
 from app.sample import SAMPLE_FORMAT, run_to
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench
-from app.workbench.session import OpenSession
+from app.workbench.tree.session import OpenSession
 from runtime import GenerationOptions, Origin, SamplingOptions, TokenRun
 from storage import SessionStore
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.workbench.exports import EXPORTS
+from app.workbench.transfer.exports import EXPORTS
 from tests.ui.fake_base import FakeBase
 from ui import BranchDiff, DiffPart, DiffSide, ExportFormat, ImportResult, OnTransfer
 

@@ -6,12 +6,12 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from app.workbench.speaker import Stack
+from app.workbench.prompt.speaker import Stack
 from runtime import AdapterInfo, LanguageModel
 from ui import AdapterChoice, AdapterLine, translate
 
 if TYPE_CHECKING:
-    from app.workbench.session import OpenSession
+    from app.workbench.tree.session import OpenSession
 
 
 def engine_name(choice: AdapterChoice) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from runtime import InvalidRequestError, RuntimeFault, ToolCallError, ToolCallReader, parse_tool_calls
 from storage import NodeRow
-from ui import TextFile
+from ui import TextFile, ToolCard, translate
 
 TOOLS, FILES, LEFT_OUT, AS_TEXT = "tools", "files", "left_out", "as_text"  # in a root's stats
 
@@ -58,3 +60,53 @@ def _files(stored: object) -> Sequence[TextFile]:
     if not isinstance(stored, Sequence) or isinstance(stored, str):
         return ()
     return [TextFile(*entry) for entry in stored if isinstance(entry, list) and [type(x) for x in entry] == [str, str]]
+
+
+OPENERS = ("<tool_call>", "<|python_tag|>", "[TOOL_CALLS]")
+MOST_CHARACTERS = 1 << 17
+
+
+def read_tools(source: str) -> list[dict[str, Any]]:
+    """The definitions in a JSON list (or one alone); none for blank text.
+
+    Raises:
+        InvalidRequestError: It is no JSON, or not of that shape; the tool's number is named.
+    """
+    if not source.strip():
+        return []
+    if len(source) > MOST_CHARACTERS:
+        words = translate("Workbench", "the definitions have {0:,} characters; at most {1:,} are read")
+        raise InvalidRequestError(words.format(len(source), MOST_CHARACTERS))
+    try:
+        read = json.loads(source)
+    except (ValueError, RecursionError) as fault:
+        raise InvalidRequestError(translate("Workbench", "the definitions are no JSON: {0}").format(fault)) from fault
+    tools = [read] if isinstance(read, Mapping) else read
+    ToolCallReader(tools=tools)  # which looks at their shape
+    return [dict(tool) if "function" in tool else {"type": "function", "function": tool} for tool in tools]
+
+
+def names_of(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What they are called."""
+    return [str(tool["function"]["name"]) for tool in tools]
+
+
+def tools_at(root: NodeRow) -> list[dict[str, Any]]:
+    """The tools that a stored root offers; none where that cannot be read."""
+    try:
+        return read_tools(Beginning.of(root).tools)
+    except RuntimeFault:
+        return []
+
+
+def cards(text: str, tools: Sequence[Mapping[str, Any]]) -> tuple[ToolCard, ...]:
+    """The calls in an answer; one that cannot be answered says why."""
+    if not tools or not (text.lstrip().startswith("{") or any(opener in text for opener in OPENERS)):
+        return ()
+    try:
+        found = parse_tool_calls(text, tools=tools)
+    except ToolCallError as fault:
+        return (ToolCard("", "", str(fault)),)
+    return tuple(
+        ToolCard(call.name, json.dumps(call.arguments, indent=2, ensure_ascii=False), span=call.span) for call in found.calls
+    )

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from app.workbench.answers import Answers
-from app.workbench.chores import Chores
-from app.workbench.sessions import Sessions
+from app.workbench.answers.answers import Turns
+from app.workbench.answers.streaming import Answers
+from app.workbench.background import Chores
+from app.workbench.prompt.vocabulary import Vocabulary
+from app.workbench.sessions.open_sessions import Sessions
 from app.workbench.setup.beginning import Beginning
 from app.workbench.setup.setups import Setups, clean_prompt
 from app.workbench.setup.token_names import with_ids
-from app.workbench.turns import Turns
-from app.workbench.vocabulary import Vocabulary
 from ui import AdapterChoice, AnswerFormat, Guess, SessionSetup, TextFile
 
 

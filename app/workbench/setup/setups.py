@@ -10,14 +10,13 @@ from typing import Any
 
 from app.supervisor import Supervisor
 from app.workbench.refusals import stored
-from app.workbench.session import OpenSession
 from app.workbench.setup.adapters import lines, stack_of
-from app.workbench.setup.guessing import guess_problem
+from app.workbench.setup.beginning import names_of, read_tools
 from app.workbench.setup.presets import Presets
 from app.workbench.setup.stacks import Stacks, values_of
-from app.workbench.setup.tools import names_of, read_tools
-from app.workbench.setup.values import OPTIONS, Branch, SessionValues, grammar_of, read_values
+from app.workbench.setup.values import OPTIONS, Branch, SessionValues, grammar_of, guess_problem, read_values
 from app.workbench.setup.views import facts_of, option_views
+from app.workbench.tree.session import OpenSession
 from runtime import (
     GenerationOptions,
     GrammarError,

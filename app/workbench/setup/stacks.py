@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.supervisor import Supervisor
-from app.workbench.session import OpenSession
+from app.workbench.prompt.speaker import Speaker, Stack
 from app.workbench.setup.adapters import bring, engine_name, stack_of
 from app.workbench.setup.values import MOST_ADAPTERS, SessionValues
-from app.workbench.speaker import Speaker, Stack
+from app.workbench.tree.session import OpenSession
 from runtime import EngineDiedError, LanguageModel, RuntimeFault
 from ui import AdapterChoice, Refusal, translate
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from app.workbench.vocabulary import TokenBytes
+from app.workbench.prompt.vocabulary import TokenBytes
 from ui import Refusal, translate
 
 QUOTED = 60  # characters of a text that a refusal quotes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.workbench.naming import source_words
+from app.workbench.setup.option_sources import source_words
 from app.workbench.setup.values import OPTIONS, SessionValues
 from runtime import ModelInfo, ResolvedOptions
 from ui import ModelFacts, OptionView

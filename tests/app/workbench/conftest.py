@@ -17,14 +17,14 @@ Play = Callable[..., None]
 def seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fresh seed is another one each time, but the same in every run: else now and then an answer would end itself early."""
     numbers = itertools.count(1000)
-    for module in ("asking", "continuing", "turns"):
-        monkeypatch.setattr(f"app.workbench.{module}.fresh_seed", lambda: next(numbers))
+    for module in ("resolve_options", "answers"):
+        monkeypatch.setattr(f"app.workbench.answers.{module}.fresh_seed", lambda: next(numbers))
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What of a session is warm is asked once, and soon given up so that no window waits; here it is waited for."""
-    monkeypatch.setattr("app.workbench.sessions.TIERS_SECONDS", 60.0)
+    monkeypatch.setattr("app.workbench.sessions.open_sessions.TIERS_SECONDS", 60.0)
 
 
 @pytest.fixture

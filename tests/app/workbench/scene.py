@@ -16,7 +16,7 @@ import numpy as np
 
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench
-from app.workbench.session import UNTITLED
+from app.workbench.tree.session import UNTITLED
 from runtime import (
     EngineDiedError,
     GenerationOptions,

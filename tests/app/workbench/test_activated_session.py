@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.portable_kv import carries_blocks, keys_of
-from app.workbench.pinning import PIN
+from app.workbench.kv.block_pins import PIN
 from app.workbench.setup.adapters import engine_name
 from runtime import LanguageModel, load
 from tests.app.workbench.scene import Scene, rows, until

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.workbench.app_settings import read_settings
+from app.workbench.models.settings import read_settings
 from runtime import GenerationOptions, SamplingOptions
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, rows

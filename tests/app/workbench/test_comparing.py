@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from app.workbench.comparing import compare
-from app.workbench.session import OpenSession
+from app.workbench.compare.branch_diff import compare
+from app.workbench.tree.session import OpenSession
 from runtime import Origin, TokenRun
 from storage import NewChunk, NewNode, SessionStore
 from ui import BranchDiff, Refusal

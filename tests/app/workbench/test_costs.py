@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.workbench.turn_notes import stored_stats
+from app.workbench.tree.turn_notes import stored_stats
 from runtime import SamplingOptions
 from runtime.backends.fake import Behaviour
 from tests.app.workbench.conftest import Play
@@ -89,7 +89,7 @@ def test_a_prompt_is_either_found_or_computed(play: Play) -> None:
 def test_the_first_token_is_timed_from_when_the_engine_is_ready(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a clock that moves only when the engine loads (100 s) and reads (3 s)
     clock = [0.0]
-    monkeypatch.setattr("app.workbench.answers.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("app.workbench.answers.streaming.time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     def work(what: str) -> None:
         clock[0] += {"start": 100.0, "score": 0.0, "generate": 3.0}[what]

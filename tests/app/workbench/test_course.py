@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.workbench.links import Links
-from app.workbench.path_tokens import PathTokens
-from app.workbench.session import OpenSession
+from app.workbench.tree.node_index import Links
+from app.workbench.tree.path_tokens import PathTokens
+from app.workbench.tree.session import OpenSession
 from runtime import Origin, TokenRun
 from storage import NodeColumns, NodeRow, SessionRow, SessionShape
 from tests.app.workbench.trees import node

@@ -183,7 +183,7 @@ def test_a_fault_of_ours_ends_a_download_that_can_be_tried_again(
 
     async def scene(s: Scene) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr("app.workbench.downloads._fetch", broken)
+            patch.setattr("app.workbench.models.downloads._fetch", broken)
             s.workbench.download("org/tiny")
             await until(lambda: is_in(s, DownloadState.FAILED))
         assert told(s)[0].note == "broken fetch"

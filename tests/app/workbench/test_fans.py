@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from app.workbench.answers import STARTING
+from app.workbench.answers.streaming import STARTING
 from runtime import GenerationOptions, ModelLoadError, SamplingOptions, replay_draw
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.fan_scene import arrived, last_columns

@@ -12,7 +12,7 @@ import pytest
 
 from app.portable_kv import keys_of
 from app.workbench import workbench as workbench_module
-from app.workbench.pinning import PIN
+from app.workbench.kv.block_pins import PIN
 from runtime import BlockOptions, LanguageModel, Origin, block_keys
 from storage import BlockFile, SessionStore, UnknownRowError
 from tests.app.workbench.scene import Engine, FrailModel, Scene, alternative, until

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.workbench.path_tokens import UNREAD
-from app.workbench.session import AT_ONCE, OpenSession
+from app.workbench.tree.path_tokens import UNREAD
+from app.workbench.tree.session import AT_ONCE, OpenSession
 from storage import NodeColumns, NodeRow, SessionRow, SessionShape
 from tests.app.workbench.trees import node
 from ui import Refusal

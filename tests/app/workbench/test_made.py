@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.workbench.making import Repeat, options_of, plain_options
+from app.workbench.answers.provenance import Repeat, options_of, plain_options
 from runtime import GenerationOptions, Grammar, ModelLoadError, SamplingOptions, SpeculativeOptions, TokenRun
 from runtime.backends.fake import Behaviour
 from tests.app.workbench.conftest import Play
@@ -250,7 +250,7 @@ def test_what_cannot_be_repeated_is_refused_with_a_reason(play: Play, monkeypatc
 
     async def third(s: Scene) -> None:
         # given an answer from before it was stored
-        monkeypatch.setattr("app.workbench.asking.made_with", lambda *_, **__: {})
+        monkeypatch.setattr("app.workbench.answers.resolve_options.made_with", lambda *_, **__: {})
         session_id = await s.asked()
         turn = await s.last(session_id)
         assert s.workbench.how_made(session_id, turn.node_id) is None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given
 
-from app.workbench.outline import branch_name, outline
-from app.workbench.tree import Tree
+from app.workbench.tree.outline import branch_name, outline
+from app.workbench.tree.tree import Tree
 from storage import NodeRow
 from tests.app.workbench.test_tree import damaged_rows
 from tests.app.workbench.trees import chat, node, run

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.workbench.prompt import NewIds, as_run, render_header, render_turn
+from app.workbench.prompt.prompt import NewIds, as_run, render_header, render_turn
 from runtime import LanguageModel, Origin, load
 from runtime.backends.byte_text import CHATML
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from app.workbench.recorder import Recorder
+from app.workbench.prompt.recorder import Recorder
 from runtime import Origin, TokenRun
 from storage import NewChunk, SessionStore, StoreFullError
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from app.sample import ensure_sample
-from app.workbench.session import OpenSession
+from app.workbench.tree.session import OpenSession
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, alternative, assert_same_view, own_tokens, until
 from ui import SessionView, TurnStatus
@@ -192,7 +192,7 @@ def test_what_happens_to_a_session_just_before_it_is_shown_is_in_what_is_shown(
 
     async def scene(s: Scene) -> None:
         session_id = await s.asked()
-        monkeypatch.setattr("app.workbench.showing.breath", moment)
+        monkeypatch.setattr("app.workbench.sessions.showing.breath", moment)
         opening = asyncio.create_task(s.workbench.open_session(session_id))
         # when it is renamed in that moment
         await made.wait()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from app.faults import STOPPED
-from app.workbench.fan import CUT_OFF
-from app.workbench.reopening import AGAIN, DONE, UNDER_WAY
+from app.workbench.answers.columns import CUT_OFF
+from app.workbench.answers.reopening import AGAIN, DONE, UNDER_WAY
 from runtime import EngineDiedError, ModelLoadError
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.fan_scene import last_columns

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from app.sample import ensure_sample
-from app.workbench.copying import copy_title
-from app.workbench.recorder import chunk
+from app.workbench.prompt.recorder import chunk
+from app.workbench.sessions.copying import copy_title
 from runtime import LanguageModel, ModelLoadError, TokenRun, load
 from storage import NewNode
 from tests.app.workbench.conftest import Play

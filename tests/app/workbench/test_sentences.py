@@ -11,10 +11,10 @@ import pytest
 
 import app.workbench
 from app.faults import not_loaded
-from app.workbench.made_words import how_made
-from app.workbench.path_tokens import PathTokens
-from app.workbench.session import UNTITLED, shown_title
-from app.workbench.turn_notes import DAMAGED, note_of
+from app.workbench.answers.provenance_text import how_made
+from app.workbench.tree.path_tokens import PathTokens
+from app.workbench.tree.session import UNTITLED, shown_title
+from app.workbench.tree.turn_notes import DAMAGED, note_of
 from runtime import ModelMissingError
 from tests.app.workbench.trees import chat, node
 from ui import Refusal, translate, translate_with

@@ -49,7 +49,9 @@ def test_the_trash_says_how_long_a_session_stays(play: Play, monkeypatch: pytest
         session = await s.asked()
         await s.workbench.trash_session(session)
         now = time.time()
-        monkeypatch.setattr("app.workbench.shelf.time.time", lambda: now + days * 86_400)  # or the clock was set back
+        monkeypatch.setattr(
+            "app.workbench.sessions.session_list.time.time", lambda: now + days * 86_400
+        )  # or the clock was set back
         assert [(row.session_id, row.days_left) for row in await s.workbench.trashed_sessions()] == [(session, left)]
         monkeypatch.undo()
         assert await s.workbench.empty_trash([session]) == 1
@@ -86,14 +88,14 @@ def test_a_long_session_opens_at_its_end_and_goes_on_from_all_of_it(play: Play, 
             assert_same_run(shown.run, before.run)
 
     play(talk)
-    monkeypatch.setattr("app.workbench.session.AT_ONCE", 2)
-    monkeypatch.setattr("app.workbench.session.WHOLE", 4)
+    monkeypatch.setattr("app.workbench.tree.session.AT_ONCE", 2)
+    monkeypatch.setattr("app.workbench.tree.session.WHOLE", 4)
     play(come_back)
 
 
 def test_a_shorter_path_of_a_long_session_is_shown_whole(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.workbench.session.AT_ONCE", 2)
-    monkeypatch.setattr("app.workbench.session.WHOLE", 4)
+    monkeypatch.setattr("app.workbench.tree.session.AT_ONCE", 2)
+    monkeypatch.setattr("app.workbench.tree.session.WHOLE", 4)
     made: list[tuple[int, int]] = []
 
     async def talk(s: Scene) -> None:

@@ -124,7 +124,7 @@ def test_a_turn_of_another_branch_is_shown(play: Play) -> None:
 
 
 def test_of_a_long_turn_the_beginning_is_compared(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.workbench.similar.making.LONGEST", 40)
+    monkeypatch.setattr("app.workbench.compare.similar_vectors.LONGEST", 40)
     engine = Embedding()
 
     async def scene(s: Scene) -> None:

@@ -21,7 +21,7 @@ async def first(s: Scene, session_id: int) -> int:
 
 
 def test_a_look_that_is_stopped_leaves_what_was_made(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.workbench.similar.making.BATCH_TURNS", 2)
+    monkeypatch.setattr("app.workbench.compare.similar_vectors.BATCH_TURNS", 2)
     engine = Embedding()
 
     async def scene(s: Scene) -> None:
@@ -51,7 +51,7 @@ def test_a_look_that_is_stopped_leaves_what_was_made(play: Play, monkeypatch: py
 
 
 def test_an_engine_that_dies_half_way_is_restarted_by_the_next_look(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.workbench.similar.making.BATCH_TURNS", 2)
+    monkeypatch.setattr("app.workbench.compare.similar_vectors.BATCH_TURNS", 2)
     engine = Embedding()
 
     async def scene(s: Scene) -> None:

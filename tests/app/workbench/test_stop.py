@@ -49,7 +49,7 @@ def test_the_last_record_says_that_it_was_cancelled(
     play: Play, path: Path, monkeypatch: pytest.MonkeyPatch, written: bool
 ) -> None:
     # given an answer whose tokens are on the disk already when it is stopped, or not yet
-    monkeypatch.setattr("app.workbench.recorder.FLUSH_SECONDS", 0.01 if written else 100.0)
+    monkeypatch.setattr("app.workbench.prompt.recorder.FLUSH_SECONDS", 0.01 if written else 100.0)
 
     async def scene(s: Scene) -> None:
         session_id = await s.new()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.workbench.growing import GrowingRun
+from app.workbench.tree.runs import GrowingRun
 from runtime import Origin, SamplingOptions, TokenRun, replay_draw
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import OPTIONS, WAYS, Engine, Scene
@@ -54,7 +54,7 @@ def test_an_answer_without_stages_opens_as_before(play: Play, monkeypatch: pytes
         return {name: column for name, column in columns(run).items() if not name.startswith("stage_")}
 
     columns = TokenRun.to_columns
-    monkeypatch.setattr("app.workbench.recorder.TokenRun.to_columns", lambda run, **_: plain(run))
+    monkeypatch.setattr("app.workbench.prompt.recorder.TokenRun.to_columns", lambda run, **_: plain(run))
 
     async def first(s: Scene) -> None:
         await s.asked()
@@ -82,7 +82,7 @@ def test_stages_that_make_no_sense_leave_the_tokens(play: Play, monkeypatch: pyt
     def strange(run: TokenRun, **how: bool) -> dict[str, Any]:
         return {**columns(run, **how), "stage_names": np.full((len(run), 2), 200, np.uint8)}
 
-    monkeypatch.setattr("app.workbench.recorder.TokenRun.to_columns", strange)
+    monkeypatch.setattr("app.workbench.prompt.recorder.TokenRun.to_columns", strange)
     texts: list[str] = []
 
     async def first(s: Scene) -> None:

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from app.workbench.taking import what_is_taken
-from app.workbench.transfers import NO_SNAPSHOT
+from app.workbench.transfer.import_check import what_is_taken
+from app.workbench.transfer.transfers import NO_SNAPSHOT
 from runtime import LanguageModel, ModelInfo, Snapshot, SnapshotMismatchError, block_keys, load
 from runtime.backends.fake import Behaviour
 from storage import PortableFile, SessionStore
@@ -109,7 +109,7 @@ def test_where_no_model_is_known_the_ways_on_are_said(tmp_path: Path) -> None:
 
 def test_a_name_on_the_shelf_is_no_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, _ = exported(tmp_path)
-    monkeypatch.setattr("app.workbench.taking._on_the_shelf", lambda name: bool(name))
+    monkeypatch.setattr("app.workbench.transfer.import_check._on_the_shelf", lambda name: bool(name))
     [note] = notes(tmp_path, file, None)
     assert "whether it is the very one shows when it is loaded" in note
 

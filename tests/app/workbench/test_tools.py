@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from app.workbench.prompt import parts_of
-from app.workbench.setup.tools import cards, read_tools
+from app.workbench.prompt.prompt import parts_of
+from app.workbench.setup.beginning import cards, read_tools
 from runtime import InvalidRequestError
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.workbench.pruning import out_of_sight
-from app.workbench.tree import Tree, is_hidden
+from app.workbench.sessions.branches import out_of_sight
+from app.workbench.tree.tree import Tree, is_hidden
 from storage import NodeColumns, NodeRow
 from tests.app.workbench.trees import chat, node, run
 

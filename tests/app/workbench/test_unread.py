@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.workbench.session import OpenSession
+from app.workbench.tree.session import OpenSession
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Scene, alternative, assert_same_view
 from ui import Refusal, SessionView
@@ -87,8 +87,8 @@ def long(play: Play, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[int], S
         found.append((session, [question, answer, other, later], await s.view(session)))
 
     play(talk)
-    monkeypatch.setattr("app.workbench.session.AT_ONCE", 2)
-    monkeypatch.setattr("app.workbench.session.WHOLE", 4)
+    monkeypatch.setattr("app.workbench.tree.session.AT_ONCE", 2)
+    monkeypatch.setattr("app.workbench.tree.session.WHOLE", 4)
     return found[0]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.workbench.vocabulary import Vocabulary
+from app.workbench.prompt.vocabulary import Vocabulary
 from storage import SessionStore, vocabulary_digest
 from tests.fakes import fake_model
 from tests.storage.helpers import sql, with_store

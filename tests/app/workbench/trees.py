@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.workbench.tree import Tree
+from app.workbench.tree.tree import Tree
 from storage import NodeRow
 
 

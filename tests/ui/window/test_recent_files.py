@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PySide6.QtGui import QAction
 
-from app.workbench.exports import EXPORTS
+from app.workbench.transfer.exports import EXPORTS
 from tests.ui.conftest import Scene, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from ui import MainWindow, WindowState

@@ -1,0 +1,192 @@
+"""Several continuations of one place in work, as plain data: where they leave, what each has said, what the window sees."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from app.workbench.answers.answer import Answer
+from app.workbench.answers.completion import Ending
+from app.workbench.tree.path_tokens import content_of
+from app.workbench.tree.runs import EMPTY
+from app.workbench.tree.session import OpenSession
+from app.workbench.tree.tree import Segment
+from app.workbench.tree.turn_notes import ending_note
+from runtime import BeamOptions, Finish, GenerationOptions, LanguageModel, Origin, TokenRun, texts_of
+from storage import NewNode, SessionStore, StoreError
+from ui import QT_TRANSLATE_NOOP, BeamRules, Column, ColumnKind, Columns, translate
+
+BEFORE_WORDS = 4
+CUT_OFF = QT_TRANSLATE_NOOP("Workbench", "cut off when the engine stopped")
+
+
+@dataclass(slots=True, weakref_slot=True)
+class Fan:
+    """Continuations in work.
+
+    Attributes:
+        session: Where they are saved.
+        new: Each begins as such a node.
+        kind: Drawn, or found by a beam search.
+        wanted: How many.
+        rules: What a beam search goes by.
+        strands: Those that have a node, each as an answer of its own.
+        scores: Of beams, in the order of `strands`.
+        beams: What a search that has not ended looks at, best first.
+        note: What happens to all.
+        running: More is expected.
+        ended: Nodes of the strands that came to their end.
+        reused, computed: Tokens of the prompt, found in the cache and pushed through the model.
+        began: When there was a model to ask.
+    """
+
+    session: OpenSession
+    new: NewNode
+    kind: ColumnKind
+    wanted: int
+    rules: BeamRules = field(default_factory=BeamRules)
+    note: str = ""
+    strands: list[Answer] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    beams: tuple[Column, ...] = ()
+    running: bool = True
+    ended: set[int] = field(default_factory=set)
+    reused: int = 0
+    computed: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def segments(self) -> list[Segment]:
+        """The path up to the place."""
+        path = self.session.tree.path(self.new.parent_id)
+        if path and self.new.at_token is not None:
+            path[-1] = replace(path[-1], stop=self.new.at_token)
+        return path
+
+    def before(self) -> str:
+        """The last words in front of the place."""
+        text = ""
+        for segment in reversed(self.segments()):
+            text = content_of(self.session.segment_run(segment)) + text
+            if segment.node.turn_start:
+                break
+        words = text.split()
+        return ("… " if len(words) > BEFORE_WORDS else "") + " ".join(words[-BEFORE_WORDS:])
+
+    def view(self) -> Columns:
+        """What the window shows."""
+        columns = tuple(self._column(i, strand) for i, strand in enumerate(self.strands)) or self.beams
+        return Columns(self.session.id, self.kind, self.before(), self.wanted, columns, self.running, self.note)
+
+    def _column(self, place: int, strand: Answer) -> Column:
+        running = self.running and strand.node_id not in self.ended
+        note = (
+            ""
+            if running or strand.finish == "length"
+            else strand.message or ending_note(strand.finish, incomplete=strand.incomplete)
+        )
+        return Column(
+            strand.node_id,
+            self.session.runs.get(strand.node_id, EMPTY),
+            strand.logprob if strand.made else None,
+            self.scores[place] if self.scores else None,
+            running,
+            note,
+        )
+
+    def say(self, words: str) -> None:
+        """What happens to those that the engine took down, once for all; each says that it is one of them."""
+        self.note = words
+        for strand in self.strands:
+            if strand.finish == "engine_died":
+                strand.message = translate("Workbench", CUT_OFF)
+
+    def take(self, strand: Answer, run: TokenRun) -> bool:
+        """Tokens of one strand arrived: whether it has come to its end."""
+        now = time.monotonic()
+        strand.first_token = strand.first_token or now
+        strand.last_token = now
+        strand.made += len(run)
+        strand.logprob += float(np.nansum(run.logprob))
+        self.session.runs.extend(strand.node_id, run)
+        finish = Finish(int(run.finish[-1]))
+        if finish is Finish.NONE:
+            return False
+        strand.finish, strand.incomplete = finish.label or "", finish.incomplete
+        self.ended.add(strand.node_id)
+        return True
+
+
+@dataclass(slots=True)
+class Endings:
+    """The last writes of several strands, as one that can be tried again; what was written is not written twice."""
+
+    left: list[Ending]
+    session: OpenSession
+
+    @property
+    def node_id(self) -> int:
+        """The strand whose end is waited for first."""
+        return self.left[0].node_id if self.left else -1
+
+    @property
+    def texts(self) -> list[str]:
+        """What is left, in words."""
+        return [ending.text for ending in self.left]
+
+    async def save(self, store: SessionStore) -> None:
+        """Writes what is left.
+
+        Raises:
+            StoreError: It cannot be written now; nothing of it is lost.
+        """
+        failed: list[Ending] = []
+        fault: StoreError | None = None
+        for ending in self.left:
+            try:
+                await ending.save(store)
+            except StoreError as error:
+                failed.append(ending)
+                fault = error
+            else:
+                self.session.notes.pop(ending.node_id, None)
+        self.left = failed
+        if fault is not None:
+            raise fault
+
+
+SEARCHED_TOKENS = 32  # of one beam at most; the one that is kept can go on
+
+
+def beams_as(asked: GenerationOptions, fan: Fan) -> BeamOptions:
+    """The search for what may stand there: in the form of the session's answers, ended by what ends those."""
+    return BeamOptions(
+        width=fan.wanted,
+        length_penalty=fan.rules.length_penalty,
+        early_stopping=fan.rules.early_stopping,
+        max_tokens=SEARCHED_TOKENS,
+        eos_token_ids=asked.eos_token_ids,  # those of the chat format among them; None beside a form
+        ignore_eos=asked.ignore_eos,
+        stop=asked.stop,
+        grammar=asked.grammar,
+        grammar_prefix=0 if asked.grammar is None else said(fan),
+    )
+
+
+def said(fan: Fan) -> int:
+    """Tokens of the answer that stand in front of the place, without the template's."""
+    own = 0
+    for segment in reversed(fan.segments()):
+        run = fan.session.segment_run(segment)
+        own += int((run.origin != int(Origin.TEMPLATE)).sum())
+        if segment.node.turn_start:
+            break
+    return own
+
+
+def spelt(model: LanguageModel, ids: Sequence[int]) -> TokenRun:
+    """Ids as a run without numbers."""
+    data = [b"" if model.is_eos(token) else model.decode_token(token) for token in ids]
+    return TokenRun.unscored(ids, data, texts_of(data), Origin.SAMPLED)

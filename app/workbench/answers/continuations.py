@@ -1,0 +1,295 @@
+"""Several continuations of one place, side by side: drawn by the sampler, or found by a beam search."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from weakref import WeakValueDictionary
+
+from app.faults import STOPPED
+from app.supervisor import Supervisor
+from app.workbench.answers.answer import Answer
+from app.workbench.answers.columns import Endings, Fan, beams_as, said, spelt
+from app.workbench.answers.completion import CUTS, Ending, judge, stats_of
+from app.workbench.answers.provenance import found_with, plain_options
+from app.workbench.answers.resolve_options import seeded
+from app.workbench.answers.streaming import LONG_PROMPT, STARTING, Answers
+from app.workbench.prompt.prompt import Tokeniser, check_tokens
+from app.workbench.prompt.recorder import Recorder, ended_by, score_prompt
+from app.workbench.prompt.speaker import Speaker
+from app.workbench.sessions.copying import Copies
+from app.workbench.sessions.open_sessions import Sessions
+from app.workbench.setup.setups import Asked
+from app.workbench.tree.path_tokens import content_of
+from app.workbench.tree.places import point
+from app.workbench.tree.runs import EMPTY
+from runtime import (
+    BeamStep,
+    Finish,
+    GenerationOptions,
+    PromptProgress,
+)
+from storage import SessionStore, StoreError
+from ui import (
+    BeamRules,
+    Column,
+    ColumnKind,
+    ColumnsChanged,
+    ColumnTokens,
+    Event,
+    Refusal,
+    SessionChanged,
+    SessionsChanged,
+    translate,
+)
+
+log = logging.getLogger(__name__)
+MOST_COLUMNS = 16
+DRAWN_TOKENS = 64  # of one column at most; the one that is kept can go on
+
+
+class Fans:
+    """The use cases that end in several siblings; each returns when all have ended.
+
+    Args:
+        store: Where nodes and tokens go.
+        supervisor: Gives the model.
+        sessions: The open sessions.
+        copies: Takes changes of the sample elsewhere.
+        answers: Keeps a session for one piece of work at a time, and stops it.
+        tokeniser: Turns what was typed into ids.
+        tell: Takes events for the window.
+        on_progress: Called when counters changed.
+        keep: Takes continuations that have ended (their KV may be saved now), and what tells something of all of them.
+    """
+
+    def __init__(
+        self,
+        store: SessionStore,
+        supervisor: Supervisor,
+        sessions: Sessions,
+        copies: Copies,
+        answers: Answers,
+        tokeniser: Tokeniser,
+        tell: Callable[[Event], None],
+        on_progress: Callable[[], None],
+        keep: Callable[[Sequence[Answer], Callable[[str], None]], None],
+    ) -> None:
+        self._store = store
+        self._supervisor = supervisor
+        self._sessions = sessions
+        self._copies = copies
+        self._answers = answers
+        self._tokeniser = tokeniser
+        self._tell = tell
+        self._progress = on_progress
+        self._keep = keep
+        self._last: WeakValueDictionary[int, Fan] = WeakValueDictionary()  # of each session, while anything happens to it
+
+    async def run(
+        self,
+        session_id: int,
+        node_id: int,
+        index: int | None,
+        kind: ColumnKind,
+        wanted: int,
+        rules: BeamRules | None = None,
+    ) -> None:
+        """Finds `wanted` continuations in front of token `index` of a turn, or of its end; a search goes by `rules`.
+
+        Raises:
+            Refusal: It cannot go on from there, or nothing came of it; nothing was changed.
+        """
+        if not 2 <= wanted <= MOST_COLUMNS:
+            raise Refusal(translate("Workbench", "{0} continuations: ask for 2 to {1}").format(wanted, MOST_COLUMNS))
+        session = self._sessions.opened(session_id)
+        self._answers.check_idle(session_id)
+        new = point(session, node_id, index)
+        target = await self._copies.target(session)
+        with self._answers.claim(target.session) as claimed:
+            await self._answers.settle(target.session)
+            fan = Fan(target.session, target.place(new), kind, wanted, rules or BeamRules())
+            self._last[fan.session.id] = fan
+            fan.note = translate("Workbench", STARTING) if self._supervisor.running is None else ""
+            self._show(fan)
+            asked = self._answers.asked(target.session)  # now: it may be set anew while a model is loaded
+            claimed.options, claimed.stack, claimed.back = seeded(asked.preset), asked.adapters, fan.new.parent_id
+            work = self._draw(fan, claimed, asked) if kind is ColumnKind.DRAWS else self._search(fan, claimed, asked)
+            try:
+                await claimed.work(work, f"{kind} of session {session_id}")
+            finally:
+                await self._end(fan, claimed)
+
+    def _show(self, fan: Fan) -> None:
+        self._tell(ColumnsChanged(fan.session.id, fan.view()))
+
+    def _say(self, fan: Fan, words: str) -> None:
+        """What happens to those that the engine took down."""
+        fan.say(words)
+        if fan.strands and self._last.get(fan.session.id) is fan:
+            self._show(fan)
+
+    # ---- how ----------------------------------------------------------------------------------------------------------
+
+    async def _prompt(self, fan: Fan, claimed: Answer) -> tuple[Speaker, list[int]]:
+        """The model, and the ids before the place, all of them with their numbers."""
+        model = claimed.model = await self._supervisor.model()
+        fan.note, fan.began = "", time.monotonic()
+        self._supervisor.busy(True)
+        self._show(fan)
+        speaker = await self._answers.speaker(claimed, model)
+        segments = fan.segments()
+        check_tokens(model, fan.session, segments)
+        assert fan.new.parent_id is not None  # it goes on from an answer, or stands beside one
+        await self._tokeniser.before(fan.session, speaker, fan.new.parent_id)
+        prompt = fan.session.path_ids(segments)
+        await score_prompt(speaker, self._store, fan.session, segments, prompt, partial(self._read_on, fan, 0))
+        return speaker, prompt
+
+    def _read_on(self, fan: Fan, before: int, progress: PromptProgress) -> None:
+        fan.computed = before + progress.computed
+        fan.reused = max(progress.reused - before, 0)
+        left = progress.total - progress.done
+        note = f"reading {progress.done:,} of {progress.total:,} tokens" if left >= LONG_PROMPT else ""
+        if fan.running and note != fan.note:
+            fan.note = note
+            self._show(fan)
+
+    async def _draw(self, fan: Fan, claimed: Answer, asked: Asked) -> None:
+        speaker, prompt = await self._prompt(fan, claimed)
+        model, options = speaker.model, self._answers.settle_options(claimed, asked, speaker)
+        most = min(options.max_tokens or DRAWN_TOKENS, DRAWN_TOKENS)
+        options = replace(options, max_tokens=most, speculative=None)  # several are one forward a step already
+        if options.sampling.temperature == 0.0:
+            raise Refusal(
+                translate("Workbench", "the temperature is 0: all would say the same. Ask for beams, or give it some warmth")
+            )
+        if options.grammar is not None:
+            options = replace(options, grammar_prefix=said(fan))
+        first = max(options.branch, await self._sessions.next_branch(fan.session, options.seed))
+        options = replace(options, branch=first)
+        claimed.strands = fan.strands
+        strands = [await self._strand(fan, speaker, replace(options, branch=first + k)) for k in range(fan.wanted)]
+        for strand in strands:
+            strand.made_with = {**claimed.made_with, "options": plain_options(strand.options)}
+            strand.prompt = len(prompt)
+        self._show(fan)
+        read_on = partial(self._read_on, fan, fan.computed)
+        async with aclosing(model.continue_many_runs(prompt, fan.wanted, options, on_progress=read_on)) as runs:
+            async for branch, run in runs:
+                strand = strands[branch - options.branch]
+                assert strand.recorder is not None
+                ended = fan.take(strand, run)
+                strand.recorder.add(run)
+                self._tell(ColumnTokens(fan.session.id, strand.node_id, run, strand.logprob))
+                if ended:
+                    self._show(fan)
+
+    async def _search(self, fan: Fan, claimed: Answer, asked: Asked) -> None:
+        speaker, prompt = await self._prompt(fan, claimed)
+        model = speaker.model
+        watched: list[list[int]] = [[]]
+
+        def on_step(step: BeamStep) -> None:
+            watched[:] = [[*watched[p], t] for p, t in zip(step.parents, step.tokens, strict=True)]
+            if fan.running:
+                beams = zip(watched, step.logprobs, strict=True)
+                fan.beams = tuple(Column(-1 - i, spelt(model, ids), p) for i, (ids, p) in enumerate(beams))
+                self._show(fan)
+
+        options = beams_as(self._answers.settle_options(claimed, asked, speaker), fan)
+        read_on = partial(self._read_on, fan, fan.computed)
+        found = await model.beam_generate(prompt, options, adapters=speaker.adapters, on_progress=read_on, on_step=on_step)
+        fan.scores = [hypothesis.score for hypothesis in found]
+        for hypothesis in found:
+            strand = await self._strand(fan, speaker, GenerationOptions(adapters=speaker.adapters))
+            assert strand.recorder is not None
+            strand.made_with, strand.prompt = found_with(options, claimed.made_with), len(prompt)
+            fan.take(strand, hypothesis.run)
+            strand.recorder.add(hypothesis.run)
+            strand.logprob = hypothesis.logprob
+
+    async def _strand(self, fan: Fan, speaker: Speaker, options: GenerationOptions) -> Answer:
+        """One continuation, with a node of its own; the path that is shown stays."""
+        adding = asyncio.create_task(self._sessions.add(fan.session, fan.new, current=False), name="add a continuation")
+        stopped = False
+        while not adding.done():  # the store ends what it has begun: a node that is added is one of the fan's
+            try:
+                await asyncio.wait([adding])
+            except asyncio.CancelledError:
+                stopped = True
+        node = adding.result()
+        fan.session.runs[node.id] = EMPTY
+        strand = Answer(fan.session, node.id, options=options, began=fan.began, model=speaker.model)
+        strand.recorder = Recorder(self._store, node.id, speaker.numbers)
+        fan.strands.append(strand)
+        if stopped:
+            raise asyncio.CancelledError
+        return strand
+
+    # ---- the end ------------------------------------------------------------------------------------------------------
+
+    async def _end(self, fan: Fan, claimed: Answer) -> None:
+        """Everything that was said is written; what said nothing is taken away again."""
+        judge(claimed)
+        finish, message = claimed.finish, claimed.message
+        if finish == "engine_died":
+            message = message or STOPPED
+        fan.running, fan.note, fan.beams = False, message, ()
+        endings = [self._ending(fan, strand, finish) for strand in fan.strands]
+        unsaved = Endings(endings, fan.session)
+        try:
+            await unsaved.save(self._store)
+        except StoreError as fault:
+            fan.session.unsaved = unsaved
+            fan.note = translate("Workbench", "not saved yet: {0}").format(fault)
+            for ending in unsaved.left:
+                fan.session.notes[ending.node_id] = fan.note
+        await self._drop_silent(fan)
+        if fan.strands:
+            self._keep(fan.strands, partial(self._say, fan))
+        elif claimed.finish == "engine_died" and fan.session.tip is not None:  # nobody said anything
+            claimed.node_id = fan.session.tip
+            self._keep([claimed], partial(self._say, fan))
+        if finish == "engine_died" and claimed.model is not None:
+            await self._supervisor.died(claimed.model)
+        else:
+            self._supervisor.busy(len(self._answers.running) > 1)
+        await self._sessions.refresh(fan.session)
+        self._tell(ColumnsChanged(fan.session.id, fan.view() if fan.strands else None))
+        self._tell(SessionChanged(fan.session.view()))
+        self._tell(SessionsChanged())
+        self._progress()
+        if message and not fan.strands:
+            raise Refusal(message)
+
+    def _ending(self, fan: Fan, strand: Answer, finish: str) -> Ending:
+        if strand.node_id not in fan.ended:
+            strand.finish = finish
+        strand.reused, strand.computed = fan.reused, fan.computed
+        cut = CUTS.get(strand.finish, Finish.NONE)
+        run = fan.session.runs[strand.node_id] = ended_by(fan.session.runs.get(strand.node_id, EMPTY), cut)
+        stats = stats_of(strand, run)
+        if fan.scores:
+            place = fan.strands.index(strand)
+            stats |= {"beams": fan.wanted, "score": fan.scores[place]}
+            del stats["seed"], stats["sampling"]  # nothing was drawn
+        return Ending(strand.node_id, strand.finish, strand.incomplete, stats, content_of(run), strand.recorder, cut)
+
+    async def _drop_silent(self, fan: Fan) -> None:
+        """Takes away strands that ended before they said anything."""
+        for strand in list(fan.strands):
+            if strand.made:
+                continue
+            try:
+                await self._store.discard_node(strand.node_id)
+            except StoreError as fault:  # it stays where it is, empty
+                log.info("an empty continuation stays: %s", fault)
+            else:
+                fan.session.forget(strand.node_id)
+            fan.strands.remove(strand)

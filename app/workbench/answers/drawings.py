@@ -1,0 +1,198 @@
+"""How a token was drawn, from what is stored; and, where a model is asked, everything it might have said there."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from app.supervisor import Supervisor
+from app.workbench.answers.provenance import MADE, beams_of
+from app.workbench.answers.provenance_text import stack_words
+from app.workbench.prompt.prompt import check_tokens
+from app.workbench.prompt.speaker import Speaker
+from app.workbench.prompt.vocabulary import Vocabulary
+from app.workbench.refusals import GONE, stored
+from app.workbench.sessions.open_sessions import Sessions
+from app.workbench.setup.option_sources import spoken_name, with_weights
+from app.workbench.tree.runs import EMPTY
+from app.workbench.tree.session import OpenSession
+from runtime import EngineDiedError, GenerationOptions, LanguageModel, RuntimeFault, SamplingOptions
+from storage import NodeRow, SessionStore
+from ui import QT_TRANSLATE_NOOP, Drawing, Refusal, translate
+
+NO_MODEL = QT_TRANSLATE_NOOP("Workbench", "no model runs; send a message, or choose a model, and it starts")
+_SETTINGS = {field.name for field in fields(SamplingOptions)}
+
+
+class Drawn:
+    """Looks up draws.
+
+    Args:
+        store: Knows the names of models.
+        supervisor: Knows the model that runs.
+        sessions: The open sessions.
+        vocabulary: Knows the bytes of tokens.
+        in_work: The options of the answer that is being written into a node.
+        model: Gives the model, started where it does not run.
+        speaker: The model under the adapters of a session, which are brought in.
+    """
+
+    def __init__(
+        self,
+        store: SessionStore,
+        supervisor: Supervisor,
+        sessions: Sessions,
+        vocabulary: Vocabulary,
+        in_work: Callable[[int], GenerationOptions | None],
+        model: Callable[[], Awaitable[LanguageModel]],
+        speaker: Callable[[OpenSession, LanguageModel], Awaitable[Speaker]],
+    ) -> None:
+        self._store = store
+        self._supervisor = supervisor
+        self._sessions = sessions
+        self._vocabulary = vocabulary
+        self._in_work = in_work
+        self._model = model
+        self._speaker = speaker
+
+    async def drawing(self, session_id: int, node_id: int, index: int) -> Drawing | None:
+        """How token `index` of the turn was drawn; asks no model."""
+        session = self._sessions.opened(session_id)
+        place = session.locate(node_id, index)
+        if place is None:
+            return None
+        node, offset = place
+        model = self._supervisor.running
+        mine = None if model is None else await self._numbers_now(session, model)
+        theirs = node.kv_fingerprint or mine  # a node that is being written is the running model's
+        held = node.stats.get(MADE)
+        made = held if isinstance(held, Mapping) else {}
+        said = made.get("options")
+        seed, branch, sampling = ((said or node.stats).get(name) for name in ("seed", "branch", "sampling"))
+        options = self._in_work(node.id)
+        if options is not None:
+            seed, branch, sampling = options.seed, options.branch, options.sampling.given()
+        return Drawing(
+            sampling=self._settings(sampling),
+            seed=seed if isinstance(seed, int) else None,
+            branch=branch if isinstance(branch, int) else 0,
+            history=np.array(ids_before(session, node, offset), np.int32),
+            model=_maker(made) or await self._name_of(theirs, model),
+            stale=in_use(session, model, made) if model is not None and theirs != mine else "",
+            can_ask=model is not None and theirs == mine,
+            beams=beams_of(node),
+        )
+
+    async def whole_row(self, session_id: int, node_id: int, index: int) -> npt.NDArray[np.float32]:
+        """Raw log-probabilities before a token, from the model that runs.
+
+        Raises:
+            Refusal: None runs, or it cannot.
+        """
+        session = self._sessions.opened(session_id)
+        place = session.locate(node_id, index)
+        if place is None:
+            raise Refusal(translate("Workbench", GONE))
+        ids = ids_before(session, *place)
+        if not ids:
+            raise Refusal(translate("Workbench", "nothing stands before the first token: no model was asked for it"))
+        model = self._supervisor.running
+        if model is None:
+            raise Refusal(translate("Workbench", NO_MODEL))
+        return await self._asked(model, session, place[0], ids)
+
+    async def preview(self, session_id: int, node_id: int, index: int, token_id: int, most: int) -> Sequence[bytes]:
+        """The likeliest tokens after another token at a place, by queries: they go after all who chat. Nothing is saved.
+
+        Raises:
+            Refusal: There is no model, or it cannot.
+        """
+        session = self._sessions.opened(session_id)
+        place = session.locate(node_id, index)
+        if place is None:
+            raise Refusal(translate("Workbench", GONE))
+        model = await self._model()
+        ids = [*ids_before(session, *place), token_id]
+        words: list[bytes] = []
+        while len(words) < most and not model.is_eos(ids[-1]) and len(ids) < model.info.context_length:
+            row = await self._asked(model, session, place[0], ids)
+            ids.append(int(row.argmax()))
+            words.append(b"" if model.is_eos(ids[-1]) else model.decode_token(ids[-1]))
+        return [word for word in words if word]
+
+    async def _name_of(self, fingerprint: str | None, model: LanguageModel | None) -> str:
+        if fingerprint is None:
+            return ""
+        if model is not None and model.info.numbers_fingerprint == fingerprint:
+            return spoken_name(model.info)
+        known = await stored(self._store.model(fingerprint)) or {}
+        name = known.get("name")
+        return with_weights(name, known.get("quantisation")) if isinstance(name, str) else ""
+
+    async def _numbers_now(self, session: OpenSession, model: LanguageModel) -> str:
+        """What the model's numbers are filed under in a session; where its adapters cannot be used, nothing is."""
+        try:
+            return (await self._speaker(session, model)).numbers
+        except RuntimeFault:
+            return ""
+
+    async def _asked(
+        self, model: LanguageModel, session: OpenSession, node: NodeRow, ids: list[int]
+    ) -> npt.NDArray[np.float32]:
+        """``(vocab,)`` after `ids`.
+
+        Raises:
+            Refusal: The path was written with another tokenizer, or the model or an adapter cannot be used.
+        """
+        try:
+            check_tokens(model, session, session.tree.path(node.id))
+            speaker = await self._speaker(session, model)
+            return await model.next_token_logprobs(ids, adapters=speaker.adapters)
+        except EngineDiedError as fault:
+            await self._supervisor.died(model)
+            raise Refusal(str(fault)) from fault
+        except RuntimeFault as fault:
+            raise Refusal(str(fault)) from fault
+
+    def _settings(self, held: object) -> SamplingOptions | None:
+        """Stored settings; what a newer version wrote beside them is passed over."""
+        if not isinstance(held, Mapping):
+            return None
+        values: dict[str, Any] = {name: value for name, value in held.items() if name in _SETTINGS}
+        for name in ("banned_tokens", "dry_breakers", "order"):
+            if values.get(name) is not None:
+                values[name] = tuple(values[name])
+        if values.get("logit_bias"):
+            values["logit_bias"] = {int(token): float(bias) for token, bias in values["logit_bias"].items()}  # JSON's keys
+        try:
+            settings = SamplingOptions(**values).check()
+        except (RuntimeFault, TypeError):
+            return None
+        if settings.dry_multiplier:
+            settings = replace(settings, dry_breakers=self._vocabulary.holding(settings.dry_breakers))
+        return settings
+
+
+def _maker(made: Mapping[str, Any]) -> str:
+    name = made.get("model")
+    return with_weights(str(name), made.get("quantisation")) if name else ""
+
+
+def in_use(session: OpenSession, model: LanguageModel, made: Mapping[str, Any]) -> str:
+    """Who would answer now, where that is not who made an answer: the model, and its adapters where only they differ."""
+    if made.get("base") != model.info.kv_fingerprint:
+        return spoken_name(model.info)
+    choices = session.values.adapters if session.values is not None else ()
+    uses = [(choice.name, choice.scale) for choice in choices if choice.on] if choices else model.info.lora_stack
+    return translate("Workbench", "{0} with {1}").format(spoken_name(model.info), stack_words(uses))
+
+
+def ids_before(session: OpenSession, node: NodeRow, offset: int) -> list[int]:
+    """The ids of the path to token `offset` of a node, without it."""
+    path = session.tree.path(node.id)
+    own: list[int] = session.runs.get(node.id, EMPTY).ids.tolist()
+    return session.path_ids(path[:-1]) + own[:offset]

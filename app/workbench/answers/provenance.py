@@ -1,0 +1,193 @@
+"""How an answer was made: stored with it as plain data, read back, and made again; in words see `made_words`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from app.workbench.prompt.speaker import Speaker
+from app.workbench.setup.adapters import engine_name
+from app.workbench.setup.option_sources import DEFAULT
+from runtime import BeamOptions, GenerationOptions, InvalidRequestError, TokenRun, __version__
+from storage import NodeRow
+from ui import AdapterChoice, translate
+
+if TYPE_CHECKING:
+    from app.workbench.setup.setups import Asked
+    from runtime import ModelInfo, ResolvedOptions
+
+Int32 = npt.NDArray[np.int32]
+MADE = "made"  # in a stored answer's stats
+REPEATED = "repeated"  # there too: which answer it repeats, and where it parts from it
+CHANGED = "changed"  # there too: what it does not have of the answer that it goes on with
+CUT_SHORT = frozenset({"cancelled", "engine_died", "error", "app_ended"})  # ends that the model did not come to by itself
+
+_BEAMS = BeamOptions()
+SEARCHED = "beams"  # the kind of what a beam search found
+
+
+def made_with(resolved: ResolvedOptions, speaker: Speaker, asked: Asked, *, seed_was_chosen: bool) -> dict[str, Any]:
+    """What is stored of an answer at its beginning: every option that holds and who said so, the seed, and of which model."""
+    info = speaker.model.info
+    sources: dict[str, list[str]] = {}
+    for name, who in resolved.sources.items():
+        if name == "seed" and not seed_was_chosen:
+            who = DEFAULT
+        if who != DEFAULT:
+            sources.setdefault(who, []).append(name)
+    return {
+        "options": plain_options(resolved.options),
+        "sources": sources,
+        "model": info.name,
+        "backend": info.backend,
+        "device": info.device,
+        "dtype": info.precision,
+        "quantisation": info.quantisation,
+        "fingerprint": speaker.numbers,
+        "base": info.kv_fingerprint,
+        "adapters": [list(use) for use in (info.lora_stack if speaker.adapters is None else speaker.adapters)],
+        "stack": None if asked.adapters is None else [_kept(choice, info) for choice in asked.adapters if choice.on],
+        "preset": asked.preset_name,
+        "version": __version__,
+    }
+
+
+def found_with(options: BeamOptions, made: Mapping[str, Any]) -> dict[str, Any]:
+    """What is stored of what a beam search found.
+
+    Args:
+        options: The search's.
+        made: What `made_with` says of the session's answers; of its options only those hold that a search has.
+    """
+    plain = {f.name: _plain(getattr(options, f.name)) for f in fields(options)}
+    plain["grammar"] = None if options.grammar is None else asdict(options.grammar)
+    taken = ("stop", "eos_token_ids", "ignore_eos", "grammar")
+    sources = {who: kept for who, names in made["sources"].items() if (kept := [name for name in names if name in taken])}
+    asked = [name for name in ("length_penalty", "early_stopping") if getattr(options, name) != getattr(_BEAMS, name)]
+    sources["call"] = ["width", *asked, *sources.get("call", ())]
+    return {**made, "kind": SEARCHED, "options": plain, "sources": sources}
+
+
+def beams_of(node: NodeRow) -> int:
+    """How many beams the search had that found an answer; 0 where none did."""
+    width = node.stats.get("beams")
+    return width if isinstance(width, int) else 0
+
+
+def _kept(choice: AdapterChoice, info: ModelInfo) -> list[Any]:
+    digest = next((held.digest for held in info.adapters if held.name == engine_name(choice)), None)
+    return [choice.folder, choice.name, choice.scale, digest]
+
+
+def plain_options(options: GenerationOptions) -> dict[str, Any]:
+    """Every field as JSON has it; see `options_of`."""
+    plain: dict[str, Any] = {f.name: _plain(getattr(options, f.name)) for f in fields(options) if f.name != "sampling"}
+    plain["grammar"] = None if options.grammar is None else asdict(options.grammar)
+    plain["speculative"] = None if options.speculative is None else asdict(options.speculative)
+    return plain | {"sampling": {name: _plain(value) for name, value in options.sampling.given().items()}}
+
+
+def options_of(made: Mapping[str, Any]) -> GenerationOptions:
+    """The options an answer was made with.
+
+    Raises:
+        InvalidRequestError: They are not what this version knows.
+    """
+    return GenerationOptions.from_mapping(made["options"])
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Mapping():
+            return {str(key): _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+    return value
+
+
+def next_branch(nodes: Iterable[NodeRow], seed: int | None) -> int:
+    """The first number of a branch that no stored answer was drawn with under a seed: its draws are none of theirs."""
+    taken = (_branch_under(node, seed) for node in nodes)
+    return max((branch + 1 for branch in taken if branch is not None), default=0)
+
+
+def _branch_under(node: NodeRow, seed: int | None) -> int | None:
+    made = node.stats.get(MADE)
+    options = made.get("options") if isinstance(made, Mapping) else None
+    said = options if isinstance(options, Mapping) else node.stats
+    branch = said.get("branch", 0)
+    return branch if seed is not None and said.get("seed") == seed and isinstance(branch, int) else None
+
+
+# ---- once more --------------------------------------------------------------------------------------------------------
+
+
+def stack_made_with(made: Mapping[str, Any]) -> tuple[AdapterChoice, ...] | None:
+    """The adapters that a session had on its stack for an answer, none at all too; None: it left that to the model."""
+    stored = made.get("stack")
+    if not isinstance(stored, list) or (not stored and made.get("adapters")):  # earlier versions stored both as []
+        return None
+    found = []
+    for entry in stored:
+        match entry:
+            case [str(folder), str(name), (int() | float()) as scale, *_]:
+                found.append(AdapterChoice(folder, name, float(scale)))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """An answer that is made once more.
+
+    Attributes:
+        of: The node of the original.
+        made: What is stored of it; see `made_with`.
+        options: Those it was made with.
+        ids: The tokens that the model made of it, ``(n,)``.
+        cut_short: Whether it was stopped, or the engine died: it is compared as far as it was written.
+    """
+
+    of: int
+    made: Mapping[str, Any]
+    options: GenerationOptions
+    ids: Int32
+    cut_short: bool
+
+    @classmethod
+    def read(cls, node: NodeRow, run: TokenRun) -> Repeat:
+        """What the store says of an answer that can be repeated (see `refusal`), and its run.
+
+        Raises:
+            InvalidRequestError: It is not what this version knows.
+        """
+        made, count = node.stats[MADE], int(node.stats["generated"])
+        cut_short = node.finish_reason in CUT_SHORT
+        try:
+            options = options_of(made)
+        except (KeyError, TypeError, ValueError) as fault:  # InvalidRequestError is one
+            words = translate("Workbench", "this version cannot read how the answer was made ({0}); regenerate it")
+            raise InvalidRequestError(words.format(fault)) from fault
+        if not 0 < count <= len(run):
+            words = translate("Workbench", "{0:,} tokens were made, {1:,} are there; regenerate the answer instead")
+            raise InvalidRequestError(words.format(count, len(run)))
+        if cut_short:
+            options = replace(options, max_tokens=count)
+        return cls(node.id, made, options, run.ids[len(run) - count :], cut_short)
+
+    def outcome(self, ids: Int32, *, ended: bool) -> dict[str, Any]:
+        """What is stored with the repeated answer.
+
+        Args:
+            ids: The tokens made this time, ``(m,)``.
+            ended: Whether it came to its end; one that was stopped is compared as far as it came.
+        """
+        same = min(len(ids), len(self.ids))
+        differing = np.flatnonzero(ids[:same] != self.ids[:same])
+        parts_at = int(differing[0]) if len(differing) else None
+        if parts_at is None and ended and len(ids) != len(self.ids):
+            parts_at = same
+        return {"of": self.of, "parts_at": parts_at, "compared": same, "ended": ended or parts_at is not None}

@@ -1,0 +1,174 @@
+"""How an answer was made, in words, and why it cannot be made again exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from app.workbench.answers.provenance import MADE, REPEATED, beams_of, stack_made_with
+from app.workbench.prompt.speaker import Speaker
+from app.workbench.setup.option_sources import (
+    DEFAULT,
+    known_word,
+    named_options,
+    source_words,
+    stored_sources,
+)
+from runtime import LanguageModel
+from storage import NodeRow
+from ui import QT_TRANSLATE_NOOP, Made, Setting, translate
+
+NOT_KNOWN = QT_TRANSLATE_NOOP(
+    "Workbench", "how this answer was made was not stored yet when it was written; regenerate it instead"
+)
+FOUND = QT_TRANSLATE_NOOP(
+    "Workbench", "this answer was found by a beam search, nothing was drawn; ask for beams at its place, and it is found again"
+)
+NOTHING_MADE = QT_TRANSLATE_NOOP(
+    "Workbench", "there is nothing to repeat: the model said nothing here; regenerate the answer instead"
+)
+ENDS = (  # what ended an answer, as it is stored but for its underlines
+    QT_TRANSLATE_NOOP("Workbench", "eos"),
+    QT_TRANSLATE_NOOP("Workbench", "stop"),
+    QT_TRANSLATE_NOOP("Workbench", "length"),
+    QT_TRANSLATE_NOOP("Workbench", "context"),
+    QT_TRANSLATE_NOOP("Workbench", "cancelled"),
+    QT_TRANSLATE_NOOP("Workbench", "grammar"),
+    QT_TRANSLATE_NOOP("Workbench", "error"),
+    QT_TRANSLATE_NOOP("Workbench", "engine died"),
+    QT_TRANSLATE_NOOP("Workbench", "stop inside"),
+    QT_TRANSLATE_NOOP("Workbench", "app ended"),
+    QT_TRANSLATE_NOOP("Workbench", "edited"),
+)
+
+
+def refusal(node: NodeRow, speaker: Speaker | LanguageModel | None = None) -> str:
+    """Why an answer cannot be made again exactly; empty where it can."""
+    if beams_of(node):
+        return translate("Workbench", FOUND)
+    made = node.stats.get(MADE)
+    if not isinstance(made, Mapping):
+        return translate("Workbench", NOT_KNOWN)
+    if not node.stats.get("generated"):
+        return translate("Workbench", NOTHING_MADE)
+    strange = [use[1] for use in made.get("stack") or () if isinstance(use, list) and len(use) > 1 and use[0] is None]
+    if strange:
+        words = translate(
+            "Workbench", "this answer came from elsewhere, and was made with {0}: put that adapter on, and regenerate it"
+        )
+        return words.format(str(strange[0])[:80])
+    return "" if speaker is None else _another(made, speaker)
+
+
+def _another(made: Mapping[str, Any], speaker: Speaker | LanguageModel) -> str:
+    """Why what speaks now is not what made an answer; empty where it is."""
+    model = speaker.model if isinstance(speaker, Speaker) else speaker
+    numbers = speaker.numbers if isinstance(speaker, Speaker) else model.info.numbers_fingerprint
+    if numbers == made.get("fingerprint"):
+        return ""
+    same_base = model.info.kv_fingerprint == made.get("base")
+    if stack_made_with(made) is not None and same_base:  # its adapters can be brought in
+        changed = translate(
+            "Workbench",
+            "an adapter that this answer was made with is another one now; put the old one back, or regenerate it",
+        )
+        return changed if isinstance(speaker, Speaker) else ""
+    if same_base:
+        was, now = stack_words(made.get("adapters")), stack_words(model.info.lora_stack)
+        return translate("Workbench", "this answer was made with {0}, now it would be {1}").format(was, now)
+    name, engine = made.get("model"), made.get("backend")
+    if (name, engine) == (model.info.name, model.info.backend):
+        words = translate("Workbench", "this answer was made by {0} with other weights or another precision than it has now")
+        return words.format(name)
+    words = translate("Workbench", "this answer was made by {0} on {1}, not by {2} on {3}; choose that one first")
+    return words.format(name, engine, model.info.name, model.info.backend)
+
+
+def stack_words(adapters: Any) -> str:
+    """The adapters that were in force, each a name and a scale."""
+    uses = [f"{name} × {scale:g}" for name, scale in adapters or ()]
+    if not uses:
+        return translate("Workbench", "no adapters")
+    return translate("Workbench", "the adapters {0}").format(", ".join(uses))
+
+
+def repeat_note(stats: Mapping[str, Any]) -> str:
+    """What a repeated answer says of itself."""
+    told = stats.get(REPEATED)
+    if not isinstance(told, Mapping):
+        return ""
+    at = told.get("parts_at")
+    if isinstance(at, int):
+        return translate("Workbench", "differs from the original from its token {0:,} on").format(at + 1)
+    if told.get("ended"):
+        return translate("Workbench", "the same, token for token")
+    return translate("Workbench", "the same for {0:,} tokens").format(told.get("compared", 0))
+
+
+def how_made(node: NodeRow) -> Made | None:
+    """What is known of how an answer was made, for the window; None for one from before that was stored."""
+    made, stats = node.stats.get(MADE), node.stats
+    if not isinstance(made, Mapping):
+        return None
+    options = made.get("options") or {}
+    said_by = stored_sources(made)
+    named = named_options(options).items()
+    told = [(n.removeprefix("sampling."), words(v), said_by.get(n, DEFAULT)) for n, v in named]
+    told.sort(key=lambda setting: setting[2] == DEFAULT)
+    seed = "{0}" if "seed" in said_by else translate("Workbench", "{0} (drawn)")
+    found = translate("Workbench", "a beam search of {0} beams").format(beams_of(node))
+    facts = {
+        translate("Workbench", "model"): str(made.get("model")),
+        translate("Workbench", "engine"): " · ".join(str(made[n]) for n in ("backend", "device", "dtype") if made.get(n)),
+        translate("Workbench", "fingerprint"): str(made.get("fingerprint"))[:12],
+        translate("Workbench", "adapters"): stack_words(made.get("adapters")) if made.get("adapters") else "",
+        translate("Workbench", "found by"): found if beams_of(node) else "",
+        translate("Workbench", "score"): f"{stats['score']:.4f}" if isinstance(stats.get("score"), float) else "",
+        translate("Workbench", "seed"): "" if beams_of(node) else seed.format(options.get("seed")),
+        translate("Workbench", "prompt"): _tokens(stats.get("prompt")),
+        translate("Workbench", "generated"): _tokens(stats.get("generated")),
+        translate("Workbench", "guessed ahead"): _guesses(stats.get("drafted"), stats.get("accepted")),
+        translate("Workbench", "reused"): _tokens(stats.get("reused")),
+        translate("Workbench", "computed"): _tokens(stats.get("computed")),
+        translate("Workbench", "first token after"): _seconds(stats.get("first_token_seconds")),
+        translate("Workbench", "decoded in"): _seconds(stats.get("decode_seconds")),
+        translate("Workbench", "ended by"): known_word(str(node.finish_reason or "").replace("_", " "), ENDS),
+        translate("Workbench", "repeats"): repeat_note(stats),
+    }
+    settings = tuple(Setting(name, value, source_words(who)) for name, value, who in told)
+    return Made({name: words for name, words in facts.items() if words}, settings)
+
+
+def words(value: Any) -> str:
+    """A stored value, for people."""
+    match value:
+        case None:
+            return translate("Workbench", "none")
+        case bool():
+            return translate("Workbench", "yes") if value else translate("Workbench", "no")
+        case float():
+            return f"{value:g}"
+        case {"kind": kind, "source": source}:
+            return f"{kind} {source}"
+        case Mapping():
+            return ", ".join(f"{key}: {words(item)}" for key, item in value.items()) or translate("Workbench", "none")
+        case list():
+            return ", ".join(map(words, value)) or translate("Workbench", "none")
+    return str(value)
+
+
+def _tokens(count: Any) -> str:
+    if not isinstance(count, int):
+        return ""
+    return translate("Workbench", "1 token") if count == 1 else translate("Workbench", "{0:,} tokens").format(count)
+
+
+def _guesses(drafted: Any, accepted: Any) -> str:
+    if not (isinstance(drafted, int) and isinstance(accepted, int) and drafted > 0):
+        return _tokens(drafted)
+    kept = translate("Workbench", "{0}, {1:,} kept ({2} %)")
+    return kept.format(_tokens(drafted), accepted, 100 * accepted // drafted)
+
+
+def _seconds(seconds: Any) -> str:
+    return translate("Workbench", "{0:.2f} s").format(seconds) if isinstance(seconds, float) else ""

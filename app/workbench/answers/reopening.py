@@ -1,0 +1,124 @@
+"""An engine that died under an answer: the session is opened again from what is on the disk, once, and says so."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from app.faults import not_loaded
+from app.supervisor import Supervisor
+from app.workbench.answers.answer import Answer
+from app.workbench.background import Chores
+from app.workbench.sessions.open_sessions import Sessions
+from app.workbench.setup.setups import Setups
+from app.workbench.tree.session import OpenSession
+from runtime import EngineDiedError, RuntimeFault
+from ui import QT_TRANSLATE_NOOP, Event, Refusal, SessionChanged, translate
+
+log = logging.getLogger(__name__)
+UNDER_WAY = QT_TRANSLATE_NOOP(
+    "Workbench", "engine stopped; your text is kept. Starting it again, and reading this session anew…"
+)
+DONE = QT_TRANSLATE_NOOP(
+    "Workbench", "engine stopped; it was started again, and this session was reopened from its text: go on where it stopped"
+)
+AGAIN = QT_TRANSLATE_NOOP(
+    "Workbench",
+    "engine stopped, and stopped again while this session was reopened; your text is kept. Send again to restart it",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """What an engine took down with it."""
+
+    session: OpenSession
+    node_ids: Sequence[int]
+    tell_all: Callable[[str], None] | None
+
+    @property
+    def standing(self) -> int | None:
+        """Where to go on: what the engine took down, or where the session is, if that was taken away meanwhile."""
+        nodes = self.session.tree.nodes
+        return next((node_id for node_id in self.node_ids if node_id in nodes), self.session.tip)
+
+
+class Reopening:
+    """Starts an engine anew for the session whose answer it took down. All members belong to the window's loop.
+
+    Args:
+        sessions: The open sessions.
+        supervisor: Starts the engine.
+        setups: Know the adapters of a session.
+        chores: Take what nobody waits for.
+        busy: Whether an answer is in work in a session: that one starts the engine by itself.
+        tell: Takes events for the window.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        supervisor: Supervisor,
+        setups: Setups,
+        chores: Chores,
+        busy: Callable[[int], bool],
+        tell: Callable[[Event], None],
+    ) -> None:
+        self._sessions = sessions
+        self._supervisor = supervisor
+        self._setups = setups
+        self._chores = chores
+        self._busy = busy
+        self._tell = tell
+        self._tried: set[int] = set()  # sessions that were reopened, and in which nothing has gone well since
+
+    def after(self, answers: Sequence[Answer], tell_all: Callable[[str], None] | None = None) -> None:
+        """Answers of a session have ended; where the engine died under one, it is reopened soon, unless it was just before.
+
+        Args:
+            answers: One, or those that were made side by side.
+            tell_all: Says of the latter what happens to them.
+        """
+        session = answers[0].session
+        died = [answer for answer in answers if answer.finish == "engine_died"]
+        if not died:
+            if any(answer.made and answer.finish != "error" for answer in answers):  # one that says nothing proves nothing
+                self._tried.discard(session.id)
+        elif died[0].model is not None and session.id not in self._tried:  # else the engine died while it was loaded
+            self._tried.add(session.id)
+            lost = _Lost(session, [answer.node_id for answer in died], tell_all)
+            self._chores.start(self._reopen(lost), f"reopen session {session.id}")
+
+    async def _reopen(self, lost: _Lost) -> None:
+        session = lost.session
+        self._say(lost, translate("Workbench", UNDER_WAY))
+        model = None
+        try:
+            model = await self._supervisor.model()
+            speaker = await self._setups.speaker(session, model)
+            ids = session.path_ids(session.tree.path(lost.standing))
+            if 0 < len(ids) <= model.info.context_length:
+                await model.cache_kv_async(ids, adapters=speaker.adapters)
+        except EngineDiedError as fault:
+            if model is not None:
+                await self._supervisor.died(model)
+            self._say(lost, translate("Workbench", AGAIN) if model is not None else not_loaded(fault))
+        except (RuntimeFault, Refusal) as fault:
+            log.info("session %d was not reopened: %s", session.id, fault)
+            words = translate("Workbench", "engine stopped, and this session could not be reopened: {0}")
+            self._say(lost, words.format(fault))
+        else:
+            await self._sessions.find_warm(session)
+            self._say(lost, translate("Workbench", DONE))
+
+    def _say(self, lost: _Lost, words: str) -> None:
+        """Under each turn that still stands, and with the others beside it."""
+        session = lost.session
+        for node_id in lost.node_ids:
+            if node_id in session.tree.nodes and node_id not in session.states:
+                session.notes[node_id] = words
+        if lost.tell_all is not None:
+            lost.tell_all(words)
+        if not self._busy(session.id):
+            self._tell(SessionChanged(session.view()))

@@ -1,0 +1,269 @@
+"""Answers in work: one per session, from first to last token, on the screen and on the disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from app.faults import not_loaded
+from app.supervisor import Supervisor
+from app.workbench.answers.answer import Answer, live_stats
+from app.workbench.answers.completion import CUTS, Ending, judge, stats_of
+from app.workbench.answers.provenance import stack_made_with
+from app.workbench.answers.resolve_options import seeded, settled
+from app.workbench.answers.running import Claims
+from app.workbench.prompt.prompt import check_tokens
+from app.workbench.prompt.recorder import Recorder, ended_by, score_prompt
+from app.workbench.prompt.speaker import Speaker
+from app.workbench.setup.setups import Asked, Setups
+from app.workbench.tree.path_tokens import content_of
+from app.workbench.tree.runs import EMPTY, began, leading_template
+from app.workbench.tree.session import OpenSession
+from app.workbench.tree.turn_notes import turn_stats
+from runtime import Finish, GenerationOptions, LanguageModel, PromptProgress, RuntimeFault, TokenRun
+from storage import SessionStore, StoreError
+from ui import (
+    QT_TRANSLATE_NOOP,
+    EngineState,
+    Event,
+    Refusal,
+    SessionChanged,
+    TokensArrived,
+    TurnChanged,
+    TurnStatus,
+    translate,
+)
+
+STATUS_SECONDS = 0.25  # between two looks at the counters while a stream runs
+STARTING = QT_TRANSLATE_NOOP("Workbench", "starting the engine…")
+LONG_PROMPT = 256  # tokens still to be read that are worth a line
+
+Prepare = Callable[[Speaker], Awaitable[TokenRun]]  # gives the tokens a node begins with: header, picked token
+
+
+class Answers(Claims):
+    """Streams answers into open sessions.
+
+    Args:
+        store: Where nodes and tokens go.
+        supervisor: Gives the model.
+        setups: What sessions ask for, and their presets.
+        call: By the names of `GenerationOptions.from_mapping`; goes before the session, which goes before its preset.
+        tell: Takes events for the window.
+        on_progress: Called when counters changed.
+        keep: Called with answers that have ended and are written.
+    """
+
+    def __init__(
+        self,
+        store: SessionStore,
+        supervisor: Supervisor,
+        setups: Setups,
+        call: Mapping[str, Any],
+        tell: Callable[[Event], None],
+        on_progress: Callable[[], None],
+        keep: Callable[[Sequence[Answer]], None],
+    ) -> None:
+        super().__init__(store, lambda answer: setups.free(answer.stack or ()))
+        self._supervisor = supervisor
+        self._setups = setups
+        self._call = call
+        self._tell = tell
+        self._progress = on_progress
+        self._keep = keep
+        supervisor.subscribe(self._tell_start)
+
+    def asked(self, session: OpenSession) -> Asked:
+        """What a session asks of what begins now; it is kept to the end, whatever is set meanwhile."""
+        return self._setups.asked(session)
+
+    async def speaker(self, answer: Answer, model: LanguageModel) -> Speaker:
+        """The model under the adapters of an answer, which are brought in, and stay to its end.
+
+        Raises:
+            RuntimeFault: One of them cannot be used.
+        """
+        return Speaker.of(model, await self._setups.bring(model, answer.stack))
+
+    async def speaker_now(self, session: OpenSession, model: LanguageModel) -> Speaker:
+        """The model under the adapters that a session has on its stack now.
+
+        Raises:
+            RuntimeFault: One of them cannot be used.
+        """
+        return await self._setups.speaker(session, model)
+
+    def settle_options(self, answer: Answer, asked: Asked, speaker: Speaker) -> GenerationOptions:
+        """How an answer is drawn (see `asking.settled`)."""
+        return settled(answer, asked, speaker, self._call)
+
+    async def model(self) -> LanguageModel:
+        """The model that would answer.
+
+        Raises:
+            Refusal: There is none.
+        """
+        try:
+            return await self._supervisor.model()
+        except RuntimeFault as fault:
+            raise Refusal(not_loaded(fault)) from fault
+
+    async def require(self, made: Mapping[str, Any]) -> None:
+        """Brings in what an answer was made under, before anything is changed.
+
+        Raises:
+            Refusal: There is no model, or one of its adapters cannot be used.
+        """
+        await self._setups.require(await self.model(), stack_made_with(made) or ())
+
+    async def run(self, answer: Answer, node_id: int, prepare: Prepare) -> None:
+        """Streams the answer of an open node; returns when it has ended, however it did.
+
+        Raises:
+            StoreError: Its end could not be written; `settle` tries again.
+        """
+        answer.node_id, answer.session.states[node_id] = node_id, TurnStatus.WAITING
+        if self._supervisor.running is None:
+            answer.session.notes[node_id] = translate("Workbench", STARTING)
+        asked = self._setups.asked(answer.session)
+        answer.options = seeded(asked.preset)
+        if answer.repeats is not None:
+            answer.options = answer.repeats.options
+            asked = replace(asked, adapters=stack_made_with(answer.repeats.made))
+        answer.stack = asked.adapters
+        self._tell(SessionChanged(answer.session.view()))
+        try:
+            await answer.work(self._stream(answer, asked, prepare), f"answer {node_id}")
+        finally:
+            judge(answer)
+            await self._finish(answer)
+            if not answer.refused:
+                self._keep([answer])
+
+    # ---- the stream -------------------------------------------------------------------------------------------------
+
+    async def _stream(self, answer: Answer, asked: Asked, prepare: Prepare) -> None:
+        session, node_id = answer.session, answer.node_id
+        try:
+            model = answer.model = await self._supervisor.model()
+            answer.began = time.monotonic()
+        finally:
+            if session.notes.get(node_id, "").startswith(translate("Workbench", STARTING)):
+                del session.notes[node_id]
+        speaker = await self.speaker(answer, model)
+        options = settled(answer, asked, speaker, self._call)
+        self._tell(TurnChanged(session.id, session.last_turn()))
+        segments = session.tree.path(node_id)
+        check_tokens(model, session, segments)
+        known = await prepare(speaker)
+        self._supervisor.busy(True)
+        session.runs[node_id] = known
+        prompt = session.path_ids(segments)
+        answer.prompt = len(prompt)
+        recorder = answer.recorder = Recorder(self._store, node_id, speaker.numbers)
+        try:
+            await score_prompt(speaker, self._store, session, segments, prompt, partial(self._read_on, answer, 0))
+        finally:
+            recorder.add(session.runs[node_id])
+        for turn in session.turn_views():
+            if turn.role != "assistant":
+                self._tell(TurnChanged(session.id, turn))
+        session.states[node_id] = TurnStatus.STREAMING
+        self._tell(TurnChanged(session.id, session.last_turn()))
+        if len(known) and Finish(int(known.finish[-1])).by_eos:
+            answer.finish = "eos"
+            return
+        if options.grammar is not None:
+            options = replace(options, grammar_prefix=own_length(session))
+        read_on = partial(self._read_on, answer, answer.computed)
+        async with aclosing(model.generate_runs(prompt, options, on_progress=read_on)) as runs:
+            async for run in runs:
+                self._take(answer, run)
+                recorder.add(run)
+        if options.speculative is not None and (took := model.metrics().request(answer.request)) is not None:
+            answer.guesses = took.drafted, took.accepted
+
+    def _tell_start(self) -> None:
+        """Answers that wait for the engine say how far it is."""
+        if self._supervisor.state is not EngineState.STARTING:
+            return
+        for answer in self.running.values():
+            session = answer.session
+            if session.notes.get(answer.node_id, "").startswith(translate("Workbench", STARTING)):
+                session.notes[answer.node_id] = f"{translate('Workbench', STARTING)} {self._supervisor.reason}"
+                self._tell(TurnChanged(session.id, session.last_turn()))
+
+    def _read_on(self, answer: Answer, before: int, progress: PromptProgress) -> None:
+        """Counts what the prompt costs, on top of what was computed `before`; a long one says how far it is."""
+        if answer.node_id not in answer.session.states:  # it has ended; this was on its way
+            return
+        answer.computed, answer.request = before + progress.computed, progress.request
+        answer.reused = max(progress.reused - before, 0)  # what was computed a moment ago is found, but not saved
+        session, node_id = answer.session, answer.node_id
+        if progress.total - progress.done >= LONG_PROMPT:
+            session.notes[node_id] = f"reading {progress.done:,} of {progress.total:,} tokens"
+        elif session.notes.pop(node_id, None) is None:
+            return
+        self._tell(TurnChanged(session.id, session.last_turn()))
+
+    def _take(self, answer: Answer, run: TokenRun) -> None:
+        now = time.monotonic()
+        answer.first_token = answer.first_token or now
+        answer.last_token = now
+        answer.made += len(run)
+        session, node_id = answer.session, answer.node_id
+        session.runs.extend(node_id, run)
+        finish = Finish(int(run.finish[-1]))
+        if finish is not Finish.NONE:
+            answer.finish, answer.incomplete = finish.label or "", finish.incomplete
+        answer.logprob += float(np.nansum(run.logprob))
+        self._tell(TokensArrived(session.id, node_id, run))
+        if now - answer.told > STATUS_SECONDS:
+            answer.told = now
+            session.stats[node_id] = live_stats(answer)
+            self._progress()
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    async def _finish(self, answer: Answer) -> None:
+        session, node_id, given = answer.session, answer.node_id, answer.given
+        session.notes.pop(node_id, None)  # how far the reading was
+        session.has_hope = session.has_hope and not (answer.hopeless or answer.unloaded or answer.foreign)
+        run = session.runs.get(node_id, EMPTY)
+        if answer.recorder is None and given.fingerprint is not None and began(run):
+            answer.recorder = Recorder(self._store, node_id, given.fingerprint)  # no model came, but the pick is kept
+            answer.recorder.add(run)
+        elif answer.recorder is None:
+            session.runs[node_id] = run = EMPTY  # as on the disk
+        cut = CUTS.get(answer.finish, Finish.NONE)
+        session.runs[node_id] = run = ended_by(run, cut)
+        stats = stats_of(answer, run)
+        text = "" if answer.refused else content_of(run)  # or it could not be taken back
+        ending = Ending(node_id, answer.finish, answer.incomplete, stats, text, answer.recorder, cut)
+        session.states.pop(node_id, None)
+        if answer.first_token is not None:
+            session.stats[node_id] = turn_stats(stats)
+        try:
+            await ending.save(self._store)
+        except StoreError as fault:
+            session.unsaved = ending
+            session.states[node_id] = TurnStatus.PARTIAL
+            session.notes[node_id] = translate("Workbench", "not saved yet: {0}").format(fault)
+            raise
+        finally:
+            if answer.finish == "engine_died" and answer.model is not None:
+                await self._supervisor.died(answer.model)
+            else:
+                self._supervisor.busy(len(self.running) > 1)
+
+
+def own_length(session: OpenSession) -> int:
+    """Tokens of the turn at the end of the path that are the answer's own: what its form counts from."""
+    run = session.turn_run(session.tree.turns(session.tip)[-1])
+    return len(run) - leading_template(run)

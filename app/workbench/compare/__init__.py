@@ -1,0 +1,1 @@
+"""Comparisons: two branches, two models, turns of one session."""

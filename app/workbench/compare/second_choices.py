@@ -1,0 +1,124 @@
+"""What a path can be compared with: the same model otherwise, and what else is on the shelf."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from app.workbench.answers.provenance_text import stack_words
+from app.workbench.status import detail_of
+from ui import AdapterChoice, BackendChoice, SecondChoice, WeightsForm, translate
+
+if TYPE_CHECKING:
+    from runtime import ShelfEntry
+
+OTHER_DTYPES = {  # what a model may compute in instead, where its engine can: MLX takes ages for 16 bits on a processor
+    ("hf", "float32"): "bfloat16",
+    ("hf", "bfloat16"): "float32",
+    ("hf", "float16"): "float32",
+    ("mlx", "bfloat16"): "float32",
+    ("mlx", "float16"): "float32",
+}
+
+
+def second_choices(
+    source: str,
+    backends: Sequence[BackendChoice],
+    entries: Sequence[ShelfEntry],
+    stack: Sequence[AdapterChoice],
+    *,
+    dtype: str,
+    weights: str = "",
+    forms: Sequence[WeightsForm] = (),
+    set_weights: Callable[[str, str], str] = lambda _name, _backend: "",
+) -> list[SecondChoice]:
+    """What there is, the nearest first.
+
+    Args:
+        source: The model in use.
+        backends: The engines, the one in use marked.
+        entries: The shelf.
+        stack: The adapters of the session, those that are switched off among them.
+        dtype: What the model in use computes in; "" while none runs.
+        weights: The form that it holds its linear weights in.
+        forms: All that it could hold them in.
+        set_weights: The form that another model is loaded with, by its name, on an engine; "" that engine's own.
+    """
+    now = next((choice.name for choice in backends if choice.chosen), "auto")
+    name = next((entry.title for entry in entries if entry.name == source), source)
+    return [
+        *_other_adapters(source, now, name, stack),
+        *_other_engines(source, now, name, stack, backends, dtype),
+        *_other_weights(source, now, name, stack, forms, weights),
+        *(_other_model(entry, now, backends, set_weights) for entry in entries if entry.name != source),
+    ]
+
+
+def _other_adapters(source: str, backend: str, name: str, stack: Sequence[AdapterChoice]) -> list[SecondChoice]:
+    """The model under every other stack that is made of at most one adapter: its engine has them all."""
+    on = tuple(choice for choice in stack if choice.on)
+    wanted: list[tuple[AdapterChoice, ...]] = [(), *((replace(choice, on=True),) for choice in stack)]
+    return [
+        SecondChoice(source, backend, f"{name} with {words(each)}", adapters=each, same_engine=True)
+        for each in wanted
+        if each != on
+    ]
+
+
+def _other_engines(
+    source: str,
+    now: str,
+    name: str,
+    stack: Sequence[AdapterChoice],
+    backends: Sequence[BackendChoice],
+    dtype: str,
+) -> list[SecondChoice]:
+    on = tuple(choice for choice in stack if choice.on)
+    found = [
+        SecondChoice(source, choice.name, f"{name} on {choice.name}", adapters=on, problem=choice.problem)
+        for choice in backends
+        if not choice.chosen
+    ]
+    other = OTHER_DTYPES.get((now, dtype.rpartition(".")[2]))
+    if other is not None:
+        found.append(SecondChoice(source, now, f"{name} in {other}", adapters=on, dtype=other))
+    return found
+
+
+def _other_weights(
+    source: str, now: str, name: str, stack: Sequence[AdapterChoice], forms: Sequence[WeightsForm], held: str
+) -> list[SecondChoice]:
+    on = tuple(choice for choice in stack if choice.on)
+    return [
+        SecondChoice(
+            source,
+            now,
+            translate("Workbench", "{0} with {1} weights").format(name, form.name),
+            translate("Workbench", "perplexity {0}").format(form.cost) if form.cost else "",
+            adapters=on,
+            weights=form.name,
+        )
+        for form in forms
+        if form.name != held
+    ]
+
+
+def _other_model(
+    entry: ShelfEntry, now: str, backends: Sequence[BackendChoice], set_weights: Callable[[str, str], str]
+) -> SecondChoice:
+    here = [choice.name for choice in backends if not choice.problem]
+    runs = [name for name in here if name in entry.backends or not entry.backends]
+    problem = entry.problem if not entry.complete else ""
+    if not problem and not runs:
+        engines = translate("Workbench", " or ").join(entry.backends)
+        problem = translate("Workbench", "runs on {0}, which is not here").format(engines)
+    backend = now if now in runs or not runs else runs[0]
+    held = set_weights(entry.name, backend)
+    label = translate("Workbench", "{0} with {1} weights").format(entry.title, held) if held else entry.title
+    return SecondChoice(entry.name, backend, label, detail_of(entry), weights=held, problem=problem)
+
+
+def words(stack: Sequence[AdapterChoice]) -> str:
+    """Adapters as they are said."""
+    return stack_words([(choice.name, choice.scale) for choice in stack])

@@ -1,0 +1,192 @@
+"""The turns of a session in the order of how much they are like one of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from app.faults import not_loaded
+from app.supervisor import Supervisor
+from app.workbench.compare.similar_texts import Said, everything_said
+from app.workbench.compare.similar_vectors import Making, Vector, Vectors, limit_of, poolings_of
+from app.workbench.prompt.speaker import Speaker
+from app.workbench.refusals import GONE
+from app.workbench.setup.option_sources import spoken_name
+from app.workbench.tree.outline import outline
+from app.workbench.tree.session import OpenSession
+from runtime import EngineDiedError, MemoryBudgetError, RuntimeFault, UnsupportedFeatureError
+from storage import SessionStore
+from ui import ModelRefusal, OnCompared, Refusal, SimilarTurn, SimilarTurns, translate
+
+if TYPE_CHECKING:
+    from runtime import LanguageModel, Pooling
+
+WORDS: Final = 160  # characters of a turn that are told
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """What is compared."""
+
+    chosen: Said
+    others: Sequence[Said]
+    damaged: int  # that are left out
+
+
+class Looking:
+    """Compares turns.
+
+    Args:
+        store: Has what was said.
+        supervisor: Has the model.
+        speaker: The model under the adapters of a session, which are brought in.
+        vectors: Those that are remembered.
+    """
+
+    def __init__(
+        self,
+        store: SessionStore,
+        supervisor: Supervisor,
+        speaker: Callable[[OpenSession, LanguageModel], Awaitable[Speaker]],
+        vectors: Vectors,
+    ) -> None:
+        self._store = store
+        self._supervisor = supervisor
+        self._speaker = speaker
+        self._vectors = vectors
+
+    async def look(self, session: OpenSession, node_id: int, pooling: Pooling, progress: OnCompared) -> SimilarTurns:
+        """A turn beside all others.
+
+        Raises:
+            ModelRefusal: No model came, or it cannot make vectors.
+            Refusal: There is nothing to compare, or the engine ended half-way: what was made by then is remembered.
+        """
+        turns = await self._turns(session, node_id)
+        speaker = await self._speaker_now(session, progress)
+        comparing = translate("Workbench", "comparing turns")
+        making = Making(speaker, pooling, self._vectors, lambda done, total: progress(comparing, done, total))
+        vectors = await self._vectors_of(turns, speaker.model, making)
+        on_path = set(session.tree.ends(session.tip))
+        names = _branch_names(session, [one.node_id for one in turns.others if one.node_id not in on_path])
+        rows = await asyncio.to_thread(_rows, turns, vectors, on_path, names)
+        return SimilarTurns(
+            session_id=session.id,
+            node_id=node_id,
+            words=_words(turns.chosen.text),
+            pooling=pooling,
+            model=spoken_name(speaker.model.info),
+            rows=rows,
+            poolings=poolings_of(speaker.model),
+            limit=limit_of(speaker.model),
+            tokens=vectors[node_id].tokens,
+            damaged=turns.damaged,
+            computed=making.computed,
+        )
+
+    async def _turns(self, session: OpenSession, node_id: int) -> _Turns:
+        if node_id not in session.tree.nodes:
+            raise Refusal(translate("Workbench", GONE))
+        if node_id in session.states:
+            raise Refusal(translate("Workbench", "this turn is still being written; look again when it has ended"))
+        chosen: Said | None = None
+        others: list[Said] = []
+        damaged = 0
+        async for one in everything_said(self._store, session):
+            if one.node_id == node_id:
+                chosen = one
+            elif one.damaged:
+                damaged += 1
+            elif one.text.strip():
+                others.append(one)
+        if chosen is None:
+            raise Refusal(translate("Workbench", GONE))
+        if chosen.damaged:
+            raise Refusal(translate("Workbench", "this turn is damaged: its text cannot be relied on. Choose another one"))
+        if not chosen.text.strip():
+            raise Refusal(translate("Workbench", "this turn has no words to compare. Choose another one"))
+        if not others:
+            raise Refusal(translate("Workbench", "no other turn has words yet: send a message, then look again"))
+        return _Turns(chosen, others, damaged)
+
+    async def _speaker_now(self, session: OpenSession, progress: OnCompared) -> Speaker:
+        if self._supervisor.running is None:
+            progress(translate("Workbench", "starting the engine"), 0, 0)
+        try:
+            model = await self._supervisor.model()
+        except EngineDiedError as fault:
+            raise Refusal(not_loaded(fault)) from fault
+        except RuntimeFault as fault:
+            raise ModelRefusal(not_loaded(fault)) from fault
+        try:
+            return await self._speaker(session, model)
+        except EngineDiedError as fault:
+            await self._supervisor.died(model)
+            raise Refusal(translate("Workbench", "the engine stopped; try again to restart it")) from fault
+        except RuntimeFault as fault:
+            raise Refusal(str(fault)) from fault
+
+    async def _vectors_of(self, turns: _Turns, model: LanguageModel, making: Making) -> Mapping[int, Vector]:
+        try:
+            return await making.vectors([turns.chosen, *turns.others])
+        except RuntimeFault as fault:
+            if self._supervisor.running is not model:  # it was exchanged, or somebody else met its end first
+                words = translate("Workbench", "the model was exchanged meanwhile; try again to compare under the new one")
+                raise Refusal(words) from fault
+            if isinstance(fault, EngineDiedError):
+                await self._supervisor.died(model)
+                words = translate(
+                    "Workbench", "the engine stopped; {0:,} of {1:,} turns are done and remembered. Try again to restart it"
+                )
+                raise Refusal(words.format(making.done, 1 + len(turns.others))) from fault
+            if isinstance(fault, UnsupportedFeatureError):
+                raise ModelRefusal(str(fault)) from fault
+            if isinstance(fault, MemoryBudgetError):  # it names the text by its place in a batch
+                words = translate("Workbench", "a turn is too long to be compared: {0}")
+                raise Refusal(words.format(str(fault).rpartition("]: ")[2])) from fault
+            raise Refusal(str(fault)) from fault
+
+
+def _rows(
+    turns: _Turns, vectors: Mapping[int, Vector], on_path: Collection[int], names: Mapping[int, str]
+) -> tuple[SimilarTurn, ...]:
+    """By the cosine of the vectors, which have length 1; blocking, any thread."""
+    others = np.stack([vectors[one.node_id].values for one in turns.others])  # (n, hidden)
+    cosines = np.clip(others @ vectors[turns.chosen.node_id].values, -1.0, 1.0)  # (n,)
+    rows = [
+        SimilarTurn(
+            node_id=one.node_id,
+            role=one.role,
+            words=_words(one.text),
+            similarity=float(cosine),
+            on_path=one.node_id in on_path,
+            branch=names.get(one.node_id, ""),
+            tokens=vectors[one.node_id].tokens,
+        )
+        for one, cosine in zip(turns.others, cosines, strict=True)
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.similarity))  # those alike as they were said
+
+
+def _branch_names(session: OpenSession, node_ids: Sequence[int]) -> dict[int, str]:
+    """What the branches are called in the outline that turns stand on, by the turns' nodes."""
+    names = {row.node_id: row.name for row in outline(session.tree, session.tip, session.pruned)}  # the last part of each
+    nodes, found = session.tree.nodes, {}
+    for node_id in node_ids:
+        climbed: list[int] = []
+        at: int | None = node_id
+        while at is not None and at not in names:
+            climbed.append(at)
+            at = nodes[at].parent_id
+        name = "" if at is None else names[at]
+        names.update(dict.fromkeys(climbed, name))
+        found[node_id] = name
+    return found
+
+
+def _words(text: str) -> str:
+    return " ".join(text[: 4 * WORDS].split())[:WORDS]

@@ -1,0 +1,194 @@
+"""Vectors of turns: those that are remembered, and the others in batches from the model that runs."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from app.workbench.compare.similar_texts import Said
+from app.workbench.prompt.speaker import Speaker
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from runtime import LanguageModel, Pooling, PromptProgress
+
+
+LONGEST: Final = 4096  # tokens that are read of a turn; fewer where the context is smaller
+BATCH_BYTES: Final = 4096  # of text: so much is done between two words of how far it is
+BATCH_TURNS: Final = 64
+AROUND: Final = 8  # tokens that a tokenizer may put around a text, and in front of its first letter
+FIRST_TOKENS: Final = ("[CLS]", "<cls>")  # that a vocabulary has where a model was trained to sum a text up in its first one
+
+OnDone = Callable[[int, int], None]  # turns, of how many
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A text whose vector nobody remembers: as much of it as is read."""
+
+    key: Key
+    text: str
+    tokens: int  # see `Vector`
+
+
+def limit_of(model: LanguageModel) -> int:
+    """Tokens that are read of a turn at most."""
+    return min(LONGEST, model.info.context_length)
+
+
+def poolings_of(model: LanguageModel) -> tuple[Pooling, ...]:
+    """Ways to make a vector of hidden states that say something of a text under this model."""
+    usual: tuple[Pooling, ...] = ("mean", "last", "max")
+    pieces = model.str_vocab
+    return (*usual, "cls") if any(token in pieces for token in FIRST_TOKENS) else usual
+
+
+class Making:
+    """Makes the vectors of one look. What was made stays remembered, however that ends.
+
+    Args:
+        speaker: The model, and the adapters that it is under.
+        pooling: How vectors are made of hidden states.
+        vectors: Those that are remembered.
+        told: Hears how many turns have theirs.
+
+    Attributes:
+        done: Turns that have their vector.
+        computed: Tokens that were pushed through the model, padding too.
+    """
+
+    def __init__(self, speaker: Speaker, pooling: Pooling, vectors: Vectors, told: OnDone) -> None:
+        self._speaker, self._pooling, self._vectors, self._told = speaker, pooling, vectors, told
+        self.done = self.computed = 0
+
+    async def vectors(self, said: Sequence[Said]) -> Mapping[int, Vector]:
+        """One for each turn, by its node.
+
+        Raises:
+            RuntimeFault: The engine ended, or the model cannot.
+        """
+        keys = await asyncio.to_thread(self._keys, said)
+        texts = {keys[one.node_id]: one.text for one in said}
+        found = {key: vector for key in texts if (vector := self._vectors.get(key)) is not None}
+        self._tell(keys, found)
+        missing = [await self._cut(key, text) for key, text in texts.items() if key not in found]
+        for batch in _batches(missing):
+            found.update(await self._made(batch))
+            self._tell(keys, found)
+        return {node_id: found[key] for node_id, key in keys.items()}
+
+    def _keys(self, said: Sequence[Said]) -> Mapping[int, Key]:
+        return {one.node_id: Key.of(self._speaker.numbers, self._pooling, one.text) for one in said}
+
+    def _tell(self, keys: Mapping[int, Key], found: Mapping[Key, Vector]) -> None:
+        self.done = sum(key in found for key in keys.values())
+        self._told(self.done, len(keys))
+
+    async def _cut(self, key: Key, text: str) -> _Wanted:
+        """As much of a text as is read; no token is shorter than a byte, so that few texts need to be counted."""
+        model, limit = self._speaker.model, limit_of(self._speaker.model)
+        if len(text.encode(errors="surrogatepass")) + AROUND <= limit:
+            return _Wanted(key, text, 0)
+        ids = await model.tokenize_async(text)
+        tokens, kept = len(ids), limit
+        while len(ids) > limit:
+            pieces = b"".join(map(model.decode_token, ids[:kept]))
+            beginning = text[: max(len(pieces.decode(errors="ignore")), 1)]
+            ids, kept = await model.tokenize_async(beginning), kept - AROUND  # a word that was cut may have more tokens
+            if len(ids) <= limit or kept <= 0:
+                return _Wanted(key, beginning, tokens)
+        return _Wanted(key, text, 0)
+
+    async def _made(self, batch: Sequence[_Wanted]) -> dict[Key, Vector]:
+        computed = 0
+
+        def count(progress: PromptProgress) -> None:
+            nonlocal computed
+            computed = progress.computed
+
+        rows = await self._speaker.model.embed(
+            [one.text for one in batch], self._pooling, adapters=self._speaker.adapters, on_progress=count
+        )
+        self.computed += computed
+        found = {one.key: Vector(row.copy(), one.tokens) for one, row in zip(batch, rows, strict=True)}
+        for key, vector in found.items():
+            self._vectors.put(key, vector)
+        return found
+
+
+def _batches(wanted: Sequence[_Wanted]) -> Iterator[list[_Wanted]]:
+    """Texts of about one length together, for those are computed as one; the shortest first."""
+    batch: list[_Wanted] = []
+    size = 0
+    for one in sorted(wanted, key=lambda one: len(one.text)):
+        length = len(one.text.encode(errors="surrogatepass"))
+        if batch and (size + length > BATCH_BYTES or len(batch) == BATCH_TURNS):
+            yield batch
+            batch, size = [], 0
+        batch.append(one)
+        size += length
+    if batch:
+        yield batch
+
+
+BUDGET: Final = 128 << 20  # bytes: those of 50,000 turns of a small model, of 8,000 of a large one
+
+
+class Key(NamedTuple):
+    """What makes a vector what it is."""
+
+    numbers: str  # the model under its adapters, as its numbers are filed
+    pooling: Pooling
+    text: bytes  # digest
+
+    @classmethod
+    def of(cls, numbers: str, pooling: Pooling, text: str) -> Key:
+        """Of a text, however long."""
+        return cls(numbers, pooling, hashlib.sha256(text.encode(errors="surrogatepass")).digest())
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """What a model made of a text.
+
+    Attributes:
+        values: ``(hidden,) float32``, of length 1.
+        tokens: That the text has, where it was too long and only its beginning was read; else 0.
+    """
+
+    values: npt.NDArray[np.float32]
+    tokens: int = 0
+
+
+class Vectors:
+    """As many as fit into a budget. The window's loop only."""
+
+    def __init__(self, budget: int = BUDGET) -> None:
+        self._budget = budget
+        self._held: OrderedDict[Key, Vector] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, key: Key) -> Vector | None:
+        """The vector, if it is remembered."""
+        found = self._held.get(key)
+        if found is not None:
+            self._held.move_to_end(key)
+        return found
+
+    def put(self, key: Key, vector: Vector) -> None:
+        """Remembers it; the same again changes nothing."""
+        if key in self._held:
+            return
+        self._held[key] = vector
+        self._bytes += vector.values.nbytes
+        while self._bytes > self._budget:
+            self._bytes -= self._held.popitem(last=False)[1].values.nbytes

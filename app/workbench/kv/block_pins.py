@@ -1,0 +1,101 @@
+"""The KV of pinned sessions stays in the block file, however much others save."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from app.supervisor import Supervisor
+from app.workbench.background import Chores
+from runtime import EngineDiedError, LanguageModel, RuntimeFault, block_keys
+from storage import SessionStore, StoreError
+
+log = logging.getLogger(__name__)
+Uses = Sequence[str | tuple[str, float]] | None  # adapters as a request names them
+PIN: Final = "sessions"  # one pin for all: whoever was unpinned or deleted meanwhile is not in it any more
+
+
+class BlockPins:
+    """Names the blocks of pinned sessions to the engine, which alone has the block file. Members belong to the window's loop.
+
+    Args:
+        store: Knows which sessions are pinned, and their tokens.
+        supervisor: Gives the model, if it runs.
+        chores: Takes what nobody waits for.
+    """
+
+    def __init__(self, store: SessionStore, supervisor: Supervisor, chores: Chores) -> None:
+        self._store = store
+        self._supervisor = supervisor
+        self._chores = chores
+        self._keys: dict[int, dict[bytes, None]] = {}  # of pinned sessions
+        self._telling = asyncio.Lock()
+        self._told: LanguageModel | None = None  # the last model that heard of them
+        supervisor.subscribe(self._started)
+
+    def changed(self) -> None:
+        """Other sessions are pinned than before, some time soon the engine hears of it."""
+        self._chores.start(self.refresh(), "pin KV")
+
+    def _started(self) -> None:
+        model = self._supervisor.running
+        if model is not None and model is not self._told:
+            self._told = model
+            self.changed()
+
+    async def refresh(self) -> None:
+        """The blocks of the sessions that are pinned now stay, and no others."""
+        async with self._telling:  # one after the other: the last one read the list last
+            await self._refresh()
+
+    async def _refresh(self) -> None:
+        from app.portable_kv import keys_of  # the window opens without it
+
+        model = self._supervisor.running
+        if not _has_blocks(model):
+            return
+        try:
+            pinned = [row.id for row in await self._store.sessions() if row.pinned]
+            known = {number: keys for number, keys in self._keys.items() if number in pinned}
+            for number in pinned:
+                if number not in known:
+                    known[number] = dict.fromkeys(await keys_of(self._store, number))
+        except StoreError as fault:
+            log.info("the KV of pinned sessions is not held: %s", fault)
+            return
+        self._keys = known
+        await self._tell(model)
+
+    @property
+    def any(self) -> bool:
+        """Whether the KV of any session is pinned."""
+        return any(self._keys.values())
+
+    async def saved(self, model: LanguageModel, session_id: int, adapters: Uses, ids: Sequence[int]) -> None:
+        """A path of a session was saved that was computed under adapters; where that session is pinned, it stays."""
+        async with self._telling:
+            keys, ends = self._keys.get(session_id), (len(ids), len(ids) - 1)
+            if keys is None:
+                return
+            try:
+                uses = model.info.uses_under(adapters)
+            except RuntimeFault as fault:  # one was unloaded meanwhile
+                log.info("the KV of a pinned session is not held: %s", fault)
+                return
+            keys |= dict.fromkeys(block_keys(model.info.kv_fingerprint, ids, ends, uses))
+            await self._tell(model)
+
+    async def _tell(self, model: LanguageModel | None) -> None:
+        assert model is not None  # it has blocks
+        try:
+            await model.pin_blocks_async(PIN, [key for keys in self._keys.values() for key in keys])
+        except EngineDiedError:
+            await self._supervisor.died(model)
+        except RuntimeFault as fault:
+            log.info("the KV of pinned sessions is not held: %s", fault)
+
+
+def _has_blocks(model: LanguageModel | None) -> bool:
+    return model is not None and bool(model.info.options.get("blocks"))

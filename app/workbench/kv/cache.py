@@ -1,0 +1,202 @@
+"""The KV cache of the model that runs, as the window shows it (`ui.CacheCommands`)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import numpy as np
+
+from app.supervisor import Supervisor
+from app.workbench.prompt.prompt import check_tokens
+from app.workbench.prompt.speaker import Speaker
+from app.workbench.prompt.vocabulary import Vocabulary
+from app.workbench.sessions.open_sessions import Sessions
+from app.workbench.setup.adapters import in_words
+from app.workbench.tree.session import OpenSession
+from runtime import AdapterInfo, CacheReport, EdgeReport, EngineDiedError, LanguageModel, RuntimeFault
+from ui import QT_TRANSLATE_NOOP, CacheCheck, CacheView, EdgeView, Refusal, translate
+
+T = TypeVar("T")
+NO_MODEL: Final = QT_TRANSLATE_NOOP(
+    "Workbench", "no model runs, so nothing is cached; send a message, or choose a model, and it starts"
+)
+SHOWN_EDGES: Final = 5
+TAIL_TOKENS: Final = 6
+MOST_CHECKED: Final = 2048  # tokens; without the cache they are one forward, which nobody else can interrupt
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A pin: in which engine, its number, and how many tokens it holds."""
+
+    model: LanguageModel
+    pin: int
+    tokens: int
+
+
+class Caching:
+    """Looks at the cache, empties it, keeps paths in it.
+
+    Args:
+        supervisor: Gives the model, if it runs.
+        sessions: The open sessions.
+        vocabulary: Knows the bytes of tokens.
+        speaker: The model under the adapters of a session.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        sessions: Sessions,
+        vocabulary: Vocabulary,
+        speaker: Callable[[OpenSession, LanguageModel], Awaitable[Speaker]],
+    ) -> None:
+        self._supervisor = supervisor
+        self._sessions = sessions
+        self._vocabulary = vocabulary
+        self._speaker = speaker
+        self._kept: dict[int, _Kept] = {}  # by session
+
+    def view(self, session_id: int) -> CacheView | None:
+        """As the engine last told."""
+        model = self._supervisor.running
+        if model is None:
+            return None
+        report, kept = model.cache_report(), self._kept.get(session_id)
+        held = kept is not None and kept.model is model and report.pins > 0
+        return self._shown(report, model.info.adapters, kept.tokens if kept is not None and held else None)
+
+    async def clear(self) -> None:
+        """Drops all of it.
+
+        Raises:
+            Refusal: No model runs, or its engine ended.
+        """
+        model = self._running()
+        for kept in self._kept.values():
+            if kept.model is model:
+                model.unpin(kept.pin)
+        self._kept.clear()
+        await self._asked(model, model.clear_cache_async())
+
+    async def keep(self, session_id: int, *, keep: bool) -> None:
+        """Pins the path that is shown, or lets it go.
+
+        Raises:
+            Refusal: No model runs, nothing of the path is in memory, or its engine ended.
+        """
+        model = self._running()
+        kept = self._kept.pop(session_id, None)
+        mine = kept if kept is not None and kept.model is model else None
+        if not keep:
+            if mine is not None:
+                await self._asked(model, model.unpin_async(mine.pin))
+            return
+        ids, speaker = await self._path(session_id, model)
+        pin = mine.pin if mine is not None else None
+        pinned = await self._asked(model, model.pin_async(ids, pin, adapters=speaker.adapters))
+        if not pinned.tokens:
+            await self._asked(model, model.unpin_async(pinned.pin))
+            raise Refusal(translate("Workbench", "nothing of this path is in memory yet; send a message, and pin it then"))
+        self._kept[session_id] = _Kept(model, pinned.pin, pinned.tokens)
+
+    async def check(self, session_id: int) -> CacheCheck:
+        """What follows the path, by the cache and without it.
+
+        Raises:
+            Refusal: No model runs, the path is empty or another tokenizer's, or the engine ended.
+        """
+        model = self._running()
+        ids, speaker = await self._path(session_id, model)
+        ids = ids[:MOST_CHECKED]
+        cached = await self._asked(model, model.next_token_logprobs(ids, adapters=speaker.adapters))
+        anew = await self._asked(model, model.next_token_logprobs_uncached_async(ids, adapters=speaker.adapters))
+        both = np.isfinite(cached) & np.isfinite(anew)  # padded entries of a vocabulary are minus infinity in both
+        difference = np.abs(cached[both].astype(np.float64) - anew[both].astype(np.float64))
+        return CacheCheck(
+            difference=float(difference.max(initial=0.0)),
+            tokens=len(ids),
+            entries=int(both.sum()),
+            same_first=bool(cached.argmax() == anew.argmax()),
+        )
+
+    def _running(self) -> LanguageModel:
+        model = self._supervisor.running
+        if model is None:
+            raise Refusal(translate("Workbench", NO_MODEL))
+        return model
+
+    async def _path(self, session_id: int, model: LanguageModel) -> tuple[list[int], Speaker]:
+        await self._sessions.read_whole(session_id)
+        session = self._sessions.opened(session_id)
+        path = session.tree.path(session.tip)
+        ids = session.path_ids(path)
+        if not ids:
+            raise Refusal(translate("Workbench", "this session has no tokens yet; send a message first"))
+        try:
+            check_tokens(model, session, path)
+            return ids, await self._speaker(session, model)
+        except RuntimeFault as fault:
+            raise Refusal(str(fault)) from fault
+
+    async def _asked(self, model: LanguageModel, answer: Awaitable[T]) -> T:
+        try:
+            return await answer
+        except EngineDiedError as fault:
+            await self._supervisor.died(model)
+            raise Refusal(str(fault)) from fault
+        except RuntimeFault as fault:
+            raise Refusal(str(fault)) from fault
+
+    def _shown(self, report: CacheReport, adapters: Sequence[AdapterInfo], kept: int | None) -> CacheView:
+        return CacheView(
+            edges=report.edges,
+            tokens=report.tokens,
+            bytes=report.bytes,
+            budget=report.budget,
+            leases=report.leases,
+            leased_bytes=report.leased_bytes,
+            hits=report.hits,
+            misses=report.misses,
+            pins=report.pins,
+            working_bytes=report.working_bytes,
+            found=report.last_prefix,
+            ended=report.last_reason,
+            kept=kept,
+            largest=tuple(self._edge(edge, adapters) for edge in report.largest[:SHOWN_EDGES]),
+        )
+
+    def _edge(self, edge: EdgeReport, adapters: Sequence[AdapterInfo]) -> EdgeView:
+        data = b"".join(self._vocabulary.bytes_of(token) for token in edge.tail[-TAIL_TOKENS:])
+        return EdgeView(data.decode(errors="replace"), edge.tokens, edge.bytes, edge.leases, in_words(edge.stack, adapters))
+
+
+class CacheMembers(ABC):
+    """See `ui.CacheCommands`; members of `AppWorkbench`."""
+
+    _caching: Caching
+
+    @abstractmethod
+    def _refresh_status(self) -> None:
+        """Tells the windows how the engine is."""
+
+    def cache(self, session_id: int) -> CacheView | None:
+        """As the engine last told."""
+        return self._caching.view(session_id)
+
+    async def clear_cache(self) -> None:
+        """Drops all KV in memory."""
+        await self._caching.clear()
+        self._refresh_status()
+
+    async def keep_path(self, session_id: int, keep: bool) -> None:  # a state, not an option
+        """Keeps the path that is shown in memory, or lets it go."""
+        await self._caching.keep(session_id, keep=keep)
+        self._refresh_status()
+
+    async def check_uncached(self, session_id: int) -> CacheCheck:
+        """What follows the path that is shown, by the cache and without it."""
+        return await self._caching.check(session_id)

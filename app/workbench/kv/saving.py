@@ -1,0 +1,153 @@
+"""What the engine has computed goes into its block file after each turn, in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from app.supervisor import Supervisor
+from app.workbench.answers.answer import Answer
+from app.workbench.kv.block_pins import BlockPins
+from runtime import EngineDiedError, LanguageModel, RuntimeFault
+from storage import SessionStore, StoreError
+from ui import Refusal, translate
+
+log = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Asks the engine to save the paths of answers that have ended. All members belong to the window's loop.
+
+    Args:
+        store: Remembers where paths ended when they were saved.
+        supervisor: Gives the model, if it runs.
+        pins: Hears of what was saved.
+        on_note: Called when `note` is another one.
+
+    Attributes:
+        note: Why the last path that was saved was not kept whole; "" where it was.
+    """
+
+    def __init__(
+        self, store: SessionStore, supervisor: Supervisor, pins: BlockPins, on_note: Callable[[], None] = lambda: None
+    ) -> None:
+        self.note = ""
+        self._on_note = on_note
+        self._store = store
+        self._supervisor = supervisor
+        self._pins = pins
+        self._saving: dict[int, asyncio.Task[None]] = {}  # by session
+        self._next: dict[int, list[Answer]] = {}  # that ended while an earlier one of their session was saved
+        self._ends: dict[int, dict[int, int]] = {}  # tokens of the paths that were saved, by session and last node
+
+    def keep(self, answer: Answer) -> None:
+        """Saves the path of an answer that has ended; never waits."""
+        model = answer.model
+        if model is None or model is not self._supervisor.running or not model.info.options.get("blocks"):
+            return
+        session_id = answer.session.id
+        if session_id in self._saving:
+            self._next.setdefault(session_id, []).append(answer)
+            return
+        task = asyncio.create_task(self._save(model, answer), name=f"keep session {session_id}")
+        self._saving[session_id] = task
+        task.add_done_callback(lambda _: self._ended(session_id))
+
+    async def close(self, seconds: float) -> None:
+        """Waits for what is being saved, for so long; the rest is dropped: it is a cache."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while self._saving and (left := deadline - loop.time()) > 0:  # one that ends may begin the next of its session
+            await asyncio.wait(list(self._saving.values()), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(0)  # its end is heard of
+        self._next.clear()
+        tasks = list(self._saving.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _ended(self, session_id: int) -> None:
+        del self._saving[session_id]
+        for answer in self._next.pop(session_id, []):  # one is saved, the others wait again
+            self.keep(answer)
+
+    async def _save(self, model: LanguageModel, answer: Answer) -> None:
+        session = answer.session
+        try:
+            ids = session.path_ids(session.tree.path(answer.node_id))
+        except Refusal as refusal:  # part of it is not read; it is a cache
+            log.info("session %d was not kept: %s", session.id, refusal)
+            return
+        if not ids or len(ids) > model.info.context_length:
+            return
+        try:
+            ends = await self._ends_of(session.id)
+            node, replaces = self._replaced(answer, ends)
+            saved = await model.save_blocks_async(ids, adapters=answer.options.adapters, replaces=replaces)
+        except EngineDiedError:
+            await self._supervisor.died(model)
+        except RuntimeFault as fault:
+            log.info("session %d was not kept: %s", session.id, fault)
+        else:
+            log.debug("session %d: %s", session.id, saved)
+            await self._remember(session.id, ends, answer.node_id, saved.tokens, gone=node)
+            await self._pins.saved(model, session.id, answer.options.adapters, ids)
+            self._say(model, no_room=saved.no_room)
+
+    def _say(self, model: LanguageModel, *, no_room: bool) -> None:
+        """Says where the disk has no room for KV, or has it again."""
+        blocks = model.info.options.get("blocks")
+        budget = blocks.get("budget") if isinstance(blocks, Mapping) else None
+        if self._pins.any:
+            why = translate("Workbench", "what pinned sessions hold fills it")
+        else:
+            why = translate("Workbench", "this session alone is larger")
+        limit = translate("Workbench", "; it is {0:.1f} GB").format(budget / 1e9) if isinstance(budget, int) else ""
+        note = translate(
+            "Workbench",
+            "not all of this session's KV is kept on disk: {0}. Unpin a session, or raise the limit (Settings, KV on disk{1})",
+        ).format(why, limit)
+        if self.note != (note if no_room else ""):
+            self.note = note if no_room else ""
+            log.info("KV on disk: %s", self.note or "there is room again")
+            self._on_note()
+
+    async def _ends_of(self, session_id: int) -> dict[int, int]:
+        """Where paths of a session ended when they were saved, before the app was started too."""
+        ends = self._ends.get(session_id)
+        if ends is None:
+            try:
+                ends = await self._store.saved_ends(session_id)
+            except StoreError as fault:  # then a short block more stays than need be
+                log.info("where session %d was saved is not known: %s", session_id, fault)
+                ends = {}
+            ends = self._ends.setdefault(session_id, ends)
+        return ends
+
+    async def _remember(self, session_id: int, ends: dict[int, int], node_id: int, tokens: int, *, gone: int | None) -> None:
+        """A path was saved; the short block of the node that is `gone` from the ends is not there any more."""
+        ends[node_id] = tokens
+        if gone is not None:
+            ends.pop(gone, None)
+        try:
+            await self._store.set_saved_ends(session_id, ends)
+        except StoreError as fault:
+            log.info("where session %d was saved is not kept: %s", session_id, fault)
+
+    def _replaced(self, answer: Answer, ends: Mapping[int, int]) -> tuple[int | None, int | None]:
+        """The node and the place where an earlier save of this session ended on the answer's path.
+
+        Nobody goes on from there but through it. What other sessions have saved stays: they may end there.
+        """
+        session = answer.session
+        path = session.tree.path(answer.node_id)
+        for at in range(len(path) - 1, 0, -1):
+            segment, end = path[at - 1], ends.get(path[at - 1].node.id)
+            if end is None or (segment.stop is not None and segment.stop < session.runs.length(segment.node.id)):
+                continue  # nothing was saved there, or that end is another path's
+            length = len(session.path_ids(path[:at]))
+            if end in (length, length - 1):  # what was drawn last had no KV yet
+                return segment.node.id, end
+        return None, None

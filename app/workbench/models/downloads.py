@@ -1,0 +1,189 @@
+"""Downloads of models and adapters: they go on whatever a window shows, and what has arrived outlives the app."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from app.workbench.background import stoppable
+from runtime import DownloadError, RuntimeFault
+from ui import Download, DownloadsChanged, DownloadState, Event, ModelsChanged, Refusal, translate
+
+if TYPE_CHECKING:
+    from runtime import DownloadProgress, Unfinished
+
+log = logging.getLogger(__name__)
+FILE_SECONDS = 1.0  # that a file stays named without news of it
+_KEPT = re.compile(r" \([\d,]+ bytes are kept[^)]*\)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What came of a download: its name on the shelf, its folder there, and whether it is an adapter."""
+
+    name: str
+    folder: str
+    is_adapter: bool
+
+
+class Downloads:
+    """All downloads of the app, by their repository. All members belong to the window's loop.
+
+    Args:
+        tell: Takes news to every window.
+    """
+
+    def __init__(self, tell: Callable[[Event], None]) -> None:
+        self._tell = tell
+        self._views: dict[str, Download] = {}
+        self._wanted: dict[str, str] = {}  # by repository: what was asked for, with its revision
+        self._tasks: dict[str, asyncio.Task[Fetched]] = {}
+        self._shown_until: dict[str, float] = {}  # by repository: when another file may be named
+        self._closing = False
+
+    async def find(self) -> None:
+        """Those that were stopped, now or before the app was started, are told of; so are all others."""
+        for note in await asyncio.to_thread(_unfinished):
+            if note.repository not in self._views:
+                self._wanted[note.repository] = f"{note.repository}@{note.commit}"
+                state = DownloadState.PAUSED
+                self._views[note.repository] = Download(note.repository, state, done=note.kept, total=note.total)
+        self._tell_all()
+
+    def begin(self, wanted: str, *, adapter: bool = False) -> asyncio.Task[Fetched]:
+        """Begins a download, or goes on with one; where it runs already that one. Its result is a refusal where it failed.
+
+        Args:
+            wanted: ``org/name[@revision]``; a repository that is known here alone means what was asked for before.
+            adapter: It must be one.
+        """
+        repository = wanted.strip().partition("@")[0]
+        running = self._tasks.get(repository)
+        if running is not None:
+            return running
+        if self._closing:
+            raise Refusal(translate("Workbench", "the window is being closed"))
+        wanted = self._wanted.get(repository, wanted) if wanted == repository else wanted
+        self._wanted[repository] = wanted.strip()
+        before = self._views.get(repository, Download(repository))
+        self._show(replace(before, state=DownloadState.RUNNING, step="look up", note="", rate=0.0, eta=None))
+        task = asyncio.create_task(self._fetch(repository, wanted.strip(), adapter=adapter), name=f"fetch {repository}")
+        self._tasks[repository] = task
+        task.add_done_callback(partial(self._over, repository))
+        return task
+
+    async def pause(self, repository: str) -> None:
+        """Stops it; what has arrived is kept."""
+        task = self._tasks.get(repository)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def cancel(self, repository: str) -> int:
+        """Stops it and deletes what has arrived; of one that is done nothing is deleted."""
+        view = self._views.get(repository)
+        await self.pause(repository)
+        freed = 0
+        if view is not None and view.state is not DownloadState.DONE:
+            try:
+                freed = await asyncio.to_thread(_discard, repository)
+            except RuntimeFault as fault:
+                raise Refusal(str(fault)) from fault
+        if repository not in self._tasks:  # else somebody has begun it again meanwhile
+            self._views.pop(repository, None)
+            self._wanted.pop(repository, None)
+            self._tell_all()
+        return freed
+
+    async def close(self) -> None:
+        """The app ends: all are stopped, what has arrived is kept."""
+        self._closing = True
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _fetch(self, repository: str, wanted: str, *, adapter: bool) -> Fetched:
+        try:
+            fetched = await stoppable(partial(_fetch, wanted, adapter), partial(self._progress, repository))
+        except asyncio.CancelledError:
+            kept = {note.repository: note.kept for note in _unfinished()}  # a folder or two are looked at
+            self._end(repository, state=DownloadState.PAUSED, done=kept.get(repository, 0), rate=0.0, eta=None, note="")
+            raise
+        except RuntimeFault as fault:
+            kept_bytes = fault.kept if isinstance(fault, DownloadError) else 0
+            if adapter and not kept_bytes:  # whoever asked hears it at once
+                del self._tasks[repository], self._views[repository]
+                self._tell_all()
+            else:
+                self._end(repository, state=DownloadState.FAILED, done=kept_bytes, rate=0.0, eta=None, note=_cause(fault))
+            raise Refusal(_cause(fault)) from fault
+        kind, total = "adapter" if fetched.is_adapter else "model", self._views[repository].total
+        self._end(repository, state=DownloadState.DONE, name=fetched.name, kind=kind, done=total, note="", eta=None)
+        self._tell(ModelsChanged())
+        return fetched
+
+    def _over(self, repository: str, task: asyncio.Task[Fetched]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, Refusal):  # a fault of ours
+            log.error("the download of %s failed", repository, exc_info=error)
+        if self._tasks.get(repository) is not task:
+            return  # its own line says it; whoever waits hears it too
+        if error is None:  # it never began
+            self._end(repository, state=DownloadState.PAUSED)
+        else:  # it can be tried again all the same
+            self._end(repository, state=DownloadState.FAILED, rate=0.0, eta=None, note=str(error))
+
+    def _progress(self, repository: str, step: DownloadProgress) -> None:
+        view = self._views[repository]
+        if step.total:  # while it is looked up, what was here before is still shown
+            view = replace(view, done=step.done, total=step.total)
+        now = time.monotonic()
+        other = step.file and step.file != view.file
+        if not other or now >= self._shown_until.get(repository, 0.0):  # of files that come side by side one is named
+            self._shown_until[repository] = now + FILE_SECONDS
+            view = replace(view, file=step.file, file_done=step.file_done, file_total=step.file_total)
+            view = replace(view, step=step.state, note=step.note)
+        self._show(replace(view, rate=step.rate, eta=step.eta))
+
+    def _end(self, repository: str, **changes: object) -> None:
+        del self._tasks[repository]  # before it is told: who hears of the end may begin it again
+        self._show(replace(self._views[repository], **changes))  # type: ignore[arg-type]  # fields by name
+
+    def _show(self, view: Download) -> None:
+        self._views[view.repository] = view
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        self._tell(DownloadsChanged(tuple(self._views.values())))
+
+
+def _fetch(wanted: str, adapter: bool, progress: Callable[[DownloadProgress], None]) -> Fetched:  # by `partial`
+    from runtime import ShelvedAdapter, fetch_adapter, fetch_any  # loaded here, on the thread
+
+    got = fetch_adapter(wanted, progress) if adapter else fetch_any(wanted, progress)
+    return Fetched(got.path.name.replace("--", "/"), str(got.path), isinstance(got, ShelvedAdapter))
+
+
+def _unfinished() -> list[Unfinished]:
+    from runtime import unfinished_downloads  # loaded here: the window opens without it
+
+    return unfinished_downloads()
+
+
+def _discard(repository: str) -> int:
+    from runtime import discard_download  # loaded here, on the thread
+
+    return discard_download(repository) or 0
+
+
+def _cause(fault: RuntimeFault) -> str:
+    """Without the part for a terminal: what was kept stands beside it."""
+    return _KEPT.sub("", str(fault))

@@ -1,0 +1,241 @@
+"""The settings of the app: read from the data folder field by field, changed one at a time, given to the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from app.supervisor import Supervisor
+from app.workbench.models.load_choices import LoadChoices, options_of
+from app.workbench.refusals import stored
+from app.workbench.setup.presets import OWN, Presets
+from resources.files import read_regular
+from runtime import EngineDiedError, LoadOptions, RuntimeFault
+from storage import SessionStore, StoreError
+from ui import QT_TRANSLATE_NOOP, AppSettings, DataFacts, LoadChoice, Refusal, SettingsView, translate
+
+log = logging.getLogger(__name__)
+SETTING = "settings"
+LOADED_WITH = (  # fields of LoadOptions
+    "device", "dtype", "weights", "context_length", "threads", "draft_model", "chat_format", "chat_template_file",
+    "offload", "kv_cache_bytes",
+)  # fmt: skip
+WISHES = ("weights", "context_length", "offload")  # of them, those that a model may have no use for
+PLAIN = {"offload": "none"}  # what leaves it to the engine, where "auto", "" and None do not
+LOOKS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
+    {  # rows of the window's look: what is said of another value, what they may be
+        "scheme": (QT_TRANSLATE_NOOP("Workbench", "the colours are one of {0}, not {1!r:.60}"), ("system", "light", "dark")),
+        "contrast": (QT_TRANSLATE_NOOP("Workbench", "the contrast is one of {0}, not {1!r:.60}"), ("system", "normal", "high")),
+        "motion": (QT_TRANSLATE_NOOP("Workbench", "the motion is one of {0}, not {1!r:.60}"), ("system", "reduced")),
+    }
+)
+LEAST_TEXT, MOST_TEXT = 80, 200  # percent
+LEAST_KV = 1 << 20
+MOST_TEMPLATE = 1 << 20  # bytes; the engine, which compiles it, may take less
+OTHERWISE: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {  # two rows that say the same thing: setting one clears the other
+        "chat_format": ("chat_template_file", ""),
+        "chat_template_file": ("chat_format", "auto"),
+    }
+)
+
+
+class SettingsKeeper:
+    """What holds for the whole app. All members belong to the window's loop.
+
+    Args:
+        store: Where settings are saved.
+        supervisor: Loads the model with them.
+        presets: Knows the presets' names.
+    """
+
+    def __init__(self, store: SessionStore, supervisor: Supervisor, presets: Presets) -> None:
+        self._store = store
+        self._supervisor = supervisor
+        self._presets = presets
+        self.own = LoadChoices(store)
+        self._first_backend = supervisor.backend  # as it was asked for at the start
+        self._blocks: Mapping[str, Any] | None = supervisor.options.get("blocks")
+        self.values = AppSettings()
+        self._notes: list[str] = []
+        self._loaded = False
+        self.hints = asyncio.Lock()  # held while it is looked whether a hint was dismissed, and dismissed
+
+    async def load(self) -> AppSettings:
+        """Reads them, once; what cannot be taken falls back to its default, with a note."""
+        if not self._loaded:
+            await self._presets.load()
+            await self.own.load()
+            try:
+                held = await self._store.setting(SETTING)
+            except StoreError as fault:
+                words = translate("Workbench", "the settings cannot be read: {0}; the defaults hold")
+                held, self._notes = None, [words.format(fault)]
+            self.values, notes = read_settings(held)
+            self._notes += notes
+            self._loaded = True
+            self.pass_on()
+        return self.values
+
+    def view(self, models: Sequence[str], backends: Sequence[str]) -> SettingsView:
+        """What is set, and what could be."""
+        from runtime import CHAT_FORMATS  # read when somebody looks: the window's start needs none of it
+
+        return SettingsView(
+            values=self.values,
+            needs_reload=self._supervisor.needs_reload,
+            choices={
+                "backend": ["auto", *backends],
+                "device": ["auto", "cpu", "cuda", "mps"],
+                "dtype": ["auto", "float32", "float16", "bfloat16"],
+                "weights": ["auto", "float16", "bfloat16", "int8", "int4"],
+                "chat_format": ["auto", "none", *CHAT_FORMATS],
+                "offload": ["none", "disk"],
+                "draft_model": ["", *models],
+                "preset": ["", *(name for name in self._presets.names if name != OWN)],  # "" is that one
+            },
+            notes=list(self._notes),
+        )
+
+    async def change(self, name: str, value: object) -> None:
+        """Checks one field, saves it, and lets it hold now where it can."""
+        await self.load()
+        if name not in {f.name for f in fields(AppSettings)}:
+            raise Refusal(translate("Workbench", "there is no setting {0!r:.40}").format(name))
+        problem = problem_of(name, value)
+        if problem:
+            raise Refusal(problem)
+        if name == "preset":
+            self._presets.check(str(value))
+        if name == "chat_template_file" and value:
+            await asyncio.to_thread(_read_template, Path(str(value)))
+        if name == "kv_cache_bytes":
+            await self._set_budget(value)
+        changes = dict([(name, value), *([OTHERWISE[name]] if name in OTHERWISE else [])])
+        values = replace(self.values, **changes)  # type: ignore[arg-type]  # fields by name, checked above
+        await stored(self._store.set_setting(SETTING, asdict(values)))
+        self.values, self._notes = values, []
+        self.pass_on()
+
+    async def facts(self) -> DataFacts:
+        """Where the data is, read on a thread."""
+        return await asyncio.to_thread(self._facts)
+
+    def _facts(self) -> DataFacts:
+        path = self._store.path
+        backups = [file for file in (path.parent / "backups").glob("*") if file.is_file() and file.suffix != ".partial"]
+        backups.sort(key=lambda file: file.stat().st_mtime, reverse=True)
+        log_of_changes = path.with_name(path.name + "-wal")  # what is not yet in the file itself
+        size = sum(file.stat().st_size for file in (path, log_of_changes) if file.exists())
+        return DataFacts(str(path.parent), size, [file.name for file in backups])
+
+    async def _set_budget(self, value: object) -> None:
+        """How much KV is kept holds at once; what the engine chose itself it chooses again when the model is loaded."""
+        model = self._supervisor.running
+        if model is None or not isinstance(value, int):
+            return
+        try:
+            await model.set_kv_budget_async(value)
+        except EngineDiedError:
+            await self._supervisor.died(model)
+        except RuntimeFault as fault:
+            raise Refusal(str(fault)) from fault
+
+    def pass_on(self) -> None:
+        """To the engine that is loaded next, and to sessions that chose no preset."""
+        self._presets.chosen = self.values.preset
+        options = self.options_for(self._supervisor.source)
+        backend = self.values.backend if self.values.backend != "auto" else self._first_backend
+        self._supervisor.prepare(backend=backend, options=options, now=("kv_cache_bytes",))
+
+    def options_for(self, source: str, choice: LoadChoice | None = None) -> dict[str, Any]:
+        """What a model is loaded with: what holds for all, and over it what holds for it alone.
+
+        Args:
+            source: The model.
+            choice: In place of what is remembered with it.
+        """
+        values = self.values
+        options = {name: getattr(values, name) for name in LOADED_WITH}
+        options = {name: None if value in ("auto", "", PLAIN.get(name)) else value for name, value in options.items()}
+        if self._blocks is not None:
+            options["blocks"] = {**self._blocks, "budget": values.disk_bytes or self._blocks["budget"]}
+        own = options_of(self.own.of(source) if choice is None else choice)
+        wishes = [name for name in WISHES if options[name] is not None and name not in own]  # set for all, not for this one
+        return options | own | {"wishes": wishes or None}
+
+
+def read_settings(held: object) -> tuple[AppSettings, list[str]]:
+    """What was stored, without what cannot be taken; a line about each field that fell back."""
+    if held is None:
+        return AppSettings(), []
+    if not isinstance(held, Mapping):
+        return AppSettings(), [translate("Workbench", "the settings cannot be read; the defaults hold")]
+    taken: dict[str, Any] = {}
+    notes = []
+    for name in (f.name for f in fields(AppSettings)):
+        if name not in held:
+            continue
+        problem = problem_of(name, held[name])
+        if problem:
+            notes.append(translate("Workbench", "{0}; the default holds").format(problem))
+        else:
+            taken[name] = held[name]
+    if taken.get("chat_template_file") and taken.get("chat_format", "auto") != "auto":
+        words = translate("Workbench", "a template and the format {0} were both set; the format holds")
+        notes.append(words.format(taken["chat_format"]))
+        del taken["chat_template_file"]
+    return AppSettings(**taken), notes
+
+
+def _read_template(path: Path) -> None:
+    """Refuses a file that cannot be a template; the engine, which has the sandbox, compiles it when it loads the model."""
+    try:
+        data = read_regular(path, MOST_TEMPLATE)
+    except OSError as fault:
+        if fault.errno == errno.EFBIG:
+            words = translate("Workbench", "{0} is larger than {1:,} bytes; a chat template is a short text")
+            raise Refusal(words.format(path.name, MOST_TEMPLATE)) from fault
+        raise Refusal(translate("Workbench", "{0} cannot be read: {1}").format(path.name, fault.strerror or fault)) from fault
+    try:
+        data.decode()
+    except UnicodeDecodeError as fault:
+        raise Refusal(
+            translate("Workbench", "{0} is no UTF-8 text: byte {1:,} is {2:#04x}").format(
+                path.name, fault.start, data[fault.start]
+            )
+        ) from None
+
+
+def problem_of(name: str, value: object) -> str:
+    """What is wrong with a value of a setting; "" where nothing is."""
+    if name == "chat_template_file" and not value:
+        return "" if value == "" else translate("Workbench", "the chat template is a file, not {0!r:.60}").format(value)
+    if name in ("backend", "draft_model", "preset"):
+        named = isinstance(value, str) and len(value) <= 500
+        return "" if named else translate("Workbench", "{0} is a name, not {1!r:.60}").format(name, value)
+    if name in LOOKS:
+        said, looks = LOOKS[name]
+        return "" if value in looks else translate("Workbench", said).format(", ".join(looks), value)
+    if name == "text_percent":
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        fits = whole and LEAST_TEXT <= value <= MOST_TEXT  # type: ignore[operator]  # it is whole
+        words = translate("Workbench", "the text size lies within {0} and {1} %, not {2!r:.60}")
+        return "" if fits else words.format(LEAST_TEXT, MOST_TEXT, value)
+    if name == "disk_bytes":
+        whole = value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= LEAST_KV)
+        words = translate("Workbench", "the disk budget is at least {0:,} bytes, not {1!r:.60}")
+        return "" if whole else words.format(LEAST_KV, value)
+    if name == "kv_cache_bytes" and isinstance(value, int) and not isinstance(value, bool) and value < LEAST_KV:
+        return translate("Workbench", "the KV budget is at least {0:,} bytes, not {1:,}").format(LEAST_KV, value)
+    try:
+        LoadOptions.from_mapping({name: value})
+    except (RuntimeFault, TypeError, ValueError) as fault:
+        return str(fault)
+    return ""

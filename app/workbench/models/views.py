@@ -1,0 +1,113 @@
+"""Models, plans and finds of the runtime in the window's words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.workbench.models.load_choices import words_of
+from app.workbench.status import parameters_of
+from ui import FitView, HubFind, LoadChoice, ModelPlan, Offer, ShelfModel, translate
+
+if TYPE_CHECKING:
+    from runtime import CatalogueModel, DownloadPlan, Fit, HubModel, ShelfEntry, ShelvedAdapter
+
+
+def model_of(entry: ShelfEntry, source: str, own: LoadChoice) -> ShelfModel:
+    """A model of the shelf; `source` is loaded, `own` is what it alone is loaded with."""
+    form = f"{entry.quantisation}, {entry.format}" if entry.quantisation else entry.format
+    return ShelfModel(
+        name=entry.name,
+        title=entry.title,
+        folder=str(entry.path),
+        size=entry.bytes,
+        form=form,
+        context=entry.context,
+        engines=entry.backends,
+        last_used=entry.last_used,
+        fingerprint=entry.fingerprint or "",
+        problem="" if entry.complete else entry.problem,
+        loaded=entry.name == source,
+        linked=entry.format == "link",
+        own_load=words_of(own),
+        convertible=entry.complete and entry.quantisation is None and "mlx" in entry.backends,
+    )
+
+
+def adapter_of(found: ShelvedAdapter) -> ShelfModel:
+    """An adapter of the shelf."""
+    base = found.base or translate("Workbench", "a base that it does not name")
+    what = translate("Workbench", "activated adapter") if found.kind == "alora" else translate("Workbench", "adapter")
+    return ShelfModel(
+        name=found.name,
+        title=found.name,
+        folder=str(found.path),
+        size=found.bytes,
+        form=translate("Workbench", "{0}, for {1}").format(what, base),
+        problem=found.problem,
+        kind="adapter",
+    )
+
+
+def fit_of(fit: Fit) -> FitView:
+    """Whether a model fits."""
+    return FitView(
+        engine=fit.backend,
+        context=fit.context,
+        weights=fit.weights,
+        kv=fit.kv,
+        working=fit.libraries + fit.working,
+        memory=fit.memory,
+        free=fit.free,
+        longest=fit.longest,
+        loading=fit.loading,
+    )
+
+
+def plan_of(plan: DownloadPlan, fit: Fit | None, own_context: int | None) -> ModelPlan:
+    """What fetching a repository means; `own_context` is what it alone is to be loaded with."""
+    return ModelPlan(
+        repository=plan.repository,
+        commit=plan.commit,
+        name=plan.name,
+        files=[(file.name, file.size) for file in plan.files],
+        size=plan.bytes,
+        kept=plan.kept,
+        disk=plan.free,
+        licence=plan.licence,
+        engines=plan.backends,
+        here=bool(plan.here),
+        kind=plan.kind,
+        base=str(plan.config.get("base_model_name_or_path") or "") if plan.kind == "adapter" else "",
+        context=plan.context,
+        fit=None if fit is None else fit_of(fit),
+        own_context=own_context,
+    )
+
+
+def offer_of(model: CatalogueModel, here: set[str], *, best: bool) -> Offer:
+    """A model that is proposed; `here` are the repositories on the shelf."""
+    chosen, fit = model.variant(), fit_of(model.fit())
+    return Offer(
+        name=model.name,
+        wanted=chosen.source,
+        parameters=model.parameters,
+        size=chosen.bytes,
+        licence=model.licence,
+        good_for=model.good_for,
+        fit=fit,
+        gated=chosen.gated,
+        here=any(variant.source in here for variant in model.variants),
+        best=best,
+    )
+
+
+def find_of(model: HubModel, here: set[str]) -> HubFind:
+    """What the hub found; `here` are the engines of this machine."""
+    parameters = parameters_of(model.parameters) if model.parameters else ""
+    what = translate("Workbench", "an adapter") if model.kind == "adapter" else model.quantisation or ""
+    downloads = translate("Workbench", "{0:,} downloads last month").format(model.downloads)
+    private = translate("Workbench", "private") if model.private else ""
+    parts = (parameters, what, model.licence, downloads, private)
+    runs = bool(here & set(model.backends))
+    problem = model.problem or ("" if runs else translate("Workbench", "no engine of this machine runs it"))
+    return HubFind(model.source, " · ".join(part for part in parts if part), problem, model.gated, model.kind)

@@ -1,0 +1,1 @@
+"""What a model reads: rendered, tokenised, scored and recorded."""

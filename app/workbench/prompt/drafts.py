@@ -1,0 +1,252 @@
+"""What is being written: what it will cost, how surprising it is, which files go with it, and room for it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from app.supervisor import Supervisor
+from app.workbench.answers.streaming import Answers
+from app.workbench.answers.text_branch import begin_with
+from app.workbench.prompt.prompt import NewIds, as_run, render_turn
+from app.workbench.sessions.copying import Copies
+from app.workbench.sessions.open_sessions import Sessions
+from app.workbench.setup.adapters import stack_of_session
+from app.workbench.setup.beginning import LEFT_OUT, Beginning, file_block, left_out
+from app.workbench.tree.runs import EMPTY
+from app.workbench.tree.session import OpenSession
+from app.workbench.tree.tree import Turn
+from resources.files import read_regular
+from runtime import EngineDiedError, LanguageModel, Origin, Priority, RuntimeFault, clean_text
+from ui import Composition, ContextPart, PartKind, Refusal, TextFile, translate
+
+MOST_FILE_BYTES = 1 << 20
+MOST_SCORED = 1024  # tokens computed to score what is typed: more is not worth the wait
+SHARE_LEFT = 0.25  # of the context, for the answer, when turns are left out
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A draft where it would stand."""
+
+    held: list[int]  # ids of the path before it
+    new: NewIds  # what it adds
+
+
+class Composing:
+    """The use cases around the message field; none of them changes what was said.
+
+    Args:
+        sessions: The open sessions.
+        supervisor: Knows the model that runs.
+        answers: Knows whether somebody waits for the model.
+        copies: Takes changes of the sample elsewhere.
+    """
+
+    def __init__(self, sessions: Sessions, supervisor: Supervisor, answers: Answers, copies: Copies) -> None:
+        self._sessions = sessions
+        self._supervisor = supervisor
+        self._answers = answers
+        self._copies = copies
+
+    async def compose(self, session_id: int, text: str, replaces: int | None) -> Composition:
+        """Tokens and context of a draft, where it would stand; no forward. Counted once the engine runs."""
+        session = self._sessions.find(session_id)
+        used = session.length_before(replaces) if session else 0
+        model = self._supervisor.running
+        if model is None:
+            return Composition(None, None, used, None)
+        try:
+            tokens = len(await model.tokenize_async(clean_text(text))) if text else 0
+            composition = _with_whole_context(
+                Composition(tokens, None, used + tokens, model.info.context_length, takes_roles=model.info.has_template), model
+            )
+            return composition if session is None else await self._with_parts(composition, model, session, text, replaces)
+        except EngineDiedError:
+            await self._supervisor.died(model)
+            return Composition(None, None, used, None)
+        except RuntimeFault as fault:
+            raise Refusal(str(fault)) from fault
+
+    async def score_draft(self, session_id: int, text: str, replaces: int | None) -> float | None:
+        """Bits of what is typed; None where there is no idle model, or the context before it would have to be read first."""
+        session, model = self._sessions.find(session_id), self._supervisor.running
+        if session is None or model is None or self._answers.running or not text.strip():
+            return None
+        try:
+            placed = await self._placed(model, session, text, replaces)
+            if placed is None:
+                return None
+            ids, start = [*placed.held, *placed.new.system, *placed.new.user], len(placed.held) + len(placed.new.system)
+            adapters = stack_of_session(session)
+            warm = (await model.prefix_match_async(ids, adapters=adapters)).tokens
+            if len(ids) - warm > MOST_SCORED or len(ids) > model.info.context_length:
+                return None
+            scored = await model.score_run(ids, 1, start, adapters=adapters, priority=Priority.BACKGROUND)
+        except EngineDiedError:
+            await self._supervisor.died(model)
+            return None
+        except RuntimeFault:  # whoever sends it hears why
+            return None
+        typed = as_run(model, placed.new.user, clean_text(text)).origin == int(Origin.TYPED)
+        return float(-np.nansum(scored.logprob[typed]) / math.log(2))
+
+    # ---- files --------------------------------------------------------------------------------------------------------
+
+    async def read_file(self, path: str) -> TextFile:
+        """A text file, read on a thread.
+
+        Raises:
+            Refusal: It cannot be read, is no text, or is too large; says so with numbers.
+        """
+        return await asyncio.to_thread(_read_text, Path(path))
+
+    # ---- room ---------------------------------------------------------------------------------------------------------
+
+    async def leave_out(self, session_id: int, text: str) -> tuple[OpenSession, int]:
+        """Makes room for a message: another beginning with the latest turns only; where, and how many were left out.
+
+        The whole conversation stays beside it. The turns that stay keep their tokens; what the model thinks of them is
+        computed anew.
+        """
+        session, model = self._sessions.opened(session_id), self._supervisor.running
+        self._answers.check_idle(session_id)
+        if model is None:
+            raise Refusal(translate("Workbench", "no engine runs that could count tokens; send the message to start it"))
+        try:
+            tokens = len(await model.tokenize_async(clean_text(text)))
+        except RuntimeFault as fault:
+            if isinstance(fault, EngineDiedError):
+                await self._supervisor.died(model)
+            raise Refusal(str(fault)) from fault
+        before = session.place()[0]  # a question that did not fit is asked once more, and stays where it is
+        turns = session.tree.turns(before)
+        system = turns[0] if turns and turns[0].role == "system" else None
+        said = turns[1:] if system is not None else turns
+        room = model.info.context_length * (1 - SHARE_LEFT) - tokens - (session.turn_length(system) if system else 0)
+        kept = _latest(session, said, room)
+        if len(kept) == len(said):
+            raise Refusal(
+                translate(
+                    "Workbench", "the conversation is not what fills the context; shorten the message, or leave out a file"
+                )
+            )
+        session.check_sound((segment for turn in kept for segment in turn.segments), after=len(turns) - len(kept))
+        target = await self._copies.target(session)
+        session = target.session
+        with self._answers.claim(session):
+            turns = session.tree.turns(target.of(before))  # of the copy, where the sample was to be changed
+            root = turns[0].tip if turns and turns[0].role == "system" else None
+            gone = {LEFT_OUT: (left_out(root.stats) if root is not None else 0) + len(said) - len(kept)}
+            last = turns[len(turns) - len(kept) :]
+            await begin_with(self._sessions, session, root, last, gone, model.info.numbers_fingerprint)
+        return session, len(said) - len(kept)
+
+    # ---- how ----------------------------------------------------------------------------------------------------------
+
+    async def _with_parts(
+        self, composition: Composition, model: LanguageModel, session: OpenSession, text: str, replaces: int | None
+    ) -> Composition:
+        """What the context is made of, and how much of it is there already."""
+        try:
+            placed = await self._placed(model, session, text, replaces)
+        except EngineDiedError:
+            raise
+        except RuntimeFault:  # a template that refuses says so when the message is sent
+            placed = None
+        if placed is None:
+            return composition
+        held, new = placed.held, placed.new
+        ids = [*held, *new.system, *new.user, *new.header]
+        adapters = stack_of_session(session)
+        warm = 0
+        if ids and len(ids) <= model.info.context_length:
+            try:
+                warm = (await model.prefix_match_async(ids, adapters=adapters)).tokens
+            except EngineDiedError:
+                raise
+            except RuntimeFault:  # adapters that are not in place yet
+                warm = 0
+        path = session.tree.path(session.place(replaces)[0])
+        root = path[0].node if path and path[0].node.role == "system" else None
+        opening = len(new.system) or (len(session.runs.get(root.id, EMPTY)) if root is not None else 0)
+        files = 0
+        for file in Beginning.of(root).files if root is not None else ():
+            files += len(await model.tokenize_async(file_block(file)))
+        files = min(files, opening)
+        before = len(held) + len(new.system)
+        lengths = (
+            (PartKind.SYSTEM, opening - files),
+            (PartKind.FILES, files),
+            (PartKind.HISTORY, max(before - opening, 0)),
+            (PartKind.DRAFT, len(new.user) + len(new.header)),
+        )
+        parts, start = [], 0
+        for kind, length in lengths:
+            parts.append(ContextPart(kind, length, min(max(warm - start, 0), length)))
+            start += length
+        return replace(composition, parts=tuple(parts), new_tokens=len(ids) - warm)
+
+    async def _placed(self, model: LanguageModel, session: OpenSession, text: str, replaces: int | None) -> _Placed | None:
+        """The ids before a draft and those it adds; None where it would leave another turn in its middle."""
+        parent, at = session.place(replaces)
+        if at is not None:
+            return None
+        session.check_read(parent)
+        held = session.path_ids(session.tree.path(parent))
+        text = clean_text(text)
+        if not text.strip():
+            return _Placed(held, NewIds([], [], []))
+        messages = [*session.messages(session.tree.turns(parent)), {"role": "user", "content": text}]
+        tools = (session.tools(parent) if parent is not None else []) or None
+        return _Placed(held, await render_turn(model, held, messages, tools=tools))
+
+
+def _with_whole_context(composition: Composition, model: LanguageModel) -> Composition:
+    """Whether the model has more context than it was loaded with, and memory for it."""
+    whole, budget = model.info.whole_context, model.metrics().kv_budget
+    if whole <= model.info.context_length:
+        return composition
+    needed = whole * model.info.kv_bytes_per_token
+    return replace(composition, can_grow=needed <= budget, whole_context=whole, whole_bytes=needed, kv_budget=budget)
+
+
+def _latest(session: OpenSession, turns: list[Turn], room: float) -> list[Turn]:
+    """The latest turns that fit, from a question on."""
+    start, length = len(turns), 0
+    for place in range(len(turns) - 1, -1, -1):
+        length += session.turn_length(turns[place])
+        if length > room:
+            break
+        if turns[place].role == "user":
+            start = place
+    return turns[start:]
+
+
+def _read_text(path: Path) -> TextFile:
+    try:
+        data = read_regular(path, MOST_FILE_BYTES)
+    except OSError as fault:
+        if fault.errno == errno.EFBIG:
+            words = translate("Workbench", "{0} has {1:,} bytes; at most {2:,} are read. Attach a part of it")
+            raise Refusal(words.format(path.name, path.stat().st_size, MOST_FILE_BYTES)) from fault
+        raise Refusal(translate("Workbench", "{0} cannot be read: {1}").format(path.name, fault.strerror or fault)) from fault
+    zero = data.find(0)
+    if zero >= 0:
+        raise Refusal(translate("Workbench", "{0} is no text: byte {1:,} of {2:,} is 0").format(path.name, zero, len(data)))
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as fault:
+        raise Refusal(
+            translate("Workbench", "{0} is no UTF-8 text: byte {1:,} of {2:,} is {3:#04x}").format(
+                path.name, fault.start, len(data), data[fault.start]
+            )
+        ) from None
+    if not text.strip():
+        raise Refusal(translate("Workbench", "{0} is empty ({1:,} bytes)").format(path.name, len(data)))
+    return TextFile(path.name, clean_text(text))

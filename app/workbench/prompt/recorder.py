@@ -1,0 +1,147 @@
+"""Streamed tokens on their way to the disk: at most a second of an answer can be lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+
+from app.workbench.prompt.speaker import Speaker
+from app.workbench.tree.runs import EMPTY
+from app.workbench.tree.session import OpenSession
+from app.workbench.tree.tree import Segment
+from runtime import Finish, OnProgress, Origin, Priority, TokenRun
+from storage import NewChunk, SessionStore, StoreError
+
+log = logging.getLogger(__name__)
+
+FLUSH_SECONDS = 0.4  # well under the second that is promised, a slow disk included
+
+
+class Recorder:
+    """Appends a node's tokens to the store in the background, in order.
+
+    Args:
+        store: Where to.
+        node_id: The node, still open.
+        fingerprint: Of the model that made the tokens.
+    """
+
+    def __init__(self, store: SessionStore, node_id: int, fingerprint: str) -> None:
+        self._store = store
+        self._node_id = node_id
+        self._fingerprint = fingerprint
+        self._stored = 0
+        self._pending: list[TokenRun] = []
+        self._last: TokenRun | None = None  # the last token
+        self._lock = asyncio.Lock()
+        self._task = asyncio.create_task(self._flush_now_and_then(), name=f"record node {node_id}")
+
+    def add(self, run: TokenRun) -> None:
+        """Tokens that arrived."""
+        if len(run):
+            self._pending.append(run)
+            self._last = run[-1:]
+
+    async def close(self, finish: Finish = Finish.NONE) -> None:
+        """Writes the rest; durable on return. May be repeated after it failed.
+
+        Args:
+            finish: What ended it, where the model did not: its last token says so then.
+
+        Raises:
+            StoreError: It cannot be written now; it is kept.
+        """
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        await self._flush()
+        last = None if self._last is None else ended_by(self._last, finish)
+        if last is not None and last is not self._last:  # a newer copy of one token: what is written is never changed
+            await self._store.rescore(self._node_id, chunk(last, self._fingerprint, self._stored - 1))
+            self._last = last
+
+    async def _flush_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_SECONDS)
+            flushing = asyncio.ensure_future(self._flush())
+            flushing.add_done_callback(lambda done: done.cancelled() or done.exception())  # `close` may not wait for this one
+            try:
+                await asyncio.shield(flushing)
+            except StoreError as fault:  # tried again with the next tokens; `close` says so if it does not get better
+                log.info("node %d cannot be saved yet: %s", self._node_id, fault)
+
+    async def _flush(self) -> None:
+        async with self._lock:
+            if not self._pending:
+                return
+            run = TokenRun.concat(self._pending)
+            await self._store.append_chunk(self._node_id, chunk(run, self._fingerprint, self._stored))
+            self._stored += len(run)
+            self._pending = self._pending_after(len(run))
+
+    def _pending_after(self, written: int) -> list[TokenRun]:
+        """What arrived while the write was under way."""
+        rest = TokenRun.concat(self._pending)[written:]
+        return [rest] if len(rest) else []
+
+
+def ended_by(run: TokenRun, finish: Finish) -> TokenRun:
+    """The run whose last token says what ended it, where that is its own token and says nothing yet."""
+    if finish is Finish.NONE or not len(run) or run.finish[-1] or run.origin[-1] == Origin.TEMPLATE:
+        return run
+    ends = run.finish.copy()
+    ends[-1] = np.uint8(finish)
+    return replace(run, finish=ends)
+
+
+def chunk(run: TokenRun, fingerprint: str, first: int = 0) -> NewChunk:
+    """A run as rows for the store."""
+    return NewChunk(fingerprint, first, len(run), run.to_columns(narrow=True))
+
+
+SCORED = ("logprob", "rank", "entropy", "top_ids", "top_logprobs", "covered_mass")
+
+
+async def score_prompt(
+    speaker: Speaker,
+    store: SessionStore,
+    session: OpenSession,
+    segments: Sequence[Segment],
+    prompt: Sequence[int],
+    on_progress: OnProgress,
+) -> None:
+    """Scores `prompt`, the ids along `segments`, from its first token without numbers on.
+
+    Raises:
+        ContextOverflowError: The prompt does not fit; nothing was computed.
+        StoreError: The numbers cannot be saved.
+    """
+    runs = [session.runs.get(segment.node.id, EMPTY)[: segment.stop] for segment in segments]
+    unscored = np.flatnonzero(TokenRun.concat(runs).rank[1:] == 0) + 1  # nothing precedes the first token
+    if not unscored.size:
+        return
+    first = int(unscored[0])
+    scored = await speaker.model.score_run(
+        prompt, start=first, adapters=speaker.adapters, priority=Priority.CHAT, on_progress=on_progress
+    )
+    at = 0
+    for segment, run in zip(segments, runs, strict=True):
+        start, at = at, at + len(run)
+        if at > first and len(run):  # a turn that is text so far has none: its words are among the next one's tokens
+            begin = max(first - start, 0)
+            part = scored[max(start - first, 0) : at - first]
+            await _keep(speaker, store, session, segment.node.id, begin, part)
+
+
+async def _keep(speaker: Speaker, store: SessionStore, session: OpenSession, node_id: int, begin: int, part: TokenRun) -> None:
+    run = session.runs[node_id]
+    end = begin + len(part)
+    fresh = replace(run[begin:end], **{name: getattr(part, name) for name in SCORED})
+    session.runs[node_id] = TokenRun.concat([run[:begin], fresh, run[end:]])
+    if session.tree.nodes[node_id].status != "open":  # an open node is written by its recorder
+        await store.rescore(node_id, chunk(fresh, speaker.numbers, begin))

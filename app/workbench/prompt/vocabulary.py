@@ -1,0 +1,117 @@
+"""The bytes of every token, kept in the store so that alternatives can be shown without an engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from app.workbench.prompt.speaker import Speaker, Stack
+from runtime import LanguageModel, SessionConfig
+from storage import SessionStore, StoreDamagedError, vocabulary_digest
+
+SETTING = "vocabulary"  # the digest of the one used last
+RAN: Final = "ran"  # the setting with the fingerprints of the models that were loaded here, the last one last
+MOST_RAN: Final = 1_000
+
+
+class TokenBytes:
+    """Bytes by id, and back."""
+
+    def __init__(self, tokens: list[bytes]) -> None:
+        self._tokens = tokens
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Empty where the vocabulary is not known."""
+        return self._tokens[token_id] if 0 <= token_id < len(self._tokens) else b""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any model was used here."""
+        return bool(self._tokens)
+
+    def saying(self, text: str) -> tuple[int, ...]:
+        """The tokens that say just that."""
+        wanted = text.encode()
+        return tuple(token for token, data in enumerate(self._tokens) if data == wanted and wanted)
+
+    def longest_start(self, text: str) -> bytes:
+        """The longest token that a text begins with; empty where there is none."""
+        wanted = text.encode()
+        return max((data for data in self._tokens if data and wanted.startswith(data)), key=len, default=b"")
+
+    def holding(self, sought: Sequence[int | str] | None) -> tuple[int, ...]:
+        """The ids among `sought`, and those of all tokens that contain one of its texts."""
+        texts = [each.encode() for each in sought or () if isinstance(each, str)]
+        found = {token for token, data in enumerate(self._tokens) if any(text in data for text in texts)}
+        return tuple(sorted(found | {each for each in sought or () if isinstance(each, int)}))
+
+
+class Vocabulary(TokenBytes):
+    """That of the model that was used last."""
+
+    def __init__(self, store: SessionStore) -> None:
+        super().__init__([])
+        self._store = store
+        self._of: str | None = None
+        self._told: set[str] = set()  # fingerprints of stacks of adapters that the store knows
+
+    async def load(self) -> None:
+        """Reads the one that was used last, if none is there yet."""
+        if not self._tokens:
+            digest = await self._store.setting(SETTING)
+            self._tokens = (await self._store.vocabulary(digest) if isinstance(digest, str) else None) or []
+
+    async def learn(self, model: LanguageModel) -> None:
+        """Takes the model's, and saves it for later."""
+        if self._of == model.info.model_fingerprint:
+            return
+        self._told.clear()
+        self._tokens = model.byte_vocab
+        self._of = model.info.model_fingerprint
+        digest = vocabulary_digest(self._tokens)
+        if await self._held(digest) != self._tokens:  # nothing is there, it is damaged, or something else was planted
+            await self._store.save_vocabulary(digest, self._tokens)
+        await self._say_what_it_is(model, digest)
+        await self._store.set_setting(SETTING, digest)
+
+    async def learn_speaker(self, speaker: Speaker) -> None:
+        """The same, and what the numbers under its adapters stand for."""
+        await self.learn(speaker.model)
+        if speaker.numbers not in self._told:
+            await self._say_what_it_is(speaker.model, vocabulary_digest(self._tokens), speaker)
+            self._told.add(speaker.numbers)
+
+    async def _say_what_it_is(self, model: LanguageModel, digest: str, speaker: Speaker | None = None) -> None:
+        """What a fingerprint stands for: so that whoever opens a session, here or elsewhere, can tell what to do with it."""
+        info = model.info
+        fingerprint, adapters = (info.kv_fingerprint, ()) if speaker is None else (speaker.numbers, speaker.adapters)
+        known: dict[str, Any] = {"name": info.name, "model_fingerprint": info.model_fingerprint, "vocabulary": digest}
+        known |= {"quantisation": info.quantisation} if info.quantisation else {}
+        known["manifest"] = await asyncio.to_thread(_manifest, model, adapters)  # it reads the whole vocabulary
+        if await self._store.model(fingerprint) != known:
+            await self._store.save_model(fingerprint, known)
+        ran = await fingerprints_that_ran(self._store)
+        if ran[-1:] != [fingerprint]:
+            others = [each for each in ran if each != fingerprint]
+            await self._store.set_setting(RAN, [*others, fingerprint][-MOST_RAN:])
+
+    async def _held(self, digest: str) -> list[bytes] | None:
+        try:
+            return await self._store.vocabulary(digest)
+        except StoreDamagedError:
+            return None
+
+
+async def fingerprints_that_ran(store: SessionStore) -> list[str]:
+    """Of the models that were loaded in this data folder, the last one last."""
+    held = await store.setting(RAN)
+    return [each for each in held if isinstance(each, str)] if isinstance(held, list) else []
+
+
+def _manifest(model: LanguageModel, adapters: Stack | None) -> Any:
+    """What the model's tokens and numbers depend on under some adapters (None: its own stack), as JSON has it."""
+    with model.open_session(SessionConfig(adapters=adapters)) as session:
+        return msgspec.json.decode(msgspec.json.encode(session.manifest.to_mapping()))

@@ -1,0 +1,1 @@
+"""The sessions of the store: listed, opened, copied, one branch of each shown."""

@@ -1,0 +1,102 @@
+"""The sample stays as it was shipped: whoever wants to change it works on a copy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from app.supervisor import Supervisor
+from app.workbench.prompt.prompt import check_tokens
+from app.workbench.refusals import stored
+from app.workbench.sessions.open_sessions import Sessions
+from app.workbench.setup.setups import Setups
+from app.workbench.tree.session import OpenSession
+from app.workbench.windows import Windows
+from runtime import InvalidRequestError
+from storage import NewNode, SessionStore
+from ui import Refusal, SessionCopied, SessionsChanged
+
+_NUMBERED = re.compile(r" \(copy(?: \d+)?\)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The session a change goes into, and its numbers for the nodes of the one that was named."""
+
+    session: OpenSession
+    numbers: Mapping[int, int] | None = None  # None: it is the same session
+
+    def of(self, node_id: int | None) -> int | None:
+        """The number here of a node that was named there."""
+        return node_id if self.numbers is None or node_id is None else self.numbers.get(node_id)
+
+    def place(self, node: NewNode) -> NewNode:
+        """A new node, put at the same place here."""
+        return replace(node, session_id=self.session.id, parent_id=self.of(node.parent_id))
+
+
+class Copies:
+    """Makes copies of the sample when they are needed.
+
+    Args:
+        store: Where they are saved.
+        supervisor: Knows the model that will go on in them.
+        sessions: The open sessions.
+        setups: What they are set to goes with them.
+        windows: Whoever looks at the sample looks at its copy from then on.
+    """
+
+    def __init__(
+        self,
+        store: SessionStore,
+        supervisor: Supervisor,
+        sessions: Sessions,
+        setups: Setups,
+        windows: Windows,
+    ) -> None:
+        self._setups = setups
+        self._store = store
+        self._supervisor = supervisor
+        self._sessions = sessions
+        self._windows = windows
+        self._tell = windows.tell
+
+    async def target(self, session: OpenSession, *, any_model: bool = False) -> Target:
+        """The session itself, or a copy of the sample, which is shown from now on.
+
+        Args:
+            session: What is to be changed.
+            any_model: Its tokens are of no interest.
+
+        Raises:
+            Refusal: The model that runs cannot read the sample's tokens; says what to do. Nothing was copied.
+        """
+        if not session.is_sample:
+            return Target(session)
+        model = self._supervisor.running  # one that is still loading is asked when the answer begins
+        if model is not None and not any_model:
+            try:
+                check_tokens(model, session, session.tree.path(session.tip))
+            except InvalidRequestError as fault:
+                raise Refusal(str(fault)) from fault
+        titles = [row.title for row in await stored(self._store.sessions())]
+        made = await stored(self._store.copy_session(session.id, copy_title(session.title, titles)))
+        copy = await self._sessions.show(made.session_id)
+        await self._setups.carry(session, copy, made.nodes)
+        self._windows.follow(session.id, copy)
+        self._tell(SessionCopied(session.id, copy.view(), made.nodes))
+        self._tell(SessionsChanged())
+        return Target(copy, made.nodes)
+
+
+def copy_title(title: str, taken: Iterable[str]) -> str:
+    """A title for a copy that no other session has: "Rain (copy)", "Rain (copy 2)"."""
+    plain, held = _NUMBERED.sub("", title), set(taken)
+    first = f"{plain} (copy)"
+    if first not in held:
+        return first
+    number = 2
+    while f"{plain} (copy {number})" in held:
+        number += 1
+    return f"{plain} (copy {number})"

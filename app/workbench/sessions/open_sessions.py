@@ -1,0 +1,320 @@
+"""The open sessions, in step with the store: opening, listing, naming, choosing a path."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from app.supervisor import Supervisor
+from app.workbench.answers.completion import write_elsewhere
+from app.workbench.answers.provenance import next_branch
+from app.workbench.refusals import GONE, stored
+from app.workbench.setup.adapters import stack_of_session
+from app.workbench.setup.setups import Setups
+from app.workbench.tree.reading import every_node, read, read_names
+from app.workbench.tree.session import UNTITLED, OpenSession, shown_title
+from app.workbench.windows import Window, Windows
+from runtime import EngineDiedError, RuntimeFault, clean_text
+from storage import NewChunk, NewNode, NodeRow, SessionStore, StoreError
+from ui import Refusal, SessionChanged, SessionsChanged, SessionSummary, translate
+
+log = logging.getLogger(__name__)
+TIERS_SECONDS = 1.0  # that a session waits to hear what of it is in memory and on the disk
+
+
+class Sessions:
+    """The sessions that are open, in whichever window.
+
+    Args:
+        store: Where they are saved.
+        supervisor: Knows what the engine holds of a path.
+        setups: Reads what a session is set to.
+        windows: Know who looks at what.
+    """
+
+    def __init__(self, store: SessionStore, supervisor: Supervisor, setups: Setups, windows: Windows) -> None:
+        self._store = store
+        self._setups = setups
+        self._supervisor = supervisor
+        self._windows = windows
+        self._tell = windows.tell
+        self._open: dict[int, OpenSession] = {}
+        self.unsaved: list[str] = []  # what became of answers that could not be written before the end
+        self._trashed: set[int] = set()  # of the open ones
+        self.closing = False  # the engine is not asked for anything any more
+        self._making = asyncio.Lock()  # a session that is being made must not be cleared away as one nobody uses
+
+    # ---- one session --------------------------------------------------------------------------------------------------
+
+    def find(self, session_id: int) -> OpenSession | None:
+        """A session, if it is open."""
+        return self._open.get(session_id)
+
+    def opened(self, session_id: int) -> OpenSession:
+        """An open session.
+
+        Raises:
+            Refusal: It is not open.
+        """
+        session = self._open.get(session_id)
+        if session is None:
+            raise Refusal(translate("Workbench", "that session is not open"))
+        return session
+
+    async def show(self, session_id: int, window: Window | None = None) -> OpenSession:
+        """Opens a session and reads its path, for the window that shows it from now on; no model is needed."""
+        session = self._open.get(session_id)
+        if session is None:
+            session = OpenSession(await stored(self._store.load_shape(session_id)))
+            session = self._open.setdefault(session_id, session)  # somebody else may have opened it meanwhile
+        await read(self._store, session, session.missing())
+        await read_names(self._store, session)
+        await self._setups.load(session)
+        if window is not None:
+            window.shown = session
+        if session.is_read:  # what is looked at goes first; a command reads the rest
+            await self.find_warm(session)
+        return session
+
+    async def show_earlier(self, session: OpenSession) -> None:
+        """Shows some more of the beginning of a long path."""
+        session.step_back()
+        await read(self._store, session, session.missing())
+
+    async def read_whole(self, session_id: int, node_id: int | None = None) -> None:
+        """Reads the tokens of the whole path, as everything needs that asks the model to go on.
+
+        Args:
+            session_id: Of the session; nothing is read of one that is not open.
+            node_id: The path to this node too, where it is another one than that which is shown.
+        """
+        session = self._open.get(session_id)
+        if session is not None:
+            await read(self._store, session, session.missing(earlier=True))
+            await read(self._store, session, session.unread(session.tree.path(node_id)))
+            await read_names(self._store, session)
+
+    async def create(self, window: Window) -> OpenSession:
+        """An empty one for a window; one that nothing was said in is as good as a new one, unless another window has it."""
+        async with self._making:
+            empty = next((each.id for each in self._open.values() if self._is_free(each, window)), None)
+            session_id = await stored(self._store.create_session(UNTITLED)) if empty is None else empty
+            with window.opening(session_id):
+                session = await self.show(session_id, window)
+        self._tell(SessionsChanged())
+        return session
+
+    def _is_free(self, session: OpenSession, window: Window) -> bool:
+        """Whether nothing was said in a session, and no other window will say something."""
+        taken = session.id in self._trashed or self._windows.holder(session.id, but=window) is not None
+        return session.is_unused and not taken
+
+    async def tidy(self) -> None:
+        """Clears away what was 30 days in the trash, what a killed import left, and sessions nobody said anything in.
+
+        Those that are open stay.
+        """
+        async with self._making:
+            await self._store.drop_empty_sessions(UNTITLED, keep=list(self._open))
+        await self._store.purge_trash()
+        await self._store.drop_unfinished_imports()
+
+    async def drop_empty(self) -> None:
+        """At the end: nothing was ever said in them, and nobody looks at them any more."""
+        try:
+            await self._store.drop_empty_sessions(UNTITLED)
+        except StoreError as fault:  # the next start tries again
+            log.warning("empty sessions could not be cleared away: %s", fault)
+
+    async def move(self, session: OpenSession, node_id: int) -> None:
+        """Shows the path through a node, down to the leaf that was last shown under it."""
+        if node_id not in session.tree.nodes:
+            raise Refusal(translate("Workbench", GONE))
+        before = session.tip
+        shown = [segment.node.id for segment in session.tree.path(before)]
+        session.tip = session.tree.leaf(node_id, shown)
+        await stored(self._store.set_current(session.id, session.tip))
+        if before != session.tip and not session.overflowed(before):  # whoever comes back to that question sees why
+            await self.drop_failed(session, before)
+        await read(self._store, session, session.missing())
+        await self.find_warm(session)
+
+    async def add(self, session: OpenSession, node: NewNode, chunk: NewChunk | None = None, *, current: bool = True) -> NodeRow:
+        """Adds a node on the disk and in the open tree, and (`current`) makes it the tip.
+
+        Raises:
+            Refusal: The path before it is damaged, or the store cannot write it.
+        """
+        session.check_sound(session.tree.path(node.parent_id))
+        node_id = await stored(self._store.add_node(node, chunk, current=current))
+        row = NodeRow(
+            id=node_id,
+            session_id=node.session_id,
+            parent_id=node.parent_id,
+            at_token=node.at_token,
+            at_byte=node.at_byte,
+            role=node.role,
+            turn_start=node.turn_start,
+            text=node.text,
+            status=node.status,
+            finish_reason=node.finish_reason,
+            token_count=0 if chunk is None else chunk.count,
+            stats=dict(node.stats),
+            seq=len(session.tree.nodes) + 1,
+            kv_fingerprint=None if chunk is None else chunk.kv_fingerprint,
+        )
+        session.tree.put(row)
+        if current:
+            session.tip = node_id
+        return row
+
+    async def drop_failed(self, session: OpenSession, node_id: int | None) -> None:
+        """Takes away an answer that failed before it said anything: what failed was said, and another one has its place."""
+        if node_id is not None and session.failed_to_begin(node_id):
+            await self.take_back(session, node_id)
+
+    async def take_back(self, session: OpenSession, node_id: int) -> None:
+        """Takes away an answer that was written without a word."""
+        try:
+            await self._store.discard_node(node_id)
+        except StoreError as fault:  # it stays where it is, empty
+            log.info("a failed answer stays: %s", fault)
+        else:
+            session.forget(node_id)
+
+    async def refresh(self, session: OpenSession) -> None:
+        """Takes in what an answer has changed on the disk and in the engine."""
+        held = [node.id for node in session.tree.held()]
+        try:
+            rows = await self._store.load_nodes(session.id, held, after=max(session.tree.nodes, default=0))
+        except StoreError as fault:  # what is shown stays as it is; the next command says what is wrong with the store
+            log.warning("session %d could not be read again: %s", session.id, fault)
+        else:
+            for row in rows:
+                session.tree.put(row)
+        await read_names(self._store, session)
+        await self.find_warm(session)
+
+    async def next_branch(self, session: OpenSession, seed: int | None) -> int:
+        """The first number of a branch that no stored answer of a session was drawn with under a seed."""
+        first = 0
+        async for node in every_node(self._store, session):
+            first = max(first, next_branch([node], seed))
+        return first
+
+    def hope(self) -> None:
+        """Another model or engine was chosen: what could only fail again may be tried again."""
+        for session in self._open.values():
+            session.has_hope = True
+        for session in self._windows.shown():
+            self._tell(SessionChanged(session.view()))
+
+    async def find_warm(self, session: OpenSession) -> None:
+        """How much of the path the engine holds, and how much of it stands in the block file."""
+        model, session.warm, session.stored = (None if self.closing else self._supervisor.running), 0, 0
+        if model is None or session.path_length() > model.info.context_length:
+            return
+        try:
+            await read(self._store, session, session.missing(earlier=True))
+        except Refusal as refusal:  # whoever asks the model to go on is told
+            log.info("no warm prefix: %s", refusal)
+            return
+        try:
+            tip, ids = session.tip, session.path_ids(session.tree.path(session.tip))
+        except Refusal:  # part of it is damaged: no model goes on from it
+            return
+        if not ids:
+            return
+        try:
+            adapters = stack_of_session(session)
+            match = await asyncio.wait_for(model.prefix_match_async(ids, adapters=adapters), TIERS_SECONDS)
+            if session.tip == tip:  # else another path is shown by now, and was asked for
+                session.warm, session.stored = match.tokens if match.warm is None else match.warm, match.tokens
+        except EngineDiedError:
+            await self._supervisor.died(model)
+        except (RuntimeFault, TimeoutError) as fault:
+            log.info("no warm prefix: %s", str(fault) or "the engine takes its time")
+
+    async def settle(self, write: Callable[[OpenSession], Awaitable[None]]) -> None:
+        """Tries once more, before the end, to write what could not be written; else its text goes elsewhere (`unsaved`)."""
+        for session in self._open.values():
+            try:
+                await write(session)
+            except Refusal as refusal:
+                self.unsaved.append(_rescued(session, refusal))
+
+    def uses_adapter(self, folder: str) -> bool:
+        """Whether an open session has it on its stack."""
+        return any(c.folder == folder for s in self._open.values() if s.values is not None for c in s.values.adapters)
+
+    # ---- the list -----------------------------------------------------------------------------------------------------
+
+    async def summaries(self, query: str, window: Window) -> Sequence[SessionSummary]:
+        """Pinned first, then the latest; an empty one stands there only while it is shown, or where somebody named it."""
+        rows = await stored(self._store.sessions(query))
+        shown = {session.id for session in self._windows.shown()}
+        return [
+            SessionSummary(
+                row.id,
+                shown_title(row.title),
+                row.updated,
+                row.branches,
+                row.pinned,
+                row.is_sample,
+                row.folder_id,
+                row.tags,
+                elsewhere=self._windows.holder(row.id, but=window) is not None,
+            )
+            for row in rows
+            if row.branches or row.id in shown or row.title != UNTITLED or row.folder_id is not None or row.tags
+        ]
+
+    async def rename(self, session_id: int, title: str) -> None:
+        """Another title."""
+        title = clean_text(title).strip()
+        if not title:
+            raise Refusal(translate("Workbench", "a title needs at least one character"))
+        title = UNTITLED if title == shown_title(UNTITLED) else title
+        await stored(self._store.rename_session(session_id, title))
+        session = self._open.get(session_id)
+        if session is not None:
+            session.title = title
+            self._tell(SessionChanged(session.view()))
+        self._tell(SessionsChanged())
+
+    async def pin(self, session_id: int, pinned: bool) -> None:  # a state, not an option
+        """To the top of the list, or back to its day."""
+        await stored(self._store.pin_session(session_id, pinned))
+        self._tell(SessionsChanged())
+
+    async def trash(self, session_id: int) -> None:
+        """Into the trash."""
+        await stored(self._store.trash_session(session_id))
+        self._trashed.add(session_id)
+        self._tell(SessionsChanged())
+
+    async def restore(self, session_id: int) -> None:
+        """Back out of the trash."""
+        await stored(self._store.restore_session(session_id))
+        self._trashed.discard(session_id)
+        self._tell(SessionsChanged())
+
+
+def _rescued(session: OpenSession, refusal: Refusal) -> str:
+    """Writes what a session could not take in somewhere else; what was lost and where the rest is."""
+    assert session.unsaved is not None  # or nothing was to be written
+    fault, texts = refusal.__cause__ or refusal, session.unsaved.texts
+    asked = [turn for turn in session.tree.turns(session.tip) if turn.role == "user"]
+    file = write_elsewhere(session.title, session.content(asked[-1]) if asked else "", texts)
+    count = sum(map(len, texts))
+    if file is None:
+        return translate(
+            "Workbench",
+            "{0}. The session {1} has only the beginning of the last answer; its {2:,} characters could not be "
+            "written elsewhere either: copy them from the screen",
+        ).format(fault, repr(session.title), count)
+    return translate(
+        "Workbench",
+        "{0}. The session {1} has only the beginning of the last answer; all of its text ({2:,} characters) is in {3}",
+    ).format(fault, repr(session.title), count, file)

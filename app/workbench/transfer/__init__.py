@@ -1,0 +1,1 @@
+"""Sessions out of the store and into it."""

@@ -1,0 +1,117 @@
+"""The kinds of file that a session is exported as: a row of `EXPORTS` each, for the window's menu and the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import storage
+from storage import SessionStore
+from ui import QT_TRANSLATE_NOOP, ExportFormat, OnTransfer
+
+
+@dataclass(frozen=True, slots=True)
+class Exporter:
+    """A format and what writes it.
+
+    Attributes:
+        format: What people see of it.
+        write: Takes the sessions file, the session's number, the file to write and a listener for progress; with `snapshot` the
+            snapshot of the engine as well. Blocking, any thread.
+        snapshot: Whether the file says how to resume the session.
+        with_kv: Whether KV blocks are put into the file when it is written.
+    """
+
+    format: ExportFormat
+    write: Callable[..., None]  # looked up in `storage` when it is called: the window opens without it
+    snapshot: bool = False
+    with_kv: bool = False
+
+
+EXPORTS = (
+    Exporter(
+        ExportFormat(
+            "json", "json", QT_TRANSLATE_NOOP("Exports", "Export as JSON…"), QT_TRANSLATE_NOOP("Exports", "JSON (*.json)"),
+            keys="Ctrl+Shift+E", comes_back=True,
+        ),
+        lambda *given: storage.export_json(*given),
+    ),
+    Exporter(
+        ExportFormat(
+            "markdown", "md", QT_TRANSLATE_NOOP("Exports", "Export Branch as Markdown…"),
+            QT_TRANSLATE_NOOP("Exports", "Markdown (*.md)"),
+        ),
+        lambda *given: storage.export_text("markdown", *given),
+    ),
+    Exporter(
+        ExportFormat(
+            "csv", "csv", QT_TRANSLATE_NOOP("Exports", "Export Tokens as CSV…"),
+            QT_TRANSLATE_NOOP("Exports", "Comma-separated values (*.csv)"),
+        ),
+        lambda *given: storage.export_text("csv", *given),
+    ),
+    Exporter(
+        ExportFormat(
+            "tokens", "jsonl", QT_TRANSLATE_NOOP("Exports", "Export Tokens as JSON Lines…"),
+            QT_TRANSLATE_NOOP("Exports", "JSON lines (*.jsonl)"),
+        ),
+        lambda *given: storage.export_text("tokens", *given),
+    ),
+    Exporter(
+        ExportFormat(
+            "portable", "elsewise", QT_TRANSLATE_NOOP("Exports", "Export Session File…"),
+            QT_TRANSLATE_NOOP("Exports", "Elsewise session file (*.elsewise)"), comes_back=True,
+        ),
+        lambda *given: storage.export_portable(*given),
+        snapshot=True,
+    ),
+    Exporter(
+        ExportFormat(
+            "portable-kv", "kv.elsewise", QT_TRANSLATE_NOOP("Exports", "Export Session File with KV…"),
+            QT_TRANSLATE_NOOP("Exports", "Elsewise session file with KV (*.kv.elsewise)"), comes_back=True,
+        ),
+        lambda *given: storage.export_portable(*given),
+        snapshot=True,
+        with_kv=True,
+    ),
+)  # fmt: skip
+FORMATS = {exporter.format.name: exporter for exporter in EXPORTS}
+
+
+class _StoppedError(Exception):
+    """The export is not wanted any more."""
+
+
+async def export(store: SessionStore, session_id: int, exporter: Exporter, path: Path, progress: OnTransfer) -> None:
+    """Writes a session to a file, on a thread; cancelled, it waits until the thread has cleared away what it wrote.
+
+    Raises:
+        StoreError: The session cannot be read, or the file not be written.
+    """
+    loop, stopping = asyncio.get_running_loop(), threading.Event()
+
+    def on_progress(done: int, total: int) -> None:
+        if stopping.is_set():
+            raise _StoppedError
+        if done == total or not done % 64:
+            loop.call_soon_threadsafe(progress, done, total)
+
+    given: tuple[object, ...] = ()
+    if exporter.snapshot:
+        from app.workbench.transfer.snapshots import snapshot_of  # the window opens without it
+
+        given = (await snapshot_of(store, session_id),)
+    write = partial(exporter.write, store.path, session_id, path, on_progress, *given)
+    work = asyncio.ensure_future(asyncio.to_thread(write))
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        stopping.set()
+        await asyncio.wait([work])
+        if not work.cancelled():
+            work.exception()  # it is what stopped it
+        raise

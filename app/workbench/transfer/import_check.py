@@ -1,0 +1,75 @@
+"""What of a session that comes from elsewhere the models of this machine can go on with, and what to do about the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from app.workbench.prompt.vocabulary import fingerprints_that_ran
+from runtime import InvalidRequestError, Manifest, list_models
+from storage import NodeRow, SessionStore
+from ui import QT_TRANSLATE_NOOP, translate
+
+SHOWN: Final = 12  # characters of a fingerprint
+WAYS: Final = QT_TRANSLATE_NOOP(
+    "Workbench",
+    "to go on with its very tokens find the model ('elsewise models get', or the model menu); with another one open it as "
+    "text: send a message, then choose 'open as text' under it",
+)
+
+
+async def what_is_taken(store: SessionStore, nodes: Iterable[NodeRow]) -> list[str]:
+    """A line for every model that wrote in a session and is not one that ran here; none where all of them did.
+
+    A fingerprint decides, not a name: it stands for weights, precision, engine and tokenizer.
+
+    Args:
+        store: Knows the session's models, and those that ran here.
+        nodes: Of the session.
+    """
+    ran = await fingerprints_that_ran(store)
+    here = {fingerprint: await store.model(fingerprint) or {} for fingerprint in ran}
+    wrote = dict.fromkeys(node.kv_fingerprint for node in nodes if node.kv_fingerprint)
+    strange = {fingerprint: await store.model(fingerprint) or {} for fingerprint in wrote if fingerprint not in here}
+    return [_told(fingerprint, known, here) for fingerprint, known in strange.items()]
+
+
+def _told(fingerprint: str, known: Mapping[str, Any], here: Mapping[str, Mapping[str, Any]]) -> str:
+    name, digest = str(known.get("name", "")), known.get("vocabulary")
+    if name:
+        words = translate("Workbench", "the model {0!r}").format(name)
+    else:
+        words = translate("Workbench", "a model that the file does not name")
+    its_print = translate("Workbench", "fingerprint {0}").format(fingerprint[:SHOWN])
+    same = next((info for info in reversed([*here.values()]) if digest is not None and info.get("vocabulary") == digest), None)
+    if same is not None:
+        differs = _differences(known, same)
+        return translate(
+            "Workbench",
+            "its tokens were made with {0} ({1}), which never ran here; {2!r} reads the same tokens and can go on with them. "
+            "Its numbers stay the other model's, its KV is computed again{3}",
+        ).format(words, its_print, str(same.get("name")), f" ({differs})" if differs else "")
+    ways = translate("Workbench", WAYS)
+    if name and _on_the_shelf(name):
+        return translate(
+            "Workbench",
+            "its tokens were made with {0} ({1}). A model of that name is on this machine; whether it is the very one shows "
+            "when it is loaded. Until then the session opens with text and numbers; {2}",
+        ).format(words, its_print, ways)
+    return translate(
+        "Workbench",
+        "its tokens were made with {0}, which is not on this machine ({1}): the session opens with text and numbers; {2}",
+    ).format(words, its_print, ways)
+
+
+def _differences(known: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    try:
+        then, now = (Manifest.from_mapping(info["manifest"]) for info in (known, here))
+    except (KeyError, TypeError, InvalidRequestError):
+        return ""
+    return "; ".join(then.differences(now))
+
+
+def _on_the_shelf(name: str) -> bool:
+    titles = {words.lower() for entry in list_models() for words in (entry.name, entry.title)}
+    return any(name.lower() in title or title in name.lower() for title in titles)

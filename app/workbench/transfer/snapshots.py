@@ -1,0 +1,72 @@
+"""The path of a session that is shown as a `runtime.Snapshot`: what goes with a portable file for whoever resumes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Any
+
+from app.workbench.answers.provenance import MADE, beams_of, options_of
+from app.workbench.tree.session import OpenSession
+from app.workbench.tree.tree import Turn
+from runtime import Finish, Generation, InvalidRequestError, Manifest, Mark, Snapshot
+from storage import NodeRow, SessionStore
+from ui import Refusal
+
+
+async def snapshot_of(store: SessionStore, session_id: int) -> dict[str, Any] | None:
+    """`Snapshot.to_mapping` of the path that is shown, without a model.
+
+    None where no model could go on from its tokens as they are: some have none yet, are damaged, or are of several models, or
+    nothing is known of the one that made them.
+    """
+    session = OpenSession(await store.load_session(session_id))
+    path = session.tree.path(session.tip)
+    session.add_tokens(await store.load_tokens([segment.node.id for segment in path]))
+    said = [segment.node for segment in path if segment.node.token_count or segment.node.text]
+    fingerprints = {node.kv_fingerprint if node.token_count else None for node in said}
+    fingerprint = fingerprints.pop() if len(fingerprints) == 1 else None
+    known = None if fingerprint is None else await store.model(fingerprint)
+    if fingerprint is None or known is None:
+        return None
+    return await asyncio.to_thread(_snapshot, session, known)  # a long path takes its time
+
+
+def _snapshot(session: OpenSession, known: Mapping[str, Any]) -> dict[str, Any] | None:
+    path = session.tree.path(session.tip)
+    try:
+        manifest, ids = Manifest.from_mapping(known["manifest"]), session.path_ids(path)
+    except (KeyError, TypeError, InvalidRequestError, Refusal):
+        return None
+    turns = session.tree.turns(session.tip)
+    generation = _generation(path[-1].node, len(ids))
+    start = len(ids) if generation is None else generation.start
+    lengths = [session.turn_length(turn) for turn in turns]
+    return Snapshot(
+        ids=tuple(ids),
+        text=b"".join(piece for turn in turns for piece in session.turn_run(turn).token_bytes),
+        marks=tuple(_mark(turn, end - n) for turn, n, end in zip(turns, lengths, accumulate(lengths), strict=True) if n),
+        prefix=start,
+        messages=tuple((m["role"], m["content"]) for m in session.messages(turns[:-1] if generation is not None else turns)),
+        manifest=manifest,
+        generation=generation,
+        blocks=tuple(key.hex() for key in manifest.block_keys(ids)),
+    ).to_mapping()
+
+
+def _mark(turn: Turn, start: int) -> Mark:
+    return Mark("generated" if turn.role == "assistant" else "prefix", turn.role, start)
+
+
+def _generation(node: NodeRow, resident: int) -> Generation | None:
+    """The answer at the end, as it was drawn; None where nobody stored how, or nothing was."""
+    made, count = node.stats.get(MADE), node.stats.get("generated")
+    if not isinstance(made, Mapping) or not isinstance(count, int) or not 0 < count <= resident or beams_of(node):
+        return None
+    try:
+        options = options_of(made)
+    except (KeyError, TypeError, ValueError):  # InvalidRequestError is one
+        return None
+    ends = (Finish.EOS.label, Finish.STOP.label, Finish.LENGTH.label, Finish.CONTEXT.label)
+    return Generation(resident - count, options, node.finish_reason if node.finish_reason in ends else None)

@@ -1,0 +1,87 @@
+"""Use cases about files and comparisons: sessions out and in, two branches side by side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.supervisor import Supervisor
+from app.workbench.refusals import stored
+from app.workbench.sessions.open_sessions import Sessions
+from app.workbench.transfer.exports import EXPORTS, FORMATS, export
+from runtime import RuntimeFault
+from storage import PortableFile, SessionStore, StoreError
+from ui import QT_TRANSLATE_NOOP, Event, ExportFormat, ImportResult, OnTransfer, Refusal, SessionsChanged, translate
+
+if TYPE_CHECKING:
+    from ui import BranchDiff
+
+
+NO_SNAPSHOT = QT_TRANSLATE_NOOP(
+    "Workbench",
+    "no program can go on from its very tokens: not all of the path that is shown was written by one model, or some of it is "
+    "damaged or was never read by one. Its text, tokens and numbers are in the file",
+)
+
+
+class TransferMembers:
+    """`ui.port.TransferCommands`, for the workbench."""
+
+    supervisor: Supervisor
+    _store: SessionStore
+    _sessions: Sessions
+    _tell: Callable[[Event], None]
+
+    @property
+    def export_formats(self) -> Sequence[ExportFormat]:
+        """In the order of the menu."""
+        return [exporter.format for exporter in EXPORTS]
+
+    async def export_session(self, session_id: int, form: str, path: Path, progress: OnTransfer) -> str:
+        """Writes a file on a thread of its own; what is not in it, in words."""
+        exporter = FORMATS[form]
+        try:
+            if exporter.with_kv:
+                from app.portable_kv import export_with_kv  # the window opens without it
+
+                await export_with_kv(self._store, self.supervisor, session_id, path, progress)
+            else:
+                await export(self._store, session_id, exporter, path, progress)
+            return await asyncio.to_thread(left_out, path) if exporter.snapshot else ""
+        except (StoreError, RuntimeFault, OSError) as fault:
+            raise Refusal(str(fault)) from fault
+
+    async def import_file(self, path: Path, progress: OnTransfer) -> ImportResult:
+        """Takes in all of a file, or nothing."""
+        imported = await stored(self._store.import_file(path, progress))
+        self._tell(SessionsChanged())
+        from app.portable_kv import carries_blocks  # the window opens without it
+        from app.workbench.transfer.import_check import what_is_taken
+
+        taken = [await what_is_taken(self._store, (await stored(self._store.load_session(i))).nodes) for i in imported.sessions]
+        notes = dict.fromkeys([*imported.notes, *(note for notes in taken for note in notes)])
+        return ImportResult(imported.sessions, tuple(notes), await asyncio.to_thread(carries_blocks, path))
+
+    async def take_kv(self, session_ids: Sequence[int], path: Path, progress: OnTransfer) -> int:
+        """Takes what the engine of whoever wrote the file had computed, while this one runs."""
+        from app.portable_kv import take_kv  # the window opens without it
+
+        try:
+            return await take_kv(self._store, self.supervisor, session_ids, path, progress)
+        except (StoreError, RuntimeFault, OSError) as fault:
+            raise Refusal(str(fault)) from fault
+
+    async def compare(self, session_id: int, left: int, right: int) -> BranchDiff:
+        """The branches through two nodes."""
+        from app.workbench.compare.branch_diff import compare  # difflib and more: the window opens without it
+
+        return await compare(self._store, self._sessions.opened(session_id), left, right)
+
+
+def left_out(file: Path) -> str:
+    """What a portable file that was just written does not have, in words; blocking."""
+    with closing(PortableFile(file)) as written:
+        return translate("Workbench", NO_SNAPSHOT) if written.snapshot() is None else ""

@@ -1,0 +1,175 @@
+"""The tree as an outline: one row per branch, named by the words with which it diverges."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+from app.workbench.tree.path_columns import Course
+from app.workbench.tree.tree import Tree
+from storage import NodeRow
+from ui import QT_TRANSLATE_NOOP, BranchRow, translate
+
+NAME_WORDS = 6
+BEFORE_WORDS = 2
+NO_ANSWER = QT_TRANSLATE_NOOP("Workbench", "no answer")  # it failed before it said anything
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A branch: the part of `node` from token `start` (byte `byte` of its text) on."""
+
+    node: NodeRow
+    start: int
+    byte: int
+    depth: int
+    shared: str  # what was said in this run before it diverged
+    pruned: bool = False  # as what it leaves is
+
+
+def outline(tree: Tree, tip: int | None, pruned: Collection[tuple[int, int]] = ()) -> tuple[BranchRow, ...]:
+    """Rows from the first question down, in reading order.
+
+    Args:
+        tree: Of the session.
+        tip: The end of the path that is shown.
+        pruned: Branches out of sight, each by its node and the token of it where it begins.
+    """
+    lines = list(_lines(tree, pruned))
+    course = tree.course(tip)
+    rows: list[BranchRow] = []
+    for line, end in lines:
+        before, name = _name(tree, line, end)
+        rows.append(
+            BranchRow(
+                node_id=line.node.id,
+                depth=line.depth,
+                before=before,
+                name=name,
+                logprob=_logprob(line.node),
+                on_path=_on_path(line, course),
+                current=False,
+                likely=_likely(line.node),
+                start=line.start,
+                pruned=line.pruned,
+            )
+        )
+    return _mark_current(rows)
+
+
+def nameless(tree: Tree) -> Iterator[int]:
+    """Nodes whose texts the outline is made of and that were not read yet."""
+    for line, end in _lines(tree, ()):
+        for node in (line.node, end, *_answers(tree, line, end)):
+            if not node.whole:
+                yield node.id
+
+
+def _lines(tree: Tree, pruned: Collection[tuple[int, int]]) -> Iterator[tuple[_Line, NodeRow]]:
+    """Branches in reading order, each with the last node before it splits."""
+    stack = [_Line(node, 0, 0, 0, "") for node in reversed(_first_turns(tree))]
+    while stack:
+        line = stack.pop()
+        if (line.node.id, line.start) in pruned:
+            line = replace(line, pruned=True)
+        end, branches = _follow(tree, line)
+        yield line, end
+        stack.extend(replace(branch, pruned=line.pruned) for branch in reversed(branches))
+
+
+def branch_name(rows: tuple[BranchRow, ...]) -> str:
+    """The name of the branch that is shown; empty when there is one only."""
+    return next((row.name for row in rows if row.current), "") if len(rows) > 1 else ""
+
+
+def _first_turns(tree: Tree) -> list[NodeRow]:
+    """The first questions: what hangs under the system prompt (or stands at the root)."""
+    first: list[NodeRow] = []
+    for root in tree.children(None):
+        first.extend(tree.children(root.id) if root.role == "system" else [root])
+    return first
+
+
+def _follow(tree: Tree, line: _Line) -> tuple[NodeRow, list[_Line]]:
+    """Along a branch to where it splits: the last node before the split, and the branches there."""
+    node, start, byte = line.node, line.start, line.byte
+    while True:
+        if start == 0 and (last := tree.last_alone(node.id)).id != node.id:
+            node, byte = last, 0
+        inner = [c for c in tree.children(node.id) if c.at_token is not None and not tree.leaves_at_end(c)]
+        inner = [c for c in inner if (c.at_token or 0) > start]
+        if inner:
+            at = min(c.at_token or 0 for c in inner)
+            leaving = [c for c in inner if c.at_token == at]
+            at_byte = leaving[0].at_byte or 0
+            shared = _text(node).encode()[byte:at_byte].decode(errors="ignore")
+            rest = _Line(node, at, at_byte, line.depth + 1, shared)
+            return node, [rest, *(_Line(c, 0, 0, line.depth + 1, shared) for c in leaving)]
+        after = [c for c in tree.children(node.id) if tree.leaves_at_end(c)]
+        if len(after) > 1:
+            return node, [_Line(c, 0, 0, line.depth + 1, "") for c in after]
+        if not after:
+            return node, []
+        node, start, byte = after[0], 0, 0
+
+
+def _on_path(line: _Line, course: Course) -> bool:
+    row = course.row(line.node.id)
+    if row is None:
+        return False
+    stop = course.stop(row)
+    return stop is None or stop > line.start
+
+
+def _mark_current(rows: list[BranchRow]) -> tuple[BranchRow, ...]:
+    deepest = max((i for i, row in enumerate(rows) if row.on_path), key=lambda i: (rows[i].depth, i), default=-1)
+    return tuple(replace(row, current=i == deepest) for i, row in enumerate(rows))
+
+
+def _name(tree: Tree, line: _Line, end: NodeRow) -> tuple[str, str]:
+    """The last words before a branch, and its own first words; a word that was cut in the middle belongs to the name."""
+    shared, own = line.shared, _text(line.node).encode()[line.byte :].decode(errors="ignore")
+    if own[:1].strip():
+        stem = re.search(r"\S*$", shared)
+        cut = stem.start() if stem else len(shared)
+        shared, own = shared[:cut], shared[cut:] + own
+    nothing = translate("Workbench", NO_ANSWER) if line.node.status == "partial" and not line.node.has_text else "…"
+    before, name = _last_words(shared), _first_words(own) or nothing
+    answers = _answers(tree, line, end)
+    if len(answers) == 1 and _text(answers[0]):
+        return before, f"{name} → {_first_words(_text(answers[0]), 4)}"
+    return before, name
+
+
+def _answers(tree: Tree, line: _Line, end: NodeRow) -> list[NodeRow]:
+    """The answers to a question that is a branch; one alone is part of its name."""
+    if line.node.role != "user" or line.depth == 0 or end.id == line.node.id:
+        return []
+    return [c for c in tree.children(line.node.id) if tree.leaves_at_end(c)]
+
+
+def _text(node: NodeRow) -> str:
+    """What was said; "" until it was read, see `nameless`."""
+    return node.text if node.whole else ""
+
+
+def _logprob(node: NodeRow) -> float | None:
+    value = node.stats.get("logprob") if node.whole else None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _likely(node: NodeRow) -> float | None:
+    """The geometric mean of its tokens' probabilities: a long branch is not thinner for being long."""
+    logprob, count = _logprob(node), node.stats.get("generated") if node.whole else None
+    return math.exp(logprob / count) if logprob is not None and isinstance(count, int) and count > 0 else None
+
+
+def _first_words(text: str, count: int = NAME_WORDS) -> str:
+    return " ".join(text.split()[:count])[:48]
+
+
+def _last_words(text: str) -> str:
+    words = text.split()
+    return "… " + " ".join(words[-BEFORE_WORDS:]) if words else ""

@@ -1,0 +1,292 @@
+"""An open session: its tree, the tokens of the path that is shown, and what is going on at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from app.workbench.answers.provenance_text import refusal
+from app.workbench.setup.beginning import Beginning, cards, tools_at
+from app.workbench.tree.outline import branch_name, nameless, outline
+from app.workbench.tree.path_tokens import PathTokens
+from app.workbench.tree.runs import EMPTY, began
+from app.workbench.tree.tree import Turn, is_hidden
+from app.workbench.tree.turn_notes import note_of, stored_stats
+from storage import NodeRow, SessionShape, SessionTree
+from ui import QT_TRANSLATE_NOOP, SessionView, Tier, ToolCard, TurnStats, TurnStatus, TurnView, translate
+
+if TYPE_CHECKING:
+    from app.workbench.answers.columns import Endings
+    from app.workbench.answers.completion import Ending
+    from app.workbench.setup.values import SessionValues
+
+UNTITLED = QT_TRANSLATE_NOOP("Workbench", "New session")  # as it is stored
+AT_ONCE = 100  # turns of a path that are shown at first, and with each step back
+WHOLE = 4 * AT_ONCE  # turns of a path that is shown whole
+OVERFLOW = "overflow"  # in a stored answer's stats: its prompt did not fit into the context
+FOREIGN = "foreign"  # there too: another tokenizer cut what it was to go on from
+UNLOADED = "unloaded"  # there too: its model could not be loaded
+HOPELESS = "hopeless"  # there too: the same again can only fail again
+
+
+def shown_title(title: str) -> str:
+    """A stored title as the window shows it."""
+    return translate("Workbench", UNTITLED) if title == UNTITLED else title
+
+
+class OpenSession(PathTokens):
+    """What the window shows of a session, kept in step with the store.
+
+    Args:
+        stored: All of it; or where its nodes stand, and `missing` says what to read of them.
+    """
+
+    def __init__(self, stored: SessionTree | SessionShape) -> None:
+        super().__init__(stored.nodes)
+        self.id = stored.session.id
+        self.title = stored.session.title
+        self.is_sample = stored.session.is_sample
+        self.tip = stored.session.current_node
+        self.notes: dict[int, str] = {}
+        self.stats: dict[int, TurnStats] = {}
+        self.unsaved: Ending | Endings | None = None  # of an answer that is on the screen and could not be written
+        self.has_hope = False  # the model is another one since an answer failed for good
+        self.warm = 0  # tokens of the path the engine holds
+        self.stored = 0  # those that it holds or can read from the block file
+        self.values: SessionValues | None = None  # what it is set to; None until that was read
+        turns = self.tree.turn_count(self.tip)
+        self._hidden = turns - AT_ONCE if turns > WHOLE else 0  # turns of the path that was opened, see `earlier`
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether nothing was ever said here; it may be cleared away, or used for something new."""
+        said = any(n.role != "system" or not n.whole or n.text or n.stats for n in self.tree.nodes.values())
+        return not self.is_sample and self.title == UNTITLED and not said and not (self.values and self.values.is_set)
+
+    @property
+    def pruned(self) -> Collection[tuple[int, int]]:
+        """Branches out of sight, see `pruning`."""
+        return self.values.pruned if self.values is not None else ()
+
+    def beginning(self) -> Beginning:
+        """What stands before the turns of the path shown."""
+        root = self.tree.root(self.tip)
+        return Beginning.of(root) if root is not None and root.role == "system" else Beginning()
+
+    def tools(self, tip: int | None = None) -> list[dict[str, Any]]:
+        """The tools that a path offers; the one shown, where no other is named."""
+        root = self.tree.root(self.tip if tip is None else tip)
+        return [] if root is None else tools_at(root)
+
+    def missing(self, *, earlier: bool = False) -> list[int]:
+        """Nodes of the shown part of the path, or of all of it, that were not read yet."""
+        turns = self.tree.turns(self.tip, 0 if earlier else self.earlier)
+        return self.unread(segment for turn in turns for segment in turn.segments)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the whole path was read."""
+        return bool(self.is_read_along(self.tree.course(self.tip)).all())
+
+    def unnamed(self) -> list[int]:
+        """Nodes off the shown part of the path whose texts were not read yet, and which name something: roots, branches."""
+        roots = [root.id for root in self.tree.children(None) if not root.whole]
+        return list(dict.fromkeys([*roots, *nameless(self.tree)]))
+
+    @property
+    def earlier(self) -> int:
+        """Turns at the beginning of the path that are not shown, and whose tokens need not have been read."""
+        turns = self.tree.turn_count(self.tip) if self._hidden else 0
+        return min(self._hidden, turns - AT_ONCE) if turns > WHOLE else 0  # another path may be a shorter one
+
+    def step_back(self) -> None:
+        """Shows some more of the beginning."""
+        self._hidden = max(self.earlier - AT_ONCE, 0)
+
+    def step_back_to(self, node_id: int) -> None:
+        """Shows the path from some turns before that one on, where less of it is shown."""
+        ends = self.tree.ends(self.tip)
+        if node_id in ends:
+            self._hidden = min(self.earlier, max(ends.index(node_id) - AT_ONCE // 2, 0))
+
+    def path_length(self) -> int:
+        """Tokens of the path that is shown: what the context holds of it."""
+        return int(self.lengths(self.tip).sum())
+
+    def length_before(self, replaces: int | None = None) -> int:
+        """Tokens before the next user turn, wherever it hangs (see `place`)."""
+        parent, at = self.place(replaces)
+        lengths = self.lengths(parent)
+        if not len(lengths):
+            return 0
+        last = int(lengths[-1])
+        return int(lengths[:-1].sum()) + (last if at is None else min(last, at))
+
+    def failed_to_begin(self, node_id: int) -> bool:
+        """Whether a node is an answer that ended before it said anything, and that nothing goes on from."""
+        node = self.tree.nodes.get(node_id)
+        if node is None or node.role != "assistant" or node.status != "partial" or node.damaged or not node.turn_start:
+            return False
+        idle = node_id not in self.states and (self.unsaved is None or self.unsaved.node_id != node_id)
+        return idle and not node.text and not began(self.runs.get(node_id, EMPTY)) and not self.tree.children(node_id)
+
+    def _failed_for(self, node: NodeRow, why: str) -> bool:
+        """Whether an answer never began for this reason, and the model is still the one that it is about."""
+        return not self.has_hope and bool(node.stats.get(why)) and self.failed_to_begin(node.id)
+
+    def _lacks_model(self, node: NodeRow) -> bool:
+        """Whether no model came for an answer, begun with a chosen token or not, and none was chosen since."""
+        made = bool(node.stats.get("generated"))
+        return bool(node.stats.get(UNLOADED)) and not (made or self.has_hope or node.id in self.states)
+
+    def overflowed(self, node_id: int | None) -> bool:
+        """Whether a node is an answer that never began since its prompt did not fit into the context."""
+        node = self.tree.nodes.get(node_id) if node_id is not None else None
+        return node is not None and OVERFLOW in node.stats and self.failed_to_begin(node.id)
+
+    def place(self, replaces: int | None = None) -> tuple[int | None, int | None]:
+        """Where the next user turn hangs: its parent and the token at which it leaves it; (None, None) in an empty tree.
+
+        It goes on from the end of the path; beside `replaces`, another version of it; and beside a question that did not
+        fit into the context, for nothing that follows that one would fit.
+        """
+        node = self.tree.nodes.get(self.tip) if self.tip is not None else None
+        if replaces is None and node is not None and self.overflowed(node.id):
+            replaces = node.parent_id
+        if replaces is not None and replaces in self.tree.nodes:
+            opening = self.tree.opening(self.tree.nodes[replaces])
+            return opening.parent_id, opening.at_token
+        if node is None:
+            return None, None
+        empty = not node.text and not began(self.runs.get(node.id, EMPTY))
+        if node.role == "assistant" and node.turn_start and empty:
+            return node.parent_id, node.at_token  # an answer that never began is passed over
+        return node.id, None
+
+    def role_of(self, node_id: int) -> str:
+        """Whose turn a node belongs to; "" where there is none."""
+        node = self.tree.nodes.get(node_id)
+        return "" if node is None else self.tree.opening(node).role
+
+    def forget(self, node_id: int) -> None:
+        """A node is gone; its question ends the path where it did."""
+        node = self.tree.nodes[node_id]
+        self.tree.remove(node_id)
+        for known in (self.runs, self.notes, self.stats):
+            known.pop(node_id, None)
+        if self.tip == node_id:
+            self.tip = node.parent_id
+
+    # ---- what is shown ----------------------------------------------------------------------------------------------
+
+    def view(self) -> SessionView:
+        """The path and the outline."""
+        rows = outline(self.tree, self.tip, self.pruned)
+        lengths = self.turn_lengths()
+        turns = self.turn_views(lengths)
+        return SessionView(
+            session_id=self.id,
+            title=shown_title(self.title),
+            turns=turns,
+            branches=rows,
+            branch_name=branch_name(rows),
+            is_sample=self.is_sample,
+            context_used=sum(lengths),
+            earlier=self.earlier,
+        )
+
+    def turn_views(self, lengths: Sequence[int] | None = None) -> tuple[TurnView, ...]:
+        """The turns of the path that are shown; `lengths` as `turn_lengths` gives them, where they are known."""
+        views: list[TurnView] = []
+        earlier = self.earlier
+        shown = self.tree.turns(self.tip, earlier)
+        start = sum((self.turn_lengths() if lengths is None else lengths)[:earlier])
+        for place, turn in enumerate(shown, 1):
+            view = self.turn_view(turn, start)
+            if place < len(shown) and shown[place].role == "tool":
+                view = replace(view, called=cards(self.content(turn), self.tools()))
+            start += len(view.run)
+            views.append(view)
+        return tuple(views)
+
+    def last_turn(self) -> TurnView:
+        """The turn at the end of the path."""
+        last = self.tree.turns(self.tip, self.earlier)[-1]
+        return self.turn_view(last, sum(self.turn_lengths()[:-1]))
+
+    def turn_lengths(self) -> list[int]:
+        """Tokens of each turn of the path, read or not."""
+        turns = self.tree.course(self.tip).turns
+        return np.add.reduceat(self.lengths(self.tip), turns).tolist() if len(turns) else []
+
+    def turn_view(self, turn: Turn, start: int) -> TurnView:
+        """One turn; `start` is the path's tokens before it."""
+        node, run = turn.tip, self.turn_run(turn)
+        return TurnView(
+            node_id=node.id,
+            role=turn.role,
+            run=run,
+            status=self._status(node),
+            variants=self._variants(node),
+            note=self.notes.get(node.id, note_of(self.tree, node, damaged=self._is_damaged(node))),
+            tier=self._tier(start, len(run)),
+            stats=self.stats_of(node),
+            can_retry=self.has_hope or not node.stats.get(HOPELESS, False),
+            overflowed=self.overflowed(node.id),
+            is_foreign=self._failed_for(node, FOREIGN),
+            needs_model=self._lacks_model(node),
+            calls=self._calls(turn),
+            may_call=node.role == "assistant" and node.id in self.states and bool(self.tools()),
+            can_repeat=node.role == "assistant" and node.id not in self.states and not refusal(node),
+        )
+
+    def _variants(self, node: NodeRow) -> tuple[int, ...]:
+        """The versions of a turn that are in sight; one that ends in `node` and is shown is among them, whatever goes on."""
+        in_sight = {i for i in self.tree.variants(node) if not is_hidden(self.tree, self.pruned, i)}
+        return tuple(sorted({*in_sight, node.id}, key=lambda i: self.tree.nodes[i].seq))
+
+    def tiers(self) -> dict[Tier, int]:
+        """How many turns of the path are in which tier."""
+        lengths = np.array(self.turn_lengths(), np.int64)
+        held, said = np.cumsum(lengths), lengths > 0
+        warm = said & (held <= self.warm + 1) if self.warm else np.zeros_like(said)
+        disk = said & ~warm & (held <= self.stored + 1) if self.stored else np.zeros_like(said)
+        counts = {Tier.WARM: int(warm.sum()), Tier.DISK: int(disk.sum())}
+        return {tier: counts.get(tier, len(lengths) - sum(counts.values())) for tier in Tier}
+
+    def last_stats(self) -> TurnStats | None:
+        """How the last answer that is shown was made."""
+        known = (self.stats_of(turn.tip) for turn in reversed(self.tree.turns(self.tip, self.earlier)))
+        return next((stats for stats in known if stats is not None), None)
+
+    def stats_of(self, node: NodeRow) -> TurnStats | None:
+        """How an answer was made, or is doing."""
+        return self.stats.get(node.id) or stored_stats(node)
+
+    def _calls(self, turn: Turn) -> tuple[ToolCard, ...]:
+        """The calls in the answer that ends the path: whoever answers them goes on from there."""
+        node = turn.tip
+        if node.id != self.tip or node.role != "assistant" or node.id in self.states or not node.text:
+            return ()
+        return cards(self.content(turn), self.tools())
+
+    def _tier(self, start: int, length: int) -> Tier:
+        """Of `length` tokens after `start`; the last token's KV follows with the next turn."""
+        if not length:
+            return Tier.COLD
+        if self.warm and start + length <= self.warm + 1:
+            return Tier.WARM
+        return Tier.DISK if self.stored and start + length <= self.stored + 1 else Tier.COLD
+
+    def _status(self, node: NodeRow) -> TurnStatus:
+        if node.id in self.states:
+            return self.states[node.id]
+        if self._is_damaged(node):
+            return TurnStatus.DAMAGED
+        return TurnStatus.PARTIAL if node.status == "partial" and node.role == "assistant" else TurnStatus.COMPLETE
+
+    def _is_damaged(self, node: NodeRow) -> bool:
+        return node.damaged or node.id in self.damaged

@@ -1,0 +1,240 @@
+"""A session as a tree of runs: paths, turns and their variants. Plain data, no tokens; texts of what was read."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from app.workbench.tree.node_index import NONE, Links
+from app.workbench.tree.path_columns import Course
+from storage import NodeColumns, NodeRow
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The first `stop` tokens of a node, on a path; None: all of them."""
+
+    node: NodeRow
+    stop: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The segments of one speaker in a row; the last one's node names the turn."""
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def tip(self) -> NodeRow:
+        """The node that names the turn on this path."""
+        return self.segments[-1].node
+
+    @property
+    def role(self) -> str:
+        """Who speaks."""
+        return self.segments[0].node.role
+
+
+class Nodes(Mapping[int, NodeRow]):
+    """Nodes by id, in the order in which they were made; those that were not read are stubs, made when asked for."""
+
+    def __init__(self, links: Links, held: Mapping[int, NodeRow]) -> None:
+        self._links = links
+        self._held = held
+
+    def __getitem__(self, node_id: int) -> NodeRow:
+        held = self._held.get(node_id)
+        if held is not None:
+            return held
+        place = self._links.place(node_id)
+        if place == NONE:
+            raise KeyError(node_id)
+        return self._links.columns.stub(place)
+
+    def __contains__(self, node_id: object) -> bool:
+        return self._links.place(node_id) != NONE
+
+    def __iter__(self) -> Iterator[int]:
+        return (self._links.columns.id[place] for place in self._links)
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+
+class Tree:
+    """Nodes of a session: where each stands, and of those that were read everything.
+
+    Args:
+        nodes: All of each, or the shape alone; that belongs to the tree from now on.
+    """
+
+    def __init__(self, nodes: Iterable[NodeRow] | NodeColumns = ()) -> None:
+        shape, rows = (nodes, ()) if isinstance(nodes, NodeColumns) else (NodeColumns(0), nodes)
+        self._links = Links(shape)
+        self._held: dict[int, NodeRow] = {}
+        self.nodes = Nodes(self._links, self._held)
+        self._turns: tuple[int | None, int, list[Turn]] | None = None  # that were asked for last, until a node changes
+        self._path: tuple[int | None, array[int]] | None = None  # places, likewise
+        self._course: tuple[int | None, Course] | None = None  # likewise
+        for node in rows:
+            self.put(node)
+
+    def put(self, node: NodeRow) -> None:
+        """Adds a node, or replaces what is known of it; of one that was read, a stub says nothing new.
+
+        A parent is always older than its child: a damaged row that says otherwise stands as a root, so that no path is
+        a circle.
+        """
+        self._turns = self._path = self._course = None
+        place = self._links.put(node)
+        if node.whole:
+            up = self._links.up(place)
+            self._held[node.id] = replace(node, parent_id=None if up == NONE else self._links.columns.id[up])
+
+    def remove(self, node_id: int) -> None:
+        """Takes out a node that nothing leaves."""
+        self._turns = self._path = self._course = None
+        self._links.remove(self._links.place(node_id))
+        self._held.pop(node_id, None)
+
+    def held(self) -> list[NodeRow]:
+        """The nodes that were read, in the order in which they were."""
+        return list(self._held.values())
+
+    def is_held(self, node_id: int) -> bool:
+        """Whether a node was read."""
+        return node_id in self._held
+
+    def children(self, node_id: int | None) -> list[NodeRow]:
+        """Nodes that leave `node_id`, oldest first."""
+        place = NONE if node_id is None else self._links.place(node_id)
+        if node_id is not None and place == NONE:
+            return []
+        return [self._at(child) for child in self._links.children(place)]
+
+    def last_alone(self, node_id: int) -> NodeRow:
+        """The last node of those that go on from `node_id`, each from the end of one that nothing else leaves."""
+        return self._at(self._links.last_alone(self._links.place(node_id)))
+
+    def root(self, tip: int | None) -> NodeRow | None:
+        """Where the path to `tip` begins."""
+        places = self._places(tip)
+        return self._at(places[0]) if places else None
+
+    def path(self, tip: int | None) -> list[Segment]:
+        """From the root to the end of `tip`."""
+        return self._segments(self._places(tip))
+
+    def course(self, tip: int | None) -> Course:
+        """The path to `tip` in columns, without reading it."""
+        if self._course is None or self._course[0] != tip:
+            self._course = (tip, Course.along(self._links.columns, self._places(tip)))
+        return self._course[1]
+
+    def ends(self, tip: int | None) -> list[int]:
+        """The nodes that name the turns of the path to `tip`."""
+        columns, places = self._links.columns, self._places(tip)
+        begins = [columns.kinds[columns.kind[place]].turn_start for place in places[1:]]
+        return [columns.id[place] for place, after in zip(places, [*begins, True], strict=False) if after]
+
+    def turn_count(self, tip: int | None) -> int:
+        """How many turns the path to `tip` has."""
+        return len(self.course(tip).turns)
+
+    def turns(self, tip: int | None, skip: int = 0) -> list[Turn]:
+        """The path to `tip` by speaker, but for the first `skip` turns."""
+        if self._turns is None or self._turns[:2] != (tip, skip):
+            self._turns = (tip, skip, self._by_speaker(tip, skip))
+        return list(self._turns[2])
+
+    def _by_speaker(self, tip: int | None, skip: int) -> list[Turn]:
+        starts = self.course(tip).turns
+        if skip >= len(starts):
+            return []
+        turns: list[list[Segment]] = []
+        for segment in self._segments(self._places(tip)[int(starts[skip]) :]):
+            if segment.node.turn_start or not turns:
+                turns.append([segment])
+            else:
+                turns[-1].append(segment)
+        return [Turn(tuple(segments)) for segments in turns]
+
+    def _places(self, tip: int | None) -> array[int]:
+        if self._path is None or self._path[0] != tip:
+            self._path = (tip, self._links.path(NONE if tip is None else self._links.place(tip)))
+        return self._path[1]
+
+    def _segments(self, places: Sequence[int]) -> list[Segment]:
+        stops = [*(self._links.at_token(place) for place in places[1:]), None]
+        return [Segment(self._at(place), stop) for place, stop in zip(places, stops, strict=False)]
+
+    def _at(self, place: int) -> NodeRow:
+        held = self._held.get(self._links.columns.id[place])
+        return self._links.columns.stub(place) if held is None else held
+
+    def turn(self, node_id: int) -> Turn:
+        """The turn that ends with a node, without the path before it."""
+        segments = [Segment(self.nodes[node_id], None)]
+        while not (node := segments[-1].node).turn_start and node.parent_id is not None:
+            segments.append(Segment(self.nodes[node.parent_id], node.at_token))
+        return Turn(tuple(reversed(segments)))
+
+    def turn_ends(self) -> list[int]:
+        """Nodes that end a turn, on one path at least, oldest first: one for each version of it (see `variants`)."""
+        columns, ends = self._links.columns, []
+        for place in self._links:
+            after = [child for child in self._links.children(place) if self._links.leaves_at_end(child)]
+            if not after or any(columns.kinds[columns.kind[child]].turn_start for child in after):
+                ends.append(columns.id[place])
+        return ends
+
+    def opening(self, node: NodeRow) -> NodeRow:
+        """The node that opened the turn `node` belongs to."""
+        while not node.turn_start and node.parent_id is not None:
+            node = self.nodes[node.parent_id]
+        return node
+
+    def variants(self, node: NodeRow) -> tuple[int, ...]:
+        """The last nodes of every version of the turn: siblings of its opening, and runs that leave inside them."""
+        opening = self.opening(node)
+        versions: list[int] = []
+        for sibling in self.children(opening.parent_id):
+            if sibling.turn_start and sibling.role == opening.role and sibling.at_token == opening.at_token:
+                versions.extend(self._versions(sibling))
+        return tuple(sorted(versions, key=lambda i: self.nodes[i].seq))
+
+    def _versions(self, node: NodeRow) -> list[int]:
+        found, stack = [], [node]
+        while stack:
+            each = stack.pop()
+            after = [child for child in self.children(each.id) if self.leaves_at_end(child)]
+            if not after or any(child.turn_start for child in after):
+                found.append(each.id)  # the turn ends here, on one path at least: it is a version of its own
+            stack.extend(child for child in self.children(each.id) if not child.turn_start)
+        return found
+
+    def leaves_at_end(self, child: NodeRow) -> bool:
+        """Whether a child goes on from the end of its parent."""
+        parent = self.nodes.get(child.parent_id) if child.parent_id is not None else None
+        return child.at_token is None or (parent is not None and child.at_token >= parent.token_count > 0)
+
+    def leaf(self, node_id: int, shown: Sequence[int] = ()) -> int:
+        """The tip under a node: along what was shown last, else the newest.
+
+        Where the node's own turn both ends and goes on, it ends: the node was chosen, not what continues it.
+        """
+        seen, chosen = set(shown), node_id
+        while True:
+            after = [child for child in self.children(node_id) if self.leaves_at_end(child)]
+            if node_id == chosen:
+                after = [child for child in after if child.turn_start] or after
+            if not after:
+                return node_id
+            node_id = next((child.id for child in after if child.id in seen), after[-1].id)
+
+
+def is_hidden(tree: Tree, pruned: Collection[tuple[int, int]], node_id: int) -> bool:
+    """Whether the path to the end of a node goes through a pruned branch: a node, and the token of it where that begins."""
+    stops = {segment.node.id: segment.stop for segment in tree.path(node_id)} if pruned else {}
+    return any(node in stops and (stops[node] is None or (stops[node] or 0) > start) for node, start in pruned)

@@ -1,0 +1,110 @@
+"""What a turn says of itself beside its text: how it ended, what is wrong with it, how it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from app.faults import STOPPED
+from app.workbench.answers.provenance import CHANGED
+from app.workbench.answers.provenance_text import repeat_note
+from app.workbench.setup.beginning import as_text, left_out
+from app.workbench.tree.tree import Tree
+from storage import NodeRow
+from ui import QT_TRANSLATE_NOOP, TurnStats, translate
+
+NOTES = {
+    "cancelled": QT_TRANSLATE_NOOP("Workbench", "stopped"),
+    "length": QT_TRANSLATE_NOOP("Workbench", "reached the length limit"),
+    "context": QT_TRANSLATE_NOOP("Workbench", "the context is full"),
+    "engine_died": STOPPED,
+    "app_ended": QT_TRANSLATE_NOOP("Workbench", "cut off when Elsewise ended"),
+    "error": QT_TRANSLATE_NOOP("Workbench", "failed"),
+    "edited": QT_TRANSLATE_NOOP("Workbench", "edited"),
+}
+CUT = QT_TRANSLATE_NOOP("Workbench", "a stop text cut it before it had the form asked for")
+UNSOUND = QT_TRANSLATE_NOOP(
+    "Workbench",
+    "read as JSON it is not what the schema describes: a name comes twice in an object, or a number is beyond what can be held",
+)
+DAMAGED = QT_TRANSLATE_NOOP(
+    "Workbench", "some of this turn's stored rows are damaged; what could be read is shown, and no model goes on from it"
+)
+
+
+def note_of(tree: Tree, node: NodeRow, *, damaged: bool) -> str:
+    """What is said under a turn that is not in work.
+
+    Args:
+        tree: It stands in.
+        node: Its last run.
+        damaged: Not everything of it could be read.
+    """
+    if damaged:
+        return translate("Workbench", DAMAGED)
+    if node.role != "assistant":
+        return _not_seen(tree, node)
+    message = node.stats.get("message")
+    if isinstance(message, str):
+        return message
+    ended = ending_note(node.finish_reason or "", incomplete=node.status == "partial")
+    return " · ".join(note for note in (repeat_note(node.stats), changed_note(node.stats), ended) if note)
+
+
+def ending_note(finish: str, *, incomplete: bool) -> str:
+    """How an answer ended, in words; "" where nothing is to be said of it."""
+    ended = {"stop": CUT, "eos": UNSOUND, "grammar": UNSOUND}.get(finish) if incomplete else None
+    note = ended or NOTES.get(finish, "")
+    return translate("Workbench", note) if note else ""
+
+
+def changed_note(stats: Mapping[str, Any]) -> str:
+    """What an answer says of itself that went on otherwise than it began."""
+    told = stats.get(CHANGED)
+    if not isinstance(told, list) or not told:
+        return ""
+    return translate("Workbench", "went on with {0}").format(", ".join(map(str, told)))
+
+
+def _not_seen(tree: Tree, node: NodeRow) -> str:
+    """What is said where a path goes on without the turns before."""
+    root = tree.nodes.get(node.parent_id) if node.parent_id is not None else None
+    if root is None or root.role != "system":  # only there it says so
+        return ""
+    count = left_out(root.stats)
+    if as_text(root.stats):
+        return translate("Workbench", "opened as text; what it was opened from stands beside this, with its tokens and numbers")
+    if not count:
+        return ""
+    if count == 1:
+        return translate("Workbench", "1 earlier turn is not seen by the model; the whole conversation stands beside this")
+    words = translate("Workbench", "{0:,} earlier turns are not seen by the model; the whole conversation stands beside this")
+    return words.format(count)
+
+
+def stored_stats(node: NodeRow) -> TurnStats | None:
+    """How a stored answer was made."""
+    return turn_stats(node.stats) if "generated" in node.stats or "reused" in node.stats else None
+
+
+def turn_stats(stats: Mapping[str, Any]) -> TurnStats:
+    """How an answer was made, of what is stored with it."""
+    return TurnStats(
+        reused=_count(stats, "reused"),  # neither where nothing was read
+        computed=_count(stats, "computed"),
+        first_token_seconds=_number(stats, "first_token_seconds"),
+        tokens_per_second=_number(stats, "tokens_per_second"),
+        logprob=_number(stats, "logprob"),
+        drafted=_count(stats, "drafted"),  # neither in older ones
+        accepted=_count(stats, "accepted"),
+    )
+
+
+def _count(stats: Mapping[str, Any], name: str) -> int | None:
+    value = stats.get(name)
+    return value if isinstance(value, int) else None  # a session from elsewhere may say anything
+
+
+def _number(stats: Mapping[str, Any], name: str) -> float | None:
+    value = stats.get(name)
+    return value if isinstance(value, int | float) else None
