@@ -22,7 +22,17 @@ from runtime import BackendUnavailableError, RuntimeFault, UnknownBackendError, 
 from storage import StoreError
 
 SHOW_CURSOR: Final = "\x1b[?25h"
-COMMANDS = ("ask", "bench", "chat", "doctor", "embed", "models", "score", "sessions")  # modules of `app.cli`, each its command
+COMMANDS = (
+    "ask",
+    "bench",
+    "chat",
+    "doctor",
+    "embed",
+    "models",
+    "score",
+    "serve",
+    "sessions",
+)  # modules of `app.cli`, each its command
 
 
 class Commands(click.Group):

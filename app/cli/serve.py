@@ -1,0 +1,130 @@
+"""`elsewise serve`: the model for other programs, over HTTP as OpenAI's interface."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from app.cli.common import read_text
+from app.cli.options import (
+    TEMPLATES,
+    WEIGHTS,
+    WEIGHTS_HELP,
+    adapter_options,
+    format_of,
+    in_options,
+    load_options,
+    weights_of,
+)
+from app.cli.settings import Settings
+
+KEY_VARIABLE = "ELSEWISE_API_KEY"
+EXAMPLES = """\b
+Examples:
+  elsewise serve smollm2
+  elsewise serve smollm2 --port 8123 --name small
+  elsewise serve smollm2 --host 0.0.0.0 --key-file keys.txt
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("model", required=False)
+@click.option("--backend", help="auto, hf, mlx, mock, or a registered one.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="The address to listen on; other than loopback needs a key."
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 is any free one.")
+@click.option("--name", help="What clients call the model; else its own name.")
+@click.option(
+    "--key-file",
+    metavar="FILE",
+    help=f"Keys that clients must send, one a line, 16 characters or more; or set {KEY_VARIABLE}.",
+)
+@click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="A name that clients reach this server by.")
+@click.option(
+    "--allow-origin", "origins", multiple=True, metavar="ORIGIN", help="Let web pages from there ask: http://localhost:3000"
+)
+@click.option("--tls", nargs=2, metavar="CERT KEY", help="Serve https: files with the certificate chain and its key.")
+@click.option(
+    "--format",
+    "template",
+    metavar="NAME|FILE",
+    help=f"How a chat becomes text, in place of the model's own template: {', '.join(TEMPLATES[1:])}, or a file.",
+)
+@click.option("--weights", type=click.Choice(WEIGHTS), help=WEIGHTS_HELP)
+@click.option("--adapter", "adapters", multiple=True, metavar="PATH|NAME[:SCALE]", help="Put a LoRA adapter on the model.")
+@click.option(
+    "--load", "loads", multiple=True, metavar="NAME=VALUE", help="Any option of loading, such as kv_cache_bytes=2000000000."
+)
+@click.pass_obj
+def serve(
+    settings: Settings,
+    model: str | None,
+    backend: str | None,
+    host: str,
+    port: int,
+    name: str | None,
+    key_file: str | None,
+    hosts: tuple[str, ...],
+    origins: tuple[str, ...],
+    tls: tuple[str, str] | None,
+    template: str | None,
+    weights: str | None,
+    adapters: tuple[str, ...],
+    loads: tuple[str, ...],
+) -> None:
+    """Serves MODEL to other programs on this machine, as OpenAI's interface: /v1/completions, /v1/chat/completions and more.
+
+    Ends with Ctrl-C. Nothing of what is asked is logged or kept; --verbose before the command logs a line a request.
+    """
+    from app.serve import Access, Engine, bind, checked_keys, is_loopback
+    from app.serve import serve as run
+    from runtime import spawn
+
+    options: dict[str, Any] = (
+        load_options("--load", loads) | format_of(template) | adapter_options(adapters) | weights_of(weights)
+    )
+    texts = ([os.environ[KEY_VARIABLE]] if KEY_VARIABLE in os.environ else []) + ([read_text(key_file)] if key_file else [])
+    try:
+        keys = checked_keys(texts)
+    except ValueError as fault:
+        raise click.UsageError(f"{'--key-file' if key_file else KEY_VARIABLE}: {fault}") from None
+    if texts and not keys:
+        raise click.UsageError(f"{'--key-file' if key_file else KEY_VARIABLE}: there is no key in it")
+    if not is_loopback(host) and not keys:
+        raise click.UsageError(
+            f"--host {host} lets other machines ask: give them a key with --key-file FILE or {KEY_VARIABLE} "
+            "(python -c 'import secrets; print(secrets.token_urlsafe(32))' makes one)"
+        )
+    for path in tls or ():
+        if not Path(path).is_file():
+            raise click.UsageError(f"--tls {path}: there is no such file")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    source, chosen = model or settings.model, backend or settings.backend
+    try:
+        bound = bind(host, port)
+    except OSError as fault:
+        raise click.ClickException(f"--host {host} --port {port}: {fault.strerror}") from fault
+    engine = Engine(partial(spawn, source, chosen, **options), name)
+    access = Access(
+        keys=keys,
+        hosts=frozenset(each.lower() for each in hosts),
+        origins=frozenset(origins),
+        loopback=is_loopback(host),
+    )
+    address = f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
+
+    def ready() -> None:
+        loaded = engine.loaded
+        for warning in loaded.info.warnings if options and loaded is not None else ():
+            click.echo(f"note: {in_options(warning)}", err=True)
+        click.echo(f"serving {engine.name} at {address}/v1", err=True)
+
+    click.echo(f"loading {source}", err=True)
+    asyncio.run(run(engine, access, bound, on_ready=ready, ssl=tls))

@@ -1,0 +1,322 @@
+"""The HTTP server: routes, one endpoint's way from body to answer, and the run until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+import traceback
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.serve.completions import complete
+from app.serve.engine import Engine
+from app.serve.errors import ApiError, api_error
+from app.serve.schemas import CompletionRequest, ModelCard, ModelList
+from app.serve.security import Access, cors_headers, read_body
+from app.serve.sse import Answer, body_of
+from runtime import RuntimeFault, __version__
+
+log = logging.getLogger(__name__)
+GRACE_SECONDS: Final = 3  # for requests in flight when the server ends
+MOST_CONNECTIONS: Final = 1024
+Handler = Callable[[Engine, Any], Awaitable[Answer]]
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """An endpoint that takes JSON.
+
+    Attributes:
+        path: Its path.
+        schema: The body's struct.
+        handler: Answers it.
+    """
+
+    path: str
+    schema: type[msgspec.Struct]
+    handler: Handler
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """An endpoint that is read with GET."""
+
+    path: str
+    handler: Callable[[Engine], Awaitable[Answer]]
+    media_type: str = "application/json"
+
+
+async def _models(engine: Engine) -> ModelList:
+    info = (await engine.model()).info
+    return ModelList([ModelCard(engine.name, engine.created, info.context_length, info.name)])
+
+
+async def _health(engine: Engine) -> bytes:
+    model = engine.loaded
+    if model is None or model.ended is not None:
+        raise ApiError("the engine has stopped and is started again by the next request", 503, code="engine_stopped")
+    return b"{}"
+
+
+async def _version(engine: Engine) -> bytes:  # noqa: ARG001  # the shape of all handlers
+    return msgspec.json.encode({"version": __version__})
+
+
+POSTED: Final = (Posted("/v1/completions", CompletionRequest, complete),)
+READ: Final = (Read("/v1/models", _models), Read("/health", _health), Read("/version", _version))
+
+
+def build_app(engine: Engine, access: Access) -> ASGIApp:
+    """The ASGI application.
+
+    Args:
+        engine: The model that answers.
+        access: Who may ask.
+    """
+    routes = [Route(each.path, _Endpoint(engine, access, each), methods=["POST"]) for each in POSTED]
+    routes += [Route(each.path, _Endpoint(engine, access, each), methods=["GET"]) for each in READ]
+    return _Guard(Starlette(routes=routes, exception_handlers={HTTPException: _refused}), engine, access)
+
+
+async def _refused(request: Request, fault: Exception) -> Response:  # noqa: ARG001  # Starlette's signature
+    """Unknown paths and methods, in OpenAI's shape."""
+    assert isinstance(fault, HTTPException)
+    words = {404: "there is no such path; /openapi.json lists them", 405: "this path does not take this method"}
+    error = ApiError(words.get(fault.status_code, fault.detail), fault.status_code)
+    return Response(error.body(), fault.status_code, fault.headers, "application/json")
+
+
+class _Guard:
+    """Checks every request before its route is looked up, answers CORS preflights, and counts and logs the outcome."""
+
+    def __init__(self, app: ASGIApp, engine: Engine, access: Access) -> None:
+        self._app, self._engine, self._access = app, engine, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        begun = time.monotonic()
+        status = 0
+        headers = cors_headers(request.headers.get("origin"), self._access)
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message.get("headers", ()), *headers]}
+            await send(message)
+
+        try:
+            if request.method == "OPTIONS" and headers:
+                allowed = {
+                    "access-control-allow-methods": "GET, POST",
+                    "access-control-allow-headers": "authorization, content-type",
+                }
+                await Response(status_code=204, headers=allowed)(scope, receive, noting)
+                return
+            self._access.check(request)
+            await self._app(scope, receive, noting)
+        except ApiError as error:
+            await _respond(error, scope, receive, noting)
+        finally:
+            known = scope.get("route")
+            path = known.path if isinstance(known, Route) else "other"
+            self._engine.responses[path, status] += 1
+            # the route's path, not the request's: what a client writes there is its own
+            log.info("%s %s %d %.0f ms", request.method, path, status, (time.monotonic() - begun) * 1000)
+
+
+class _Endpoint:
+    """One path: reads the body, runs the handler, stops it when the client has gone."""
+
+    def __init__(self, engine: Engine, access: Access, kind: Posted | Read) -> None:
+        self._engine, self._access, self._kind = engine, access, kind
+        self._decoder = msgspec.json.Decoder(kind.schema) if isinstance(kind, Posted) else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            request = None if self._decoder is None else _decoded(self._decoder, await read_body(Request(scope), receive))
+        except ApiError as error:
+            await _respond(error, scope, receive, send)
+            return
+        except ConnectionResetError:
+            return
+        work = asyncio.create_task(self._answer(request, scope, receive, send))
+        gone = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                self._engine.counts["disconnects"] += 1
+        finally:
+            for task in (work, gone):
+                task.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+
+    async def _answer(self, request: Any, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+        try:
+            if isinstance(self._kind, Read):
+                answer, media_type = await self._kind.handler(self._engine), self._kind.media_type
+            else:
+                answer, media_type = await self._kind.handler(self._engine, request), "application/json"
+            if not isinstance(answer, AsyncGenerator):
+                await Response(body_of(answer), media_type=media_type)(scope, receive, send)
+                return
+            async with aclosing(answer) as pieces:
+                first = await anext(pieces)
+                started = True
+                await _send_start(send)
+                await send({"type": "http.response.body", "body": first, "more_body": True})
+                async for piece in pieces:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
+        except (ApiError, RuntimeFault) as fault:
+            await _respond(api_error(fault), scope, receive, send)
+        except Exception as fault:  # noqa: BLE001  # the border: the client gets a status, the log the place
+            # the fault's own words may quote the request: the log has its kind and where it was raised
+            log.error("%s\n%s", type(fault).__name__, "".join(traceback.format_tb(fault.__traceback__)))
+            if not started:
+                await _respond(api_error(fault), scope, receive, send)
+
+
+async def _send_start(send: Send) -> None:
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+async def _respond(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    await Response(error.body(), error.status, error.headers, "application/json")(scope, receive, send)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as fault:
+        words, _, place = str(fault).partition(" - at `$")
+        name = place.strip("`.").partition(".")[0].partition("[")[0]
+        if "unknown field" in words:
+            name = words.rpartition("unknown field `")[2].rstrip("`")
+        where = place.strip("`.")
+        raise ApiError(f"{words} (at {where})" if where else words, param=name or None) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
+        raise ApiError(f"the body is not JSON: {str(fault)[:200]}") from None
+
+
+# ---- running -----------------------------------------------------------------------------------------------------
+
+
+class _Uvicorn(uvicorn.Server):
+    """Says when it answers, and leaves signals to `serve`, which closes the engine after the port."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.answers = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.answers.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(
+    engine: Engine,
+    access: Access,
+    bound: socket.socket,
+    *,
+    on_ready: Callable[[], None] = lambda: None,
+    stop: asyncio.Event | None = None,
+    ssl: tuple[str, str] | None = None,
+) -> None:
+    """Loads the model, serves until `stop`, SIGINT or SIGTERM, and ends the engine.
+
+    Args:
+        engine: The model.
+        access: Who may ask.
+        bound: A bound socket; closed at the end.
+        on_ready: Called when the port answers.
+        stop: Ends it.
+        ssl: Paths of a certificate chain and its key.
+    """
+    stop = stop or asyncio.Event()
+    await engine.model()
+    config = uvicorn.Config(
+        build_app(engine, access),
+        log_config=None,
+        log_level=logging.CRITICAL,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        date_header=False,
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        ssl_certfile=ssl[0] if ssl else None,
+        ssl_keyfile=ssl[1] if ssl else None,
+        ws="none",
+    )
+    server = _Uvicorn(config)
+    loop = asyncio.get_running_loop()
+    handled: list[signal.Signals] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with suppress(ValueError, RuntimeError, NotImplementedError):  # not on the main thread: its owner stops it
+            loop.add_signal_handler(number, stop.set)
+            handled.append(number)
+    running = asyncio.create_task(server.serve(sockets=[bound]))
+    stopping = asyncio.create_task(_until(server, stop, on_ready))
+    try:
+        await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        await running
+    finally:
+        stopping.cancel()
+        for number in handled:
+            loop.remove_signal_handler(number)
+        await engine.close()
+        bound.close()
+
+
+async def _until(server: _Uvicorn, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
+    await server.answers.wait()
+    on_ready()
+    await stop.wait()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 is any free one.
+
+    Raises:
+        OSError: The port is taken, or the address is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host.strip("[]"), port))
+    except OSError:
+        bound.close()
+        raise
+    return bound

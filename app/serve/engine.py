@@ -1,0 +1,112 @@
+"""The served model: started again after its process ended, under one name, with admission by the KV budget."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from app.serve.errors import ApiError
+from runtime import LanguageModel
+
+BUDGETS_IN_FLIGHT: Final = 2  # KV budgets that requests may need together: one runs, one waits
+TOKENS_AHEAD: Final = 512  # of an answer that are counted when it begins, however long it may become
+
+
+class Engine:
+    """The model, and what is in flight on it. All members belong to one event loop.
+
+    Args:
+        start: Loads the model; called again after the engine process ended.
+        name: What clients call it; None: the model's own name.
+    """
+
+    def __init__(self, start: Callable[[], Awaitable[LanguageModel]], name: str | None = None) -> None:
+        self._start, self._given_name = start, name
+        self._model: LanguageModel | None = None
+        self._starting = asyncio.Lock()
+        self.needed = 0  # bytes of KV that the requests in flight may hold
+        self.created = int(time.time())
+        self.counts: Counter[str] = Counter()  # for /metrics
+        self.responses: Counter[tuple[str, int]] = Counter()  # by path and status
+
+    @property
+    def name(self) -> str:
+        """What clients call the model."""
+        assert self._model is not None  # started before the port is open
+        return self._given_name or self._model.info.name
+
+    @property
+    def loaded(self) -> LanguageModel | None:
+        """The model, alive or not; None before the first start."""
+        return self._model
+
+    async def model(self) -> LanguageModel:
+        """The model, alive.
+
+        Raises:
+            ModelLoadError, EngineDiedError: It cannot be started again.
+        """
+        if self._model is None or self._model.ended is not None:
+            async with self._starting:
+                if self._model is not None and self._model.ended is not None:
+                    self.counts["engine_restarts"] += 1
+                    await self._model.close_async()
+                    self._model = await self._start()
+                elif self._model is None:
+                    self._model = await self._start()
+        return self._model
+
+    async def close(self) -> None:
+        """Ends the engine."""
+        if self._model is not None:
+            await self._model.close_async()
+
+    async def model_for(self, name: str | None) -> LanguageModel:
+        """The model, if it is the one that a request names; a request may leave the name out.
+
+        Raises:
+            ApiError: 404, another name.
+        """
+        model = await self.model()
+        if name is not None and name not in (self.name, model.info.name):
+            raise ApiError(
+                f"the model {name[:100]!r} is not served; the one that is: {self.name!r}",
+                404,
+                param="model",
+                code="model_not_found",
+            )
+        return model
+
+    @contextmanager
+    def admitted(self, model: LanguageModel, tokens: int) -> Iterator[None]:
+        """Counts a request's KV while it is in flight.
+
+        Args:
+            model: The model it runs on.
+            tokens: That it may hold: prompts once, and of each answer at most `TOKENS_AHEAD`.
+
+        Raises:
+            ApiError: 429, the requests in flight and this one need more than `BUDGETS_IN_FLIGHT` KV budgets. A request alone is
+                always let in: the engine refuses with numbers what can never fit.
+        """
+        given = model.info.options.get("kv_cache_bytes") or 0  # the counters come with the first step
+        budget = (model.metrics().kv_budget or given) * BUDGETS_IN_FLIGHT
+        need = tokens * model.info.kv_bytes_per_token
+        if budget and self.needed and self.needed + need > budget:
+            self.counts["rejected"] += 1
+            raise ApiError(
+                f"busy: the requests in flight may need {self.needed:,} bytes of KV and this one {need:,}, together more than "
+                f"the {budget:,} that are accepted; try again",
+                429,
+                code="kv_budget_busy",
+                retry_after=1 + int(model.metrics().queue_latency.p95 or 0),
+            )
+        self.needed += need
+        try:
+            yield
+        finally:
+            self.needed -= need

@@ -1,0 +1,196 @@
+"""A client that goes away, many at once, an engine that ends, and the command itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from app.serve import Engine
+from tests.app.cli.conftest import Elsewise
+from tests.app.serve.conftest import PATIENCE_SECONDS, Served, serving, tiny
+from tests.tiny_models import tiny_path
+
+PATH = "/v1/completions"
+LONG = {"prompt": [5, 6, 7], "max_tokens": 3000, "ignore_eos": True}
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def idle(served: Served) -> bool:
+    served.post(PATH, prompt=[5], max_tokens=1)  # a step, after which the report is new
+    return served.model.metrics().requests_active == 0 and served.model.cache_report().leases == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_ends_its_request(served: Served, stream: bool) -> None:
+    before = served.model.metrics().requests_cancelled
+    body = json.dumps({**LONG, "stream": stream}).encode()
+    host, port = served.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as client:
+        head = (
+            f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        client.sendall(head.encode() + body)
+        until(lambda: served.model.metrics().requests_active == 1)
+    left = time.monotonic()
+    until(lambda: served.model.metrics().requests_active == 0)
+    assert time.monotonic() - left < 10  # seconds, on a machine under load; without load a step
+    assert served.model.metrics().requests_cancelled == before + 1
+    until(lambda: idle(served))
+
+
+def test_many_clients_of_which_half_go_away_leave_nothing_behind(served: Served) -> None:
+    clients = 64
+
+    async def ask(client: httpx2.AsyncClient, number: int) -> int:
+        body = {"prompt": [5, 6, 7 + number % 7], "max_tokens": 12, "stream": True, "ignore_eos": True}
+        async with client.stream("POST", PATH, json=body) as response:
+            pieces = 0
+            async for line in response.aiter_lines():
+                pieces += line.startswith("data: {")
+                if number % 2 and pieces:
+                    return 0
+            assert line == "" or line == "data: [DONE]"
+            return pieces
+
+    async def run() -> list[int]:
+        limits = httpx2.Limits(max_connections=clients)
+        timeout = PATIENCE_SECONDS
+        async with httpx2.AsyncClient(base_url=served.url, timeout=timeout, limits=limits, trust_env=False) as client:
+            return await asyncio.gather(*(ask(client, number) for number in range(clients)))
+
+    assert all(pieces > 0 for pieces in asyncio.run(run())[::2])
+    until(lambda: idle(served))
+    assert served.engine.needed == 0
+
+
+def test_what_does_not_fit_beside_what_runs_is_told_to_come_back() -> None:
+    with serving(tiny(kv_cache_bytes=1 << 20)) as served:
+        info = served.model.info
+        half = (1 << 20) // info.kv_bytes_per_token  # tokens of one budget
+        with served.engine.admitted(served.model, 2 * half - 100):
+            response = served.client.post(PATH, json={"prompt": [5] * 200, "max_tokens": 1})
+            assert response.status_code == 429
+            assert int(response.headers["retry-after"]) >= 1
+            assert response.json()["error"]["code"] == "kv_budget_busy"
+            served.post(PATH, prompt=[5] * 20, max_tokens=1)  # what fits is let in
+        served.post(PATH, prompt=[5] * 200, max_tokens=1)
+        too_large = served.client.post(PATH, json={"prompt": [5] * (half + 10), "max_tokens": 1})
+        assert (too_large.status_code, too_large.json()["error"]["code"]) == (400, "kv_budget_exceeded")
+
+
+def test_an_engine_that_ended_is_started_again() -> None:
+    async def run() -> None:
+        engine = Engine(tiny())
+        first = await engine.model()
+        await first.close_async()
+        again = await asyncio.gather(engine.model(), engine.model())
+        assert again[0] is again[1] is not first
+        await engine.close()
+
+    asyncio.run(run())
+
+
+# ---- the command -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str], str, list[str]]]]:
+    """Starts `elsewise serve`; its process, its address, and what it said so far."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, **environment: str) -> tuple[subprocess.Popen[str], str, list[str]]:
+        line = [
+            sys.executable,
+            "-m",
+            "app",
+            "--data-dir",
+            str(tmp_path / "data"),
+            "--verbose",
+            "serve",
+            str(tiny_path("llama")),
+        ]
+        environ = {**os.environ, **environment}
+        process = subprocess.Popen(
+            [*line, "--backend", "hf", "--port", "0", *arguments], stderr=subprocess.PIPE, text=True, env=environ
+        )
+        started.append(process)
+        said: list[str] = []
+        assert process.stderr is not None
+        for heard in process.stderr:
+            said.append(heard)
+            if heard.startswith("serving "):
+                return process, heard.split(" at ")[1].strip().removesuffix("/v1"), said
+        raise AssertionError(said)
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_serves_until_a_signal(command: Any, number: signal.Signals) -> None:
+    process, url, _ = command("--name", "small", ELSEWISE_API_KEY="a-key-of-enough-characters")
+    headers = {"authorization": "Bearer a-key-of-enough-characters"}
+    with httpx2.Client(base_url=url, timeout=PATIENCE_SECONDS, trust_env=False, headers=headers) as client:
+        answer = client.post(PATH, json={"model": "small", "prompt": "a secret prompt", "max_tokens": 3}).json()
+        assert answer["usage"]["completion_tokens"] == 3
+        assert client.get("/v1/models", headers={"authorization": "Bearer no"}).status_code == 401
+    process.send_signal(number)
+    _, rest = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0
+    assert "POST /v1/completions 200" in rest
+    assert "secret" not in rest
+    assert "a-key-of" not in rest
+
+
+def test_an_engine_that_is_killed_is_started_again_by_the_next_request(command: Any) -> None:
+    import psutil
+
+    process, url, _ = command()
+    with httpx2.Client(base_url=url, timeout=PATIENCE_SECONDS, trust_env=False) as client:
+        (engine,) = psutil.Process(process.pid).children()
+        engine.kill()
+        until(lambda: client.get("/health").status_code == 503)
+        assert client.post(PATH, json={"prompt": [5], "max_tokens": 1}).status_code == 200
+        assert client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--host", "0.0.0.0"), "lets other machines ask: give them a key"),
+        (("--key-file", "short.txt"), "key 1 is not usable"),
+        (("--key-file", "empty.txt"), "there is no key in it"),
+        (("--tls", "no.pem", "no.key"), "there is no such file"),
+        (("--load", "nothing=1"), "unknown load option"),
+        (("--host", "203.0.113.7", "--key-file", "good.txt"), "--host 203.0.113.7"),
+    ],
+)
+def test_what_would_not_be_safe_is_refused_before_a_model_is_loaded(
+    elsewise: Elsewise, tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    for name, text in (("short.txt", "abc"), ("empty.txt", "\n"), ("good.txt", "a-key-of-enough-characters")):
+        (tmp_path / name).write_text(text)
+    given = [str(tmp_path / each) if each.endswith(".txt") else each for each in arguments]
+    done = elsewise("serve", str(tiny_path("llama")), *given)
+    assert done.code in (1, 2)
+    assert words in done.err
