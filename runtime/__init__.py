@@ -26,6 +26,7 @@ from runtime.errors import (
     ModelMissingError,
     NonFiniteLogitsError,
     OptionError,
+    RemoteError,
     RuntimeFault,
     SessionBusyError,
     SessionClosedError,
@@ -91,7 +92,8 @@ if TYPE_CHECKING:
     from runtime.options.priority import Priority
     from runtime.options.resolution import AnswerEnds, ResolvedOptions, resolve_options
     from runtime.options.sampling import SAMPLER_STAGES, SamplingOptions
-    from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun
+    from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun, TopLogprobs
+    from runtime.remote.connect import connect, connect_async
     from runtime.sampling.chain import Sampler, make_sampler
     from runtime.sampling.draw import fresh_seed
     from runtime.sampling.history import History
@@ -203,6 +205,7 @@ __all__ = [
     "Priority",
     "Progress",
     "PromptProgress",
+    "RemoteError",
     "Replayed",
     "RequestTimings",
     "ResolvedOptions",
@@ -232,6 +235,7 @@ __all__ = [
     "ToolCallError",
     "ToolCallReader",
     "ToolCalls",
+    "TopLogprobs",
     "Trie",
     "Truncation",
     "Unfinished",
@@ -247,6 +251,8 @@ __all__ = [
     "check_fits",
     "clean_text",
     "compare_models",
+    "connect",
+    "connect_async",
     "convert_adapter",
     "convert_model",
     "default_backend",
@@ -410,6 +416,11 @@ _NAMES = {
         "Scores",
         "TokenRecord",
         "TokenRun",
+        "TopLogprobs",
+    ),
+    "runtime.remote.connect": (
+        "connect",
+        "connect_async",
     ),
     "runtime.sampling.chain": (
         "Sampler",

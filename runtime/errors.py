@@ -22,6 +22,7 @@
     ├── BlockFileError (OSError)                KV blocks cannot be kept: another process has the file, it is newer, not a file
     ├── NonFiniteLogitsError                    the model answered NaN or infinity
     ├── FullVocabUnavailableError               the engine gives only the top of the distribution
+    ├── RemoteError                             a server cannot be reached, refuses, or answers what is no answer
     └── EngineDiedError                         the engine process ended
 
 Each message says what was wrong, with numbers, and what to do.
@@ -203,6 +204,25 @@ class NonFiniteLogitsError(RuntimeFault):
 
 class FullVocabUnavailableError(RuntimeFault):
     """The engine gives only the top of the distribution."""
+
+
+class RemoteError(RuntimeFault):
+    """A server cannot be reached, refuses, or its answer cannot be used. What was received before stays valid.
+
+    Args:
+        message: For the user; it never has the key.
+        reason: One word for programs: "network" (no connection), "lost" (the connection broke), "timeout", "denied" (the key),
+            "missing" (no such endpoint), "busy" (try later), "server" (its own fault), "protocol" (not an answer to the
+            request) or "redirect".
+        retry_after: Seconds that the server asks to wait; None where it says nothing.
+    """
+
+    def __init__(self, message: str, reason: str = "server", retry_after: float | None = None) -> None:
+        self.reason, self.retry_after = reason, retry_after
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type[RemoteError], tuple[str, str, float | None]]:
+        return type(self), (str(self), self.reason, self.retry_after)
 
 
 class EngineDiedError(RuntimeFault):

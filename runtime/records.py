@@ -81,7 +81,8 @@ class TokenRecord:
     """One token and what the model thought of it. Log-probabilities are nats, entropy too.
 
     `logprob`, `rank`, `entropy` and the top-k are None or empty where nothing precedes the token,
-    or where it was never scored.
+    or where it was never scored. Of a server's model some are known and others are not: a rank below its list of
+    alternatives, the entropy where the list is not the whole vocabulary.
     """
 
     token_id: int
@@ -165,7 +166,7 @@ class TokenRun:
     def record(self, i: int) -> TokenRecord:
         """Row `i` as a record."""
         rank = int(self.rank[i])
-        scored = rank > 0
+        logprob, entropy, covered = float(self.logprob[i]), float(self.entropy[i]), float(self.covered_mass[i])
         finish = Finish(int(self.finish[i]))
         top_ids, top_logprobs = self.top_ids[i].tolist(), self.top_logprobs[i].tolist()
         if NO_TOKEN in top_ids:
@@ -175,12 +176,12 @@ class TokenRun:
             token_id=int(self.ids[i]),
             token_bytes=self.token_bytes[i],
             text=self.texts[i],
-            logprob=float(self.logprob[i]) if scored else None,
-            rank=rank if scored else None,
-            entropy=float(self.entropy[i]) if scored else None,
+            logprob=_known(logprob),
+            rank=rank if rank > 0 else None,
+            entropy=_known(entropy),
             top_ids=tuple(top_ids),
             top_logprobs=tuple(top_logprobs),
-            covered_mass=float(self.covered_mass[i]) if scored else None,
+            covered_mass=_known(covered),
             origin=Origin(int(self.origin[i])),
             finish_reason=finish.label,
             incomplete=finish.incomplete,
@@ -279,6 +280,34 @@ class TokenRun:
 
 
 @dataclass(frozen=True, slots=True)
+class TopLogprobs:
+    """The likeliest next tokens, and exactly how much probability all others share.
+
+    Attributes:
+        ids: ``(n,) int32``, by falling probability.
+        logprobs: ``(n,) float32``, nats.
+        tail_mass: Probability of all other tokens together; 0 where there are none.
+        chosen: Log-probabilities of the ids that were asked for by name.
+    """
+
+    ids: Int32
+    logprobs: Float32
+    tail_mass: float
+    chosen: Mapping[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, ids: Int32, logprobs: Float32, vocab: int, chosen: Mapping[int, float] | None = None) -> Self:
+        """With the tail of what a vocabulary of this size has beside `ids`."""
+        mass = float(np.exp(logprobs.astype(np.float64)).sum())
+        return cls(ids, logprobs, 0.0 if len(ids) >= vocab else max(1.0 - mass, 0.0), dict(chosen or {}))
+
+    @property
+    def tail_logprob(self) -> float:
+        """Logarithm of `tail_mass`; -inf where there is none."""
+        return float(np.log(self.tail_mass)) if self.tail_mass > 0 else -np.inf
+
+
+@dataclass(frozen=True, slots=True)
 class Scores:
     """What the model thought of n tokens, without the tokens: kept beside the KV in the trie."""
 
@@ -318,6 +347,10 @@ def _said(columns: Mapping[str, npt.NDArray[np.generic]]) -> tuple[list[bytes], 
         if {f"{name}data", f"{name}lengths"} <= columns.keys():
             pieces = list(_cut(columns[f"{name}data"].tobytes(), columns[f"{name}lengths"]))
     return pieces, [piece.decode(errors="replace") for piece in pieces]
+
+
+def _known(number: float) -> float | None:
+    return None if np.isnan(number) else number
 
 
 def _cut(data: bytes, lengths: npt.NDArray[np.generic]) -> tuple[bytes, ...]:

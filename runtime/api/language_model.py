@@ -1,4 +1,4 @@
-"""`LanguageModel`: a loaded model, in this process (`load`), in an engine process (`spawn`).
+"""`LanguageModel`: a model, in this process (`load`), in an engine process (`spawn`), on a server (`connect`).
 
 Rules that hold for all members:
 
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from runtime.adapters.uses import Adapters
 from runtime.api.adapters import AdapterStack
-from runtime.api.checks import RequestChecks, adapter_pairs, plain_messages, plain_tools
+from runtime.api.checks import RequestChecks, adapter_pairs, check_ids, plain_messages, plain_tools
 from runtime.api.kv import KvCache
 from runtime.api.windows import Total, joined, sliding_windows
 from runtime.beams import BeamOptions, Hypothesis, OnStep, given_beams
@@ -35,12 +35,13 @@ from runtime.completion import Completion
 from runtime.errors import InvalidRequestError, RuntimeFault, UnsupportedFeatureError
 from runtime.info import CacheReport, Message, Metrics, ModelInfo, OnProgress
 from runtime.numerics.pooling import Pooling, check_pooling, checked_texts
-from runtime.options.checking import check_value, is_whole, plain_number, shown
+from runtime.numerics.scoring import top_k
+from runtime.options.checking import check_value, is_whole, plain_number, shown, whole
 from runtime.options.generation import ALTERNATIVES, GenerationOptions, given
 from runtime.options.priority import Priority, check_priority
 from runtime.options.resolution import AnswerEnds, Layer, ResolvedOptions, resolve_options
 from runtime.options.sampling import SamplingOptions
-from runtime.records import Finish, Float32, Int32, TokenRecord, TokenRun
+from runtime.records import Finish, Float32, Int32, TokenRecord, TokenRun, TopLogprobs
 from runtime.text.pieces import check_fits
 from runtime.text.utf8 import clean_text
 from runtime.transport.base import Transport
@@ -194,6 +195,38 @@ class LanguageModel:
         rows: Float32 = await self.transport.call("logprobs", batch=self._checks.batch(batch), adapters=adapter_pairs(adapters))
         return rows
 
+    async def top_logprobs(
+        self, ids: Sequence[int], n: int = 20, *, chosen: Sequence[int] = (), adapters: Adapters = None
+    ) -> TopLogprobs:
+        """The `n` likeliest tokens after `ids`, and exactly how much probability all others have together.
+
+        Of a model on a server this is one small answer, where `next_token_logprobs` is the whole vocabulary as text, or is
+        refused (`FullVocabUnavailableError`).
+
+        Args:
+            ids: From the first token on.
+            n: At least one; the vocabulary has the last say.
+            chosen: Ids whose values are wanted wherever they stand.
+            adapters: As of `next_token_logprobs`.
+        """
+        return (await self.batch_top_logprobs([ids], n, chosen=chosen, adapters=adapters))[0]
+
+    async def batch_top_logprobs(
+        self, batch: Sequence[Sequence[int]], n: int = 20, *, chosen: Sequence[int] = (), adapters: Adapters = None
+    ) -> list[TopLogprobs]:
+        """The same for several sequences at once; duplicates cost nothing."""
+        check_value("n", n, whole(1, of="tokens"))
+        vocab, paths = self._checks.vocab_size, self._checks.batch(batch)
+        wanted = [] if not len(chosen) else check_ids(chosen, vocab=vocab, context=vocab, stage="chosen").tolist()
+        named: dict[str, Any] = {"batch": paths, "adapters": adapter_pairs(adapters)}
+        if "top logprobs" in self.transport.capabilities:
+            found: list[TopLogprobs] = await self.transport.call("top_logprobs", n=min(n, vocab), chosen=wanted, **named)
+            return found
+        rows: Float32 = await self.transport.call("logprobs", **named)
+        ids, values = top_k(rows, min(n, vocab))
+        values_of = [{token: float(row[token]) for token in wanted} for row in rows]
+        return [TopLogprobs.of(top, of_top, vocab, own) for top, of_top, own in zip(ids, values, values_of, strict=True)]
+
     async def next_token_logprobs_uncached_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
         """The same numbers by the library's own plain forward pass, cache neither read nor written, ``(vocab,) float32``.
 
@@ -210,6 +243,8 @@ class LanguageModel:
 
     next_token_logprobs_sync = blocking(next_token_logprobs)
     batch_next_token_logprobs_sync = blocking(batch_next_token_logprobs)
+    top_logprobs_sync = blocking(top_logprobs)
+    batch_top_logprobs_sync = blocking(batch_top_logprobs)
     next_token_logprobs_uncached = blocking(next_token_logprobs_uncached_async)
     reset_async_queries = blocking(reset_async_queries_async)
 

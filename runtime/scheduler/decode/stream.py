@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -112,7 +112,7 @@ class Stream:
     """
 
     def __init__(
-        self, job: GenerateJob, token_bytes: Sequence[bytes], eos: frozenset[int], context: int, decoder: TextDecoder
+        self, job: GenerateJob, token_bytes: Sequence[bytes], eos: Set[int], context: int, decoder: TextDecoder
     ) -> None:
         self.job = job
         self._token_bytes = token_bytes

@@ -1,0 +1,1 @@
+"""A model on a server as a `LanguageModel`: `connect`, a transport over HTTP, and what each kind of server speaks."""

@@ -1,0 +1,209 @@
+"""`connect`: from an address to a model, by asking the server what it is and what it can do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from runtime.aio import LoopThread
+from runtime.api.language_model import LanguageModel
+from runtime.backends.facts import digest
+from runtime.errors import InvalidRequestError, ModelMissingError, RemoteError, RuntimeFault
+from runtime.info import AdapterInfo, ModelInfo
+from runtime.options.checking import nearest
+from runtime.options.load import LoadOptions
+from runtime.remote.dialect import UNKNOWN_CONTEXT, Abilities, Dialect, Facts, Probe
+from runtime.remote.dialects import BY_NAME, DIALECTS
+from runtime.remote.http import IDLE_SECONDS, Address, HttpClient
+from runtime.remote.operations import RemoteOperations
+from runtime.remote.text import RemoteText, choose_text
+from runtime.remote.transport import RemoteTransport, end_soon
+from runtime.session.manifest import tokenizer_digest
+from runtime.transport.base import Transport
+from runtime.transport.waiting import blocking, settled
+
+_TEXT_OPTIONS: Final = ("chat_format", "chat_template", "chat_template_file", "add_bos", "context_length")
+_PROBE_SECONDS: Final = 10.0
+
+log = logging.getLogger(__name__)
+
+
+async def connect_async(
+    base_url: str,
+    model: str | None = None,
+    *,
+    api_key: str | None = None,
+    dialect: str | None = None,
+    tokenizer: str | Path | None = None,
+    cache_salt: str = "",
+    plain_http: bool = False,
+    idle_seconds: float = IDLE_SECONDS,
+    **options: Any,
+) -> LanguageModel:
+    """A model on a server: vLLM, another Elsewise, or another server with OpenAI's completions.
+
+    What the server cannot do is said in `ModelInfo.warnings`, and refused by the member concerned; no value is made up. The
+    model is ready when this returns: a token was generated.
+
+    Args:
+        base_url: The server, with or without ``/v1``.
+        model: Its id there; None: the only one.
+        api_key: Sent to this host alone; never logged, never in an error.
+        dialect: The kind of server; None asks it.
+        tokenizer: A folder or a name on the shelf, or "server"; None looks on the shelf by the model's names and takes
+            what is proven the same, else the server's.
+        cache_salt: Separates the server's prefix cache from that of others (vLLM, Elsewise).
+        plain_http: Allows unencrypted HTTP to another machine.
+        idle_seconds: Seconds without news after which a request fails.
+        options: `chat_format`, `chat_template`, `chat_template_file`, `add_bos` and `context_length` of `LoadOptions`.
+
+    Raises:
+        InvalidRequestError: An unknown option, no address, unencrypted HTTP to another machine, another tokenizer.
+        RemoteError: No server answers there, it refuses the key, or it is of no known kind.
+        ModelMissingError: It has no such model, or several and none was named.
+        UnsupportedFeatureError: No tokenizer, neither here nor there.
+    """
+    address = Address.parse(base_url, plain_http=plain_http)
+    foreign = [name for name in options if name not in _TEXT_OPTIONS]
+    if foreign:
+        known = ["api_key", "dialect", "tokenizer", "cache_salt", "plain_http", "idle_seconds", *_TEXT_OPTIONS]
+        raise InvalidRequestError(f"unknown option {foreign[0]!r} of connect: {nearest(foreign[0], known)}")
+    if dialect is not None and dialect not in BY_NAME:
+        raise InvalidRequestError(f"unknown dialect {dialect!r}: {nearest(dialect, BY_NAME)}")
+    if api_key is not None and not (isinstance(api_key, str) and api_key.isascii() and api_key.isprintable()):
+        raise InvalidRequestError("api_key is one line of printable ASCII characters; what was given is not shown")
+    load = LoadOptions.from_mapping(options)
+    client = HttpClient(address, (api_key or "").strip(), idle=idle_seconds)
+    thread = LoopThread("elsewise-remote")
+    future = thread.submit(_connected(thread, client, model, dialect, tokenizer, cache_salt, load))
+    try:
+        return LanguageModel(await settled(future))
+    except BaseException:
+        future.cancel()
+        end_soon(thread, client)
+        raise
+
+
+connect = blocking(connect_async)
+connect.__name__ = connect.__qualname__ = "connect"
+
+
+async def _connected(
+    thread: LoopThread,
+    client: HttpClient,
+    model: str | None,
+    named: str | None,
+    tokenizer: str | Path | None,
+    salt: str,
+    options: LoadOptions,
+) -> Transport:
+    probe = await _probe(client)
+    dialect, version = _recognised(client, probe, named)
+    facts = dialect.facts(probe, _chosen_model(client, probe, model))
+    abilities = await dialect.abilities(client, facts, probe)
+    vocab = abilities.alternatives if abilities.full_vector else 0
+    text = await choose_text(dialect, client, facts, abilities, tokenizer=tokenizer, options=options, vocab=vocab)
+    info = _info(client.address, dialect, version, facts, abilities, text, options)
+    log.info("connected to %s at %s (%s %s)", facts.model, client.address.url, dialect.name, version)
+    return RemoteTransport(thread, client, RemoteOperations(client, dialect, facts, abilities, text, info, salt))
+
+
+async def _probe(client: HttpClient) -> Probe:
+    """The pages that tell servers apart, those that are there. What is wrong with all of them is wrong with the server."""
+    paths = tuple(dict.fromkeys(("/v1/models", *(page for dialect in DIALECTS for page in dialect.pages))))
+    found = await asyncio.gather(*(_page(client, path) for path in paths))
+    pages = {path: page for path, page in zip(paths, found, strict=True) if not isinstance(page, RuntimeFault)}
+    faults = [page for page in found if isinstance(page, RuntimeFault)]
+    telling = [fault for fault in faults if not (isinstance(fault, RemoteError) and fault.reason in ("missing", "server"))]
+    if not pages or (telling and "/v1/models" not in pages):
+        raise (telling or faults)[0]
+    return Probe(pages)
+
+
+async def _page(client: HttpClient, path: str) -> Any:
+    try:
+        return msgspec.json.decode(await client.get(path, within=_PROBE_SECONDS))
+    except msgspec.DecodeError:
+        return client.wrong(f"answers {path} with what is no JSON")
+    except RuntimeFault as fault:
+        return fault
+
+
+def _recognised(client: HttpClient, probe: Probe, named: str | None) -> tuple[Dialect, str]:
+    if named is not None:
+        return BY_NAME[named], BY_NAME[named].recognise(probe) or ""
+    for dialect in DIALECTS:
+        version = dialect.recognise(probe)
+        if version is not None:
+            return dialect, version
+    raise client.wrong("answers, but lists no models (/v1/models)")
+
+
+def _chosen_model(client: HttpClient, probe: Probe, model: str | None) -> str:
+    ids = [entry["id"] for entry in probe.models]
+    if model is None:
+        bases = [entry["id"] for entry in probe.models if not entry.get("parent")] or ids
+        if len(bases) == 1:
+            return str(bases[0])
+        raise ModelMissingError(f"{client.address.host} has {len(ids)} models: name one of {', '.join(ids[:20]) or 'none'}")
+    if model in ids or not ids:
+        return model
+    raise ModelMissingError(f"{client.address.host} has no model {model!r:.100}: {nearest(model, ids)}", model)
+
+
+def _info(
+    address: Address,
+    dialect: Dialect,
+    version: str,
+    facts: Facts,
+    abilities: Abilities,
+    text: RemoteText,
+    options: LoadOptions,
+) -> ModelInfo:
+    context = facts.context or UNKNOWN_CONTEXT
+    server = f"{dialect.name} at {address.host}"
+    texts = tokenizer_digest(text.facts.byte_vocab) if text.local else digest("server's tokenizer", address.url, facts.model)
+    told: Mapping[str, Any] = {
+        "base_url": address.url,
+        "dialect": dialect.name,
+        "server_version": version,
+        "model": facts.model,
+        "tokenizer": "local" if text.local else "server",
+        "alternatives": "all" if abilities.full_vector else abilities.alternatives,
+        "add_bos": options.add_bos,
+    }
+    unknown_context = () if facts.context else (f"{server} does not say how long its context is",)
+    return ModelInfo(
+        name=f"{facts.model} at {address.host}",
+        backend=dialect.name,
+        device=address.host,
+        dtype="",
+        architecture="",
+        layers=0,
+        heads=0,
+        kv_heads=0,
+        hidden_size=0,
+        vocab_size=text.vocab,
+        parameters=0,
+        quantisation=None,
+        attention_kinds=(),
+        context_length=min(context, options.context_length or context),
+        has_template=text.facts.chat_template is not None,
+        kv_bytes_per_token=0,
+        kv_fingerprint=digest("remote", address.url, facts.model, version),
+        model_fingerprint=digest("remote text", facts.model, texts),
+        options=dict(told),
+        capabilities=abilities.told(),
+        warnings=(*unknown_context, *abilities.lacking(server), *text.warnings),
+        template_digest=text.template_digest,
+        adapters=tuple(
+            AdapterInfo(name, "lora", address.url, facts.model, 0, 0, 0, True, 0, digest("remote", address.url, name))
+            for name in facts.adapters
+        ),
+        whole_context=facts.context,
+    )

@@ -1,0 +1,16 @@
+"""The kinds of servers, in the order in which they are tried: a new one is a file here and a line in `DIALECTS`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from runtime.remote.dialect import Dialect
+from runtime.remote.dialects.openai import OpenAI
+from runtime.remote.dialects.vllm import VLLM, Elsewise
+
+DIALECTS: Final[tuple[Dialect, ...]] = (
+    Elsewise(),
+    VLLM(),
+    OpenAI(),  # last: it recognises whatever has /v1/models
+)
+BY_NAME: Final = {dialect.name: dialect for dialect in DIALECTS}

@@ -1,0 +1,294 @@
+"""OpenAI's completions, as most servers have them: text in, text and a few alternatives out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from runtime.errors import InvalidRequestError, RemoteError, UnsupportedFeatureError
+from runtime.options.sampling import DEFAULTS
+from runtime.remote.dialect import (
+    FULL,
+    Abilities,
+    Alternatives,
+    Chunk,
+    Completion,
+    Facts,
+    Piece,
+    Probe,
+    Prompt,
+    Scored,
+    finite,
+    malformed,
+)
+from runtime.remote.http import HttpClient
+
+FULL_BYTES: Final = 64 << 20  # of a whole vocabulary as JSON: 40 bytes for each of a million and a half
+_ID = "token_id:"  # how keys begin where ids were asked for
+
+
+class _Logprobs(msgspec.Struct):
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class _PromptEntry(msgspec.Struct):
+    logprob: float
+    rank: int | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    prompt_logprobs: list[dict[str, _PromptEntry] | None] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class CompletionBody(msgspec.Struct):
+    """The answer of ``/v1/completions``, or one event of its stream."""
+
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+class _Vector(msgspec.Struct):
+    embedding: list[float]
+    index: int = 0
+
+
+class _Vectors(msgspec.Struct):
+    data: list[_Vector]
+
+
+def decoded(body: bytes, kind: type[Any]) -> Any:
+    """A body as a struct.
+
+    Raises:
+        RemoteError: Another shape; NaN and infinities are no JSON.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
+        raise malformed(str(fault)[:200]) from None
+
+
+class OpenAI:
+    """Any other server with ``/v1/completions``."""
+
+    name = "openai"
+    pages: tuple[str, ...] = ()
+    returns_eos = False
+
+    def recognise(self, probe: Probe) -> str | None:
+        """Whatever lists its models."""
+        return "" if probe.models else None
+
+    def facts(self, probe: Probe, model: str) -> Facts:
+        """The id alone."""
+        entry = entry_of(probe, model)
+        return Facts(model, whole(entry.get("max_model_len") or entry.get("context_length")), names_of(entry))
+
+    async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
+        """Asks for one token, with five alternatives where it has some."""
+        del probe
+        asked = Completion(model=facts.model, prompt=Prompt([], "Hi"), alternatives=5)
+        try:
+            chunk = await self.ask(client, asked, Abilities(alternatives=5))
+        except (InvalidRequestError, RemoteError) as fault:
+            if isinstance(fault, RemoteError) and fault.reason not in ("missing", "server"):
+                raise
+            chunk = await self.ask(client, Completion(model=facts.model, prompt=asked.prompt), Abilities())
+        found = max((len(piece.alternatives.keys) for piece in chunk.pieces if piece.alternatives), default=0)
+        return Abilities(
+            alternatives=5 if found else 0,
+            sampling=frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty"}),
+            embeddings=await self.has_embeddings(client, facts.model),
+        )
+
+    async def has_embeddings(self, client: HttpClient, model: str) -> bool:
+        """Whether a short text has a vector."""
+        try:
+            return bool(await self.embed(client, model, [Prompt([], "Hi")]))
+        except (InvalidRequestError, RemoteError, UnsupportedFeatureError):
+            return False
+
+    async def ask(self, client: HttpClient, asked: Completion, abilities: Abilities) -> Chunk:
+        """One whole answer to a short prompt."""
+        path, body = self.request(asked, abilities, stream=False)
+        return self.read(await client.post(path, body, most=FULL_BYTES), asked)
+
+    def request(self, asked: Completion, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
+        """``/v1/completions``."""
+        body: dict[str, Any] = {"model": asked.model, "prompt": asked.prompt.text, "max_tokens": asked.max_tokens}
+        body |= self.sampling(asked, abilities)
+        if asked.alternatives and abilities.alternatives:
+            body["logprobs"] = min(asked.alternatives, abilities.alternatives)
+        if stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        return "/v1/completions", body
+
+    def sampling(self, asked: Completion, abilities: Abilities) -> dict[str, Any]:
+        """The sampler's settings by their names here.
+
+        Raises:
+            UnsupportedFeatureError: One that the server does not have.
+        """
+        if asked.options is None:
+            return {"temperature": 0.0}
+        settings = {name: value for name, value in asked.options.sampling.given().items() if value != DEFAULTS[name]}
+        body: dict[str, Any] = {"temperature": settings.pop("temperature", 1.0)}
+        if body["temperature"] == 0.0:  # no cut has a say
+            settings = {name: value for name, value in settings.items() if name in EDITS}
+        foreign = sorted(set(settings) - abilities.sampling)
+        if foreign:
+            known = ", ".join(sorted(abilities.sampling))
+            raise UnsupportedFeatureError(
+                f"this server's sampler has no {', '.join(foreign)}: leave {'it' if len(foreign) == 1 else 'them'} out "
+                f"(it has {known}), or run the model on this machine"
+            )
+        bias = {str(token): value for token, value in settings.pop("logit_bias", {}).items()}
+        bias |= dict.fromkeys(map(str, settings.pop("banned_tokens", ())), -100.0)
+        if bias:
+            body["logit_bias"] = bias
+        if asked.seed is not None:
+            body["seed"] = asked.seed
+        told = {} if body["temperature"] == 0.0 else {name: DEFAULTS[name] for name in NEUTRAL if name in abilities.sampling}
+        return told | body | settings
+
+    def read(self, body: bytes, asked: Completion) -> Chunk:
+        """``choices[0]``."""
+        answer = decoded(body, CompletionBody)
+        if answer.error is not None:
+            raise RemoteError(f"the server failed on the way: {str(answer.error)[:300]}", "server")
+        usage = answer.usage or _Usage()
+        details = usage.prompt_tokens_details
+        cached = None if details is None else details.cached_tokens
+        if not answer.choices:
+            return Chunk(prompt_tokens=usage.prompt_tokens, cached_tokens=cached)
+        choice: _Choice = answer.choices[0]
+        stopped = choice.stop_reason if isinstance(choice.stop_reason, int) else None
+        prompt = None if choice.prompt_logprobs is None else [_scored(entry, asked) for entry in choice.prompt_logprobs]
+        return Chunk(_pieces(choice, asked), choice.finish_reason, stopped, prompt, usage.prompt_tokens, cached)
+
+    async def tokenize(self, client: HttpClient, model: str, text: str) -> list[int]:
+        """It does not."""
+        del text
+        raise UnsupportedFeatureError(
+            f"{client.address.host} does not tokenise, and no tokenizer of {model} is on this machine"
+        )
+
+    async def detokenize(self, client: HttpClient, model: str, ids: Sequence[int]) -> str:
+        """It does not."""
+        raise UnsupportedFeatureError(f"{client.address.host} does not detokenise ({len(ids):,} ids of {model})")
+
+    async def render_chat(
+        self,
+        client: HttpClient,
+        model: str,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+    ) -> list[int]:
+        """It does not."""
+        del messages, tools, add_generation_prompt
+        raise UnsupportedFeatureError(
+            f"{client.address.host} does not give the ids of a conversation, and no chat template of {model} is on this machine"
+        )
+
+    async def embed(self, client: HttpClient, model: str, paths: Sequence[Prompt]) -> list[list[float]]:
+        """``/v1/embeddings``."""
+        body = {"model": model, "input": self.embedding_inputs(paths)}
+        answer = decoded(await client.post("/v1/embeddings", body, most=FULL_BYTES), _Vectors)
+        rows: list[_Vector] = sorted(answer.data, key=lambda row: row.index)
+        if [row.index for row in rows] != list(range(len(paths))):
+            raise malformed(f"{len(rows):,} vectors for {len(paths):,} texts")
+        return [row.embedding for row in rows]
+
+    def embedding_inputs(self, paths: Sequence[Prompt]) -> list[Any]:
+        """Texts, or ids."""
+        return [path.text for path in paths]
+
+
+# Always sent: a server fills in from the model's generation_config.json what a request leaves out.
+NEUTRAL: Final = ("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+EDITS: Final = frozenset({"repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "banned_tokens"})
+
+
+def _pieces(choice: _Choice, asked: Completion) -> list[Piece]:
+    """The tokens of a choice. Text without numbers is one piece where there are no ids, and its ids where there are."""
+    ids, told = choice.token_ids, choice.logprobs
+    text = choice.text or ""
+    if told is None or not told.token_logprobs:
+        if ids is None:
+            return [Piece(None, text, None, None)] if text else []
+        return [Piece(token, "", None, None) for token in ids]
+    count = len(told.token_logprobs)
+    tops = told.top_logprobs or [None] * count
+    if len(tops) != count or (ids is not None and len(ids) != count) or (ids is None and len(told.tokens) != count):
+        raise malformed(f"{count} tokens, {len(tops)} lists of alternatives, {'no' if ids is None else len(ids)} ids")
+    pieces: list[Piece] = []
+    for place, (own, top) in enumerate(zip(told.token_logprobs, tops, strict=True)):
+        token = None if ids is None else ids[place]
+        word = told.tokens[place] if place < len(told.tokens) else ""
+        pieces.append(Piece(token, word, None if own is None else finite(own), _alternatives(top, asked)))
+    return pieces
+
+
+def _alternatives(top: dict[str, float] | None, asked: Completion) -> Alternatives | None:
+    if not top:
+        return None
+    if asked.alternatives != FULL and len(top) > asked.alternatives + len(asked.chosen) + 2:
+        raise malformed(f"{len(top):,} alternatives where {asked.alternatives:,} were asked for")
+    values = [finite(value) for value in top.values()]
+    if not all(key.startswith(_ID) for key in top):
+        return Alternatives(list(top), values)
+    try:
+        return Alternatives([int(key[len(_ID) :]) for key in top], values)
+    except ValueError:
+        raise malformed("the key of an alternative is no token id") from None
+
+
+def _scored(entry: dict[str, _PromptEntry] | None, asked: Completion) -> Scored | None:
+    if not entry:
+        return None
+    if len(entry) > (asked.scored or 0) + 2:
+        raise malformed(f"{len(entry):,} alternatives of a prompt's token where {asked.scored or 0:,} were asked for")
+    try:
+        ids = [int(key) for key in entry]
+    except ValueError:
+        raise malformed("the key of a prompt's alternative is no token id") from None
+    values = [finite(each.logprob) for each in entry.values()]
+    ranks = [each.rank or 0 for each in entry.values()]
+    return Scored(ids, ranks, values)
+
+
+def entry_of(probe: Probe, model: str) -> dict[str, Any]:
+    """A model's entry in ``/v1/models``."""
+    return next((entry for entry in probe.models if entry["id"] == model), {})
+
+
+def names_of(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    """Under which a model may be on the shelf: what it was loaded from, its parent, its id."""
+    named = (entry.get("root"), entry.get("parent"), entry.get("id"))
+    return tuple(dict.fromkeys(name for name in named if isinstance(name, str) and name))
+
+
+def whole(value: object) -> int:
+    """A count of a server's; 0 for what is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31 else 0

@@ -1,0 +1,238 @@
+"""vLLM's completions (0.32): token ids in and out, log-probabilities up to the whole vocabulary, scores of given texts.
+
+Shapes and traps were measured against a real server. Without ``return_tokens_as_token_ids`` alternatives are keyed by text
+and some collide, so it is always set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+
+from runtime.errors import InvalidRequestError, RemoteError, UnsupportedFeatureError
+from runtime.remote.dialect import FULL, Abilities, Completion, Facts, Probe, Prompt, malformed
+from runtime.remote.dialects.openai import OpenAI, decoded, entry_of, names_of, whole
+from runtime.remote.http import HttpClient
+
+CHOSEN_IDS: Final = 128  # of logprob_token_ids; the server refuses more
+_DEFAULT_CAP: Final = 20  # of --max-logprobs
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+class _Text(msgspec.Struct):
+    prompt: str
+
+
+class VLLM(OpenAI):
+    """A server of the vLLM project."""
+
+    name = "vllm"
+    pages: tuple[str, ...] = ("/version",)
+    returns_eos = True
+    grammars = frozenset({"json_schema", "regex"})
+    sampler = frozenset(
+        {
+            *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+            *("logit_bias", "banned_tokens"),
+        }
+    )
+
+    def recognise(self, probe: Probe) -> str | None:
+        """``/version``, and models that it owns."""
+        if any(entry.get("owned_by") == "vllm" for entry in probe.models):
+            return version_of(probe)
+        return None
+
+    def facts(self, probe: Probe, model: str) -> Facts:
+        """From ``/v1/models``: an adapter's entry has its base as `parent`."""
+        entry = entry_of(probe, model)
+        adapters = tuple(each["id"] for each in probe.models if each.get("parent") == model and each["id"] != model)
+        return Facts(model, whole(entry.get("max_model_len")), names_of(entry), adapters)
+
+    async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
+        """Four small requests and a full vector; the first one warms the server up, which can take half a minute."""
+        del probe
+        most = Abilities(
+            token_prompts=True,
+            token_ids=True,
+            alternatives=1,
+            chosen_ids=CHOSEN_IDS,
+            prompt_logprobs=True,
+            sampling=self.sampler,
+        )
+        ready = Completion(model=facts.model, prompt=Prompt([], "Hello there"), alternatives=1, scored=1)
+        path, body = self.request(ready, most, stream=False)
+        body["prompt"] = ready.prompt.text  # ids are known from the answer
+        first = decoded(await client.post(path, body), _Readiness)
+        if not first.choices:
+            raise malformed("no choice for one token")
+        choice = first.choices[0]
+        scores = choice.prompt_logprobs is not None
+        ids = choice.prompt_token_ids
+        if not ids or choice.token_ids is None:
+            raise RemoteError(
+                f"{client.address.host} returns no token ids (return_token_ids of vLLM 0.10.2 and later); connect to it with "
+                "dialect='openai', or bring it up to date",
+                "missing",
+            )
+        asked = Completion(model=facts.model, prompt=Prompt(ids, ""), alternatives=1)
+        (cap, full), chosen, tokenizes, embeds = await asyncio.gather(
+            self._cap(client, asked, most),
+            self._chosen(client, asked, most, ids),
+            self._tokenizes(client, facts.model),
+            self.has_embeddings(client, facts.model),
+        )
+        return replace(
+            most,
+            alternatives=cap,
+            full_vector=full,
+            chosen_ids=CHOSEN_IDS if chosen else 0,
+            prompt_logprobs=scores,
+            ranks=scores,
+            cached_tokens=first.usage is not None and first.usage.prompt_tokens_details is not None,
+            cache_salt=True,
+            tokenizer=tokenizes,
+            chat=tokenizes,
+            grammars=self.grammars,
+            embeddings=embeds,
+        )
+
+    async def _cap(self, client: HttpClient, asked: Completion, abilities: Abilities) -> tuple[int, bool]:
+        """How many alternatives at most, and whether all."""
+        try:
+            chunk = await self.ask(client, replace(asked, alternatives=FULL), abilities)
+        except InvalidRequestError as fault:
+            named = re.search(r"max(?:imum)?[ a-z]*:? *(\d+)", str(fault))
+            return (int(named[1]) if named and 0 < int(named[1]) < 1 << 24 else _DEFAULT_CAP), False
+        found = chunk.pieces[0].alternatives if chunk.pieces else None
+        count = 0 if found is None else len(found.keys)
+        if count <= _DEFAULT_CAP:  # a server that knows no -1
+            return max(count, 1), False
+        return count, True
+
+    async def _chosen(self, client: HttpClient, asked: Completion, abilities: Abilities, ids: Sequence[int]) -> bool:
+        """Whether values of chosen ids come; a server that does not know the field leaves it out."""
+        wanted = tuple(dict.fromkeys(ids))
+        try:
+            chunk = await self.ask(client, replace(asked, chosen=wanted), abilities)
+        except (InvalidRequestError, RemoteError):
+            return False
+        found = chunk.pieces[0].alternatives if chunk.pieces else None
+        return found is not None and set(wanted) <= set(found.keys)
+
+    async def _tokenizes(self, client: HttpClient, model: str) -> bool:
+        try:
+            return bool(await self.tokenize(client, model, "Hi"))
+        except (InvalidRequestError, RemoteError):
+            return False
+
+    def request(self, asked: Completion, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
+        """``/v1/completions`` with what vLLM adds to it."""
+        path, body = super().request(asked, abilities, stream=stream)
+        body |= {"prompt": asked.prompt.ids, "return_tokens_as_token_ids": True, "return_token_ids": True}
+        if asked.alternatives:
+            body["logprobs"] = FULL if asked.alternatives == FULL else min(asked.alternatives, abilities.alternatives)
+        if asked.chosen:
+            body["logprob_token_ids"] = list(asked.chosen)
+        if asked.scored is not None:
+            body["prompt_logprobs"] = min(asked.scored, abilities.alternatives)
+        if asked.eos is not None:
+            body |= {"ignore_eos": not asked.own_eos, "stop_token_ids": list(asked.eos)}
+        if asked.salt:
+            body["cache_salt"] = asked.salt
+        if asked.grammar is not None:
+            if asked.grammar.kind not in self.grammars:
+                raise UnsupportedFeatureError(f"this server enforces no {asked.grammar.label}; give a JSON schema or a regex")
+            body["structured_outputs"] = structured(asked.grammar.kind, asked.grammar.source)
+        return path, body
+
+    async def tokenize(self, client: HttpClient, model: str, text: str) -> list[int]:
+        """``/tokenize``; control tokens that are spelt in the text become control tokens there."""
+        return list(decoded(await client.post("/tokenize", {"model": model, "prompt": text}), _Tokens).tokens)
+
+    async def detokenize(self, client: HttpClient, model: str, ids: Sequence[int]) -> str:
+        """``/detokenize``."""
+        body = {"model": model, "tokens": list(ids)}
+        return str(decoded(await client.post("/detokenize", body), _Text).prompt)
+
+    async def render_chat(
+        self,
+        client: HttpClient,
+        model: str,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+    ) -> list[int]:
+        """``/tokenize`` of messages."""
+        body: dict[str, Any] = {"model": model, "messages": [dict(each) for each in messages]}
+        body["add_generation_prompt"] = add_generation_prompt
+        if tools:
+            body["tools"] = [dict(tool) for tool in tools]
+        return list(decoded(await client.post("/tokenize", body), _Tokens).tokens)
+
+    def embedding_inputs(self, paths: Sequence[Prompt]) -> list[Any]:
+        """Ids where they are known."""
+        return [path.ids or path.text for path in paths]
+
+
+class Elsewise(VLLM):
+    """Another Elsewise (`elsewise serve`), which has vLLM's shapes and says more of its model."""
+
+    name = "elsewise"
+    grammars = frozenset({"json_schema", "regex", "lark"})
+
+    def recognise(self, probe: Probe) -> str | None:
+        """Models that it owns."""
+        if any(entry.get("owned_by") == "elsewise" for entry in probe.models):
+            return version_of(probe)
+        return None
+
+    def facts(self, probe: Probe, model: str) -> Facts:
+        """With the digest of its tokenizer, and what ends its answers."""
+        entry = entry_of(probe, model)
+        eos = entry.get("eos_token_ids")
+        return (
+            super()
+            .facts(probe, model)
+            ._replace(
+                vocab=whole(entry.get("vocab_size")),
+                tokenizer_digest=str(entry.get("tokenizer_digest") or ""),
+                eos=tuple(token for token in eos if isinstance(token, int)) if isinstance(eos, list) else (),
+            )
+        )
+
+
+class _ReadyChoice(msgspec.Struct):
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[Any] | None = None
+
+
+class _ReadyUsage(msgspec.Struct):
+    prompt_tokens_details: Any = None
+
+
+class _Readiness(msgspec.Struct):
+    choices: list[_ReadyChoice] = []
+    usage: _ReadyUsage | None = None
+
+
+def version_of(probe: Probe) -> str:
+    """What ``/version`` says."""
+    page = probe.pages.get("/version")
+    version = page.get("version") if isinstance(page, dict) else None
+    return version[:40] if isinstance(version, str) else ""
+
+
+def structured(kind: str, source: str) -> dict[str, Any]:
+    """A grammar in the shape of ``structured_outputs``."""
+    return {"json": json.loads(source)} if kind == "json_schema" else {"regex" if kind == "regex" else "grammar": source}

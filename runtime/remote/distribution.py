@@ -1,0 +1,116 @@
+"""Columns of numbers out of a server's lists: what is known is exact, what is not known stays empty."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from runtime.numerics.scoring import empty_scores, summarise
+from runtime.records import NO_TOKEN, Float32, Int32, Scores, TopLogprobs
+from runtime.remote.dialect import Alternatives, Piece, Scored, malformed
+
+
+def checked_ids(found: Alternatives, vocab: int) -> tuple[Int32, Float32]:
+    """Ids and log-probabilities by falling probability, equals by id; each id once.
+
+    Raises:
+        RemoteError: An id outside the vocabulary, twice with different values, or more probability than there is.
+    """
+    ids, values = np.asarray(found.keys, np.int64), np.asarray(found.logprobs, np.float64)
+    if len(ids) and not (ids.min() >= 0 and ids.max() < vocab):
+        raise malformed(f"a token id outside its vocabulary of {vocab:,}")
+    order = np.lexsort((ids, -values))
+    values = values[order]
+    if len(np.unique(ids)) != len(ids):
+        raise malformed("a token id twice among the alternatives")
+    mass = float(np.exp(values).sum())
+    if mass > 1.01:
+        raise malformed(f"alternatives with a probability of {mass:.3f} together")
+    return ids[order].astype(np.int32), values.astype(np.float32)
+
+
+def dense(found: Alternatives, vocab: int) -> Float32:
+    """``(vocab,)`` of all ids.
+
+    Raises:
+        RemoteError: Some are missing, or they do not make up one distribution.
+    """
+    ids, values = checked_ids(found, vocab)
+    row = np.full(vocab, -np.inf, np.float32)
+    row[ids] = values
+    mass = float(np.exp(row.astype(np.float64)).sum())
+    if len(ids) != vocab or abs(mass - 1.0) > 0.01:
+        raise malformed(f"{len(ids):,} of {vocab:,} log-probabilities with a probability of {mass:.3f} together")
+    return row
+
+
+def top_of(found: Alternatives, count: int, vocab: int, chosen: Sequence[int] = ()) -> TopLogprobs:
+    """The `count` likeliest, the exact probability of all others, and the chosen ids' own values.
+
+    A server may add the sampled token and the chosen ids to its list; those beyond `count` are left out.
+    """
+    ids, values = checked_ids(found, vocab)
+    by_id = dict(zip(ids.tolist(), values.tolist(), strict=True))
+    missing = [token for token in chosen if token not in by_id]
+    if missing:
+        raise malformed(f"no value of token {missing[0]}, which was asked for")
+    return TopLogprobs.of(ids[:count], values[:count], vocab, {token: by_id[token] for token in chosen})
+
+
+def answer_scores(piece: Piece, token: int, k: int, asked: int, vocab: int) -> Scores:
+    """One row for a token of an answer; NaN, 0 and nothing where a server says nothing.
+
+    The rank is known where the token is among the `asked` likeliest. The entropy is known of a whole vocabulary alone.
+    """
+    row = empty_scores(1, k)
+    row.logprob[0], row.rank[0], row.entropy[0], row.covered_mass[0] = np.nan, 0, np.nan, np.nan
+    row.top_ids[0], row.top_logprobs[0] = NO_TOKEN, -np.inf
+    if piece.alternatives is None:
+        if piece.logprob is not None:
+            row.logprob[0] = piece.logprob
+        return row
+    ids, values = checked_ids(piece.alternatives, vocab)
+    if len(ids) == vocab:
+        return summarise(dense(piece.alternatives, vocab)[None], np.array([token], np.int32), k)
+    own = values[ids == token]
+    if len(own):
+        row.logprob[0] = own[0]
+        above = int((values > own[0]).sum())
+        row.rank[0] = above + 1 if above < asked else 0
+    elif piece.logprob is not None:
+        row.logprob[0] = piece.logprob
+    _alternatives_into(row, 0, ids[:asked], values[:asked])
+    return row
+
+
+def prompt_scores(scored: Sequence[Scored | None], ids: Int32, k: int, asked: int, vocab: int) -> Scores:
+    """``(n,)`` rows for the tokens of a prompt; None where nothing precedes a token.
+
+    Raises:
+        RemoteError: A token's own value is missing.
+    """
+    n = len(ids)
+    rows = empty_scores(n, k)
+    rows.logprob[:], rows.rank[:], rows.entropy[:], rows.covered_mass[:] = np.nan, 0, np.nan, np.nan
+    rows.top_ids[:], rows.top_logprobs[:] = NO_TOKEN, -np.inf
+    for i, (entry, token) in enumerate(zip(scored, ids.tolist(), strict=True)):
+        if entry is None:
+            continue
+        if token not in entry.ids:
+            raise malformed(f"no score of token {token} at place {i:,}")
+        place = entry.ids.index(token)
+        rows.logprob[i], rows.rank[i] = entry.logprobs[place], entry.ranks[place]
+        found, values = checked_ids(Alternatives(entry.ids, entry.logprobs), vocab)
+        if rows.rank[i] == 0:
+            above = int((values > rows.logprob[i]).sum())
+            rows.rank[i] = above + 1 if above < asked else 0
+        _alternatives_into(rows, i, found[:asked], values[:asked])
+    return rows
+
+
+def _alternatives_into(rows: Scores, i: int, ids: Int32, values: Float32) -> None:
+    count = min(len(ids), rows.top_ids.shape[1])
+    rows.top_ids[i, :count], rows.top_logprobs[i, :count] = ids[:count], values[:count]
+    rows.covered_mass[i] = min(math.fsum(np.exp(values[:count].astype(np.float64)).tolist()), 1.0)

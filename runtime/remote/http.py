@@ -1,0 +1,360 @@
+"""HTTP with limits: bounded answers and server-sent events, typed errors, a key that goes to one host alone.
+
+Everything runs on the transport's loop. Answers are asked for uncompressed, so that their size in memory is what arrives;
+redirects are refused, not followed. No error and no log has the key or a prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx2
+import msgspec
+
+from runtime.errors import ContextOverflowError, InvalidRequestError, ModelMissingError, RemoteError, RuntimeFault
+
+CONNECT_SECONDS: Final = 3.0
+IDLE_SECONDS: Final = 60.0  # without a complete event, or without the rest of an answer
+FIRST_SECONDS: Final = 60.0  # until an answer begins, for an empty prompt
+FIRST_SECONDS_PER_TOKEN: Final = 0.02  # of the prompt: a slow server still prefills 50 tokens per second
+MOST_EVENT_BYTES: Final = 8 << 20  # a thousand alternatives take 60 KiB
+MOST_SMALL_BYTES: Final = 4 << 20  # of answers without numbers: lists of models, token ids
+_MOST_ERROR_BYTES: Final = 64 << 10
+_MOST_CONNECTIONS: Final = 64
+_QUIET_EVENTS: Final = 1000  # events and comments in a row that bring nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server is: ``https://host:port/root``, without ``/v1``."""
+
+    url: str
+    host: str
+    loopback: bool
+    secure: bool
+
+    @classmethod
+    def parse(cls, base_url: str, *, plain_http: bool = False) -> Address:
+        """The address that a user wrote.
+
+        Args:
+            base_url: With or without ``/v1`` at the end; ``http://`` where no scheme is written and the host is this machine.
+            plain_http: Unencrypted HTTP to another machine was confirmed.
+
+        Raises:
+            InvalidRequestError: Not an address of HTTP, one with a key in it, or unencrypted to another machine.
+        """
+        if not isinstance(base_url, str) or not base_url.strip():
+            raise InvalidRequestError("base_url is the address of a server, such as http://127.0.0.1:8000 or https://host/v1")
+        written = base_url.strip()
+        if "://" not in written:
+            written = f"{'http' if _is_loopback(re.split('[:/]', written)[0]) else 'https'}://{written}"
+        try:
+            url = httpx2.URL(written)
+        except httpx2.InvalidURL as fault:
+            raise InvalidRequestError(f"base_url {base_url!r:.200} is no address: {fault}") from None
+        if url.scheme not in ("http", "https") or not url.host:
+            raise InvalidRequestError(f"base_url begins with http:// or https:// and a host, not {base_url!r:.80}")
+        if url.userinfo:
+            raise InvalidRequestError("base_url has a name or a password in it; give the key as api_key")
+        if url.query or url.fragment:
+            raise InvalidRequestError("base_url has a query (?...) or a fragment (#...); give the address alone")
+        loopback = _is_loopback(url.host)
+        if url.scheme == "http" and not loopback and not plain_http:
+            raise InvalidRequestError(
+                f"http:// to {url.host} sends prompts, answers and the key unencrypted; use https://, or confirm it for this "
+                "host (plain_http=True, --plain-http)"
+            )
+        root = url.path.rstrip("/").removesuffix("/v1")
+        port = "" if url.port is None else f":{url.port}"
+        host = f"[{url.host}]" if ":" in url.host else url.host
+        return cls(f"{url.scheme}://{host}{port}{root}", f"{host}{port}", loopback, url.scheme == "https")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class HttpClient:
+    """Requests to one server. Used on one event loop.
+
+    Args:
+        address: The server.
+        key: Sent as a bearer token with each request; empty for none.
+        idle: Seconds without news after which a request fails.
+    """
+
+    def __init__(self, address: Address, key: str = "", *, idle: float = IDLE_SECONDS) -> None:
+        self.address = address
+        self._key, self._idle = key, idle
+        headers = {"Accept-Encoding": "identity", "User-Agent": "elsewise"}
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        self._client = httpx2.AsyncClient(
+            headers=headers,
+            timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS, write=idle),
+            limits=httpx2.Limits(max_connections=_MOST_CONNECTIONS, max_keepalive_connections=_MOST_CONNECTIONS),
+            follow_redirects=False,
+            trust_env=address.secure,  # a proxy sees what is not encrypted
+        )
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._client.aclose()
+
+    async def get(self, path: str, *, within: float = FIRST_SECONDS, most: int = MOST_SMALL_BYTES) -> bytes:
+        """The body of a GET; `within`: seconds until the answer begins."""
+        async with self._response("GET", path, None, within) as response:
+            return await self._body(response, most)
+
+    async def post(
+        self, path: str, body: dict[str, Any], *, within: float = FIRST_SECONDS, most: int = MOST_SMALL_BYTES
+    ) -> bytes:
+        """The body of the answer to a JSON body.
+
+        Args:
+            path: Below the server's root.
+            body: Values of JSON.
+            within: Seconds until the answer begins.
+            most: Bytes that it may have.
+
+        Raises:
+            RemoteError: See its reasons.
+            InvalidRequestError, ContextOverflowError, ModelMissingError: The server refuses what was asked.
+        """
+        async with self._response("POST", path, body, within) as response:
+            return await self._body(response, most)
+
+    async def events(self, path: str, body: dict[str, Any], *, within: float) -> AsyncGenerator[bytes, None]:
+        """The data of server-sent events up to ``[DONE]``, each at most `MOST_EVENT_BYTES`; closed early, the socket is closed.
+
+        Raises:
+            RemoteError: Also where the stream ends without ``[DONE]``.
+        """
+        async with self._response("POST", path, body, within) as response:
+            kind = response.headers.get("content-type", "")
+            if not kind.startswith("text/event-stream"):
+                raise self.wrong(f"answers a stream with {kind[:60] or 'no type'}, not with text/event-stream")
+            lines = _Lines(self._chunks(response), self._idle, self)
+            while True:
+                data = await lines.event()
+                if data == b"[DONE]":
+                    return
+                yield data
+
+    @asynccontextmanager
+    async def _response(
+        self, method: str, path: str, body: dict[str, Any] | None, within: float
+    ) -> AsyncIterator[httpx2.Response]:
+        """A response whose status is sound and whose body was not read yet."""
+        content = None if body is None else msgspec.json.encode(body)
+        request = self._client.build_request(
+            method, self.address.url + path, content=content, headers={"Content-Type": "application/json"} if content else {}
+        )
+        try:
+            response = await self._sent(request, within)
+        except httpx2.HTTPError as fault:
+            raise self._network_fault(fault) from None
+        try:
+            if response.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
+                raise self.wrong("answers compressed, which was not asked for")
+            if response.is_redirect:
+                target = self.without_key(response.headers.get("location", ""))[:200]
+                raise RemoteError(
+                    f"{self.address.host} redirects to {target!r}; the key and the prompt are not sent there: connect to that "
+                    "address itself if it is the right one",
+                    "redirect",
+                )
+            if not response.is_success:
+                raise self.refusal(response.status_code, await self._start_of(response), response.headers.get("retry-after"))
+            yield response
+        except httpx2.HTTPError as fault:
+            raise self._network_fault(fault) from None
+        finally:
+            await response.aclose()
+
+    async def _sent(self, request: httpx2.Request, within: float) -> httpx2.Response:
+        """Sends it; once more where no connection could be made, when nothing had been sent."""
+        for attempt in (1, 2):
+            try:
+                async with asyncio.timeout(within + CONNECT_SECONDS):
+                    return await self._client.send(request, stream=True)
+            except TimeoutError:
+                raise RemoteError(
+                    f"{self.address.host} has not begun to answer within {within:.0f} s; it may be loading, or busy: try later",
+                    "timeout",
+                ) from None
+            except httpx2.ConnectError:
+                if attempt == 2:
+                    raise
+        raise AssertionError("two attempts")
+
+    async def _body(self, response: httpx2.Response, most: int) -> bytes:
+        length = response.headers.get("content-length", "")
+        if length.isdigit() and int(length) > most:
+            raise self.wrong(f"announces {int(length):,} bytes where at most {most:,} were expected")
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._idle + most / (1 << 20)):  # a megabyte a second is slow already
+                async for chunk in self._chunks(response):
+                    body += chunk
+                    if len(body) > most:
+                        raise self.wrong(f"answers with more than {most:,} bytes")
+        except TimeoutError:
+            raise self.late("the rest of its answer") from None
+        return bytes(body)
+
+    async def _start_of(self, response: httpx2.Response) -> bytes:
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._idle):
+                async for chunk in self._chunks(response):
+                    body += chunk
+                    if len(body) > _MOST_ERROR_BYTES:
+                        break
+        except TimeoutError:
+            pass
+        return bytes(body[:_MOST_ERROR_BYTES])
+
+    async def _chunks(self, response: httpx2.Response) -> AsyncGenerator[bytes, None]:
+        async for chunk in response.aiter_raw(1 << 16 if response.headers.get("content-length") else None):
+            yield chunk
+
+    # ---- errors ----------------------------------------------------------------------------------------------
+
+    def refusal(self, status: int, body: bytes, retry_after: str | None = None) -> RuntimeFault:
+        """The error that an answer other than a success stands for."""
+        host, said = self.address.host, self.without_key(_message(body)) or f"HTTP {status}"
+        if status in (401, 403):
+            return RemoteError(f"{host} refuses the key ({said}); give the right one (api_key, or the keychain's)", "denied")
+        if status in (400, 404, 413, 422) and (overflow := _overflow(said)) is not None:
+            return overflow
+        if status == 404:
+            if re.search(r"model", said, re.I) and not re.search(r"not found$", said.strip(), re.I):
+                return ModelMissingError(f"{host} has no such model: {said}")
+            return RemoteError(f"{host} does not have what was asked for: {said}", "missing")
+        if status in (400, 413, 422):
+            return InvalidRequestError(f"{host} refuses the request: {said}")
+        if status in (429, 503):
+            wait = float(retry_after) if retry_after is not None and re.fullmatch(r"\d{1,6}", retry_after) else None
+            later = "" if wait is None else f"; it asks to wait {wait:.0f} s"
+            return RemoteError(f"{host} is busy ({said}){later}", "busy", wait)
+        if status in (405, 501):
+            return RemoteError(f"{host} does not have what was asked for: {said}", "missing")
+        return RemoteError(f"{host} failed with HTTP {status}: {said}", "server")
+
+    def without_key(self, text: str) -> str:
+        """Text of the server's without the key and without control characters, 500 characters at most."""
+        text = text.replace(self._key, "(key)") if self._key else text
+        return "".join(char if char.isprintable() else " " for char in text)[:500]
+
+    def wrong(self, what: str) -> RemoteError:
+        """The error for an answer that cannot be used."""
+        return RemoteError(
+            f"{self.address.host} {what}; it is no server that is known here, or something lies in between", "protocol"
+        )
+
+    def late(self, what: str) -> RemoteError:
+        """The error for a part of an answer that does not come."""
+        return RemoteError(
+            f"{self.address.host} sent nothing of {what} for {self._idle:.0f} s; the connection was closed", "timeout"
+        )
+
+    def _network_fault(self, fault: httpx2.HTTPError) -> RemoteError:
+        said = self.without_key(str(fault)) or type(fault).__name__
+        host = self.address.host
+        if isinstance(fault, httpx2.ConnectTimeout):
+            return RemoteError(f"{host} does not answer within {CONNECT_SECONDS:.0f} s; is the server running?", "network")
+        if isinstance(fault, httpx2.ConnectError):
+            return RemoteError(f"no connection to {host}: {said}", "network")
+        if isinstance(fault, httpx2.RemoteProtocolError) and "llegal" in said:
+            return self.wrong(f"does not speak HTTP ({said})")
+        return RemoteError(f"the connection to {host} was lost: {said}", "lost")
+
+
+class _Lines:
+    """Server-sent events out of chunks of bytes (WHATWG HTML, section 9.2), one event at a time within a time limit."""
+
+    def __init__(self, chunks: AsyncGenerator[bytes, None], idle: float, client: HttpClient) -> None:
+        self._chunks, self._idle, self._client = chunks, idle, client
+        self._buffer = bytearray()
+        self._searched = 0  # bytes of the buffer that have no line break
+
+    async def event(self) -> bytes:
+        """The data of the next event that has some; comments, names and ids are skipped."""
+        parts: list[bytes] = []
+        size = quiet = 0
+        try:
+            async with asyncio.timeout(self._idle):
+                while True:
+                    line = await self._line()
+                    if line.startswith(b"data:"):
+                        parts.append(line[5:].removeprefix(b" "))
+                        size += len(line)
+                        if size > MOST_EVENT_BYTES:
+                            raise self._client.wrong(f"sends an event of over {MOST_EVENT_BYTES:,} bytes")
+                    elif not line and parts:
+                        return b"\n".join(parts)
+                    else:
+                        quiet += 1
+                        if quiet > _QUIET_EVENTS:
+                            raise self._client.wrong(f"sends {quiet:,} lines without an event")
+        except TimeoutError:
+            raise self._client.late("the answer") from None
+
+    async def _line(self) -> bytes:
+        while True:
+            end = self._buffer.find(b"\n", self._searched)
+            if end >= 0:
+                line = bytes(self._buffer[:end]).removesuffix(b"\r")
+                del self._buffer[: end + 1]
+                self._searched = 0
+                return line
+            self._searched = len(self._buffer)
+            if self._searched > MOST_EVENT_BYTES:
+                raise self._client.wrong(f"sends a line of over {MOST_EVENT_BYTES:,} bytes")
+            try:
+                self._buffer += await anext(self._chunks)
+            except StopAsyncIteration:
+                raise RemoteError(
+                    f"the connection to {self._client.address.host} ended in the middle of the answer", "lost"
+                ) from None
+
+
+def _message(body: bytes) -> str:
+    """What a server says of a refusal: OpenAI's ``error.message``, FastAPI's ``detail``, or its text."""
+    try:
+        told = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return "" if body.lstrip().startswith(b"<") else body.decode("utf-8", "replace").strip()
+    error = told.get("error", told) if isinstance(told, dict) else told
+    for name in ("message", "detail", "msg"):
+        if isinstance(error, dict) and error.get(name):
+            return str(error[name])
+    return str(error)
+
+
+def _overflow(said: str) -> ContextOverflowError | None:
+    """vLLM, Elsewise, SGLang and llama.cpp name the limit first or the tokens first; None where it is something else."""
+    if not re.search(r"context", said, re.I):
+        return None
+    limit = re.search(r"(?:context (?:length|size|of)[^0-9]{0,40}|n_ctx[^0-9]{0,5})([\d,]+)", said, re.I)
+    asked = [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*\d|\d", said)]
+    if limit is None:
+        return None
+    most = int(limit[1].replace(",", ""))
+    more = [number for number in asked if number > most]
+    return (
+        ContextOverflowError("prompt", 0, max(more), most) if more else ContextOverflowError("prompt", 0, most + 1, most, False)
+    )

@@ -1,0 +1,637 @@
+"""What a remote model can be asked for: queries, scores, answers, vectors, text. Runs on the transport's loop.
+
+Names and keywords are those of `runtime.transport.methods`, and "top_logprobs".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from runtime.adapters.uses import Adapters, check_adapters
+from runtime.branches import joint_error
+from runtime.errors import (
+    AdapterError,
+    FullVocabUnavailableError,
+    GrammarError,
+    InvalidRequestError,
+    RemoteError,
+    UnsupportedFeatureError,
+)
+from runtime.info import CacheReport, Message, Metrics, ModelInfo
+from runtime.numerics.pooling import Pooling
+from runtime.options.generation import GenerationOptions
+from runtime.options.priority import Priority
+from runtime.options.resolution import resolve_options
+from runtime.records import Finish, Float32, Int32, Origin, TokenRun, TopLogprobs
+from runtime.remote.dialect import FULL, Abilities, Chunk, Completion, Dialect, Facts, Piece, malformed
+from runtime.remote.dialects.openai import FULL_BYTES
+from runtime.remote.distribution import answer_scores, dense, prompt_scores, top_of
+from runtime.remote.http import FIRST_SECONDS, FIRST_SECONDS_PER_TOKEN, MOST_SMALL_BYTES, HttpClient
+from runtime.remote.text import RemoteText
+from runtime.sampling.draw import fresh_seed
+from runtime.scheduler.decode.stream import Stream as Answer
+from runtime.scheduler.jobs import GenerateJob
+from runtime.text.utf8 import Utf8Stream, texts_of
+from runtime.timings import RequestTimings
+from runtime.transport.waiting import Stream
+
+T = TypeVar("T")
+
+AT_ONCE: Final = 16  # requests; the server batches them itself
+_FULL_AT_ONCE: Final = 1  # a whole vocabulary costs a server a second of processor time
+_USUAL_ALTERNATIVES: Final = 20  # asked for beside an answer, so that most ranks are known
+_EMPTY_EVENTS: Final = 1000  # of an answer, in a row
+_USAGE_SECONDS: Final = 0.5  # after the last token
+_MOST_USAGE_EVENTS: Final = 4
+_BRANCH_STRIDE: Final = 0x9E3779B97F4A7C15  # between the seeds of branches
+_MOST_SEED: Final = (1 << 63) - 1  # a server's
+
+
+@dataclass(slots=True)
+class Counters:
+    """What `Metrics` says of a remote model."""
+
+    queries: int = 0
+    deduplicated: int = 0
+    started: int = 0
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    generated: int = 0
+    prompt: int = 0
+    reused: int = 0
+    recent: deque[RequestTimings] = field(default_factory=lambda: deque(maxlen=32))
+
+
+class RemoteOperations:
+    """Makes requests of operations, and columns of answers.
+
+    Args:
+        client: To the server.
+        dialect: Of it.
+        facts: Of the model.
+        abilities: Of the server.
+        text: Between text and ids.
+        info: Of the model.
+        salt: Of the server's cache; empty for none.
+    """
+
+    def __init__(
+        self,
+        client: HttpClient,
+        dialect: Dialect,
+        facts: Facts,
+        abilities: Abilities,
+        text: RemoteText,
+        info: ModelInfo,
+        salt: str = "",
+    ) -> None:
+        self._client, self._dialect, self._facts, self._abilities = client, dialect, facts, abilities
+        self.text, self.info, self._salt = text, info, salt
+        self._some, self._whole = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(_FULL_AT_ONCE)
+        self._inflight: dict[Hashable, _Shared] = {}
+        self._counters = Counters()
+        self.calls: Mapping[str, Callable[..., Coroutine[Any, Any, Any]]] = {
+            "logprobs": self.logprobs,
+            "top_logprobs": self.top_logprobs,
+            "score": self.score,
+            "generate_whole": self.generate_whole,
+            "embed": self.embed,
+            "tokenize": self.text.tokenize,
+            "render_chat": self.render_chat,
+            "reset_queries": self.reset_queries,
+        }
+        self.streams: Mapping[str, Callable[..., Awaitable[None]]] = {
+            "generate": self.generate,
+            "continue_many": self.continue_many,
+            "generate_many": self.generate_many,
+        }
+
+    @property
+    def metrics(self) -> Metrics:
+        """Of the requests of this connection; the server's own counters are its own."""
+        c = self._counters
+        return Metrics(
+            queries=c.queries,
+            queries_deduplicated=c.deduplicated,
+            requests_started=c.started,
+            requests_completed=c.completed,
+            requests_failed=c.failed,
+            requests_cancelled=c.cancelled,
+            requests_active=c.started - c.completed - c.failed - c.cancelled,
+            tokens_generated=c.generated,
+            prompt_tokens=c.prompt,
+            tokens_reused=c.reused,
+            recent=tuple(c.recent),
+        )
+
+    @property
+    def cache(self) -> CacheReport:
+        """The cache is the server's."""
+        return CacheReport(0, 0, 0, 0, 0, 0, 0, 0, last_reason="the KV is on the server")
+
+    # ---- log-probabilities -----------------------------------------------------------------------------------
+
+    async def logprobs(self, batch: Sequence[Int32], adapters: Adapters) -> Float32:
+        """``(n, vocab)``; equal contexts are asked for once."""
+        if not self._abilities.full_vector:
+            most = self._abilities.alternatives
+            way = f"top_logprobs(ids, {min(most, 20)}) has the likeliest, with the exact probability of all others"
+            raise FullVocabUnavailableError(
+                f"{self._client.address.host} gives at most {most:,} of {self.text.vocab:,} log-probabilities: "
+                f"{way if most else 'it has none of a position'} (vLLM gives all of them when started with --max-logprobs -1)"
+            )
+        model = self._model(adapters)
+        return np.stack(await asyncio.gather(*(self._row(ids, model) for ids in batch)))
+
+    async def _row(self, ids: Int32, model: str) -> Float32:
+        async def ask() -> Float32:
+            async with self._whole:
+                chunk = await self._asked(self._completion(ids, model, alternatives=FULL), FULL_BYTES)
+            found = _only_piece(chunk).alternatives
+            if found is None or not found.keys or not isinstance(found.keys[0], int):
+                raise malformed("no log-probabilities by id")
+            return dense(found, self.text.vocab)
+
+        return await self._shared((ids.tobytes(), model, FULL), ask)
+
+    async def top_logprobs(
+        self, batch: Sequence[Int32], n: int, chosen: Sequence[int], adapters: Adapters
+    ) -> list[TopLogprobs]:
+        """The `n` likeliest after each context, and the values of `chosen`."""
+        most = self._abilities.alternatives
+        if not most:
+            raise UnsupportedFeatureError(f"{self._client.address.host} gives no log-probabilities")
+        if n > most:
+            raise InvalidRequestError(
+                f"{self._client.address.host} gives at most {most:,} log-probabilities of a position, not {n:,} (vLLM: "
+                "--max-logprobs)"
+            )
+        if chosen and not self._abilities.chosen_ids:
+            raise UnsupportedFeatureError(
+                f"{self._client.address.host} gives no values of chosen ids; ask for more of the likeliest"
+            )
+        model = self._model(adapters)
+        return list(await asyncio.gather(*(self._top(ids, n, tuple(chosen), model) for ids in batch)))
+
+    async def _top(self, ids: Int32, n: int, chosen: tuple[int, ...], model: str) -> TopLogprobs:
+        async def ask() -> TopLogprobs:
+            width = max(1, self._abilities.chosen_ids)
+            parts = [chosen[at : at + width] for at in range(0, len(chosen), width)] or [()]
+            tops = await asyncio.gather(*(self._top_part(ids, n, part, model) for part in parts))
+            merged = {token: value for top in tops for token, value in top.chosen.items()}
+            return replace(tops[0], chosen=merged)
+
+        return await self._shared((ids.tobytes(), model, n, chosen), ask)
+
+    async def _top_part(self, ids: Int32, n: int, chosen: tuple[int, ...], model: str) -> TopLogprobs:
+        asked = self._completion(ids, model, alternatives=n, chosen=chosen)
+        async with self._some:
+            chunk = await self._asked(asked, _bytes_of(1, n + len(chosen)))
+        found = self._by_id(_only_piece(chunk)).alternatives
+        if found is None:
+            raise malformed("no alternatives")
+        top = top_of(found, n, self.text.vocab, chosen)
+        await self.text.learn(top.ids.tolist())
+        return top
+
+    async def score(self, ids: Int32, top_k: int, start: int, adapters: Adapters, priority: Priority) -> TokenRun:
+        """Scores of ``ids[start:]``; the server reads the whole text for it."""
+        del priority  # a server without a policy for it refuses one
+        if not self._abilities.prompt_logprobs:
+            raise UnsupportedFeatureError(f"{self._client.address.host} does not score given texts")
+        asked = self._completion(ids, self._model(adapters), scored=min(top_k, self._abilities.alternatives))
+        async with self._some, self._request("score", len(ids)) as request:
+            chunk = await self._asked(asked, _bytes_of(len(ids), top_k))
+            request.counted(chunk)
+            scored = chunk.prompt
+            if scored is None or len(scored) != len(ids) or any(entry is None for entry in scored[1:]):
+                raise malformed(f"{'no' if scored is None else len(scored)} scores for {len(ids):,} tokens")
+            rows = prompt_scores(scored[start:], ids[start:], top_k, asked.scored or 0, self.text.vocab)
+            tops = rows.top_ids
+            await self.text.learn([*ids[start:].tolist(), *tops[tops >= 0].tolist()])
+        return self._run(ids[start:], rows)
+
+    def _run(self, ids: Int32, rows: Any) -> TokenRun:
+        pieces = tuple(self.text.facts.byte_vocab[token] for token in ids.tolist())
+        return TokenRun(
+            ids=ids,
+            token_bytes=pieces,
+            texts=texts_of(pieces),
+            logprob=rows.logprob,
+            rank=rows.rank,
+            entropy=rows.entropy,
+            top_ids=rows.top_ids,
+            top_logprobs=rows.top_logprobs,
+            covered_mass=rows.covered_mass,
+            origin=np.full(len(ids), int(Origin.TYPED), np.uint8),
+            finish=np.zeros(len(ids), np.uint8),
+            draw=np.full(len(ids), np.nan, np.float32),
+        )
+
+    async def reset_queries(self) -> None:
+        """Drops unanswered queries."""
+        for shared in list(self._inflight.values()):
+            shared.task.cancel()
+
+    # ---- answers ---------------------------------------------------------------------------------------------
+
+    async def generate(self, stream: Stream, dropped: Tasks, ids: Int32, options: GenerationOptions) -> None:
+        """One answer, as branch 0."""
+        await self._group(stream, dropped, {0: (ids, self._resolved(options))}, None)
+
+    async def generate_whole(self, ids: Int32, options: GenerationOptions) -> TokenRun:
+        """One answer, when it has ended."""
+        runs: list[TokenRun] = []
+        await self._answer(ids, self._resolved(options), runs.append)
+        return TokenRun.concat(runs)
+
+    async def continue_many(self, stream: Stream, dropped: Tasks, ids: Int32, n: int, options: GenerationOptions) -> None:
+        """`n` answers to one prompt, numbered from ``options.branch``."""
+        chosen = self._resolved(options)
+        branches = {chosen.branch + i: (ids, replace(chosen, branch=chosen.branch + i)) for i in range(n)}
+        await self._group(stream, dropped, branches, "branches")
+
+    async def generate_many(
+        self, stream: Stream, dropped: Tasks, prompts: Sequence[Int32], options: Sequence[GenerationOptions]
+    ) -> None:
+        """An answer to each prompt."""
+        chosen = {i: (ids, self._resolved(own)) for i, (ids, own) in enumerate(zip(prompts, options, strict=True))}
+        await self._group(stream, dropped, chosen, "prompts")
+
+    async def _group(
+        self, stream: Stream, dropped: Tasks, answers: Mapping[int, tuple[Int32, GenerationOptions]], what: str | None
+    ) -> None:
+        """Streams several answers, as many at a time as requests may run; each ends or fails alone."""
+
+        async def one(number: int, ids: Int32, options: GenerationOptions) -> None:
+            await self._answer(ids, options, lambda run: stream.chunk(run, number))
+
+        tasks = {number: asyncio.create_task(one(number, *answer)) for number, answer in answers.items()}
+        dropped.begin(tasks)
+        failures: dict[int, BaseException] = {}
+        try:
+            for number, task in tasks.items():
+                try:
+                    await asyncio.shield(task)
+                except asyncio.CancelledError:
+                    if not task.cancelled():
+                        raise
+                except Exception as error:  # noqa: BLE001  # the reader raises it
+                    failures[number] = error
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
+        if failures and what is not None:
+            stream.end(joint_error(failures, what))
+        else:
+            stream.end(next(iter(failures.values()), None))
+
+    def _resolved(self, call: GenerationOptions) -> GenerationOptions:
+        """What holds, as of a model of this machine; what a server cannot do is refused."""
+        facts = self.text.facts
+        chosen = resolve_options(call, model=facts.own_options, ends=facts.own_ends).options if call.resolve else call
+        chosen.check_within(self.text.vocab)
+        host = self._client.address.host
+        if chosen.speculative is not None:
+            raise UnsupportedFeatureError(f"{host} guesses ahead as it was started to; leave `speculative` out")
+        if chosen.grammar is not None and chosen.grammar.kind not in self._abilities.grammars:
+            known = ", ".join(sorted(self._abilities.grammars)) or "none"
+            raise UnsupportedFeatureError(f"{host} enforces no {chosen.grammar.label} (it has: {known})")
+        if chosen.grammar_prefix:
+            raise UnsupportedFeatureError(f"{host} begins a grammar at the answer's beginning alone; leave grammar_prefix out")
+        self._model(chosen.adapters)
+        seed = fresh_seed() if chosen.seed is None else chosen.seed
+        return replace(chosen, seed=seed)
+
+    async def _answer(self, ids: Int32, options: GenerationOptions, on_run: Callable[[TokenRun], None]) -> None:
+        """One streamed answer.
+
+        Stop strings and the end are found here, as of a model of this machine: then the socket is closed, and the server
+        stops.
+        """
+        room = self.info.context_length - len(ids)
+        limit = options.max_tokens or 512
+        eos = options.eos_token_ids if options.eos_token_ids is not None else self.text.facts.eos_token_ids
+        ends = set[int]() if options.ignore_eos else set(eos)
+        told = None if options.grammar is not None or not (ends or options.ignore_eos) else tuple(sorted(ends))
+        usual = min(_USUAL_ALTERNATIVES, self._abilities.alternatives)
+        asked = self._completion(
+            ids,
+            self._model(options.adapters),
+            max_tokens=max(1, min(limit, room)),
+            alternatives=min(max(options.top_k, usual), self._abilities.alternatives),
+            options=options,
+            seed=_server_seed(options),
+            eos=told,
+            own_eos=not options.ignore_eos and ends.issuperset(self.text.facts.eos_token_ids),
+        )
+        job = GenerateJob(ids, None, Priority.CHAT, options=options, on_run=on_run)
+        answer = Answer(job, self.text.facts.byte_vocab, ends, self.info.context_length - 1, Utf8Stream())
+        async with self._some, self._request("generate", len(ids), options.seed) as request:
+            try:
+                async with aclosing(self._pieces(asked, request)) as pieces:
+                    async for piece, finish in pieces:
+                        await self._take(answer, piece, finish, asked, ends)
+                        request.token()
+                        answer.deliver(paced=finish is None and not answer.finish)
+                        if answer.finish:
+                            break
+            except InvalidRequestError as fault:
+                if options.grammar is not None:
+                    raise GrammarError(f"the server refuses the grammar or the request: {fault}") from fault
+                raise
+            finally:
+                answer.flush()
+                request.finish = (answer.finish.label or "done") if answer.new_ids else "done"
+
+    async def _take(self, answer: Answer, piece: Piece, finish: str | None, asked: Completion, ends: set[int]) -> None:
+        """Takes one token of the server's into the answer."""
+        assert piece.token is not None  # `_pieces` has found it
+        token = piece.token
+        if not 0 <= token < self.text.vocab:
+            raise malformed(f"token id {token} is outside its vocabulary of {self.text.vocab:,}")
+        scores = answer_scores(piece, token, answer.job.options.top_k, asked.alternatives, self.text.vocab)
+        tops = scores.top_ids
+        await self.text.learn([token, *tops[tops >= 0].tolist()])
+        if finish == "stop" and asked.eos is None and self._dialect.returns_eos:
+            ends.add(token)  # the server knows by itself what ends an answer
+        answer.take(token, math.nan)
+        answer.record(scores, 0)
+        if finish is not None and not answer.finish:
+            answer.finish = Finish.STOP if finish == "stop" else Finish.LENGTH
+
+    async def _pieces(self, asked: Completion, request: _Request) -> AsyncGenerator[tuple[Piece, str | None], None]:
+        """The tokens of an answer, the last one with what the server says of its end.
+
+        A token is held back until the next event, where a server tells the end in an event of its own.
+        """
+        held: Piece | None = None
+        finish: str | None = None
+        quiet = 0
+        path, body = self._dialect.request(asked, self._abilities, stream=True)
+        async with aclosing(self._client.events(path, body, within=_within(asked))) as events:
+            async for data in events:
+                chunk = self._dialect.read(data, asked)
+                request.counted(chunk)
+                pieces = [known for piece in chunk.pieces for known in self._known(piece)]
+                quiet = 0 if pieces else quiet + 1
+                if quiet > _EMPTY_EVENTS:
+                    raise malformed(f"{quiet:,} events without a token")
+                finish = finish or chunk.finish
+                for piece in pieces:
+                    if held is not None:
+                        yield held, None
+                    held = piece
+                if chunk.finish is not None and chunk.stopped_by is not None and self._needs_eos(held, chunk.stopped_by):
+                    if held is not None:
+                        yield held, None
+                    held = Piece(chunk.stopped_by, "", None, None)
+                if held is not None and finish is None and self._dialect.returns_eos:
+                    yield held, None
+                    held = None
+                if finish is not None:
+                    break
+            if finish is None:
+                if held is not None:
+                    yield held, None
+                raise RemoteError(f"{self._client.address.host} ended the answer without saying why", "lost")
+            await self._count_rest(events, asked, request)
+        if held is not None:
+            yield held, finish
+
+    async def _count_rest(self, events: AsyncGenerator[bytes, None], asked: Completion, request: _Request) -> None:
+        """What follows the last token counts tokens, and is not worth waiting for."""
+        with suppress(TimeoutError, RemoteError, StopAsyncIteration):
+            async with asyncio.timeout(_USAGE_SECONDS):
+                for _ in range(_MOST_USAGE_EVENTS):
+                    request.counted(self._dialect.read(await anext(events), asked))
+
+    def _needs_eos(self, held: Piece | None, token: int) -> bool:
+        return held is None or held.token != token
+
+    def _known(self, piece: Piece) -> list[Piece]:
+        """A token with its id and its alternatives' ids; a text that is no token of the vocabulary becomes several."""
+        if piece.token is not None:
+            return [self._by_id(piece)]
+        if not piece.text:
+            return []
+        ids = self.text.ids_of(piece.text)
+        if len(ids) == 1:
+            return [self._by_id(piece._replace(token=ids[0]))]
+        return [Piece(token, "", None, None) for token in ids]
+
+    def _by_id(self, piece: Piece) -> Piece:
+        """Alternatives by id; those whose text is no token, or that of several, are left out."""
+        found = piece.alternatives
+        if found is None or not found.keys or isinstance(found.keys[0], int):
+            return piece
+        ids: dict[int, float] = {}
+        for key, value in zip(found.keys, found.logprobs, strict=True):
+            of_text = self.text.ids_of(str(key))
+            if len(of_text) == 1:
+                ids.setdefault(of_text[0], value)
+        return piece._replace(alternatives=found._replace(keys=list(ids), logprobs=list(ids.values())))
+
+    # ---- vectors and text ------------------------------------------------------------------------------------
+
+    async def embed(self, paths: Sequence[Int32], pooling: Pooling, adapters: Adapters) -> Float32:
+        """``(n, hidden)``, each of length 1; equal texts are asked for once."""
+        host = self._client.address.host
+        if not self._abilities.embeddings:
+            raise UnsupportedFeatureError(f"{host} has no embeddings of {self._facts.model}")
+        if pooling != "last":
+            raise UnsupportedFeatureError(f"{host} pools as it was started to; pooling={pooling!r} cannot be asked for there")
+        model = self._model(adapters)
+        different = {path.tobytes(): path for path in paths}
+        prompts = [self.text.prompt(path.tolist()) for path in different.values()]
+        async with self._some, self._request("embed", sum(map(len, paths))):
+            rows: list[list[float]] = []
+            for at in range(0, len(prompts), 64):
+                rows += await self._dialect.embed(self._client, model, prompts[at : at + 64])
+        vectors = np.asarray(rows, np.float32)
+        if vectors.ndim != 2 or not np.isfinite(vectors).all():
+            raise malformed("embeddings that are no vectors of one length")
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        vectors /= np.where(lengths > 0, lengths, 1.0)
+        places = {key: row for row, key in enumerate(different)}
+        return vectors[[places[path.tobytes()] for path in paths]]
+
+    async def render_chat(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None, add_generation_prompt: bool
+    ) -> list[int]:
+        """Ids of a conversation, by the template of this machine or by the server's."""
+        if self.text.facts.chat_template is None:
+            raise UnsupportedFeatureError(
+                f"{self._facts.model} has no chat template here: connect with chat_format='chatml' or another, or continue text"
+            )
+        return await self.text.render_chat(messages, tools, add_generation_prompt)
+
+    # ---- requests --------------------------------------------------------------------------------------------
+
+    def _model(self, adapters: Adapters) -> str:
+        """The server's id of the model under these adapters.
+
+        Raises:
+            AdapterError: One that the server does not have.
+            UnsupportedFeatureError: Several, or one with a scale.
+        """
+        pairs = check_adapters(adapters) if adapters else ()
+        if not pairs:
+            return self._facts.model
+        host = self._client.address.host
+        if len(pairs) > 1 or pairs[0][1] != 1.0:
+            raise UnsupportedFeatureError(f"{host} takes one adapter with the scale it was made with, not {pairs!r:.100}")
+        name = pairs[0][0].removesuffix("_lora")
+        if name not in self._facts.adapters:
+            known = ", ".join(self._facts.adapters) or "none"
+            raise AdapterError(f"{host} has no adapter {name!r} of {self._facts.model} (it has: {known})")
+        return name
+
+    def _completion(self, ids: Int32, model: str, **asked: Any) -> Completion:
+        salt = self._salt if self._abilities.cache_salt else ""
+        return Completion(model=model, prompt=self.text.prompt(ids.tolist()), salt=salt, **asked)
+
+    async def _asked(self, asked: Completion, most: int) -> Chunk:
+        path, body = self._dialect.request(asked, self._abilities, stream=False)
+        return self._dialect.read(await self._client.post(path, body, within=_within(asked), most=most), asked)
+
+    async def _shared(self, key: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
+        """The answer of one request to all that ask the same while it runs; cancelled when the last of them leaves."""
+        self._counters.queries += 1
+        shared = self._inflight.get(key)
+        if shared is None:
+            shared = self._inflight[key] = _Shared(asyncio.ensure_future(ask()))
+        else:
+            self._counters.deduplicated += 1
+        shared.waiters += 1
+        try:
+            answer: T = await asyncio.shield(shared.task)
+            return answer
+        finally:
+            shared.waiters -= 1
+            if not shared.waiters:
+                shared.task.cancel()
+            if (not shared.waiters or shared.task.done()) and self._inflight.get(key) is shared:
+                del self._inflight[key]
+
+    def _request(self, kind: str, prompt: int, seed: int | None = None) -> _Request:
+        self._counters.started += 1
+        return _Request(self._counters, kind, self._counters.started, prompt, seed)
+
+
+@dataclass(slots=True)
+class _Shared:
+    """A query that runs, and how many wait for it."""
+
+    task: asyncio.Future[Any]
+    waiters: int = 0
+
+
+class _Request:
+    """One request in the counters, from its beginning to its end."""
+
+    def __init__(self, counters: Counters, kind: str, number: int, prompt: int, seed: int | None) -> None:
+        self._counters, self._kind, self._number, self._prompt, self._seed = counters, kind, number, prompt, seed
+        self._begun, self._first = time.monotonic(), 0.0
+        self._tokens = 0
+        self._cached: int | None = None
+        self.finish = "done"
+
+    def token(self) -> None:
+        """One more token has arrived."""
+        self._tokens += 1
+        self._first = self._first or time.monotonic()
+
+    def counted(self, chunk: Chunk) -> None:
+        """What the server counted."""
+        if chunk.cached_tokens is not None:
+            self._cached = min(max(chunk.cached_tokens, 0), self._prompt)
+
+    async def __aenter__(self) -> _Request:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        counters, now = self._counters, time.monotonic()
+        if kind is None:
+            counters.completed += 1
+        elif issubclass(kind, asyncio.CancelledError | GeneratorExit):
+            counters.cancelled += 1
+            self.finish = "cancelled"
+        else:
+            counters.failed += 1
+            self.finish = "error"
+        reused = self._cached or 0
+        counters.generated += self._tokens
+        counters.prompt += self._prompt
+        counters.reused += reused
+        counters.recent.append(
+            RequestTimings(
+                request=self._number,
+                kind=self._kind,
+                finish=self.finish,
+                prompt_tokens=self._prompt,
+                generated_tokens=self._tokens,
+                reused=reused,
+                computed=self._prompt - reused,
+                queue_seconds=0.0,
+                prefill_seconds=(self._first or now) - self._begun,
+                first_token_seconds=self._first - self._begun if self._first else None,
+                decode_seconds=now - self._first if self._first else 0.0,
+                total_seconds=now - self._begun,
+                seed=self._seed,
+            )
+        )
+
+
+class Tasks:
+    """The branches of a stream that may be dropped; on the transport's loop."""
+
+    def __init__(self) -> None:
+        self._dropped: set[int] = set()
+        self._tasks: Mapping[int, asyncio.Task[None]] = {}
+
+    def begin(self, tasks: Mapping[int, asyncio.Task[None]]) -> None:
+        """The branches run."""
+        self._tasks = tasks
+        for number in self._dropped:
+            self.drop(number)
+
+    def drop(self, number: int) -> None:
+        """Ends one, also before it begins."""
+        self._dropped.add(number)
+        task = self._tasks.get(number)
+        if task is not None:
+            task.cancel()
+
+
+def _only_piece(chunk: Chunk) -> Piece:
+    if not chunk.pieces:
+        raise malformed("no token where one was asked for")
+    return chunk.pieces[0]
+
+
+def _within(asked: Completion) -> float:
+    """Seconds until an answer begins."""
+    return FIRST_SECONDS + FIRST_SECONDS_PER_TOKEN * len(asked.prompt.ids)
+
+
+def _bytes_of(positions: int, alternatives: int) -> int:
+    """What an answer with so many numbers may have: 300 bytes for each, with its text."""
+    return MOST_SMALL_BYTES + positions * (alternatives + 2) * 300
+
+
+def _server_seed(options: GenerationOptions) -> int:
+    """Of the server's random numbers: branches that share a seed have different ones, the first one the seed itself."""
+    assert options.seed is not None  # drawn where options are resolved
+    return (options.seed + options.branch * _BRANCH_STRIDE) & _MOST_SEED

@@ -1,0 +1,355 @@
+"""Text and token ids of a remote model: by a tokenizer of this machine that was proven the same, or by the server.
+
+A local tokenizer is taken where its digest is the one that the server tells, or where it tokenises a text of many scripts to
+the server's ids. Otherwise the server tokenises, and the bytes of a token are learned when it is first seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from runtime.engine.text_side import TextSide
+from runtime.errors import InvalidRequestError, RemoteError, RuntimeFault, UnsupportedFeatureError
+from runtime.loading.config import normalised
+from runtime.loading.model_folder import ModelFolder, chat_template_of, read_json
+from runtime.loading.paths import is_model_id
+from runtime.options.generation import GenerationOptions
+from runtime.options.load import LoadOptions
+from runtime.options.resolution import AnswerEnds
+from runtime.remote.dialect import Abilities, Completion, Dialect, Facts, Prompt, malformed
+from runtime.remote.http import HttpClient
+from runtime.session.manifest import tokenizer_digest
+from runtime.shelf.source import resolve
+from runtime.text.chat import render_chat_ids, wants_bos
+from runtime.text.utf8 import clean_text
+from runtime.transport.base import TextFacts
+
+PROBE_TEXT: Final = (
+    "Él said: 3.14159 × 2, naïve façade — 日本語のテキスト, Привет мир, مرحبا, 🙂👩‍👩‍👧 \t\n\n    def f(x):\r\n  return x**2"
+)
+_MOST_UNKNOWN: Final = 1 << 22  # ids of a vocabulary whose size has to be found
+_AT_ONCE: Final = 256  # ids whose texts are asked for in one request
+
+log = logging.getLogger(__name__)
+
+
+class RemoteText(Protocol):
+    """What stands between text and ids."""
+
+    facts: TextFacts
+    vocab: int
+    local: bool
+    template_digest: str | None
+    warnings: tuple[str, ...]
+
+    async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, a BOS in front where the model wants one."""
+
+    async def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool
+    ) -> list[int]:
+        """Ids of a conversation."""
+
+    async def learn(self, ids: Iterable[int]) -> None:
+        """Makes sure that `facts.byte_vocab` has the bytes of these ids."""
+
+    def prompt(self, ids: Sequence[int]) -> Prompt:
+        """Ids and the text that they stand for."""
+
+    def ids_of(self, text: str) -> list[int]:
+        """Ids of a piece of an answer, where the server returns none."""
+
+    def close(self) -> None:
+        """Ends child processes."""
+
+
+class LocalText:
+    """By a tokenizer of this machine.
+
+    Args:
+        side: Tokenizer, template, own options.
+        vocab: Width of the server's logits.
+        options: For the BOS.
+        warnings: How it was chosen.
+    """
+
+    local = True
+
+    def __init__(self, side: TextSide, vocab: int, options: LoadOptions, warnings: tuple[str, ...]) -> None:
+        self._side, self._options, self.vocab = side.within(vocab), options, vocab
+        pieces = side.tokenizer.byte_vocab(vocab)
+        self._pieces = pieces
+        self._by_bytes: dict[bytes, int | None] = {}
+        for token, piece in enumerate(pieces):
+            if piece:
+                self._by_bytes[piece] = None if piece in self._by_bytes else token
+        self.facts = TextFacts(
+            side.eos_token_ids,
+            side.template.source if side.template else None,
+            pieces,
+            lambda: side.tokenizer.str_vocab(vocab),
+            side.own.options,
+            side.ends(vocab),
+        )
+        chosen = side.format
+        self.template_digest = None if chosen is None else chosen.digest
+        self.warnings = (*warnings, *side.warnings, *side.own.warnings, *(chosen.warnings if chosen else ()))
+
+    async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """By the tokenizer of this machine."""
+        return await asyncio.to_thread(lambda: [self._ids(text) for text in texts])
+
+    def _ids(self, text: str) -> list[int]:
+        tokenizer = self._side.tokenizer
+        ids, bos = tokenizer.encode(clean_text(text)), tokenizer.bos_token_id
+        return [bos, *ids] if bos is not None and wants_bos(self._options, tokenizer) and ids[:1] != [bos] else ids
+
+    async def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool
+    ) -> list[int]:
+        """By the template of this machine."""
+        return await asyncio.to_thread(
+            render_chat_ids,
+            self._side.tokenizer,
+            self._side.template,
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+        )
+
+    async def learn(self, ids: Iterable[int]) -> None:
+        """All are known."""
+
+    def prompt(self, ids: Sequence[int]) -> Prompt:
+        """The tokens' bytes joined; a BOS that the server adds itself is left out of the text."""
+        shown = list(ids)
+        bos = self._side.tokenizer.bos_token_id
+        if bos is not None and shown[:1] == [bos] and wants_bos(self._options, self._side.tokenizer):
+            shown = shown[1:]
+        return Prompt(list(ids), b"".join(self._pieces[token] for token in shown).decode(errors="replace"))
+
+    def ids_of(self, text: str) -> list[int]:
+        """The one token that has this text, else those that the tokenizer makes of it."""
+        one = self._by_bytes.get(text.encode())
+        return [one] if one is not None else self._side.tokenizer.encode(text)
+
+    def close(self) -> None:
+        """Ends the template's child process."""
+        if self._side.template is not None:
+            self._side.template.close()
+
+
+class ServerText:
+    """By the server. The bytes of a token are those of its text, which has U+FFFD where a token is a part of a character."""
+
+    local = False
+    template_digest: str | None = None
+
+    def __init__(self, dialect: Dialect, client: HttpClient, facts: Facts, vocab: int, has_template: bool) -> None:
+        self._dialect, self._client, self._model, self.vocab = dialect, client, facts.model, vocab
+        self._pieces: list[bytes] = [b""] * vocab
+        self._known = bytearray(vocab)
+        self._break: int | None = None  # the id of a line break, which separates texts of several ids
+        self.facts = TextFacts(
+            facts.eos,
+            "(the server's)" if has_template else None,
+            self._pieces,
+            lambda: [piece.decode(errors="replace") for piece in self._pieces],
+            GenerationOptions(),
+            AnswerEnds(eos_token_ids=facts.eos),
+        )
+        host = client.address.host
+        self.warnings: tuple[str, ...] = (
+            f"no tokenizer of {facts.model} is on this machine: {host} tokenises. Bytes of tokens that were not seen yet are "
+            "empty, a token that is a part of a character shows as U+FFFD, and control tokens spelt in a text become control "
+            "tokens (connect(..., tokenizer=FOLDER) names a tokenizer)",
+        )
+
+    async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """One request for each text."""
+        found = list(await asyncio.gather(*(self._dialect.tokenize(self._client, self._model, text) for text in texts)))
+        for ids in found:
+            await self.learn(ids)
+        return found
+
+    async def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool
+    ) -> list[int]:
+        """By the server's template."""
+        ids = await self._dialect.render_chat(self._client, self._model, messages, tools, add_generation_prompt)
+        await self.learn(ids)
+        return ids
+
+    async def learn(self, ids: Iterable[int]) -> None:
+        """Asks for the texts of those that are new, many in one request."""
+        unknown = [token for token in dict.fromkeys(ids) if self._checked(token) and not self._known[token]]
+        if unknown and self._break is None:
+            candidates = await self._dialect.tokenize(self._client, self._model, "\n")
+            for token in candidates[-1:]:
+                if await self._text([token]) == "\n":
+                    self._note(token, "\n")
+                    self._break = token
+        unknown = [token for token in unknown if not self._known[token]]
+        parts = [unknown[at : at + _AT_ONCE] for at in range(0, len(unknown), _AT_ONCE)]
+        await asyncio.gather(*map(self._learn, parts))
+
+    async def _learn(self, ids: list[int]) -> None:
+        if len(ids) == 1 or self._break is None:
+            for token in ids:
+                self._note(token, await self._text([token]))
+            return
+        between = self._break
+        text = await self._text([between, *(each for token in ids for each in (token, between))])
+        texts = text.split("\n")
+        if len(texts) == len(ids) + 2 and not texts[0] and not texts[-1]:
+            for token, own in zip(ids, texts[1:-1], strict=True):
+                self._note(token, own)
+            return
+        half = len(ids) // 2  # one of them has a line break itself
+        await asyncio.gather(self._learn(ids[:half]), self._learn(ids[half:]))
+
+    async def _text(self, ids: Sequence[int]) -> str:
+        return await self._dialect.detokenize(self._client, self._model, ids)
+
+    def _note(self, token: int, text: str) -> None:
+        self._pieces[token], self._known[token] = text.encode("utf-8", "replace"), 1
+
+    def _checked(self, token: int) -> bool:
+        if not 0 <= token < self.vocab:
+            raise malformed(f"token id {token} is outside its vocabulary of {self.vocab:,}")
+        return True
+
+    def prompt(self, ids: Sequence[int]) -> Prompt:
+        """Ids; the text of what is known."""
+        return Prompt(list(ids), b"".join(self._pieces[token] for token in ids).decode(errors="replace"))
+
+    def ids_of(self, text: str) -> list[int]:
+        """Servers that tokenise return ids."""
+        raise malformed(f"a piece of text without its id ({len(text)} characters)")
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+async def choose_text(
+    dialect: Dialect,
+    client: HttpClient,
+    facts: Facts,
+    abilities: Abilities,
+    *,
+    tokenizer: str | Path | None,
+    options: LoadOptions,
+    vocab: int,
+) -> RemoteText:
+    """The text side of a model.
+
+    Args:
+        dialect: Of the server.
+        client: To it.
+        facts: Of the model.
+        abilities: Of the server.
+        tokenizer: A folder or a name on the shelf; "server" for the server's; None looks by the model's names.
+        options: Chat format and BOS.
+        vocab: Width of the logits; 0 where it is not known.
+
+    Raises:
+        ModelLoadError: The named tokenizer cannot be read.
+        InvalidRequestError: It is another one than the server's.
+        UnsupportedFeatureError: Neither this machine nor the server has one.
+    """
+    named = tokenizer is not None and tokenizer != "server"
+    candidates: list[str | Path] = [tokenizer] if named and tokenizer is not None else []
+    if tokenizer is None:
+        candidates = [name for name in facts.names if is_model_id(name) or client.address.loopback]
+    for candidate in candidates:
+        try:
+            folder = await asyncio.to_thread(text_folder, candidate)
+            side = (await asyncio.to_thread(TextSide.from_folder, folder)).with_format(options)
+        except RuntimeFault:
+            if named:
+                raise
+            continue
+        width = vocab or facts.vocab or whole_vocab(folder) or len(side.tokenizer)
+        proof = await _differs(side, width, dialect, client, facts, abilities)
+        if proof is None or (named and not proof):
+            unproven = f"the tokenizer {candidate} was named by the user; {client.address.host} cannot prove it the same"
+            return LocalText(side, width, options, () if proof is None else (unproven,))
+        if named:
+            raise InvalidRequestError(f"the tokenizer {candidate} is not that of {facts.model}: {proof}")
+        log.info("tokenizer %s not used for %s: %s", candidate, facts.model, proof or "not proven")
+    if not abilities.tokenizer:
+        raise UnsupportedFeatureError(
+            f"{client.address.host} does not tokenise, and no tokenizer of {facts.model} is on this machine: name one by "
+            "connect(..., tokenizer=FOLDER), --tokenizer FOLDER"
+        )
+    width = vocab or facts.vocab or await _vocab_by_asking(dialect, client, facts, abilities)
+    return ServerText(dialect, client, facts, width, abilities.chat)
+
+
+def text_folder(source: str | Path) -> ModelFolder:
+    """A model folder of which nothing but the text side is read: weights need not be there.
+
+    Raises:
+        ModelLoadError: Nothing is there.
+    """
+    path = Path(source).expanduser()
+    if not (path / "tokenizer.json").is_file():
+        return resolve(source)
+    settings = read_json(path / "tokenizer_config.json") or {}
+    config = read_json(path / "config.json") or {}
+    return ModelFolder(
+        path,
+        path.name,
+        normalised(config) if config else {},
+        weights_digest="",
+        text_digest="",
+        tokenizer_config=settings,
+        generation_config=read_json(path / "generation_config.json") or {},
+        chat_template=chat_template_of(path, settings),
+    )
+
+
+def whole_vocab(folder: ModelFolder) -> int:
+    """The vocabulary's size by a folder's config; 0 where it says nothing."""
+    size = folder.config.get("vocab_size")
+    return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else 0
+
+
+async def _differs(
+    side: TextSide, width: int, dialect: Dialect, client: HttpClient, facts: Facts, abilities: Abilities
+) -> str | None:
+    """What tells a local tokenizer from the server's; "" where nothing proves them the same, None where they are."""
+    if facts.tokenizer_digest:
+        own = tokenizer_digest(side.tokenizer.byte_vocab(width))
+        return None if own == facts.tokenizer_digest else "its digest is another"
+    if not abilities.tokenizer:
+        return ""
+    theirs = await dialect.tokenize(client, facts.model, PROBE_TEXT)
+    ours = side.tokenizer.encode(PROBE_TEXT)
+    bos = side.tokenizer.bos_token_id
+    if theirs not in (ours, [bos, *ours]):
+        return f"a text of many scripts is {len(ours)} tokens here and {len(theirs)} there, or others"
+    return None
+
+
+async def _vocab_by_asking(dialect: Dialect, client: HttpClient, facts: Facts, abilities: Abilities) -> int:
+    """The number of ids that a server takes, by bisection: some twenty requests for one token."""
+    low, high = 1, _MOST_UNKNOWN  # ids below `low` are taken, from `high` on refused
+    while high - low > 1:
+        middle = (low + high) // 2
+        asked = Completion(model=facts.model, prompt=Prompt([middle - 1], ""))
+        path, body = dialect.request(asked, abilities, stream=False)
+        try:
+            await client.post(path, body)
+            low = middle
+        except InvalidRequestError:
+            high = middle
+        except RemoteError as fault:
+            if fault.reason != "server":
+                raise
+            high = middle
+    return low

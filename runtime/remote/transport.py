@@ -1,0 +1,227 @@
+"""`RemoteTransport`: carries a `LanguageModel`'s operations to a server over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from runtime.aio import LoopThread
+from runtime.beams import OnStep
+from runtime.branches import Branches
+from runtime.errors import ForkedError, RuntimeFault, SessionClosedError, UnsupportedFeatureError
+from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress, PromptProgress
+from runtime.options.checking import check_callback
+from runtime.records import TokenRun
+from runtime.remote.http import HttpClient
+from runtime.remote.operations import RemoteOperations, Tasks
+from runtime.transport.base import TextFacts
+from runtime.transport.waiting import Stream, Turns, settled
+
+T = TypeVar("T")
+
+
+class RemoteTransport:
+    """Requests run on a loop of their own, so that callers on any loop, and blocked threads, share one client.
+
+    A cancelled call and a closed stream close their socket: the server stops within a second.
+
+    Args:
+        thread: The loop.
+        client: The connections, which live on it.
+        operations: What can be asked for.
+    """
+
+    capabilities = frozenset({"top logprobs"})
+
+    def __init__(self, thread: LoopThread, client: HttpClient, operations: RemoteOperations) -> None:
+        self._thread, self._client, self._operations = thread, client, operations
+        self._turns: Turns[None] = Turns(lambda _: None)  # for its inboxes
+        self._owner = os.getpid()
+        self._ending: RuntimeFault | None = None
+        self._running: set[asyncio.Task[Any]] = set()
+
+    @property
+    def text(self) -> TextFacts:
+        """The text side."""
+        return self._operations.text.facts
+
+    @property
+    def state(self) -> RemoteTransport:
+        """Itself: the three snapshots."""
+        return self
+
+    @property
+    def info(self) -> ModelInfo:
+        """As at the connection."""
+        return self._operations.info
+
+    @property
+    def metrics(self) -> Metrics:
+        """Of this connection's requests."""
+        return self._operations.metrics
+
+    @property
+    def cache(self) -> CacheReport:
+        """Empty: it is the server's."""
+        return self._operations.cache
+
+    @property
+    def pid(self) -> int:
+        """This process."""
+        return self._owner
+
+    @property
+    def ended(self) -> RuntimeFault | None:
+        """Closed, or of another process. A server that does not answer is an error of each request."""
+        if os.getpid() != self._owner:
+            return ForkedError.of(self._owner)
+        return self._ending
+
+    def _check(self) -> None:
+        if (ended := self.ended) is not None:
+            raise ended
+
+    async def call(
+        self, method: str, *, on_progress: OnProgress | None = None, on_step: OnStep | None = None, **arguments: Any
+    ) -> Any:
+        """One answer."""
+        check_callback(on_progress)
+        check_callback(on_step, "on_step")
+        self._check()
+        operation = self._operations.calls.get(method)
+        if operation is None:
+            raise self._lacks(method)
+        future = self._thread.submit(self._run(operation(**arguments)))
+        try:
+            answer = await settled(future)
+        except BaseException:
+            future.cancel()  # a blocked thread's Ctrl-C, too
+            raise
+        if on_progress is not None:
+            total = _tokens_in(arguments)
+            on_progress(PromptProgress(total, total, 0, total))
+        return answer
+
+    def stream(self, method: str, *, on_progress: OnProgress | None = None, **arguments: Any) -> Branches[TokenRun]:
+        """Runs by branch as they arrive; closed early, the sockets are closed."""
+        dropped: set[int] = set()
+        tasks = Tasks()
+
+        async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
+            self._check()
+            stream = Stream(self._turns.inbox(), on_progress, dropped, self._check)
+            operation = self._operations.streams[method]
+            future = self._thread.submit(self._run(_streamed(operation, stream, tasks, arguments)))
+            told = on_progress is None
+            try:
+                async for item in stream.runs():
+                    if not told and on_progress is not None:
+                        told = True
+                        total = _tokens_in(arguments)
+                        on_progress(PromptProgress(total, total, 0, total))
+                    yield item
+            finally:
+                stream.closed = True
+                future.cancel()
+
+        def drop(branch: int) -> None:
+            dropped.add(branch)
+            self._thread.post(tasks.drop, branch)
+
+        return Branches(read(), drop)
+
+    def post(self, method: str, **arguments: Any) -> None:
+        """Nothing of a server's is asked for without waiting."""
+        del arguments
+        raise self._lacks(method)
+
+    def _lacks(self, method: str) -> UnsupportedFeatureError:
+        what = _WORDS.get(method, f"{method!r}")
+        return UnsupportedFeatureError(f"{self.info.name} is on a server, which has no {what}")
+
+    async def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """On the transport's loop: the work, which the end of the connection ends with `SessionClosedError`."""
+        task = asyncio.current_task()
+        assert task is not None  # a coroutine that a loop runs
+        self._running.add(task)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self._ending is not None:
+                raise self._ending from None
+            raise
+        finally:
+            self._running.discard(task)
+
+    def close(self) -> None:
+        """Closes the connections; waiting callers get `SessionClosedError`."""
+        if (closing := self._begin_to_close()) is not None:
+            closing.result()
+            self._thread.stop()
+            self._thread.join()
+
+    async def close_async(self, within: float | None) -> None:
+        """The same, awaited."""
+        del within
+        if (closing := self._begin_to_close()) is not None:
+            await settled(closing)
+            self._thread.stop()
+
+    def _begin_to_close(self) -> Future[None] | None:
+        if self.ended is not None:
+            return None
+        self._ending = SessionClosedError(f"the connection to {self.info.name} was closed")
+        return self._thread.submit(self._shut())
+
+    async def _shut(self) -> None:
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await self._client.close()
+        self._operations.text.close()
+
+    def forgotten(self) -> None:
+        """Closes the connections without waiting."""
+        if self.ended is None:
+            self._operations.text.close()
+            end_soon(self._thread, self._client)
+
+    def heartbeat(self) -> tuple[int, str, int]:
+        """Nothing here can hang but a request, which has a time limit."""
+        return 0, "idle", 0
+
+
+def end_soon(thread: LoopThread, client: HttpClient) -> None:
+    """Closes the connections on their loop, then ends it; any thread."""
+
+    async def end() -> None:
+        await client.close()
+        thread.stop()
+
+    thread.submit(end())
+
+
+async def _streamed(operation: Any, stream: Stream, tasks: Tasks, arguments: dict[str, Any]) -> None:
+    """An operation that fails before it has begun to answer ends its stream, too."""
+    try:
+        await operation(stream, tasks, **arguments)
+    except asyncio.CancelledError:
+        stream.end(SessionClosedError("the connection was closed"))
+        raise
+    except Exception as error:  # noqa: BLE001  # the reader raises it
+        stream.end(error)
+
+
+def _tokens_in(arguments: dict[str, Any]) -> int:
+    paths = arguments.get("paths") or [arguments.get("ids", ())]
+    return sum(map(len, paths))
+
+
+_WORDS = {
+    "logprobs_uncached": "second, plain way to compute: its numbers are compared with those of a local model instead",
+    "beam_generate": "beam search that can be followed here: sample with continue_many, or search on this machine",
+}

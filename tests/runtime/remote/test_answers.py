@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import (
+    GenerationOptions,
+    Grammar,
+    LanguageModel,
+    SamplingOptions,
+    TokenRecord,
+    UnsupportedFeatureError,
+    connect,
+)
+from tests.runtime.remote.servers import Server, serving
+
+PROMPT = "Once upon"
+MESSAGES = [{"role": "user", "content": "Say something"}]
+
+
+def told(record: TokenRecord) -> tuple[Any, ...]:
+    return record.token_id, record.text, record.top_ids, record.finish_reason, record.incomplete
+
+
+def nearly(records: list[TokenRecord]) -> list[Any]:
+    return [pytest.approx(record.logprob, abs=1e-6) for record in records]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.0, "max_tokens": 12},
+        {"temperature": 0.9, "max_tokens": 40, "seed": 7},
+        {"temperature": 1.0, "top_p": 0.5, "min_p": 0.01, "max_tokens": 20, "seed": 8},
+        {"temperature": 0.0, "max_tokens": 30, "ignore_eos": True},
+        {"temperature": 0.8, "max_tokens": 60, "seed": 11, "stop": ("e", "\n")},
+        {"temperature": 0.8, "max_tokens": 60, "seed": 3, "eos_token_ids": tuple(range(100, 130))},
+        {"temperature": 0.0, "max_tokens": 5, "logit_bias": {5: 50.0}},
+    ],
+)
+def test_an_answer_is_the_model_s_own(remote: LanguageModel, model: LanguageModel, options: dict[str, Any]) -> None:
+    ids = model.tokenize(PROMPT)
+    ours, theirs = list(model.generate_sync(ids, **options)), list(remote.generate_sync(ids, **options))
+    assert [record.logprob for record in theirs] == nearly(ours)
+    if remote.info.options["tokenizer"] == "local":
+        assert list(map(told, theirs)) == list(map(told, ours))
+        ranks = [record.rank for record in ours]
+        assert [record.rank for record in theirs] == [rank if rank and rank <= 20 else None for rank in ranks]
+    else:  # the parts of a character are not known by their texts
+        assert [record.token_id for record in theirs] == [record.token_id for record in ours]
+
+
+def test_chat_and_completion(remote: LanguageModel, model: LanguageModel) -> None:
+    options: dict[str, Any] = {"temperature": 0.0, "max_tokens": 9}
+    assert remote.render_chat(MESSAGES) == model.render_chat(MESSAGES)
+    ours, theirs = model.complete_sync(MESSAGES, **options), remote.complete_sync(MESSAGES, **options)
+    assert theirs.finish_reason == ours.finish_reason
+    if remote.info.options["tokenizer"] == "local":
+        assert theirs == ours
+
+
+def test_the_first_branch_has_the_seed_and_the_others_their_own(remote: LanguageModel) -> None:
+    async def ask() -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        async for branch, record in remote.continue_many([1, 2], 3, GenerationOptions(max_tokens=6, seed=5)):
+            found.setdefault(branch, []).append(record.token_id)
+        return found
+
+    found = asyncio.run(ask())
+    alone = [record.token_id for record in remote.generate_sync([1, 2], max_tokens=6, seed=5)]
+    assert found[0] == alone
+    assert len({tuple(ids) for ids in found.values()}) == 3
+    assert asyncio.run(ask()) == found
+
+
+def test_many_prompts_and_one_dropped(server: Server, folder: Path) -> None:
+    async def ask(remote: LanguageModel) -> dict[int, int]:
+        counts: dict[int, int] = {}
+        answers = remote.generate_many([[1], "text", [3]], GenerationOptions(max_tokens=8, ignore_eos=True))
+        async with aclosing(answers):
+            async for number, _ in answers:
+                counts[number] = counts.get(number, 0) + 1
+                if number == 1:
+                    answers.drop(1)
+        await remote.close_async()
+        return counts
+
+    counts = asyncio.run(ask(connect(server.base_url, tokenizer=folder)))
+    assert (counts[0], counts[2]) == (8, 8)
+    assert counts.get(1, 0) <= 2
+
+
+def test_closing_the_answer_stops_the_server(model: LanguageModel, folder: Path) -> None:
+    async def ask(remote: LanguageModel, server: Server) -> None:
+        async with aclosing(remote.generate([1], max_tokens=500, ignore_eos=True)) as records:
+            await anext(records)
+            assert server.running == 1
+        await asyncio.to_thread(wait_until, lambda: server.running == 0, 1.0)
+        assert remote.metrics().requests_cancelled == 1
+        await remote.close_async()
+
+    with serving(model, pace=0.01) as server:
+        asyncio.run(ask(connect(server.base_url, tokenizer=folder), server))
+
+
+def test_a_blocked_caller_can_stop_too(model: LanguageModel, folder: Path) -> None:
+    with serving(model, pace=0.01) as server, connect(server.base_url, tokenizer=folder) as remote:
+        records = remote.generate_sync([1], max_tokens=500, ignore_eos=True)
+        next(records)
+        records.close()
+        wait_until(lambda: server.running == 0)
+
+
+def test_the_context_s_end_ends_the_answer(remote: LanguageModel) -> None:
+    last = list(remote.generate_sync([1] * 2044, max_tokens=50, ignore_eos=True))[-1]
+    assert last.finish_reason == "context"
+
+
+def test_timings_have_the_seed_and_the_cached_tokens(remote: LanguageModel) -> None:
+    list(remote.generate_sync([1, 2, 3, 4], max_tokens=3, seed=99))
+    timings = remote.metrics().recent[-1]
+    assert (timings.seed, timings.prompt_tokens, timings.reused, timings.computed) == (99, 4, 3, 1)
+
+
+def test_a_grammar_goes_to_the_server(server: Server, remote: LanguageModel) -> None:
+    options = GenerationOptions(max_tokens=2, grammar=Grammar.regex("[ab]+"))
+    list(remote.generate_sync([1], options))
+    assert server.bodies("/v1/completions")[-1]["structured_outputs"] == {"regex": "[ab]+"}
+    with pytest.raises(UnsupportedFeatureError, match="enforces no Lark grammar"):
+        list(remote.generate_sync([1], GenerationOptions(grammar=Grammar.lark('start: "a"'))))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (GenerationOptions(sampling=SamplingOptions(typical_p=0.5)), "no typical_p"),
+        (GenerationOptions(sampling=SamplingOptions(dry_multiplier=1.0)), "no dry_multiplier"),
+        (GenerationOptions(adapters=(("other", 1.0),)), "no adapter 'other'"),
+    ],
+)
+def test_what_the_server_cannot_do_is_refused(remote: LanguageModel, options: GenerationOptions, said: str) -> None:
+    with pytest.raises(Exception, match=said):
+        list(remote.generate_sync([1], options))
+
+
+def test_an_adapter_is_a_model_of_the_server(server: Server, folder: Path) -> None:
+    server.models.append({**server.models[0], "id": "poet", "parent": "tiny"})
+    with connect(server.base_url, tokenizer=folder) as remote:
+        assert [adapter.name for adapter in remote.info.adapters] == ["poet"]
+        list(remote.generate_sync([1], GenerationOptions(max_tokens=1, adapters=(("poet", 1.0),))))
+        remote.top_logprobs_sync([1], 1, adapters=["poet"])
+        assert [body["model"] for body in server.bodies("/v1/completions")[-2:]] == ["poet", "poet"]
+        with pytest.raises(UnsupportedFeatureError, match="one adapter"):
+            remote.top_logprobs_sync([1], 1, adapters=[("poet", 0.5)])
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 5.0) -> None:
+    began = time.monotonic()
+    while not true():
+        assert time.monotonic() - began < seconds
+        time.sleep(0.01)

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import (
+    InvalidRequestError,
+    LanguageModel,
+    ModelMissingError,
+    RemoteError,
+    SessionClosedError,
+    UnsupportedFeatureError,
+    connect,
+    connect_async,
+)
+from tests.runtime.remote.servers import Server, send, serving
+
+KEY = "sk-very-secret-0123456789"
+
+
+def test_what_a_server_can_do_is_said(server: Server, folder: Path) -> None:
+    with connect(server.base_url, tokenizer=folder) as remote:
+        info = remote.info
+        assert info.backend == "vllm"
+        assert info.name == f"tiny at {server.base_url.removeprefix('http://')}"
+        assert (info.vocab_size, info.context_length, info.has_template) == (259, 2048, True)
+        assert info.options["server_version"] == "0.32.0"
+        assert info.options["tokenizer"] == "local"
+        assert {"full vectors", "128 chosen ids", "ranks", "grammar: regex"} <= set(info.capabilities)
+        assert any("KV is on the server" in warning for warning in info.warnings)
+        assert remote.eos_token_ids == (257, 258)
+
+
+def test_a_server_that_caps_alternatives(model: LanguageModel, folder: Path) -> None:
+    with serving(model, cap=20) as server, connect(server.base_url + "/v1/", tokenizer=folder) as remote:
+        assert "top 20" in remote.info.capabilities
+        assert "full vectors" not in remote.info.capabilities
+        assert any("20 likeliest tokens of a position" in warning for warning in remote.info.warnings)
+
+
+def test_the_vocabulary_is_found_by_asking(model: LanguageModel) -> None:
+    with serving(model, cap=20) as server, connect(server.base_url) as remote:
+        assert remote.info.vocab_size == 259
+        assert remote.info.options["tokenizer"] == "server"
+        assert len(server.bodies("/v1/completions")) < 40
+
+
+def test_awaited_on_a_loop(server: Server, folder: Path, model: LanguageModel) -> None:
+    async def ask() -> list[int]:
+        async with await connect_async(server.base_url, "tiny", tokenizer=folder) as remote:
+            return await remote.tokenize_async("hello")
+
+    assert asyncio.run(ask()) == model.tokenize("hello")
+
+
+def test_another_tokenizer_is_not_taken(server: Server, tmp_path: Path, folder: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in folder.iterdir():
+        (other / file.name).write_text(file.read_text())
+    text = (other / "tokenizer.json").read_text().replace('"a": 97', '"a": 98').replace('"b": 98', '"b": 97')
+    text = text.replace('"a":97', '"a":98').replace('"b":98,', '"b":97,')
+    (other / "tokenizer.json").write_text(text)
+    with pytest.raises(InvalidRequestError, match="is not that of tiny"):
+        connect(server.base_url, tokenizer=other)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("", "is the address"),
+        ("ftp://host", "begins with http"),
+        ("http://user:pw@127.0.0.1", "give the key as api_key"),
+        ("http://127.0.0.1/?x=1", "query"),
+        ("http://example.com", "unencrypted"),
+    ],
+)
+def test_addresses_that_are_refused(url: str, said: str) -> None:
+    with pytest.raises(InvalidRequestError, match=said):
+        connect(url)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"temperature": 1}, "unknown option"), ({"dialect": "vlm"}, "vllm"), ({"api_key": "a\nb"}, "one line")],
+)
+def test_options_that_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequestError, match=said):
+        connect("http://127.0.0.1:1", **options)
+
+
+def test_nothing_listens() -> None:
+    began = time.monotonic()
+    with pytest.raises(RemoteError, match=r"no connection to 127\.0\.0\.1:9") as fault:
+        connect("http://127.0.0.1:9")
+    assert fault.value.reason == "network"
+    assert time.monotonic() - began < 10
+
+
+def test_models_by_name(server: Server, folder: Path) -> None:
+    with pytest.raises(ModelMissingError, match="tiny"):
+        connect(server.base_url, "large")
+    server.models.append({**server.models[0], "id": "second"})
+    with pytest.raises(ModelMissingError, match="name one of tiny, second"):
+        connect(server.base_url)
+    connect(server.base_url, "second", tokenizer=folder).close()
+
+
+def test_the_key_stays_between_us(model: LanguageModel, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with serving(model, key=KEY) as server:
+        for wrong in (None, KEY + "x"):
+            with pytest.raises(RemoteError) as fault:
+                connect(server.base_url, api_key=wrong)
+            assert fault.value.reason == "denied"
+            assert KEY not in str(fault.value)
+        with connect(server.base_url, api_key=KEY, tokenizer=folder) as remote:
+            remote.top_logprobs_sync(remote.tokenize("a prompt of mine"), 3)
+            assert KEY not in repr(remote.info)
+    assert KEY not in caplog.text
+    assert "prompt of mine" not in caplog.text
+
+
+def test_a_redirect_is_not_followed(server: Server, folder: Path, model: LanguageModel) -> None:
+    with serving(model) as other:
+
+        async def redirect(writer: Any) -> None:
+            send(writer, 307, {}, location=other.base_url + "/v1/completions")
+
+        with connect(server.base_url, tokenizer=folder, api_key=KEY) as remote:
+            server.raw["/v1/completions"] = redirect
+            with pytest.raises(RemoteError, match="redirects to") as fault:
+                remote.top_logprobs_sync([1, 2])
+        assert fault.value.reason == "redirect"
+        assert not other.seen
+
+
+def test_members_that_a_server_lacks(remote: LanguageModel) -> None:
+    for refused in (
+        lambda: remote.kv.prefix_match([1]),
+        lambda: remote.push_lora("x"),
+        lambda: remote.next_token_logprobs_uncached([1]),
+        lambda: remote.embed_sync(["a"]),
+    ):
+        with pytest.raises(UnsupportedFeatureError):
+            refused()
+
+
+def test_closed(server: Server, folder: Path) -> None:
+    remote = connect(server.base_url, tokenizer=folder)
+    remote.close()
+    remote.close()
+    assert isinstance(remote.ended, SessionClosedError)
+    with pytest.raises(SessionClosedError):
+        remote.top_logprobs_sync([1])
+
+
+def test_closed_while_it_answers(model: LanguageModel, folder: Path) -> None:
+    async def ask(remote: LanguageModel) -> None:
+        records = remote.generate([1, 2], max_tokens=500, temperature=0)
+        await anext(records)
+        await remote.close_async()
+        with pytest.raises(SessionClosedError):
+            async for _ in records:
+                pass
+
+    with serving(model, pace=0.02) as server:
+        asyncio.run(ask(connect(server.base_url, tokenizer=folder)))

@@ -1,0 +1,201 @@
+"""Servers that are broken or mean us harm: bounded memory, and an error that says what happened."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import time
+import tracemalloc
+from asyncio import StreamWriter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import ContextOverflowError, InvalidRequestError, LanguageModel, ModelMissingError, RemoteError, connect
+from runtime.remote.http import MOST_EVENT_BYTES
+from tests.runtime.remote.servers import Raw, Server, event, send, start_events
+
+MEBIBYTE = 1 << 20
+
+
+def choice(**changes: Any) -> dict[str, Any]:
+    told = {"token_logprobs": [-0.5], "tokens": ["token_id:65"], "top_logprobs": [{"token_id:65": -0.5}]}
+    one = {"index": 0, "text": "A", "token_ids": [65], "finish_reason": None, "logprobs": told, **changes}
+    return {"choices": [one]}
+
+
+def writes(*bodies: Any, then: float = 0.0, pause: float = 0.0, times: int = 1) -> Raw:
+    async def raw(writer: StreamWriter) -> None:
+        start_events(writer)
+        for _ in range(times):
+            for body in bodies:
+                event(writer, body)
+                await writer.drain()
+                await asyncio.sleep(pause)
+        await asyncio.sleep(then)
+
+    return raw
+
+
+async def ten_gigabytes(writer: StreamWriter) -> None:
+    start_events(writer)
+    event(writer, b"data: ")
+    for _ in range(10 * 1024):
+        event(writer, b"x" * MEBIBYTE)
+        await writer.drain()
+
+
+BOMB = gzip.compress(b"{" + b" " * (64 * MEBIBYTE))
+
+
+async def bomb(writer: StreamWriter) -> None:
+    send(writer, 200, BOMB, content_encoding="gzip")
+
+
+async def announced(writer: StreamWriter) -> None:
+    send(writer, 200, b"{}", content_length=str(1 << 40))
+
+
+async def page(writer: StreamWriter) -> None:
+    send(writer, 200, b"<html>hotel wifi</html>", content_type="text/html")
+
+
+async def no_http(writer: StreamWriter) -> None:
+    writer.write(b"SSH-2.0-OpenSSH_9.6\r\n\r\n")
+
+
+def logprobs(*, own: Any = -0.5, top: Any) -> dict[str, Any]:
+    return {"token_logprobs": [own], "tokens": ["token_id:65"], "top_logprobs": [top]}
+
+
+STREAMS: dict[str, tuple[Raw, str, str]] = {
+    "10 GB line": (ten_gigabytes, "protocol", "a line of over"),
+    "comments for ever": (writes(b": hello\n" * 100, times=1000), "protocol", "without an event"),
+    "events without tokens": (writes({"choices": []}, times=2000), "protocol", "events without a token"),
+    "silence": (writes(then=30), "timeout", "sent nothing of the answer"),
+    "slow drip": (writes(b"d", pause=0.02, times=500), "timeout", "sent nothing of the answer"),
+    "half an event": (writes(b'data: {"choices": ['), "lost", "connection"),
+    "no reason for the end": (writes(choice(), b"data: [DONE]\n\n"), "lost", "without saying why"),
+    "cut in the middle": (writes(choice()), "lost", "connection"),
+    "NaN": (
+        writes(b'data: {"choices":[{"text":"","token_ids":[65],"logprobs":{"token_logprobs":[NaN]}}]}\n\n'),
+        "protocol",
+        "cannot be used",
+    ),
+    "huge number": (writes(choice(logprobs=logprobs(own=5.0, top={"token_id:65": 5.0}))), "protocol", "log-probability is 5"),
+    "too much mass": (
+        writes(choice(logprobs=logprobs(top={"token_id:65": -0.1, "token_id:66": -0.1}))),
+        "protocol",
+        "together",
+    ),
+    "wrong id": (writes(choice(token_ids=[259])), "protocol", "outside its vocabulary"),
+    "negative id": (writes(choice(token_ids=[-1])), "protocol", "outside its vocabulary"),
+    "wrong alternative": (writes(choice(logprobs=logprobs(top={"token_id:9999": -1.0}))), "protocol", "outside its vocabulary"),
+    "id that is none": (writes(choice(logprobs=logprobs(top={"token_id:x": -1.0}))), "protocol", "no token id"),
+    "other shape": (writes({"choices": "no"}), "protocol", "cannot be used"),
+    "no JSON": (writes(b"data: {]\n\n"), "protocol", "cannot be used"),
+    "50,000 alternatives": (
+        writes(choice(logprobs=logprobs(top={f"token_id:{i}": -20.0 for i in range(50_000)}))),
+        "protocol",
+        "50,000 alternatives",
+    ),
+    "more ids than numbers": (writes(choice(token_ids=[65, 66])), "protocol", "1 tokens"),
+    "its own error": (writes({"error": {"message": "out of memory"}}), "server", "out of memory"),
+    "a web page": (page, "protocol", "not with text/event-stream"),
+    "compressed": (bomb, "protocol", "compressed"),
+    "another protocol": (no_http, "protocol", "does not speak HTTP"),
+}
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_stream_that_is_wrong(server: Server, folder: Path, kind: str) -> None:
+    raw, reason, said = STREAMS[kind]
+    with connect(server.base_url, tokenizer=folder, idle_seconds=0.5) as remote:
+        server.raw["/v1/completions"] = raw
+        tracemalloc.start()
+        began = time.monotonic()
+        with pytest.raises(RemoteError, match=said) as fault:
+            list(remote.generate_sync([1, 2], max_tokens=50))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert fault.value.reason == reason
+        assert time.monotonic() - began < 30
+        assert peak < 6 * MOST_EVENT_BYTES  # the server's own buffers are of this process, too
+
+
+def test_an_endless_stream_ends_with_the_tokens_asked_for(server: Server, folder: Path) -> None:
+    with connect(server.base_url, tokenizer=folder) as remote:
+        server.raw["/v1/completions"] = writes(choice(), times=1_000_000)
+        records = list(remote.generate_sync([1, 2], max_tokens=50))
+        assert len(records) == 50
+        assert records[-1].finish_reason == "length"
+
+
+def test_what_came_before_a_fault_stays(server: Server, folder: Path) -> None:
+    with connect(server.base_url, tokenizer=folder) as remote:
+        server.raw["/v1/completions"] = writes(choice(), choice(), b"data: {]\n\n")
+        records = remote.generate_sync([1, 2], max_tokens=50)
+        assert "".join(next(records).text for _ in range(2)) == "AA"
+        with pytest.raises(RemoteError):
+            next(records)
+
+
+WHOLE: dict[str, tuple[Raw, str, str]] = {
+    "announced terabyte": (announced, "protocol", "announces"),
+    "gzip bomb": (bomb, "protocol", "compressed"),
+    "a web page": (page, "protocol", "cannot be used"),
+    "another protocol": (no_http, "protocol", "does not speak HTTP"),
+}
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_an_answer_that_is_wrong(server: Server, folder: Path, kind: str) -> None:
+    raw, reason, said = WHOLE[kind]
+    with connect(server.base_url, tokenizer=folder, idle_seconds=0.5) as remote:
+        server.raw["/v1/completions"] = raw
+        with pytest.raises(RemoteError, match=said) as fault:
+            remote.top_logprobs_sync([1, 2], 3)
+        assert fault.value.reason == reason
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/version"])
+def test_pages_that_are_wrong(server: Server, folder: Path, path: str) -> None:
+    server.raw[path] = page
+    if path == "/version":
+        connect(server.base_url, tokenizer=folder).close()
+    else:
+        with pytest.raises(RemoteError, match=r"no JSON|lists no models"):
+            connect(server.base_url, tokenizer=folder)
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "kind", "reason"),
+    [
+        (400, "maximum context length is 2048 tokens, however you requested 3000 tokens", ContextOverflowError, None),
+        (400, "Token id 400 is out of vocabulary", InvalidRequestError, None),
+        (404, "The model `x` does not exist.", ModelMissingError, None),
+        (404, "Not Found", RemoteError, "missing"),
+        (401, "no", RemoteError, "denied"),
+        (403, "no", RemoteError, "denied"),
+        (429, "slow down", RemoteError, "busy"),
+        (503, "loading", RemoteError, "busy"),
+        (500, "oops \x1b[31m", RemoteError, "server"),
+    ],
+)
+def test_refusals_by_status(
+    server: Server, remote: LanguageModel, status: int, message: str, kind: type[Exception], reason: str | None
+) -> None:
+    async def refuse(writer: StreamWriter) -> None:
+        send(writer, status, json.dumps({"error": {"message": message}}).encode(), retry_after="7")
+
+    server.raw["/v1/completions"] = refuse
+    before = len(server.bodies("/v1/completions"))
+    with pytest.raises(kind) as fault:
+        remote.top_logprobs_sync([1], 1)
+    assert len(server.bodies("/v1/completions")) == before + 1  # nothing is asked twice
+    assert "\x1b" not in str(fault.value)
+    if isinstance(fault.value, RemoteError):
+        assert fault.value.reason == reason
+        assert fault.value.retry_after == (7.0 if reason == "busy" else None)

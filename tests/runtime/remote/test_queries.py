@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime import (
+    ContextOverflowError,
+    FullVocabUnavailableError,
+    InvalidRequestError,
+    LanguageModel,
+    connect,
+)
+from tests.runtime.remote.servers import Server, serving
+
+TEXT = "Some words, zwölf Möwen."
+
+
+def test_a_full_vector_is_the_model_s_own(remote: LanguageModel, model: LanguageModel) -> None:
+    ids = model.tokenize(TEXT)
+    assert remote.tokenize(TEXT) == ids
+    np.testing.assert_allclose(remote.next_token_logprobs_sync(ids), model.next_token_logprobs_sync(ids), atol=1e-6)
+
+
+def test_the_likeliest_and_the_exact_tail(remote: LanguageModel, model: LanguageModel) -> None:
+    ids = model.tokenize(TEXT)
+    ours, theirs = model.top_logprobs_sync(ids, 7, chosen=[3, 200]), remote.top_logprobs_sync(ids, 7, chosen=[3, 200])
+    assert theirs.ids.tolist() == ours.ids.tolist()
+    np.testing.assert_allclose(theirs.logprobs, ours.logprobs, atol=1e-6)
+    assert theirs.tail_mass == pytest.approx(ours.tail_mass, abs=1e-6)
+    assert theirs.tail_logprob == pytest.approx(np.log(theirs.tail_mass))
+    assert theirs.chosen == pytest.approx(ours.chosen, abs=1e-6)
+    full = model.next_token_logprobs_sync(ids)
+    assert ours.tail_mass == pytest.approx(1 - np.exp(full[ours.ids].astype(float)).sum(), abs=1e-6)
+
+
+def test_more_chosen_ids_than_one_request_takes(remote: LanguageModel, model: LanguageModel) -> None:
+    ids, chosen = model.tokenize(TEXT), list(range(200))
+    assert remote.top_logprobs_sync(ids, 1, chosen=chosen).chosen == pytest.approx(
+        model.top_logprobs_sync(ids, 1, chosen=chosen).chosen, abs=1e-6
+    )
+
+
+def test_no_full_vector_is_made_up(model: LanguageModel, folder: Path) -> None:
+    with serving(model, cap=20) as server, connect(server.base_url, tokenizer=folder) as remote:
+        with pytest.raises(FullVocabUnavailableError, match="at most 20 of 259"):
+            remote.next_token_logprobs_sync([1, 2])
+        with pytest.raises(InvalidRequestError, match="at most 20"):
+            remote.top_logprobs_sync([1, 2], 21)
+        assert len(remote.top_logprobs_sync([1, 2], 20).ids) == 20
+
+
+def test_equal_contexts_are_asked_once_and_few_at_a_time(server: Server, folder: Path) -> None:
+    async def ask(remote: LanguageModel) -> None:
+        contexts = [[1, 2, i % 40] for i in range(120)]
+        answers = await asyncio.gather(*(remote.top_logprobs(ids, 3) for ids in contexts))
+        assert all((answers[i].ids == answers[i % 40].ids).all() for i in range(120))
+        await remote.close_async()
+
+    remote = connect(server.base_url, tokenizer=folder)
+    before, server.most_running = len(server.bodies("/v1/completions")), 0
+    asyncio.run(ask(remote))
+    assert len(server.bodies("/v1/completions")) - before == 40
+    assert server.most_running <= 16
+
+
+def test_several_loops_and_blocked_threads_share_a_connection(remote: LanguageModel, model: LanguageModel) -> None:
+    async def ask() -> list[int]:
+        return [int(top.ids[0]) for top in await remote.batch_top_logprobs([[1], [2], [3]], 1)]
+
+    wanted = [int(model.top_logprobs_sync([i], 1).ids[0]) for i in (1, 2, 3)]
+    assert asyncio.run(ask()) == wanted
+    assert asyncio.run(ask()) == wanted
+    assert [int(remote.top_logprobs_sync([i], 1).ids[0]) for i in (1, 2, 3)] == wanted
+
+
+def test_scores_are_the_model_s_own_but_for_the_entropy(remote: LanguageModel, model: LanguageModel) -> None:
+    ids = model.tokenize(TEXT)
+    for start in (0, 5):
+        ours, theirs = model.score_sync(ids, 4, start), remote.score_sync(ids, 4, start)
+        assert [record.token_id for record in theirs] == [record.token_id for record in ours]
+        for a, b in zip(ours, theirs, strict=True):
+            assert (b.rank, b.top_ids, b.entropy) == (a.rank, a.top_ids, None)
+            assert b.logprob == (None if a.logprob is None else pytest.approx(a.logprob, abs=1e-6))
+    assert remote.score_sync(ids, 0)[3].top_ids == ()
+
+
+def test_what_was_asked_wrongly_does_not_reach_the_server(server: Server, remote: LanguageModel) -> None:
+    before = len(server.seen)
+    with pytest.raises(InvalidRequestError, match="outside the vocabulary of 259"):
+        remote.top_logprobs_sync([259])
+    with pytest.raises(ContextOverflowError):
+        remote.top_logprobs_sync([1] * 2049)
+    assert len(server.seen) == before
+
+
+def test_a_full_context_is_the_server_s_refusal(remote: LanguageModel) -> None:
+    with pytest.raises(ContextOverflowError, match="2,049 tokens do not fit into the context of 2,048"):
+        remote.top_logprobs_sync([1] * 2048)
+
+
+def test_vectors_of_length_one(model: LanguageModel, folder: Path) -> None:
+    with serving(model, embeddings=True) as server, connect(server.base_url, tokenizer=folder) as remote:
+        texts = ["one", "two", "one"]
+        np.testing.assert_allclose(remote.embed_sync(texts), model.embed_sync(texts), atol=1e-5)
+        assert "embeddings" in remote.info.capabilities
+
+
+def test_cancelled_queries_close_their_connections(server: Server, folder: Path) -> None:
+    async def ask(remote: LanguageModel) -> None:
+        hang = asyncio.Event()
+
+        async def silent(_: object) -> None:
+            await hang.wait()
+
+        server.raw["/v1/completions"] = silent
+        query = asyncio.ensure_future(remote.top_logprobs([1, 2], 3))
+        await asyncio.sleep(0.1)
+        query.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await query
+        del server.raw["/v1/completions"]
+        assert len((await remote.top_logprobs([1, 2], 3)).ids) == 3
+        await remote.close_async()
+
+    asyncio.run(ask(connect(server.base_url, tokenizer=folder)))
