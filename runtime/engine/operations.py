@@ -183,8 +183,7 @@ class Operations:
         group = _Group(None)
 
         async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
-            await self._compile(options.grammar)
-            job = self._generation(ids, options)
+            job = await self._begin(ids, options)
             async for item in self._reading(group, {0: job}, [job], on_progress):
                 yield item
 
@@ -192,8 +191,7 @@ class Operations:
 
     async def generate_whole(self, ids: Int32, options: GenerationOptions) -> TokenRun:
         """One answer, when it has ended."""
-        await self._compile(options.grammar)
-        job = self._generation(ids, options)
+        job = await self._begin(ids, options)
         call: Call[TokenRun] = Call(self.turns.inbox())
         runs: list[TokenRun] = []
         job.on_run = runs.append
@@ -209,8 +207,9 @@ class Operations:
         group = _Group("branches")
 
         async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
-            await self._compile(options.grammar)
-            first = self._generation(ids, options)  # its seed is that of all
+            first = await self._begin(ids, options)  # its seed is that of all
+            if first.constraint is not None and n > 1:
+                await off_loop(first.constraint.ready, None)  # so that it is worked out once
             jobs = {options.branch: first} | {options.branch + i: self._branch(first, options.branch + i) for i in range(1, n)}
             shared = {field.name: getattr(first, field.name) for field in fields(StayingJob)}
             async for item in self._reading(group, jobs, [FanJob(**shared, jobs=tuple(jobs.values()))], on_progress):
@@ -230,7 +229,7 @@ class Operations:
                 await self._compile_all(options)
                 for i, (ids, own) in enumerate(zip(prompts, options, strict=True)):
                     with naming_prompt(i):
-                        jobs[i] = self._generation(ids, own)
+                        jobs[i] = await self._begin(ids, own)
             waiting = deque(jobs.values())
             self._held[id(group)] = running_loop(), waiting
 
@@ -469,6 +468,14 @@ class Operations:
                     with naming_prompt(i):
                         raise fault
 
+    async def _begin(self, ids: Int32, call: GenerationOptions) -> GenerateJob:
+        """`_generation`, with what takes a while of it off the loop."""
+        await self._compile(call.grammar)
+        job = self._generation(ids, call)
+        if job.constraint is not None and (banned := job.options.sampling.banned_tokens):
+            await off_loop(_check_banned, job.constraint, banned)
+        return job
+
     def _generation(self, ids: Int32, call: GenerationOptions) -> GenerateJob:
         if call.speculative is not None:
             check_speculative(call.speculative, self._engine.backend.info)
@@ -488,7 +495,7 @@ class Operations:
             options=chosen,
             eos=None if chosen.eos_token_ids is None else frozenset(chosen.eos_token_ids),
             sampler=self._sampler(chosen),
-            constraint=self._constraint(ids, chosen.grammar, chosen.grammar_prefix, chosen.sampling.banned_tokens),
+            constraint=self._constraint(ids, chosen.grammar, chosen.grammar_prefix),
             routing=routing if routing.invocations else None,
         )
 
@@ -504,24 +511,13 @@ class Operations:
         pieces = self.byte_vocab
         return make_sampler(options.sampling, options.seed, options.branch, pieces=lambda: pieces)
 
-    def _constraint(
-        self, ids: Int32, grammar: Grammar | None, prefix: int, banned: Sequence[int] | None = None
-    ) -> Constraint | None:
+    def _constraint(self, ids: Int32, grammar: Grammar | None, prefix: int) -> Constraint | None:
         """The state of the answer's grammar, its beginning at the end of the prompt included."""
         if grammar is None:
             return None
         if prefix > len(ids):
             raise InvalidRequestError(f"grammar_prefix={prefix:,} of {len(ids):,} tokens: give it fewer")
-        constraint = self.grammars.constraint(grammar, ids[len(ids) - prefix :].tolist())
-        if banned:
-            allowed = constraint.allowed()  # (vocab,)
-            choices = int(np.count_nonzero(allowed))
-            if choices and choices == int(np.count_nonzero(allowed[list(banned)])):
-                raise GrammarError(
-                    f"all {choices:,} tokens that the grammar allows as the first are banned; "
-                    "ban fewer, or allow more in the grammar"
-                )
-        return constraint
+        return self.grammars.constraint(grammar, ids[len(ids) - prefix :].tolist())
 
     def _ids_of(self, text: str) -> list[int]:
         tokenizer = self.text.tokenizer
@@ -588,6 +584,16 @@ class _Group:
                 stream.end(joint_error(failures, self._what))
             else:
                 stream.end(next(iter(failures.values()), None))
+
+
+def _check_banned(constraint: Constraint, banned: Sequence[int]) -> None:
+    """Raises `GrammarError` where every token that may come first is banned."""
+    allowed = constraint.allowed()  # (vocab,)
+    choices = int(np.count_nonzero(allowed))
+    if choices and choices == int(np.count_nonzero(allowed[list(banned)])):
+        raise GrammarError(
+            f"all {choices:,} tokens that the grammar allows as the first are banned; ban fewer, or allow more in the grammar"
+        )
 
 
 def _listen(job: Job, inbox: Inbox, on_progress: OnProgress | None) -> None:

@@ -13,9 +13,15 @@ Mask = npt.NDArray[np.bool_]
 class Constraint(Protocol):
     """Where one answer stands in its grammar. One caller at a time; every member raises `GrammarError` when it fails.
 
-    The mask of the next token is worked out beside the caller: it is begun when a token was accepted, and `allowed` waits
-    for what is missing of it.
+    The mask of the next token is worked out beside the caller, once `begin` was called; `allowed` waits for what is missing
+    of it.
     """
+
+    def begin(self) -> None:
+        """Has the next mask worked out."""
+
+    def ready(self, patience: float | None) -> bool:
+        """Whether `allowed` would answer at once, after so many seconds at most; None: however long it takes. Never raises."""
 
     def allowed(self) -> Mask:
         """``(vocab,)`` which tokens may come next, at least one; eos exactly where the answer may end. Not to be changed."""
@@ -52,4 +58,4 @@ class Constraint(Protocol):
 
     @property
     def wait_seconds(self) -> float:
-        """What `allowed` waited."""
+        """How long the answer waited for masks."""

@@ -20,6 +20,7 @@ from runtime.grammar.trial import check_grammars
 
 T = TypeVar("T")
 KEPT = 64  # compiled grammars
+MASKS = 64  # that are worked out at a time: one that takes long holds up no other
 _stack_size = threading.Lock()  # of new threads, which is one setting for the whole process
 
 
@@ -158,7 +159,7 @@ class Grammars:
                 raise SessionClosedError("the model is closed; load it again")
             made = self._compiled.get(grammar)
             if self._worker is None:
-                self._worker = ThreadPoolExecutor(1, thread_name_prefix="elsewise-grammar")
+                self._worker = ThreadPoolExecutor(MASKS, thread_name_prefix="elsewise-grammar")
             worker = self._worker
         if made is None:  # many others were compiled meanwhile
             return self.constraint(grammar, prefix)
@@ -170,7 +171,6 @@ class Grammars:
             raise GrammarError(
                 f"the answer is complete after the {len(prefix):,} tokens of grammar_prefix: its grammar lets nothing follow"
             )
-        new.begin()
         return new
 
     def close(self) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, wait
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from runtime.errors import GrammarError
+from runtime.errors import GrammarError, SessionClosedError
 from runtime.grammar.compile import readable
 from runtime.grammar.constraint import Mask
 from runtime.grammar.reading import as_read
@@ -24,7 +26,7 @@ class MatcherConstraint:
         matcher: An `llguidance.LLMatcher` of its own.
         tokenizer: The `llguidance.LLTokenizer` it was made with.
         width: Of the logits; the tokenizer may know an eos beyond it.
-        worker: One thread, for masks.
+        worker: Threads, for masks.
         is_json: Answers are JSON that is read, see `sound`.
         said: Tokens the matcher has consumed.
     """
@@ -41,6 +43,7 @@ class MatcherConstraint:
         self._bits = np.empty((1, (tokenizer.vocab_size + 31) // 32), np.int32)
         self._mask: Mask | None = None
         self._coming: Future[Mask] | None = None
+        self._asked = math.inf  # monotonic seconds: since when the mask has been waited for
         self._finished = bool(matcher.is_stopped())
         self.work_seconds = self.wait_seconds = 0.0
         self._check()
@@ -50,25 +53,35 @@ class MatcherConstraint:
     def begin(self) -> None:
         """Has the next mask worked out, by the worker."""
         if self._coming is None and self._mask is None and not self._finished:
-            self._coming = self._worker.submit(self._compute)
+            with suppress(RuntimeError):  # the model was closed
+                self._coming = self._worker.submit(self._compute)
 
     def allowed(self) -> Mask:
         """The mask; waits for it."""
         if self._finished:
             raise GrammarError(f"the answer is complete after {len(self._said):,} tokens: its grammar lets nothing follow")
+        self.ready(None)
         if self._mask is None:
-            self.begin()
-            began = time.perf_counter()
             self._mask = self._joined()
-            self.wait_seconds += time.perf_counter() - began
         self._check()
         assert self._mask is not None  # it was just made
         return self._mask
 
-    def accept(self, token: int) -> None:
-        """One token on; its mask is begun."""
-        self.advance([token])
+    def ready(self, patience: float | None) -> bool:
+        """Waits on the worker's future."""
         self.begin()
+        if self._coming is None:
+            return True
+        self._asked = min(self._asked, time.monotonic())
+        if not self._coming.done() and not wait([self._coming], patience).done:
+            return False
+        self.wait_seconds += time.monotonic() - self._asked
+        self._asked = math.inf
+        return True
+
+    def accept(self, token: int) -> None:
+        """One token on."""
+        self.advance([token])
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Some tokens on, without a mask.
@@ -164,8 +177,10 @@ class MatcherConstraint:
     # ---- between the two --------------------------------------------------------------------------------------------
 
     def _joined(self) -> Mask:
-        assert self._coming is not None  # begun
+        if self._coming is None:
+            raise SessionClosedError("the model is closed; load it again")
         coming, self._coming = self._coming, None
+        self._asked = math.inf
         try:
             return coming.result()
         except Exception as fault:

@@ -279,6 +279,10 @@ class StayingJob(Job, ABC):
     def leave(self) -> None:
         """Nobody waits: it has ended without an error."""
 
+    @abstractmethod
+    def begin_masks(self) -> None:
+        """Has what its grammar allows first worked out, while its path is computed."""
+
 
 @dataclass(slots=True, eq=False)
 class GenerateJob(StayingJob):
@@ -313,6 +317,11 @@ class GenerateJob(StayingJob):
     def leave(self) -> None:
         """The stream ends."""
         self.on_end(None)
+
+    def begin_masks(self) -> None:
+        """One."""
+        if self.constraint is not None:
+            self.constraint.begin()
 
 
 @dataclass(slots=True, eq=False)
@@ -352,6 +361,11 @@ class FanJob(StayingJob):
         for job in self.jobs:
             job.leave()
 
+    def begin_masks(self) -> None:
+        """One for each; those that were forked from a job whose mask is known have it."""
+        for job in self.jobs:
+            job.begin_masks()
+
     @property
     def least_tokens(self) -> int:
         """The path, and a token of each continuation that has more than one."""
@@ -382,6 +396,11 @@ class BeamJob(StayingJob):
 
     def leave(self) -> None:
         """Nobody waits."""
+
+    def begin_masks(self) -> None:
+        """One."""
+        if self.constraint is not None:
+            self.constraint.begin()
 
     @property
     def least_tokens(self) -> int:

@@ -31,6 +31,7 @@ from runtime.scheduler.waiting import AT_ONCE, Waiting
 from runtime.trie.node import common_prefix
 
 __all__ = ["Scheduler", "typed"]
+STALLED_SECONDS = 0.01  # that a step lasts in which every answer waits for its grammar: newcomers are looked for between two
 
 
 class Scheduler:
@@ -101,16 +102,23 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """Whether a step has anything to do."""
-        return bool(self._waiting or self._prompts.running or self._decodes or self._embeddings.running or self.blocks.busy)
+        return bool(self._waiting or self._decodes or self._others)
 
     @property
     def _decodes(self) -> bool:
         return bool(self._decoding.rows or self._beams.running)
 
+    @property
+    def _others(self) -> bool:
+        """Whether anything but answers can go on."""
+        return bool(self._waiting.newcomers or self._prompts.running or self._embeddings.running or self.blocks.busy)
+
     def submit(self, jobs: Sequence[Job]) -> None:
         """Takes jobs in; a query equal to one in flight joins it."""
         for job in jobs:
             self._ledger.enter(job)
+            if isinstance(job, StayingJob):
+                job.begin_masks()
             if isinstance(job, QueryJob):
                 self.counters.queries += 1
                 running = self._queries.get(job.key)
@@ -143,6 +151,8 @@ class Scheduler:
             self._embeddings.step(beside=self._decodes or bool(self._prompts.running))
         self.cache.account()
         self.counters.publish(self.cache)
+        if self._decodes and not self._others and self._decoding.stalled and self._beams.stalled:
+            (self._decoding if self._decoding.rows else self._beams).wait(STALLED_SECONDS)
         if self._leaving:
             self._tell_unused()
 

@@ -25,6 +25,11 @@ class Waiting:
     def __iter__(self) -> Iterator[Job]:
         return iter([*self.parked, *(job for jobs in self._new.values() for job in jobs)])
 
+    @property
+    def newcomers(self) -> bool:
+        """Whether any could be placed."""
+        return bool(self._new)
+
     def append(self, job: Job) -> None:
         """A newcomer."""
         self._new.setdefault((job.priority, job.turn), deque()).append(job)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,6 +84,17 @@ class BeamRules:
             return None
         return cls(stops, constraint, eos=eos, token_bytes=token_bytes, decoder=new_decoder())
 
+    def ready(self, at: Standing | None, patience: float) -> bool:
+        """Whether `allowed` would not wait, after so many seconds at most."""
+        constraint = (at or self._start).constraint
+        return constraint is None or constraint.ready(patience)
+
+    def begin(self, places: Iterable[Standing | None]) -> None:
+        """Has the masks at some places worked out, while the forward runs."""
+        for at in places:
+            if at is not None and at.constraint is not None:
+                at.constraint.begin()
+
     def allowed(self, at: Standing | None) -> Mask | None:
         """``(vocab,)`` which tokens may come next; None for all. None of them where the grammar lets the beam end nowhere.
 
@@ -115,7 +126,7 @@ class BeamRules:
         constraint = start.constraint
         if constraint is not None:
             constraint = constraint.fork()
-            constraint.accept(token)  # the mask after it is worked out while the forward runs
+            constraint.accept(token)
         finish = own_end(constraint, eos=token in self._eos) or finish
         decoder, stops = start.decoder.fork(), start.stops and start.stops.fork()
         text = decoder.feed(self._token_bytes[token])

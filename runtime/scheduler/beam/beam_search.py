@@ -8,6 +8,7 @@ on, and only allowed ones. Sums are float64; among equals the better beam and th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -92,6 +93,16 @@ class BeamSearch:
         self.done = False
         self.steps = 0
 
+    def ready(self, patience: float) -> bool:
+        """Whether `advance` would wait for no mask, after so many seconds at most."""
+        if self.rules is None:
+            return True
+        deadline = time.monotonic() + patience
+        before: list[Link | None] = list(self.running) or [None]
+        return all(
+            self.rules.ready(None if link is None else link.at, max(deadline - time.monotonic(), 0.0)) for link in before
+        )
+
     def advance(self, logprobs: Float32, entropy: npt.NDArray[np.float64] | None) -> BeamStep:
         """Chooses the next tokens.
 
@@ -116,6 +127,8 @@ class BeamSearch:
             if len(running) == width:  # whoever ends further back is no hypothesis
                 break
         self.running = running
+        if self.rules is not None:
+            self.rules.begin(link.at for link in running)
         kept = sorted([*self.complete, *ended], key=lambda one: -one.score)[:width]  # stable: who was there first stays
         self.fresh = [one for one in kept if one in ended]
         self.complete = kept

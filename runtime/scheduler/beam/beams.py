@@ -20,6 +20,7 @@ from runtime.scheduler.beam.beam_rules import BeamRules
 from runtime.scheduler.beam.beam_search import BeamSearch, Link
 from runtime.scheduler.beam.hypotheses import hypothesis, ids_of, scores_of
 from runtime.scheduler.decode.resume import bring_back
+from runtime.scheduler.decode.rows import PATIENCE_SECONDS
 from runtime.scheduler.decode.stream import DEFAULT_MAX_TOKENS, Vocabulary
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import BeamJob, settle
@@ -31,6 +32,7 @@ from runtime.scheduler.prefill.distributions import non_finite, normalise
 from runtime.scheduler.prefill.prefill import Prefill
 
 log = logging.getLogger(__name__)
+Outlook = tuple[Float32, npt.NDArray[np.float64] | None]  # log-probabilities (beams, vocab) and entropies (beams,)
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +45,7 @@ class Running:
     reused: int
     computed: int  # prompt tokens
     started: float  # monotonic seconds
+    undecided: Outlook | None = None  # what follows the places, which hold their beams' last tokens, until the masks are there
 
     def path(self, link: Link | None) -> Int32:
         """The tokens up to a link's, prompt included."""
@@ -112,9 +115,20 @@ class Beams:
     def drop_cancelled(self) -> None:
         """Searches that nobody waits for end; what they have computed is kept."""
         for one in [one for one in self.running if one.job.cancelled]:
-            for place, link in zip(one.places, one.search.running, strict=True):
-                self._publish(one, place, link.before)
+            if one.search.running:  # else it waits for its first mask
+                for place, link in zip(one.places, one.search.running, strict=True):
+                    self._publish(one, place, link.before if one.undecided is None else link)
             self._leave(one, "cancelled")
+
+    @property
+    def stalled(self) -> bool:
+        """Whether all of them wait for masks."""
+        return all(one.undecided is not None for one in self.running)
+
+    def wait(self, seconds: float) -> None:
+        """Until the masks of the first one are there, or so long; of use where they are `stalled`."""
+        if self.running:
+            self.running[0].search.ready(seconds)
 
     def fail_all(self, error: BaseException) -> None:
         """Every search ends with the error."""
@@ -148,7 +162,12 @@ class Beams:
         self._counters.publish(self._cache)  # before the answer, so that who has it sees its numbers
 
     def _push(self, one: Running) -> None:
-        """Pushes the beams' last tokens and chooses the next."""
+        """Pushes the beams' last tokens and chooses the next; or only the one, or the other, where masks come late."""
+        if one.undecided is not None:
+            if one.search.ready(0.0):
+                outlook, one.undecided = one.undecided, None
+                self._choose(one, *outlook)
+            return
         self._stand(one)
         links, workspace = one.search.running, one.places[0].workspace
         base, slots = workspace.size, [place.slot for place in one.places]
@@ -175,7 +194,13 @@ class Beams:
                 place.slot = bring_back(self._cache, place, one.path(link.before))
 
     def _choose(self, one: Running, logprobs: Float32, entropy: npt.NDArray[np.float64] | None) -> None:
-        """Forks and prunes; at the end, answers. `logprobs` ``(beams, vocab)`` belong to where the beams stand."""
+        """Forks and prunes; at the end, answers. `logprobs` ``(beams, vocab)`` belong to where the beams stand.
+
+        Where a mask is not there, all that is left to a later step.
+        """
+        if not one.search.ready(PATIENCE_SECONDS):
+            one.undecided = logprobs.copy(), None if entropy is None else entropy.copy()
+            return
         step = one.search.advance(logprobs, entropy)
         for complete in one.search.fresh:
             self._publish(one, one.places[complete.last.parent], complete.last.before)

@@ -15,7 +15,7 @@ from runtime.errors import MemoryBudgetError
 from runtime.options.load import LoadOptions
 from runtime.records import Finish
 from runtime.scheduler.decode.resume import activate, bring_back
-from runtime.scheduler.decode.rows import DecodeBatch, Drawn, Guesses, Row, draw, draw_along, temperatures
+from runtime.scheduler.decode.rows import DecodeBatch, Drawn, Guesses, Row, draw, draw_along, draw_late, temperatures
 from runtime.scheduler.decode.stream import Stream
 from runtime.scheduler.faults import bisect, typed
 from runtime.scheduler.kv.cache import Cache
@@ -121,6 +121,16 @@ class Decoding:
             for row in self.rows:  # after the work; before what may take long, all there is
                 row.stream.deliver(paced=paced)
 
+    @property
+    def stalled(self) -> bool:
+        """Whether all of them wait for masks."""
+        return all(row.undrawn is not None for row in self.rows)
+
+    def wait(self, seconds: float) -> None:
+        """Until the mask of the first one is there, or so long; of use where they are `stalled`."""
+        if self.rows:
+            self.rows[0].stream.ready(seconds)
+
     def _groups(self, rows: Sequence[Row]) -> list[list[Row]]:
         """Rows that may share a forward."""
         if self._cache.backend.together:
@@ -129,8 +139,9 @@ class Decoding:
 
     def _advance(self, rows: list[Row]) -> None:
         drawn = self._collect(rows)
-        served = {id(row) for part in drawn for row in part.rows}
-        rest = [row for row in rows if id(row) not in served and row in self.rows]
+        drawn += [part for row in rows if row in self.rows and (part := draw_late(row)) is not None]
+        served = {id(row) for part in drawn for row in part.rows}.union(*(part.failures for part in drawn))
+        rest = [row for row in rows if id(row) not in served and row.undrawn is None and row in self.rows]
         for row in [row for row in rest if self._speculates(row)]:
             if self._push_guessed(drawn, row):
                 rest.remove(row)
@@ -202,7 +213,7 @@ class Decoding:
             workspace.rollback(base)
             return False
         part = draw_along(row, guesses, after)
-        right = max(len(part.rows) - 1, 0)
+        right = len(part.rows) if row.undrawn is not None else max(len(part.rows) - 1, 0)
         self._counters.tokens_drafted += len(guesses)
         self._counters.tokens_accepted += right
         row.drafted, row.accepted = row.drafted + len(guesses), row.accepted + right
@@ -331,7 +342,7 @@ class Decoding:
                 row.tried = row.pushed
                 self._finish.publish_row(row)
         if self._overlaps and rows:
-            self._begin([row for row in rows if row in self.rows and row not in ending])
+            self._begin([row for row in rows if row in self.rows and row not in ending and row.undrawn is None])
         for part in drawn:
             self._counters.tokens_generated += len(part.tokens)
             part.record()

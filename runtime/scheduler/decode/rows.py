@@ -18,6 +18,7 @@ from runtime.scheduler.prefill.distributions import Distributions, non_finite
 from runtime.scheduler.prefill.prefill import Prefill, by_workspace
 
 PUBLISH_TOKENS = 64  # a tail goes to the trie in runs of this many
+PATIENCE_SECONDS = 0.005  # that a step waits for masks, all together; rows whose mask comes later sit it out
 
 
 class Guesses(Protocol):
@@ -35,11 +36,12 @@ class Guesses(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """A generation that decodes: its last slot, and the token that is to be pushed next."""
+    """A generation that decodes: its last slot, and the token that is to be pushed next, or what that is drawn from."""
 
     stream: Stream
     prefill: Prefill
     pending: int = -1  # drawn, not yet pushed
+    undrawn: Distributions | None = None  # one: what follows the last slot, until the grammar's mask is there
     pushed: int = 0  # generated tokens whose KV stands in the workspace
     tried: int = 0  # of them, when they were last offered to the trie
     started: float = 0.0  # monotonic seconds of the first token
@@ -138,9 +140,19 @@ def draw(rows: list[Row], after: Distributions, at: Sequence[int]) -> Drawn:
         at: Each generation's row in `after`.
     """
     drawn = Drawn([], after, [], [], {})
+    deadline = time.monotonic() + PATIENCE_SECONDS
     for row, i in zip(rows, at, strict=True):
-        _draw_one(drawn, row, i)
+        _draw_one(drawn, row, i, deadline)
     return drawn
+
+
+def draw_late(row: Row) -> Drawn | None:
+    """Draws the token whose mask was not there before; None while it is not."""
+    after = row.undrawn
+    if after is None or not row.stream.ready(0.0):
+        return None
+    row.undrawn = None
+    return draw([row], after, [0])
 
 
 def draw_along(row: Row, guesses: Sequence[int], after: Distributions) -> Drawn:
@@ -152,15 +164,19 @@ def draw_along(row: Row, guesses: Sequence[int], after: Distributions) -> Drawn:
         after: Of each token pushed.
     """
     drawn = Drawn([], after, [], [], {})
+    deadline = time.monotonic() + PATIENCE_SECONDS
     for i, guess in enumerate([*guesses, None]):
-        if not _draw_one(drawn, row, i) or row.stream.finish or row.invoked or row.pending != guess:
+        if not _draw_one(drawn, row, i, deadline) or row.stream.finish or row.invoked or row.pending != guess:
             break
     return drawn
 
 
-def _draw_one(drawn: Drawn, row: Row, i: int) -> bool:
+def _draw_one(drawn: Drawn, row: Row, i: int, deadline: float) -> bool:
     if not drawn.after.finite[i]:
         drawn.failures[id(row)] = non_finite(row.stream.position)
+        return False
+    if not row.stream.ready(max(deadline - time.monotonic(), 0.0)):
+        row.undrawn = drawn.after.alone(i)
         return False
     try:
         token, u = row.stream.draw(drawn.after.ranked[i], float(drawn.after.shift[i]))

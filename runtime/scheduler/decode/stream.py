@@ -149,6 +149,10 @@ class Stream:
         """See `Sampler.heats`; a grammar leaves no raw row whole."""
         return 1.0 if self.job.constraint is not None else self.job.sampler.heats(traced=self.job.options.stages)
 
+    def ready(self, patience: float) -> bool:
+        """Whether `draw` would not wait for a mask, after so many seconds at most."""
+        return self.job.constraint is None or self.job.constraint.ready(patience)
+
     def draw(self, logprobs: Float32 | Ranked, shift: float = 0.0) -> tuple[int, float]:
         """The next token and its random number, from ``(vocab,)`` log-probabilities; `shift` makes raw logits of them.
 
@@ -202,6 +206,8 @@ class Stream:
             elif not self.finish:
                 held = self._tokens_of(self._stops.pending)[0]
         self._ready = self._sent + len(self._texts) - held
+        if self.job.constraint is not None and not self.finish:
+            self.job.constraint.begin()  # while the forward runs
 
     def record(self, scores: Scores, row: int) -> None:
         """The numbers of the token taken last: row `row` of `scores`."""

@@ -38,6 +38,14 @@ class Distributions:
             ranked.heated = float(asked[0]), float(heated_masses(logprobs[None], np.array([-last.log_total]), asked)[0])
         return cls(logprobs[None], np.ones(1, np.bool_), None, np.array([last.shift], np.float32), [ranked])
 
+    def alone(self, i: int) -> Distributions:
+        """One row in memory of its own."""
+        part, known = slice(i, i + 1), self.ranked[i]
+        logprobs = self.logprobs[part].copy()
+        entropy = None if self.entropy is None else self.entropy[part].copy()
+        ranked = Ranked(logprobs[0], known.mass, known.entropy, known.peaks.copy(), known.heated)
+        return Distributions(logprobs, self.finite[part].copy(), entropy, self.shift[part].copy(), [ranked])
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Distribution:
