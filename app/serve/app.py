@@ -22,12 +22,22 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.serve.chat import chat
 from app.serve.completions import complete
 from app.serve.engine import Engine
 from app.serve.errors import ApiError, api_error
-from app.serve.schemas import CompletionRequest, ModelCard, ModelList
+from app.serve.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    ModelCard,
+    ModelList,
+    TokenizeRequest,
+)
 from app.serve.security import Access, cors_headers, read_body
 from app.serve.sse import Answer, body_of
+from app.serve.texts import detokenize, embed, tokenize
 from runtime import RuntimeFault, __version__
 
 log = logging.getLogger(__name__)
@@ -76,7 +86,13 @@ async def _version(engine: Engine) -> bytes:  # noqa: ARG001  # the shape of all
     return msgspec.json.encode({"version": __version__})
 
 
-POSTED: Final = (Posted("/v1/completions", CompletionRequest, complete),)
+POSTED: Final = (
+    Posted("/v1/completions", CompletionRequest, complete),
+    Posted("/v1/chat/completions", ChatRequest, chat),
+    Posted("/v1/embeddings", EmbeddingRequest, embed),
+    Posted("/tokenize", TokenizeRequest, tokenize),
+    Posted("/detokenize", DetokenizeRequest, detokenize),
+)
 READ: Final = (Read("/v1/models", _models), Read("/health", _health), Read("/version", _version))
 
 
@@ -216,8 +232,8 @@ def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
     except msgspec.ValidationError as fault:
         words, _, place = str(fault).partition(" - at `$")
         name = place.strip("`.").partition(".")[0].partition("[")[0]
-        if "unknown field" in words:
-            name = words.rpartition("unknown field `")[2].rstrip("`")
+        if not name and " field `" in words:  # unknown, or missing
+            name = words.rpartition(" field `")[2].rstrip("`")
         where = place.strip("`.")
         raise ApiError(f"{words} (at {where})" if where else words, param=name or None) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:

@@ -207,13 +207,7 @@ class _Work:
                             positions = await self._wanted.positions(model, before, run)
                         yield index, self._grown(choice, run, positions)
             finally:
-                self._count()
-
-    def _count(self) -> None:
-        counts = self._engine.counts
-        counts["prompt_tokens"] += self._spent.prompt
-        counts["cached_tokens"] += self._spent.cached
-        counts["generation_tokens"] += self._spent.drawn
+                self._engine.count(self._spent.usage)
 
     async def whole(self) -> Completion:
         """The answer in one piece."""

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from app.serve.errors import ApiError
+from app.serve.schemas import Usage
 from runtime import LanguageModel
 
 BUDGETS_IN_FLIGHT: Final = 2  # KV budgets that requests may need together: one runs, one waits
@@ -80,6 +81,12 @@ class Engine:
                 code="model_not_found",
             )
         return model
+
+    def count(self, usage: Usage) -> None:
+        """Adds the tokens of a request that has ended, whole or not."""
+        self.counts["prompt_tokens"] += usage.prompt_tokens
+        self.counts["cached_tokens"] += usage.prompt_tokens_details.cached_tokens
+        self.counts["generation_tokens"] += usage.completion_tokens
 
     @contextmanager
     def admitted(self, model: LanguageModel, tokens: int) -> Iterator[None]:

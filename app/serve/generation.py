@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -386,8 +385,3 @@ def token_text(model: LanguageModel, token: int, *, as_id: bool = False) -> str:
         as_id: In vLLM's spelling "token_id:42", which tells all tokens apart.
     """
     return f"token_id:{token}" if as_id else model.decode_token(token).decode(errors="replace")
-
-
-def arguments_text(arguments: Any) -> str:
-    """A call's arguments as JSON text."""
-    return json.dumps(arguments, ensure_ascii=False)

@@ -1,0 +1,173 @@
+"""A chat answer's text taken apart as it comes: reasoning, content, tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from runtime import InvalidRequestError, ToolCall, ToolCallError, ToolCallReader, parse_tool_calls
+
+OPEN: Final = "<think>"
+CLOSE: Final = "</think>"
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What became certain."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: tuple[ToolCall, ...] = ()
+
+
+class AnswerReader:
+    """Parts an answer while it streams.
+
+    Args:
+        tools: Definitions that were offered; None: a call is text.
+        thinking: Whether the prompt ends inside reasoning.
+        forced: Whether the answer is one call as a JSON object, which a grammar sees to.
+    """
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]] | None, *, thinking: bool, forced: bool) -> None:
+        self._reasoning = _ReasoningSplitter(thinking=thinking)
+        self._reader = None if tools is None or forced else ToolCallReader(tools=tools)
+        self._forced = forced
+        self._held: list[str] = []  # of a forced call
+        self._read = ""  # content given to the reader since its last call
+        self._shown = 0  # characters of it that were handed out
+        self._failed = False
+
+    def feed(self, text: str) -> Delta:
+        """Some more of the answer."""
+        reasoning, content = self._reasoning.feed(text)
+        return self._parted(reasoning, content, ended=False)
+
+    def finish(self, *, whole: bool) -> Delta:
+        """What is left at the end.
+
+        Args:
+            whole: Whether the answer came to its own end.
+        """
+        reasoning, content = self._reasoning.finish()
+        if not self._forced:
+            return self._parted(reasoning, content, ended=True)
+        text = "".join((*self._held, content))
+        if not whole:
+            return Delta(reasoning, text)
+        return Delta(reasoning, "", (_call_of(text),))
+
+    def _parted(self, reasoning: str, content: str, *, ended: bool) -> Delta:
+        if self._forced:
+            self._held.append(content)
+            return Delta(reasoning)
+        if self._reader is None or self._failed:
+            return Delta(reasoning, content)
+        self._read += content
+        try:
+            found = self._reader.feed(content)
+            last = self._reader.finish() if ended else None
+        except ToolCallError:  # what cannot be read as a call is text
+            self._failed = True
+            return Delta(reasoning, self._read[self._shown :])
+        text, calls = found.text, found.calls
+        if last is not None:
+            text, calls = text + last.text, (*calls, *last.calls)
+        if calls:
+            self._read, self._shown = "", 0
+        else:
+            self._shown += len(text)
+        return Delta(reasoning, text, calls)
+
+
+def _call_of(text: str) -> ToolCall:
+    """The call that a grammar has made sure of; its id is made as the reader makes ids."""
+    (call,) = parse_tool_calls(text, "llama3").calls
+    return call
+
+
+class _ReasoningSplitter:
+    """``<think>...</think>`` at an answer's beginning is its reasoning; anywhere else it is text."""
+
+    def __init__(self, *, thinking: bool) -> None:
+        self._state = "opened" if thinking else "start"
+        self._rest = ""
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """(reasoning, content) that is certain."""
+        if self._state == "content":
+            return "", text
+        self._rest += text
+        if self._state == "start":
+            begun = self._rest.lstrip()
+            if OPEN.startswith(begun[: len(OPEN)]) and len(begun) < len(OPEN):
+                return "", ""
+            if not begun.startswith(OPEN):
+                return "", self._leave()
+            self._state, self._rest = "opened", begun[len(OPEN) :]
+        if self._state == "opened":
+            self._rest = self._rest.lstrip("\n")
+            if not self._rest:
+                return "", ""
+            self._state = "inside"
+        if self._state == "inside":
+            before, close, after = self._rest.partition(CLOSE)
+            if not close:
+                held = next((n for n in range(len(CLOSE) - 1, 0, -1) if before.endswith(CLOSE[:n])), 0)
+                self._rest = before[len(before) - held :]
+                return before[: len(before) - held], ""
+            self._state, self._rest = "gap", after
+            return before, self._after_gap()
+        return "", self._after_gap()
+
+    def finish(self) -> tuple[str, str]:
+        """What was held back."""
+        rest, self._rest = self._rest, ""
+        return (rest, "") if self._state == "inside" else ("", rest if self._state == "start" else "")
+
+    def _after_gap(self) -> str:
+        """The content without the blank lines that part it from the reasoning."""
+        self._rest = self._rest.lstrip("\n")
+        return self._leave() if self._rest else ""
+
+    def _leave(self) -> str:
+        self._state = "content"
+        rest, self._rest = self._rest, ""
+        return rest
+
+
+def forced_schema(tools: Sequence[Mapping[str, Any]], name: str | None) -> dict[str, Any]:
+    """The JSON schema of a call.
+
+    Args:
+        tools: Definitions.
+        name: The one that must be called; None: any of them.
+
+    Raises:
+        InvalidRequestError: There is no such tool.
+    """
+    functions = [tool.get("function", tool) for tool in tools]
+    offered = [function for function in functions if name is None or function.get("name") == name]
+    if not offered:
+        raise InvalidRequestError(f"tool_choice names {name!r:.60}, which is none of the tools")
+    forms = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": function.get("name")},
+                "parameters": function.get("parameters") or {"type": "object"},
+            },
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for function in offered
+    ]
+    return forms[0] if len(forms) == 1 else {"anyOf": forms}
+
+
+def arguments_text(call: ToolCall) -> str:
+    """A call's arguments as JSON text."""
+    return msgspec.json.encode(call.arguments).decode()

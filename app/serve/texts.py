@@ -1,0 +1,86 @@
+"""/v1/embeddings, /tokenize and /detokenize: texts to vectors and to token ids, and back."""
+
+from __future__ import annotations
+
+import base64
+from typing import Final
+
+import numpy as np
+
+from app.serve.chat import conversation, rendered
+from app.serve.engine import Engine
+from app.serve.errors import ApiError
+from app.serve.generation import listed_prompts, text_ids, token_text
+from app.serve.schemas import (
+    Detokenized,
+    DetokenizeRequest,
+    Embedding,
+    EmbeddingRequest,
+    Embeddings,
+    Tokenized,
+    TokenizeRequest,
+)
+
+MOST_TEXTS: Final = 2048  # of one request, as OpenAI's
+
+
+async def embed(engine: Engine, request: EmbeddingRequest) -> Embeddings:
+    """A vector of length 1 for each text.
+
+    Raises:
+        ApiError: No texts or too many; ids that are no text; another number of dimensions.
+    """
+    model = await engine.model_for(request.model)
+    if request.dimensions not in (None, model.info.hidden_size):
+        raise ApiError(f"vectors of this model have {model.info.hidden_size:,} dimensions", param="dimensions")
+    given = listed_prompts(request.input, "input")
+    if len(given) > MOST_TEXTS:
+        raise ApiError(f"{len(given):,} texts are more than the {MOST_TEXTS:,} of one request", param="input")
+    texts: list[str] = []
+    tokens = 0
+    for place, each in enumerate(given):
+        param = f"input[{place}]"
+        text = each if isinstance(each, str) else model.detokenize(each)
+        if not text:
+            raise ApiError(f"{param} is empty: an empty text has no vector", param="input")
+        ids = await text_ids(model, text, param)
+        if not isinstance(each, str) and ids not in (each, [*ids[: len(ids) - len(each)], *each]):
+            raise ApiError(f"{param}: these ids are not how a text is tokenised here; give the text", param="input")
+        tokens += len(ids)
+        texts.append(text)
+    with engine.admitted(model, max(tokens // len(texts), 1)):  # texts are worked on one after the other, and leave nothing
+        vectors = await model.embed(texts, request.pooling)
+    engine.counts["embedded_texts"] += len(texts)
+    data = [
+        Embedding(place, vector.tolist() if request.encoding_format == "float" else _base64(vector))
+        for place, vector in enumerate(vectors)
+    ]
+    return Embeddings(data, engine.name, {"prompt_tokens": tokens, "total_tokens": tokens})
+
+
+def _base64(vector: np.ndarray) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+
+
+async def tokenize(engine: Engine, request: TokenizeRequest) -> Tokenized:
+    """The ids of a text, or of a conversation by the chat template.
+
+    Raises:
+        ApiError: Neither or both.
+    """
+    model = await engine.model_for(request.model)
+    if (request.prompt is None) == (request.messages is None):
+        raise ApiError("give one of prompt and messages", param="prompt")
+    if request.messages is not None:
+        messages = conversation(request.messages)
+        ids = await rendered(model, messages, request.tools, add_generation_prompt=request.add_generation_prompt)
+    else:
+        ids = await text_ids(model, request.prompt or "", "prompt", add_special_tokens=request.add_special_tokens)
+    texts = [token_text(model, token) for token in ids] if request.return_token_strs else None
+    return Tokenized(len(ids), model.info.context_length, ids, texts)
+
+
+async def detokenize(engine: Engine, request: DetokenizeRequest) -> Detokenized:
+    """The text of ids; bytes that are no UTF-8 become U+FFFD."""
+    model = await engine.model_for(request.model)
+    return Detokenized(model.detokenize(request.tokens))
