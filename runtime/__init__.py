@@ -94,6 +94,7 @@ if TYPE_CHECKING:
     from runtime.options.sampling import SAMPLER_STAGES, SamplingOptions
     from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun, TopLogprobs
     from runtime.remote.connect import connect, connect_async
+    from runtime.remote.saved import Connection, connections, find_connection, forget_connection, keep_connection, key_for
     from runtime.sampling.chain import Sampler, make_sampler
     from runtime.sampling.draw import fresh_seed
     from runtime.sampling.history import History
@@ -152,6 +153,7 @@ __all__ = [
     "CatalogueVariant",
     "ComparedSide",
     "Completion",
+    "Connection",
     "ContextOverflowError",
     "ContextReport",
     "Divergence",
@@ -253,6 +255,7 @@ __all__ = [
     "compare_models",
     "connect",
     "connect_async",
+    "connections",
     "convert_adapter",
     "convert_model",
     "default_backend",
@@ -263,7 +266,9 @@ __all__ = [
     "fetch_any",
     "fetch_embedded",
     "fetch_model",
+    "find_connection",
     "fitting",
+    "forget_connection",
     "forget_token",
     "fresh_seed",
     "hub_address",
@@ -271,7 +276,9 @@ __all__ = [
     "import_model",
     "is_adapter_folder",
     "is_token_kept",
+    "keep_connection",
     "keep_token",
+    "key_for",
     "list_models",
     "list_shelf_adapters",
     "load",
@@ -421,6 +428,14 @@ _NAMES = {
     "runtime.remote.connect": (
         "connect",
         "connect_async",
+    ),
+    "runtime.remote.saved": (
+        "Connection",
+        "connections",
+        "find_connection",
+        "forget_connection",
+        "keep_connection",
+        "key_for",
     ),
     "runtime.sampling.chain": (
         "Sampler",

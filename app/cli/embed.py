@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.cli.common import read_text, reading
-from app.cli.options import adapter_options, in_options, load_model
+from app.cli.options import adapter_options, connect_options, connection_of, in_options, load_model
 from app.cli.settings import ESCAPE, Settings
 from runtime import POOLINGS, Pooling, RuntimeFault
 
@@ -32,6 +32,7 @@ Examples:
 @click.command(epilog=EXAMPLES)
 @click.argument("file")
 @click.option("--model", help="A model folder, a GGUF file, or a name on the shelf.")
+@connect_options
 @click.option("--backend", help="auto, hf, mlx, mock, or a registered one.")
 @click.option(
     "--pooling",
@@ -54,6 +55,9 @@ def embed(
     settings: Settings,
     file: str,
     model: str | None,
+    connect_to: str | None,
+    plain_http: bool,
+    tokenizer: str | None,
     backend: str | None,
     pooling: str,
     adapters: tuple[str, ...],
@@ -68,7 +72,7 @@ def embed(
         raise click.UsageError(f"--out {out}: choose a name that ends in .npy or .jsonl")
     if out is not None and not out.absolute().parent.is_dir():
         raise click.ClickException(f"{out}: there is no folder {out.absolute().parent}")
-    options = adapter_options(adapters)
+    options = adapter_options(adapters) | connection_of(connect_to, model, tokenizer, plain_http=plain_http)
     texts = read_texts(file, jsonl=jsonl or file.lower().endswith(".jsonl"))
     with load_model(model or settings.model, backend or settings.backend, **options) as loaded, reading() as on_progress:
         try:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from app.cli.common import Bar, print_table
+from app.cli.model_connect import connect_command
 from app.cli.model_hub import EMBEDDED, catalogue_command, fetch_command, login_command, logout_command, search_command
 from app.cli.options import in_options, load_options
 from app.cli.printing import facts, facts_table, fit_facts, fit_rows, measured_facts, measured_rows, ready_line, shelf_table
@@ -15,8 +16,11 @@ from app.fitting import fits
 from runtime import (
     ModelLoadError,
     ModelShelf,
+    connections,
     convert_model,
     discard_download,
+    find_connection,
+    forget_connection,
     import_adapter,
     import_model,
     is_adapter_folder,
@@ -37,7 +41,7 @@ def models() -> None:
 @click.option("--json", "as_json", is_flag=True, help="A JSON object a line, one for each model.")
 def list_command(as_json: bool) -> None:
     """What is here, with sizes; of adapters, the model that they were made for."""
-    entries, adapters = ModelShelf().models(), list_shelf_adapters()
+    entries, adapters, servers = ModelShelf().models(), list_shelf_adapters(), connections()
     if not entries:
         click.echo(f"no models in {models_dir()}; fetch the embedded one: elsewise models get {EMBEDDED}", err=True)
     if as_json:
@@ -45,6 +49,9 @@ def list_command(as_json: bool) -> None:
             click.echo(json.dumps(facts(entry)))
     elif entries or adapters:
         print_table(shelf_table(entries, adapters))
+    for each in servers:
+        line = {"name": each.name, "base_url": each.base_url, "model": each.model}
+        click.echo(json.dumps(line) if as_json else f"{each.name}: {each.model or 'the model'} at {each.base_url}")
     for note in unfinished_downloads():
         again = f"elsewise models fetch {note.source}"  # at the commit that was begun, wherever its branch is by now
         click.echo(f"{note.name}: {note.kept:,} of {note.total:,} bytes are here; go on with: {again}", err=True)
@@ -76,6 +83,10 @@ def remove_command(name: str, yes: bool) -> None:
 
     Of a download that was stopped, what is here.
     """
+    if find_connection(name) is not None:
+        forget_connection(name)
+        click.echo(f"{name}: forgotten, with its key; the server goes on")
+        return
     shelf = ModelShelf()
     try:
         what, remove = str(shelf.folder(name)), shelf.remove
@@ -143,6 +154,7 @@ def add_command(path: Path, name: str | None) -> None:
 
 models.add_command(catalogue_command)
 models.add_command(search_command)
+models.add_command(connect_command)
 models.add_command(login_command)
 models.add_command(logout_command)
 models.add_command(fetch_command)

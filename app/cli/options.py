@@ -18,6 +18,7 @@ from app.cli.settings import Settings
 from runtime import (
     CHAT_FORMATS,
     OPTION_NAMES,
+    Connection,
     GenerationOptions,
     Grammar,
     GrammarError,
@@ -28,6 +29,8 @@ from runtime import (
     OptionError,
     ResolvedOptions,
     RuntimeFault,
+    connect,
+    find_connection,
     fresh_seed,
     load,
     resolve_options,
@@ -337,6 +340,9 @@ class Flags(TypedDict):
     """The options as click gives them."""
 
     model: str | None
+    connect_to: str | None
+    plain_http: bool
+    tokenizer: str | None
     backend: str | None
     template: str | None
     adapters: tuple[str, ...]
@@ -368,8 +374,20 @@ def _preset(name: str) -> dict[str, Any]:
     return {"default": None, "show_default": str(PRESET[name])}
 
 
+CONNECT_OPTIONS = (
+    click.option(
+        "--connect",
+        "connect_to",
+        metavar="URL",
+        help="Use a model on a server (vLLM, elsewise serve, others with OpenAI's completions); --model is its id there. The "
+        "key is the keychain's (elsewise models connect) or ELSEWISE_API_KEY. Example: --connect http://127.0.0.1:8000",
+    ),
+    click.option("--plain-http", is_flag=True, help="With --connect: allow unencrypted HTTP to another machine."),
+    click.option("--tokenizer", metavar="PATH|NAME", help="With --connect: a tokenizer of this machine, or 'server'."),
+)
 OPTIONS = (
     click.option("--model", help="A model folder, a GGUF file, or a name on the shelf."),
+    *CONNECT_OPTIONS,
     click.option("--backend", help="auto, hf, mlx, mock, or a registered one."),
     click.option(
         "--format",
@@ -506,6 +524,7 @@ class AnswerOptions:
         """
         load = load_options("--load", flags["loads"]) | format_of(flags["template"]) | adapter_options(flags["adapters"])
         load |= offload_of(flags["offload"]) | weights_of(flags["weights"])
+        load |= connection_of(flags["connect_to"], flags["model"], flags["tokenizer"], plain_http=flags["plain_http"])
         in_session = chats or flags["session"] is not None  # which may have a seed of its own
         _check_company(flags, load, chats=chats)
         seed = fresh_seed() if flags["seed"] is None and not in_session else flags["seed"]
@@ -598,6 +617,8 @@ def top_k_of(flags: Flags) -> int | None:
 def _check_company(flags: Flags, load: Mapping[str, Any], *, chats: bool) -> None:
     """Options that make no sense together."""
     in_session = chats or flags["session"] is not None
+    if in_session and flags["connect_to"]:
+        raise click.UsageError("a saved session goes on with a model of this machine: leave out --connect")
     if flags["session"] is not None and not chats and (flags["system"] or flags["raw"]):
         raise click.UsageError("--session keeps its own system prompt and template: leave out --system and --raw")
     if in_session and load.get("chat_format") == "none":
@@ -612,8 +633,42 @@ def _check_company(flags: Flags, load: Mapping[str, Any], *, chats: bool) -> Non
                 raise click.UsageError(f"--batch answers lines, each on its own: leave out {name}")
 
 
-def load_model(model: str, backend: str, **options: Any) -> LanguageModel:
-    """Loads a model into this process, with a spinner on stderr; its warnings follow there."""
+def connect_options(command: Command) -> Command:
+    """Gives a command `CONNECT_OPTIONS`."""
+    for option in reversed(CONNECT_OPTIONS):
+        command = option(command)
+    return command
+
+
+def connection_of(url: str | None, model: str | None, tokenizer: str | None, *, plain_http: bool) -> dict[str, Any]:
+    """What `load_model` needs to connect; nothing without a URL.
+
+    Raises:
+        click.UsageError: Options that go with --connect, without it.
+    """
+    if url is not None:
+        return {"connection": Connection("command-line", url, model, plain_http, tokenizer)}
+    if plain_http or tokenizer is not None:
+        raise click.UsageError(f"{'--plain-http' if plain_http else '--tokenizer'} goes with --connect URL")
+    return {}
+
+
+def load_model(model: str, backend: str, *, connection: Connection | None = None, **options: Any) -> LanguageModel:
+    """Loads a model into this process, with a spinner on stderr; its warnings follow there. Or connects to a server's."""
+    connection = connection or find_connection(model)
+    if connection is not None:
+        with console.status(f"connecting to {connection.base_url}"):
+            remote = connect(
+                connection.base_url,
+                connection.model,
+                api_key=connection.key or None,
+                plain_http=connection.plain_http,
+                tokenizer=connection.tokenizer,
+                **options,
+            )
+        for warning in remote.info.warnings:
+            click.echo(f"note: {warning}", err=True)
+        return remote
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.pop("MLX_LM_TRUST_REMOTE_CODE", None)

@@ -224,11 +224,12 @@ def token_table(run: TokenRun, decode: Callable[[int], bytes], *, first: int = 0
         instead = "  ".join(
             f"{shown(decode(t).decode(errors='replace'))} {probability(p)}" for t, p in pairs if t != record.token_id
         )
-        numbers = (
-            ["-", "-", "-", "-"]
-            if record.logprob is None or record.entropy is None
-            else [probability(record.logprob), f"{record.logprob:.3f}", str(record.rank), f"{record.entropy:.2f}"]
-        )
+        numbers = [
+            "-" if record.logprob is None else probability(record.logprob),
+            "-" if record.logprob is None else f"{record.logprob:.3f}",
+            "-" if record.rank is None else str(record.rank),
+            "-" if record.entropy is None else f"{record.entropy:.2f}",
+        ]
         token = Text(shown(record.token_bytes.decode(errors="replace")), style=surprise_style(record.logprob))
         table.add_row(str(at), token, *numbers, Text(instead))
     return table

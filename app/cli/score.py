@@ -19,6 +19,8 @@ from app.cli.options import (
     WEIGHTS,
     WEIGHTS_HELP,
     adapter_options,
+    connect_options,
+    connection_of,
     in_options,
     load_model,
     load_options,
@@ -44,6 +46,7 @@ LONGEST_IN_WINDOWS: Final = 16 << 20  # characters: some 4,000,000 tokens, and 2
 @click.command()
 @click.argument("file")
 @click.option("--model", help="A model folder, a GGUF file, or a name on the shelf.")
+@connect_options
 @click.option("--backend", help="auto, hf, mlx, mock, or a registered one.")
 @click.option("--alternatives", type=click.IntRange(0, 1000), show_default="3", help="So many for each token.")
 @click.option("--top-k", type=click.IntRange(0, 1000), hidden=True)  # the name before; goes with the next release
@@ -73,6 +76,9 @@ def score(
     settings: Settings,
     file: str,
     model: str | None,
+    connect_to: str | None,
+    plain_http: bool,
+    tokenizer: str | None,
     backend: str | None,
     alternatives: int | None,
     top_k: int | None,
@@ -92,6 +98,8 @@ def score(
     if as_json and as_csv:
         raise click.UsageError("choose one of --json and --csv")
     beside = bool(against or against_backend or against_adapters or against_weights or against_loads)
+    if beside and connect_to:
+        raise click.UsageError("--connect scores with one model: leave out --against")
     if kl and not beside:
         raise click.UsageError("--kl compares two models: give --against")
     if stride and beside:
@@ -114,6 +122,7 @@ def score(
         for line in words(found):
             click.echo(line, err=True)
         return
+    own |= connection_of(connect_to, model, tokenizer, plain_http=plain_http)
     with load_model(model or settings.model, backend or settings.backend, **own) as loaded:
         _check_size(loaded, file, text, stride)
         ids = loaded.tokenize(text)

@@ -22,7 +22,8 @@ def load_model_by_name(name: str, backend: str | None = None, llm_opts: Mapping[
 
     Args:
         name: The model.
-        backend: "mlx", "hf", "vllm" or "mock"; None chooses.
+        backend: "mlx", "hf" or "mock"; None chooses. "vllm" connects to a server: `llm_opts` has its `base_url` and the other
+            options of `connect`, and `name` is the model's id there ("" for the only one).
         llm_opts: Our options, or genlm's names for them: `batch_size` (rows), `prefill_step_size` (tokens per chunk),
             `cache_size` (next-token vectors remembered at most, 0 for none; the KV is no part of it and has
             `kv_cache_bytes`). `timeout` is accepted and has no meaning: nothing here waits on a timer. What is in `hf_opts`
@@ -36,6 +37,10 @@ def load_model_by_name(name: str, backend: str | None = None, llm_opts: Mapping[
     if llm_opts is not None and not isinstance(llm_opts, Mapping):
         raise InvalidRequestError(f"llm_opts is a mapping of names and values, not {shown(llm_opts)}")
     given = dict(llm_opts or {})
+    if backend == "vllm" and "base_url" in given:
+        from runtime.remote.connect import connect
+
+        return connect(given.pop("base_url"), name or None, **given)
     given.pop("timeout", None)
     vectors = given.pop("cache_size", None)
     if vectors is not None:

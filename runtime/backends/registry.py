@@ -45,7 +45,10 @@ _BUILT_IN = {
     "mock": _BuiltIn("runtime.backends.mock:load", own_text=True),
     "fake": _BuiltIn("runtime.backends.fake:load", own_text=True),
 }
-_PLANNED = {"vllm": "the vllm backend is not built yet; use hf or mlx on this machine"}
+_ELSEWHERE = {
+    "vllm": "a vLLM server is connected to by its address: connect(base_url), elsewise ask --connect URL, or "
+    "load_model_by_name(name, 'vllm', {'base_url': URL}); on this machine use hf or mlx"
+}
 
 _registered: dict[str, str | Factory] = {}
 
@@ -74,7 +77,7 @@ def unregister_backend(name: str) -> None:
 
 def available_backends() -> dict[str, str | bool]:
     """Every known name: True, or why it cannot run here, with the install line. Imports none of them."""
-    answer: dict[str, str | bool] = dict(_PLANNED)
+    answer: dict[str, str | bool] = dict(_ELSEWHERE)
     for name, built_in in _BUILT_IN.items():
         missing = [module for module in built_in.needs if importlib.util.find_spec(module) is None]
         answer[name] = f"{' and '.join(missing)} not installed: {built_in.install}" if missing else True

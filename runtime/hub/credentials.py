@@ -85,6 +85,48 @@ def kept_token() -> str:
         return ""
 
 
+def keep_key(address: str, key: str) -> str:
+    """Stores the key of a server in the system keychain under the server's address.
+
+    Returns:
+        The name of the keychain.
+
+    Raises:
+        InvalidRequestError: Not a key; the message does not show it.
+        KeychainError: There is no keychain, it is locked, or it refuses.
+    """
+    stripped = key.strip()
+    if not (stripped and stripped.isascii() and stripped.isprintable() and len(stripped) <= _LONGEST):
+        raise InvalidRequestError("this is no key: give one line of printable ASCII characters")
+    keychain = _keychain()
+    try:
+        keychain.set_password(_SERVICE, address, stripped)
+    except Exception as fault:  # noqa: BLE001  # keychain backends raise any exception
+        raise _refused(fault, stripped) from None
+    return str(keychain.name)
+
+
+def kept_key(address: str) -> str:
+    """The keychain's key of a server; empty without one, or without a keychain."""
+    try:
+        return _keychain().get_password(_SERVICE, address) or ""
+    except Exception:  # noqa: BLE001  # as above; no key then
+        return ""
+
+
+def forget_key(address: str) -> None:
+    """Removes a server's key; without a keychain there is none."""
+    try:
+        keychain = _keychain()
+    except KeychainError:
+        return
+    try:
+        if keychain.get_password(_SERVICE, address) is not None:
+            keychain.delete_password(_SERVICE, address)
+    except Exception as fault:  # noqa: BLE001  # as above
+        raise _refused(fault) from None
+
+
 def _keychain() -> KeyringBackend:
     """The system keychain found by keyring.
 

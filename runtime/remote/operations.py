@@ -117,6 +117,11 @@ class RemoteOperations:
         }
 
     @property
+    def scores(self) -> bool:
+        """Whether given texts can be scored."""
+        return self._abilities.prompt_logprobs
+
+    @property
     def metrics(self) -> Metrics:
         """Of the requests of this connection; the server's own counters are its own."""
         c = self._counters

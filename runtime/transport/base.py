@@ -65,7 +65,11 @@ class Transport(Protocol):
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """Operations that not every engine has and this one does: "kv" (a cache of its own that one can look into and move)."""
+        """Operations that not every engine has and this one does.
+
+        "kv" (a cache of its own that one can look into and move), "adapters" (loaded from here), "hidden states",
+        "scores" (of given texts), "top logprobs" (without the whole row).
+        """
 
     @property
     def pid(self) -> int:

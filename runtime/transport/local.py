@@ -41,7 +41,7 @@ class LocalTransport:
         in_use: What keeps the shelf from removing the model's folders.
     """
 
-    capabilities = frozenset({"kv", "adapters", "hidden states"})
+    capabilities = frozenset({"kv", "adapters", "hidden states", "scores"})
 
     def __init__(
         self,

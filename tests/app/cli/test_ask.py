@@ -251,7 +251,7 @@ def test_the_global_options_choose_the_model_too(elsewise: Elsewise) -> None:
     [
         (("ask", "hi", "--backend", "nope"), 2, "unknown backend 'nope': known: fake, hf, mlx, mock"),
         (("ask", "hi", "--backend", "fakes"), 2, "did you mean 'fake'?"),
-        (("ask", "hi", "--backend", "vllm"), 1, "not built yet; use hf or mlx"),
+        (("ask", "hi", "--backend", "vllm"), 1, "use hf or mlx"),
         (("ask", "hi", "--model", "nope"), 1, "elsewise models list"),
         (("ask", "hi"), 1, "elsewise models get smollm2"),
         (("ask", "", "--backend", "fake"), 2, "TEXT is empty"),

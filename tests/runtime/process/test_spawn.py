@@ -87,7 +87,7 @@ def test_a_bad_request_is_the_same_error_here_and_there(ids: list[int]) -> None:
     ("source", "backend", "options", "error", "reason"),
     [
         ("x", "mocc", {}, UnknownBackendError, "did you mean 'mock'"),
-        ("x", "vllm", {}, BackendUnavailableError, "not built yet"),
+        ("x", "vllm", {}, BackendUnavailableError, "connected to by its address"),
         ("x", "mock", {"threds": 2}, InvalidRequestError, "did you mean 'threads'"),
         ("x", "mock", {"cache": object()}, InvalidRequestError, "cache is True or False, not <object"),
         ("nobody/nothing", "mlx", {}, ModelLoadError, "elsewise models get smollm2"),

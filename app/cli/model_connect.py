@@ -1,0 +1,46 @@
+"""`elsewise models connect`: models on servers under names of the user's."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from app.cli.common import console
+from runtime import Connection, connect, keep_connection, key_for
+
+EXAMPLES = """\b
+Examples:
+  elsewise models connect big http://127.0.0.1:8000
+  elsewise models connect cluster https://vllm.example.org/v1 --model meta-llama/Llama-3.1-70B --key
+  elsewise ask "Name three colours." --model big
+"""
+
+
+@click.command("connect", epilog=EXAMPLES)
+@click.argument("name")
+@click.argument("url")
+@click.option("--model", help="The model's id on the server; not needed where it has one.")
+@click.option("--tokenizer", metavar="PATH|NAME", help="A tokenizer of this machine, or 'server' for the server's.")
+@click.option("--key", "with_key", is_flag=True, help="Ask for the server's key, without showing it; a pipe may bring it.")
+@click.option("--plain-http", is_flag=True, help="Allow unencrypted HTTP to another machine, from now on.")
+def connect_command(name: str, url: str, model: str | None, tokenizer: str | None, with_key: bool, plain_http: bool) -> None:
+    """Keeps a server's model under NAME, which --model takes. The key goes into the system keychain alone.
+
+    The server is asked what it can do; what it lacks is printed.
+    """
+    key = ""
+    if with_key:
+        key = click.prompt("key", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline()
+    made = Connection(name, url, model, plain_http, tokenizer)
+    with console.status(f"connecting to {url}"):
+        remote = connect(url, model, api_key=key.strip() or key_for(url) or None, plain_http=plain_http, tokenizer=tokenizer)
+    with remote:
+        info = remote.info
+    kept_in = keep_connection(made, key.strip())
+    click.echo(f"{name}: {info.name}, {info.backend} {info.options['server_version']}".rstrip())
+    click.echo(f"it has: {', '.join(info.capabilities)}")
+    for warning in info.warnings:
+        click.echo(f"note: {warning}", err=True)
+    if kept_in:
+        click.echo(f"the key is kept in {kept_in}")

@@ -1,0 +1,111 @@
+"""Connections by name: a JSON file beside the models; keys are in the system keychain alone."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from runtime.errors import InvalidRequestError, ModelLoadError
+from runtime.hub.credentials import forget_key, keep_key, kept_key
+from runtime.loading.paths import is_model_id, models_dir
+from runtime.remote.http import Address
+
+KEY_VARIABLE: Final = "ELSEWISE_API_KEY"
+_FILE: Final = "connections.json"
+_MOST_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A server's model under a name of the user's.
+
+    Attributes:
+        name: What ``--model`` takes.
+        base_url: The server.
+        model: Its id there; None: the only one.
+        plain_http: Unencrypted HTTP to that host was confirmed.
+        tokenizer: Of this machine, or "server"; None chooses.
+    """
+
+    name: str
+    base_url: str
+    model: str | None = None
+    plain_http: bool = False
+    tokenizer: str | None = None
+
+    @property
+    def key(self) -> str:
+        """The server's key, from the keychain or the environment; empty where there is none."""
+        return key_for(self.base_url)
+
+
+def key_for(base_url: str) -> str:
+    """The key that the keychain has for an address, else `KEY_VARIABLE` of the environment."""
+    address = Address.parse(base_url, plain_http=True)
+    return kept_key(address.url) or os.environ.get(KEY_VARIABLE, "").strip()
+
+
+def connections() -> list[Connection]:
+    """All of them, by name.
+
+    Raises:
+        ModelLoadError: The file cannot be read.
+    """
+    path = models_dir() / _FILE
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ModelLoadError(f"{path} is larger than any list of connections; remove it and connect again")
+        return sorted(msgspec.json.decode(path.read_bytes(), type=list[Connection]), key=lambda each: each.name)
+    except FileNotFoundError:
+        return []
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as fault:
+        raise ModelLoadError(f"{path}: not readable ({fault}); remove it and connect again") from fault
+
+
+def find_connection(name: str) -> Connection | None:
+    """The connection of that name."""
+    return next((each for each in connections() if each.name == name), None)
+
+
+def keep_connection(connection: Connection, key: str = "") -> str:
+    """Stores a connection in place of an earlier one of its name, and its key in the keychain.
+
+    Returns:
+        The keychain's name; empty without a key.
+
+    Raises:
+        InvalidRequestError: No name, or no address.
+        KeychainError: There is a key and no keychain; nothing was stored.
+    """
+    if not is_model_id(connection.name):
+        raise InvalidRequestError(f"a connection is called like a model (letters, digits, - _ .), not {connection.name!r:.80}")
+    address = Address.parse(connection.base_url, plain_http=connection.plain_http)
+    kept_in = keep_key(address.url, key) if key else ""
+    _write([each for each in connections() if each.name != connection.name] + [connection])
+    return kept_in
+
+
+def forget_connection(name: str) -> bool:
+    """Removes a connection and its key, unless another connection to the same server needs it; False without one."""
+    all_of_them = connections()
+    gone = next((each for each in all_of_them if each.name == name), None)
+    if gone is None:
+        return False
+    rest = [each for each in all_of_them if each.name != name]
+    _write(rest)
+    address = Address.parse(gone.base_url, plain_http=True).url
+    if not any(Address.parse(each.base_url, plain_http=True).url == address for each in rest):
+        forget_key(address)
+    return True
+
+
+def _write(entries: list[Connection]) -> None:
+    path = models_dir() / _FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(f"{path}.{os.getpid()}")
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(entries), indent=2) + b"\n")
+    fresh.replace(path)

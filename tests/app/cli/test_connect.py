@@ -1,0 +1,75 @@
+"""A model on a server by the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime import load
+from tests.app.cli.conftest import Elsewise
+from tests.runtime.remote.servers import Server, serving, tokenizer_folder
+
+KEY = "sk-very-secret-0123456789"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with load("mock", backend="mock") as model, serving(model, embeddings=True, key=KEY) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ELSEWISE_API_KEY", KEY)
+    monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "models"))
+
+
+def test_ask_score_and_embed(elsewise: Elsewise, server: Server, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("Hello there")
+    here = ("--connect", server.base_url, "--tokenizer", str(tokenizer_folder(tmp_path / "tokenizer")))
+    greedy = ("--temperature", "0", "--max-tokens", "5", "--alternatives", "2")
+    asked = elsewise("ask", "Hi", *here, *greedy)
+    assert asked.code == 0, asked.err
+    assert "rank 1" in asked.out
+    assert "KV is on the server" in asked.err
+    local = elsewise("ask", "Hi", "--model", "mock", "--backend", "mock", *greedy)
+    assert asked.out == local.out
+    scored = elsewise("score", str(text), *here, "--json")
+    assert scored.code == 0, scored.err
+    rows = [json.loads(line) for line in scored.out.splitlines()]
+    assert rows[3]["logprob"] < 0
+    assert rows[3]["entropy"] is None
+    assert elsewise("score", str(text), *here).code == 0
+    vectors = elsewise("embed", str(text), *here)
+    assert vectors.code == 0, vectors.err
+    assert KEY not in asked.out + asked.err + scored.err + vectors.err
+
+
+def test_a_connection_by_name(elsewise: Elsewise, server: Server, tmp_path: Path) -> None:
+    folder = str(tokenizer_folder(tmp_path / "tokenizer"))
+    made = elsewise("models", "connect", "far", server.base_url, "--tokenizer", folder)
+    assert made.code == 0, made.err
+    assert "vllm 0.32.0" in made.out
+    assert "far: the model at " + server.base_url in elsewise("models", "list").out
+    assert elsewise("ask", "Hi", "--model", "far", "--max-tokens", "2").code == 0
+    assert KEY not in (tmp_path / "models" / "connections.json").read_text()
+    assert "forgotten" in elsewise("models", "remove", "far").out
+    assert elsewise("models", "list").out == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (("--connect", "http://example.com"), 1, "unencrypted"),
+        (("--connect", "http://127.0.0.1:9"), 1, "no connection"),
+        (("--plain-http",), 2, "goes with --connect"),
+        (("--connect", "http://127.0.0.1:9", "--session", "x"), 2, "leave out --connect"),
+    ],
+)
+def test_refusals(elsewise: Elsewise, options: tuple[str, ...], code: int, said: str) -> None:
+    done = elsewise("ask", "Hi", *options)
+    assert (done.code, said in done.err) == (code, True), done.err
