@@ -26,13 +26,20 @@ from app.serve.chat import chat
 from app.serve.completions import complete
 from app.serve.engine import Engine
 from app.serve.errors import ApiError, api_error
+from app.serve.metrics import metrics
+from app.serve.openapi import Operation, document
 from app.serve.schemas import (
+    ChatCompletion,
     ChatRequest,
+    Completion,
     CompletionRequest,
+    Detokenized,
     DetokenizeRequest,
     EmbeddingRequest,
+    Embeddings,
     ModelCard,
     ModelList,
+    Tokenized,
     TokenizeRequest,
 )
 from app.serve.security import Access, cors_headers, read_body
@@ -54,11 +61,15 @@ class Posted:
         path: Its path.
         schema: The body's struct.
         handler: Answers it.
+        answer: The answer's struct.
+        streams: Whether it can answer with events.
     """
 
     path: str
     schema: type[msgspec.Struct]
     handler: Handler
+    answer: type[msgspec.Struct]
+    streams: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +78,18 @@ class Read:
 
     path: str
     handler: Callable[[Engine], Awaitable[Answer]]
+    answer: type[msgspec.Struct] | None = None
     media_type: str = "application/json"
 
 
 async def _models(engine: Engine) -> ModelList:
+    """The model that is served."""
     info = (await engine.model()).info
     return ModelList([ModelCard(engine.name, engine.created, info.context_length, info.name)])
 
 
 async def _health(engine: Engine) -> bytes:
+    """Whether the engine runs; answered without a key."""
     model = engine.loaded
     if model is None or model.ended is not None:
         raise ApiError("the engine has stopped and is started again by the next request", 503, code="engine_stopped")
@@ -83,17 +97,35 @@ async def _health(engine: Engine) -> bytes:
 
 
 async def _version(engine: Engine) -> bytes:  # noqa: ARG001  # the shape of all handlers
+    """The version of Elsewise."""
     return msgspec.json.encode({"version": __version__})
 
 
+async def _openapi(engine: Engine) -> bytes:  # noqa: ARG001  # the shape of all handlers
+    """This document."""
+    read = [Operation(each.path, _summary(each.handler), None, each.answer, streams=False) for each in READ]
+    posted = [Operation(each.path, _summary(each.handler), each.schema, each.answer, each.streams) for each in POSTED]
+    return document([*posted, *read])
+
+
+def _summary(handler: Callable[..., Any]) -> str:
+    return (handler.__doc__ or "").partition("\n")[0]
+
+
 POSTED: Final = (
-    Posted("/v1/completions", CompletionRequest, complete),
-    Posted("/v1/chat/completions", ChatRequest, chat),
-    Posted("/v1/embeddings", EmbeddingRequest, embed),
-    Posted("/tokenize", TokenizeRequest, tokenize),
-    Posted("/detokenize", DetokenizeRequest, detokenize),
+    Posted("/v1/completions", CompletionRequest, complete, Completion, streams=True),
+    Posted("/v1/chat/completions", ChatRequest, chat, ChatCompletion, streams=True),
+    Posted("/v1/embeddings", EmbeddingRequest, embed, Embeddings),
+    Posted("/tokenize", TokenizeRequest, tokenize, Tokenized),
+    Posted("/detokenize", DetokenizeRequest, detokenize, Detokenized),
 )
-READ: Final = (Read("/v1/models", _models), Read("/health", _health), Read("/version", _version))
+READ: Final = (
+    Read("/v1/models", _models, ModelList),
+    Read("/health", _health),
+    Read("/version", _version),
+    Read("/metrics", metrics, media_type="text/plain; version=0.0.4; charset=utf-8"),
+    Read("/openapi.json", _openapi),
+)
 
 
 def build_app(engine: Engine, access: Access) -> ASGIApp:

@@ -45,7 +45,7 @@ THINK_TOKENS = 16  # last tokens of a prompt in which a template opens the reaso
 
 
 async def chat(engine: Engine, request: ChatRequest) -> Answer:
-    """Answers one request.
+    """Answers a conversation.
 
     Raises:
         ApiError, RuntimeFault: It cannot be answered.

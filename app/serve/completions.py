@@ -40,7 +40,7 @@ DEFAULT_MAX_TOKENS: Final = 16  # OpenAI's and vLLM's
 
 
 async def complete(engine: Engine, request: CompletionRequest) -> Answer:
-    """Answers one request.
+    """Continues texts or token ids, and scores them.
 
     Raises:
         ApiError, RuntimeFault: It cannot be answered.

@@ -1,0 +1,71 @@
+"""/metrics and /openapi.json."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+from app.serve.app import POSTED, READ
+from tests.app.serve.conftest import Served
+
+LINE = re.compile(r'([a-z_:]+)\{(?:[a-z_]+="(?:[^"\\]|\\.)*",?)+\} (\S+)')
+
+
+def figures(served: Served) -> dict[str, float]:
+    response = served.client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    found: dict[str, float] = {}
+    for line in response.text.splitlines():
+        if line.startswith("#"):
+            assert re.fullmatch(r"# (HELP [a-z_:]+ .+|TYPE [a-z_:]+ (counter|gauge))", line)
+            continue
+        match = LINE.fullmatch(line)
+        assert match is not None, line
+        found[match[1]] = found.get(match[1], 0.0) + float(match[2])
+    return found
+
+
+def test_tokens_and_answers_are_counted(served: Served) -> None:
+    before = figures(served)
+    usage = served.post("/v1/completions", prompt=[31, 32, 33], max_tokens=4)["usage"]
+    served.stream("/v1/chat/completions", messages=[{"role": "user", "content": "a"}], max_tokens=3)
+    served.client.post("/v1/completions", json={})
+    after = figures(served)
+    grown = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    assert grown["vllm:generation_tokens_total"] == 7
+    assert grown["vllm:prompt_tokens_total"] > usage["prompt_tokens"]
+    assert grown["elsewise:responses_total"] == 4  # the reading of the figures too
+    assert (after["vllm:num_requests_running"], after["vllm:num_requests_waiting"], after["elsewise:leases"]) == (0, 0, 0)
+    assert 0 <= after["vllm:kv_cache_usage_perc"] <= 1
+    assert after["elsewise:kv_budget_bytes"] > 0
+
+
+def test_a_running_request_shows(served: Served) -> None:
+    with served.client.stream(
+        "POST", "/v1/completions", json={"prompt": [5], "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    ) as response:
+        next(response.iter_raw())
+        assert figures(served)["vllm:num_requests_running"] == 1
+    while figures(served)["vllm:num_requests_running"]:  # the test's own time-out ends a wait that is in vain
+        time.sleep(0.01)
+
+
+def test_the_document_lists_every_path_and_resolves(served: Served) -> None:
+    document = served.client.get("/openapi.json").json()
+    assert set(document["paths"]) == {each.path for each in (*POSTED, *READ)}
+    schemas = document["components"]["schemas"]
+
+    def check(part: Any) -> None:
+        if isinstance(part, dict):
+            if "$ref" in part:
+                assert part["$ref"].removeprefix("#/components/schemas/") in schemas
+            for each in part.values():
+                check(each)
+        elif isinstance(part, list):
+            for each in part:
+                check(each)
+
+    check(document)
+    assert schemas["CompletionRequest"]["properties"]["logprobs"]
+    assert all(operation["summary"] for path in document["paths"].values() for operation in path.values())
