@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Final
 
 import msgspec
@@ -179,7 +179,7 @@ def _info(
     }
     unknown_context = () if facts.context else (f"{server} does not say how long its context is",)
     return ModelInfo(
-        name=f"{facts.model} at {address.host}",
+        name=f"{PurePath(facts.model).name if facts.model.startswith('/') else facts.model} at {address.host}",
         backend=dialect.name,
         device=address.host,
         dtype="",

@@ -181,6 +181,7 @@ class Chunk:
         prompt: Scores of the prompt's tokens, None for the first.
         prompt_tokens: As the server counts; None where it says nothing.
         cached_tokens: Of them, found in its cache.
+        generated: Tokens of the answer so far; then `pieces` may begin with some that were told before.
     """
 
     pieces: Sequence[Piece] = ()
@@ -189,6 +190,7 @@ class Chunk:
     prompt: Sequence[Scored | None] | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    generated: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +212,7 @@ class Dialect(Protocol):
 
     name: str
     pages: tuple[str, ...]  # that tell it apart, beside /v1/models
+    checks_ids: bool  # refuses ids that it does not have
     returns_eos: bool  # the token that ended an answer is among its tokens, and comes with the reason
 
     def recognise(self, probe: Probe) -> str | None:

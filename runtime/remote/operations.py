@@ -52,6 +52,7 @@ _USUAL_ALTERNATIVES: Final = 20  # asked for beside an answer, so that most rank
 _EMPTY_EVENTS: Final = 1000  # of an answer, in a row
 _USAGE_SECONDS: Final = 0.5  # after the last token
 _MOST_USAGE_EVENTS: Final = 4
+_IDS_OF_A_TOKEN: Final = 8
 _BRANCH_STRIDE: Final = 0x9E3779B97F4A7C15  # between the seeds of branches
 _MOST_SEED: Final = (1 << 63) - 1  # a server's
 
@@ -341,7 +342,8 @@ class RemoteOperations:
             eos=told,
             own_eos=not options.ignore_eos and ends.issuperset(self.text.facts.eos_token_ids),
         )
-        job = GenerateJob(ids, None, Priority.CHAT, options=options, on_run=on_run)
+        most = limit if self._abilities.token_ids else limit * _IDS_OF_A_TOKEN  # a piece of text may be several tokens here
+        job = GenerateJob(ids, None, Priority.CHAT, options=replace(options, max_tokens=most), on_run=on_run)
         answer = Answer(job, self.text.facts.byte_vocab, ends, self.info.context_length - 1, Utf8Stream())
         async with self._some, self._request("generate", len(ids), options.seed) as request:
             try:
@@ -383,13 +385,16 @@ class RemoteOperations:
         """
         held: Piece | None = None
         finish: str | None = None
-        quiet = 0
+        quiet = seen = 0
         path, body = self._dialect.request(asked, self._abilities, stream=True)
         async with aclosing(self._client.events(path, body, within=_within(asked))) as events:
             async for data in events:
                 chunk = self._dialect.read(data, asked)
                 request.counted(chunk)
-                pieces = [known for piece in chunk.pieces for known in self._known(piece)]
+                fresh = len(chunk.pieces) if chunk.generated is None else max(0, chunk.generated - seen)
+                seen += fresh
+                told = chunk.pieces[len(chunk.pieces) - fresh :] if fresh <= len(chunk.pieces) else chunk.pieces
+                pieces = [known for piece in told for known in self._known(piece)]
                 quiet = 0 if pieces else quiet + 1
                 if quiet > _EMPTY_EVENTS:
                     raise malformed(f"{quiet:,} events without a token")

@@ -275,6 +275,8 @@ async def choose_text(
             continue
         width = vocab or facts.vocab or whole_vocab(folder) or len(side.tokenizer)
         proof = await _differs(side, width, dialect, client, facts, abilities)
+        if proof == "" and client.address.loopback and Path(candidate).is_absolute():
+            proof = None  # the folder that the server of this machine loaded
         if proof is None or (named and not proof):
             unproven = f"the tokenizer {candidate} was named by the user; {client.address.host} cannot prove it the same"
             return LocalText(side, width, options, () if proof is None else (unproven,))
@@ -284,6 +286,11 @@ async def choose_text(
     if not abilities.tokenizer:
         raise UnsupportedFeatureError(
             f"{client.address.host} does not tokenise, and no tokenizer of {facts.model} is on this machine: name one by "
+            "connect(..., tokenizer=FOLDER), --tokenizer FOLDER"
+        )
+    if not (vocab or facts.vocab or dialect.checks_ids):
+        raise UnsupportedFeatureError(
+            f"{client.address.host} does not say how large its vocabulary is: name a tokenizer by "
             "connect(..., tokenizer=FOLDER), --tokenizer FOLDER"
         )
     width = vocab or facts.vocab or await _vocab_by_asking(dialect, client, facts, abilities)

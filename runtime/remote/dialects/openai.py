@@ -93,6 +93,7 @@ class OpenAI:
 
     name = "openai"
     pages: tuple[str, ...] = ()
+    checks_ids = False
     returns_eos = False
 
     def recognise(self, probe: Probe) -> str | None:

@@ -37,6 +37,7 @@ class VLLM(OpenAI):
 
     name = "vllm"
     pages: tuple[str, ...] = ("/version",)
+    checks_ids = True
     returns_eos = True
     grammars = frozenset({"json_schema", "regex"})
     sampler = frozenset(

@@ -90,16 +90,17 @@ class Server:
         try:
             if self.key and headers.get("authorization") != f"Bearer {self.key}":
                 raise Refused(401, f"Unauthorized {headers.get('authorization')}")
-            if path == "/v1/completions" and body.get("stream"):
-                await self._stream(body, writer)
+            if body is not None and body.get("stream"):
+                await self.stream(path, body, writer)
             else:
-                send(writer, 200, await self._answer(method, path, body))
+                send(writer, 200, await self.answer(method, path, body))
         except Refused as fault:
             error = {"error": {"message": fault.message, "type": "BadRequestError", "param": None, "code": fault.status}}
             send(writer, fault.status, error, **fault.headers)
         await writer.drain()
 
-    async def _answer(self, method: str, path: str, body: Any) -> Any:
+    async def answer(self, method: str, path: str, body: Any) -> Any:
+        """A whole answer, as JSON."""
         match method, path:
             case "GET", "/v1/models":
                 return {"object": "list", "data": self.models}
@@ -222,14 +223,15 @@ class Server:
             )
         return rows
 
-    async def _stream(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    async def stream(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        """A streamed answer."""
         ids = await self._prompt(body)
         start_events(writer)
-        path, count = list(ids), 0
+        told, count = list(ids), 0
         async with aclosing(self._records(ids, body)) as source:
             async for record in source:
-                row = await self.model.next_token_logprobs(path)
-                path.append(record.token_id)
+                row = await self.model.next_token_logprobs(told)
+                told.append(record.token_id)
                 count += 1
                 event(writer, {"id": "cmpl-1", "model": body["model"], "choices": [self._choice([record], body, [row])]})
                 await writer.drain()
@@ -267,9 +269,9 @@ async def _request(reader: asyncio.StreamReader) -> tuple[str, str, dict[str, st
 
 
 @contextmanager
-def serving(model: LanguageModel, **settings: Any) -> Iterator[Server]:
+def serving(model: LanguageModel, kind: type[Server] = Server, **settings: Any) -> Iterator[Server]:
     """A server around a model on a free port of this machine."""
-    server = Server(model, **settings)
+    server = kind(model, **settings)
     server.models = server.models or [
         {"id": "tiny", "object": "model", "owned_by": server.owner, "root": "tiny", "parent": None, "max_model_len": 2048}
     ]

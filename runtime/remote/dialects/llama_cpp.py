@@ -1,0 +1,187 @@
+"""llama.cpp's server: ``/completion`` with token ids and ``n_probs``, by its documentation (tools/server/README.md)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+
+from runtime.errors import InvalidRequestError, RemoteError, UnsupportedFeatureError
+from runtime.remote.dialect import Abilities, Alternatives, Chunk, Completion, Facts, Piece, Probe, Prompt, finite, malformed
+from runtime.remote.dialects.openai import OpenAI, decoded, entry_of, names_of, whole
+from runtime.remote.http import HttpClient
+
+MOST_ALTERNATIVES: Final = 1000  # asked for at once; the whole vocabulary was not tried
+_RENAMED: Final = {"repetition_penalty": "repeat_penalty"}
+
+
+class _Probability(msgspec.Struct):
+    id: int
+    logprob: float
+    top_logprobs: list[_Probability] = []
+
+
+class _Timings(msgspec.Struct):
+    cache_n: int | None = None
+
+
+class _Body(msgspec.Struct):
+    content: str = ""
+    tokens: list[int] = []
+    stop: bool = False
+    stop_type: str = ""
+    completion_probabilities: list[_Probability] = []
+    tokens_evaluated: int | None = None
+    timings: _Timings | None = None
+    error: Any = None
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+class _Content(msgspec.Struct):
+    content: str
+
+
+class _Prompt(msgspec.Struct):
+    prompt: str
+
+
+class LlamaCpp(OpenAI):
+    """A server of llama.cpp."""
+
+    name = "llama.cpp"
+    pages: tuple[str, ...] = ("/props",)
+    returns_eos = False
+    sampler = frozenset(
+        {
+            *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+            *("typical_p", "logit_bias", "banned_tokens"),
+        }
+    )
+
+    def recognise(self, probe: Probe) -> str | None:
+        """``/props`` with its settings of generation."""
+        page = probe.pages.get("/props")
+        if isinstance(page, dict) and "default_generation_settings" in page:
+            return str(page.get("build_info") or "")[:40]
+        return None
+
+    def facts(self, probe: Probe, model: str) -> Facts:
+        """From ``/props`` and ``/v1/models``."""
+        entry = entry_of(probe, model)
+        props = probe.pages.get("/props") or {}
+        settings = props.get("default_generation_settings")
+        meta = entry.get("meta")
+        context = whole(settings.get("n_ctx")) if isinstance(settings, dict) else 0
+        vocab = whole(meta.get("n_vocab")) if isinstance(meta, dict) else 0
+        names = [props.get("model_path"), *names_of(entry)]
+        return Facts(
+            model,
+            context,
+            tuple(dict.fromkeys(name for name in names if isinstance(name, str) and name)),
+            vocab=vocab,
+            has_template=bool(props.get("chat_template")),
+        )
+
+    async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
+        """One token with alternatives."""
+        del probe
+        found = Abilities(
+            token_prompts=True,
+            token_ids=True,
+            alternatives=MOST_ALTERNATIVES,
+            cached_tokens=True,
+            tokenizer=True,
+            chat=True,
+            grammars=frozenset({"json_schema"}),
+            sampling=self.sampler,
+        )
+        ids = await self.tokenize(client, facts.model, "Hi")
+        chunk = await self.ask(client, Completion(model=facts.model, prompt=Prompt(ids, "Hi"), alternatives=3), found)
+        if not chunk.pieces or chunk.pieces[0].alternatives is None:
+            raise malformed("no alternatives for one token (n_probs)")
+        return replace(found, embeddings=await self.has_embeddings(client, facts.model))
+
+    def request(self, asked: Completion, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
+        """``/completion``; a temperature below 0 is greedy with the probabilities of a plain softmax."""
+        body: dict[str, Any] = {"prompt": asked.prompt.ids, "n_predict": asked.max_tokens, "cache_prompt": True}
+        sampling = self.sampling(asked, abilities)
+        bias = [[int(token), value] for token, value in sampling.pop("logit_bias", {}).items()]
+        body |= {_RENAMED.get(name, name): value for name, value in sampling.items()}
+        if body["temperature"] == 0.0:
+            body["temperature"] = -1.0
+        body |= {"return_tokens": True, "post_sampling_probs": False, "stream": stream}
+        if asked.alternatives:
+            body["n_probs"] = min(asked.alternatives, abilities.alternatives)
+        if bias:
+            body["logit_bias"] = bias
+        if asked.eos is not None:
+            body["ignore_eos"] = not asked.own_eos
+        if asked.grammar is not None:
+            body["json_schema"] = json.loads(asked.grammar.source)
+        return "/completion", body
+
+    def read(self, body: bytes, asked: Completion) -> Chunk:
+        """An answer, or an event of its stream; the token that ended it is not among its tokens."""
+        answer = decoded(body, _Body)
+        if answer.error is not None:
+            raise RemoteError(f"the server failed on the way: {str(answer.error)[:300]}", "server")
+        told = answer.completion_probabilities
+        if told and len(told) != len(answer.tokens):
+            raise malformed(f"{len(answer.tokens)} tokens, {len(told)} probabilities")
+        pieces = [Piece(token, "", None, None) for token in answer.tokens]
+        if told:
+            pieces = [_piece(each, asked) for each in told]
+        finish = {"limit": "length"}.get(answer.stop_type, "stop") if answer.stop else None
+        cached = None if answer.timings is None else answer.timings.cache_n
+        return Chunk(pieces, finish, None, None, answer.tokens_evaluated, cached)
+
+    async def tokenize(self, client: HttpClient, model: str, text: str) -> list[int]:
+        """``/tokenize``; control tokens spelt in the text stay text."""
+        del model
+        body = {"content": text, "add_special": True, "parse_special": False}
+        return list(decoded(await client.post("/tokenize", body), _Tokens).tokens)
+
+    async def detokenize(self, client: HttpClient, model: str, ids: Sequence[int]) -> str:
+        """``/detokenize``."""
+        del model
+        return str(decoded(await client.post("/detokenize", {"tokens": list(ids)}), _Content).content)
+
+    async def render_chat(
+        self,
+        client: HttpClient,
+        model: str,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+    ) -> list[int]:
+        """``/apply-template``, then ``/tokenize``."""
+        del model
+        if not add_generation_prompt:
+            raise UnsupportedFeatureError(f"{client.address.host} renders conversations for an answer alone")
+        asked: dict[str, Any] = {"messages": [dict(each) for each in messages]}
+        if tools:
+            asked["tools"] = [dict(tool) for tool in tools]
+        text = decoded(await client.post("/apply-template", asked), _Prompt).prompt
+        body = {"content": text, "add_special": True, "parse_special": True}
+        return list(decoded(await client.post("/tokenize", body), _Tokens).tokens)
+
+    async def has_embeddings(self, client: HttpClient, model: str) -> bool:
+        """Only where it was started with --embeddings; asking a server that was not is an error of its own."""
+        try:
+            return await super().has_embeddings(client, model)
+        except InvalidRequestError:
+            return False
+
+
+def _piece(told: _Probability, asked: Completion) -> Piece:
+    if len(told.top_logprobs) > asked.alternatives + 1:
+        raise malformed(f"{len(told.top_logprobs):,} alternatives where {asked.alternatives:,} were asked for")
+    top = {each.id: finite(each.logprob) for each in told.top_logprobs}
+    top.setdefault(told.id, finite(told.logprob))
+    return Piece(told.id, "", top[told.id], Alternatives(list(top), list(top.values())))

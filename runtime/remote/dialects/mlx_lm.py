@@ -1,0 +1,103 @@
+"""mlx_lm.server (0.32): text in; up to 11 alternatives of one token, by id, where the answer is not streamed.
+
+Measured: its own ``id`` and ``logprob`` of a token are those of the first alternative, not of the sampled token, and the
+alternatives are unsorted. A list as prompt ends its generation thread, so that prompts are always one text.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from runtime.remote.dialect import Abilities, Alternatives, Chunk, Completion, Facts, Piece, Probe, Prompt, finite, malformed
+from runtime.remote.dialects.openai import OpenAI, decoded
+from runtime.remote.http import HttpClient
+
+MOST_ALTERNATIVES: Final = 11  # of top_logprobs
+
+
+class _Alternative(msgspec.Struct):
+    id: int
+    logprob: float
+
+
+class _Content(msgspec.Struct):
+    top_logprobs: list[_Alternative] = []
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Content] = []
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Body(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+
+
+class MlxLm(OpenAI):
+    """A server of mlx_lm."""
+
+    name = "mlx_lm"
+    pages: tuple[str, ...] = ("/health",)
+    sampler = frozenset({"temperature", "top_k", "top_p", "min_p", "repetition_penalty", "logit_bias", "banned_tokens"})
+
+    def recognise(self, probe: Probe) -> str | None:
+        """Models that nobody owns, and ``/health`` in its words."""
+        if probe.models and not any("owned_by" in entry for entry in probe.models):
+            return "" if probe.pages.get("/health") == {"status": "ok"} else None
+        return None
+
+    async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
+        """One token, which loads the model."""
+        del probe
+        found = Abilities(alternatives=MOST_ALTERNATIVES, cached_tokens=True, sampling=self.sampler)
+        asked = Completion(model=facts.model, prompt=Prompt([], "Hi"), alternatives=MOST_ALTERNATIVES)
+        chunk = await self.ask(client, asked, found)
+        if not chunk.pieces or chunk.pieces[0].alternatives is None:
+            raise malformed("no alternatives for one token")
+        return found
+
+    def request(self, asked: Completion, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
+        """``/v1/completions``; alternatives come with whole answers alone."""
+        path, body = super().request(asked, Abilities(sampling=abilities.sampling), stream=stream)
+        if asked.alternatives and not stream:
+            body |= {"logprobs": True, "top_logprobs": min(asked.alternatives, MOST_ALTERNATIVES)}
+        return path, body
+
+    def read(self, body: bytes, asked: Completion) -> Chunk:
+        """``choices[0]``: the alternatives of its tokens, or its text."""
+        answer = decoded(body, _Body)
+        usage = answer.usage or _Usage()
+        details = usage.prompt_tokens_details
+        cached = None if details is None else details.cached_tokens
+        if not answer.choices:
+            return Chunk(prompt_tokens=usage.prompt_tokens, cached_tokens=cached)
+        choice: _Choice = answer.choices[0]
+        if choice.logprobs is None:
+            pieces = [Piece(None, choice.text, None, None)] if choice.text else []
+        else:
+            pieces = [_piece(content, asked) for content in choice.logprobs.content]
+        return Chunk(pieces, choice.finish_reason, None, None, usage.prompt_tokens, cached)
+
+
+def _piece(content: _Content, asked: Completion) -> Piece:
+    if len(content.top_logprobs) > asked.alternatives:
+        raise malformed(f"{len(content.top_logprobs)} alternatives where {asked.alternatives} were asked for")
+    found = Alternatives([each.id for each in content.top_logprobs], [finite(each.logprob) for each in content.top_logprobs])
+    return Piece(None, "", None, found)

@@ -1,0 +1,269 @@
+"""Servers of other kinds. mlx_lm's shapes were recorded from 0.32; those of llama.cpp and SGLang are of their documents."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime import (
+    FullVocabUnavailableError,
+    GenerationOptions,
+    InvalidRequestError,
+    LanguageModel,
+    RemoteError,
+    SamplingOptions,
+    TokenRecord,
+    UnsupportedFeatureError,
+    connect,
+)
+from tests.runtime.remote.servers import EOS, Refused, Server, event, serving, start_events
+
+
+def best(row: Any, count: int) -> list[int]:
+    return sorted(range(len(row)), key=lambda token: (-row[token], token))[:count]
+
+
+class Other(Server):
+    """What the kinds have in common."""
+
+    ends = b"0\r\n\r\n"
+
+    async def drawn(
+        self, ids: Sequence[int], most: int, temperature: float, stops: Sequence[int] = EOS
+    ) -> AsyncGenerator[tuple[TokenRecord, Any], None]:
+        options = GenerationOptions(
+            max_tokens=most,
+            sampling=SamplingOptions(temperature=max(temperature, 0.0)),
+            eos_token_ids=tuple(stops),
+            resolve=False,
+        )
+        path = list(ids)
+        async with aclosing(self.model.generate(ids, options)) as records:
+            async for record in records:
+                row = await self.model.next_token_logprobs(path)
+                path.append(record.token_id)
+                yield record, row
+
+    async def stream(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        start_events(writer)
+        async with aclosing(self.parts(body)) as parts:
+            async for part in parts:
+                event(writer, part)
+        writer.write(self.ends)
+
+    def parts(self, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
+        raise NotImplementedError
+
+    async def last(self, body: dict[str, Any]) -> Any:
+        return [part async for part in self.parts(body)][-1]
+
+
+class LlamaServer(Other):
+    async def answer(self, method: str, path: str, body: Any) -> Any:
+        match path:
+            case "/v1/models":
+                return {"data": [{"id": "tiny.gguf", "owned_by": "llamacpp", "meta": {"n_vocab": 259, "n_ctx_train": 4096}}]}
+            case "/props":
+                return {"default_generation_settings": {"n_ctx": 2048}, "chat_template": "x", "build_info": "b8681"}
+            case "/tokenize":
+                return {"tokens": await self.model.tokenize_async(body["content"])}
+            case "/detokenize":
+                return {"content": self.model.detokenize(body["tokens"])}
+            case "/apply-template":
+                return {"prompt": "".join(f"{each['role']}: {each['content']}\n" for each in body["messages"])}
+            case "/completion":
+                parts = [part async for part in self.parts(body)]
+                whole = dict(parts[-1])
+                for name in ("tokens", "completion_probabilities"):
+                    whole[name] = [each for part in parts for each in part.get(name, ())]
+                return whole
+        raise Refused(404, "File Not Found")
+
+    async def parts(self, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
+        why = "limit"
+        async for record, row in self.drawn(body["prompt"], body["n_predict"], body["temperature"]):
+            if record.finish_reason == "eos":
+                why = "eos"
+                break
+            told = {"id": record.token_id, "token": record.text, "bytes": [], "logprob": float(row[record.token_id])}
+            told["top_logprobs"] = [{"id": t, "logprob": float(row[t])} for t in best(row, body.get("n_probs", 0))]
+            yield {"content": record.text, "tokens": [record.token_id], "stop": False, "completion_probabilities": [told]}
+        timings = {"cache_n": 1, "prompt_n": 2}
+        yield {"content": "", "tokens": [], "stop": True, "stop_type": why, "tokens_evaluated": 3, "timings": timings}
+
+
+class SGLangServer(Other):
+    ends = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+
+    async def answer(self, method: str, path: str, body: Any) -> Any:
+        match path:
+            case "/v1/models":
+                return {"data": [{"id": "tiny", "owned_by": "sglang", "max_model_len": 2048}]}
+            case "/get_model_info":
+                return {"model_path": "tiny", "tokenizer_path": "tiny", "is_generation": True}
+            case "/tokenize":
+                return {"tokens": await self.model.tokenize_async(body["prompt"])}
+            case "/detokenize":
+                return {"prompt": self.model.detokenize(body["tokens"])}
+            case "/generate":
+                return await self.last(body)
+        raise Refused(404, "Not Found")
+
+    async def parts(self, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
+        ids = body["input_ids"] if "input_ids" in body else await self.model.tokenize_async(body["text"])
+        given, count = body["sampling_params"], body["top_logprobs_num"]
+        stops = (*given.get("stop_token_ids", ()), *(() if given.get("ignore_eos") else EOS))
+        own: list[Any] = []
+        tops: list[Any] = []
+        chosen: list[Any] = []
+        meta: dict[str, Any] = {"prompt_tokens": len(ids), "cached_tokens": 1, "finish_reason": None}
+        if body.get("logprob_start_len") == 0:
+            rows = [await self.model.next_token_logprobs(ids[:n]) for n in range(1, len(ids))]
+            scores = [[float(row[token]), token, None] for row, token in zip(rows, ids[1:], strict=True)]
+            meta["input_token_logprobs"] = [[None, ids[0], None], *scores]
+            meta["input_top_logprobs"] = [None, *([[float(row[t]), t, None] for t in best(row, count)] for row in rows)]
+        async for record, row in self.drawn(ids, given["max_new_tokens"], given["temperature"], stops):
+            own.append([float(row[record.token_id]), record.token_id, None])
+            tops.append([[float(row[t]), t, None] for t in best(row, count)])
+            chosen.append([[float(row[t]), t, None] for t in body.get("token_ids_logprob", ())])
+            if record.finish_reason == "eos":
+                meta["finish_reason"] = {"type": "stop", "matched": record.token_id}
+            elif record.finish_reason:
+                meta["finish_reason"] = {"type": "length", "length": len(own)}
+            told = {"output_token_logprobs": list(own), "output_top_logprobs": list(tops), "completion_tokens": len(own)}
+            yield {"text": "", "meta_info": {**meta, **told, "output_token_ids_logprobs": list(chosen)}}
+
+
+class MlxServer(Other):
+    ends = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+
+    async def answer(self, method: str, path: str, body: Any) -> Any:
+        match path:
+            case "/v1/models":
+                return {"object": "list", "data": [{"id": "tiny", "object": "model", "created": 1}]}
+            case "/health":
+                return {"status": "ok"}
+            case "/v1/completions":
+                if not isinstance(body["prompt"], str):
+                    raise Refused(404, "text input must be of type str")
+                return await self._whole(body)
+        raise Refused(404, "Not Found")
+
+    async def _whole(self, body: dict[str, Any]) -> Any:
+        content = []
+        ids = await self.model.tokenize_async(body["prompt"])
+        async for _, row in self.drawn(ids, body["max_tokens"], body["temperature"]):
+            tops = [{"id": t, "token": "?", "logprob": float(row[t])} for t in reversed(best(row, body["top_logprobs"]))]
+            content.append({**tops[0], "top_logprobs": tops})
+        usage = {"prompt_tokens": len(ids), "prompt_tokens_details": {"cached_tokens": 1}}
+        return {
+            "choices": [{"index": 0, "finish_reason": "length", "logprobs": {"content": content}, "text": "?"}],
+            "usage": usage,
+        }
+
+    async def parts(self, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
+        reason = "length"
+        async for record, _ in self.drawn(
+            await self.model.tokenize_async(body["prompt"]), body["max_tokens"], body["temperature"]
+        ):
+            if record.finish_reason == "eos":
+                reason = "stop"
+                break
+            if record.text:
+                yield {"choices": [{"index": 0, "finish_reason": None, "text": record.text}]}
+        yield {"choices": [{"index": 0, "finish_reason": reason, "text": ""}]}
+        yield {"choices": [], "usage": {"prompt_tokens": 3}}
+
+
+class TextServer(MlxServer):
+    """OpenAI's: five alternatives by text."""
+
+    async def answer(self, method: str, path: str, body: Any) -> Any:
+        if path == "/v1/models":
+            return {"data": [{"id": "tiny", "owned_by": "me"}]}
+        if path != "/v1/completions":
+            raise Refused(404, "Not Found")
+        tokens, own, tops = [], [], []
+        async for record, row in self.drawn(
+            await self.model.tokenize_async(body["prompt"]), body["max_tokens"], body["temperature"]
+        ):
+            tokens.append(record.text)
+            own.append(float(row[record.token_id]))
+            tops.append({self.model.detokenize([t]): float(row[t]) for t in best(row, body.get("logprobs", 0))})
+        told = {"tokens": tokens, "token_logprobs": own, "top_logprobs": tops}
+        choice = {"text": "".join(tokens), "finish_reason": "length", "logprobs": told if "logprobs" in body else None}
+        return {"choices": [choice]}
+
+
+KINDS = {"llama.cpp": LlamaServer, "sglang": SGLangServer, "mlx_lm": MlxServer, "openai": TextServer}
+TEXT = "Some words"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_is_recognised_and_gives_what_it_has(model: LanguageModel, folder: Path, kind: str) -> None:
+    ids = model.tokenize(TEXT)
+    with serving(model, KINDS[kind]) as server, connect(server.base_url, tokenizer=folder) as remote:
+        assert remote.info.backend == kind
+        count = {"mlx_lm": 11, "openai": 5}.get(kind, 12)
+        ours, theirs = model.top_logprobs_sync(ids, count), remote.top_logprobs_sync(ids, count)
+        if kind == "openai":  # bytes that are no text alone have no text to be found by
+            assert set(theirs.ids.tolist()) <= set(ours.ids.tolist())
+        else:
+            assert theirs.ids.tolist() == ours.ids.tolist()
+            np.testing.assert_allclose(theirs.logprobs, ours.logprobs, atol=1e-6)
+            assert theirs.tail_mass == pytest.approx(ours.tail_mass, abs=1e-6)
+        with pytest.raises(FullVocabUnavailableError):
+            remote.next_token_logprobs_sync(ids)
+        if "prompt log-probabilities" in remote.info.capabilities:
+            wanted = [record.logprob and pytest.approx(record.logprob, abs=1e-6) for record in model.score_sync(ids, 3)]
+            assert [record.logprob for record in remote.score_sync(ids, 3)] == wanted
+        else:
+            with pytest.raises(UnsupportedFeatureError, match="does not score given texts"):
+                remote.score_sync(ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_greedy_answer_is_the_model_s_own(model: LanguageModel, folder: Path, kind: str) -> None:
+    options: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12}
+    with serving(model, KINDS[kind]) as server, connect(server.base_url, tokenizer=folder) as remote:
+        for prompt in (TEXT, "Once upon", "b"):
+            ids = model.tokenize(prompt)
+            ours, theirs = list(model.generate_sync(ids, **options)), list(remote.generate_sync(ids, **options))
+            shown = "".join(record.text for record in ours if record.finish_reason != "eos")
+            if "token ids" in remote.info.capabilities:
+                assert [record.token_id for record in theirs] == [record.token_id for record in ours][: len(theirs)]
+                assert theirs[0].top_ids == ours[0].top_ids
+                assert len(theirs) >= len(ours) - 1  # llama.cpp leaves the token out that ends an answer
+            assert "".join(record.text for record in theirs if record.finish_reason != "eos") == shown
+
+
+def test_by_the_server_s_tokenizer(model: LanguageModel) -> None:
+    with serving(model, SGLangServer) as server, pytest.raises(UnsupportedFeatureError, match="how large its vocabulary"):
+        connect(server.base_url, tokenizer="server")
+    with serving(model, LlamaServer) as server, connect(server.base_url, tokenizer="server") as remote:
+        assert remote.tokenize(TEXT) == model.tokenize(TEXT)
+        assert remote.complete_sync(TEXT, max_tokens=3, temperature=0.0)
+
+
+def test_text_alone_needs_a_tokenizer(model: LanguageModel) -> None:
+    with serving(model, MlxServer) as server, pytest.raises(UnsupportedFeatureError, match="name one"):
+        connect(server.base_url)
+
+
+def test_chosen_ids_of_sglang(model: LanguageModel, folder: Path) -> None:
+    with serving(model, SGLangServer) as server, connect(server.base_url, tokenizer=folder) as remote:
+        ours, theirs = model.top_logprobs_sync([1, 2], 2, chosen=[9]), remote.top_logprobs_sync([1, 2], 2, chosen=[9])
+        assert theirs.chosen == pytest.approx(ours.chosen, abs=1e-6)
+
+
+def test_a_dialect_by_name(server: Server, folder: Path) -> None:
+    with connect(server.base_url, dialect="openai", tokenizer=folder) as remote:
+        assert remote.info.backend == "openai"
+    with pytest.raises((InvalidRequestError, RemoteError)):
+        connect(server.base_url, dialect="sglang", tokenizer=folder)
