@@ -41,10 +41,11 @@ from app.serve.schemas import (
     ModelList,
     Tokenized,
     TokenizeRequest,
+    TokenizerInfo,
 )
 from app.serve.security import Access, cors_headers, read_body
 from app.serve.sse import Answer, body_of
-from app.serve.texts import detokenize, embed, tokenize
+from app.serve.texts import detokenize, embed, tokenize, tokenizer_info
 from runtime import RuntimeFault, __version__
 
 log = logging.getLogger(__name__)
@@ -123,6 +124,7 @@ READ: Final = (
     Read("/v1/models", _models, ModelList),
     Read("/health", _health),
     Read("/version", _version),
+    Read("/tokenizer_info", tokenizer_info, TokenizerInfo),
     Read("/metrics", metrics, media_type="text/plain; version=0.0.4; charset=utf-8"),
     Read("/openapi.json", _openapi),
 )

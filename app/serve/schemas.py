@@ -298,6 +298,16 @@ class Detokenized(Struct):
     prompt: str
 
 
+class TokenizerInfo(Struct):
+    """Answer of /tokenizer_info; lm-evaluation-harness reads it in place of a tokenizer of its own."""
+
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    chat_template: str | None
+
+
 class ModelCard(Struct):
     """One entry of /v1/models."""
 

@@ -19,6 +19,7 @@ from app.serve.schemas import (
     Embeddings,
     Tokenized,
     TokenizeRequest,
+    TokenizerInfo,
 )
 
 MOST_TEXTS: Final = 2048  # of one request, as OpenAI's
@@ -78,6 +79,15 @@ async def tokenize(engine: Engine, request: TokenizeRequest) -> Tokenized:
         ids = await text_ids(model, request.prompt or "", "prompt", add_special_tokens=request.add_special_tokens)
     texts = [token_text(model, token) for token in ids] if request.return_token_strs else None
     return Tokenized(len(ids), model.info.context_length, ids, texts)
+
+
+async def tokenizer_info(engine: Engine) -> TokenizerInfo:
+    """What a client needs to use /tokenize in place of a tokenizer of its own."""
+    model = await engine.model()
+    first = await model.tokenize_async("")
+    bos = token_text(model, first[0]) if first else None
+    eos = token_text(model, model.eos_token_ids[0]) if model.eos_token_ids else None
+    return TokenizerInfo("Elsewise", bos, eos, eos, model.chat_template)
 
 
 async def detokenize(engine: Engine, request: DetokenizeRequest) -> Detokenized:

@@ -238,3 +238,8 @@ def test_texts_and_ids_are_turned_into_each_other(served: Served) -> None:
         ("/detokenize", {"tokens": [10**6]}),
     ):
         assert served.client.post(path, json=body).status_code == 400
+
+
+def test_what_a_client_needs_in_place_of_a_tokenizer(served: Served) -> None:
+    info = served.client.get("/tokenizer_info").json()
+    assert (info["eos_token"], info["chat_template"]) == ("<|im_end|>", served.model.chat_template)
