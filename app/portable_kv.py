@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from app.block_files import apart
-from app.kept import BUDGET
 from app.supervisor import Supervisor
-from app.workbench.transfer.exports import FORMATS, export
+from app.workbench.models.settings import BUDGET
+from app.workbench.transfer.exports import FORMATS, write_export
 from app.workbench.tree.session import OpenSession
 from runtime import EngineDiedError, InvalidRequestError, LanguageModel, Manifest, block_keys
 from storage import SessionStore
@@ -71,7 +71,7 @@ async def export_with_kv(store: SessionStore, supervisor: Supervisor, session_id
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}.kv")
     try:
-        await export(store, session_id, FORMATS["portable-kv"], draft, progress)
+        await write_export(store, session_id, FORMATS["portable-kv"], draft, progress)
         keys, blocks = await keys_of(store, session_id), supervisor.options.get("blocks")
         starting = supervisor.state is EngineState.STARTING  # it holds the block file already
         model = await supervisor.model() if starting else supervisor.running

@@ -20,13 +20,13 @@ from PySide6.QtCore import QFileSystemWatcher, QMessageLogContext, QSocketNotifi
 from PySide6.QtWidgets import QApplication
 from qasync import QEventLoop
 
-from app.kept import blocks_in
 from app.paths import DataFolder
 from app.rescue import remedies, rescue
 from app.sample import ensure_sample
 from app.supervisor import Supervisor
 from app.windows import AppWindows
-from app.workbench import AppWorkbench
+from app.workbench import AppWorkbench, Services
+from app.workbench.models.settings import blocks_in
 from storage import DataFolderLock, SessionStore, StoreDamagedError, StoreError, request_focus
 from ui import AppSettings, Collector, MainWindow, Scheme, apply_theme
 
@@ -130,10 +130,10 @@ async def run_window(
     opened), and before anything of the engine is loaded.
     """
     supervisor = Supervisor(model, backend, log_path=data.engine_log, blocks=blocks_in(data))
-    workbench = AppWorkbench(store, supervisor, reopens=True)
+    workbench = AppWorkbench(Services(store, supervisor, reopens=True))
     kept = await store.setting(WINDOW_SETTING)
     windows = AppWindows(workbench, kept)
-    settings = await workbench.load_settings()
+    settings = await workbench.settings.load()
     window = windows.open_first()
     if settings != AppSettings():  # else it looks as it was made
         window.apply(settings)
@@ -157,10 +157,10 @@ async def run_window(
         if on_shown is not None:
             on_shown(window, workbench)
         if not demo:
-            workbench.warm_up()
-        workbench.tidy_up()
+            workbench.models.warm_up()
+        workbench.services.tidy_up()
         await windows.ended.wait()
-    for words in workbench.unsaved:
+    for words in workbench.services.unsaved:
         log.warning("%s", words)
     collector.stop()
     watcher.deleteLater()

@@ -17,7 +17,7 @@ class AppWindows:
     """Keeps every window until all that was asked for in it has ended.
 
     Args:
-        workbench: Of the first window; those of the others are made from it.
+        workbench: Of the first window; the others share its services.
         kept: How the windows were left, see `left`.
     """
 
@@ -82,12 +82,12 @@ class AppWindows:
         return window
 
     def _open_wanted(self, window: MainWindow, workbench: AppWorkbench, session_id: int | None) -> None:
-        if session_id is None or not workbench.bring_forward(session_id):
+        if session_id is None or not workbench.sessions.bring_forward(session_id):
             self._open_beside(window, None, session_id)
 
     def _open_beside(self, window: MainWindow, state: WindowState | None, session_id: int | None) -> None:
         """One more window: where it stood, or a step from the one it was asked for in, and like that one."""
-        workbench = self._workbench.beside()
+        workbench = AppWorkbench(self._workbench.services)
         other = self._add(workbench, state or replace(window.state(), geometry=""), window)
         if state is None:
             other.resize(window.size())

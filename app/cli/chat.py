@@ -220,10 +220,10 @@ class Chat:
         if model.chat_template is None:
             raise click.ClickException(f"{model.info.name} has no chat template; give it one, such as --format plain")
         if title is None:
-            self.view = await self.workbench.new_session()
+            self.view = await self.workbench.sessions.new()
         else:
-            self.view = await self.workbench.open_session(await session_called(self.store, title))
-        setup = await self.workbench.setup(self.id)
+            self.view = await self.workbench.sessions.open(await session_called(self.store, title))
+        setup = await self.workbench.setup.view(self.id)
         check_stack(self.view.title, self._asked, setup)
         if self._asked.system is not None and self._asked.system != setup.system:
             if self.said:
@@ -231,7 +231,7 @@ class Chat:
                     f"--system: the session {self.view.title!r} has another system prompt; leave out --system, "
                     "or begin anew in it with /system"
                 )
-            await self.workbench.set_system(self.id, self._asked.system)
+            await self.workbench.setup.set_system(self.id, self._asked.system)
         self.greet(model)
 
     async def run(self, reader: Reader) -> None:
@@ -243,7 +243,7 @@ class Chat:
                 if text.startswith("/"):
                     await run_command(self, text)
                 else:
-                    await self.answer(self.workbench.send(self.id, text))
+                    await self.answer(self.workbench.answers.send(self.id, text))
             except (Refusal, RuntimeFault, click.ClickException) as fault:
                 self.failed = True
                 self.note(fault.format_message() if isinstance(fault, click.ClickException) else str(fault))
@@ -307,7 +307,7 @@ class Chat:
         last = self.said[-1] if self.said else None
         if last is not None and last.is_foreign:  # what was said is cut into another model's tokens
             self.note("another tokenizer made this conversation; it goes on as text")
-            await self._stream(self.workbench.open_as_text(self.id, last.node_id))
+            await self._stream(self.workbench.answers.open_as_text(self.id, last.node_id))
             last = self.said[-1]
         if last is None or last.role != "assistant":
             return
@@ -323,7 +323,7 @@ class Chat:
         self._wrapper = Wrapper(sys.stdout, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
         self._wrapper.write(begins)
         try:
-            async with _stopping(lambda: self.workbench.stop(self.id)):
+            async with _stopping(lambda: self.workbench.answers.stop(self.id)):
                 await use_case
         finally:
             self._status.stop()
@@ -419,17 +419,17 @@ async def _quit(chat: Chat, rest: str) -> None:  # noqa: ARG001  # as all comman
 
 async def _new(chat: Chat, rest: str) -> None:
     chat.farewell()
-    chat.view = await chat.workbench.new_session()
+    chat.view = await chat.workbench.sessions.new()
     if rest:
-        await chat.workbench.rename_session(chat.id, rest)
-        chat.view = await chat.workbench.open_session(chat.id)
+        await chat.workbench.sessions.rename(chat.id, rest)
+        chat.view = await chat.workbench.sessions.open(chat.id)
     chat.note("a new session")
 
 
 async def _model(chat: Chat, name: str) -> None:
     if not name:
         table = Table(box=None, show_header=False, pad_edge=False)
-        for choice in await chat.workbench.models():
+        for choice in await chat.workbench.models.list():
             table.add_row("*" if choice.loaded else "", Text(choice.source, style="bold"), Text(choice.detail))
         print_table(table)
         return
@@ -444,18 +444,18 @@ async def _model(chat: Chat, name: str) -> None:
         await chat.supervisor.change(source=before)
         await chat.load()
         raise
-    chat.view = await chat.workbench.open_session(chat.id)
+    chat.view = await chat.workbench.sessions.open(chat.id)
     chat.greet(model)
 
 
 async def _system(chat: Chat, text: str) -> None:
     if not text:
-        held = (await chat.workbench.setup(chat.id)).system
+        held = (await chat.workbench.setup.view(chat.id)).system
         click.echo(held or "(no system prompt; the model's template may bring one)")
         return
     there = bool(chat.said)
-    await chat.workbench.set_system(chat.id, "" if text == "none" else text)
-    chat.view = await chat.workbench.open_session(chat.id)
+    await chat.workbench.setup.set_system(chat.id, "" if text == "none" else text)
+    chat.view = await chat.workbench.sessions.open(chat.id)
     chat.note("a new beginning; what was said before stays (/branch)" if there else "set")
 
 
@@ -463,7 +463,7 @@ async def _set(chat: Chat, rest: str) -> None:
     name, _, value = rest.partition(" ")
     if not name:
         table = Table(box=None, show_header=False, pad_edge=False)
-        for option in (await chat.workbench.setup(chat.id)).options:
+        for option in (await chat.workbench.setup.view(chat.id)).options:
             held = chat.call.get(option.name)
             value = json.dumps(option.value if held is None else held, ensure_ascii=False, default=str)
             table.add_row(Text(option.name, style="bold"), Text(value), Text(option.source if held is None else "call"))
@@ -475,17 +475,17 @@ async def _set(chat: Chat, rest: str) -> None:
         told = json.loads(value)
     except ValueError:
         told = value.strip()
-    await chat.workbench.set_option(chat.id, name, told)
+    await chat.workbench.setup.set_option(chat.id, name, told)
     chat.call.pop(name, None)  # of the command line, which would go before it
     chat.note(f"{name} is {json.dumps(told, ensure_ascii=False)} from the next answer on")
 
 
 async def _regenerate(chat: Chat, rest: str) -> None:  # noqa: ARG001  # as all commands
-    await chat.answer(chat.workbench.regenerate(chat.id, chat.last_answer().node_id))
+    await chat.answer(chat.workbench.answers.regenerate(chat.id, chat.last_answer().node_id))
 
 
 async def _continue(chat: Chat, rest: str) -> None:  # noqa: ARG001  # as all commands
-    await chat.answer(chat.workbench.continue_turn(chat.id, chat.last_answer().node_id))
+    await chat.answer(chat.workbench.answers.continue_turn(chat.id, chat.last_answer().node_id))
 
 
 # ---- why ----------------------------------------------------------------------------------------------------------
@@ -507,7 +507,7 @@ async def _why(chat: Chat, rest: str) -> None:
     else:
         start = _number(first, len(run), "token")
         end = _number(last, len(run), "token") if dash else start
-    decode = chat.workbench.vocabulary.bytes_of
+    decode = chat.workbench.services.vocabulary.bytes_of
     if start != end or len(run) == 1:
         few = _narrowed(run[start - 1 : end], SHOWN)
         print_table(token_table(few, decode, first=start))
@@ -551,7 +551,7 @@ async def _branch(chat: Chat, rest: str) -> None:
     else:
         rows = chat.view.branches
         row = rows[_number(rest, len(rows), "branch (/branch lists them)") - 1]
-        chat.view = await chat.workbench.select(chat.id, row.node_id)
+        chat.view = await chat.workbench.branches.select(chat.id, row.node_id)
         chat.note(f"on {row.name!r}; its last answer:")
         click.echo(content_of(chat.said[-1].run).strip())
 
@@ -571,7 +571,7 @@ async def _branch_at(chat: Chat, rest: str) -> None:
     begin, run = _own(turn)
     first, _, wanted = rest.partition(" ")
     at = _number(first, len(run), "token of the last answer (/why numbers them)") - 1
-    record, decode = run.record(at), chat.workbench.vocabulary.bytes_of
+    record, decode = run.record(at), chat.workbench.services.vocabulary.bytes_of
     others = [token for token in record.top_ids if token != record.token_id]
     if not wanted:
         choice = others[:1]
@@ -582,12 +582,12 @@ async def _branch_at(chat: Chat, rest: str) -> None:
     if not choice:
         raise Refusal(f"token {at + 1} has no such alternative; /why {at + 1} lists them")
     known = b"".join([*run[:at].token_bytes, decode(choice[0])]).decode(errors="ignore")  # a half character follows
-    await chat.answer(chat.workbench.branch(chat.id, turn.node_id, begin + at, choice[0]), known)
+    await chat.answer(chat.workbench.answers.branch(chat.id, turn.node_id, begin + at, choice[0]), known)
 
 
 async def _branch_turn(chat: Chat, rest: str) -> None:
     while chat.view.earlier:
-        chat.view = await chat.workbench.show_earlier(chat.id)
+        chat.view = await chat.workbench.sessions.show_earlier(chat.id)
     own = [turn for turn in chat.said if turn.role == "user"]
     number, _, text = rest.partition(" ")
     if not rest:
@@ -597,7 +597,7 @@ async def _branch_turn(chat: Chat, rest: str) -> None:
     turn = own[_number(number, len(own), "message of yours (/branch turn lists them)") - 1]
     if not text.strip():
         raise Refusal(f"write what to say in its place: /branch turn {number} TEXT")
-    await chat.answer(chat.workbench.send(chat.id, text.strip(), replaces=turn.node_id))
+    await chat.answer(chat.workbench.answers.send(chat.id, text.strip(), replaces=turn.node_id))
 
 
 COMMANDS: Final = {

@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 import click
 
 from app.cli.options import PRESET, AnswerOptions, load_model, precision_note
-from app.kept import blocks_in, disk_budget
 from app.paths import DataFolder
 from app.supervisor import Supervisor
-from app.workbench import AppWorkbench
+from app.workbench import AppWorkbench, Services
 from app.workbench.answers.provenance import MADE
-from app.workbench.models.damage import back_up
+from app.workbench.models.settings import back_up, blocks_in, disk_budget
 from app.workbench.setup.option_sources import stored_sources, told_options
 from runtime import Finish, GenerationOptions, LanguageModel, TokenRun, clean_text
 from storage import DataFolderLock, SessionStore
@@ -70,7 +69,7 @@ async def opened(
         blocks = blocks_in(data, await disk_budget(store))
         supervisor = Supervisor(asked.model, asked.backend, start=_in_process, **asked.load, blocks=blocks)
         call = dict(asked.call)
-        workbench = AppWorkbench(store, supervisor, preset, call)
+        workbench = AppWorkbench(Services(store, supervisor, preset, call))
         try:
             if asked.naming:  # tokens by their text: only the model has their ids
                 call.update(asked.call_on(await supervisor.model()))
@@ -78,8 +77,8 @@ async def opened(
             await back_up(store)
         finally:
             await workbench.close()
-            if workbench.unsaved:  # in place of whatever was said of it before
-                raise click.ClickException("; ".join(workbench.unsaved))
+            if workbench.services.unsaved:  # in place of whatever was said of it before
+                raise click.ClickException("; ".join(workbench.services.unsaved))
     finally:
         lock.release()
 
@@ -135,16 +134,16 @@ async def _send(
         nonlocal finish
         if isinstance(event, TokensArrived):
             finish = Finish(int(event.run.finish[-1]))
-            on_run(event.run, workbench.vocabulary.bytes_of)
+            on_run(event.run, workbench.services.vocabulary.bytes_of)
 
-    await workbench.open_session(session_id)
-    check_stack(title, asked, await workbench.setup(session_id))
+    await workbench.sessions.open(session_id)
+    check_stack(title, asked, await workbench.setup.view(session_id))
     workbench.subscribe(listen)
     try:
-        await workbench.send(session_id, text)
+        await workbench.answers.send(session_id, text)
     except Refusal as refusal:
         raise click.ClickException(str(refusal)) from refusal
-    last = (await workbench.open_session(session_id)).turns[-1]
+    last = (await workbench.sessions.open(session_id)).turns[-1]
     if finish is Finish.NONE:
         raise click.ClickException(last.note or "the answer did not end")
     nodes = (await store.load_session(session_id)).nodes

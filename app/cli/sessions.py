@@ -16,11 +16,10 @@ from rich.text import Text
 from app.block_files import put_into, take_from
 from app.cli.common import PIPE_WIDTH, console, print_table, with_store
 from app.cli.settings import Settings
-from app.kept import disk_budget
 from app.portable_kv import carries_blocks, keys_of
 from app.rescue import recover_in_terminal, remedies
 from app.workbench.compare.branch_diff import compare
-from app.workbench.models.damage import back_up, told
+from app.workbench.models.settings import back_up, disk_budget, told
 from app.workbench.transfer.exports import FORMATS
 from app.workbench.transfer.import_check import what_is_taken
 from app.workbench.transfer.snapshots import snapshot_of

@@ -1,5 +1,5 @@
-"""The use cases of the app, without Qt: what happens when somebody sends, branches, stops, reopens."""
+"""The use cases of the app, without Qt: what happens when a message is sent, a branch made, a session opened."""
 
-from app.workbench.workbench import AppWorkbench
+from app.workbench.workbench import AppWorkbench, Services
 
-__all__ = ["AppWorkbench"]
+__all__ = ["AppWorkbench", "Services"]

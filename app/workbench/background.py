@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 
-class Chores:
+class BackgroundTasks:
     """Tasks of the window's loop."""
 
     def __init__(self) -> None:

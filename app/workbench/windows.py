@@ -1,13 +1,14 @@
-"""The windows that the workbench serves: what each shows, and who listens for it."""
+"""The windows that the workbench serves: what each shows, which listeners hear its events, and its status bar."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from app.supervisor import Supervisor
 from app.workbench.tree.session import OpenSession
-from ui import EngineState, Event, StatusView
+from ui import EngineState, Event, StatusChanged, StatusView
 
 Listener = Callable[[Event], None]
 
@@ -19,11 +20,11 @@ class Window:
     shown: OpenSession | None = None
     status: StatusView = field(default_factory=lambda: StatusView(EngineState.NONE))
     listeners: list[Listener] = field(default_factory=list)
-    told: int = 0  # how many events: what was made before the last of them may be old
-    _opening: int | None = None  # a session that it will show in a moment
+    told: int = 0  # events so far: what was made before the last of them may be old
+    _opening: int | None = None  # a session that is being read for it
 
     def tell(self, event: Event) -> None:
-        """Takes an event to this window alone."""
+        """Sends an event to this window alone."""
         self.told += 1
         for listener in list(self.listeners):
             listener(event)
@@ -34,7 +35,7 @@ class Window:
 
     @contextmanager
     def opening(self, session_id: int) -> Iterator[None]:
-        """Keeps a session for this window while it is being read."""
+        """Reserves a session for this window while it is being read."""
         self._opening = session_id
         try:
             yield
@@ -44,43 +45,81 @@ class Window:
 
 
 class Windows:
-    """All windows; a session is shown in one of them at most."""
+    """All windows; a session is shown in one of them at most.
 
-    def __init__(self) -> None:
+    Args:
+        supervisor: The engine that the status bars tell of.
+
+    Attributes:
+        disk_note: Why KV is not saved whole; "" while it is. Part of each status.
+    """
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
         self._all: list[Window] = []
+        self.disk_note = ""
+        supervisor.subscribe(self.refresh_status)
 
     def __iter__(self) -> Iterator[Window]:
         """In the order in which they were opened."""
         return iter(tuple(self._all))
 
     def add(self) -> Window:
-        """One more."""
-        window = Window()
+        """One more, which shows nothing yet."""
+        window = Window(status=_status(self._supervisor, None))
         self._all.append(window)
         return window
 
     def remove(self, window: Window) -> bool:
-        """It shows nothing any more and hears nothing; whether it was the last."""
+        """Ends its events; whether it was the last."""
         window.shown, window.listeners = None, []
         if window in self._all:
             self._all.remove(window)
         return not self._all
 
     def tell(self, event: Event) -> None:
-        """Takes an event to every window."""
+        """Sends an event to every window."""
         for window in self:
             window.tell(event)
+
+    def refresh_status(self) -> None:
+        """Reads the engine's counters again, and the last answer of what each window shows."""
+        for window in self:
+            window.status = replace(_status(self._supervisor, window.shown), disk_note=self.disk_note)
+            window.tell(StatusChanged(window.status))
 
     def holder(self, session_id: int, *, but: Window | None = None) -> Window | None:
         """The window that has that session, where it is another one than `but`."""
         return next((window for window in self if window is not but and window.holds(session_id)), None)
 
     def shown(self) -> list[OpenSession]:
-        """The sessions that somebody looks at."""
+        """The sessions that are shown."""
         return [window.shown for window in self if window.shown is not None]
 
     def follow(self, source_id: int, session: OpenSession) -> None:
-        """Whoever looked at that session looks at this one now."""
+        """Windows that showed the first session show the second."""
         for window in self:
             if window.shown is not None and window.shown.id == source_id:
                 window.shown = session
+
+
+def _status(supervisor: Supervisor, session: OpenSession | None) -> StatusView:
+    """What the engine does, and how the last answer of the shown session was made."""
+    status = StatusView(supervisor.state, supervisor.reason)
+    model = supervisor.running
+    if model is not None:
+        metrics = model.metrics()
+        status = replace(status, kv_bytes=metrics.kv_bytes, kv_budget=metrics.kv_budget)
+    if session is None:
+        return status
+    status = replace(status, tiers=session.tiers())
+    last = session.last_stats()
+    if last is None:
+        return status
+    return replace(
+        status,
+        tokens_per_second=last.tokens_per_second,
+        first_token_seconds=last.first_token_seconds,
+        reused=last.reused,
+        computed=last.computed,
+    )

@@ -1,60 +1,48 @@
-"""What a person can do, as the window asks for it (`ui.port.Workbench`)."""
+"""The use cases of the app (`ui.port.Workbench`): what all windows share, and what one window is given."""
 
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from app.supervisor import Supervisor
-from app.workbench.answers.answer import Answer
-from app.workbench.answers.answers import Turns
-from app.workbench.answers.continuations import Fans
-from app.workbench.answers.drawing import DrawingMembers
-from app.workbench.answers.drawings import Drawn
+from app.workbench.answers.answers import Answers
+from app.workbench.answers.continuations import Continuations
+from app.workbench.answers.drawings import Drawings
 from app.workbench.answers.reopening import Reopening
-from app.workbench.answers.saying import SayingMembers
-from app.workbench.answers.streaming import Answers
-from app.workbench.answers.text_branch import Retelling
-from app.workbench.background import Chores
-from app.workbench.compare.second_engine import SecondEngine
-from app.workbench.compare.second_members import SecondMembers
-from app.workbench.compare.similar_members import SimilarMembers
+from app.workbench.answers.running import RunningAnswers
+from app.workbench.answers.streaming import Streaming
+from app.workbench.background import BackgroundTasks
+from app.workbench.compare.comparison import Comparison
+from app.workbench.compare.similar import SimilarSearch
 from app.workbench.compare.similar_vectors import Vectors
 from app.workbench.kv.block_pins import BlockPins
-from app.workbench.kv.cache import CacheMembers, Caching
-from app.workbench.kv.saving import Keeper
-from app.workbench.models.damage import back_up
+from app.workbench.kv.cache import Cache
+from app.workbench.kv.saving import BlockSaver
 from app.workbench.models.downloads import Downloads
-from app.workbench.models.loads import LoadMembers
-from app.workbench.models.models import LoadingMembers
-from app.workbench.models.settings import SettingsKeeper
-from app.workbench.models.shelf import ModelMembers
-from app.workbench.prompt.drafts import Composing
+from app.workbench.models.models import Models
+from app.workbench.models.settings import Settings, back_up
+from app.workbench.models.shelf import Shelf
+from app.workbench.prompt.drafts import Drafts
 from app.workbench.prompt.prompt import Tokeniser
 from app.workbench.prompt.vocabulary import Vocabulary
+from app.workbench.sessions.branches import Branches
 from app.workbench.sessions.copying import Copies
-from app.workbench.sessions.open_sessions import Sessions
-from app.workbench.sessions.session_list import ShelfMembers
-from app.workbench.sessions.showing import SessionMembers
-from app.workbench.setup.members import SetupMembers
+from app.workbench.sessions.open_sessions import OpenSessions
+from app.workbench.sessions.session_list import SessionList
+from app.workbench.setup.adapters import Adapters
+from app.workbench.setup.changes import SetupChanges
+from app.workbench.setup.presets import Presets
 from app.workbench.setup.setups import Setups
-from app.workbench.status import status_of
-from app.workbench.transfer.transfers import TransferMembers
+from app.workbench.transfer.transfers import Transfers
 from app.workbench.windows import Windows
 from runtime import GenerationOptions, SamplingOptions
 from storage import SessionStore, StoreError
-from ui import (
-    Event,
-    StatusChanged,
-    StatusView,
-    WindowWanted,
-)
+from ui import Event, StatusView
 
 log = logging.getLogger(__name__)
 
@@ -67,29 +55,14 @@ PRESET = GenerationOptions(max_tokens=1024, sampling=SamplingOptions(temperature
 EMPTY_CALL: Mapping[str, Any] = MappingProxyType({})
 
 
-class AppWorkbench(
-    SayingMembers,
-    LoadingMembers,
-    SetupMembers,
-    ShelfMembers,
-    TransferMembers,
-    DrawingMembers,
-    CacheMembers,
-    ModelMembers,
-    LoadMembers,
-    SecondMembers,
-    SimilarMembers,
-    SessionMembers,
-):
-    """Use cases over the session store and the engine process, for one window; all members belong to the window's loop.
-
-    `beside` gives those for one more window: they share everything but what is shown.
+class Services:
+    """What all windows share. All members belong to the windows' loop.
 
     Args:
         store: The sessions.
         supervisor: The engine process.
-        preset: How answers are drawn where nobody says otherwise.
-        call: What somebody says, by the names of `GenerationOptions.from_mapping`.
+        preset: How answers are drawn where neither session nor settings say otherwise.
+        call: Options of every answer, by the names of `GenerationOptions.from_mapping`; they go before the session's.
         reopens: Whether an engine that died under an answer is started again by itself, once, for the session's sake.
     """
 
@@ -102,133 +75,123 @@ class AppWorkbench(
         *,
         reopens: bool = False,
     ) -> None:
-        self._store = store
-        self.supervisor = supervisor
-        self.vocabulary = Vocabulary(store)
-        self._windows = Windows()
-        self.window = self._windows.add()
-        self._chores = Chores()
-        self._downloads = Downloads(self._tell)
-        self._plans = {}
-        self._setups = Setups(store, supervisor, preset, call, self._free_adapters)
-        self._sessions = Sessions(store, supervisor, self._setups, self._windows)
-        self._pins = BlockPins(store, supervisor, self._chores)
-        self._keeper = Keeper(store, supervisor, self._pins, self._refresh_status)
-        self._answers = Answers(store, supervisor, self._setups, call, self._tell, self._refresh_status, self._ended)
-        self._reopening = Reopening(
-            self._sessions, supervisor, self._setups, self._chores, self._answers.running.__contains__, self._tell
-        )
-        self._reopens = reopens
-        tokeniser = Tokeniser(store, self.vocabulary)
-        copies = Copies(store, supervisor, self._sessions, self._setups, self._windows)
-        self._turns = Turns(self._sessions, copies, self._answers, tokeniser, self.vocabulary, self._tell, self._refresh_status)
-        self._retelling = Retelling(self._sessions, supervisor, copies, self._answers, tokeniser, self._tell)
-        self._settings = SettingsKeeper(store, supervisor, self._setups.presets)
-        self._composing = Composing(self._sessions, supervisor, self._answers, copies)
-        tell, refresh = self._tell, self._refresh_status
-        self._fans = Fans(store, supervisor, self._sessions, copies, self._answers, tokeniser, tell, refresh, self._ended)
-        self._drawn = Drawn(
-            store,
-            supervisor,
-            self._sessions,
-            self.vocabulary,
-            self._answers.options_of,
-            self._answers.model,
-            self._setups.speaker,
-        )
-        self._caching = Caching(supervisor, self._sessions, self.vocabulary, self._setups.speaker)
-        self._second, self._comparing = SecondEngine(supervisor), asyncio.Lock()
-        self._vectors = Vectors()
-        supervisor.subscribe(self._refresh_status)
+        self.store, self.supervisor = store, supervisor
+        self.vocabulary = vocabulary = Vocabulary(store)
+        self.windows = windows = Windows(supervisor)
+        self.tasks = tasks = BackgroundTasks()
+        self.presets = presets = Presets(store, preset)
+        self.adapters = adapters = Adapters(supervisor, tasks)
+        self.setups = setups = Setups(store, supervisor, presets, adapters, call)
+        self.running = running = RunningAnswers(store, adapters)
+        self.sessions = sessions = OpenSessions(store, supervisor, setups, adapters, running, tasks, windows)
+        self.pins = BlockPins(store, supervisor, tasks)
+        self.saver = BlockSaver(store, supervisor, running, self.pins, windows)
+        self.downloads = downloads = Downloads(windows)
+        copies = Copies(store, supervisor, sessions, setups, windows)
+        tokeniser = Tokeniser(store, vocabulary)
+        streaming = Streaming(store, supervisor, setups, adapters, running, call, windows)
+        if reopens:
+            Reopening(sessions, supervisor, adapters, running, tasks, windows)
 
-    # ---- the windows listen -------------------------------------------------------------------------------------------
-
-    def beside(self) -> AppWorkbench:
-        """For one more window, which is to be closed like the first; the store and the engine end with the last."""
-        other = copy.copy(self)
-        other.window = self._windows.add()
-        other.window.status = status_of(self.supervisor, None)
-        return other
+        self.answers = Answers(supervisor, sessions, adapters, copies, running, streaming, tokeniser, vocabulary, windows)
+        self.drafts = Drafts(sessions, supervisor, running, copies, windows)
+        self.branches = Branches(store, sessions, setups, running, windows)
+        self.continuations = Continuations(store, supervisor, sessions, setups, copies, running, streaming, tokeniser, windows)
+        self.drawings = Drawings(store, supervisor, sessions, vocabulary, adapters, running)
+        self.cache = Cache(supervisor, sessions, vocabulary, adapters, windows)
+        self.setup = SetupChanges(
+            supervisor, sessions, setups, presets, adapters, copies, running, downloads, vocabulary, windows
+        )
+        self.settings = Settings(store, supervisor, presets)
+        self.models = Models(supervisor, self.settings, sessions, running, vocabulary, tasks, windows)
+        self.shelf = Shelf(supervisor, self.settings, downloads, windows)
+        self.transfers = Transfers(store, supervisor, windows)
+        self.comparison = Comparison(supervisor, sessions, self.settings, adapters)
+        self.similar = SimilarSearch(store, supervisor, sessions, adapters, Vectors())
 
     @property
-    def status(self) -> StatusView:
-        """The engine, and the last answer of what this window shows."""
-        return self.window.status
-
-    def subscribe(self, listener: Callable[[Event], None]) -> None:
-        """Events go to `listener` from now on."""
-        self.window.listeners.append(listener)
-
-    def _tell(self, event: Event) -> None:
-        self._windows.tell(event)
-
-    def _refresh_status(self) -> None:
-        for window in self._windows:
-            window.status = replace(status_of(self.supervisor, window.shown), disk_note=self._keeper.note)
-            window.tell(StatusChanged(window.status))
-
-    def bring_forward(self, session_id: int) -> bool:
-        """Asks the other window that shows a session to come to the front; whether there is one."""
-        other = self._windows.holder(session_id, but=self.window)
-        if other is not None:
-            other.tell(WindowWanted(session_id))
-        return other is not None
-
-    def _ended(self, answers: Sequence[Answer], tell_all: Callable[[str], None] | None = None) -> None:
-        """Answers are over and written; `tell_all` says of those that were made side by side what happens to them."""
-        for answer in answers:
-            self._keeper.keep(answer)
-        if self._reopens:
-            self._reopening.after(answers, tell_all)
-
-    # ---- the end ------------------------------------------------------------------------------------------------------
+    def unsaved(self) -> list[str]:
+        """What became of answers that could not be written before the end, a sentence for each; known after `close`."""
+        return self.sessions.unsaved
 
     def tidy_up(self) -> None:
-        """Clears away, in the background and a moment later, what nobody misses; the store's thread does it in slices."""
-        self._chores.start(self._tidy_up(), "tidy up")
+        """Clears unused rows away and backs up, in the background and a moment later; the store's thread does it in slices."""
+        self.tasks.start(self._tidy_up(), "tidy up")
 
     async def _tidy_up(self) -> None:
         await asyncio.sleep(TIDY_SECONDS)
         try:
-            await self._sessions.tidy()
+            await self.sessions.tidy()
         except StoreError as fault:  # the next start tries again
             log.warning("not everything was cleared away: %s", fault)
-        await back_up(self._store)
+        await back_up(self.store)
 
-    def token_text(self, session_id: int, token_ids: Sequence[int]) -> Sequence[bytes]:  # noqa: ARG002  # one vocabulary so far
-        """Bytes of any token, without the engine."""
-        return [self.vocabulary.bytes_of(token) for token in token_ids]
-
-    @property
-    def unsaved(self) -> Sequence[str]:
-        """What became of answers that could not be written before the end, a sentence for each; known when all is closed."""
-        return self._sessions.unsaved
-
-    async def close(self) -> bool:
-        """Gives the window's session up; with the last window everything is saved and ends, which is what this returns.
+    async def close(self) -> None:
+        """Saves and ends everything.
 
         Text first: streams are stopped and written, then KV is kept as far as there is time, the engine and the store end.
-
-        An engine that does not answer is not waited for: its end ends whoever waits for it.
+        An engine that does not answer is not waited for: its end ends the requests that wait for it.
         """
-        if not self._windows.remove(self.window):
-            return False
         loop = asyncio.get_running_loop()
         until = loop.time() + ENGINE_SECONDS
-        self._sessions.closing = True
-        self._chores.close()
-        downloads = asyncio.create_task(self._downloads.close(), name="stop downloads")
-        for session_id in list(self._answers.running):
-            self._answers.stop(session_id)
+        self.sessions.closing = True
+        self.tasks.close()
+        downloads = asyncio.create_task(self.downloads.close(), name="stop downloads")
+        for answer in self.running:
+            self.running.stop(answer.session.id)
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._answers.ended(), PATIENCE_SECONDS)
-        await self._keeper.close(KEEP_SECONDS)
+            await asyncio.wait_for(self.running.ended(), PATIENCE_SECONDS)
+        await self.saver.close(KEEP_SECONDS)
         left = until - loop.time()
-        await asyncio.gather(self.supervisor.close(left), self._second.close(left))
-        await self._answers.ended()
-        await self._sessions.settle(self._answers.settle)
-        self._chores.cancel()
-        await self._sessions.drop_empty()
+        await asyncio.gather(self.supervisor.close(left), self.comparison.close(left))
+        await self.running.ended()
+        await self.sessions.settle(self.running.settle)
+        self.tasks.cancel()
+        await self.sessions.drop_empty()
         await downloads
-        await self._store.close()
+        await self.store.close()
+
+
+class AppWorkbench:
+    """The use cases for one window (`ui.port.Workbench`).
+
+    Args:
+        services: What it shares with other windows.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self.services = services
+        self._window = services.windows.add()
+        self.sessions = SessionList(
+            services.store, services.sessions, services.running, services.vocabulary, services.pins, services.windows,
+            self._window,
+        )  # fmt: skip
+        self.answers = services.answers
+        self.drafts = services.drafts
+        self.branches = services.branches
+        self.continuations = services.continuations
+        self.drawings = services.drawings
+        self.cache = services.cache
+        self.setup = services.setup
+        self.settings = services.settings
+        self.models = services.models
+        self.shelf = services.shelf
+        self.transfers = services.transfers
+        self.comparison = services.comparison
+        self.similar = services.similar
+
+    @property
+    def status(self) -> StatusView:
+        """The engine, and the last answer of what this window shows."""
+        return self._window.status
+
+    def subscribe(self, listener: Callable[[Event], None]) -> None:
+        """Events go to `listener` from now on."""
+        self._window.listeners.append(listener)
+
+    async def close(self) -> bool:
+        """Gives the window's session up; with the last window everything is saved and ends, which is what this returns."""
+        if not self.services.windows.remove(self._window):
+            return False
+        await self.services.close()
         return True

@@ -92,7 +92,7 @@ class Scenes:
     async def play(self, prompt: int, seconds: float, laps: int) -> None:
         """All of them, `seconds` for those that have no end of their own, `laps` of opening and of a prompt."""
         controller = self._window.controller
-        rows = {row.is_sample: row.session_id for row in await self._workbench.sessions()}
+        rows = {row.is_sample: row.session_id for row in await self._workbench.sessions.list()}
         sample, long = rows[True], rows[False]
         await until(lambda: controller.engine is EngineState.READY)
         with self.ticks.during("idle"):

@@ -16,7 +16,7 @@ from statistics import median
 import numpy as np
 
 from app.supervisor import Supervisor
-from app.workbench import AppWorkbench
+from app.workbench import AppWorkbench, Services
 from benchmarks.clock import Told
 from benchmarks.findings import Case, Findings, Verdict
 from benchmarks.sizes import Sizes
@@ -109,10 +109,10 @@ async def _opened(path: Path, sizes: Sizes) -> tuple[float, float]:
     views: list[SessionView] = []
 
     async def open_it() -> None:
-        workbench = AppWorkbench(SessionStore.open(path), Supervisor(MODEL))
+        workbench = AppWorkbench(Services(SessionStore.open(path), Supervisor(MODEL)))
         try:
-            [row] = await workbench.sessions()
-            views.append(await workbench.open_session(row.session_id))
+            [row] = await workbench.sessions.list()
+            views.append(await workbench.sessions.open(row.session_id))
             pane.set_session(views[-1])
             application.processEvents()
             pane.grab()
@@ -131,12 +131,12 @@ async def _memory(path: Path) -> int:
 
 
 async def _peak(path: Path) -> int:
-    workbench = AppWorkbench(SessionStore.open(path), Supervisor(MODEL))
+    workbench = AppWorkbench(Services(SessionStore.open(path), Supervisor(MODEL)))
     try:
-        [row] = await workbench.sessions()
+        [row] = await workbench.sessions.list()
         tracemalloc.start()
         try:
-            await workbench.open_session(row.session_id)
+            await workbench.sessions.open(row.session_id)
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from app.supervisor import Supervisor
-from app.workbench import AppWorkbench
+from app.workbench import AppWorkbench, Services
 from runtime import BlocksSaved, GenerationOptions, LanguageModel, SamplingOptions
 from storage import BlockFile, SessionStore
 from tests.reliability.crashes import check_saved
@@ -76,11 +76,11 @@ def test_text_is_whole_where_the_engine_dies_while_it_saves(tmp_path: Path, monk
     async def play() -> None:
         store = SessionStore.open(tmp_path / "s.db")
         options = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0), seed=5)
-        workbench = AppWorkbench(store, Supervisor("x", "fake", blocks=blocks), options)
-        session_id = (await workbench.new_session()).session_id
+        workbench = AppWorkbench(Services(store, Supervisor("x", "fake", blocks=blocks), options))
+        session_id = (await workbench.sessions.new()).session_id
         for text in texts:
             try:
-                await workbench.send(session_id, text)
+                await workbench.answers.send(session_id, text)
             except Refusal as refusal:
                 pytest.fail(str(refusal))
         assert len(killed) == 1
@@ -88,7 +88,7 @@ def test_text_is_whole_where_the_engine_dies_while_it_saves(tmp_path: Path, monk
         assert [node.text for node in tree.nodes if node.role == "user"] == texts
         assert all(node.text and not node.damaged for node in tree.nodes if node.role == "assistant")
         assert await store.verify() == []
-        assert [turn.run.text for turn in (await workbench.open_session(session_id)).turns][-1]
+        assert [turn.run.text for turn in (await workbench.sessions.open(session_id)).turns][-1]
         await workbench.close()
 
     asyncio.run(play())

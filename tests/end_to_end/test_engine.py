@@ -42,7 +42,7 @@ def test_an_engine_killed_while_nobody_asks_is_started_again(open_app: OpenApp, 
         await new_session(window)
         await until(lambda: workbench.status.engine is EngineState.READY)
         first = engine_pid(workbench)
-        model = workbench.supervisor.running
+        model = workbench.services.supervisor.running
         # given: it is killed while idle
         os.kill(first, signal.SIGKILL)
         await until(lambda: isinstance(model, LanguageModel) and model.ended is not None)
@@ -73,7 +73,7 @@ def test_an_engine_killed_while_it_loads_is_started_by_the_next_message(open_app
         await until(
             lambda: loading_engine() is not None and bool(window.controller.shown and window.controller.shown.view.turns)
         )
-        assert workbench.supervisor.running is None
+        assert workbench.services.supervisor.running is None
         process = loading_engine()
         assert process is not None
         # when it is killed
@@ -123,15 +123,15 @@ def test_another_engine_answers_the_next_message(open_app: OpenApp, paced: str) 
         await until(lambda: workbench.status.engine is EngineState.READY)
         first = engine_pid(workbench)
         # when another engine is chosen and a message follows at once
-        changing = asyncio.create_task(workbench.choose_backend("hf"))
+        changing = asyncio.create_task(workbench.models.choose_backend("hf"))
         say(window, "Hello")
         await changing
         await answered(window, 3)
         # then it is answered by the new one
-        running = workbench.supervisor.running
+        running = workbench.services.supervisor.running
         assert running is not None
         assert running.info.backend == "hf"
         assert engine_pid(workbench) != first
-        assert [choice.name for choice in workbench.backends() if choice.chosen] == ["hf"]
+        assert [choice.name for choice in workbench.models.backends() if choice.chosen] == ["hf"]
 
     open_app(model(), paced, scene)

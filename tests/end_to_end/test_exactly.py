@@ -50,7 +50,7 @@ def test_regenerate_exactly_before_and_after_a_restart(open_app: OpenApp, backen
         assert facts["engine"].startswith(backend)
         assert facts["repeats"] == SAME
         assert facts["seed"].endswith(" (drawn)")
-        assert workbench.how_made(window.controller.shown.session_id, old.node_id) is not None  # type: ignore[union-attr]  # shown
+        assert workbench.answers.how_made(window.controller.shown.session_id, old.node_id) is not None  # type: ignore[union-attr]  # shown
 
     async def second(window: MainWindow, _workbench: AppWorkbench) -> None:
         await until(lambda: window.controller.shown is not None and window.controller.shown.view.turns)

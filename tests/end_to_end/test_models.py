@@ -50,7 +50,7 @@ def test_a_model_is_got_opened_and_kept_while_it_is_loaded(open_app: OpenApp, hu
         name = f"org/tiny@{commit[:12]}"
         await until(lambda: name in page.models)
         row = page.models[name]
-        before = workbench.supervisor.running
+        before = workbench.services.supervisor.running
         QTest.mouseClick(row.open_button, LEFT)
         await until(row.card.isVisible)
         assert row.card.fit_words.text().startswith("fits with 4,096 tokens")
@@ -58,8 +58,8 @@ def test_a_model_is_got_opened_and_kept_while_it_is_loaded(open_app: OpenApp, hu
         row.card.context.activated.emit(row.card.context.currentIndex())
         await until(lambda: row.card.fit_words.text().startswith("fits with 1,024 tokens"))
         QTest.mouseClick(row.card.open_button, LEFT)
-        await until(lambda: workbench.supervisor.running not in (None, before))
-        running = workbench.supervisor.running
+        await until(lambda: workbench.services.supervisor.running not in (None, before))
+        running = workbench.services.supervisor.running
         assert running is not None
         assert running.info.context_length == 1024
         await until(lambda: row.facts.text().endswith("opens with 1,024 tokens"))

@@ -82,8 +82,8 @@ def test_a_session_keeps_its_adapter_form_prompt_and_seed(open_app: OpenApp, tmp
         turn = last(window)
         assert len(turn.variants) == 3
         assert content_of(turn.run) == said[0]
-        assert workbench.supervisor.running is not None
-        assert [adapter.loaded for adapter in workbench.supervisor.running.info.adapters] == [True]
+        assert workbench.services.supervisor.running is not None
+        assert [adapter.loaded for adapter in workbench.services.supervisor.running.info.adapters] == [True]
 
     open_app(model, "hf", first)
     open_app(model, "hf", second)

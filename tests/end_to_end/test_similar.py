@@ -42,7 +42,7 @@ def test_the_order_is_that_of_transformers_and_a_second_look_computes_nothing(op
         # given a real conversation, of which the last answer was made twice
         await seeded_session(window, workbench)
         assert window.controller.shown is not None
-        await workbench.set_option(window.controller.shown.session_id, "max_tokens", 10)
+        await workbench.setup.set_option(window.controller.shown.session_id, "max_tokens", 10)
         for question in QUESTIONS:
             before = len(said(window))
             say(window, question)
@@ -51,7 +51,7 @@ def test_the_order_is_that_of_transformers_and_a_second_look_computes_nothing(op
         window.acts.regenerate.trigger()
         await until(lambda: last(window).node_id != other.node_id and not window.controller.running)
         turns = said(window)
-        model = workbench.supervisor.running
+        model = workbench.services.supervisor.running
         assert model is not None
         held = await settled_report(model)
         # when the first question is compared, by the key

@@ -81,14 +81,14 @@ async def seeded_session(window: MainWindow, workbench: AppWorkbench) -> None:
     """A new session with a seed, so that its answers are the same in every run."""
     await new_session(window)
     assert window.controller.shown is not None
-    await workbench.set_option(window.controller.shown.session_id, "seed", 7)
+    await workbench.setup.set_option(window.controller.shown.session_id, "seed", 7)
 
 
 async def endless_session(window: MainWindow, workbench: AppWorkbench) -> None:
     """A new session without eos, which random weights would draw now and then."""
     await new_session(window)
     assert window.controller.shown is not None
-    await workbench.set_option(window.controller.shown.session_id, "banned_tokens", list(range(SPECIALS)))
+    await workbench.setup.set_option(window.controller.shown.session_id, "banned_tokens", list(range(SPECIALS)))
 
 
 async def answered(window: MainWindow, tokens: int) -> TurnView:
@@ -117,7 +117,7 @@ async def click(window: MainWindow, node_id: int, index: int) -> None:
 
 
 def engine_pid(workbench: AppWorkbench) -> int:
-    model = workbench.supervisor.running
+    model = workbench.services.supervisor.running
     assert isinstance(model, LanguageModel)
     return model.pid
 
@@ -134,7 +134,7 @@ def test_a_chat_from_first_word_to_reopening(open_app: OpenApp, paced: str, data
         # with the hints of a first run
         await until(window.parts.first.isVisible)
         # and it offers the registered backend
-        assert [choice.name for choice in workbench.backends() if choice.chosen] == [paced]
+        assert [choice.name for choice in workbench.models.backends() if choice.chosen] == [paced]
         await seeded_session(window, workbench)
         # when a message is sent
         say(window, "Where should we go?")

@@ -24,7 +24,7 @@ import psutil
 
 from app.faults import STOPPED
 from app.supervisor import Supervisor
-from app.workbench import AppWorkbench
+from app.workbench import AppWorkbench, Services
 from runtime import BlockOptions, LanguageModel
 from storage import BlockFile, SessionStore
 from tests.app.saving_engine import PATHS, path_of
@@ -187,9 +187,9 @@ def engine_at_moments(order: Order) -> Tally:
 
     async def play() -> None:
         store = SessionStore.open(path)
-        workbench = AppWorkbench(store, Supervisor("x", "fake", blocks=blocks), OPTIONS)
-        session_id = (await workbench.new_session()).session_id
-        await workbench.send(session_id, "the first message")
+        workbench = AppWorkbench(Services(store, Supervisor("x", "fake", blocks=blocks), OPTIONS))
+        session_id = (await workbench.sessions.new()).session_id
+        await workbench.answers.send(session_id, "the first message")
         for number in range(order.count):
             tally.tried += 1
             try:
@@ -198,7 +198,7 @@ def engine_at_moments(order: Order) -> Tally:
             except Exception as error:  # noqa: BLE001  # as in `Tally.attempt`
                 tally.fail(f"kill {number}", error)
             if number % 10 == 9:  # paths stay short
-                session_id = (await workbench.new_session()).session_id
+                session_id = (await workbench.sessions.new()).session_id
         if await store.verify() != []:
             tally.failures.append("the sessions file is damaged")
         await workbench.close()
@@ -212,21 +212,21 @@ def engine_at_moments(order: Order) -> Tally:
 
 async def killed(workbench: AppWorkbench, store: SessionStore, session_id: int, text: str, after: float) -> str:
     """Sends a message, kills the engine during or soon after it, and sends another; returns the outcome of the first."""
-    model = await workbench.supervisor.model()
+    model = await workbench.services.supervisor.model()
     assert isinstance(model, LanguageModel)
-    sending = asyncio.ensure_future(workbench.send(session_id, text))
+    sending = asyncio.ensure_future(workbench.answers.send(session_id, text))
     await asyncio.sleep(after)
     during = not sending.done()
     os.kill(model.pid, signal.SIGKILL)
     async with asyncio.timeout(PATIENCE_SECONDS):
         await asyncio.gather(sending, return_exceptions=True)  # the wording of the refusal is not checked here
         await until(lambda: model.ended is not None)
-        await workbench.send(session_id, f"{text}, once more")
+        await workbench.answers.send(session_id, f"{text}, once more")
     nodes = (await store.load_session(session_id)).nodes
     texts = [node.text for node in nodes]
     assert text in texts
     assert f"{text}, once more" in texts
-    last = (await workbench.open_session(session_id)).turns[-1]
+    last = (await workbench.sessions.open(session_id)).turns[-1]
     assert last.role == "assistant"
     assert last.status in (TurnStatus.COMPLETE, TurnStatus.PARTIAL)
     assert STOPPED not in last.note

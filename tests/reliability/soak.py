@@ -23,7 +23,7 @@ from typing import Any, cast
 import numpy as np
 
 from app.supervisor import Supervisor
-from app.workbench import AppWorkbench
+from app.workbench import AppWorkbench, Services
 from app.workbench.tree.session import OpenSession
 from app.workbench.tree.tree import Tree
 from runtime import BlockOptions, GenerationOptions, LanguageModel, SamplingOptions, TokenRun, load
@@ -100,8 +100,8 @@ class Soak:
     def scene(self) -> Scene:
         store = SessionStore.open(self.folder / "sessions.db")
         blocks = {"path": str(self.folder / "blocks.db")}
-        workbench = AppWorkbench(store, Supervisor("x", start=self.engine, blocks=blocks), OPTIONS)
-        scene = Scene(store.path, Engine(), store, workbench, [])
+        workbench = AppWorkbench(Services(store, Supervisor("x", start=self.engine, blocks=blocks), OPTIONS))
+        scene = Scene(store.path, Engine(), store, workbench, [], {})
         scene.workbench.subscribe(scene.events.append)
         return scene
 
@@ -124,20 +124,22 @@ class Soak:
 
     async def chat(self, scene: Scene, session_id: int) -> None:
         workbench = scene.workbench
-        await workbench.send(session_id, f"message {self.rounds} of session {session_id}, which tells of this and of that")
+        await workbench.answers.send(
+            session_id, f"message {self.rounds} of session {session_id}, which tells of this and of that"
+        )
         answer = await scene.last(session_id)
         if len(own_tokens(answer)) > 1:
             at = own_tokens(answer)[1]
-            await workbench.branch(session_id, answer.node_id, at, alternative(answer, at))
+            await workbench.answers.branch(session_id, answer.node_id, at, alternative(answer, at))
 
         def stop(event: Event) -> None:
             if isinstance(event, TokensArrived) and event.session_id == session_id:
-                workbench.stop(session_id)
+                workbench.answers.stop(session_id)
 
         workbench.subscribe(stop)
-        await workbench.set_option(session_id, "max_tokens", LONG)
-        await workbench.send(session_id, "and then?")
-        await workbench.set_option(session_id, "max_tokens", None)
+        await workbench.setup.set_option(session_id, "max_tokens", LONG)
+        await workbench.answers.send(session_id, "and then?")
+        await workbench.setup.set_option(session_id, "max_tokens", None)
         stopped = (await scene.last(session_id)).note == "stopped"  # other sessions count meanwhile
         self.cancelled += stopped
 
@@ -146,7 +148,7 @@ class Soak:
         assert len([turn for turn in view.turns if turn.role == "user"]) == 2
         assert TurnStatus.DAMAGED not in {turn.status for turn in view.turns}
         if session_id % TOGETHER:
-            await scene.workbench.send(session_id, "go on")
+            await scene.workbench.answers.send(session_id, "go on")
 
     def look(self) -> None:
         """The resources that the process holds now."""

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from app.supervisor import Supervisor
-from app.workbench import AppWorkbench
+from app.workbench import AppWorkbench, Services
 from runtime import GenerationOptions, LanguageModel, SamplingOptions
 from storage import SessionStore
 from tests.app.workbench.scene import Engine, alternative, own_tokens
@@ -32,7 +32,7 @@ async def talk(path: Path, messages: int, where: str) -> None:
     store = SessionStore.open(path)
     blocks = {"factory": "storage:open_blocks", "path": str(path.with_suffix(".blocks")), "budget": 1 << 26}
     supervisor = Supervisor("x", start=Engine()) if where == "here" else Supervisor("x", "fake", blocks=blocks)
-    workbench = AppWorkbench(store, supervisor, OPTIONS)
+    workbench = AppWorkbench(Services(store, supervisor, OPTIONS))
     asked: list[str] = []
 
     def hear(event: Event) -> None:
@@ -40,18 +40,18 @@ async def talk(path: Path, messages: int, where: str) -> None:
             say("asked", asked.pop())
 
     workbench.subscribe(hear)
-    session_id = (await workbench.new_session()).session_id
+    session_id = (await workbench.sessions.new()).session_id
     for number in range(messages):
         text = f"message {number}, which is about this and about that"
         asked.append(text)
-        await workbench.send(session_id, text)
-        if not number and isinstance(workbench.supervisor.running, LanguageModel):
-            say("engine", workbench.supervisor.running.pid)
-        answer = (await workbench.open_session(session_id)).turns[-1]
+        await workbench.answers.send(session_id, text)
+        if not number and isinstance(workbench.services.supervisor.running, LanguageModel):
+            say("engine", workbench.services.supervisor.running.pid)
+        answer = (await workbench.sessions.open(session_id)).turns[-1]
         say("answered", text, next(n.text for n in (await store.load_session(session_id)).nodes if n.id == answer.node_id))
         if len(own_tokens(answer)) > 1:
             at = own_tokens(answer)[1]
-            await workbench.branch(session_id, answer.node_id, at, alternative(answer, at))
+            await workbench.answers.branch(session_id, answer.node_id, at, alternative(answer, at))
     await workbench.close()
     say("done")
 

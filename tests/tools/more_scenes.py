@@ -83,7 +83,7 @@ async def first_run_narrow(window: MainWindow, workbench: AppWorkbench, folder: 
 
 async def models(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
     """The shelf, the memory that loading a model takes, and the models that fit this machine."""
-    await workbench.change_setting("scheme", "dark" if current_theme().palette.dark else "light")
+    await workbench.settings.change("scheme", "dark" if current_theme().palette.dark else "light")
     window.settings.open_models()
     for _attempt in range(100):
         await asyncio.sleep(0.1)
@@ -112,7 +112,7 @@ async def scripts(window: MainWindow, workbench: AppWorkbench, folder: Path, nam
     window.controller.new_session()
     await settled(window)
     assert window.controller.shown is not None
-    await workbench.set_option(window.controller.shown.session_id, "max_tokens", 40)
+    await workbench.setup.set_option(window.controller.shown.session_id, "max_tokens", 40)
     window.parts.composer.field.setPlainText(SCRIPTS)
     await said(window, "")
     keep(window, folder / f"{name}.png")
@@ -123,7 +123,7 @@ async def cache(window: MainWindow, workbench: AppWorkbench, folder: Path, name:
     window.controller.new_session()
     await settled(window)
     assert window.controller.shown is not None
-    await workbench.set_option(window.controller.shown.session_id, "max_tokens", 40)
+    await workbench.setup.set_option(window.controller.shown.session_id, "max_tokens", 40)
     await said(window, "Name three colours.")
     QTest.mouseClick(window.parts.inspector.tabs[2], Qt.MouseButton.LeftButton)
     await settled(window)

@@ -12,7 +12,7 @@ from typing import Any
 from app.paths import DataFolder
 from app.sample import SAMPLE_FORMAT, run_to
 from app.supervisor import Supervisor
-from app.workbench import AppWorkbench
+from app.workbench import AppWorkbench, Services
 from app.workbench.tree.session import OpenSession
 from runtime import GenerationOptions, Origin, SamplingOptions, TokenRun
 from storage import SessionStore
@@ -27,21 +27,21 @@ OPTIONS = GenerationOptions(max_tokens=60, sampling=SamplingOptions(temperature=
 async def record(folder: Path) -> dict[str, Any]:
     """Chats, branches twice, and returns the stored session."""
     store = SessionStore.open(DataFolder(folder).sessions)
-    workbench = AppWorkbench(store, Supervisor("smollm2", "hf"), OPTIONS)
+    workbench = AppWorkbench(Services(store, Supervisor("smollm2", "hf"), OPTIONS))
     try:
-        session_id = (await workbench.new_session()).session_id
-        await workbench.send(session_id, QUESTION)
-        view = await workbench.open_session(session_id)
+        session_id = (await workbench.sessions.new()).session_id
+        await workbench.answers.send(session_id, QUESTION)
+        view = await workbench.sessions.open(session_id)
         first = view.turns[-1]
-        await workbench.send(session_id, SECOND)
-        tip = (await workbench.open_session(session_id)).turns[-1].node_id
+        await workbench.answers.send(session_id, SECOND)
+        tip = (await workbench.sessions.open(session_id)).turns[-1].node_id
         for index, token in best_forks(first.run):
-            await workbench.select(session_id, first.node_id)
-            await workbench.branch(session_id, first.node_id, index, token)
-        await workbench.select(session_id, tip)
+            await workbench.branches.select(session_id, first.node_id)
+            await workbench.answers.branch(session_id, first.node_id, index, token)
+        await workbench.branches.select(session_id, tip)
         session = OpenSession(await store.load_session(session_id))
         session.add_tokens(await store.load_tokens(list(session.tree.nodes)))
-        model = await workbench.supervisor.model()
+        model = await workbench.services.supervisor.model()
         return as_json(session, model.info.kv_fingerprint, model.byte_vocab, tip)
     finally:
         await workbench.close()

@@ -19,7 +19,7 @@ from PySide6.QtWidgets import QApplication
 from app.paths import DataFolder
 from app.window import run_window
 from app.workbench import AppWorkbench
-from app.workbench.models.models import HINTS, HINTS_SETTING
+from app.workbench.models.settings import HINTS, HINTS_SETTING
 from runtime import Origin
 from storage import SessionStore
 from tests.tools import more_scenes as more

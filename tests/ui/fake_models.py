@@ -1,220 +1,263 @@
-"""The part of the fake workbench that is about the shelf of models and the hub."""
+"""The fake workbench's models: on a shelf in memory, and downloads that are as far as the test says."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
-from tests.ui.fake_setup import FakeSetups
+import numpy as np
+
+from runtime import ComparedSide, ModelComparison, TokenRun
+from tests.ui.fake_state import NOW, QWEN, FakeState
 from ui import (
-    AdapterChoice,
-    AdapterLine,
+    AppSettings,
+    BackendChoice,
+    Backup,
     Bits,
     Download,
-    DownloadsChanged,
     DownloadState,
     FitView,
     GgufPlan,
     HubFind,
     LoadChoice,
     LoadPlan,
+    ModelChoice,
     ModelPlan,
     ModelsChanged,
+    NoRoomRefusal,
     Offer,
+    OnCompared,
+    OnTransfer,
+    PathComparison,
     Refusal,
-    SessionSetup,
+    SecondChoice,
+    SettingsView,
     ShelfModel,
     TokenView,
-    WeightsForm,
-)
-from ui.port import OnTransfer
-
-FIT = FitView("hf", 8192, 1_200_000_000, 300_000_000, 700_000_000, 8_000_000_000, 5_000_000_000, 32_768)
-PLAN = ModelPlan(
-    repository="org/tiny",
-    commit="4538886660382f4f1d1a",
-    name="org/tiny@453888666038",
-    files=[("config.json", 700), ("model.safetensors", 351_000_000)],
-    size=351_000_700,
-    disk=120_000_000_000,
-    licence="apache-2.0",
-    engines=("hf", "mlx"),
-    context=40_960,
-    fit=FIT,
 )
 
 
-class FakeModels(FakeSetups):
-    """Keeps a shelf and downloads in memory; tests say how far a download is with `show_download`."""
+class _Group:
+    def __init__(self, bench: FakeState) -> None:
+        self._bench = bench
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.on_shelf = [
-            ShelfModel(
-                "smollm2", "SmolLM2-135M-Instruct", "/models/smollm2", 638_000_000, "float32, from GGUF", 8192, ("hf", "mlx"),
-                fingerprint="f2f9db9051cdd5415756", loaded=True, convertible=True,
-            ),
-            ShelfModel(
-                "org/qwen@abc", "org/qwen", "/models/org--qwen@abc", 335_000_000, "4 bit (mlx), download", 4096, ("mlx",)
-            ),
-        ]  # fmt: skip
-        self.proposed = [
-            Offer("SmolLM2 135M", "org/smol", 134_515_008, 269_000_000, "Apache-2.0", "trying things out", FIT),
-            Offer("Qwen3 0.6B", "org/qwen3", 596_049_920, 1_192_000_000, "Apache-2.0", "thinking", FIT, best=True),
-            Offer(
-                "Llama 8B", "org/llama", 8_030_000_000, 16_060_000_000, "Llama 3.1", "long answers",
-                replace(FIT, weights=32_000_000_000, longest=0), gated=True,
-            ),
-        ]  # fmt: skip
-        self.plan = PLAN
-        self.finds = [
-            HubFind("org/tiny", "12 M parameters · 4 bit (mlx) · mit · 1,200 downloads last month"),
-            HubFind("org/cuda", "7,000 M parameters · gptq", "its weights are quantised with gptq, which needs CUDA libraries"),
-        ]
-        self.shelf_fit: FitView | None = FIT
-        self.forms: tuple[WeightsForm, ...] = (
-            WeightsForm("float32"), WeightsForm("float16"), WeightsForm("int8", "27.93, float32 27.66 (+1.0 %)"),
-        )  # fmt: skip
-        self.set_weights = "auto"  # for all models
-        self.gguf: tuple[int, int, bool, str] = (0, 538_000_000, False, "")  # of the next file: kept, float32, keeps, note
-        self.own: dict[str, LoadChoice] = {}
-        self.kept_token = ""
-        self.problem = ""  # what the next verification finds
-        self.downloads: dict[str, Download] = {}
-        self.left_hints: frozenset[str] = frozenset()
-        self.asking: asyncio.Event | None = None  # the hub waits for it
 
-    def show_download(self, view: Download) -> None:
-        """News of one."""
-        self.downloads[view.repository] = view
-        self.tell_downloads()
+class FakeModels(_Group):
+    async def load_plan(self, name: str, choice: LoadChoice | None = None) -> LoadPlan:
+        self._bench.note("load_plan", name, choice)
+        chosen = self._bench.own.get(name, LoadChoice()) if choice is None else choice
+        fit = self._bench.shelf_fit
+        if fit is not None and chosen.context is not None:
+            fit = replace(fit, context=chosen.context, kv=fit.kv * chosen.context // fit.context)
+        forms = self._bench.forms if fit is not None and fit.engine == "hf" else ()
+        return LoadPlan(chosen, fit, 8192, forms, set_weights=self._bench.set_weights)
 
-    def tell_downloads(self) -> None:
-        self.emit(DownloadsChanged(tuple(self.downloads.values())))
+    async def open(self, name: str, choice: LoadChoice) -> None:
+        self._bench.note("open_model", name, choice)
+        self._bench.own[name] = choice
 
-    async def model_shelf(self) -> Sequence[ShelfModel]:
-        self._note("model_shelf")
-        self.tell_downloads()
-        return list(self.on_shelf)
+    async def remember_context(self, name: str, context: int) -> None:
+        self._bench.note("remember_context", name, context)
+        self._bench.own[name] = LoadChoice(context)
 
-    async def verify_model(self, name: str, progress: OnTransfer) -> None:
-        self._note("verify_model", name)
+    async def reload(self) -> None:
+        self._bench.note("reload_model")
+        self._bench.held = replace(self._bench.held, needs_reload=False)
+
+    async def grow_context(self) -> None:
+        self._bench.note("grow_context")
+
+    async def list(self) -> Sequence[ModelChoice]:
+        self._bench.note("models")
+        return self._bench.choices
+
+    async def choose(self, source: str) -> None:
+        self._bench.note("choose_model", source)
+        self._bench.choices = [replace(choice, loaded=choice.source == source) for choice in self._bench.choices]
+
+    def backends(self) -> Sequence[BackendChoice]:
+        return self._bench.engines
+
+    async def choose_backend(self, name: str) -> None:
+        self._bench.note("choose_backend", name)
+        self._bench.engines = [replace(engine, chosen=engine.name == name) for engine in self._bench.engines]
+
+
+class FakeShelf(_Group):
+    async def list(self) -> Sequence[ShelfModel]:
+        self._bench.note("model_shelf")
+        self._bench.tell_downloads()
+        return list(self._bench.on_shelf)
+
+    async def verify(self, name: str, progress: OnTransfer) -> None:
+        self._bench.note("verify_model", name)
         for done in (100_000_000, 300_000_000):
-            await self._pass()
+            await self._bench.pause()
             progress(done, 638_000_000)
-        if self.problem:
-            raise Refusal(self.problem)
+        if self._bench.problem:
+            raise Refusal(self._bench.problem)
 
-    async def remove_model(self, name: str) -> int:
-        self._note("remove_model", name)
-        gone = next(model for model in self.on_shelf if model.name == name)
-        self.on_shelf.remove(gone)
-        self.emit(ModelsChanged())
+    async def remove(self, name: str) -> int:
+        self._bench.note("remove_model", name)
+        gone = next(model for model in self._bench.on_shelf if model.name == name)
+        self._bench.on_shelf.remove(gone)
+        self._bench.emit(ModelsChanged())
         return 0 if gone.linked else gone.size
 
-    async def add_model_folder(self, path: Path) -> str:
-        self._note("add_model_folder", path)
-        self.on_shelf.append(ShelfModel(path.name, path.name, str(path), 10_000_000, "link", linked=True))
-        self.emit(ModelsChanged())
+    async def add_folder(self, path: Path) -> str:
+        self._bench.note("add_model_folder", path)
+        self._bench.on_shelf.append(ShelfModel(path.name, path.name, str(path), 10_000_000, "link", linked=True))
+        self._bench.emit(ModelsChanged())
         return path.name
 
     async def plan_gguf(self, path: Path) -> GgufPlan:
-        self._note("plan_gguf", path)
-        return GgufPlan(path, *self.gguf)
+        self._bench.note("plan_gguf", path)
+        return GgufPlan(path, *self._bench.gguf)
 
     async def import_gguf(self, path: Path, progress: OnTransfer, *, keep_quantised: bool) -> str:
-        self._note("import_gguf", path, keep_quantised)
+        self._bench.note("import_gguf", path, keep_quantised)
         for done in range(3):
-            await self._pass()
+            await self._bench.pause()
             progress(done, 3)
         return path.stem
 
-    async def plan_model(self, wanted: str) -> ModelPlan:
-        self._note("plan_model", wanted)
-        if self.asking is not None:
-            await self.asking.wait()
-        return self.plan
+    async def plan(self, wanted: str) -> ModelPlan:
+        self._bench.note("plan_model", wanted)
+        if self._bench.asking is not None:
+            await self._bench.asking.wait()
+        return self._bench.plan
 
-    async def load_plan(self, name: str, choice: LoadChoice | None = None) -> LoadPlan:
-        self._note("load_plan", name, choice)
-        chosen = self.own.get(name, LoadChoice()) if choice is None else choice
-        fit = self.shelf_fit
-        if fit is not None and chosen.context is not None:
-            fit = replace(fit, context=chosen.context, kv=fit.kv * chosen.context // fit.context)
-        forms = self.forms if fit is not None and fit.engine == "hf" else ()
-        return LoadPlan(chosen, fit, 8192, forms, set_weights=self.set_weights)
-
-    async def open_model(self, name: str, choice: LoadChoice) -> None:
-        self._note("open_model", name, choice)
-        self.own[name] = choice
-
-    async def remember_context(self, name: str, context: int) -> None:
-        self._note("remember_context", name, context)
-        self.own[name] = LoadChoice(context)
-
-    async def quantise_model(self, name: str, bits: Bits, progress: OnTransfer) -> str:
-        self._note("quantise_model", name, bits)
+    async def quantise(self, name: str, bits: Bits, progress: OnTransfer) -> str:
+        self._bench.note("quantise_model", name, bits)
         for done in (25, 50):
-            await self._pass()
+            await self._bench.pause()
             progress(done, 100)
-        if self.problem:
-            raise Refusal(self.problem)
+        if self._bench.problem:
+            raise Refusal(self._bench.problem)
         return f"{name}-{bits}bit"
 
     async def hub_token(self) -> TokenView:
-        return TokenView(bool(self.kept_token), "https://huggingface.co")
+        return TokenView(bool(self._bench.kept_token), "https://huggingface.co")
 
     async def keep_hub_token(self, token: str) -> TokenView:
-        if self.problem:
-            raise Refusal(self.problem)
-        self.kept_token = token
+        if self._bench.problem:
+            raise Refusal(self._bench.problem)
+        self._bench.kept_token = token
         return await self.hub_token()
 
     async def forget_hub_token(self) -> TokenView:
-        self.kept_token = ""
+        self._bench.kept_token = ""
         return await self.hub_token()
 
     async def fit(self, plan: ModelPlan, context: int) -> FitView | None:
-        self._note("fit", context)
+        self._bench.note("fit", context)
         return None if plan.fit is None else replace(plan.fit, context=context, kv=plan.fit.kv * context // plan.fit.context)
 
     async def search_hub(self, words: str) -> Sequence[HubFind]:
-        self._note("search_hub", words)
-        if self.asking is not None:
-            await self.asking.wait()
-        return self.finds
+        self._bench.note("search_hub", words)
+        if self._bench.asking is not None:
+            await self._bench.asking.wait()
+        return self._bench.finds
 
     async def offers(self) -> Sequence[Offer]:
-        return list(self.proposed)
+        return list(self._bench.proposed)
 
     def download(self, wanted: str) -> None:
-        self.calls.append(("download", wanted))
+        self._bench.calls.append(("download", wanted))
         repository = wanted.partition("@")[0]
-        held = self.downloads.get(repository, Download(repository))
-        self.show_download(replace(held, state=DownloadState.RUNNING, note=""))
+        held = self._bench.downloads.get(repository, Download(repository))
+        self._bench.show_download(replace(held, state=DownloadState.RUNNING, note=""))
 
     async def pause_download(self, repository: str) -> None:
-        self._note("pause_download", repository)
-        self.show_download(replace(self.downloads[repository], state=DownloadState.PAUSED, rate=0.0))
+        self._bench.note("pause_download", repository)
+        self._bench.show_download(replace(self._bench.downloads[repository], state=DownloadState.PAUSED, rate=0.0))
 
     async def cancel_download(self, repository: str) -> int:
-        self._note("cancel_download", repository)
-        gone = self.downloads.pop(repository)
-        self.tell_downloads()
+        self._bench.note("cancel_download", repository)
+        gone = self._bench.downloads.pop(repository)
+        self._bench.tell_downloads()
         return gone.done
 
-    async def get_adapter(self, session_id: int, wanted: str) -> SessionSetup:
-        self._note("get_adapter", session_id, wanted)
-        await self._pass()
-        line = AdapterLine(AdapterChoice(f"/models/{wanted}", wanted), "lora, rank 8", loaded=True)
-        return self._keep(session_id, adapters=[*self._held(session_id).adapters, line])
 
+class FakeSettings(_Group):
     async def hints(self) -> frozenset[str]:
-        return self.left_hints
+        return self._bench.left_hints
 
     async def dismiss_hint(self, name: str) -> bool:
-        self._note("dismiss_hint", name)
-        held, self.left_hints = self.left_hints, self.left_hints - {name}
+        self._bench.note("dismiss_hint", name)
+        held, self._bench.left_hints = self._bench.left_hints, self._bench.left_hints - {name}
         return name in held
+
+    async def view(self) -> SettingsView:
+        return self._bench.held
+
+    async def change(self, name: str, value: object) -> SettingsView:
+        self._bench.note("change_setting", name, value)
+        assert name in {f.name for f in fields(AppSettings)}
+        values = replace(self._bench.held.values, **{name: value})  # type: ignore[arg-type]  # a field by name
+        self._bench.held = replace(
+            self._bench.held, values=values, needs_reload=self._bench.held.needs_reload or name not in NOW
+        )
+        return self._bench.held
+
+    async def back_up(self) -> Backup:
+        self._bench.note("back_up")
+        if self._bench.slow_backup is not None:
+            await self._bench.slow_backup.wait()
+        return Backup("/data/elsewise/backups/sessions.by-hand.2026-11-22.db", 12_000_000)
+
+    async def verify_data(self) -> Sequence[str]:
+        self._bench.note("verify_data")
+        return self._bench.damage
+
+
+class FakeComparison(_Group):
+    @property
+    def keeps_second(self) -> bool:
+        return self._bench.keeps_second
+
+    async def choices(self, session_id: int) -> Sequence[SecondChoice]:
+        self._bench.note("second_choices", session_id)
+        return self._bench.seconds
+
+    async def compare(
+        self, session_id: int, choice: SecondChoice, progress: OnCompared, *, anyway: bool = False, kl_of_all: bool = False
+    ) -> PathComparison:
+        self._bench.note("compare_with", session_id, choice.source, anyway)
+        self._bench.wanted_all.append(kl_of_all)
+        if self._bench.short_of_room and not anyway:
+            raise NoRoomRefusal("Qwen3 would take about 4.2 GB beside the model in use; 1.1 GB are free")
+        progress("loading Qwen3", 0, 0)
+        for done in range(3):
+            await self._bench.pause()
+            progress("comparing", done + 1, 3)
+        found = self.made(session_id)
+        return replace(found, kl_from=0) if kl_of_all else found
+
+    async def keep_second(self, keep: bool) -> None:
+        self._bench.note("keep_second", keep)
+        self._bench.keeps_second = keep
+
+    def made(self, session_id: int) -> PathComparison:
+        """Every token a span, and every third place disagreed on; by bytes two tokens of the first model are one span."""
+        turns = self._bench.views[session_id].turns
+        run = TokenRun.concat([turn.run for turn in turns])
+        n = len(run)
+        moved = np.resize(np.array(self._bench.moved, np.float32), n)
+        columns = {name: getattr(run, name).copy() for name in ("logprob", "rank", "top_ids", "top_logprobs")}
+        tops = tuple(b" maybe" if i % 3 == 0 else b" same" for i in range(n))
+        width = 2 if self._bench.by_bytes else 1
+        borders = np.append(np.arange(0, n, width), n).astype(np.int64)
+        left = ComparedSide("SmolLM2", run, borders, (b" same",) * n)
+        fields = {name: getattr(run, name) for name in ("ids", "token_bytes", "texts", "entropy", "covered_mass")}
+        fields |= {name: getattr(run, name) for name in ("origin", "finish", "draw")}
+        other = TokenRun(**fields, **(columns | {"logprob": columns["logprob"] + moved}))
+        right = ComparedSide("Qwen3", other, borders, tops)
+        kl = None if self._bench.by_bytes else np.where(np.arange(n) < self._bench.kl_from, np.nan, np.linspace(0, 2, n))
+        found = ModelComparison(left, right, "bytes" if self._bench.by_bytes else "tokens", kl)
+        spans, at = {}, 0
+        for turn in turns:
+            spans[turn.node_id] = np.arange(at, at + len(turn.run)) // width
+            at += len(turn.run)
+        return PathComparison(session_id, "SmolLM2 135M Instruct", QWEN.label, found, spans, n, self._bench.kl_from)

@@ -51,19 +51,19 @@ class DraftsController(QObject):
 
     def grow_context(self) -> None:
         """All the context that the model has."""
-        self._showing.tasks.run(self._workbench.grow_context())
+        self._showing.tasks.run(self._workbench.models.grow_context())
 
     async def _compose(self, session_id: int, text: str, replaces: int | None) -> None:
-        self.composed.emit(await self._workbench.compose(session_id, text, replaces))
+        self.composed.emit(await self._workbench.drafts.compose(session_id, text, replaces))
 
     async def _score(self, session_id: int, text: str, replaces: int | None) -> None:
-        self.scored.emit(text, await self._workbench.score_draft(session_id, text, replaces))
+        self.scored.emit(text, await self._workbench.drafts.score(session_id, text, replaces))
 
     async def _read_file(self, session_id: int, path: str) -> None:
-        self.file_read.emit(session_id, await self._workbench.read_file(path))
+        self.file_read.emit(session_id, await self._workbench.drafts.read_file(path))
 
     async def _leave_out(self, session_id: int, text: str) -> None:
-        self.left_out.emit(await self._workbench.leave_out(session_id, text))
+        self.left_out.emit(await self._workbench.drafts.leave_out(session_id, text))
 
 
 class AnswersController(QObject):
@@ -97,25 +97,25 @@ class AnswersController(QObject):
 
     def stop(self) -> None:
         if self._showing.shown is not None:
-            self._workbench.stop(self._showing.shown.session_id)
+            self._workbench.answers.stop(self._showing.shown.session_id)
 
     def branch(self, node_id: int, index: int, token_id: int) -> None:
-        self._showing.ask(lambda session: self._workbench.branch(session, node_id, index, token_id))
+        self._showing.ask(lambda session: self._workbench.answers.branch(session, node_id, index, token_id))
 
     def answer_call(self, node_id: int, results: Sequence[str]) -> None:
-        self._showing.ask(lambda session: self._workbench.answer_call(session, node_id, results))
+        self._showing.ask(lambda session: self._workbench.answers.answer_call(session, node_id, results))
 
     def regenerate(self, node_id: int | None = None) -> None:
         """Another answer beside that one, or beside the last."""
-        self._of_answer(self._workbench.regenerate, node_id)
+        self._of_answer(self._workbench.answers.regenerate, node_id)
 
     def regenerate_exactly(self, node_id: int | None = None) -> None:
         """The same answer once more, beside that one or the last."""
-        self._of_answer(self._workbench.regenerate_exactly, node_id)
+        self._of_answer(self._workbench.answers.regenerate_exactly, node_id)
 
     def continue_turn(self, node_id: int | None = None) -> None:
         """Goes on with an answer that was stopped, or with the last."""
-        self._of_answer(self._workbench.continue_turn, node_id)
+        self._of_answer(self._workbench.answers.continue_turn, node_id)
 
     def _of_answer(self, command: Callable[[int, int], Coroutine[Any, Any, None]], node_id: int | None) -> None:
         shown = self._showing.shown
@@ -127,11 +127,11 @@ class AnswersController(QObject):
             self._showing.ask(lambda session: command(session, answer))
 
     def open_as_text(self, node_id: int) -> None:
-        self._showing.ask(lambda session: self._workbench.open_as_text(session, node_id))
+        self._showing.ask(lambda session: self._workbench.answers.open_as_text(session, node_id))
 
     def how_made(self, node_id: int) -> Made | None:
         shown = self._showing.shown
-        return None if shown is None else self._workbench.how_made(shown.session_id, node_id)
+        return None if shown is None else self._workbench.answers.how_made(shown.session_id, node_id)
 
     def saved(self, session_id: int) -> None:
         """The message is stored: a refusal from here on is about the answer."""
@@ -148,7 +148,7 @@ class AnswersController(QObject):
 
     async def _send(self, session_id: int, text: str, replaces: int | None) -> None:
         try:
-            await self._workbench.send(session_id, text, replaces)
+            await self._workbench.answers.send(session_id, text, replaces)
             self.saved(session_id)
             self._showing.events.flush()
             shown = self._showing.shown

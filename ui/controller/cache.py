@@ -26,7 +26,7 @@ class CacheController(QObject):
 
     def look(self) -> None:
         shown = self._showing.shown
-        self.seen.emit(None if shown is None else self._workbench.cache(shown.session_id))
+        self.seen.emit(None if shown is None else self._workbench.cache.view(shown.session_id))
 
     def clear(self) -> None:
         self._showing.ask_latest("cache", self._clear, self.refused.emit)
@@ -39,18 +39,18 @@ class CacheController(QObject):
         self._showing.ask_latest("cache check", self._check, self.refused.emit)
 
     async def _clear(self, session_id: int) -> None:
-        held = self._workbench.cache(session_id)
-        await self._workbench.clear_cache()
+        held = self._workbench.cache.view(session_id)
+        await self._workbench.cache.clear()
         self.look()
-        left = self._workbench.cache(session_id)
+        left = self._workbench.cache.view(session_id)
         if held is not None and left is not None:
             self.cleared.emit(max(held.bytes - left.bytes, 0))
 
     async def _keep(self, session_id: int, *, keep: bool) -> None:
-        await self._workbench.keep_path(session_id, keep)
+        await self._workbench.cache.keep_path(session_id, keep)
         self.look()
 
     async def _check(self, session_id: int) -> None:
-        check = await self._workbench.check_uncached(session_id)
+        check = await self._workbench.cache.check_uncached(session_id)
         if self._showing.is_shown(session_id):
             self.checked.emit(check)

@@ -61,22 +61,22 @@ class SecondController(QObject):
 
     def keep(self, keep: bool) -> None:  # a state, as the signal brings it
         """Whether the second model stays loaded."""
-        self._showing.tasks.run(self._workbench.keep_second(keep))
+        self._showing.tasks.run(self._workbench.comparison.keep_second(keep))
 
     async def _list(self, session_id: int) -> None:
-        choices = await self._workbench.second_choices(session_id)
+        choices = await self._workbench.comparison.choices(session_id)
         if self._showing.is_shown(session_id):
             self.menu_ready.emit(choices)
 
     async def _compare(self, session_id: int, *, choice: SecondChoice, anyway: bool, kl_of_all: bool) -> None:
-        compare = self._workbench.compare_with
+        compare = self._workbench.comparison.compare
         try:
             found = await compare(session_id, choice, self.progressed.emit, anyway=anyway, kl_of_all=kl_of_all)
         except NoRoomRefusal as refusal:
             self.failed.emit(str(refusal), True)
             return
         if self._showing.is_shown(session_id):
-            self.compared.emit(found, self._workbench.keeps_second)
+            self.compared.emit(found, self._workbench.comparison.keeps_second)
 
     def _fail(self, words: str) -> None:
         self.failed.emit(words, False)
@@ -159,7 +159,7 @@ class SimilarController(QObject):
 
     async def _look(self, asked: _Look) -> None:
         try:
-            found = await self._workbench.similar_turns(*asked[:2], self._pooling, self.progressed.emit)
+            found = await self._workbench.similar.find(*asked[:2], self._pooling, self.progressed.emit)
         except ModelRefusal as refusal:
             self._fail(str(refusal), needs_model=True)
             return

@@ -73,7 +73,7 @@ class Controller(Showing):
 
     def token_bytes(self, ids: Sequence[int]) -> list[bytes]:
         """The bytes of any tokens, for showing alternatives."""
-        return [] if self.shown is None else list(self.workbench.token_text(self.shown.session_id, ids))
+        return [] if self.shown is None else list(self.workbench.answers.token_text(self.shown.session_id, ids))
 
     def start(self, session_id: int | None, *, fresh: bool = False) -> None:
         """Listens, lists the sessions and opens one: the given one, else (not `fresh`) the first listed, else an empty one."""

@@ -43,9 +43,9 @@ class DrawsController(QObject):
         """
         bench = self._workbench
         if beams is None:
-            self._showing.ask(lambda session: bench.continue_many(session, node_id, index, count))
+            self._showing.ask(lambda session: bench.continuations.continue_many(session, node_id, index, count))
         else:
-            self._showing.ask(lambda session: bench.beams(session, node_id, index, count, beams))
+            self._showing.ask(lambda session: bench.continuations.beams(session, node_id, index, count, beams))
 
     def close_columns(self) -> None:
         """Shows the columns no more; they stay among the branches."""
@@ -96,11 +96,11 @@ class DrawsController(QObject):
         self._showing.ask_latest("row", lambda session: self._find_row(session, node_id, index), self.row_refused.emit)
 
     async def _find_preview(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
-        words = await self._workbench.preview(session_id, node_id, index, token_id, PREVIEW_TOKENS)
+        words = await self._workbench.drawings.preview(session_id, node_id, index, token_id, PREVIEW_TOKENS)
         self.preview_found.emit(node_id, index, token_id, words)
 
     async def _find_drawing(self, session_id: int, node_id: int, index: int) -> None:
-        self.drawing_found.emit(node_id, index, await self._workbench.drawing(session_id, node_id, index))
+        self.drawing_found.emit(node_id, index, await self._workbench.drawings.find(session_id, node_id, index))
 
     async def _find_row(self, session_id: int, node_id: int, index: int) -> None:
-        self.row_found.emit(node_id, index, await self._workbench.whole_row(session_id, node_id, index))
+        self.row_found.emit(node_id, index, await self._workbench.drawings.whole_row(session_id, node_id, index))

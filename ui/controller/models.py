@@ -43,20 +43,20 @@ class ModelsController(QObject):
 
     def choose_backend(self, name: str) -> None:
         """Another engine from the next request on."""
-        self._tasks.run(self._workbench.choose_backend(name))
+        self._tasks.run(self._workbench.models.choose_backend(name))
 
     async def _list(self, *, menu: bool = False) -> None:
-        models = await self._workbench.models()
+        models = await self._workbench.models.list()
         self.listed.emit(models)
         if menu and models:
-            self.menu_ready.emit(models, self._workbench.backends())
+            self.menu_ready.emit(models, self._workbench.models.backends())
         elif menu:
             self.none_here.emit()
 
     async def fits(self, source: str) -> bool:
         """Whether it fits into memory, as far as is known."""
         try:
-            plan = await self._workbench.load_plan(source)
+            plan = await self._workbench.models.load_plan(source)
         except Refusal:  # choosing it says why
             return True
         return plan.fit is None or plan.fit.fits
@@ -69,7 +69,7 @@ class ModelsController(QObject):
 
     async def open(self, source: str, choice: LoadChoice | None = None) -> None:
         """Opens a model, with its own load options if given; raises `Refusal`."""
-        await (self._workbench.choose_model(source) if choice is None else self._workbench.open_model(source, choice))
+        await (self._workbench.models.choose(source) if choice is None else self._workbench.models.open(source, choice))
         await self._list()
 
 
@@ -150,7 +150,7 @@ class ShelfController(QObject):
     def verify(self, name: str) -> None:
         self._running.begin(
             f"verify {name}",
-            partial(self._workbench.verify_model, name, partial(self.verifying.emit, name)),
+            partial(self._workbench.shelf.verify, name, partial(self.verifying.emit, name)),
             done=lambda _: self.verified.emit(name, ""),
             stopped=partial(self.verify_stopped.emit, name),
             refused=partial(self.verified.emit, name),
@@ -204,10 +204,10 @@ class ShelfController(QObject):
         self._tasks.latest("fit", self._fit(plan, context), self.refused.emit)
 
     def download(self, wanted: str) -> None:
-        self._workbench.download(wanted)
+        self._workbench.shelf.download(wanted)
 
     def pause(self, repository: str) -> None:
-        self._tasks.run(self._workbench.pause_download(repository), self.refused.emit)
+        self._tasks.run(self._workbench.shelf.pause_download(repository), self.refused.emit)
 
     def cancel(self, repository: str) -> None:
         self._tasks.run(self._cancel(repository), self.refused.emit)
@@ -215,13 +215,13 @@ class ShelfController(QObject):
     # ---- its token ----------------------------------------------------------------------------------------------------
 
     def ask_token(self) -> None:
-        self._tasks.latest("token", self._token(self._workbench.hub_token()), self.token_refused.emit)
+        self._tasks.latest("token", self._token(self._workbench.shelf.hub_token()), self.token_refused.emit)
 
     def keep_token(self, token: str) -> None:
-        self._tasks.run(self._token(self._workbench.keep_hub_token(token)), self.token_refused.emit)
+        self._tasks.run(self._token(self._workbench.shelf.keep_hub_token(token)), self.token_refused.emit)
 
     def forget_token(self) -> None:
-        self._tasks.run(self._token(self._workbench.forget_hub_token()), self.token_refused.emit)
+        self._tasks.run(self._token(self._workbench.shelf.forget_hub_token()), self.token_refused.emit)
 
     async def _token(self, answer: Coroutine[Any, Any, TokenView]) -> None:
         self.token.emit(await answer)
@@ -229,14 +229,14 @@ class ShelfController(QObject):
     # ---- how ----------------------------------------------------------------------------------------------------------
 
     async def _list(self) -> None:
-        self.listed.emit(await self._workbench.model_shelf())
-        self.offered.emit(await self._workbench.offers())
+        self.listed.emit(await self._workbench.shelf.list())
+        self.offered.emit(await self._workbench.shelf.offers())
 
     async def _open(self, name: str, choice: LoadChoice | None = None) -> None:
         await self._models.open(name, choice)
         for view in self.downloads:
             if view.name == name:
-                await self._workbench.cancel_download(view.repository)
+                await self._workbench.shelf.cancel_download(view.repository)
         await self._list()
 
     async def _open_fitting(self, name: str) -> None:
@@ -246,41 +246,41 @@ class ShelfController(QObject):
             await self._plan_load(name, None)
 
     async def _plan_load(self, name: str, choice: LoadChoice | None) -> None:
-        self.load_planned.emit(name, await self._workbench.load_plan(name, choice))
+        self.load_planned.emit(name, await self._workbench.models.load_plan(name, choice))
 
     async def _remember(self, name: str, context: int) -> None:
-        await self._workbench.remember_context(name, context)
+        await self._workbench.models.remember_context(name, context)
         self.context_kept.emit(name, context)
 
     async def _quantise(self, name: str, bits: Bits) -> str:
         self.quantising.emit(name, 0, 0)
-        return await self._workbench.quantise_model(name, bits, partial(self.quantising.emit, name))
+        return await self._workbench.shelf.quantise(name, bits, partial(self.quantising.emit, name))
 
     async def _remove(self, name: str) -> None:
-        self.removed.emit(name, await self._workbench.remove_model(name))
+        self.removed.emit(name, await self._workbench.shelf.remove(name))
 
     async def _add(self, path: Path) -> None:
-        self.import_ended.emit(await self._workbench.add_model_folder(path))
+        self.import_ended.emit(await self._workbench.shelf.add_folder(path))
 
     async def _plan_import(self, path: Path) -> None:
-        self.import_planned.emit(await self._workbench.plan_gguf(path))
+        self.import_planned.emit(await self._workbench.shelf.plan_gguf(path))
 
     async def _import(self, path: Path, *, keep_quantised: bool) -> str:
         self.importing.emit(0, 0)
-        return await self._workbench.import_gguf(path, self.importing.emit, keep_quantised=keep_quantised)
+        return await self._workbench.shelf.import_gguf(path, self.importing.emit, keep_quantised=keep_quantised)
 
     def _refuse_import(self, words: str) -> None:
         self.import_ended.emit("")
         self.refused.emit(words)
 
     async def _plan(self, wanted: str) -> None:
-        self.planned.emit(await self._workbench.plan_model(wanted))
+        self.planned.emit(await self._workbench.shelf.plan(wanted))
 
     async def _search(self, words: str) -> None:
-        self.found.emit(words, await self._workbench.search_hub(words))
+        self.found.emit(words, await self._workbench.shelf.search_hub(words))
 
     async def _fit(self, plan: ModelPlan, context: int) -> None:
-        self.fitted.emit(plan, await self._workbench.fit(plan, context))
+        self.fitted.emit(plan, await self._workbench.shelf.fit(plan, context))
 
     async def _cancel(self, repository: str) -> None:
-        await self._workbench.cancel_download(repository)
+        await self._workbench.shelf.cancel_download(repository)

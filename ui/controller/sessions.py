@@ -62,15 +62,15 @@ class SessionsController(QObject):
 
     async def list_all(self) -> Sequence[SessionSummary]:
         """Lists all sessions, for the window's start."""
-        sessions = await self._workbench.sessions()
-        self._take(sessions, await self._workbench.folders())
+        sessions = await self._workbench.sessions.list()
+        self._take(sessions, await self._workbench.sessions.folders())
         return sessions
 
     async def _list(self) -> None:
         if self._in_trash:
-            self.trash_listed.emit(await self._workbench.trashed_sessions())
+            self.trash_listed.emit(await self._workbench.sessions.trashed())
         else:
-            self._take(await self._workbench.sessions(self._query), await self._workbench.folders())
+            self._take(await self._workbench.sessions.list(self._query), await self._workbench.sessions.folders())
 
     def _take(self, sessions: Sequence[SessionSummary], folders: Sequence[FolderView]) -> None:
         self.rows = {row.session_id: row for row in sessions}
@@ -82,13 +82,13 @@ class SessionsController(QObject):
     def rename(self, session_id: int, title: str) -> None:
         """Gives a session another title; can be undone."""
         row = self.rows.get(session_id)
-        back = None if row is None else self._undoing(self.tr("Rename"), self._workbench.rename_session, session_id, row.title)
+        back = None if row is None else self._undoing(self.tr("Rename"), self._workbench.sessions.rename, session_id, row.title)
         self._note(session_id, title=title)
-        self._run(back, self._workbench.rename_session, session_id, title)
+        self._run(back, self._workbench.sessions.rename, session_id, title)
 
     def pin(self, session_id: int, pinned: bool) -> None:  # a state, not an option
         """To the top of the list, or back to its day."""
-        self._run(None, self._workbench.pin_session, session_id, pinned)
+        self._run(None, self._workbench.sessions.pin, session_id, pinned)
 
     def pin_shown(self) -> None:
         if self.row_shown is not None:
@@ -97,19 +97,19 @@ class SessionsController(QObject):
     def tag(self, session_id: int, tags: Sequence[str]) -> None:
         """These tags and no others; can be undone."""
         row = self.rows.get(session_id)
-        back = None if row is None else self._undoing(self.tr("Tags"), self._workbench.tag_session, session_id, row.tags)
+        back = None if row is None else self._undoing(self.tr("Tags"), self._workbench.sessions.tag, session_id, row.tags)
         self._note(session_id, tags=tuple(tags))
-        self._run(back, self._workbench.tag_session, session_id, tags)
+        self._run(back, self._workbench.sessions.tag, session_id, tags)
 
     def arrange(self, session_ids: Sequence[int]) -> None:
-        self._run(None, self._workbench.arrange_sessions, session_ids)
+        self._run(None, self._workbench.sessions.arrange, session_ids)
 
     def move(self, session_id: int, folder_id: int | None) -> None:
         """Into a folder, or back to the list; can be undone."""
         row = self.rows.get(session_id)
         back = None if row is None else self._undoing(self.tr("Move to Folder"), self._move, session_id, row.folder_id)
         self._note(session_id, folder_id=folder_id)
-        self._run(back, self._workbench.move_session, session_id, folder_id)
+        self._run(back, self._workbench.sessions.move, session_id, folder_id)
 
     def create_folder(self, name: str, session_id: int | None) -> None:
         """A new folder, for a session where one is named; can be undone."""
@@ -120,7 +120,7 @@ class SessionsController(QObject):
         before = self._folders.get(folder_id)
         back = None if before is None else self._undoing(self.tr("Rename Folder"), self._rename_folder, folder_id, before)
         self._folders[folder_id] = name
-        self._run(back, self._workbench.rename_folder, folder_id, name)
+        self._run(back, self._workbench.sessions.rename_folder, folder_id, name)
 
     def remove_folder(self, folder_id: int) -> None:
         """Its sessions stay; can be undone."""
@@ -128,37 +128,37 @@ class SessionsController(QObject):
 
     async def _create_folder(self, name: str, session_id: int | None) -> None:
         before = self.rows[session_id].folder_id if session_id in self.rows else None
-        folder = await self._workbench.create_folder(name)
+        folder = await self._workbench.sessions.create_folder(name)
         if session_id is not None:
-            await self._workbench.move_session(session_id, folder)
+            await self._workbench.sessions.move(session_id, folder)
 
         async def back() -> None:
             if session_id is not None:
                 await self._move(session_id, before)
-            await self._workbench.remove_folder(self._now(folder) or folder)
+            await self._workbench.sessions.remove_folder(self._now(folder) or folder)
 
         self._undo.remember(Undo(self.tr("New Folder"), self._listing(back)))
         self.folder_made.emit(folder)
 
     async def _remove_folder(self, folder_id: int) -> None:
-        everything = await self._workbench.sessions()  # a search may have left some of them out of the list
+        everything = await self._workbench.sessions.list()  # a search may have left some of them out of the list
         held = [row.session_id for row in everything if row.folder_id == folder_id]
         name = self._folders.get(folder_id, self.tr("New folder"))
-        await self._workbench.remove_folder(folder_id)
+        await self._workbench.sessions.remove_folder(folder_id)
 
         async def back() -> None:
-            again = await self._workbench.create_folder(name)
+            again = await self._workbench.sessions.create_folder(name)
             self._made_again[folder_id] = again
             for session_id in held:
-                await self._workbench.move_session(session_id, again)
+                await self._workbench.sessions.move(session_id, again)
 
         self._undo.remember(Undo(self.tr("Remove Folder"), self._listing(back)))
 
     async def _move(self, session_id: int, folder_id: int | None) -> None:
-        await self._workbench.move_session(session_id, self._now(folder_id))
+        await self._workbench.sessions.move(session_id, self._now(folder_id))
 
     async def _rename_folder(self, folder_id: int, name: str) -> None:
-        await self._workbench.rename_folder(self._now(folder_id) or folder_id, name)
+        await self._workbench.sessions.rename_folder(self._now(folder_id) or folder_id, name)
 
     def _now(self, folder_id: int | None) -> int | None:
         """The folder that once had that number."""
@@ -220,10 +220,10 @@ class SessionsController(QObject):
 
     def empty(self, session_ids: Sequence[int]) -> None:
         """Deletes sessions of the trash for good; the window has asked before."""
-        self._run(None, self._workbench.empty_trash, session_ids)
+        self._run(None, self._workbench.sessions.empty_trash, session_ids)
 
     async def _trash(self, session_id: int, title: str) -> None:
-        stopped = await self._workbench.trash_session(session_id)
+        stopped = await self._workbench.sessions.trash(session_id)
         self._undo.remember(Undo(self.tr("Move to Trash"), lambda: self._restore(session_id), session_id))
         self.trashed.emit(session_id, title, stopped)
         await self._list()
@@ -235,7 +235,7 @@ class SessionsController(QObject):
 
     async def _leave(self, session_id: int) -> None:
         """Shows the next session, unless another one was opened already."""
-        rest = [row for row in await self._workbench.sessions() if not row.elsewhere]
+        rest = [row for row in await self._workbench.sessions.list() if not row.elsewhere]
         if self._showing.is_shown(session_id):
             if rest:
                 self._showing.open(rest[0].session_id)
@@ -243,7 +243,7 @@ class SessionsController(QObject):
                 self._showing.new_session()
 
     async def _restore(self, session_id: int) -> None:
-        await self._workbench.restore_session(session_id)
+        await self._workbench.sessions.restore(session_id)
         self.restored.emit(session_id)
         await self._list()
         self._showing.open(session_id)

@@ -8,10 +8,11 @@ from PySide6.QtCore import QObject, Signal
 
 from ui.controller import Controller
 from ui.port import AnswerFormat, SessionSetup, Workbench
+from ui.port.settings import SetupCommands
 
 MODEL, SAMPLING, FORM, TOOLS = range(4)
 
-Change = Callable[[Workbench, int], Awaitable[SessionSetup]]
+Change = Callable[[SetupCommands, int], Awaitable[SessionSetup]]
 
 
 class SetupController(QObject):
@@ -36,7 +37,9 @@ class SetupController(QObject):
         shown = self._controller.shown
         if shown is not None:
             self._controller.tasks.latest(
-                "setup", self._change(lambda workbench, session: workbench.setup(session), shown.session_id), self.refused.emit
+                "setup",
+                self._change(lambda setup, session: setup.view(session), shown.session_id),
+                self.refused.emit,
             )
 
     def change(self, change: Change, refused: Callable[[str], None] | None = None, *, session_id: int | None = None) -> None:
@@ -63,19 +66,19 @@ class SetupController(QObject):
 
     async def _change(self, change: Change, session_id: int) -> None:
         try:
-            setup = await change(self._workbench, session_id)
+            setup = await change(self._workbench.setup, session_id)
         except Exception:
             shown = self._controller.shown
             if shown is not None and shown.session_id == session_id:  # the fields go back to what holds
-                self.changed.emit(await self._workbench.setup(session_id))
+                self.changed.emit(await self._workbench.setup.view(session_id))
             raise
         shown = self._controller.shown
         if shown is not None and setup.session_id == shown.session_id:
             self.changed.emit(setup)
 
     async def _check_format(self, answer_format: AnswerFormat) -> None:
-        self.format_checked.emit(answer_format, await self._workbench.check_format(answer_format))
+        self.format_checked.emit(answer_format, await self._workbench.setup.check_format(answer_format))
 
     async def _check_tools(self, source: str) -> None:
-        names, problem = await self._workbench.check_tools(source)
+        names, problem = await self._workbench.setup.check_tools(source)
         self.tools_checked.emit(source, names, problem)

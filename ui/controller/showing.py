@@ -95,10 +95,10 @@ class Showing(QObject):
     async def open_session(self, session_id: int) -> None:
         """Reads a session and shows it; one that another window shows comes to the front there."""
         with suppress(ShownElsewhere):
-            self.show_answer(await self.workbench.open_session(session_id))
+            self.show_answer(await self.workbench.sessions.open(session_id))
 
     async def open_new(self) -> None:
-        self.show_answer(await self.workbench.new_session())
+        self.show_answer(await self.workbench.sessions.new())
 
     def show_answer(self, view: SessionView) -> None:
         """Shows a view that a command returned: news still queued is older and already part of it."""
@@ -115,6 +115,6 @@ class Showing(QObject):
         self.activity_changed.emit()
 
     async def _show_earlier(self, session_id: int) -> None:
-        view = await self.workbench.show_earlier(session_id)
+        view = await self.workbench.sessions.show_earlier(session_id)
         if self.is_shown(session_id):
             self.show_answer(view)

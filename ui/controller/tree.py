@@ -66,12 +66,12 @@ class TreeController(QObject):
         return shown.view.turns[-1].node_id if shown is not None and shown.view.turns else None
 
     async def _select_and_remember(self, session_id: int, node_id: int, before: int) -> None:
-        view = await self._workbench.select(session_id, node_id)
+        view = await self._workbench.branches.select(session_id, node_id)
         self._undo.remember(Undo(self.tr("Branch Selection"), lambda: self._select(session_id, before)))
         self._showing.show_answer(view)
 
     async def _go_to(self, session_id: int, node_id: int, before: int) -> None:
-        view = await self._workbench.show_turn(session_id, node_id)
+        view = await self._workbench.branches.show_turn(session_id, node_id)
         if view.turns[-1].node_id != before:
             self._undo.remember(Undo(self.tr("Branch Selection"), lambda: self._select(session_id, before)))
         self._showing.show_answer(view)
@@ -79,22 +79,22 @@ class TreeController(QObject):
 
     async def _select(self, session_id: int, node_id: int) -> None:
         """Back to a branch; where another session is shown by now, this one is opened, so that the undone step is seen."""
-        view = await self._workbench.select(session_id, node_id)
+        view = await self._workbench.branches.select(session_id, node_id)
         if self._showing.is_shown(session_id):
             self._showing.show_answer(view)
         else:
             self._showing.open(session_id)
 
     async def _compare(self, session_id: int, left: int, right: int) -> None:
-        diff = await self._workbench.compare(session_id, left, right)
+        diff = await self._workbench.branches.compare(session_id, left, right)
         if self._showing.is_shown(session_id):
             self.compared.emit(diff)
 
     async def _prune(self, session_id: int, branch: tuple[int, int], before: int, *, pruned: bool) -> None:
-        await self._workbench.prune(session_id, *branch, pruned)
+        await self._workbench.branches.prune(session_id, *branch, pruned)
 
         async def back() -> None:
-            await self._workbench.prune(session_id, *branch, not pruned)
+            await self._workbench.branches.prune(session_id, *branch, not pruned)
             if self._showing.is_shown(session_id) and pruned:
                 await self._select(session_id, before)
 

@@ -7,20 +7,16 @@ the listener given to `subscribe`, on the same thread, in order.
 
 from __future__ import annotations
 
-from ui.port.cache import CacheCheck, CacheCommands, CacheView, EdgeView, SimilarCommands, SimilarTurn, SimilarTurns
-from ui.port.drawing import BeamRules, Column, ColumnKind, Columns, Drawing, DrawingUses
+from ui.port.cache import CacheCheck, CacheView, EdgeView, SimilarTurn, SimilarTurns
+from ui.port.comparison import NoRoomRefusal, OnCompared, PathComparison, SecondChoice
+from ui.port.drawing import BeamRules, Column, ColumnKind, Columns, Drawing
 from ui.port.engine import (
     BackendChoice,
-    Bits,
-    EngineCommands,
     EngineState,
-    GgufPlan,
     LoadChoice,
-    LoadCommands,
     LoadPlan,
     ModelChoice,
     StatusView,
-    TokenView,
     WeightsForm,
 )
 from ui.port.events import (
@@ -37,21 +33,22 @@ from ui.port.events import (
     WindowWanted,
 )
 from ui.port.models import (
+    Bits,
     Download,
     DownloadsChanged,
     DownloadState,
     FitView,
+    GgufPlan,
     Holds,
     HubFind,
-    ModelCommands,
     ModelPlan,
     ModelsChanged,
     Offer,
     ShelfModel,
+    TokenView,
 )
 from ui.port.refusals import QT_TRANSLATE_NOOP, ModelRefusal, Refusal, ShownElsewhere, translate, translate_with
-from ui.port.second import NoRoomRefusal, OnCompared, PathComparison, SecondChoice, SecondCommands
-from ui.port.sessions import BranchRow, FolderView, SessionCommands, SessionSummary, SessionView, ShelfCommands, TrashedSession
+from ui.port.sessions import BranchRow, FolderView, SessionSummary, SessionView, TrashedSession
 from ui.port.settings import (
     AdapterChoice,
     AdapterLine,
@@ -64,18 +61,14 @@ from ui.port.settings import (
     ModelFacts,
     OptionView,
     SessionSetup,
-    SettingsCommands,
     SettingsView,
-    SetupCommands,
     TextFile,
     ToolCard,
 )
-from ui.port.transfers import BranchDiff, DiffPart, DiffSide, ExportFormat, ImportResult, OnTransfer, TransferCommands
+from ui.port.transfers import BranchDiff, DiffPart, DiffSide, ExportFormat, ImportResult, OnTransfer
 from ui.port.turns import (
-    AnswerCommands,
     Composition,
     ContextPart,
-    DraftCommands,
     Made,
     PartKind,
     Setting,
@@ -90,7 +83,6 @@ __all__ = [
     "QT_TRANSLATE_NOOP",
     "AdapterChoice",
     "AdapterLine",
-    "AnswerCommands",
     "AnswerFormat",
     "AppSettings",
     "BackendChoice",
@@ -100,7 +92,6 @@ __all__ = [
     "BranchDiff",
     "BranchRow",
     "CacheCheck",
-    "CacheCommands",
     "CacheView",
     "Column",
     "ColumnKind",
@@ -115,11 +106,8 @@ __all__ = [
     "Download",
     "DownloadState",
     "DownloadsChanged",
-    "DraftCommands",
     "Drawing",
-    "DrawingUses",
     "EdgeView",
-    "EngineCommands",
     "EngineState",
     "Event",
     "ExportFormat",
@@ -132,11 +120,9 @@ __all__ = [
     "HubFind",
     "ImportResult",
     "LoadChoice",
-    "LoadCommands",
     "LoadPlan",
     "Made",
     "ModelChoice",
-    "ModelCommands",
     "ModelFacts",
     "ModelPlan",
     "ModelRefusal",
@@ -150,9 +136,7 @@ __all__ = [
     "PathComparison",
     "Refusal",
     "SecondChoice",
-    "SecondCommands",
     "SessionChanged",
-    "SessionCommands",
     "SessionCopied",
     "SessionSetup",
     "SessionSummary",
@@ -160,13 +144,9 @@ __all__ = [
     "SessionView",
     "SessionsChanged",
     "Setting",
-    "SettingsCommands",
     "SettingsView",
-    "SetupCommands",
-    "ShelfCommands",
     "ShelfModel",
     "ShownElsewhere",
-    "SimilarCommands",
     "SimilarTurn",
     "SimilarTurns",
     "StatusChanged",
@@ -176,7 +156,6 @@ __all__ = [
     "TokenView",
     "TokensArrived",
     "ToolCard",
-    "TransferCommands",
     "TrashedSession",
     "TurnChanged",
     "TurnStats",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from ui.port.second import OnCompared
-from ui.port.sessions import SessionView
+from ui.port.comparison import OnCompared
 
 if TYPE_CHECKING:
     from runtime import Pooling
@@ -73,10 +72,10 @@ class CacheCheck:
 class CacheCommands(Protocol):
     """The cache of the model that runs. Every coroutine may raise `Refusal`."""
 
-    def cache(self, session_id: int) -> CacheView | None:
+    def view(self, session_id: int) -> CacheView | None:
         """As the engine last told; None where no model runs. Asks nobody."""
 
-    async def clear_cache(self) -> None:
+    async def clear(self) -> None:
         """Drops all KV in memory, that of pinned paths too; what running answers hold goes when they end."""
 
     async def keep_path(self, session_id: int, keep: bool) -> None:
@@ -143,7 +142,7 @@ class SimilarTurns:
 class SimilarCommands(Protocol):
     """Turns that are alike. Every coroutine may raise `Refusal`."""
 
-    async def similar_turns(self, session_id: int, node_id: int, pooling: Pooling, progress: OnCompared) -> SimilarTurns:
+    async def find(self, session_id: int, node_id: int, pooling: Pooling, progress: OnCompared) -> SimilarTurns:
         """Compares a turn with all others of its session, on all branches that are in sight; behind everything else.
 
         What the model made of a turn is remembered until the app ends: of the same text nothing is computed again. May be
@@ -152,6 +151,3 @@ class SimilarCommands(Protocol):
         Raises:
             ModelRefusal: No model can be asked: another one may be chosen.
         """
-
-    async def show_turn(self, session_id: int, node_id: int) -> SessionView:
-        """Shows a path through a turn, the one that is shown if it is on it, from before that turn on."""

@@ -109,14 +109,21 @@ class Columns:
     note: str = ""
 
 
-class DrawingUses(Protocol):
-    """Draws, and what else might have been drawn. Every coroutine may raise `Refusal`."""
+class DrawingCommands(Protocol):
+    """How tokens were drawn, and what else might have been. Every coroutine may raise `Refusal`."""
 
-    async def drawing(self, session_id: int, node_id: int, index: int) -> Drawing | None:
+    async def find(self, session_id: int, node_id: int, index: int) -> Drawing | None:
         """How token `index` of the turn was drawn; None where there is no such token. Asks no model."""
 
     async def whole_row(self, session_id: int, node_id: int, index: int) -> npt.NDArray[np.float32]:
         """``(vocab,) float32``: raw log-probabilities before token `index`, from the model that runs; one forward at most."""
+
+    async def preview(self, session_id: int, node_id: int, index: int, token_id: int, most: int) -> Sequence[bytes]:
+        """The likeliest words after another token at that place, `most` tokens at most, at low priority; nothing is saved."""
+
+
+class ContinuationCommands(Protocol):
+    """Several continuations of one place, side by side. Every coroutine may raise `Refusal`."""
 
     async def continue_many(self, session_id: int, node_id: int, index: int | None, n: int) -> None:
         """Draws `n` continuations of one place as siblings; returns when all have ended.
@@ -129,9 +136,3 @@ class DrawingUses(Protocol):
 
         It goes by the usual rules unless others are given.
         """
-
-    async def preview(self, session_id: int, node_id: int, index: int, token_id: int, most: int) -> Sequence[bytes]:
-        """The likeliest words after another token at that place, `most` tokens at most, at low priority; nothing is saved."""
-
-    async def prune(self, session_id: int, node_id: int, start: int, pruned: bool) -> None:
-        """Hides a branch (a row's `node_id` from token `start` on) in the outline and among the variants, or shows it again."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from ui.port.models import FitView
-from ui.port.transfers import OnTransfer
 from ui.port.turns import Tier
 
 
@@ -63,29 +61,6 @@ class BackendChoice:
     chosen: bool
 
 
-class EngineCommands(Protocol):
-    """Model and backend. Every coroutine may raise `Refusal`; how the engine is comes as `StatusChanged`."""
-
-    @property
-    def status(self) -> StatusView:
-        """As last told."""
-
-    async def models(self) -> Sequence[ModelChoice]:
-        """What is on the shelf."""
-
-    async def choose_model(self, source: str) -> None:
-        """Loads another model from the next request on."""
-
-    def backends(self) -> Sequence[BackendChoice]:
-        """The engines that are known, registered ones too."""
-
-    async def choose_backend(self, name: str) -> None:
-        """Runs the model on another engine from the next request on."""
-
-
-Bits = Literal[4, 8]
-
-
 @dataclass(frozen=True, slots=True)
 class LoadChoice:
     """What holds for one model alone, and is remembered with it; None and "auto": as the settings have it."""
@@ -128,66 +103,32 @@ class LoadPlan:
     set_weights: str = "auto"
 
 
-@dataclass(frozen=True, slots=True)
-class GgufPlan:
-    """What taking in a GGUF file means, by its header.
+class ModelCommands(Protocol):
+    """Which model answers, on which engine, loaded how. Every coroutine may raise `Refusal`; none asks the network."""
 
-    Attributes:
-        path: Of the file.
-        kept: Bytes of its weights where they stay quantised, for mlx alone; 0 where mlx can keep none of them so.
-        float32: Bytes of its weights in float32, for every engine.
-        keeps: They stay quantised unless somebody says otherwise.
-        note: What becomes float32 all the same, and why; "" where all stays as it is.
-    """
+    async def list(self) -> Sequence[ModelChoice]:
+        """What is on the shelf."""
 
-    path: Path
-    kept: int
-    float32: int
-    keeps: bool = False
-    note: str = ""
+    async def choose(self, source: str) -> None:
+        """Loads another model from the next request on."""
 
+    def backends(self) -> Sequence[BackendChoice]:
+        """The engines that are known, registered ones too."""
 
-@dataclass(frozen=True, slots=True)
-class TokenView:
-    """Whether private models can be asked for. The token itself is never shown.
+    async def choose_backend(self, name: str) -> None:
+        """Runs the model on another engine from the next request on."""
 
-    Attributes:
-        kept: One is in the system keychain.
-        hub: The address that it is for.
-        variable: Of the environment, whose token is used before that one; "" where none is set.
-    """
+    async def reload(self) -> None:
+        """Loads the model anew with what is set."""
 
-    kept: bool
-    hub: str
-    variable: str = ""
-
-
-class LoadCommands(Protocol):
-    """Every coroutine may raise `Refusal`; none asks the network."""
+    async def grow_context(self) -> None:
+        """Loads the model with all the context it has, from the next request on."""
 
     async def load_plan(self, name: str, choice: LoadChoice | None = None) -> LoadPlan:
         """What loading a model of the shelf takes: with a choice, or with the one that is remembered with it."""
 
-    async def open_model(self, name: str, choice: LoadChoice) -> None:
+    async def open(self, name: str, choice: LoadChoice) -> None:
         """Remembers the choice with the model, and takes it from the next request on."""
 
     async def remember_context(self, name: str, context: int) -> None:
         """A model, here or to be fetched, is loaded with so many tokens from its next start on; others are as they were."""
-
-    async def plan_gguf(self, path: Path) -> GgufPlan:
-        """What taking in a GGUF file means; nothing but its header is read."""
-
-    async def import_gguf(self, path: Path, progress: OnTransfer, *, keep_quantised: bool) -> str:
-        """Takes a GGUF file onto the shelf; its name there. May be cancelled: nothing of it stays then."""
-
-    async def quantise_model(self, name: str, bits: Bits, progress: OnTransfer) -> str:
-        """Makes one for mlx out of a plain model, beside it on the shelf; its name. May be cancelled: nothing stays then."""
-
-    async def hub_token(self) -> TokenView:
-        """Whether there is one."""
-
-    async def keep_hub_token(self, token: str) -> TokenView:
-        """Puts it into the system keychain, in place of another; a refusal does not show it."""
-
-    async def forget_hub_token(self) -> TokenView:
-        """Removes it from there."""

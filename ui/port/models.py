@@ -8,7 +8,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal, Protocol
 
-from ui.port.settings import SessionSetup
 from ui.port.transfers import OnTransfer
 
 Holds = Literal["model", "adapter"]  # what a folder or a repository holds
@@ -238,22 +237,59 @@ class DownloadsChanged:
     downloads: tuple[Download, ...]
 
 
-class ModelCommands(Protocol):
+Bits = Literal[4, 8]
+
+
+@dataclass(frozen=True, slots=True)
+class GgufPlan:
+    """What taking in a GGUF file means, by its header.
+
+    Attributes:
+        path: Of the file.
+        kept: Bytes of its weights where they stay quantised, for mlx alone; 0 where mlx can keep none of them so.
+        float32: Bytes of its weights in float32, for every engine.
+        keeps: They stay quantised unless somebody says otherwise.
+        note: What becomes float32 all the same, and why; "" where all stays as it is.
+    """
+
+    path: Path
+    kept: int
+    float32: int
+    keeps: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenView:
+    """Whether private models can be asked for. The token itself is never shown.
+
+    Attributes:
+        kept: One is in the system keychain.
+        hub: The address that it is for.
+        variable: Of the environment, whose token is used before that one; "" where none is set.
+    """
+
+    kept: bool
+    hub: str
+    variable: str = ""
+
+
+class ShelfCommands(Protocol):
     """The shelf of models and the hub. Every coroutine may raise `Refusal`; only those that say so ask the network."""
 
-    async def model_shelf(self) -> Sequence[ShelfModel]:
+    async def list(self) -> Sequence[ShelfModel]:
         """Models, then adapters, by name. What is here of downloads that were stopped is told (`DownloadsChanged`)."""
 
-    async def verify_model(self, name: str, progress: OnTransfer) -> None:
+    async def verify(self, name: str, progress: OnTransfer) -> None:
         """Reads every file once and compares it with what is known of it; a difference is the refusal. May be cancelled."""
 
-    async def remove_model(self, name: str) -> int:
+    async def remove(self, name: str) -> int:
         """Deletes one that nobody has loaded; the bytes that are free again."""
 
-    async def add_model_folder(self, path: Path) -> str:
+    async def add_folder(self, path: Path) -> str:
         """Puts a model folder on the shelf that stays where it is; its name there."""
 
-    async def plan_model(self, wanted: str) -> ModelPlan:
+    async def plan(self, wanted: str) -> ModelPlan:
         """Asks the hub what fetching ``ORG/NAME[@REVISION]`` means. May be cancelled."""
 
     async def fit(self, plan: ModelPlan, context: int) -> FitView | None:
@@ -274,8 +310,20 @@ class ModelCommands(Protocol):
     async def cancel_download(self, repository: str) -> int:
         """Stops it for good and deletes what has arrived: so many bytes. One that is done is only not told any more."""
 
-    async def get_adapter(self, session_id: int, wanted: str) -> SessionSetup:
-        """Puts an adapter on top of the session's stack by its id, ``ORG/NAME[@REVISION]``; asks the hub where it is not here.
+    async def plan_gguf(self, path: Path) -> GgufPlan:
+        """What taking in a GGUF file means; nothing but its header is read."""
 
-        Returns when it is there; `DownloadsChanged` says how far it is meanwhile.
-        """
+    async def import_gguf(self, path: Path, progress: OnTransfer, *, keep_quantised: bool) -> str:
+        """Takes a GGUF file onto the shelf; its name there. May be cancelled: nothing of it stays then."""
+
+    async def quantise(self, name: str, bits: Bits, progress: OnTransfer) -> str:
+        """Makes one for mlx out of a plain model, beside it on the shelf; its name. May be cancelled: nothing stays then."""
+
+    async def hub_token(self) -> TokenView:
+        """Whether there is one."""
+
+    async def keep_hub_token(self, token: str) -> TokenView:
+        """Puts it into the system keychain, in place of another; a refusal does not show it."""
+
+    async def forget_hub_token(self) -> TokenView:
+        """Removes it from there."""

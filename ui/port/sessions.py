@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ui.port.transfers import BranchDiff
 from ui.port.turns import TurnView
 
 
@@ -54,41 +55,6 @@ class SessionView:
     earlier: int = 0  # turns of the path before the first of `turns`: see `Workbench.show_earlier`
 
 
-class SessionCommands(Protocol):
-    """The list and the open session. Every coroutine may raise `Refusal`; what changes the list says `SessionsChanged`."""
-
-    async def sessions(self, query: str = "") -> Sequence[SessionSummary]:
-        """The session list, pinned first, then the latest; those whose title or text matches `query`."""
-
-    async def open_session(self, session_id: int) -> SessionView:
-        """Reads a session from the store; no model is needed.
-
-        Raises:
-            ShownElsewhere: Another window shows it; that one was told `WindowWanted`.
-        """
-
-    async def show_earlier(self, session_id: int) -> SessionView:
-        """The same with more turns of the beginning of a long path, of which only the end is shown at first."""
-
-    async def new_session(self) -> SessionView:
-        """An empty session, or one that is still empty and in no other window; it stands in the list once it has a turn."""
-
-    async def rename_session(self, session_id: int, title: str) -> None:
-        """Gives it another title."""
-
-    async def pin_session(self, session_id: int, pinned: bool) -> None:
-        """To the top of the list, or back to its day."""
-
-    async def trash_session(self, session_id: int) -> bool:
-        """Into the trash, where it stays for 30 days; whether an answer was being written there, which is stopped."""
-
-    async def restore_session(self, session_id: int) -> None:
-        """Back out of the trash."""
-
-    async def select(self, session_id: int, node_id: int) -> SessionView:
-        """Shows the path through `node_id`, down to the leaf that was last shown under it."""
-
-
 @dataclass(frozen=True, slots=True)
 class FolderView:
     """A folder of the session list."""
@@ -106,8 +72,36 @@ class TrashedSession:
     days_left: int  # until it is deleted for good
 
 
-class ShelfCommands(Protocol):
-    """The use cases. Each may raise `Refusal`; what changes the list says `SessionsChanged`."""
+class SessionCommands(Protocol):
+    """The list and the open session. Every coroutine may raise `Refusal`; what changes the list says `SessionsChanged`."""
+
+    async def list(self, query: str = "") -> Sequence[SessionSummary]:
+        """The session list, pinned first, then the latest; those whose title or text matches `query`."""
+
+    async def open(self, session_id: int) -> SessionView:
+        """Reads a session from the store; no model is needed.
+
+        Raises:
+            ShownElsewhere: Another window shows it; that one was told `WindowWanted`.
+        """
+
+    async def show_earlier(self, session_id: int) -> SessionView:
+        """The same with more turns of the beginning of a long path, of which only the end is shown at first."""
+
+    async def new(self) -> SessionView:
+        """An empty session, or one that is still empty and in no other window; it stands in the list once it has a turn."""
+
+    async def rename(self, session_id: int, title: str) -> None:
+        """Gives it another title."""
+
+    async def pin(self, session_id: int, pinned: bool) -> None:
+        """To the top of the list, or back to its day."""
+
+    async def trash(self, session_id: int) -> bool:
+        """Into the trash, where it stays for 30 days; whether an answer was being written there, which is stopped."""
+
+    async def restore(self, session_id: int) -> None:
+        """Back out of the trash."""
 
     async def folders(self) -> Sequence[FolderView]:
         """All folders, in their order."""
@@ -121,17 +115,33 @@ class ShelfCommands(Protocol):
     async def remove_folder(self, folder_id: int) -> None:
         """Takes a folder away; its sessions go back to the list."""
 
-    async def move_session(self, session_id: int, folder_id: int | None) -> None:
+    async def move(self, session_id: int, folder_id: int | None) -> None:
         """Into a folder, or (None) back to the list."""
 
-    async def tag_session(self, session_id: int, tags: Sequence[str]) -> None:
+    async def tag(self, session_id: int, tags: Sequence[str]) -> None:
         """These tags and no others; `#tag` in a search finds them."""
 
-    async def arrange_sessions(self, session_ids: Sequence[int]) -> None:
+    async def arrange(self, session_ids: Sequence[int]) -> None:
         """The pinned sessions, or those of a folder, in this order."""
 
-    async def trashed_sessions(self) -> Sequence[TrashedSession]:
+    async def trashed(self) -> Sequence[TrashedSession]:
         """The trash, the last thrown away first."""
 
     async def empty_trash(self, session_ids: Sequence[int]) -> int:
         """Deletes these for good, as far as they are in the trash; how many."""
+
+
+class BranchCommands(Protocol):
+    """The branches of an open session. Every coroutine may raise `Refusal`."""
+
+    async def select(self, session_id: int, node_id: int) -> SessionView:
+        """Shows the path through `node_id`, down to the leaf that was last shown under it."""
+
+    async def show_turn(self, session_id: int, node_id: int) -> SessionView:
+        """Shows a path through a turn, the one that is shown if it is on it, from before that turn on."""
+
+    async def prune(self, session_id: int, node_id: int, start: int, pruned: bool) -> None:
+        """Hides a branch (a row's `node_id` from token `start` on) in the outline and among the variants, or shows it again."""
+
+    async def compare(self, session_id: int, left: int, right: int) -> BranchDiff:
+        """The branches through two nodes of an open session, token by token."""

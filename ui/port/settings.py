@@ -62,14 +62,11 @@ class SettingsView:
 class SettingsCommands(Protocol):
     """The settings window. Every coroutine may raise `Refusal`; nothing was changed then."""
 
-    async def settings(self) -> SettingsView:
+    async def view(self) -> SettingsView:
         """What is set."""
 
-    async def change_setting(self, name: str, value: object) -> SettingsView:
+    async def change(self, name: str, value: object) -> SettingsView:
         """Changes one row, a field of `AppSettings`; it is stored before this returns."""
-
-    async def reload_model(self) -> SettingsView:
-        """Loads the model anew with what is set."""
 
     async def back_up(self) -> Backup:
         """Copies all sessions beside themselves and checks the copy; it stays until somebody deletes it."""
@@ -199,7 +196,7 @@ class SetupCommands(Protocol):
     Every coroutine may raise `Refusal`; nothing was changed then. Those that give a `SessionSetup` give what holds now.
     """
 
-    async def setup(self, session_id: int) -> SessionSetup:
+    async def view(self, session_id: int) -> SessionSetup:
         """What the session is set to."""
 
     async def set_option(self, session_id: int, name: str, value: object) -> SessionSetup:
@@ -241,5 +238,8 @@ class SetupCommands(Protocol):
     async def set_guess(self, session_id: int, guess: Guess) -> SessionSetup:
         """Where guesses come from, if anybody guesses ahead."""
 
-    async def answer_call(self, session_id: int, node_id: int, results: Sequence[str]) -> None:
-        """The results of the calls in the answer `node_id`, in their order, each a tool's turn; then streams an answer."""
+    async def get_adapter(self, session_id: int, wanted: str) -> SessionSetup:
+        """Puts an adapter on top of the session's stack by its id, ``ORG/NAME[@REVISION]``; asks the hub where it is not here.
+
+        Returns when it is there; `DownloadsChanged` says how far it is meanwhile.
+        """

@@ -85,13 +85,13 @@ class BranchDiff:
 
 
 class TransferCommands(Protocol):
-    """Files and comparisons. Every coroutine may raise `Refusal`; cancelled, it leaves nothing behind."""
+    """Files. Every coroutine may raise `Refusal`; cancelled, it leaves nothing behind."""
 
     @property
-    def export_formats(self) -> Sequence[ExportFormat]:
+    def formats(self) -> Sequence[ExportFormat]:
         """What a session can be exported as, in the order of the menu."""
 
-    async def export_session(self, session_id: int, form: str, path: Path, progress: OnTransfer) -> str:
+    async def export(self, session_id: int, form: str, path: Path, progress: OnTransfer) -> str:
         """Writes a session in the format of that name; a file is replaced when the export is whole. The window may go on.
 
         Returns:
@@ -106,6 +106,3 @@ class TransferCommands(Protocol):
 
         Nobody can check what somebody else computed: only where a person says so.
         """
-
-    async def compare(self, session_id: int, left: int, right: int) -> BranchDiff:
-        """The branches through two nodes of an open session, token by token."""

@@ -60,6 +60,9 @@ class AnswerCommands(Protocol):
     async def continue_turn(self, session_id: int, node_id: int) -> None:
         """Goes on with an answer that was stopped."""
 
+    async def answer_call(self, session_id: int, node_id: int, results: Sequence[str]) -> None:
+        """The results of the calls in the answer `node_id`, in their order, each a tool's turn; then streams an answer."""
+
     def stop(self, session_id: int) -> None:
         """Stops the stream of a session; what arrived is kept."""
 
@@ -169,14 +172,11 @@ class DraftCommands(Protocol):
     async def compose(self, session_id: int, text: str, replaces: int | None = None) -> Composition:
         """Tokens and context of a draft, or of another version of the user's turn `replaces`; no forward."""
 
-    async def score_draft(self, session_id: int, text: str, replaces: int | None = None) -> float | None:
+    async def score(self, session_id: int, text: str, replaces: int | None = None) -> float | None:
         """Bits of a draft, computed behind everything else; None where that is not to be had now. May be cancelled."""
 
     async def read_file(self, path: str) -> TextFile:
         """A text file to go with a message; a binary one or one that is too large is refused, with numbers."""
-
-    async def grow_context(self) -> None:
-        """Loads the model with all the context it has, from the next request on."""
 
     async def leave_out(self, session_id: int, text: str) -> int:
         """Makes room for a message: the latest turns alone go on, beside the whole conversation; how many are left out."""

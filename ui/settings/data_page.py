@@ -60,7 +60,7 @@ class DataPage(Page):
         self.verify_button.setEnabled(False)
         found = ""
         try:
-            damage = await self._workbench.verify_data()
+            damage = await self._workbench.settings.verify_data()
             found = "\n".join(damage) if damage else self.tr("every row is as it was written")
         finally:
             self.verify_button.setEnabled(True)
@@ -71,9 +71,9 @@ class DataPage(Page):
         self.back_up_button.setEnabled(False)
         said = ""
         try:
-            made = await self._workbench.back_up()
+            made = await self._workbench.settings.back_up()
             said = self.tr("{0}, {1}; every row of the copy was read again and is sound").format(made.path, size(made.size))
-            data = (await self._workbench.settings()).data
+            data = (await self._workbench.settings.view()).data
             if data is not None:
                 self.show_data(data)
         finally:

@@ -145,12 +145,13 @@ class SettingsWindow(QWidget):
 
     async def _show(self, change: tuple[str, object] | None) -> None:
         try:
-            view = await (self._workbench.settings() if change is None else self._workbench.change_setting(*change))
+            view = await (self._workbench.settings.view() if change is None else self._workbench.settings.change(*change))
         except Exception:
-            self.show_settings(await self._workbench.settings())  # the fields go back to what holds
+            self.show_settings(await self._workbench.settings.view())  # the fields go back to what holds
             raise
         self.show_settings(view)
         self.shown.emit(view)
 
     async def _reload(self) -> None:
-        self.show_settings(await self._workbench.reload_model())
+        await self._workbench.models.reload()
+        self.show_settings(await self._workbench.settings.view())

@@ -7,7 +7,8 @@ from PySide6.QtGui import QHideEvent, QKeyEvent, QMouseEvent, QShowEvent
 from PySide6.QtWidgets import QApplication, QFrame, QVBoxLayout, QWidget
 
 from ui.controller.setup import MODEL, Change, SetupController
-from ui.port import SessionSetup, Workbench
+from ui.port import SessionSetup
+from ui.port.settings import SetupCommands
 from ui.setup.form_page import FormPage
 from ui.setup.model_page import ModelPage
 from ui.setup.sampling_page import SamplingPage
@@ -148,29 +149,29 @@ class SetupPopover(QFrame):
         controller.format_checked.connect(self.form.show_checked)
         controller.tools_checked.connect(self.tools.show_checked)
         change = self._change
-        self.model.adapter_wanted.connect(lambda folder: change(lambda w, s: w.add_adapter(s, folder)))
+        self.model.adapter_wanted.connect(lambda folder: change(lambda c, s: c.add_adapter(s, folder)))
         self.model.adapter_id_wanted.connect(self._get_adapter)
-        self.model.stack_wanted.connect(lambda stack: change(lambda w, s: w.set_adapters(s, stack)))
-        self.model.guess_wanted.connect(lambda guess: change(lambda w, s: w.set_guess(s, guess)))
-        self.sampling.system_wanted.connect(lambda text: change(lambda w, s: w.set_system(s, text)))
-        self.sampling.files_wanted.connect(lambda files: change(lambda w, s: w.pin_files(s, files)))
-        self.sampling.option_wanted.connect(lambda name, value: change(lambda w, s: w.set_option(s, name, value)))
-        self.sampling.preset_wanted.connect(lambda name: change(lambda w, s: w.choose_preset(s, name)))
-        self.sampling.save_wanted.connect(lambda name: change(lambda w, s: w.save_preset(s, name)))
-        self.sampling.delete_wanted.connect(lambda name: change(lambda w, s: w.delete_preset(s, name)))
-        self.form.format_wanted.connect(lambda form: change(lambda w, s: w.set_format(s, form)))
+        self.model.stack_wanted.connect(lambda stack: change(lambda c, s: c.set_adapters(s, stack)))
+        self.model.guess_wanted.connect(lambda guess: change(lambda c, s: c.set_guess(s, guess)))
+        self.sampling.system_wanted.connect(lambda text: change(lambda c, s: c.set_system(s, text)))
+        self.sampling.files_wanted.connect(lambda files: change(lambda c, s: c.pin_files(s, files)))
+        self.sampling.option_wanted.connect(lambda name, value: change(lambda c, s: c.set_option(s, name, value)))
+        self.sampling.preset_wanted.connect(lambda name: change(lambda c, s: c.choose_preset(s, name)))
+        self.sampling.save_wanted.connect(lambda name: change(lambda c, s: c.save_preset(s, name)))
+        self.sampling.delete_wanted.connect(lambda name: change(lambda c, s: c.delete_preset(s, name)))
+        self.form.format_wanted.connect(lambda form: change(lambda c, s: c.set_format(s, form)))
         self.form.check_wanted.connect(controller.check_format)
-        self.tools.tools_wanted.connect(lambda source: change(lambda w, s: w.set_tools(s, source)))
+        self.tools.tools_wanted.connect(lambda source: change(lambda c, s: c.set_tools(s, source)))
         self.tools.check_wanted.connect(controller.check_tools)
 
     def _get_adapter(self, wanted: str) -> None:
         self.notice.clear()
         field = self.model.adapter_field
 
-        async def get(workbench: Workbench, session: int) -> SessionSetup:
+        async def get(commands: SetupCommands, session: int) -> SessionSetup:
             got = False
             try:
-                setup = await workbench.get_adapter(session, wanted)
+                setup = await commands.get_adapter(session, wanted)
                 got = True
             finally:
                 field.end(wanted, got=got)

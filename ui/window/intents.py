@@ -15,7 +15,8 @@ from ui.comparison.presenters import SimilarPresenter
 from ui.controller import Controller
 from ui.controller.setup import SetupController
 from ui.core.shown import typed_text
-from ui.port import SessionSetup, TextFile, Workbench
+from ui.port import SessionSetup, TextFile
+from ui.port.settings import SetupCommands
 from ui.window.frame import Frame
 from ui.window.presenter import Presenter
 
@@ -91,9 +92,9 @@ class Intents(QObject):
     def pin_file(self, file: TextFile) -> None:
         """Before every turn, beside what is pinned already."""
 
-        async def pin(workbench: Workbench, session_id: int) -> SessionSetup:
-            held = (await workbench.setup(session_id)).files
-            setup = await workbench.pin_files(session_id, [*(each for each in held if each.name != file.name), file])
+        async def pin(commands: SetupCommands, session_id: int) -> SessionSetup:
+            held = (await commands.view(session_id)).files
+            setup = await commands.pin_files(session_id, [*(each for each in held if each.name != file.name), file])
             self._parts.composer.detach(session_id, file)
             return setup
 

@@ -40,7 +40,7 @@ class Transfers(QObject):
     ) -> None:
         super().__init__(window)
         self._workbench = workbench
-        self.formats = workbench.export_formats
+        self.formats = workbench.transfers.formats
         self._controller = controller
         self._status = status
         self._notice = notice
@@ -74,12 +74,12 @@ class Transfers(QObject):
         dialog.open()
 
     def export(self, session_id: int, form: ExportFormat, path: Path) -> None:
-        work = partial(self._workbench.export_session, session_id, form.name, path, self._status.transfer.show_progress)
+        work = partial(self._workbench.transfers.export, session_id, form.name, path, self._status.transfer.show_progress)
         self._begin(self.tr("exporting"), work, partial(self._exported, form, path))
 
     def take(self, path: Path) -> None:
         """Imports a file and shows its first session."""
-        work = partial(self._workbench.import_file, path, self._status.transfer.show_progress)
+        work = partial(self._workbench.transfers.import_file, path, self._status.transfer.show_progress)
         self._begin(self.tr("importing"), work, partial(self._imported, path))
 
     def stop(self) -> None:
@@ -139,7 +139,7 @@ class Transfers(QObject):
         offered, self._offered = self._offered, None
         if offered is not None:
             session_ids, path = offered
-            work = partial(self._workbench.take_kv, session_ids, path, self._status.transfer.show_progress)
+            work = partial(self._workbench.transfers.take_kv, session_ids, path, self._status.transfer.show_progress)
             self._begin(self.tr("taking KV"), work, partial(self._kv_taken, path))
 
     def _kv_taken(self, path: Path, blocks: int) -> None:

@@ -51,7 +51,7 @@ class Welcome(QObject):
         self._refresh()
 
     async def _ask(self) -> None:
-        self._left = await self._controller.workbench.hints()
+        self._left = await self._controller.workbench.settings.hints()
         if MODELS in self._left:
             self._controller.shelf.ask()
         self._refresh()
@@ -81,7 +81,7 @@ class Welcome(QObject):
             self._controller.tasks.run(self._claim_tokens())
 
     async def _claim_tokens(self) -> None:
-        self._claimed = await self._controller.workbench.dismiss_hint(TOKENS)
+        self._claimed = await self._controller.workbench.settings.dismiss_hint(TOKENS)
         if self._claimed:
             self._refresh()
         else:
@@ -96,4 +96,4 @@ class Welcome(QObject):
         self._controller.tasks.run(self._keep_dismissed())
 
     async def _keep_dismissed(self) -> None:
-        await self._controller.workbench.dismiss_hint(MODELS)
+        await self._controller.workbench.settings.dismiss_hint(MODELS)

@@ -1,67 +1,85 @@
-"""What starts an answer: a message, another token, another try, going on."""
+"""What starts an answer: a message, another token, another try, going on; and answers that a person writes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
+from app.supervisor import Supervisor
 from app.workbench.answers.answer import Answer, Given
-from app.workbench.answers.provenance import Repeat
-from app.workbench.answers.provenance_text import refusal
+from app.workbench.answers.provenance import Repeat, stack_made_with
+from app.workbench.answers.provenance_text import how_made, refusal
 from app.workbench.answers.resolve_options import Continued
-from app.workbench.answers.streaming import Answers, Prepare
+from app.workbench.answers.running import RunningAnswers
+from app.workbench.answers.streaming import Prepare, Streaming
 from app.workbench.prompt.prompt import Tokeniser, check_tokens
 from app.workbench.prompt.vocabulary import Vocabulary
 from app.workbench.refusals import GONE
-from app.workbench.sessions.copying import Copies
-from app.workbench.sessions.open_sessions import Sessions
-from app.workbench.setup.beginning import Beginning, as_text, left_out
+from app.workbench.sessions.copying import Copies, begin_with
+from app.workbench.sessions.open_sessions import OpenSessions
+from app.workbench.setup.adapters import Adapters
+from app.workbench.setup.beginning import AS_TEXT
 from app.workbench.tree.path_tokens import content_of
 from app.workbench.tree.places import beside
 from app.workbench.tree.runs import EMPTY, began, leading_template, pick
 from app.workbench.tree.session import UNTITLED, OpenSession
-from runtime import Finish, InvalidRequestError, RuntimeFault, TokenRun, clean_text, fresh_seed
+from app.workbench.windows import Windows
+from runtime import EngineDiedError, Finish, InvalidRequestError, RuntimeFault, TokenRun, clean_text, fresh_seed
 from storage import NewNode, NodeRow, StoreError
-from ui import Event, Refusal, SessionChanged, SessionsChanged, translate
+from ui import Made, Refusal, SessionChanged, SessionsChanged, translate
 
 TITLE_LENGTH = 60
+EDITED: Final = "edited"  # why an answer ends that a person wrote
 
 
-class Turns:
-    """The use cases that end in a streamed answer; each returns when it has ended.
+class Answers:
+    """The use cases that end in an answer (`ui.port.AnswerCommands`); each returns when it has ended.
 
     Args:
+        supervisor: Knows the model that runs.
         sessions: The open sessions.
-        copies: Takes changes of the sample elsewhere.
-        answers: Streams.
+        adapters: In the engine.
+        copies: Take changes of the sample.
+        running: The answers in work.
+        streaming: Streams one.
         tokeniser: Turns what was typed into ids.
         vocabulary: Knows the bytes of an alternative.
-        tell: Takes events for the window.
-        on_progress: Called when counters changed.
+        windows: Hear of what changed.
     """
 
     def __init__(
         self,
-        sessions: Sessions,
+        supervisor: Supervisor,
+        sessions: OpenSessions,
+        adapters: Adapters,
         copies: Copies,
-        answers: Answers,
+        running: RunningAnswers,
+        streaming: Streaming,
         tokeniser: Tokeniser,
         vocabulary: Vocabulary,
-        tell: Callable[[Event], None],
-        on_progress: Callable[[], None],
+        windows: Windows,
     ) -> None:
+        self._supervisor = supervisor
         self._sessions = sessions
+        self._adapters = adapters
         self._copies = copies
-        self._answers = answers
+        self._running = running
+        self._streaming = streaming
         self._tokeniser = tokeniser
         self._vocabulary = vocabulary
-        self._tell = tell
-        self._progress = on_progress
+        self._windows = windows
 
-    async def send(self, session_id: int, text: str, replaces: int | None) -> None:
-        """Saves the user's turn (beside `replaces`, an earlier version of it), then streams an answer."""
-        session = self._sessions.opened(session_id)
+    async def send(self, session_id: int, text: str, replaces: int | None = None) -> None:
+        """Saves the user's turn (beside `replaces`, an earlier version of it), then streams an answer.
+
+        Beside a turn of the model's it is another version of that one, and nothing is streamed.
+        """
+        session = await self._sessions.whole(session_id, replaces)
+        if replaces is not None and session.role_of(replaces) == "assistant":
+            await self._edit_answer(session, replaces, text)
+            return
         text = clean_text(text).replace("\0", "\ufffd")  # as the store keeps it
         if not text.strip():
             raise Refusal(translate("Workbench", "write a message first"))
@@ -69,8 +87,8 @@ class Turns:
             raise Refusal(translate("Workbench", "this turn cannot be edited"))
         target = await self._copies.target(session)
         session, replaces = target.session, target.of(replaces)
-        with self._answers.claim(session) as answer:
-            await self._answers.settle(session)
+        with self._running.claim(session) as answer:
+            await self._running.settle(session)
             failed = None if session.overflowed(session.tip) else session.tip
             parent, at = session.place(replaces)
             if parent is None and session.tip is None:
@@ -80,12 +98,12 @@ class Turns:
             await self._sessions.drop_failed(session, failed)
             if session.title == UNTITLED:
                 await self._sessions.rename(session.id, title_of(text))
-            self._tell(SessionsChanged())
+            self._windows.tell(SessionsChanged())
             await self._stream(answer, node, partial(self._tokeniser.after_user, session, node))
 
     async def answer_call(self, session_id: int, node_id: int, results: Sequence[str]) -> None:
         """The results of the calls in an answer, each as a tool's turn; then streams an answer to them."""
-        session = self._sessions.opened(session_id)
+        session = await self._sessions.whole(session_id, node_id)
         results = [clean_text(text).replace("\0", "\ufffd") for text in results]
         if not results or not all(text.strip() for text in results):
             raise Refusal(translate("Workbench", "write the result first; a call that failed has one too, such as an error"))
@@ -101,50 +119,27 @@ class Turns:
             )
         target = await self._copies.target(session)
         session, parent = target.session, target.of(node_id)
-        with self._answers.claim(session) as answer:
-            await self._answers.settle(session)
+        with self._running.claim(session) as answer:
+            await self._running.settle(session)
             for text in results:
                 parent = (await self._sessions.add(session, NewNode(session.id, parent, "tool", text=text))).id
             reply = await self._sessions.add(session, NewNode(session.id, parent, "assistant", status="open"))
-            self._tell(SessionsChanged())
+            self._windows.tell(SessionsChanged())
             await self._stream(answer, reply, partial(self._tokeniser.after_user, session, reply))
 
-    async def answer_last(self, session: OpenSession) -> None:
+    async def _answer_last(self, session: OpenSession) -> None:
         """Streams an answer to the question that ends the path, where it ends with one."""
         last = session.tree.nodes.get(session.tip) if session.tip is not None else None
         if last is None or last.role not in ("user", "tool"):
             return
-        with self._answers.claim(session) as answer:
-            await self._answers.settle(session)
+        with self._running.claim(session) as answer:
+            await self._running.settle(session)
             reply = await self._sessions.add(session, NewNode(session.id, last.id, "assistant", status="open"))
             await self._stream(answer, reply, partial(self._tokeniser.after_user, session, reply))
 
-    async def begin(self, session_id: int, beginning: Beginning) -> OpenSession:
-        """Another beginning; one that is there already is shown again. Returns the session, or the copy of the sample."""
-        session = self._sessions.opened(session_id)
-        self._answers.check_idle(session_id)
-        if beginning == session.beginning():
-            return session
-        session = (await self._copies.target(session)).session
-        with self._answers.claim(session):
-            await self._begin(session, beginning)
-        self._tell(SessionChanged(session.view()))
-        self._progress()
-        return session
-
-    async def _begin(self, session: OpenSession, beginning: Beginning) -> None:
-        first = (root for root in session.tree.children(None) if root.role == "system")
-        roots = [root for root in first if not left_out(root.stats) and not as_text(root.stats)]
-        same = next((root for root in roots if Beginning.of(root) == beginning), None)
-        if same is None:
-            new = NewNode(session.id, None, "system", text=beginning.system, stats=beginning.stats)
-            await self._sessions.add(session, new)
-        else:
-            await self._sessions.move(session, same.id)
-
     async def branch(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
         """A sibling that has another token at `index`, and goes on from there."""
-        session = self._sessions.opened(session_id)
+        session = await self._sessions.whole(session_id, node_id)
         new = beside(session, node_id, index)
         place = session.locate(node_id, index)
         assert place is not None  # or there were nothing beside it
@@ -152,13 +147,13 @@ class Turns:
         picked = pick(session.runs[node.id], offset, token_id, self._vocabulary.bytes_of(token_id))
         new = replace(new, text=picked.text)
         target = await self._copies.target(session)
-        with self._answers.claim(target.session) as answer:
-            await self._answers.settle(target.session)
+        with self._running.claim(target.session) as answer:
+            await self._running.settle(target.session)
             await self._go_on(answer, target.place(new), Given(picked, node.kv_fingerprint))
 
     async def regenerate(self, session_id: int, node_id: int) -> None:
         """Another answer beside the model's turn; with a seed of its own, also where one was chosen for the session."""
-        session = self._sessions.opened(session_id)
+        session = await self._sessions.whole(session_id, node_id)
         opening = session.tree.opening(self._node(session, node_id))
         if opening.role != "assistant":
             raise Refusal(translate("Workbench", "only the model's turns can be regenerated; edit your own"))
@@ -167,8 +162,8 @@ class Turns:
         target = await self._copies.target(session)
         new = target.place(NewNode(session.id, opening.parent_id, "assistant", at_token=opening.at_token, status="open"))
         session, failed = target.session, target.of(node_id)
-        with self._answers.claim(session) as answer:
-            await self._answers.settle(session)
+        with self._running.claim(session) as answer:
+            await self._running.settle(session)
             answer.seed = fresh_seed()
             if len(header):
                 await self._go_on(answer, new, Given(header, opening.kv_fingerprint), instead_of=failed)
@@ -179,22 +174,22 @@ class Turns:
 
     async def regenerate_exactly(self, session_id: int, node_id: int) -> None:
         """The same answer once more, beside the turn: with the options, the seed and the model that it was made with."""
-        session = self._sessions.opened(session_id)
+        session = await self._sessions.whole(session_id, node_id)
         node = self._node(session, node_id)
         if node.role != "assistant":
             raise Refusal(translate("Workbench", "only the model's turns can be regenerated; edit your own"))
-        self._answers.check_idle(session_id)
+        self._running.check_idle(session_id)
         session.check_sound(session.tree.path(node_id))
         if why := refusal(node):
             raise Refusal(why)
-        if why := refusal(node, await self._answers.model()):
+        if why := refusal(node, await self._streaming.model()):
             raise Refusal(why)
         run = session.runs.get(node_id, EMPTY)
         try:
             repeat = Repeat.read(node, run)
         except InvalidRequestError as fault:
             raise Refusal(str(fault)) from fault
-        await self._answers.require(repeat.made)
+        await self._adapters.require(await self._streaming.model(), stack_made_with(repeat.made) or ())
         known = run[: len(run) - len(repeat.ids)]  # the header, or a token that was picked
         new = NewNode(
             session.id, node.parent_id, "assistant", at_token=node.at_token, at_byte=node.at_byte, turn_start=node.turn_start,
@@ -202,14 +197,14 @@ class Turns:
         )  # fmt: skip
         target = await self._copies.target(session)
         of = target.of(node_id)
-        with self._answers.claim(target.session) as answer:
-            await self._answers.settle(target.session)
+        with self._running.claim(target.session) as answer:
+            await self._running.settle(target.session)
             answer.repeats = repeat if of is None else replace(repeat, of=of)
             await self._go_on(answer, target.place(new), Given(known, node.kv_fingerprint))
 
     async def continue_turn(self, session_id: int, node_id: int) -> None:
         """Goes on with an answer that was stopped, with what it was made with (see `continuing`)."""
-        session = self._sessions.opened(session_id)
+        session = await self._sessions.whole(session_id, node_id)
         node = self._node(session, node_id)
         run = session.runs.get(node_id, EMPTY)
         if node.role == "assistant" and not len(run) and node.text:  # text that no model has seen
@@ -220,24 +215,86 @@ class Turns:
             raise Refusal(translate("Workbench", "the answer is complete; the model ended it itself"))
         new = NewNode(session.id, node_id, "assistant", turn_start=False, status="open")
         target = await self._copies.target(session)
-        with self._answers.claim(target.session) as answer:
-            await self._answers.settle(target.session)
+        with self._running.claim(target.session) as answer:
+            await self._running.settle(target.session)
             answer.continues = Continued.read(session.tree, node)
             await self._go_on(answer, target.place(new), Given(EMPTY, session.tree.nodes[node_id].kv_fingerprint))
 
     async def _cut(self, session: OpenSession, node: NodeRow) -> TokenRun:
         """The tokens of an answer that is text so far, on the disk when they come back."""
-        with self._answers.claim(session):
-            await self._answers.settle(session)
+        with self._running.claim(session):
+            await self._running.settle(session)
             session.check_sound(session.tree.path(node.id))
-            model = await self._answers.model()
+            model = await self._streaming.model()
             try:
                 check_tokens(model, session, session.tree.path(node.id))
-                await self._tokeniser.own_words(session, await self._answers.speaker_now(session, model), node)
+                await self._tokeniser.own_words(session, await self._adapters.speaker(session, model), node)
             except (RuntimeFault, StoreError) as fault:
                 raise Refusal(str(fault)) from fault
             await self._sessions.refresh(session)
         return session.runs[node.id]
+
+    async def _edit_answer(self, session: OpenSession, node_id: int, text: str) -> None:
+        """Another version of the model's turn, in somebody's own words; the model can go on with it, and answers nothing now.
+
+        The words are on the disk first; they get their tokens at once where a model runs, else when one goes on from them.
+        """
+        opening = session.tree.opening(self._node(session, node_id))
+        text = clean_text(text).replace("\0", "\ufffd")  # as the store keeps it
+        if not text.strip():
+            raise Refusal(translate("Workbench", "write what the answer should say; to get another one, regenerate it"))
+        target = await self._copies.target(session)
+        new = NewNode(
+            session.id, opening.parent_id, "assistant", text=text, at_token=opening.at_token, status="partial",
+            finish_reason=EDITED,
+        )  # fmt: skip
+        session = target.session
+        with self._running.claim(session):
+            await self._running.settle(session)
+            written = await self._sessions.add(session, target.place(new))
+            await self._sessions.drop_failed(session, target.of(node_id))
+            self._windows.tell(SessionsChanged())
+            await self._tokenise_written(session, written)
+        await self._sessions.refresh(session)
+        self._windows.tell(SessionChanged(session.view()))
+        self._windows.refresh_status()
+
+    async def open_as_text(self, session_id: int, node_id: int) -> None:
+        """The path to a turn once more, as another beginning without tokens: any model can go on with what it says.
+
+        An answer that said nothing is left out at its end; a question there is answered.
+        """
+        session = await self._sessions.whole(session_id, node_id)
+        self._node(session, node_id)
+        self._running.check_idle(session_id)
+        target = await self._copies.target(session, any_model=True)
+        session, at = target.session, target.of(node_id)
+        turns = session.tree.turns(at)
+        root = turns[0].tip if turns and turns[0].role == "system" else None
+        said = [turn for turn in (turns[1:] if root is not None else turns) if session.content(turn).strip()]
+        if not said:
+            raise Refusal(translate("Workbench", "nothing was said here yet"))
+        with self._running.claim(session):
+            await self._running.settle(session)
+            await begin_with(self._sessions, session, root, said, {AS_TEXT: len(said)})
+        self._windows.tell(SessionChanged(session.view()))
+        self._windows.tell(SessionsChanged())
+        await self._answer_last(session)
+        self._windows.refresh_status()
+
+    def stop(self, session_id: int) -> None:
+        """What arrived is kept."""
+        self._running.stop(session_id)
+
+    def how_made(self, session_id: int, node_id: int) -> Made | None:
+        """How an answer was made, as stored with it."""
+        session = self._sessions.find(session_id)
+        node = session.tree.nodes.get(node_id) if session else None
+        return how_made(node) if node is not None and node.whole else None  # one that is shown was read
+
+    def token_text(self, session_id: int, token_ids: Sequence[int]) -> Sequence[bytes]:  # noqa: ARG002  # one vocabulary so far
+        """Bytes of any token, without the engine."""
+        return [self._vocabulary.bytes_of(token) for token in token_ids]
 
     # ---- how ----------------------------------------------------------------------------------------------------------
 
@@ -255,7 +312,7 @@ class Turns:
         """Streams into an open node that has just become the tip."""
         session = answer.session
         try:
-            await self._answers.run(answer, node.id, prepare)
+            await self._streaming.run(answer, node.id, prepare)
             if answer.refused and answer.back is not None:
                 await self._sessions.take_back(session, node.id)
                 await self._sessions.move(session, answer.back)
@@ -268,9 +325,22 @@ class Turns:
             ) from fault
         finally:
             await self._sessions.refresh(session)
-            self._tell(SessionChanged(session.view()))
-            self._tell(SessionsChanged())
-            self._progress()
+            self._windows.tell(SessionChanged(session.view()))
+            self._windows.tell(SessionsChanged())
+            self._windows.refresh_status()
+
+    async def _tokenise_written(self, session: OpenSession, node: NodeRow) -> None:
+        """Gives an answer that somebody wrote its tokens, where a model runs that can; else it stays text."""
+        model = self._supervisor.running
+        if model is None:
+            return
+        try:
+            check_tokens(model, session, session.tree.path(node.id))
+            await self._tokeniser.own_words(session, await self._adapters.speaker(session, model), node)
+        except EngineDiedError:
+            await self._supervisor.died(model)
+        except (RuntimeFault, InvalidRequestError, StoreError, Refusal):  # whoever goes on from there is told
+            return
 
     def _node(self, session: OpenSession, node_id: int) -> NodeRow:
         node = session.tree.nodes.get(node_id)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -18,16 +17,18 @@ from app.workbench.answers.columns import Endings, Fan, beams_as, said, spelt
 from app.workbench.answers.completion import CUTS, Ending, judge, stats_of
 from app.workbench.answers.provenance import found_with, plain_options
 from app.workbench.answers.resolve_options import seeded
-from app.workbench.answers.streaming import LONG_PROMPT, STARTING, Answers
+from app.workbench.answers.running import RunningAnswers
+from app.workbench.answers.streaming import LONG_PROMPT, STARTING, Streaming
 from app.workbench.prompt.prompt import Tokeniser, check_tokens
 from app.workbench.prompt.recorder import Recorder, ended_by, score_prompt
 from app.workbench.prompt.speaker import Speaker
 from app.workbench.sessions.copying import Copies
-from app.workbench.sessions.open_sessions import Sessions
-from app.workbench.setup.setups import Asked
+from app.workbench.sessions.open_sessions import OpenSessions
+from app.workbench.setup.setups import Asked, Setups
 from app.workbench.tree.path_tokens import content_of
 from app.workbench.tree.places import point
 from app.workbench.tree.runs import EMPTY
+from app.workbench.windows import Windows
 from runtime import (
     BeamStep,
     Finish,
@@ -41,7 +42,6 @@ from ui import (
     ColumnKind,
     ColumnsChanged,
     ColumnTokens,
-    Event,
     Refusal,
     SessionChanged,
     SessionsChanged,
@@ -53,45 +53,53 @@ MOST_COLUMNS = 16
 DRAWN_TOKENS = 64  # of one column at most; the one that is kept can go on
 
 
-class Fans:
-    """The use cases that end in several siblings; each returns when all have ended.
+class Continuations:
+    """The use cases that end in several siblings (`ui.port.ContinuationCommands`); each returns when all have ended.
 
     Args:
         store: Where nodes and tokens go.
         supervisor: Gives the model.
         sessions: The open sessions.
-        copies: Takes changes of the sample elsewhere.
-        answers: Keeps a session for one piece of work at a time, and stops it.
+        setups: What they ask for.
+        copies: Take changes of the sample.
+        running: The answers in work.
+        streaming: Says how an answer is drawn.
         tokeniser: Turns what was typed into ids.
-        tell: Takes events for the window.
-        on_progress: Called when counters changed.
-        keep: Takes continuations that have ended (their KV may be saved now), and what tells something of all of them.
+        windows: Hear of columns and their tokens.
     """
 
     def __init__(
         self,
         store: SessionStore,
         supervisor: Supervisor,
-        sessions: Sessions,
+        sessions: OpenSessions,
+        setups: Setups,
         copies: Copies,
-        answers: Answers,
+        running: RunningAnswers,
+        streaming: Streaming,
         tokeniser: Tokeniser,
-        tell: Callable[[Event], None],
-        on_progress: Callable[[], None],
-        keep: Callable[[Sequence[Answer], Callable[[str], None]], None],
+        windows: Windows,
     ) -> None:
         self._store = store
         self._supervisor = supervisor
         self._sessions = sessions
+        self._setups = setups
         self._copies = copies
-        self._answers = answers
+        self._running = running
+        self._streaming = streaming
         self._tokeniser = tokeniser
-        self._tell = tell
-        self._progress = on_progress
-        self._keep = keep
+        self._windows = windows
         self._last: WeakValueDictionary[int, Fan] = WeakValueDictionary()  # of each session, while anything happens to it
 
-    async def run(
+    async def continue_many(self, session_id: int, node_id: int, index: int | None, n: int) -> None:
+        """Draws several continuations in front of token `index` of a turn, or of its end."""
+        await self._run(session_id, node_id, index, ColumnKind.DRAWS, n)
+
+    async def beams(self, session_id: int, node_id: int, index: int | None, width: int, rules: BeamRules | None = None) -> None:
+        """The likeliest continuations that a beam search finds."""
+        await self._run(session_id, node_id, index, ColumnKind.BEAMS, width, rules)
+
+    async def _run(
         self,
         session_id: int,
         node_id: int,
@@ -100,25 +108,22 @@ class Fans:
         wanted: int,
         rules: BeamRules | None = None,
     ) -> None:
-        """Finds `wanted` continuations in front of token `index` of a turn, or of its end; a search goes by `rules`.
-
-        Raises:
-            Refusal: It cannot go on from there, or nothing came of it; nothing was changed.
-        """
+        """Raises `Refusal` where it cannot go on from there, or nothing came of it; nothing was changed."""
+        session = await self._sessions.whole(session_id, node_id)
         if not 2 <= wanted <= MOST_COLUMNS:
             raise Refusal(translate("Workbench", "{0} continuations: ask for 2 to {1}").format(wanted, MOST_COLUMNS))
-        session = self._sessions.opened(session_id)
-        self._answers.check_idle(session_id)
+        self._running.check_idle(session_id)
         new = point(session, node_id, index)
         target = await self._copies.target(session)
-        with self._answers.claim(target.session) as claimed:
-            await self._answers.settle(target.session)
+        with self._running.claim(target.session) as claimed:
+            await self._running.settle(target.session)
             fan = Fan(target.session, target.place(new), kind, wanted, rules or BeamRules())
             self._last[fan.session.id] = fan
             fan.note = translate("Workbench", STARTING) if self._supervisor.running is None else ""
             self._show(fan)
-            asked = self._answers.asked(target.session)  # now: it may be set anew while a model is loaded
-            claimed.options, claimed.stack, claimed.back = seeded(asked.preset), asked.adapters, fan.new.parent_id
+            asked = self._setups.asked(target.session)  # now: it may be set anew while a model is loaded
+            claimed.options, claimed.back = seeded(asked.preset), fan.new.parent_id
+            self._running.take_stack(claimed, asked.adapters)
             work = self._draw(fan, claimed, asked) if kind is ColumnKind.DRAWS else self._search(fan, claimed, asked)
             try:
                 await claimed.work(work, f"{kind} of session {session_id}")
@@ -126,7 +131,7 @@ class Fans:
                 await self._end(fan, claimed)
 
     def _show(self, fan: Fan) -> None:
-        self._tell(ColumnsChanged(fan.session.id, fan.view()))
+        self._windows.tell(ColumnsChanged(fan.session.id, fan.view()))
 
     def _say(self, fan: Fan, words: str) -> None:
         """What happens to those that the engine took down."""
@@ -142,7 +147,7 @@ class Fans:
         fan.note, fan.began = "", time.monotonic()
         self._supervisor.busy(True)
         self._show(fan)
-        speaker = await self._answers.speaker(claimed, model)
+        speaker = await self._streaming.speaker(claimed, model)
         segments = fan.segments()
         check_tokens(model, fan.session, segments)
         assert fan.new.parent_id is not None  # it goes on from an answer, or stands beside one
@@ -162,7 +167,7 @@ class Fans:
 
     async def _draw(self, fan: Fan, claimed: Answer, asked: Asked) -> None:
         speaker, prompt = await self._prompt(fan, claimed)
-        model, options = speaker.model, self._answers.settle_options(claimed, asked, speaker)
+        model, options = speaker.model, self._streaming.resolve(claimed, asked, speaker)
         most = min(options.max_tokens or DRAWN_TOKENS, DRAWN_TOKENS)
         options = replace(options, max_tokens=most, speculative=None)  # several are one forward a step already
         if options.sampling.temperature == 0.0:
@@ -186,7 +191,7 @@ class Fans:
                 assert strand.recorder is not None
                 ended = fan.take(strand, run)
                 strand.recorder.add(run)
-                self._tell(ColumnTokens(fan.session.id, strand.node_id, run, strand.logprob))
+                self._windows.tell(ColumnTokens(fan.session.id, strand.node_id, run, strand.logprob))
                 if ended:
                     self._show(fan)
 
@@ -202,7 +207,7 @@ class Fans:
                 fan.beams = tuple(Column(-1 - i, spelt(model, ids), p) for i, (ids, p) in enumerate(beams))
                 self._show(fan)
 
-        options = beams_as(self._answers.settle_options(claimed, asked, speaker), fan)
+        options = beams_as(self._streaming.resolve(claimed, asked, speaker), fan)
         read_on = partial(self._read_on, fan, fan.computed)
         found = await model.beam_generate(prompt, options, adapters=speaker.adapters, on_progress=read_on, on_step=on_step)
         fan.scores = [hypothesis.score for hypothesis in found]
@@ -252,19 +257,19 @@ class Fans:
                 fan.session.notes[ending.node_id] = fan.note
         await self._drop_silent(fan)
         if fan.strands:
-            self._keep(fan.strands, partial(self._say, fan))
+            self._running.report_end(fan.strands, partial(self._say, fan))
         elif claimed.finish == "engine_died" and fan.session.tip is not None:  # nobody said anything
             claimed.node_id = fan.session.tip
-            self._keep([claimed], partial(self._say, fan))
+            self._running.report_end([claimed], partial(self._say, fan))
         if finish == "engine_died" and claimed.model is not None:
             await self._supervisor.died(claimed.model)
         else:
-            self._supervisor.busy(len(self._answers.running) > 1)
+            self._supervisor.busy(len(self._running) > 1)
         await self._sessions.refresh(fan.session)
-        self._tell(ColumnsChanged(fan.session.id, fan.view() if fan.strands else None))
-        self._tell(SessionChanged(fan.session.view()))
-        self._tell(SessionsChanged())
-        self._progress()
+        self._windows.tell(ColumnsChanged(fan.session.id, fan.view() if fan.strands else None))
+        self._windows.tell(SessionChanged(fan.session.view()))
+        self._windows.tell(SessionsChanged())
+        self._windows.refresh_status()
         if message and not fan.strands:
             raise Refusal(message)
 

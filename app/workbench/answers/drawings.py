@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from app.faults import not_loaded
 from app.supervisor import Supervisor
 from app.workbench.answers.provenance import MADE, beams_of
 from app.workbench.answers.provenance_text import stack_words
+from app.workbench.answers.running import RunningAnswers
 from app.workbench.prompt.prompt import check_tokens
-from app.workbench.prompt.speaker import Speaker
 from app.workbench.prompt.vocabulary import Vocabulary
 from app.workbench.refusals import GONE, stored
-from app.workbench.sessions.open_sessions import Sessions
+from app.workbench.sessions.open_sessions import OpenSessions
+from app.workbench.setup.adapters import Adapters
 from app.workbench.setup.option_sources import spoken_name, with_weights
 from app.workbench.tree.runs import EMPTY
 from app.workbench.tree.session import OpenSession
-from runtime import EngineDiedError, GenerationOptions, LanguageModel, RuntimeFault, SamplingOptions
+from runtime import EngineDiedError, LanguageModel, RuntimeFault, SamplingOptions
 from storage import NodeRow, SessionStore
 from ui import QT_TRANSLATE_NOOP, Drawing, Refusal, translate
 
@@ -28,40 +30,37 @@ NO_MODEL = QT_TRANSLATE_NOOP("Workbench", "no model runs; send a message, or cho
 _SETTINGS = {field.name for field in fields(SamplingOptions)}
 
 
-class Drawn:
-    """Looks up draws.
+class Drawings:
+    """Looks up draws (`ui.port.DrawingCommands`).
 
     Args:
         store: Knows the names of models.
         supervisor: Knows the model that runs.
         sessions: The open sessions.
         vocabulary: Knows the bytes of tokens.
-        in_work: The options of the answer that is being written into a node.
-        model: Gives the model, started where it does not run.
-        speaker: The model under the adapters of a session, which are brought in.
+        adapters: Of a session, brought into the model.
+        running: The options of answers in work.
     """
 
     def __init__(
         self,
         store: SessionStore,
         supervisor: Supervisor,
-        sessions: Sessions,
+        sessions: OpenSessions,
         vocabulary: Vocabulary,
-        in_work: Callable[[int], GenerationOptions | None],
-        model: Callable[[], Awaitable[LanguageModel]],
-        speaker: Callable[[OpenSession, LanguageModel], Awaitable[Speaker]],
+        adapters: Adapters,
+        running: RunningAnswers,
     ) -> None:
         self._store = store
         self._supervisor = supervisor
         self._sessions = sessions
         self._vocabulary = vocabulary
-        self._in_work = in_work
-        self._model = model
-        self._speaker = speaker
+        self._adapters = adapters
+        self._running = running
 
-    async def drawing(self, session_id: int, node_id: int, index: int) -> Drawing | None:
+    async def find(self, session_id: int, node_id: int, index: int) -> Drawing | None:
         """How token `index` of the turn was drawn; asks no model."""
-        session = self._sessions.opened(session_id)
+        session = await self._sessions.whole(session_id, node_id)
         place = session.locate(node_id, index)
         if place is None:
             return None
@@ -73,7 +72,7 @@ class Drawn:
         made = held if isinstance(held, Mapping) else {}
         said = made.get("options")
         seed, branch, sampling = ((said or node.stats).get(name) for name in ("seed", "branch", "sampling"))
-        options = self._in_work(node.id)
+        options = self._running.options_of(node.id)
         if options is not None:
             seed, branch, sampling = options.seed, options.branch, options.sampling.given()
         return Drawing(
@@ -93,7 +92,7 @@ class Drawn:
         Raises:
             Refusal: None runs, or it cannot.
         """
-        session = self._sessions.opened(session_id)
+        session = await self._sessions.whole(session_id, node_id)
         place = session.locate(node_id, index)
         if place is None:
             raise Refusal(translate("Workbench", GONE))
@@ -111,11 +110,14 @@ class Drawn:
         Raises:
             Refusal: There is no model, or it cannot.
         """
-        session = self._sessions.opened(session_id)
+        session = await self._sessions.whole(session_id, node_id)
         place = session.locate(node_id, index)
         if place is None:
             raise Refusal(translate("Workbench", GONE))
-        model = await self._model()
+        try:
+            model = await self._supervisor.model()
+        except RuntimeFault as fault:
+            raise Refusal(not_loaded(fault)) from fault
         ids = [*ids_before(session, *place), token_id]
         words: list[bytes] = []
         while len(words) < most and not model.is_eos(ids[-1]) and len(ids) < model.info.context_length:
@@ -136,7 +138,7 @@ class Drawn:
     async def _numbers_now(self, session: OpenSession, model: LanguageModel) -> str:
         """What the model's numbers are filed under in a session; where its adapters cannot be used, nothing is."""
         try:
-            return (await self._speaker(session, model)).numbers
+            return (await self._adapters.speaker(session, model)).numbers
         except RuntimeFault:
             return ""
 
@@ -150,7 +152,7 @@ class Drawn:
         """
         try:
             check_tokens(model, session, session.tree.path(node.id))
-            speaker = await self._speaker(session, model)
+            speaker = await self._adapters.speaker(session, model)
             return await model.next_token_logprobs(ids, adapters=speaker.adapters)
         except EngineDiedError as fault:
             await self._supervisor.died(model)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.faults import not_loaded
 from app.supervisor import Supervisor
 from app.workbench.answers.answer import Answer
-from app.workbench.background import Chores
-from app.workbench.sessions.open_sessions import Sessions
-from app.workbench.setup.setups import Setups
+from app.workbench.answers.running import OnNote, RunningAnswers
+from app.workbench.background import BackgroundTasks
+from app.workbench.sessions.open_sessions import OpenSessions
+from app.workbench.setup.adapters import Adapters
 from app.workbench.tree.session import OpenSession
+from app.workbench.windows import Windows
 from runtime import EngineDiedError, RuntimeFault
-from ui import QT_TRANSLATE_NOOP, Event, Refusal, SessionChanged, translate
+from ui import QT_TRANSLATE_NOOP, Refusal, SessionChanged, translate
 
 log = logging.getLogger(__name__)
 UNDER_WAY = QT_TRANSLATE_NOOP(
@@ -35,7 +37,7 @@ class _Lost:
 
     session: OpenSession
     node_ids: Sequence[int]
-    tell_all: Callable[[str], None] | None
+    note_all: OnNote | None
 
     @property
     def standing(self) -> int | None:
@@ -50,36 +52,32 @@ class Reopening:
     Args:
         sessions: The open sessions.
         supervisor: Starts the engine.
-        setups: Know the adapters of a session.
-        chores: Take what nobody waits for.
-        busy: Whether an answer is in work in a session: that one starts the engine by itself.
-        tell: Takes events for the window.
+        adapters: Of the session, brought into the new engine.
+        running: Tells of answers that have ended; one in work starts the engine by itself.
+        tasks: Reopen in the background.
+        windows: Hear of it.
     """
 
     def __init__(
         self,
-        sessions: Sessions,
+        sessions: OpenSessions,
         supervisor: Supervisor,
-        setups: Setups,
-        chores: Chores,
-        busy: Callable[[int], bool],
-        tell: Callable[[Event], None],
+        adapters: Adapters,
+        running: RunningAnswers,
+        tasks: BackgroundTasks,
+        windows: Windows,
     ) -> None:
         self._sessions = sessions
         self._supervisor = supervisor
-        self._setups = setups
-        self._chores = chores
-        self._busy = busy
-        self._tell = tell
+        self._adapters = adapters
+        self._running = running
+        self._tasks = tasks
+        self._windows = windows
         self._tried: set[int] = set()  # sessions that were reopened, and in which nothing has gone well since
+        running.on_end.append(self._after)
 
-    def after(self, answers: Sequence[Answer], tell_all: Callable[[str], None] | None = None) -> None:
-        """Answers of a session have ended; where the engine died under one, it is reopened soon, unless it was just before.
-
-        Args:
-            answers: One, or those that were made side by side.
-            tell_all: Says of the latter what happens to them.
-        """
+    def _after(self, answers: Sequence[Answer], note_all: OnNote | None) -> None:
+        """Where the engine died under an answer, its session is reopened soon, unless it was just before."""
         session = answers[0].session
         died = [answer for answer in answers if answer.finish == "engine_died"]
         if not died:
@@ -87,8 +85,8 @@ class Reopening:
                 self._tried.discard(session.id)
         elif died[0].model is not None and session.id not in self._tried:  # else the engine died while it was loaded
             self._tried.add(session.id)
-            lost = _Lost(session, [answer.node_id for answer in died], tell_all)
-            self._chores.start(self._reopen(lost), f"reopen session {session.id}")
+            lost = _Lost(session, [answer.node_id for answer in died], note_all)
+            self._tasks.start(self._reopen(lost), f"reopen session {session.id}")
 
     async def _reopen(self, lost: _Lost) -> None:
         session = lost.session
@@ -96,7 +94,7 @@ class Reopening:
         model = None
         try:
             model = await self._supervisor.model()
-            speaker = await self._setups.speaker(session, model)
+            speaker = await self._adapters.speaker(session, model)
             ids = session.path_ids(session.tree.path(lost.standing))
             if 0 < len(ids) <= model.info.context_length:
                 await model.cache_kv_async(ids, adapters=speaker.adapters)
@@ -118,7 +116,7 @@ class Reopening:
         for node_id in lost.node_ids:
             if node_id in session.tree.nodes and node_id not in session.states:
                 session.notes[node_id] = words
-        if lost.tell_all is not None:
-            lost.tell_all(words)
-        if not self._busy(session.id):
-            self._tell(SessionChanged(session.view()))
+        if lost.note_all is not None:
+            lost.note_all(words)
+        if session.id not in self._running:
+            self._windows.tell(SessionChanged(session.view()))

@@ -1,64 +1,91 @@
-"""Which sessions are kept by an answer in work: one each, until everything about it is written."""
+"""The answers in work, one for each session: claimed, stopped, and their ends made known."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from app.workbench.answers.answer import Answer
 from app.workbench.refusals import BUSY
+from app.workbench.setup.adapters import Adapters
 from app.workbench.tree.session import OpenSession
 from runtime import GenerationOptions
 from storage import SessionStore, StoreError
-from ui import Refusal, translate
+from ui import AdapterChoice, Refusal, translate
+
+OnNote = Callable[[str], None]  # takes a note for all answers that were made side by side
+OnEnd = Callable[[Sequence[Answer], OnNote | None], None]
 
 
-class Claims:
-    """The answers in work, and the ends of answers that could not be written.
+class RunningAnswers:
+    """Locks each session while an answer is made in it, until everything about the answer is written.
 
     Args:
-        store: Where they are written.
-        on_end: Hears of an answer that needs nothing more.
+        store: Where answers are written.
+        adapters: An answer keeps those on its stack to its end.
+
+    Attributes:
+        on_end: Listeners, each called with answers that have ended and are written: one, or those of one place.
     """
 
-    def __init__(self, store: SessionStore, on_end: Callable[[Answer], None]) -> None:
+    def __init__(self, store: SessionStore, adapters: Adapters) -> None:
         self._store = store
-        self._on_end = on_end
-        self.running: dict[int, Answer] = {}  # by session
+        self._adapters = adapters
+        self._by_session: dict[int, Answer] = {}
         self._idle = asyncio.Event()
         self._idle.set()
+        self.on_end: list[OnEnd] = []
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._by_session)
+
+    def __iter__(self) -> Iterator[Answer]:
+        """Those of now."""
+        return iter(tuple(self._by_session.values()))
+
+    def __contains__(self, session_id: int) -> bool:
+        """Whether an answer is made in that session."""
+        return session_id in self._by_session
 
     @contextmanager
     def claim(self, session: OpenSession) -> Iterator[Answer]:
-        """Keeps a session for one answer, until everything about it is written.
+        """Locks a session for one answer.
 
         Raises:
-            Refusal: It is kept for another one.
+            Refusal: It is locked for another one.
         """
         self.check_idle(session.id)
-        answer = self.running[session.id] = Answer(session)
+        answer = self._by_session[session.id] = Answer(session)
         self._idle.clear()
         try:
             yield answer
         finally:
-            del self.running[session.id]
-            if not self.running:
+            del self._by_session[session.id]
+            if not self._by_session:
                 self._idle.set()
-            self._on_end(answer)
+            self._adapters.drop(("answer", session.id))
+            self._adapters.free(answer.stack or ())
 
-    def use_adapter(self, folder: str) -> bool:
-        """Whether one of them has it on its stack."""
-        return any(choice.folder == folder for answer in self.running.values() for choice in answer.stack or ())
+    def take_stack(self, answer: Answer, stack: tuple[AdapterChoice, ...] | None) -> None:
+        """The adapters of an answer, which stay loaded to its end."""
+        answer.stack = stack
+        self._adapters.use(("answer", answer.session.id), stack or ())
+
+    def report_end(self, answers: Sequence[Answer], note_all: OnNote | None = None) -> None:
+        """Tells the listeners."""
+        for listener in self.on_end:
+            listener(answers, note_all)
 
     def check_idle(self, session_id: int) -> None:
         """Refuses where an answer is in work."""
-        if session_id in self.running:
+        if session_id in self._by_session:
             raise Refusal(translate("Workbench", BUSY))
 
     def options_of(self, node_id: int) -> GenerationOptions | None:
         """How the answer is drawn that is being written into a node; None where none is."""
-        at_work = (one for answer in self.running.values() for one in (answer, *answer.strands))
+        at_work = (one for answer in self for one in (answer, *answer.strands))
         return next((one.options for one in at_work if one.node_id == node_id), None)
 
     async def ended(self) -> None:
@@ -67,7 +94,7 @@ class Claims:
 
     def stop(self, session_id: int) -> None:
         """Ends a stream; what arrived is kept."""
-        answer = self.running.get(session_id)
+        answer = self._by_session.get(session_id)
         if answer is not None:
             answer.stopping = True
             if answer.task is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -17,21 +17,22 @@ from app.workbench.answers.answer import Answer, live_stats
 from app.workbench.answers.completion import CUTS, Ending, judge, stats_of
 from app.workbench.answers.provenance import stack_made_with
 from app.workbench.answers.resolve_options import seeded, settled
-from app.workbench.answers.running import Claims
+from app.workbench.answers.running import RunningAnswers
 from app.workbench.prompt.prompt import check_tokens
 from app.workbench.prompt.recorder import Recorder, ended_by, score_prompt
 from app.workbench.prompt.speaker import Speaker
+from app.workbench.setup.adapters import Adapters
 from app.workbench.setup.setups import Asked, Setups
 from app.workbench.tree.path_tokens import content_of
 from app.workbench.tree.runs import EMPTY, began, leading_template
 from app.workbench.tree.session import OpenSession
 from app.workbench.tree.turn_notes import turn_stats
+from app.workbench.windows import Windows
 from runtime import Finish, GenerationOptions, LanguageModel, PromptProgress, RuntimeFault, TokenRun
 from storage import SessionStore, StoreError
 from ui import (
     QT_TRANSLATE_NOOP,
     EngineState,
-    Event,
     Refusal,
     SessionChanged,
     TokensArrived,
@@ -47,17 +48,17 @@ LONG_PROMPT = 256  # tokens still to be read that are worth a line
 Prepare = Callable[[Speaker], Awaitable[TokenRun]]  # gives the tokens a node begins with: header, picked token
 
 
-class Answers(Claims):
+class Streaming:
     """Streams answers into open sessions.
 
     Args:
         store: Where nodes and tokens go.
         supervisor: Gives the model.
-        setups: What sessions ask for, and their presets.
+        setups: What sessions ask for.
+        adapters: Are brought in for an answer.
+        running: The answers in work.
         call: By the names of `GenerationOptions.from_mapping`; goes before the session, which goes before its preset.
-        tell: Takes events for the window.
-        on_progress: Called when counters changed.
-        keep: Called with answers that have ended and are written.
+        windows: Hear of tokens and turns.
     """
 
     def __init__(
@@ -65,43 +66,19 @@ class Answers(Claims):
         store: SessionStore,
         supervisor: Supervisor,
         setups: Setups,
+        adapters: Adapters,
+        running: RunningAnswers,
         call: Mapping[str, Any],
-        tell: Callable[[Event], None],
-        on_progress: Callable[[], None],
-        keep: Callable[[Sequence[Answer]], None],
+        windows: Windows,
     ) -> None:
-        super().__init__(store, lambda answer: setups.free(answer.stack or ()))
+        self._store = store
         self._supervisor = supervisor
         self._setups = setups
+        self._adapters = adapters
+        self._running = running
         self._call = call
-        self._tell = tell
-        self._progress = on_progress
-        self._keep = keep
+        self._windows = windows
         supervisor.subscribe(self._tell_start)
-
-    def asked(self, session: OpenSession) -> Asked:
-        """What a session asks of what begins now; it is kept to the end, whatever is set meanwhile."""
-        return self._setups.asked(session)
-
-    async def speaker(self, answer: Answer, model: LanguageModel) -> Speaker:
-        """The model under the adapters of an answer, which are brought in, and stay to its end.
-
-        Raises:
-            RuntimeFault: One of them cannot be used.
-        """
-        return Speaker.of(model, await self._setups.bring(model, answer.stack))
-
-    async def speaker_now(self, session: OpenSession, model: LanguageModel) -> Speaker:
-        """The model under the adapters that a session has on its stack now.
-
-        Raises:
-            RuntimeFault: One of them cannot be used.
-        """
-        return await self._setups.speaker(session, model)
-
-    def settle_options(self, answer: Answer, asked: Asked, speaker: Speaker) -> GenerationOptions:
-        """How an answer is drawn (see `asking.settled`)."""
-        return settled(answer, asked, speaker, self._call)
 
     async def model(self) -> LanguageModel:
         """The model that would answer.
@@ -114,13 +91,17 @@ class Answers(Claims):
         except RuntimeFault as fault:
             raise Refusal(not_loaded(fault)) from fault
 
-    async def require(self, made: Mapping[str, Any]) -> None:
-        """Brings in what an answer was made under, before anything is changed.
+    async def speaker(self, answer: Answer, model: LanguageModel) -> Speaker:
+        """The model under the adapters of an answer, which are brought in, and stay to its end.
 
         Raises:
-            Refusal: There is no model, or one of its adapters cannot be used.
+            RuntimeFault: One of them cannot be used.
         """
-        await self._setups.require(await self.model(), stack_made_with(made) or ())
+        return Speaker.of(model, await self._adapters.bring(model, answer.stack))
+
+    def resolve(self, answer: Answer, asked: Asked, speaker: Speaker) -> GenerationOptions:
+        """How an answer is drawn (see `resolve_options.settled`)."""
+        return settled(answer, asked, speaker, self._call)
 
     async def run(self, answer: Answer, node_id: int, prepare: Prepare) -> None:
         """Streams the answer of an open node; returns when it has ended, however it did.
@@ -136,15 +117,15 @@ class Answers(Claims):
         if answer.repeats is not None:
             answer.options = answer.repeats.options
             asked = replace(asked, adapters=stack_made_with(answer.repeats.made))
-        answer.stack = asked.adapters
-        self._tell(SessionChanged(answer.session.view()))
+        self._running.take_stack(answer, asked.adapters)
+        self._windows.tell(SessionChanged(answer.session.view()))
         try:
             await answer.work(self._stream(answer, asked, prepare), f"answer {node_id}")
         finally:
             judge(answer)
             await self._finish(answer)
             if not answer.refused:
-                self._keep([answer])
+                self._running.report_end([answer])
 
     # ---- the stream -------------------------------------------------------------------------------------------------
 
@@ -158,7 +139,7 @@ class Answers(Claims):
                 del session.notes[node_id]
         speaker = await self.speaker(answer, model)
         options = settled(answer, asked, speaker, self._call)
-        self._tell(TurnChanged(session.id, session.last_turn()))
+        self._windows.tell(TurnChanged(session.id, session.last_turn()))
         segments = session.tree.path(node_id)
         check_tokens(model, session, segments)
         known = await prepare(speaker)
@@ -173,9 +154,9 @@ class Answers(Claims):
             recorder.add(session.runs[node_id])
         for turn in session.turn_views():
             if turn.role != "assistant":
-                self._tell(TurnChanged(session.id, turn))
+                self._windows.tell(TurnChanged(session.id, turn))
         session.states[node_id] = TurnStatus.STREAMING
-        self._tell(TurnChanged(session.id, session.last_turn()))
+        self._windows.tell(TurnChanged(session.id, session.last_turn()))
         if len(known) and Finish(int(known.finish[-1])).by_eos:
             answer.finish = "eos"
             return
@@ -193,11 +174,11 @@ class Answers(Claims):
         """Answers that wait for the engine say how far it is."""
         if self._supervisor.state is not EngineState.STARTING:
             return
-        for answer in self.running.values():
+        for answer in self._running:
             session = answer.session
             if session.notes.get(answer.node_id, "").startswith(translate("Workbench", STARTING)):
                 session.notes[answer.node_id] = f"{translate('Workbench', STARTING)} {self._supervisor.reason}"
-                self._tell(TurnChanged(session.id, session.last_turn()))
+                self._windows.tell(TurnChanged(session.id, session.last_turn()))
 
     def _read_on(self, answer: Answer, before: int, progress: PromptProgress) -> None:
         """Counts what the prompt costs, on top of what was computed `before`; a long one says how far it is."""
@@ -210,7 +191,7 @@ class Answers(Claims):
             session.notes[node_id] = f"reading {progress.done:,} of {progress.total:,} tokens"
         elif session.notes.pop(node_id, None) is None:
             return
-        self._tell(TurnChanged(session.id, session.last_turn()))
+        self._windows.tell(TurnChanged(session.id, session.last_turn()))
 
     def _take(self, answer: Answer, run: TokenRun) -> None:
         now = time.monotonic()
@@ -223,11 +204,11 @@ class Answers(Claims):
         if finish is not Finish.NONE:
             answer.finish, answer.incomplete = finish.label or "", finish.incomplete
         answer.logprob += float(np.nansum(run.logprob))
-        self._tell(TokensArrived(session.id, node_id, run))
+        self._windows.tell(TokensArrived(session.id, node_id, run))
         if now - answer.told > STATUS_SECONDS:
             answer.told = now
             session.stats[node_id] = live_stats(answer)
-            self._progress()
+            self._windows.refresh_status()
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
@@ -260,7 +241,7 @@ class Answers(Claims):
             if answer.finish == "engine_died" and answer.model is not None:
                 await self._supervisor.died(answer.model)
             else:
-                self._supervisor.busy(len(self.running) > 1)
+                self._supervisor.busy(len(self._running) > 1)
 
 
 def own_length(session: OpenSession) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from app.workbench.answers.provenance_text import stack_words
-from app.workbench.status import detail_of
+from app.workbench.models.views import detail_of
 from ui import AdapterChoice, BackendChoice, SecondChoice, WeightsForm, translate
 
 if TYPE_CHECKING:

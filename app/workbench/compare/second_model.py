@@ -12,9 +12,8 @@ from app.supervisor import Supervisor, ended
 from app.workbench.compare.second_choices import words
 from app.workbench.compare.second_engine import SecondEngine, room_for
 from app.workbench.prompt.prompt import check_tokens
+from app.workbench.setup.adapters import Adapters, values_of
 from app.workbench.setup.option_sources import spoken_name
-from app.workbench.setup.setups import Setups
-from app.workbench.setup.stacks import values_of
 from app.workbench.tree.runs import EMPTY
 from app.workbench.tree.session import OpenSession
 from app.workbench.tree.tree import Segment
@@ -35,13 +34,13 @@ class Comparing:
     Args:
         supervisor: Has the model in use.
         second: Has the other one.
-        setups: Brings the adapters of a session in.
+        adapters: Of the session, brought into either.
     """
 
-    def __init__(self, supervisor: Supervisor, second: SecondEngine, setups: Setups) -> None:
+    def __init__(self, supervisor: Supervisor, second: SecondEngine, adapters: Adapters) -> None:
         self._supervisor = supervisor
         self._second = second
-        self._setups = setups
+        self._adapters = adapters
 
     async def compare(
         self, session: OpenSession, choice: SecondChoice, progress: OnCompared, *, anyway: bool, kl_of_all: bool
@@ -85,7 +84,7 @@ class Comparing:
             raise Refusal(not_loaded(fault)) from fault
         try:
             check_tokens(model, session, segments)
-            return await self._setups.speaker(session, model)
+            return await self._adapters.speaker(session, model)
         except EngineDiedError as fault:
             await self._supervisor.died(model)
             raise Refusal(str(fault)) from fault
@@ -108,7 +107,7 @@ class Comparing:
 
         right = await self._right(left.model, choice, progress)
         try:
-            stack = await self._setups.bring(right, choice.adapters)
+            stack = await self._adapters.bring(right, choice.adapters)
             return await compare_models(
                 left.model,
                 right,
@@ -136,7 +135,7 @@ class Comparing:
             raise Refusal(str(fault)) from fault
         finally:
             if choice.same_engine:
-                self._setups.free(choice.adapters or ())
+                self._adapters.free(choice.adapters or ())
 
 
 def read_segments(session: OpenSession) -> list[Segment]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +15,8 @@ from app.workbench.compare.similar_texts import Said, everything_said
 from app.workbench.compare.similar_vectors import Making, Vector, Vectors, limit_of, poolings_of
 from app.workbench.prompt.speaker import Speaker
 from app.workbench.refusals import GONE
+from app.workbench.sessions.open_sessions import OpenSessions
+from app.workbench.setup.adapters import Adapters
 from app.workbench.setup.option_sources import spoken_name
 from app.workbench.tree.outline import outline
 from app.workbench.tree.session import OpenSession
@@ -37,35 +39,34 @@ class _Turns:
     damaged: int  # that are left out
 
 
-class Looking:
-    """Compares turns.
+class SimilarSearch:
+    """Compares a turn with the others of its session (`ui.port.SimilarCommands`).
 
     Args:
         store: Has what was said.
         supervisor: Has the model.
-        speaker: The model under the adapters of a session, which are brought in.
+        sessions: The open sessions.
+        adapters: Of a session, brought into the model.
         vectors: Those that are remembered.
     """
 
     def __init__(
-        self,
-        store: SessionStore,
-        supervisor: Supervisor,
-        speaker: Callable[[OpenSession, LanguageModel], Awaitable[Speaker]],
-        vectors: Vectors,
+        self, store: SessionStore, supervisor: Supervisor, sessions: OpenSessions, adapters: Adapters, vectors: Vectors
     ) -> None:
         self._store = store
         self._supervisor = supervisor
-        self._speaker = speaker
+        self._sessions = sessions
+        self._adapters = adapters
         self._vectors = vectors
 
-    async def look(self, session: OpenSession, node_id: int, pooling: Pooling, progress: OnCompared) -> SimilarTurns:
+    async def find(self, session_id: int, node_id: int, pooling: Pooling, progress: OnCompared) -> SimilarTurns:
         """A turn beside all others.
 
         Raises:
             ModelRefusal: No model came, or it cannot make vectors.
             Refusal: There is nothing to compare, or the engine ended half-way: what was made by then is remembered.
         """
+        session = self._sessions.opened(session_id)
         turns = await self._turns(session, node_id)
         speaker = await self._speaker_now(session, progress)
         comparing = translate("Workbench", "comparing turns")
@@ -123,7 +124,7 @@ class Looking:
         except RuntimeFault as fault:
             raise ModelRefusal(not_loaded(fault)) from fault
         try:
-            return await self._speaker(session, model)
+            return await self._adapters.speaker(session, model)
         except EngineDiedError as fault:
             await self._supervisor.died(model)
             raise Refusal(translate("Workbench", "the engine stopped; try again to restart it")) from fault

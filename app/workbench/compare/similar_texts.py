@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.workbench.refusals import stored
-from app.workbench.sessions.branches import out_of_sight
 from app.workbench.setup.beginning import Beginning
+from app.workbench.tree.outline import out_of_sight
 from app.workbench.tree.reading import slices
 from app.workbench.tree.session import OpenSession
 from app.workbench.tree.tree import Turn

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from app.supervisor import Supervisor
-from app.workbench.background import Chores
+from app.workbench.background import BackgroundTasks
 from runtime import EngineDiedError, LanguageModel, RuntimeFault, block_keys
 from storage import SessionStore, StoreError
 
@@ -23,13 +23,13 @@ class BlockPins:
     Args:
         store: Knows which sessions are pinned, and their tokens.
         supervisor: Gives the model, if it runs.
-        chores: Takes what nobody waits for.
+        tasks: Takes what nobody waits for.
     """
 
-    def __init__(self, store: SessionStore, supervisor: Supervisor, chores: Chores) -> None:
+    def __init__(self, store: SessionStore, supervisor: Supervisor, tasks: BackgroundTasks) -> None:
         self._store = store
         self._supervisor = supervisor
-        self._chores = chores
+        self._tasks = tasks
         self._keys: dict[int, dict[bytes, None]] = {}  # of pinned sessions
         self._telling = asyncio.Lock()
         self._told: LanguageModel | None = None  # the last model that heard of them
@@ -37,7 +37,7 @@ class BlockPins:
 
     def changed(self) -> None:
         """Other sessions are pinned than before, some time soon the engine hears of it."""
-        self._chores.start(self.refresh(), "pin KV")
+        self._tasks.start(self.refresh(), "pin KV")
 
     def _started(self) -> None:
         model = self._supervisor.running

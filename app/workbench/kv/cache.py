@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -13,9 +12,9 @@ from app.supervisor import Supervisor
 from app.workbench.prompt.prompt import check_tokens
 from app.workbench.prompt.speaker import Speaker
 from app.workbench.prompt.vocabulary import Vocabulary
-from app.workbench.sessions.open_sessions import Sessions
-from app.workbench.setup.adapters import in_words
-from app.workbench.tree.session import OpenSession
+from app.workbench.sessions.open_sessions import OpenSessions
+from app.workbench.setup.adapters import Adapters, in_words
+from app.workbench.windows import Windows
 from runtime import AdapterInfo, CacheReport, EdgeReport, EngineDiedError, LanguageModel, RuntimeFault
 from ui import QT_TRANSLATE_NOOP, CacheCheck, CacheView, EdgeView, Refusal, translate
 
@@ -37,27 +36,30 @@ class _Kept:
     tokens: int
 
 
-class Caching:
-    """Looks at the cache, empties it, keeps paths in it.
+class Cache:
+    """Looks at the cache, empties it, keeps paths in it (`ui.port.CacheCommands`).
 
     Args:
         supervisor: Gives the model, if it runs.
         sessions: The open sessions.
         vocabulary: Knows the bytes of tokens.
-        speaker: The model under the adapters of a session.
+        adapters: Of a session, brought into the model.
+        windows: Show how much is held.
     """
 
     def __init__(
         self,
         supervisor: Supervisor,
-        sessions: Sessions,
+        sessions: OpenSessions,
         vocabulary: Vocabulary,
-        speaker: Callable[[OpenSession, LanguageModel], Awaitable[Speaker]],
+        adapters: Adapters,
+        windows: Windows,
     ) -> None:
         self._supervisor = supervisor
         self._sessions = sessions
         self._vocabulary = vocabulary
-        self._speaker = speaker
+        self._adapters = adapters
+        self._windows = windows
         self._kept: dict[int, _Kept] = {}  # by session
 
     def view(self, session_id: int) -> CacheView | None:
@@ -81,8 +83,9 @@ class Caching:
                 model.unpin(kept.pin)
         self._kept.clear()
         await self._asked(model, model.clear_cache_async())
+        self._windows.refresh_status()
 
-    async def keep(self, session_id: int, *, keep: bool) -> None:
+    async def keep_path(self, session_id: int, keep: bool) -> None:  # a state, not an option
         """Pins the path that is shown, or lets it go.
 
         Raises:
@@ -91,19 +94,22 @@ class Caching:
         model = self._running()
         kept = self._kept.pop(session_id, None)
         mine = kept if kept is not None and kept.model is model else None
-        if not keep:
-            if mine is not None:
-                await self._asked(model, model.unpin_async(mine.pin))
-            return
+        if keep:
+            await self._pin(session_id, model, mine)
+        elif mine is not None:
+            await self._asked(model, model.unpin_async(mine.pin))
+        self._windows.refresh_status()
+
+    async def _pin(self, session_id: int, model: LanguageModel, before: _Kept | None) -> None:
         ids, speaker = await self._path(session_id, model)
-        pin = mine.pin if mine is not None else None
+        pin = before.pin if before is not None else None
         pinned = await self._asked(model, model.pin_async(ids, pin, adapters=speaker.adapters))
         if not pinned.tokens:
             await self._asked(model, model.unpin_async(pinned.pin))
             raise Refusal(translate("Workbench", "nothing of this path is in memory yet; send a message, and pin it then"))
         self._kept[session_id] = _Kept(model, pinned.pin, pinned.tokens)
 
-    async def check(self, session_id: int) -> CacheCheck:
+    async def check_uncached(self, session_id: int) -> CacheCheck:
         """What follows the path, by the cache and without it.
 
         Raises:
@@ -130,15 +136,14 @@ class Caching:
         return model
 
     async def _path(self, session_id: int, model: LanguageModel) -> tuple[list[int], Speaker]:
-        await self._sessions.read_whole(session_id)
-        session = self._sessions.opened(session_id)
+        session = await self._sessions.whole(session_id)
         path = session.tree.path(session.tip)
         ids = session.path_ids(path)
         if not ids:
             raise Refusal(translate("Workbench", "this session has no tokens yet; send a message first"))
         try:
             check_tokens(model, session, path)
-            return ids, await self._speaker(session, model)
+            return ids, await self._adapters.speaker(session, model)
         except RuntimeFault as fault:
             raise Refusal(str(fault)) from fault
 
@@ -172,31 +177,3 @@ class Caching:
     def _edge(self, edge: EdgeReport, adapters: Sequence[AdapterInfo]) -> EdgeView:
         data = b"".join(self._vocabulary.bytes_of(token) for token in edge.tail[-TAIL_TOKENS:])
         return EdgeView(data.decode(errors="replace"), edge.tokens, edge.bytes, edge.leases, in_words(edge.stack, adapters))
-
-
-class CacheMembers(ABC):
-    """See `ui.CacheCommands`; members of `AppWorkbench`."""
-
-    _caching: Caching
-
-    @abstractmethod
-    def _refresh_status(self) -> None:
-        """Tells the windows how the engine is."""
-
-    def cache(self, session_id: int) -> CacheView | None:
-        """As the engine last told."""
-        return self._caching.view(session_id)
-
-    async def clear_cache(self) -> None:
-        """Drops all KV in memory."""
-        await self._caching.clear()
-        self._refresh_status()
-
-    async def keep_path(self, session_id: int, keep: bool) -> None:  # a state, not an option
-        """Keeps the path that is shown in memory, or lets it go."""
-        await self._caching.keep(session_id, keep=keep)
-        self._refresh_status()
-
-    async def check_uncached(self, session_id: int) -> CacheCheck:
-        """What follows the path that is shown, by the cache and without it."""
-        return await self._caching.check(session_id)

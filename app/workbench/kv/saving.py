@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 
 from app.supervisor import Supervisor
 from app.workbench.answers.answer import Answer
+from app.workbench.answers.running import OnNote, RunningAnswers
 from app.workbench.kv.block_pins import BlockPins
+from app.workbench.windows import Windows
 from runtime import EngineDiedError, LanguageModel, RuntimeFault
 from storage import SessionStore, StoreError
 from ui import Refusal, translate
@@ -16,32 +18,34 @@ from ui import Refusal, translate
 log = logging.getLogger(__name__)
 
 
-class Keeper:
+class BlockSaver:
     """Asks the engine to save the paths of answers that have ended. All members belong to the window's loop.
 
     Args:
         store: Remembers where paths ended when they were saved.
         supervisor: Gives the model, if it runs.
+        running: Tells of answers that have ended.
         pins: Hears of what was saved.
-        on_note: Called when `note` is another one.
-
-    Attributes:
-        note: Why the last path that was saved was not kept whole; "" where it was.
+        windows: Show why a path was not saved whole.
     """
 
     def __init__(
-        self, store: SessionStore, supervisor: Supervisor, pins: BlockPins, on_note: Callable[[], None] = lambda: None
+        self, store: SessionStore, supervisor: Supervisor, running: RunningAnswers, pins: BlockPins, windows: Windows
     ) -> None:
-        self.note = ""
-        self._on_note = on_note
         self._store = store
         self._supervisor = supervisor
         self._pins = pins
+        self._windows = windows
         self._saving: dict[int, asyncio.Task[None]] = {}  # by session
         self._next: dict[int, list[Answer]] = {}  # that ended while an earlier one of their session was saved
         self._ends: dict[int, dict[int, int]] = {}  # tokens of the paths that were saved, by session and last node
+        running.on_end.append(self._save_all)
 
-    def keep(self, answer: Answer) -> None:
+    def _save_all(self, answers: Sequence[Answer], _note_all: OnNote | None) -> None:
+        for answer in answers:
+            self.save(answer)
+
+    def save(self, answer: Answer) -> None:
         """Saves the path of an answer that has ended; never waits."""
         model = answer.model
         if model is None or model is not self._supervisor.running or not model.info.options.get("blocks"):
@@ -71,7 +75,7 @@ class Keeper:
     def _ended(self, session_id: int) -> None:
         del self._saving[session_id]
         for answer in self._next.pop(session_id, []):  # one is saved, the others wait again
-            self.keep(answer)
+            self.save(answer)
 
     async def _save(self, model: LanguageModel, answer: Answer) -> None:
         session = answer.session
@@ -109,10 +113,11 @@ class Keeper:
             "Workbench",
             "not all of this session's KV is kept on disk: {0}. Unpin a session, or raise the limit (Settings, KV on disk{1})",
         ).format(why, limit)
-        if self.note != (note if no_room else ""):
-            self.note = note if no_room else ""
-            log.info("KV on disk: %s", self.note or "there is room again")
-            self._on_note()
+        note = note if no_room else ""
+        if self._windows.disk_note != note:
+            self._windows.disk_note = note
+            log.info("KV on disk: %s", note or "there is room again")
+            self._windows.refresh_status()
 
     async def _ends_of(self, session_id: int) -> dict[int, int]:
         """Where paths of a session ended when they were saved, before the app was started too."""

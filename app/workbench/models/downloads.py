@@ -12,8 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from app.workbench.background import stoppable
+from app.workbench.windows import Windows
 from runtime import DownloadError, RuntimeFault
-from ui import Download, DownloadsChanged, DownloadState, Event, ModelsChanged, Refusal, translate
+from ui import Download, DownloadsChanged, DownloadState, ModelsChanged, Refusal, translate
 
 if TYPE_CHECKING:
     from runtime import DownloadProgress, Unfinished
@@ -36,11 +37,11 @@ class Downloads:
     """All downloads of the app, by their repository. All members belong to the window's loop.
 
     Args:
-        tell: Takes news to every window.
+        windows: Hear how far they are.
     """
 
-    def __init__(self, tell: Callable[[Event], None]) -> None:
-        self._tell = tell
+    def __init__(self, windows: Windows) -> None:
+        self._windows = windows
         self._views: dict[str, Download] = {}
         self._wanted: dict[str, str] = {}  # by repository: what was asked for, with its revision
         self._tasks: dict[str, asyncio.Task[Fetched]] = {}
@@ -127,7 +128,7 @@ class Downloads:
             raise Refusal(_cause(fault)) from fault
         kind, total = "adapter" if fetched.is_adapter else "model", self._views[repository].total
         self._end(repository, state=DownloadState.DONE, name=fetched.name, kind=kind, done=total, note="", eta=None)
-        self._tell(ModelsChanged())
+        self._windows.tell(ModelsChanged())
         return fetched
 
     def _over(self, repository: str, task: asyncio.Task[Fetched]) -> None:
@@ -162,7 +163,7 @@ class Downloads:
         self._tell_all()
 
     def _tell_all(self) -> None:
-        self._tell(DownloadsChanged(tuple(self._views.values())))
+        self._windows.tell(DownloadsChanged(tuple(self._views.values())))
 
 
 def _fetch(wanted: str, adapter: bool, progress: Callable[[DownloadProgress], None]) -> Fetched:  # by `partial`

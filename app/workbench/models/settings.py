@@ -11,17 +11,22 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from app.paths import DataFolder
 from app.supervisor import Supervisor
 from app.workbench.models.load_choices import LoadChoices, options_of
+from app.workbench.models.views import backend_choices, models_here
 from app.workbench.refusals import stored
 from app.workbench.setup.presets import OWN, Presets
 from resources.files import read_regular
 from runtime import EngineDiedError, LoadOptions, RuntimeFault
-from storage import SessionStore, StoreError
-from ui import QT_TRANSLATE_NOOP, AppSettings, DataFacts, LoadChoice, Refusal, SettingsView, translate
+from storage import DamageRow, SessionStore, StoreDamagedError, StoreError
+from ui import QT_TRANSLATE_NOOP, AppSettings, Backup, DataFacts, LoadChoice, Refusal, SettingsView, translate
 
 log = logging.getLogger(__name__)
+HINTS = frozenset({"tokens", "models"})  # what is explained once
+HINTS_SETTING = "hints"  # those that were dismissed
 SETTING = "settings"
+BUDGET = 4 << 30  # bytes of KV on the disk, for all models together
 LOADED_WITH = (  # fields of LoadOptions
     "device", "dtype", "weights", "context_length", "threads", "draft_model", "chat_format", "chat_template_file",
     "offload", "kv_cache_bytes",
@@ -46,7 +51,18 @@ OTHERWISE: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 
 
-class SettingsKeeper:
+def blocks_in(data: DataFolder, budget: int = BUDGET) -> dict[str, Any]:
+    """`LoadOptions.blocks` of a data folder, for whoever holds its lock; plain values that cross the pipe."""
+    return {"factory": "storage:open_blocks", "path": str(data.blocks), "budget": budget}
+
+
+async def disk_budget(store: SessionStore) -> int:
+    """The bytes that the settings allow; who opens the block file with less throws the rest away."""
+    values, _ = read_settings(await store.setting(SETTING))
+    return values.disk_bytes or BUDGET
+
+
+class Settings:
     """What holds for the whole app. All members belong to the window's loop.
 
     Args:
@@ -65,7 +81,7 @@ class SettingsKeeper:
         self.values = AppSettings()
         self._notes: list[str] = []
         self._loaded = False
-        self.hints = asyncio.Lock()  # held while it is looked whether a hint was dismissed, and dismissed
+        self._dismissing = asyncio.Lock()  # held while it is looked whether a hint was dismissed, and dismissed
 
     async def load(self) -> AppSettings:
         """Reads them, once; what cannot be taken falls back to its default, with a note."""
@@ -83,10 +99,13 @@ class SettingsKeeper:
             self.pass_on()
         return self.values
 
-    def view(self, models: Sequence[str], backends: Sequence[str]) -> SettingsView:
+    async def view(self) -> SettingsView:
         """What is set, and what could be."""
-        from runtime import CHAT_FORMATS  # read when somebody looks: the window's start needs none of it
+        from runtime import CHAT_FORMATS  # read when the window shows them: its start needs none of it
 
+        await self.load()
+        models = [entry.name for entry in await asyncio.to_thread(models_here)]
+        backends = [choice.name for choice in backend_choices(self._supervisor.backend) if not choice.problem]
         return SettingsView(
             values=self.values,
             needs_reload=self._supervisor.needs_reload,
@@ -101,9 +120,15 @@ class SettingsKeeper:
                 "preset": ["", *(name for name in self._presets.names if name != OWN)],  # "" is that one
             },
             notes=list(self._notes),
+            data=await asyncio.to_thread(self._facts),
         )
 
-    async def change(self, name: str, value: object) -> None:
+    async def change(self, name: str, value: object) -> SettingsView:
+        """Changes one row."""
+        await self.set(name, value)
+        return await self.view()
+
+    async def set(self, name: str, value: object) -> None:
         """Checks one field, saves it, and lets it hold now where it can."""
         await self.load()
         if name not in {f.name for f in fields(AppSettings)}:
@@ -122,10 +147,6 @@ class SettingsKeeper:
         await stored(self._store.set_setting(SETTING, asdict(values)))
         self.values, self._notes = values, []
         self.pass_on()
-
-    async def facts(self) -> DataFacts:
-        """Where the data is, read on a thread."""
-        return await asyncio.to_thread(self._facts)
 
     def _facts(self) -> DataFacts:
         path = self._store.path
@@ -146,6 +167,36 @@ class SettingsKeeper:
             await self._supervisor.died(model)
         except RuntimeFault as fault:
             raise Refusal(str(fault)) from fault
+
+    async def hints(self) -> frozenset[str]:
+        """What nobody dismissed."""
+        held = await stored(self._store.setting(HINTS_SETTING))
+        return HINTS - {name for name in held if isinstance(name, str)} if isinstance(held, list) else HINTS
+
+    async def dismiss_hint(self, name: str) -> bool:
+        """It is not shown again; whether this call was the first to say so."""
+        async with self._dismissing:  # several windows may open at once
+            left = await self.hints()
+            if name in left:
+                await stored(self._store.set_setting(HINTS_SETTING, sorted((HINTS - left) | {name})))
+            return name in left
+
+    async def back_up(self) -> Backup:
+        """Copies all sessions and checks the copy."""
+        made = await stored(self._store.back_up_now())
+        return Backup(str(made), await asyncio.to_thread(lambda: made.stat().st_size))
+
+    async def verify_data(self) -> Sequence[str]:
+        """Reads every stored row; what is damaged is set aside, so that the rest is whole."""
+        damage = await stored(self._store.verify())
+        if damage:
+            try:
+                await self._store.set_aside_damage()
+            except StoreError as fault:  # what is damaged is told all the same
+                log.warning("what is damaged could not be set aside: %s", fault)
+        return [told(row) for row in damage]
+
+    # ---- for the engine ----
 
     def pass_on(self) -> None:
         """To the engine that is loaded next, and to sessions that chose no preset."""
@@ -239,3 +290,24 @@ def problem_of(name: str, value: object) -> str:
     except (RuntimeFault, TypeError, ValueError) as fault:
         return str(fault)
     return ""
+
+
+def told(row: DamageRow) -> str:
+    """What is damaged, and which session and turn it belongs to."""
+    place = [repr(row.title)] if row.title else []
+    if row.turn is not None:
+        place.append(f"turn {row.turn}")
+    return ": ".join([", ".join(place), row.detail] if place else [row.detail])
+
+
+async def back_up(store: SessionStore) -> None:
+    """Makes today's backup where there is none, of whoever writes; damaged rows are set aside before. A failure is logged."""
+    try:
+        try:
+            await store.back_up_daily()
+        except StoreDamagedError as fault:
+            log.warning("damaged rows are set aside: %s", fault)
+            await store.set_aside_damage()
+            await store.back_up_daily()
+    except StoreError as fault:  # the next time tries again
+        log.warning("the sessions were not backed up: %s", fault)

@@ -1,9 +1,8 @@
-"""The workbench's members about the shelf of models and what is fetched for it (`ui.port.ModelCommands`)."""
+"""The shelf of models: what is on it, fetched for it, made for it; the hub's token."""
 
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,23 +11,23 @@ from typing import TYPE_CHECKING, Any
 from app.supervisor import Supervisor
 from app.workbench.background import stoppable
 from app.workbench.models.downloads import Downloads
-from app.workbench.models.settings import SettingsKeeper
+from app.workbench.models.settings import Settings
 from app.workbench.models.views import adapter_of, find_of, fit_of, model_of, offer_of, plan_of
 from app.workbench.refusals import refused
-from app.workbench.sessions.open_sessions import Sessions
-from app.workbench.setup.setups import Setups
+from app.workbench.windows import Windows
 from ui import (
+    Bits,
     EngineState,
-    Event,
     FitView,
+    GgufPlan,
     HubFind,
     ModelPlan,
     ModelsChanged,
     Offer,
     OnTransfer,
     Refusal,
-    SessionSetup,
     ShelfModel,
+    TokenView,
     translate,
 )
 
@@ -43,52 +42,55 @@ FOUND = 30  # models of a search at most
 PROPOSED = 3  # models to begin with
 
 
-class ModelMembers(ABC):
-    """What `ui.port.ModelCommands` promises; members of `AppWorkbench`."""
+class Shelf:
+    """Models and adapters on this machine, and what the hub has (`ui.port.ShelfCommands`).
 
-    supervisor: Supervisor
-    _sessions: Sessions
-    _setups: Setups
-    _downloads: Downloads
-    _settings: SettingsKeeper
-    _plans: dict[str, DownloadPlan]
+    Args:
+        supervisor: Knows which model is loaded.
+        settings: What models are loaded with.
+        downloads: Those under way.
+        windows: Hear of changes.
+    """
 
-    @abstractmethod
-    def _tell(self, event: Event) -> None:
-        """Tells the window."""
+    def __init__(self, supervisor: Supervisor, settings: Settings, downloads: Downloads, windows: Windows) -> None:
+        self._supervisor = supervisor
+        self._settings = settings
+        self._downloads = downloads
+        self._windows = windows
+        self._plans: dict[str, DownloadPlan] = {}  # by name, the latest ones
 
-    async def model_shelf(self) -> Sequence[ShelfModel]:
+    async def list(self) -> Sequence[ShelfModel]:
         """Models, then adapters."""
         await self._downloads.find()
         entries, adapters = await asyncio.to_thread(_on_the_shelf)
         await self._settings.load()
         own = self._settings.own.of
-        return [*(model_of(entry, self.supervisor.source, own(entry.name)) for entry in entries), *map(adapter_of, adapters)]
+        return [*(model_of(entry, self._supervisor.source, own(entry.name)) for entry in entries), *map(adapter_of, adapters)]
 
-    async def verify_model(self, name: str, progress: OnTransfer) -> None:
+    async def verify(self, name: str, progress: OnTransfer) -> None:
         """Reads every file once."""
         await refused(stoppable(partial(_verify, name), lambda step: progress(step.done, step.total)))
 
-    async def remove_model(self, name: str) -> int:
+    async def remove(self, name: str) -> int:
         """Deletes one that nobody has loaded."""
-        if name == self.supervisor.source and self.supervisor.state not in (EngineState.NONE, EngineState.DIED):
+        if name == self._supervisor.source and self._supervisor.state not in (EngineState.NONE, EngineState.DIED):
             # it may be on its way: nobody holds it yet
             raise Refusal(translate("Workbench", "{0} is in use here; open another model first").format(name))
         freed = await refused(asyncio.to_thread(_remove, name))
         await self._settings.own.forget(name)
-        self._tell(ModelsChanged())
+        self._windows.tell(ModelsChanged())
         return freed
 
-    async def add_model_folder(self, path: Path) -> str:
+    async def add_folder(self, path: Path) -> str:
         """A link on the shelf."""
         name = await refused(asyncio.to_thread(_add, path))
-        self._tell(ModelsChanged())
+        self._windows.tell(ModelsChanged())
         return name
 
-    async def plan_model(self, wanted: str) -> ModelPlan:
+    async def plan(self, wanted: str) -> ModelPlan:
         """Asks the hub; nobody hears how far that is."""
         plan = await refused(stoppable(partial(_plan, wanted), lambda _step: None))
-        fit = await asyncio.to_thread(_first_fit, plan, None, self._reckoned(plan.name), self.supervisor.backend)
+        fit = await asyncio.to_thread(_first_fit, plan, None, self._reckoned(plan.name), self._supervisor.backend)
         self._plans[plan.name] = plan
         for old in list(self._plans)[:-PLANS_KEPT]:
             del self._plans[old]
@@ -99,7 +101,7 @@ class ModelMembers(ABC):
         held = self._plans.get(plan.name)
         if held is None:
             return None
-        found = await asyncio.to_thread(_first_fit, held, context, self._reckoned(held.name), self.supervisor.backend)
+        found = await asyncio.to_thread(_first_fit, held, context, self._reckoned(held.name), self._supervisor.backend)
         return None if found is None else fit_of(found)
 
     async def offers(self) -> Sequence[Offer]:
@@ -126,24 +128,36 @@ class ModelMembers(ABC):
         """What a model that is not here yet would be loaded with."""
         return {option: value for option, value in self._settings.options_for(name).items() if value is not None}
 
-    async def get_adapter(self, session_id: int, wanted: str) -> SessionSetup:
-        """From the shelf, or from the hub."""
-        session = self._sessions.opened(session_id)
-        here = await asyncio.to_thread(_adapter_here, wanted.strip())
-        if here is None:
-            task = self._downloads.begin(wanted, adapter=True)
-            try:
-                fetched = await asyncio.shield(task)
-            except asyncio.CancelledError:
-                if task.cancelled():
-                    raise Refusal(translate("Workbench", "the download was stopped; what has arrived is kept")) from None
-                raise
-            if not fetched.is_adapter:
-                raise Refusal(translate("Workbench", "{0} is a model, no adapter; it is on the shelf").format(fetched.name))
-            here = fetched.name, fetched.folder
-        name, folder = here
-        await self._setups.add_adapter(session, folder, name)
-        return self._setups.view(session)
+    # ---- made of other files ----
+
+    async def plan_gguf(self, path: Path) -> GgufPlan:
+        """By its header."""
+        return await refused(asyncio.to_thread(_plan_gguf, path))
+
+    async def import_gguf(self, path: Path, progress: OnTransfer, *, keep_quantised: bool) -> str:
+        """Converted onto the shelf, in a process of its own."""
+        work = partial(_import, path, keep_quantised)
+        name = await refused(stoppable(work, lambda step: progress(step.done, step.total)))
+        self._windows.tell(ModelsChanged())
+        return name
+
+    async def quantise(self, name: str, bits: Bits, progress: OnTransfer) -> str:
+        """In a process of its own."""
+        made = await refused(stoppable(partial(_quantise, name, bits), lambda step: progress(step.done, step.total)))
+        self._windows.tell(ModelsChanged())
+        return made
+
+    async def hub_token(self) -> TokenView:
+        """The keychain is asked on a thread: it may ask its user."""
+        return await refused(asyncio.to_thread(_token))
+
+    async def keep_hub_token(self, token: str) -> TokenView:
+        """In the system keychain."""
+        return await refused(asyncio.to_thread(_keep, token))
+
+    async def forget_hub_token(self) -> TokenView:
+        """Out of it."""
+        return await refused(asyncio.to_thread(_forget))
 
 
 # ---- on a thread; what they need of the runtime is loaded there, for the window opens without it --------------------------
@@ -204,8 +218,42 @@ def _first_fit(plan: DownloadPlan, context: int | None, options: Mapping[str, An
     return found[0] if found else None
 
 
-def _adapter_here(wanted: str) -> tuple[str, str] | None:
-    from runtime import list_shelf_adapters
+def _plan_gguf(path: Path) -> GgufPlan:
+    from runtime import plan_import
 
-    found = [each for each in list_shelf_adapters() if wanted in (each.name, each.name.partition("@")[0])]
-    return (found[-1].name, str(found[-1].path)) if found else None
+    if path.suffix.lower() != ".gguf":
+        raise Refusal(translate("Workbench", "{0} is no GGUF file; a model folder is added with Add folder…").format(path.name))
+    plan = plan_import(path)
+    return GgufPlan(path, plan.kept, plan.float32, keeps=plan.keeps, note=plan.note)
+
+
+def _import(path: Path, keep_quantised: bool, progress: OnStep) -> str:  # as `partial` passes it
+    from runtime import import_model
+
+    return import_model(path, None, progress, keep_quantised=keep_quantised).path.name.replace("--", "/")
+
+
+def _quantise(name: str, bits: Bits, progress: OnStep) -> str:
+    from runtime import convert_model
+
+    return convert_model(name, bits, None, progress).path.name.replace("--", "/")
+
+
+def _token() -> TokenView:
+    from runtime import hub_address, is_token_kept, token_in_environment
+
+    return TokenView(is_token_kept(), hub_address(), token_in_environment())
+
+
+def _keep(token: str) -> TokenView:
+    from runtime import keep_token
+
+    keep_token(token)
+    return _token()
+
+
+def _forget() -> TokenView:
+    from runtime import forget_token
+
+    forget_token()
+    return _token()

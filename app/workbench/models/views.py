@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from app.workbench.models.load_choices import words_of
-from app.workbench.status import parameters_of
-from ui import FitView, HubFind, LoadChoice, ModelPlan, Offer, ShelfModel, translate
+from ui import BackendChoice, FitView, HubFind, LoadChoice, ModelPlan, Offer, ShelfModel, translate
 
 if TYPE_CHECKING:
     from runtime import CatalogueModel, DownloadPlan, Fit, HubModel, ShelfEntry, ShelvedAdapter
@@ -111,3 +110,33 @@ def find_of(model: HubModel, here: set[str]) -> HubFind:
     runs = bool(here & set(model.backends))
     problem = model.problem or ("" if runs else translate("Workbench", "no engine of this machine runs it"))
     return HubFind(model.source, " · ".join(part for part in parts if part), problem, model.gated, model.kind)
+
+
+def backend_choices(asked: str) -> list[BackendChoice]:
+    """Every engine that runs real models, in the order of their names; `asked` may be "auto"."""
+    from runtime import available_backends, brings_text, default_backend  # they look through every installed package
+
+    chosen = default_backend() if asked == "auto" else asked
+    return [
+        BackendChoice(name, "" if state is True else str(state), name == chosen)
+        for name, state in sorted(available_backends().items())
+        if name == chosen or not brings_text(name)
+    ]
+
+
+def parameters_of(count: int) -> str:
+    """How large a model is, in words."""
+    return translate("Workbench", "{0:,.0f} M parameters").format(count / 1e6)
+
+
+def detail_of(entry: ShelfEntry) -> str:
+    """A model's size and format in a few words."""
+    parameters = parameters_of(entry.parameters) + " · " if entry.parameters else ""
+    return entry.problem or f"{parameters}{entry.bytes / 1e6:,.0f} MB · {entry.format}"
+
+
+def models_here() -> list[ShelfEntry]:
+    """The models of the shelf; blocking, any thread."""
+    from runtime import list_models  # knows every format: loaded when it is first asked, with the window on the screen
+
+    return list_models()

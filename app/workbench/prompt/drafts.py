@@ -11,19 +11,19 @@ from pathlib import Path
 import numpy as np
 
 from app.supervisor import Supervisor
-from app.workbench.answers.streaming import Answers
-from app.workbench.answers.text_branch import begin_with
+from app.workbench.answers.running import RunningAnswers
 from app.workbench.prompt.prompt import NewIds, as_run, render_turn
-from app.workbench.sessions.copying import Copies
-from app.workbench.sessions.open_sessions import Sessions
+from app.workbench.sessions.copying import Copies, begin_with
+from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import stack_of_session
 from app.workbench.setup.beginning import LEFT_OUT, Beginning, file_block, left_out
 from app.workbench.tree.runs import EMPTY
 from app.workbench.tree.session import OpenSession
 from app.workbench.tree.tree import Turn
+from app.workbench.windows import Windows
 from resources.files import read_regular
 from runtime import EngineDiedError, LanguageModel, Origin, Priority, RuntimeFault, clean_text
-from ui import Composition, ContextPart, PartKind, Refusal, TextFile, translate
+from ui import Composition, ContextPart, PartKind, Refusal, SessionChanged, TextFile, translate
 
 MOST_FILE_BYTES = 1 << 20
 MOST_SCORED = 1024  # tokens computed to score what is typed: more is not worth the wait
@@ -38,23 +38,32 @@ class _Placed:
     new: NewIds  # what it adds
 
 
-class Composing:
-    """The use cases around the message field; none of them changes what was said.
+class Drafts:
+    """The use cases around the message field (`ui.port.DraftCommands`); none of them changes what was said.
 
     Args:
         sessions: The open sessions.
         supervisor: Knows the model that runs.
-        answers: Knows whether somebody waits for the model.
-        copies: Takes changes of the sample elsewhere.
+        running: Answers, which go before the scoring of drafts.
+        copies: Take changes of the sample.
+        windows: Hear of a new beginning.
     """
 
-    def __init__(self, sessions: Sessions, supervisor: Supervisor, answers: Answers, copies: Copies) -> None:
+    def __init__(
+        self,
+        sessions: OpenSessions,
+        supervisor: Supervisor,
+        running: RunningAnswers,
+        copies: Copies,
+        windows: Windows,
+    ) -> None:
         self._sessions = sessions
         self._supervisor = supervisor
-        self._answers = answers
+        self._running = running
         self._copies = copies
+        self._windows = windows
 
-    async def compose(self, session_id: int, text: str, replaces: int | None) -> Composition:
+    async def compose(self, session_id: int, text: str, replaces: int | None = None) -> Composition:
         """Tokens and context of a draft, where it would stand; no forward. Counted once the engine runs."""
         session = self._sessions.find(session_id)
         used = session.length_before(replaces) if session else 0
@@ -73,11 +82,12 @@ class Composing:
         except RuntimeFault as fault:
             raise Refusal(str(fault)) from fault
 
-    async def score_draft(self, session_id: int, text: str, replaces: int | None) -> float | None:
+    async def score(self, session_id: int, text: str, replaces: int | None = None) -> float | None:
         """Bits of what is typed; None where there is no idle model, or the context before it would have to be read first."""
         session, model = self._sessions.find(session_id), self._supervisor.running
-        if session is None or model is None or self._answers.running or not text.strip():
+        if session is None or model is None or len(self._running) or not text.strip():
             return None
+        await self._sessions.read_whole(session)
         try:
             placed = await self._placed(model, session, text, replaces)
             if placed is None:
@@ -108,14 +118,15 @@ class Composing:
 
     # ---- room ---------------------------------------------------------------------------------------------------------
 
-    async def leave_out(self, session_id: int, text: str) -> tuple[OpenSession, int]:
-        """Makes room for a message: another beginning with the latest turns only; where, and how many were left out.
+    async def leave_out(self, session_id: int, text: str) -> int:
+        """Makes room for a message: another beginning with the latest turns only; how many were left out.
 
         The whole conversation stays beside it. The turns that stay keep their tokens; what the model thinks of them is
         computed anew.
         """
-        session, model = self._sessions.opened(session_id), self._supervisor.running
-        self._answers.check_idle(session_id)
+        session = await self._sessions.whole(session_id)
+        model = self._supervisor.running
+        self._running.check_idle(session_id)
         if model is None:
             raise Refusal(translate("Workbench", "no engine runs that could count tokens; send the message to start it"))
         try:
@@ -139,13 +150,15 @@ class Composing:
         session.check_sound((segment for turn in kept for segment in turn.segments), after=len(turns) - len(kept))
         target = await self._copies.target(session)
         session = target.session
-        with self._answers.claim(session):
+        with self._running.claim(session):
             turns = session.tree.turns(target.of(before))  # of the copy, where the sample was to be changed
             root = turns[0].tip if turns and turns[0].role == "system" else None
             gone = {LEFT_OUT: (left_out(root.stats) if root is not None else 0) + len(said) - len(kept)}
             last = turns[len(turns) - len(kept) :]
             await begin_with(self._sessions, session, root, last, gone, model.info.numbers_fingerprint)
-        return session, len(said) - len(kept)
+        self._windows.tell(SessionChanged(session.view()))
+        self._windows.refresh_status()
+        return len(said) - len(kept)
 
     # ---- how ----------------------------------------------------------------------------------------------------------
 

@@ -1,54 +1,96 @@
-"""Branches put out of sight: kept in the store, hidden in the outline and among the variants until they are restored."""
+"""The branches of a session: which one is shown, which are out of sight, how two differ (`ui.port.BranchCommands`)."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from typing import TYPE_CHECKING
 
+from app.workbench.answers.running import RunningAnswers
 from app.workbench.refusals import GONE
+from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.setups import Setups
-from app.workbench.setup.values import Branch
+from app.workbench.tree.outline import latest_in_sight
+from app.workbench.tree.reading import read
 from app.workbench.tree.session import OpenSession
-from app.workbench.tree.tree import Tree, is_hidden
-from ui import Refusal, translate
+from app.workbench.tree.tree import is_hidden
+from app.workbench.windows import Windows
+from storage import SessionStore
+from ui import Refusal, SessionChanged, SessionView, translate
 
-Move = Callable[[OpenSession, int], Awaitable[None]]
+if TYPE_CHECKING:
+    from ui import BranchDiff
 
 
-async def prune(setups: Setups, session: OpenSession, branch: Branch, move: Move, *, pruned: bool) -> None:
-    """Puts a branch out of sight, or back; where it was shown, the latest one that is left is shown instead, by `move`.
+class Branches:
+    """Shows, hides and compares branches.
 
-    Raises:
-        Refusal: There is no such branch, or it is the only one.
+    Args:
+        store: Where paths are read from.
+        sessions: The open sessions.
+        setups: Remember which branches are out of sight.
+        running: Another branch cannot be shown under an answer.
+        windows: Hear of it.
     """
-    node_id, start = branch
-    if node_id not in session.tree.nodes or start < 0:
-        raise Refusal(translate("Workbench", GONE))
-    held = frozenset(session.pruned)
-    wanted = held | {branch} if pruned else held - {branch}
-    tip = session.tip
-    if pruned and tip is not None and is_hidden(session.tree, wanted, tip):
-        tip = latest_in_sight(session.tree, wanted)
-        if tip is None:
-            raise Refusal(translate("Workbench", "this is the only branch: there would be nothing left to show"))
-    await setups.set_pruned(session, wanted)
-    if tip is not None and tip != session.tip:
-        await move(session, tip)
 
+    def __init__(
+        self, store: SessionStore, sessions: OpenSessions, setups: Setups, running: RunningAnswers, windows: Windows
+    ) -> None:
+        self._store = store
+        self._sessions = sessions
+        self._setups = setups
+        self._running = running
+        self._windows = windows
 
-def out_of_sight(tree: Tree, pruned: Collection[Branch]) -> set[int]:
-    """Nodes to whose ends every path goes through a pruned branch."""
-    hidden: set[int] = set()
-    for node_id, start in pruned:
-        leaving = [child.id for child in tree.children(node_id) if child.at_token is None or child.at_token > start]
-        hidden.add(node_id)
-        while leaving:
-            each = leaving.pop()
-            hidden.add(each)
-            leaving += [child.id for child in tree.children(each)]
-    return hidden
+    async def select(self, session_id: int, node_id: int) -> SessionView:
+        """Shows the path through a node."""
+        session = self._sessions.opened(session_id)
+        self._running.check_idle(session_id)
+        await self._sessions.move(session, node_id)
+        return self._show(session)
 
+    async def show_turn(self, session_id: int, node_id: int) -> SessionView:
+        """A path through a turn, from before it on; another path than the one shown only where no answer is in work."""
+        session = self._sessions.opened(session_id)
+        if node_id not in session.tree.nodes:
+            raise Refusal(translate("Workbench", GONE))
+        if node_id not in session.tree.ends(session.tip):
+            self._running.check_idle(session_id)
+            await self._sessions.move(session, node_id)
+        session.step_back_to(node_id)
+        await read(self._store, session, session.missing())
+        return self._show(session)
 
-def latest_in_sight(tree: Tree, pruned: Collection[Branch]) -> int | None:
-    """The newest end of a path that goes through no pruned branch."""
-    ends = [n for n in tree.nodes.values() if n.role != "system" and not any(map(tree.leaves_at_end, tree.children(n.id)))]
-    return next((n.id for n in sorted(ends, key=lambda n: -n.seq) if not is_hidden(tree, pruned, n.id)), None)
+    async def prune(self, session_id: int, node_id: int, start: int, pruned: bool) -> None:  # a state, not an option
+        """Hides a branch in the outline and among the variants, or shows it again.
+
+        Where it was shown, the latest one that is left is shown instead.
+
+        Raises:
+            Refusal: There is no such branch, or it is the only one.
+        """
+        session = self._sessions.opened(session_id)
+        self._running.check_idle(session_id)
+        if node_id not in session.tree.nodes or start < 0:
+            raise Refusal(translate("Workbench", GONE))
+        branch, held = (node_id, start), frozenset(session.pruned)
+        wanted = held | {branch} if pruned else held - {branch}
+        tip = session.tip
+        if pruned and tip is not None and is_hidden(session.tree, wanted, tip):
+            tip = latest_in_sight(session.tree, wanted)
+            if tip is None:
+                raise Refusal(translate("Workbench", "this is the only branch: there would be nothing left to show"))
+        await self._setups.set_pruned(session, wanted)
+        if tip is not None and tip != session.tip:
+            await self._sessions.move(session, tip)
+        self._show(session)
+
+    async def compare(self, session_id: int, left: int, right: int) -> BranchDiff:
+        """The branches through two nodes."""
+        from app.workbench.compare.branch_diff import compare  # difflib and more: the window opens without it
+
+        return await compare(self._store, self._sessions.opened(session_id), left, right)
+
+    def _show(self, session: OpenSession) -> SessionView:
+        view = session.view()
+        self._windows.tell(SessionChanged(view))
+        self._windows.refresh_status()
+        return view

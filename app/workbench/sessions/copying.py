@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from app.supervisor import Supervisor
 from app.workbench.prompt.prompt import check_tokens
+from app.workbench.prompt.recorder import chunk
 from app.workbench.refusals import stored
-from app.workbench.sessions.open_sessions import Sessions
+from app.workbench.sessions.open_sessions import OpenSessions
+from app.workbench.setup.beginning import Beginning
 from app.workbench.setup.setups import Setups
+from app.workbench.tree.runs import EMPTY, without_numbers
 from app.workbench.tree.session import OpenSession
+from app.workbench.tree.tree import Turn
 from app.workbench.windows import Windows
 from runtime import InvalidRequestError
-from storage import NewNode, SessionStore
+from storage import NewNode, NodeRow, SessionStore
 from ui import Refusal, SessionCopied, SessionsChanged
 
 _NUMBERED = re.compile(r" \(copy(?: \d+)?\)$")
@@ -51,7 +56,7 @@ class Copies:
         self,
         store: SessionStore,
         supervisor: Supervisor,
-        sessions: Sessions,
+        sessions: OpenSessions,
         setups: Setups,
         windows: Windows,
     ) -> None:
@@ -60,7 +65,6 @@ class Copies:
         self._supervisor = supervisor
         self._sessions = sessions
         self._windows = windows
-        self._tell = windows.tell
 
     async def target(self, session: OpenSession, *, any_model: bool = False) -> Target:
         """The session itself, or a copy of the sample, which is shown from now on.
@@ -85,9 +89,40 @@ class Copies:
         copy = await self._sessions.show(made.session_id)
         await self._setups.carry(session, copy, made.nodes)
         self._windows.follow(session.id, copy)
-        self._tell(SessionCopied(session.id, copy.view(), made.nodes))
-        self._tell(SessionsChanged())
+        self._windows.tell(SessionCopied(session.id, copy.view(), made.nodes))
+        self._windows.tell(SessionsChanged())
         return Target(copy, made.nodes)
+
+
+async def begin_with(
+    sessions: OpenSessions,
+    session: OpenSession,
+    root: NodeRow | None,
+    turns: Sequence[Turn],
+    stats: Mapping[str, Any],
+    numbers: str | None = None,
+) -> None:
+    """Another beginning with these turns, which is shown then.
+
+    Args:
+        sessions: Add its nodes.
+        session: Where.
+        root: What the conversation began with.
+        turns: They follow; all but the first, which stands behind other tokens now, keep their own.
+        stats: What the new root says beside that.
+        numbers: What the tokens' numbers will be filed under; None: no turn keeps its tokens.
+    """
+    beginning = Beginning.of(root) if root is not None else Beginning()
+    kept = {**beginning.stats, **stats}
+    parent = await sessions.add(session, NewNode(session.id, None, "system", text=beginning.system, stats=kept))
+    for place, turn in enumerate(turns):
+        run, node = without_numbers(session.turn_run(turn)), turn.tip
+        role: Any = turn.role  # of a stored node, so one that the store knows
+        new = NewNode(session.id, parent.id, role, text=session.content(turn), finish_reason=node.finish_reason)
+        tokenised = numbers is not None and place > 0 and len(session.runs.get(node.id, EMPTY))
+        parent = await sessions.add(session, new, chunk(run, numbers) if tokenised and numbers is not None else None)
+        if tokenised:
+            session.runs[parent.id] = run
 
 
 def copy_title(title: str, taken: Iterable[str]) -> str:

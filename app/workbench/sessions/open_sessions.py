@@ -4,46 +4,66 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 from app.supervisor import Supervisor
 from app.workbench.answers.completion import write_elsewhere
 from app.workbench.answers.provenance import next_branch
+from app.workbench.answers.running import RunningAnswers
+from app.workbench.background import BackgroundTasks
 from app.workbench.refusals import GONE, stored
-from app.workbench.setup.adapters import stack_of_session
+from app.workbench.setup.adapters import Adapters, lacks_adapters, stack_of_session
 from app.workbench.setup.setups import Setups
 from app.workbench.tree.reading import every_node, read, read_names
 from app.workbench.tree.session import UNTITLED, OpenSession, shown_title
 from app.workbench.windows import Window, Windows
 from runtime import EngineDiedError, RuntimeFault, clean_text
 from storage import NewChunk, NewNode, NodeRow, SessionStore, StoreError
-from ui import Refusal, SessionChanged, SessionsChanged, SessionSummary, translate
+from ui import Refusal, SessionChanged, SessionsChanged, translate
 
 log = logging.getLogger(__name__)
 TIERS_SECONDS = 1.0  # that a session waits to hear what of it is in memory and on the disk
 
 
-class Sessions:
+class OpenSessions:
     """The sessions that are open, in whichever window.
 
     Args:
         store: Where they are saved.
         supervisor: Knows what the engine holds of a path.
         setups: Reads what a session is set to.
-        windows: Know who looks at what.
+        adapters: Of a session, brought into the engine.
+        running: Answers in work.
+        tasks: Bring adapters in the background.
+        windows: What each shows.
+
+    Attributes:
+        unsaved: What became of answers that could not be written before the end, a sentence for each.
+        closing: The engine is not asked for anything any more.
     """
 
-    def __init__(self, store: SessionStore, supervisor: Supervisor, setups: Setups, windows: Windows) -> None:
+    def __init__(
+        self,
+        store: SessionStore,
+        supervisor: Supervisor,
+        setups: Setups,
+        adapters: Adapters,
+        running: RunningAnswers,
+        tasks: BackgroundTasks,
+        windows: Windows,
+    ) -> None:
         self._store = store
-        self._setups = setups
         self._supervisor = supervisor
+        self._setups = setups
+        self._adapters = adapters
+        self._running = running
+        self._tasks = tasks
         self._windows = windows
-        self._tell = windows.tell
         self._open: dict[int, OpenSession] = {}
-        self.unsaved: list[str] = []  # what became of answers that could not be written before the end
         self._trashed: set[int] = set()  # of the open ones
-        self.closing = False  # the engine is not asked for anything any more
-        self._making = asyncio.Lock()  # a session that is being made must not be cleared away as one nobody uses
+        self._making = asyncio.Lock()  # a session that is being made must not be cleared away as an unused one
+        self.unsaved: list[str] = []
+        self.closing = False
 
     # ---- one session --------------------------------------------------------------------------------------------------
 
@@ -82,18 +102,21 @@ class Sessions:
         session.step_back()
         await read(self._store, session, session.missing())
 
-    async def read_whole(self, session_id: int, node_id: int | None = None) -> None:
-        """Reads the tokens of the whole path, as everything needs that asks the model to go on.
+    async def whole(self, session_id: int, node_id: int | None = None) -> OpenSession:
+        """An open session of which the whole path was read, and the path to `node_id` too.
 
-        Args:
-            session_id: Of the session; nothing is read of one that is not open.
-            node_id: The path to this node too, where it is another one than that which is shown.
+        Raises:
+            Refusal: It is not open, or the store cannot read it.
         """
-        session = self._open.get(session_id)
-        if session is not None:
-            await read(self._store, session, session.missing(earlier=True))
-            await read(self._store, session, session.unread(session.tree.path(node_id)))
-            await read_names(self._store, session)
+        session = self.opened(session_id)
+        await self.read_whole(session, node_id)
+        return session
+
+    async def read_whole(self, session: OpenSession, node_id: int | None = None) -> None:
+        """Reads the tokens of the whole path, as everything needs that asks the model to go on."""
+        await read(self._store, session, session.missing(earlier=True))
+        await read(self._store, session, session.unread(session.tree.path(node_id)))
+        await read_names(self._store, session)
 
     async def create(self, window: Window) -> OpenSession:
         """An empty one for a window; one that nothing was said in is as good as a new one, unless another window has it."""
@@ -102,7 +125,7 @@ class Sessions:
             session_id = await stored(self._store.create_session(UNTITLED)) if empty is None else empty
             with window.opening(session_id):
                 session = await self.show(session_id, window)
-        self._tell(SessionsChanged())
+        self._windows.tell(SessionsChanged())
         return session
 
     def _is_free(self, session: OpenSession, window: Window) -> bool:
@@ -208,7 +231,7 @@ class Sessions:
         for session in self._open.values():
             session.has_hope = True
         for session in self._windows.shown():
-            self._tell(SessionChanged(session.view()))
+            self._windows.tell(SessionChanged(session.view()))
 
     async def find_warm(self, session: OpenSession) -> None:
         """How much of the path the engine holds, and how much of it stands in the block file."""
@@ -244,32 +267,6 @@ class Sessions:
             except Refusal as refusal:
                 self.unsaved.append(_rescued(session, refusal))
 
-    def uses_adapter(self, folder: str) -> bool:
-        """Whether an open session has it on its stack."""
-        return any(c.folder == folder for s in self._open.values() if s.values is not None for c in s.values.adapters)
-
-    # ---- the list -----------------------------------------------------------------------------------------------------
-
-    async def summaries(self, query: str, window: Window) -> Sequence[SessionSummary]:
-        """Pinned first, then the latest; an empty one stands there only while it is shown, or where somebody named it."""
-        rows = await stored(self._store.sessions(query))
-        shown = {session.id for session in self._windows.shown()}
-        return [
-            SessionSummary(
-                row.id,
-                shown_title(row.title),
-                row.updated,
-                row.branches,
-                row.pinned,
-                row.is_sample,
-                row.folder_id,
-                row.tags,
-                elsewhere=self._windows.holder(row.id, but=window) is not None,
-            )
-            for row in rows
-            if row.branches or row.id in shown or row.title != UNTITLED or row.folder_id is not None or row.tags
-        ]
-
     async def rename(self, session_id: int, title: str) -> None:
         """Another title."""
         title = clean_text(title).strip()
@@ -280,25 +277,47 @@ class Sessions:
         session = self._open.get(session_id)
         if session is not None:
             session.title = title
-            self._tell(SessionChanged(session.view()))
-        self._tell(SessionsChanged())
-
-    async def pin(self, session_id: int, pinned: bool) -> None:  # a state, not an option
-        """To the top of the list, or back to its day."""
-        await stored(self._store.pin_session(session_id, pinned))
-        self._tell(SessionsChanged())
+            self._windows.tell(SessionChanged(session.view()))
+        self._windows.tell(SessionsChanged())
 
     async def trash(self, session_id: int) -> None:
         """Into the trash."""
         await stored(self._store.trash_session(session_id))
         self._trashed.add(session_id)
-        self._tell(SessionsChanged())
+        self._windows.tell(SessionsChanged())
 
     async def restore(self, session_id: int) -> None:
         """Back out of the trash."""
         await stored(self._store.restore_session(session_id))
         self._trashed.discard(session_id)
-        self._tell(SessionsChanged())
+        self._windows.tell(SessionsChanged())
+
+    # ---- adapters and tiers ---------------------------------------------------------------------------------------------
+
+    def bring_adapters(self, session: OpenSession) -> None:
+        """A session is shown whose adapters may not be loaded: they are, in the background."""
+        model = self._supervisor.running
+        if model is not None and lacks_adapters(session, model):
+            self._tasks.start(self.find_tiers(), "bring adapters")
+
+    async def find_tiers(self) -> None:
+        """The engine runs now: what of the shown paths it holds, and what of them is in its block file."""
+        for session in self._windows.shown():
+            if session.id in self._running:
+                continue
+            before = session.warm, session.stored
+            model = self._supervisor.running
+            if model is not None and lacks_adapters(session, model):
+                try:  # KV under adapters is filed by their numbers; and the next answer need not wait for them
+                    await self._adapters.speaker(session, model)
+                except EngineDiedError:
+                    await self._supervisor.died(model)
+                except RuntimeFault as fault:  # the next message says so
+                    log.info("the adapters of session %d are not in place: %s", session.id, fault)
+            await self.find_warm(session)
+            if (session.warm, session.stored) != before:
+                self._windows.tell(SessionChanged(session.view()))
+                self._windows.refresh_status()
 
 
 def _rescued(session: OpenSession, refusal: Refusal) -> str:

@@ -1,31 +1,150 @@
-"""How sessions are kept in order: folders, tags, an order by hand, the trash. Part of `AppWorkbench`."""
+"""The list of sessions, for one window: opened, named, pinned, in folders, in the trash (`ui.port.SessionCommands`)."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
+from app.workbench.answers.running import RunningAnswers
+from app.workbench.kv.block_pins import BlockPins
+from app.workbench.prompt.vocabulary import Vocabulary
 from app.workbench.refusals import stored
-from app.workbench.tree.session import shown_title
+from app.workbench.sessions.open_sessions import OpenSessions
+from app.workbench.tree.session import UNTITLED, shown_title
+from app.workbench.windows import Window, Windows
 from runtime import clean_text
 from storage import SessionStore
-from ui import Event, FolderView, SessionsChanged, TrashedSession
+from ui import (
+    FolderView,
+    SessionsChanged,
+    SessionSummary,
+    SessionTrashed,
+    SessionView,
+    ShownElsewhere,
+    TrashedSession,
+    WindowWanted,
+    translate,
+)
 
 TRASH_DAYS: Final = 30
 DAY: Final = 86_400  # seconds
+BREATH_SECONDS = 0.005
 
 
-class ShelfMembers(ABC):
-    """What `ui.ShelfCommands` promises, over the store; members of `AppWorkbench`."""
+async def breath() -> None:
+    """The window has its turn between making what a session shows and showing it: each may take as long as a frame."""
+    await asyncio.sleep(BREATH_SECONDS)
 
-    _store: SessionStore
 
-    @abstractmethod
-    def _tell(self, event: Event) -> None:
-        """Tells the window."""
+class SessionList:
+    """The list of sessions as one window sees it.
+
+    Args:
+        store: The list.
+        sessions: Those that are open.
+        running: Answers in work, which end in the trash.
+        vocabulary: Is read before a session is shown.
+        pins: Hear which sessions are pinned.
+        windows: All of them.
+        window: The one that sessions are opened in.
+    """
+
+    def __init__(
+        self,
+        store: SessionStore,
+        sessions: OpenSessions,
+        running: RunningAnswers,
+        vocabulary: Vocabulary,
+        pins: BlockPins,
+        windows: Windows,
+        window: Window,
+    ) -> None:
+        self._store = store
+        self._sessions = sessions
+        self._running = running
+        self._vocabulary = vocabulary
+        self._pins = pins
+        self._windows = windows
+        self._window = window
+
+    async def list(self, query: str = "") -> Sequence[SessionSummary]:
+        """Pinned first, then the latest; an empty one only while it is shown, or where it was named or sorted."""
+        rows = await stored(self._store.sessions(query))
+        shown = {session.id for session in self._windows.shown()}
+        return [
+            SessionSummary(
+                row.id,
+                shown_title(row.title),
+                row.updated,
+                row.branches,
+                row.pinned,
+                row.is_sample,
+                row.folder_id,
+                row.tags,
+                elsewhere=self._windows.holder(row.id, but=self._window) is not None,
+            )
+            for row in rows
+            if row.branches or row.id in shown or row.title != UNTITLED or row.folder_id is not None or row.tags
+        ]
+
+    async def open(self, session_id: int) -> SessionView:
+        """Reads a session; no model is needed. One that another window shows is shown there."""
+        if self.bring_forward(session_id):
+            raise ShownElsewhere(translate("Workbench", "that session is open in another window"))
+        with self._window.opening(session_id):
+            await self._vocabulary.load()
+            session = await self._sessions.show(session_id, self._window)
+        self._sessions.bring_adapters(session)
+        self._windows.refresh_status()
+        view, told = session.view(), self._window.told
+        await breath()
+        return view if self._window.told == told else session.view()
+
+    def bring_forward(self, session_id: int) -> bool:
+        """Asks the other window that shows a session to come to the front; whether there is one."""
+        other = self._windows.holder(session_id, but=self._window)
+        if other is not None:
+            other.tell(WindowWanted(session_id))
+        return other is not None
+
+    async def new(self) -> SessionView:
+        """An empty one."""
+        session = await self._sessions.create(self._window)
+        await self._vocabulary.load()
+        self._windows.refresh_status()
+        return session.view()
+
+    async def show_earlier(self, session_id: int) -> SessionView:
+        """Some more of the beginning of a long path."""
+        session = self._sessions.opened(session_id)
+        await self._sessions.show_earlier(session)
+        return session.view()
+
+    async def rename(self, session_id: int, title: str) -> None:
+        """Another title."""
+        await self._sessions.rename(session_id, title)
+
+    async def pin(self, session_id: int, pinned: bool) -> None:  # a state, not an option
+        """To the top of the list, or back to its day."""
+        await self._change(self._store.pin_session(session_id, pinned))
+        self._pins.changed()
+
+    async def move(self, session_id: int, folder_id: int | None) -> None:
+        """Into a folder, or back to the list."""
+        await self._change(self._store.places.move(session_id, folder_id))
+
+    async def tag(self, session_id: int, tags: Sequence[str]) -> None:
+        """These tags and no others."""
+        await self._change(self._store.places.set_tags(session_id, [clean_text(tag) for tag in tags]))
+
+    async def arrange(self, session_ids: Sequence[int]) -> None:
+        """In this order."""
+        await self._change(self._store.places.arrange(session_ids))
+
+    # ---- folders --------------------------------------------------------------------------------------------------------
 
     async def folders(self) -> Sequence[FolderView]:
         """In their order."""
@@ -34,30 +153,36 @@ class ShelfMembers(ABC):
     async def create_folder(self, name: str) -> int:
         """An empty one."""
         made = await stored(self._store.places.create_folder(clean_text(name)))
-        self._tell(SessionsChanged())
+        self._windows.tell(SessionsChanged())
         return made
 
     async def rename_folder(self, folder_id: int, name: str) -> None:
         """Another name."""
-        await self._kept(self._store.places.rename_folder(folder_id, clean_text(name)))
+        await self._change(self._store.places.rename_folder(folder_id, clean_text(name)))
 
     async def remove_folder(self, folder_id: int) -> None:
         """Its sessions go back to the list."""
-        await self._kept(self._store.places.remove_folder(folder_id))
+        await self._change(self._store.places.remove_folder(folder_id))
 
-    async def move_session(self, session_id: int, folder_id: int | None) -> None:
-        """Into a folder, or back to the list."""
-        await self._kept(self._store.places.move(session_id, folder_id))
+    # ---- the trash ------------------------------------------------------------------------------------------------------
 
-    async def tag_session(self, session_id: int, tags: Sequence[str]) -> None:
-        """These tags and no others."""
-        await self._kept(self._store.places.set_tags(session_id, [clean_text(tag) for tag in tags]))
+    async def trash(self, session_id: int) -> bool:
+        """Into the trash; an answer that is being written there is stopped and kept: whether there was one."""
+        stopped = session_id in self._running
+        self._running.stop(session_id)
+        await self._sessions.trash(session_id)
+        other = self._windows.holder(session_id, but=self._window)
+        if other is not None:
+            other.tell(SessionTrashed(session_id))
+        self._pins.changed()
+        return stopped
 
-    async def arrange_sessions(self, session_ids: Sequence[int]) -> None:
-        """In this order."""
-        await self._kept(self._store.places.arrange(session_ids))
+    async def restore(self, session_id: int) -> None:
+        """Back out of the trash."""
+        await self._sessions.restore(session_id)
+        self._pins.changed()
 
-    async def trashed_sessions(self) -> Sequence[TrashedSession]:
+    async def trashed(self) -> Sequence[TrashedSession]:
         """The last thrown away first; each with the days that it stays."""
         rows = await stored(self._store.trashed_sessions())
         now = time.time()
@@ -66,12 +191,12 @@ class ShelfMembers(ABC):
     async def empty_trash(self, session_ids: Sequence[int]) -> int:
         """For good."""
         deleted = await stored(self._store.empty_trash(session_ids))
-        self._tell(SessionsChanged())
+        self._windows.tell(SessionsChanged())
         return deleted
 
-    async def _kept(self, change: Coroutine[Any, Any, None]) -> None:
+    async def _change(self, change: Coroutine[Any, Any, None]) -> None:
         await stored(change)
-        self._tell(SessionsChanged())
+        self._windows.tell(SessionsChanged())
 
 
 def _days_left(since: float, now: float) -> int:

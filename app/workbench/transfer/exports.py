@@ -86,7 +86,7 @@ class _StoppedError(Exception):
     """The export is not wanted any more."""
 
 
-async def export(store: SessionStore, session_id: int, exporter: Exporter, path: Path, progress: OnTransfer) -> None:
+async def write_export(store: SessionStore, session_id: int, exporter: Exporter, path: Path, progress: OnTransfer) -> None:
     """Writes a session to a file, on a thread; cancelled, it waits until the thread has cleared away what it wrote.
 
     Raises:

@@ -1,24 +1,19 @@
-"""Use cases about files and comparisons: sessions out and in, two branches side by side."""
+"""Sessions out to files and in from them; what a file lacks, in words."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from app.supervisor import Supervisor
 from app.workbench.refusals import stored
-from app.workbench.sessions.open_sessions import Sessions
-from app.workbench.transfer.exports import EXPORTS, FORMATS, export
+from app.workbench.transfer.exports import EXPORTS, FORMATS, write_export
+from app.workbench.windows import Windows
 from runtime import RuntimeFault
 from storage import PortableFile, SessionStore, StoreError
-from ui import QT_TRANSLATE_NOOP, Event, ExportFormat, ImportResult, OnTransfer, Refusal, SessionsChanged, translate
-
-if TYPE_CHECKING:
-    from ui import BranchDiff
-
+from ui import QT_TRANSLATE_NOOP, ExportFormat, ImportResult, OnTransfer, Refusal, SessionsChanged, translate
 
 NO_SNAPSHOT = QT_TRANSLATE_NOOP(
     "Workbench",
@@ -27,29 +22,35 @@ NO_SNAPSHOT = QT_TRANSLATE_NOOP(
 )
 
 
-class TransferMembers:
-    """`ui.port.TransferCommands`, for the workbench."""
+class Transfers:
+    """Sessions to files and back (`ui.port.TransferCommands`).
 
-    supervisor: Supervisor
-    _store: SessionStore
-    _sessions: Sessions
-    _tell: Callable[[Event], None]
+    Args:
+        store: The sessions.
+        supervisor: Its engine has the block file open.
+        windows: Hear of what was imported.
+    """
+
+    def __init__(self, store: SessionStore, supervisor: Supervisor, windows: Windows) -> None:
+        self._store = store
+        self._supervisor = supervisor
+        self._windows = windows
 
     @property
-    def export_formats(self) -> Sequence[ExportFormat]:
+    def formats(self) -> Sequence[ExportFormat]:
         """In the order of the menu."""
         return [exporter.format for exporter in EXPORTS]
 
-    async def export_session(self, session_id: int, form: str, path: Path, progress: OnTransfer) -> str:
+    async def export(self, session_id: int, form: str, path: Path, progress: OnTransfer) -> str:
         """Writes a file on a thread of its own; what is not in it, in words."""
         exporter = FORMATS[form]
         try:
             if exporter.with_kv:
                 from app.portable_kv import export_with_kv  # the window opens without it
 
-                await export_with_kv(self._store, self.supervisor, session_id, path, progress)
+                await export_with_kv(self._store, self._supervisor, session_id, path, progress)
             else:
-                await export(self._store, session_id, exporter, path, progress)
+                await write_export(self._store, session_id, exporter, path, progress)
             return await asyncio.to_thread(left_out, path) if exporter.snapshot else ""
         except (StoreError, RuntimeFault, OSError) as fault:
             raise Refusal(str(fault)) from fault
@@ -57,7 +58,7 @@ class TransferMembers:
     async def import_file(self, path: Path, progress: OnTransfer) -> ImportResult:
         """Takes in all of a file, or nothing."""
         imported = await stored(self._store.import_file(path, progress))
-        self._tell(SessionsChanged())
+        self._windows.tell(SessionsChanged())
         from app.portable_kv import carries_blocks  # the window opens without it
         from app.workbench.transfer.import_check import what_is_taken
 
@@ -70,15 +71,9 @@ class TransferMembers:
         from app.portable_kv import take_kv  # the window opens without it
 
         try:
-            return await take_kv(self._store, self.supervisor, session_ids, path, progress)
+            return await take_kv(self._store, self._supervisor, session_ids, path, progress)
         except (StoreError, RuntimeFault, OSError) as fault:
             raise Refusal(str(fault)) from fault
-
-    async def compare(self, session_id: int, left: int, right: int) -> BranchDiff:
-        """The branches through two nodes."""
-        from app.workbench.compare.branch_diff import compare  # difflib and more: the window opens without it
-
-        return await compare(self._store, self._sessions.opened(session_id), left, right)
 
 
 def left_out(file: Path) -> str:

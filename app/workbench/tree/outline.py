@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from app.workbench.tree.path_columns import Course
-from app.workbench.tree.tree import Tree
+from app.workbench.tree.tree import Tree, is_hidden
 from storage import NodeRow
 from ui import QT_TRANSLATE_NOOP, BranchRow, translate
 
@@ -173,3 +173,22 @@ def _first_words(text: str, count: int = NAME_WORDS) -> str:
 def _last_words(text: str) -> str:
     words = text.split()
     return "… " + " ".join(words[-BEFORE_WORDS:]) if words else ""
+
+
+def out_of_sight(tree: Tree, pruned: Collection[tuple[int, int]]) -> set[int]:
+    """Nodes to whose ends every path goes through a pruned branch."""
+    hidden: set[int] = set()
+    for node_id, start in pruned:
+        leaving = [child.id for child in tree.children(node_id) if child.at_token is None or child.at_token > start]
+        hidden.add(node_id)
+        while leaving:
+            each = leaving.pop()
+            hidden.add(each)
+            leaving += [child.id for child in tree.children(each)]
+    return hidden
+
+
+def latest_in_sight(tree: Tree, pruned: Collection[tuple[int, int]]) -> int | None:
+    """The newest end of a path that goes through no pruned branch."""
+    ends = [n for n in tree.nodes.values() if n.role != "system" and not any(map(tree.leaves_at_end, tree.children(n.id)))]
+    return next((n.id for n in sorted(ends, key=lambda n: -n.seq) if not is_hidden(tree, pruned, n.id)), None)

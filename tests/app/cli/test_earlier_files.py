@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from app.supervisor import Supervisor
-from app.workbench import AppWorkbench
+from app.workbench import AppWorkbench, Services
 from storage import SessionStore
 from tests.app.cli.conftest import Elsewise
 
@@ -93,9 +93,9 @@ def test_json_is_taken_in(elsewise: Elsewise, tmp_path: Path) -> None:
 
 def test_the_settings_hold(earlier: Path) -> None:
     async def read() -> str:
-        workbench = AppWorkbench(SessionStore.open(earlier / "sessions.db"), Supervisor("none"))
+        workbench = AppWorkbench(Services(SessionStore.open(earlier / "sessions.db"), Supervisor("none")))
         try:
-            settings = await workbench.settings()
+            settings = await workbench.settings.view()
             return settings.values.scheme
         finally:
             await workbench.close()

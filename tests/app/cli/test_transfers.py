@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 from app import block_files
 from app.block_files import UNBOUNDED
 from app.cli.group import cli
-from app.kept import disk_budget
 from app.paths import DataFolder
 from app.portable_kv import keys_of
+from app.workbench.models.settings import disk_budget
 from runtime.blocks.store import Block
 from storage import BlockFile, DataFolderLock, SessionStore, open_blocks
 from tests.storage.transfer.trees import branching

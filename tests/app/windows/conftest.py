@@ -14,7 +14,7 @@ from pytestqt.qtbot import QtBot
 
 from app.supervisor import Supervisor
 from app.windows import AppWindows
-from app.workbench import AppWorkbench
+from app.workbench import AppWorkbench, Services
 from storage import SessionStore
 from tests.app.windows.desktop import OPTIONS, Desktop
 from tests.app.workbench.scene import Engine, until
@@ -37,11 +37,11 @@ def play(qapp: QApplication, qtbot: QtBot, tmp_path: Path) -> Play:
             ThreadPoolExecutor(2)
         )  # else qasync's, whose threads Python lists for ever
         engine = Engine()
-        workbench = AppWorkbench(SessionStore.open(path), Supervisor("x", start=engine), OPTIONS)
+        workbench = AppWorkbench(Services(SessionStore.open(path), Supervisor("x", start=engine), OPTIONS))
         windows = AppWindows(workbench, kept)
         first = windows.open_first()
         first.show()
-        listed = [row.session_id for row in await workbench.sessions()]
+        listed = [row.session_id for row in await workbench.sessions.list()]
         first.start(windows.session(listed))
         windows.open_others(listed)
         await until(lambda: first.controller.shown is not None)

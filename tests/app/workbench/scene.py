@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from app.supervisor import Supervisor
-from app.workbench import AppWorkbench
+from app.workbench import AppWorkbench, Services
 from app.workbench.tree.session import UNTITLED
 from runtime import (
     EngineDiedError,
@@ -175,20 +175,22 @@ class Scene:
     store: SessionStore
     workbench: AppWorkbench
     events: list[Event]
+    call: dict[str, Any]  # options of every answer
 
     @classmethod
     def open(cls, path: Path, engine: Engine, options: GenerationOptions = OPTIONS) -> Scene:
-        store = SessionStore.open(path)
-        scene = cls(path, engine, store, AppWorkbench(store, Supervisor("x", start=engine), options), [])
+        store, call = SessionStore.open(path), dict[str, Any]()
+        workbench = AppWorkbench(Services(store, Supervisor("x", start=engine), options, call))
+        scene = cls(path, engine, store, workbench, [], call)
         scene.workbench.subscribe(scene.events.append)
         return scene
 
     async def new(self) -> int:
         """A session of its own, opened: where one is still empty, New session would give that one again."""
-        return (await self.workbench.open_session(await self.store.create_session(UNTITLED))).session_id
+        return (await self.workbench.sessions.open(await self.store.create_session(UNTITLED))).session_id
 
     async def view(self, session_id: int) -> SessionView:
-        return await self.workbench.open_session(session_id)
+        return await self.workbench.sessions.open(session_id)
 
     async def last(self, session_id: int) -> TurnView:
         return (await self.view(session_id)).turns[-1]
@@ -196,15 +198,15 @@ class Scene:
     async def asked(self, text: str = "hello") -> int:
         """A new session with an answered message."""
         session_id = await self.new()
-        await self.workbench.send(session_id, text)
+        await self.workbench.answers.send(session_id, text)
         return session_id
 
     async def stopped_after(self, tokens: int) -> int:
         """A new session whose answer was stopped there; the engine holds it there."""
         session_id = await self.new()
-        sending = asyncio.create_task(self.workbench.send(session_id, "hello"))
+        sending = asyncio.create_task(self.workbench.answers.send(session_id, "hello"))
         await until(lambda: self.arrived(session_id) == tokens)
-        self.workbench.stop(session_id)
+        self.workbench.answers.stop(session_id)
         await sending
         return session_id
 

@@ -76,7 +76,7 @@ async def compared(s: Scene, session_id: int, choice: SecondChoice, told: Told |
         if told is not None:
             told.append(news)
 
-    return await s.workbench.compare_with(session_id, choice, progress, **how)
+    return await s.workbench.comparison.compare(session_id, choice, progress, **how)
 
 
 def everything(path: Path) -> list[Any]:

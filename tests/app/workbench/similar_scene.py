@@ -58,7 +58,7 @@ async def talked(s: Scene, questions: Sequence[str] = QUESTIONS) -> int:
     """A session with these questions in a row, answered."""
     session_id = await s.new()
     for question in questions:
-        await s.workbench.send(session_id, question)
+        await s.workbench.answers.send(session_id, question)
     return session_id
 
 
@@ -67,11 +67,11 @@ async def looked(s: Scene, session_id: int, node_id: int, pooling: Pooling = "me
         if told is not None:
             told.append(news)
 
-    return await s.workbench.similar_turns(session_id, node_id, pooling, progress)
+    return await s.workbench.similar.find(session_id, node_id, pooling, progress)
 
 
 def running(s: Scene) -> LanguageModel:
-    model = s.workbench.supervisor.running
+    model = s.workbench.services.supervisor.running
     assert model is not None
     return model
 

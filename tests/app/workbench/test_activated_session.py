@@ -33,7 +33,7 @@ def judge(tmp_path: Path, invocation: list[int]) -> Path:
 
 
 def running(s: Scene) -> LanguageModel:
-    model = s.workbench.supervisor.running
+    model = s.workbench.services.supervisor.running
     assert model is not None
     return model
 
@@ -46,13 +46,13 @@ async def asked(folder: Path, judge: Path, *, pinned: bool = False) -> tuple[int
     """A session that was closed after an answer, and its path as far as its KV was kept."""
     here = scene(folder)
     session_id = await here.new()
-    await here.workbench.add_adapter(session_id, str(judge))
+    await here.workbench.setup.add_adapter(session_id, str(judge))
     if pinned:
-        await here.workbench.pin_session(session_id, True)
-    await here.workbench.send(session_id, TEXT)
+        await here.workbench.sessions.pin(session_id, True)
+    await here.workbench.answers.send(session_id, TEXT)
     path = await here.path_ids(session_id)
     held = (await running(here).prefix_match_async(path, adapters=stack(here))).tokens
-    await here.workbench._keeper.close(20.0)
+    await here.workbench.services.saver.close(20.0)
     await here.workbench.close()
     return session_id, path[:held]
 
@@ -62,12 +62,12 @@ def test_it_is_opened_again_with_nothing_computed_but_what_is_new(tmp_path: Path
         session_id, kept = await asked(tmp_path / "a", judge)
         again = scene(tmp_path / "a")
         await again.view(session_id)
-        await again.workbench.send(session_id, "and?")
+        await again.workbench.answers.send(session_id, "and?")
         counted, path = running(again).metrics(), await again.path_ids(session_id)
         assert counted.tokens_restored == len(kept)
         assert counted.tokens_computed <= 1 + len(path) - len(kept)
         # and its largest edges say what they are of
-        view = again.workbench.cache(session_id)
+        view = again.workbench.cache.view(session_id)
         assert view is not None
         assert {edge.adapters for edge in view.largest} == {"", "judge × 1"}
         await again.workbench.close()
@@ -85,18 +85,18 @@ def test_it_is_said_to_be_on_disk_before_anything_is_asked(tmp_path: Path, judge
             await again.view(session_id)
         else:  # when the engine has started under it
             await again.view(session_id)
-            again.workbench.warm_up()
+            again.workbench.models.warm_up()
         await until(lambda: again.workbench.status.tiers.get(Tier.DISK))
         assert stack(again) == ((engine_name(AdapterChoice(str(judge), "judge")), 1.0),)
-        session = again.workbench._sessions.opened(session_id)
+        session = again.workbench.services.sessions.opened(session_id)
         assert session.stored == len(kept)
         # one whose adapter is gone is cold, and nothing fails
         shutil.rmtree(judge)
         await again.workbench.close()
         last = scene(tmp_path / "a")
         await last.view(session_id)
-        last.workbench.warm_up()
-        await until(lambda: not last.workbench._chores._tasks)
+        last.workbench.models.warm_up()
+        await until(lambda: not last.workbench.services.tasks._tasks)
         assert (await last.last(session_id)).tier is Tier.COLD
         await last.workbench.close()
 
@@ -107,8 +107,8 @@ def test_every_block_that_is_kept_of_it_is_pinned_with_it_after_a_start_too(tmp_
     async def play() -> None:
         session_id, kept = await asked(tmp_path / "a", judge, pinned=True)
         again = scene(tmp_path / "a")
-        await again.workbench.supervisor.model()
-        await until(lambda: not again.workbench._chores._tasks)
+        await again.workbench.services.supervisor.model()
+        await until(lambda: not again.workbench.services.tasks._tasks)
         keys = set(await keys_of(again.store, session_id))
         await again.workbench.close()
         blocks = tmp_path / "a" / "blocks.db"
@@ -127,17 +127,17 @@ def test_it_goes_out_with_its_kv_and_is_warm_elsewhere(tmp_path: Path, judge: Pa
         session_id, kept = await asked(tmp_path / "here", judge)
         here = scene(tmp_path / "here")
         await here.view(session_id)
-        await here.workbench.export_session(session_id, "portable-kv", file, heard)
+        await here.workbench.transfers.export(session_id, "portable-kv", file, heard)
         await here.workbench.close()
         assert carries_blocks(file)
         there = scene(tmp_path / "there")
         moved = shutil.copytree(judge, tmp_path / "elsewhere" / "judge")  # another folder: the same numbers
-        result = await there.workbench.import_file(file, heard)
-        assert await there.workbench.take_kv(result.sessions, file, heard) == -(-len(kept) // 64) + 1
+        result = await there.workbench.transfers.import_file(file, heard)
+        assert await there.workbench.transfers.take_kv(result.sessions, file, heard) == -(-len(kept) // 64) + 1
         await there.view(result.sessions[0])
-        await there.workbench.add_adapter(result.sessions[0], str(moved))
+        await there.workbench.setup.add_adapter(result.sessions[0], str(moved))
         assert (await running(there).prefix_match_async(kept, adapters=stack(there))).tokens == len(kept)
-        await there.workbench.send(result.sessions[0], "and?")
+        await there.workbench.answers.send(result.sessions[0], "and?")
         counted, path = running(there).metrics(), await there.path_ids(result.sessions[0])
         assert counted.tokens_restored == len(kept)
         assert counted.tokens_computed <= 1 + len(path) - len(kept)
@@ -159,14 +159,14 @@ def test_an_adapter_that_changed_meanwhile_is_fed_the_base_s_part_alone(
         toy_adapter(judge, 4, invocation=invocation)
         again = scene(tmp_path / "a")
         await again.view(session_id)
-        await again.workbench.send(session_id, "and?")
+        await again.workbench.answers.send(session_id, "and?")
         assert running(again).metrics().tokens_restored == begin
-        check = await again.workbench.check_uncached(session_id)
+        check = await again.workbench.cache.check_uncached(session_id)
         assert check.difference < 1e-4
         # another scale likewise, of which nothing was ever kept
-        await again.workbench.set_adapters(session_id, [AdapterChoice(str(judge), "judge", 0.5)])
-        await again.workbench.send(session_id, "and now?")
-        assert (await again.workbench.check_uncached(session_id)).difference < 1e-4
+        await again.workbench.setup.set_adapters(session_id, [AdapterChoice(str(judge), "judge", 0.5)])
+        await again.workbench.answers.send(session_id, "and now?")
+        assert (await again.workbench.cache.check_uncached(session_id)).difference < 1e-4
         await again.workbench.close()
 
     asyncio.run(play())
@@ -178,17 +178,17 @@ def test_one_that_is_gone_is_named_and_the_session_goes_on_without(tmp_path: Pat
         shutil.rmtree(judge)
         again = scene(tmp_path / "a")
         await again.view(session_id)
-        await again.workbench.send(session_id, "and?")
+        await again.workbench.answers.send(session_id, "and?")
         turn = await again.last(session_id)
         assert "judge" in turn.note
         assert running(again).metrics().tokens_restored == 0
-        await again.workbench.set_adapters(session_id, [])
+        await again.workbench.setup.set_adapters(session_id, [])
         with pytest.raises(Refusal):
-            await again.workbench.add_adapter(session_id, str(judge))
-        await again.workbench.regenerate(session_id, turn.node_id)
+            await again.workbench.setup.add_adapter(session_id, str(judge))
+        await again.workbench.answers.regenerate(session_id, turn.node_id)
         counted = running(again).metrics()
         assert 64 <= counted.tokens_restored < len(kept)
-        assert (await again.workbench.check_uncached(session_id)).difference < 1e-4
+        assert (await again.workbench.cache.check_uncached(session_id)).difference < 1e-4
         await again.workbench.close()
 
     asyncio.run(play())
@@ -198,11 +198,11 @@ def test_what_was_said_under_several_stacks_is_named_under_each(tmp_path: Path, 
     async def play() -> None:
         here = scene(tmp_path / "a")
         session_id = await here.asked(LONG)
-        await here.workbench._keeper.close(20.0)
+        await here.workbench.services.saver.close(20.0)
         for folder in (toy_adapter(tmp_path / "pirate", 1), judge):
-            await here.workbench.add_adapter(session_id, str(folder))
-            await here.workbench.send(session_id, TEXT)
-            await here.workbench._keeper.close(20.0)
+            await here.workbench.setup.add_adapter(session_id, str(folder))
+            await here.workbench.answers.send(session_id, TEXT)
+            await here.workbench.services.saver.close(20.0)
         keys = set(await keys_of(here.store, session_id))
         await here.workbench.close()
         held = {key for (key,) in rows(tmp_path / "a" / "blocks.db", "SELECT key FROM kv_blocks")}

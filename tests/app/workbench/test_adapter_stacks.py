@@ -21,11 +21,11 @@ def test_a_session_has_its_own_stack_of_adapters(play: Play, tmp_path: Path) -> 
     async def scene(s: Scene) -> None:
         plain, dressed = await s.asked("hi"), await s.new()
         for folder in folders:
-            setup = await s.workbench.add_adapter(dressed, folder)
+            setup = await s.workbench.setup.add_adapter(dressed, folder)
         assert [(line.choice.name, line.loaded) for line in setup.adapters] == [("pirate", True), ("pirate", True)]
         assert "rank 2" in setup.adapters[0].detail
         # then its answers are under them, those of others are not, and each is warm where it was
-        await s.workbench.send(dressed, "hi")
+        await s.workbench.answers.send(dressed, "hi")
         own, other = await s.last(dressed), await s.last(plain)
         assert own.run.text != other.run.text
         assert own.tier == other.tier == "warm"
@@ -34,13 +34,13 @@ def test_a_session_has_its_own_stack_of_adapters(play: Play, tmp_path: Path) -> 
         assert await s.path_ids(again) == await s.path_ids(plain)
         # another order and scales are another stack; off is the base alone
         line = [AdapterChoice(f, "pirate") for f in reversed(folders)]
-        await s.workbench.set_adapters(dressed, [line[0], AdapterChoice(folders[0], "pirate", 0.5, False)])
-        await s.workbench.set_adapters(dressed, [AdapterChoice(f, "pirate", 1.0, False) for f in folders])
-        await s.workbench.regenerate(dressed, own.node_id)
+        await s.workbench.setup.set_adapters(dressed, [line[0], AdapterChoice(folders[0], "pirate", 0.5, False)])
+        await s.workbench.setup.set_adapters(dressed, [AdapterChoice(f, "pirate", 1.0, False) for f in folders])
+        await s.workbench.answers.regenerate(dressed, own.node_id)
         assert (await s.last(dressed)).run.text == other.run.text
         # one that is gone gives its memory back
-        await s.workbench.set_adapters(dressed, [AdapterChoice(folders[0], "pirate")])
-        model = s.workbench.supervisor.running
+        await s.workbench.setup.set_adapters(dressed, [AdapterChoice(folders[0], "pirate")])
+        model = s.workbench.services.supervisor.running
         assert model is not None
         await until(lambda: sum(adapter.loaded for adapter in model.info.adapters) == 1)
 
@@ -52,26 +52,26 @@ def test_numbers_under_another_stack_name_the_stack_in_use(play: Play, tmp_path:
 
     async def scene(s: Scene) -> None:
         session_id = await s.asked("hi")
-        turn, model = await s.last(session_id), s.workbench.supervisor.running
+        turn, model = await s.last(session_id), s.workbench.services.supervisor.running
         assert model is not None
         at = own_tokens(turn)[2]
 
         async def stale() -> str:
-            drawing = await s.workbench.drawing(session_id, turn.node_id, at)
+            drawing = await s.workbench.drawings.find(session_id, turn.node_id, at)
             assert drawing is not None
             assert drawing.can_ask == (drawing.stale == "")
             return drawing.stale
 
         # given an answer of the base: when the session gets an adapter
-        await s.workbench.add_adapter(session_id, folder)
+        await s.workbench.setup.add_adapter(session_id, folder)
         assert await stale() == f"{model.info.name} with the adapters pirate × 1"
-        await s.workbench.set_adapters(session_id, [AdapterChoice(folder, "pirate", 0.25)])
+        await s.workbench.setup.set_adapters(session_id, [AdapterChoice(folder, "pirate", 0.25)])
         assert await stale() == f"{model.info.name} with the adapters pirate × 0.25"
         # then an answer under it is stale when it is off
-        await s.workbench.regenerate(session_id, turn.node_id)
+        await s.workbench.answers.regenerate(session_id, turn.node_id)
         turn = await s.last(session_id)
         assert await stale() == ""
-        await s.workbench.set_adapters(session_id, [AdapterChoice(folder, "pirate", 0.25, False)])
+        await s.workbench.setup.set_adapters(session_id, [AdapterChoice(folder, "pirate", 0.25, False)])
         assert await stale() == f"{model.info.name} with no adapters"
 
     play(scene)
@@ -87,14 +87,14 @@ def test_an_adapter_that_cannot_be_used_is_refused_and_not_put_on(play: Play, tm
         (pickled / "adapter_config.json").write_text("{}")
         for folder in ("nowhere", "empty", "pickled"):
             with pytest.raises(Refusal):
-                await s.workbench.add_adapter(session_id, str(tmp_path / folder))
+                await s.workbench.setup.add_adapter(session_id, str(tmp_path / folder))
         good = str(toy_adapter(tmp_path / "good", 1))
-        await s.workbench.add_adapter(session_id, good)
+        await s.workbench.setup.add_adapter(session_id, good)
         with pytest.raises(Refusal, match="already"):
-            await s.workbench.add_adapter(session_id, good)
+            await s.workbench.setup.add_adapter(session_id, good)
         with pytest.raises(Refusal, match="finite"):
-            await s.workbench.set_adapters(session_id, [AdapterChoice(good, "good", float("inf"))])
-        assert [line.choice.scale for line in (await s.workbench.setup(session_id)).adapters] == [1.0]
+            await s.workbench.setup.set_adapters(session_id, [AdapterChoice(good, "good", float("inf"))])
+        assert [line.choice.scale for line in (await s.workbench.setup.view(session_id)).adapters] == [1.0]
 
     play(scene)
 
@@ -105,20 +105,20 @@ def test_adapters_are_brought_back_after_the_engine_was_started_anew(play: Play,
 
     async def first(s: Scene) -> None:
         session_id = await s.new()
-        await s.workbench.add_adapter(session_id, folder)
-        await s.workbench.send(session_id, "hi")
+        await s.workbench.setup.add_adapter(session_id, folder)
+        await s.workbench.answers.send(session_id, "hi")
         held.append((session_id, (await s.last(session_id)).run.text))
 
     async def second(s: Scene) -> None:
         session_id, text = held[0]
         turns = (await s.view(session_id)).turns
-        await s.workbench.regenerate(session_id, turns[-1].node_id)
+        await s.workbench.answers.regenerate(session_id, turns[-1].node_id)
         assert (await s.last(session_id)).run.text == text
-        await s.workbench.set_guess(session_id, Guess.PROMPT_LOOKUP)
-        await s.workbench.regenerate(session_id, turns[-1].node_id)
+        await s.workbench.setup.set_guess(session_id, Guess.PROMPT_LOOKUP)
+        await s.workbench.answers.regenerate(session_id, turns[-1].node_id)
         assert (await s.last(session_id)).run.text == text
         with pytest.raises(Refusal, match="draft"):
-            await s.workbench.set_guess(session_id, Guess.DRAFT)
+            await s.workbench.setup.set_guess(session_id, Guess.DRAFT)
 
     play(first, options=GREEDY)
     play(second, engine=Engine(), options=GREEDY)

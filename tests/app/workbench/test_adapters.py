@@ -19,7 +19,7 @@ from ui import AdapterChoice, ColumnTokens, Refusal, TurnStatus
 
 
 def running(s: Scene) -> LanguageModel:
-    model = s.workbench.supervisor.running
+    model = s.workbench.services.supervisor.running
     assert model is not None
     return model
 
@@ -36,7 +36,7 @@ async def settle() -> None:
 
 async def dressed(s: Scene, folder: str) -> int:
     session_id = await s.new()
-    await s.workbench.add_adapter(session_id, folder)
+    await s.workbench.setup.add_adapter(session_id, folder)
     return session_id
 
 
@@ -45,7 +45,7 @@ def test_an_answer_keeps_an_adapter_that_is_taken_off_the_stack(play: Play, tmp_
 
     async def scene(s: Scene) -> None:
         first = await dressed(s, folder)
-        await s.workbench.send(first, "hi")
+        await s.workbench.answers.send(first, "hi")
         expected = (await s.last(first)).run.text
         # given an answer that is about to be asked for, its prompt being read
         taken = asyncio.Event()
@@ -56,18 +56,18 @@ def test_an_answer_keeps_an_adapter_that_is_taken_off_the_stack(play: Play, tmp_
 
         s.engine.on_look = look
         session_id = await dressed(s, folder)
-        await s.workbench.set_adapters(first, [])
-        sending = asyncio.create_task(s.workbench.send(session_id, "hi"))
+        await s.workbench.setup.set_adapters(first, [])
+        sending = asyncio.create_task(s.workbench.answers.send(session_id, "hi"))
         await taken.wait()
         # when it is taken off the stack
-        await s.workbench.set_adapters(session_id, [])
+        await s.workbench.setup.set_adapters(session_id, [])
         await sending
         # then the answer is under it to its end, and afterwards its memory is free
         turn = await s.last(session_id)
         assert (turn.run.text, turn.note) == (expected, "reached the length limit")
         await until(lambda: loaded(s) == 0)
         # and the next answer is the base's
-        await s.workbench.regenerate(session_id, turn.node_id)
+        await s.workbench.answers.regenerate(session_id, turn.node_id)
         assert (await s.last(session_id)).run.text != expected
 
     play(scene)
@@ -78,15 +78,15 @@ def test_columns_keep_theirs_too(play: Play, tmp_path: Path) -> None:
 
     async def scene(s: Scene) -> None:
         session_id = await dressed(s, folder)
-        await s.workbench.send(session_id, "hi")
+        await s.workbench.answers.send(session_id, "hi")
         last = await s.last(session_id)
         s.engine.holds_after = 4
-        drawing = asyncio.create_task(s.workbench.continue_many(session_id, last.node_id, None, 2))
+        drawing = asyncio.create_task(s.workbench.continuations.continue_many(session_id, last.node_id, None, 2))
         await until(lambda: any(isinstance(event, ColumnTokens) for event in s.events))
-        await s.workbench.set_adapters(session_id, [])
+        await s.workbench.setup.set_adapters(session_id, [])
         await settle()
         assert loaded(s) == 1
-        s.workbench.stop(session_id)
+        s.workbench.answers.stop(session_id)
         await drawing
         await until(lambda: loaded(s) == 0)
 
@@ -99,21 +99,21 @@ def test_an_adapter_that_another_session_gives_up_meanwhile_is_there(play: Play,
 
     async def scene(s: Scene) -> None:
         first = await dressed(s, folder)
-        await s.workbench.send(first, "hi")
+        await s.workbench.answers.send(first, "hi")
         expected = (await s.last(first)).run.text
         # given somebody who is no answer still uses it while it is given up
         use = engine_name(AdapterChoice(folder, "pirate"))
         gate.shut()
         query = asyncio.create_task(running(s).next_token_logprobs(words("query"), adapters=((use, 1.0),)))
         await until(gate.reached.is_set)
-        await s.workbench.set_adapters(first, [])
+        await s.workbench.setup.set_adapters(first, [])
         await settle()
         # when another session takes it
         second = await s.new()
 
         async def take() -> None:
-            await s.workbench.add_adapter(second, folder)
-            await s.workbench.send(second, "hi")
+            await s.workbench.setup.add_adapter(second, folder)
+            await s.workbench.answers.send(second, "hi")
 
         taking = asyncio.create_task(take())
         await settle()
@@ -133,12 +133,12 @@ def test_an_adapter_brought_in_for_one_answer_goes_with_it(play: Play, tmp_path:
 
     async def scene(s: Scene) -> None:
         session_id = await dressed(s, folder)
-        await s.workbench.send(session_id, "hi")
+        await s.workbench.answers.send(session_id, "hi")
         turn = await s.last(session_id)
-        await s.workbench.set_adapters(session_id, [])
+        await s.workbench.setup.set_adapters(session_id, [])
         await until(lambda: loaded(s) == 0)
         # when the answer is made exactly again
-        await s.workbench.regenerate_exactly(session_id, turn.node_id)
+        await s.workbench.answers.regenerate_exactly(session_id, turn.node_id)
         assert (await s.last(session_id)).run.text == turn.run.text
         # then what it needed is free again
         await until(lambda: loaded(s) == 0)
@@ -152,24 +152,24 @@ def test_what_is_asked_of_a_token_is_asked_under_its_adapters_also_after_a_resta
     async def look(s: Scene, session_id: int) -> tuple[object, ...]:
         turn = await s.last(session_id)
         place = own_tokens(turn)[3]
-        drawing = await s.workbench.drawing(session_id, turn.node_id, place)
+        drawing = await s.workbench.drawings.find(session_id, turn.node_id, place)
         assert drawing is not None
-        row = await s.workbench.whole_row(session_id, turn.node_id, place)
-        words = await s.workbench.preview(session_id, turn.node_id, place, alternative(turn, place), 3)
+        row = await s.workbench.drawings.whole_row(session_id, turn.node_id, place)
+        words = await s.workbench.drawings.preview(session_id, turn.node_id, place, alternative(turn, place), 3)
         return drawing.stale, drawing.can_ask, row.tolist(), words
 
     held: list[tuple[int, tuple[object, ...]]] = []
 
     async def first(s: Scene) -> None:
         session_id = await dressed(s, folder)
-        await s.workbench.send(session_id, "hi")
+        await s.workbench.answers.send(session_id, "hi")
         held.append((session_id, await look(s, session_id)))
         assert held[0][1][:2] == ("", True)
 
     async def second(s: Scene) -> None:
         session_id, before = held[0]
         await s.view(session_id)
-        await s.workbench.supervisor.model()  # it was started anew, and knows no adapter yet
+        await s.workbench.services.supervisor.model()  # it was started anew, and knows no adapter yet
         assert await look(s, session_id) == before
 
     play(first)
@@ -182,9 +182,9 @@ def test_nothing_is_begun_where_the_adapters_of_an_answer_are_gone(play: Play, t
 
     async def first(s: Scene) -> None:
         session_id = await dressed(s, str(kept))
-        await s.workbench.add_adapter(session_id, str(gone))
-        await s.workbench.send(session_id, "hi")
-        await s.workbench.set_adapters(session_id, [])
+        await s.workbench.setup.add_adapter(session_id, str(gone))
+        await s.workbench.answers.send(session_id, "hi")
+        await s.workbench.setup.set_adapters(session_id, [])
         held.append(session_id)
 
     async def second(s: Scene) -> None:
@@ -192,7 +192,7 @@ def test_nothing_is_begun_where_the_adapters_of_an_answer_are_gone(play: Play, t
         before = await s.view(held[0])
         # when it is to be made exactly again
         with pytest.raises(Refusal, match="gone"):
-            await s.workbench.regenerate_exactly(held[0], before.turns[-1].node_id)
+            await s.workbench.answers.regenerate_exactly(held[0], before.turns[-1].node_id)
         # then there is no sibling, and the adapter that could be loaded is not kept
         after = await s.view(held[0])
         assert [(t.node_id, t.variants) for t in after.turns] == [(t.node_id, t.variants) for t in before.turns]
@@ -207,21 +207,21 @@ def test_every_adapter_off_is_the_base_also_when_the_answer_is_made_again(play: 
 
     async def scene(s: Scene) -> None:
         session_id = await dressed(s, off)
-        await s.workbench.set_adapters(session_id, [AdapterChoice(off, "off", 1.0, False)])
-        await s.workbench.send(session_id, "hi")
+        await s.workbench.setup.set_adapters(session_id, [AdapterChoice(off, "off", 1.0, False)])
+        await s.workbench.answers.send(session_id, "hi")
         turn = await s.last(session_id)
         # given the model has a stack of its own by now
         await running(s).push_lora_async(own)
-        await s.workbench.regenerate_exactly(session_id, turn.node_id)
+        await s.workbench.answers.regenerate_exactly(session_id, turn.node_id)
         again = await s.last(session_id)
         assert again.run.text == turn.run.text
         assert "the same, token for token" in again.note
         # and an answer that left it to the model is under the model's stack
         free = await s.new()
-        await s.workbench.send(free, "hi")
+        await s.workbench.answers.send(free, "hi")
         other = await s.last(free)
         assert other.run.text != turn.run.text
-        await s.workbench.regenerate_exactly(free, other.node_id)
+        await s.workbench.answers.regenerate_exactly(free, other.node_id)
         assert "the same, token for token" in (await s.last(free)).note
 
     play(scene)
@@ -234,22 +234,22 @@ def test_an_exported_session_names_its_adapters_and_no_folder(play: Play, tmp_pa
 
     async def scene(s: Scene) -> None:
         session_id = await dressed(s, folder)
-        await s.workbench.send(session_id, "hi")
+        await s.workbench.answers.send(session_id, "hi")
         turn = await s.last(session_id)
         digest = running(s).info.adapters[0].digest
         assert digest is not None
         # when it is exported
-        await s.workbench.export_session(session_id, kind, file, lambda _done, _total: None)
+        await s.workbench.transfers.export(session_id, kind, file, lambda _done, _total: None)
         # then the adapter's name and digest travel, its folder does not; here nothing has changed
         whole = file.read_bytes()
         assert b"secret place" not in whole
         assert digest.encode() in whole
-        await s.workbench.regenerate_exactly(session_id, turn.node_id)
+        await s.workbench.answers.regenerate_exactly(session_id, turn.node_id)
         assert (await s.last(session_id)).run.text == turn.run.text
         # and who takes it in is told what is missing
-        (taken,) = (await s.workbench.import_file(file, lambda _done, _total: None)).sessions
+        (taken,) = (await s.workbench.transfers.import_file(file, lambda _done, _total: None)).sessions
         view = await s.view(taken)
         with pytest.raises(Refusal, match="made with pirate: put that adapter on"):
-            await s.workbench.regenerate_exactly(taken, view.turns[-1].node_id)
+            await s.workbench.answers.regenerate_exactly(taken, view.turns[-1].node_id)
 
     play(scene)

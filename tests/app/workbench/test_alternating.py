@@ -32,10 +32,10 @@ async def fail(s: Scene, session_id: int, how: str) -> None:
         s.engine.refuses = [EngineDiedError("the engine process has ended: signal 9 (SIGKILL)")]
     elif how == "stopped while loading":
         s.engine.loading = asyncio.Event()
-        s.engine.on_look = lambda what: s.workbench.stop(session_id) if what == "start" else None
+        s.engine.on_look = lambda what: s.workbench.answers.stop(session_id) if what == "start" else None
     elif how == "stopped while reading":
-        s.engine.on_look = lambda what: s.workbench.stop(session_id) if what == "score" else None
-    await s.workbench.send(session_id, "one")
+        s.engine.on_look = lambda what: s.workbench.answers.stop(session_id) if what == "score" else None
+    await s.workbench.answers.send(session_id, "one")
     s.engine.on_look = lambda _what: None
     if s.engine.loading is not None:
         s.engine.loading.set()
@@ -49,7 +49,7 @@ def test_messages_after_an_answer_that_never_began_are_answered(play: Play, how:
         session_id = await s.new()
         await fail(s, session_id, how)
         for count, text in enumerate(("two", "three"), 2):
-            await s.workbench.send(session_id, text)
+            await s.workbench.answers.send(session_id, text)
             view = await s.view(session_id)
             assert view.turns[-1].note == "reached the length limit"
             assert len(own_tokens(view.turns[-1])) == 12
@@ -67,9 +67,9 @@ def test_messages_after_an_answer_that_never_began_are_answered(play: Play, how:
 def test_a_message_after_one_that_was_too_long_is_answered(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("hi")
-        await s.workbench.send(session_id, "x" * 200)
+        await s.workbench.answers.send(session_id, "x" * 200)
         assert "do not fit" in (await s.last(session_id)).note
-        await s.workbench.send(session_id, "two")
+        await s.workbench.answers.send(session_id, "two")
         view = await s.view(session_id)
         assert own_tokens(view.turns[-1])
         assert [turn.role for turn in view.turns] == ["system", "user", "assistant", "user", "assistant"]
@@ -83,7 +83,7 @@ def test_an_answer_to_the_second_of_two_questions_is_regenerated(play: Play) -> 
         await fail(s, session_id, "stopped while reading")
         await fail(s, session_id, "stopped while reading")  # the header of this one is not kept
         failed = await s.last(session_id)
-        await s.workbench.regenerate(session_id, failed.node_id)
+        await s.workbench.answers.regenerate(session_id, failed.node_id)
         assert len(own_tokens(await s.last(session_id))) == 12
 
     play(scene)
@@ -100,7 +100,7 @@ def test_a_template_that_takes_no_empty_answer_either_gets_the_last_message(
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         await fail(s, session_id, "killed while loading")
-        await s.workbench.send(session_id, "two")
+        await s.workbench.answers.send(session_id, "two")
         view = await s.view(session_id)
         assert len(own_tokens(view.turns[-1])) == 12
         said = b"".join(b for turn in view.turns[:3] for b in turn.run.token_bytes).decode()

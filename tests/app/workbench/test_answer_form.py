@@ -20,17 +20,17 @@ DIGITS = AnswerFormat(FormatKind.REGEX, "[0-9]{4}")
 def test_an_answer_has_the_form_asked_for_also_when_it_goes_on(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        await s.workbench.set_format(session_id, AnswerFormat(FormatKind.REGEX, "[0-9]{20}"))
-        await s.workbench.send(session_id, "a number")
+        await s.workbench.setup.set_format(session_id, AnswerFormat(FormatKind.REGEX, "[0-9]{20}"))
+        await s.workbench.answers.send(session_id, "a number")
         cut = await s.last(session_id)
         assert cut.note == "reached the length limit"  # of 12 tokens
-        await s.workbench.continue_turn(session_id, cut.node_id)
+        await s.workbench.answers.continue_turn(session_id, cut.node_id)
         whole = await s.last(session_id)
         digits = "".join(c for c in whole.run.text if c.isdigit())
         assert (len(digits), whole.note) == (20, "")
         # free again
-        await s.workbench.set_format(session_id, AnswerFormat())
-        assert (await s.workbench.setup(session_id)).answer_format.kind is FormatKind.FREE
+        await s.workbench.setup.set_format(session_id, AnswerFormat())
+        assert (await s.workbench.setup.view(session_id)).answer_format.kind is FormatKind.FREE
 
     play(scene)
 
@@ -38,17 +38,17 @@ def test_an_answer_has_the_form_asked_for_also_when_it_goes_on(play: Play) -> No
 def test_json_that_holds_no_more_when_it_is_read_is_marked_and_says_why(play: Play, path: Path) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        await s.workbench.set_format(session_id, AnswerFormat(FormatKind.JSON_SCHEMA, json.dumps(TWICE)))
-        await s.workbench.send(session_id, "a twice")
+        await s.workbench.setup.set_format(session_id, AnswerFormat(FormatKind.JSON_SCHEMA, json.dumps(TWICE)))
+        await s.workbench.answers.send(session_id, "a twice")
         cut = await s.last(session_id)
         assert cut.note == "reached the length limit"  # a token before its end
         # when it comes to its end, alone and twice beside each other
-        await s.workbench.continue_turn(session_id, cut.node_id)
+        await s.workbench.answers.continue_turn(session_id, cut.node_id)
         told = await s.last(session_id)
         assert told.run.text.endswith('{"a":1,"a":1}')
         assert told.note.startswith("read as JSON it is not what the schema describes")
         assert rows(path, "SELECT status, finish_reason FROM nodes ORDER BY id DESC LIMIT 1") == [("partial", "grammar")]
-        await s.workbench.continue_many(session_id, told.node_id, len(told.run) - 1, 2)
+        await s.workbench.continuations.continue_many(session_id, told.node_id, len(told.run) - 1, 2)
         assert [column.note for column in last_columns(s).columns] == [told.note, told.note]
 
     play(scene)
@@ -62,14 +62,14 @@ def test_what_the_form_does_not_allow_leaves_nothing_behind(play: Play, path: Pa
         held.append(session_id)
         old = await s.last(session_id)
         at = own_tokens(old)[3]
-        await s.workbench.set_format(session_id, DIGITS)
+        await s.workbench.setup.set_format(session_id, DIGITS)
         before = rows(path, "SELECT (SELECT count(*) FROM nodes), (SELECT count(*) FROM token_chunks)")
         # when the answer would go on with a token, from a token, or from an end, that the form does not allow
         for work in (
-            s.workbench.branch(session_id, old.node_id, at, ord("x")),
-            s.workbench.continue_turn(session_id, old.node_id),
-            s.workbench.continue_many(session_id, old.node_id, at, 2),
-            s.workbench.beams(session_id, old.node_id, at, 2),
+            s.workbench.answers.branch(session_id, old.node_id, at, ord("x")),
+            s.workbench.answers.continue_turn(session_id, old.node_id),
+            s.workbench.continuations.continue_many(session_id, old.node_id, at, 2),
+            s.workbench.continuations.beams(session_id, old.node_id, at, 2),
         ):
             with pytest.raises(Refusal, match=r"the form of the answers here does not allow that .* change the form"):
                 await work
@@ -78,8 +78,8 @@ def test_what_the_form_does_not_allow_leaves_nothing_behind(play: Play, path: Pa
             assert rows(path, "SELECT (SELECT count(*) FROM nodes), (SELECT count(*) FROM token_chunks)") == before
             assert (await s.last(session_id)).variants == (old.node_id,)
         # and it goes on where it is free
-        await s.workbench.set_format(session_id, AnswerFormat())
-        await s.workbench.branch(session_id, old.node_id, at, ord("x"))
+        await s.workbench.setup.set_format(session_id, AnswerFormat())
+        await s.workbench.answers.branch(session_id, old.node_id, at, ord("x"))
         assert len((await s.last(session_id)).variants) == 2
 
     async def second(s: Scene) -> None:
@@ -98,12 +98,12 @@ def test_a_form_that_cannot_be_used_is_said_in_the_librarys_words(play: Play) ->
             AnswerFormat(FormatKind.LARK, "start: nothing"),
             AnswerFormat(FormatKind.LARK, "  "),
         ]
-        problems = await asyncio.gather(*(s.workbench.check_format(each) for each in bad))
+        problems = await asyncio.gather(*(s.workbench.setup.check_format(each) for each in bad))
         assert all(problems)
         assert "unclosed group" in problems[0]
         with pytest.raises(Refusal, match="unclosed group"):
-            await s.workbench.set_format(session_id, bad[0])
-        assert (await s.workbench.setup(session_id)).answer_format == AnswerFormat()
-        assert await s.workbench.check_format(DIGITS) == ""
+            await s.workbench.setup.set_format(session_id, bad[0])
+        assert (await s.workbench.setup.view(session_id)).answer_format == AnswerFormat()
+        assert await s.workbench.setup.check_format(DIGITS) == ""
 
     play(scene)

@@ -28,32 +28,33 @@ def test_they_are_stored_and_given_to_the_next_engine(play: Play) -> None:
             return await super().__call__(source, backend)
 
     async def first(s: Scene) -> None:
-        await s.workbench.supervisor.model()
-        view = await s.workbench.change_setting("context_length", 4096)
+        await s.workbench.services.supervisor.model()
+        view = await s.workbench.settings.change("context_length", 4096)
         assert view.needs_reload
-        await s.workbench.change_setting("threads", 2)
-        assert (await s.workbench.change_setting("kv_cache_bytes", 64 << 20)).needs_reload
-        model = s.workbench.supervisor.running
+        await s.workbench.settings.change("threads", 2)
+        assert (await s.workbench.settings.change("kv_cache_bytes", 64 << 20)).needs_reload
+        model = s.workbench.services.supervisor.running
         assert model is not None
         assert model.metrics().kv_budget == 64 << 20  # now
         # when it is reloaded
-        assert not (await s.workbench.reload_model()).needs_reload
-        await s.workbench.supervisor.model()
+        await s.workbench.models.reload()
+        assert not (await s.workbench.settings.view()).needs_reload
+        await s.workbench.services.supervisor.model()
         assert given[0] == {"backend": "auto"}
         assert given[-1] == {
             "backend": "auto", "context_length": 4096, "threads": 2, "kv_cache_bytes": 64 << 20, "wishes": ["context_length"],
         }  # fmt: skip
         # and a budget alone asks for no reload
-        assert not (await s.workbench.change_setting("kv_cache_bytes", 32 << 20)).needs_reload
-        assert not (await s.workbench.change_setting("text_percent", 150)).needs_reload
+        assert not (await s.workbench.settings.change("kv_cache_bytes", 32 << 20)).needs_reload
+        assert not (await s.workbench.settings.change("text_percent", 150)).needs_reload
 
     async def second(s: Scene) -> None:
-        values = await s.workbench.load_settings()
+        values = await s.workbench.settings.load()
         assert (values.context_length, values.threads, values.text_percent) == (4096, 2, 150)
-        await s.workbench.supervisor.model()
+        await s.workbench.services.supervisor.model()
         assert given[-1]["context_length"] == 4096
-        await s.workbench.change_setting("context_length", None)
-        assert "context_length" not in s.workbench.supervisor.options
+        await s.workbench.settings.change("context_length", None)
+        assert "context_length" not in s.workbench.services.supervisor.options
 
     play(first, engine=Asked())
     play(second, engine=Asked())
@@ -72,8 +73,8 @@ def test_they_are_stored_and_given_to_the_next_engine(play: Play) -> None:
 def test_a_value_that_cannot_be_is_refused_and_nothing_changes(play: Play, name: str, value: object) -> None:
     async def scene(s: Scene) -> None:
         with pytest.raises(Refusal):
-            await s.workbench.change_setting(name, value)
-        assert (await s.workbench.settings()).values == AppSettings()
+            await s.workbench.settings.change(name, value)
+        assert (await s.workbench.settings.view()).values == AppSettings()
         assert await s.store.setting("settings") is None
 
     play(scene)
@@ -100,15 +101,15 @@ def test_a_chat_format_and_a_place_for_the_weights_are_given_to_the_next_engine(
     async def scene(s: Scene) -> None:
         for name, wrong in (("chat_format", "esperanto"), ("offload", "tape")):
             with pytest.raises(Refusal, match=name):
-                await s.workbench.change_setting(name, wrong)
-        view = await s.workbench.change_setting("chat_format", "chatml")
+                await s.workbench.settings.change(name, wrong)
+        view = await s.workbench.settings.change("chat_format", "chatml")
         assert set(view.choices["chat_format"]) > {"auto", "none", "chatml", "plain"}
-        await s.workbench.change_setting("offload", "disk")
-        assert s.workbench.supervisor.options == {"chat_format": "chatml", "offload": "disk", "wishes": ["offload"]}
+        await s.workbench.settings.change("offload", "disk")
+        assert s.workbench.services.supervisor.options == {"chat_format": "chatml", "offload": "disk", "wishes": ["offload"]}
         # text without roles is a choice of its own, weights in memory are none
-        await s.workbench.change_setting("chat_format", "none")
-        await s.workbench.change_setting("offload", "none")
-        assert s.workbench.supervisor.options == {"chat_format": "none"}
+        await s.workbench.settings.change("chat_format", "none")
+        await s.workbench.settings.change("offload", "none")
+        assert s.workbench.services.supervisor.options == {"chat_format": "none"}
 
     play(scene)
 
@@ -116,17 +117,17 @@ def test_a_chat_format_and_a_place_for_the_weights_are_given_to_the_next_engine(
 def test_sessions_that_chose_no_preset_take_that_of_the_settings(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        await s.workbench.change_setting("preset", "greedy")
-        setup = await s.workbench.setup(session_id)
+        await s.workbench.settings.change("preset", "greedy")
+        setup = await s.workbench.setup.view(session_id)
         temperature = next(option for option in setup.options if option.name == "temperature")
         assert (temperature.value, temperature.source, setup.preset) == (0.0, "preset", "")
         # which is shown as what it is, and Elsewise's own can be chosen beside it
         assert setup.default_preset == "greedy"
-        own = await s.workbench.choose_preset(session_id, "Elsewise's own")
+        own = await s.workbench.setup.choose_preset(session_id, "Elsewise's own")
         temperature = next(option for option in own.options if option.name == "temperature")
         assert (temperature.value, temperature.source, own.preset) == (0.8, "preset", "Elsewise's own")
-        assert await s.workbench.choose_preset(session_id, "") == setup
-        assert (await s.workbench.settings()).choices["preset"] == ["", "model's own", "greedy"]
+        assert await s.workbench.setup.choose_preset(session_id, "") == setup
+        assert (await s.workbench.settings.view()).choices["preset"] == ["", "model's own", "greedy"]
 
     play(scene, options=PLAIN)
 
@@ -137,15 +138,15 @@ def test_a_template_of_ones_own_takes_the_place_of_a_format_and_back(play: Play,
     (tmp_path / "picture.jinja").write_bytes(b"\x89PNG\r\n\xff")
 
     async def scene(s: Scene) -> None:
-        await s.workbench.change_setting("chat_format", "chatml")
-        view = await s.workbench.change_setting("chat_template_file", str(own))
+        await s.workbench.settings.change("chat_format", "chatml")
+        view = await s.workbench.settings.change("chat_template_file", str(own))
         assert (view.values.chat_template_file, view.values.chat_format) == (str(own), "auto")
-        assert s.workbench.supervisor.options == {"chat_template_file": str(own)}
+        assert s.workbench.services.supervisor.options == {"chat_template_file": str(own)}
         with pytest.raises(Refusal, match=r"picture.jinja is no UTF-8 text: byte 0 is 0x89"):
-            await s.workbench.change_setting("chat_template_file", str(tmp_path / "picture.jinja"))
-        assert s.workbench.supervisor.options == {"chat_template_file": str(own)}
-        view = await s.workbench.change_setting("chat_format", "chatml")
-        assert (view.values.chat_template_file, s.workbench.supervisor.options) == ("", {"chat_format": "chatml"})
+            await s.workbench.settings.change("chat_template_file", str(tmp_path / "picture.jinja"))
+        assert s.workbench.services.supervisor.options == {"chat_template_file": str(own)}
+        view = await s.workbench.settings.change("chat_format", "chatml")
+        assert (view.values.chat_template_file, s.workbench.services.supervisor.options) == ("", {"chat_format": "chatml"})
 
     play(scene)
     both, notes = read_settings({"chat_format": "chatml", "chat_template_file": "/x.jinja"})
@@ -159,11 +160,11 @@ def path_of(backup: Backup) -> Path:
 def test_a_backup_by_hand_is_a_sound_copy_that_others_do_not_replace(play: Play, path: Path) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("kept")
-        first, second = await s.workbench.back_up(), await s.workbench.back_up()
+        first, second = await s.workbench.settings.back_up(), await s.workbench.settings.back_up()
         assert first.path != second.path
         assert first.size == path_of(first).stat().st_size > 0
         assert rows(path_of(first), "SELECT id FROM sessions") == [(session_id,)]
-        data = (await s.workbench.settings()).data
+        data = (await s.workbench.settings.view()).data
         assert data is not None
         assert set(data.backups) == {path_of(first).name, path_of(second).name}
         # what is damaged is not called a backup
@@ -171,7 +172,7 @@ def test_a_backup_by_hand_is_a_sound_copy_that_others_do_not_replace(play: Play,
             conn.execute("UPDATE nodes SET text = 'other'")
             conn.commit()
         with pytest.raises(Refusal, match="no backup was made"):
-            await s.workbench.back_up()
+            await s.workbench.settings.back_up()
         assert len(list((path.parent / "backups").iterdir())) == 2
 
     play(scene)
@@ -180,11 +181,11 @@ def test_a_backup_by_hand_is_a_sound_copy_that_others_do_not_replace(play: Play,
 def test_the_data_is_named_and_verified(play: Play, path: Path) -> None:
     async def scene(s: Scene) -> None:
         await s.asked()
-        data = (await s.workbench.settings()).data
+        data = (await s.workbench.settings.view()).data
         assert data is not None
         assert (data.folder, data.backups) == (str(path.parent), [])
         assert data.sessions_bytes > 0
-        assert await s.workbench.verify_data() == []
+        assert await s.workbench.settings.verify_data() == []
         await asyncio.sleep(0)
 
     play(scene)

@@ -19,7 +19,7 @@ VOCABULARY = 259  # of the fake model
 
 
 async def computed(s: Scene) -> int:
-    model = s.workbench.supervisor.running
+    model = s.workbench.services.supervisor.running
     assert model is not None
     return model.metrics().tokens_computed
 
@@ -51,10 +51,10 @@ async def computed(s: Scene) -> int:
 def test_a_setting_that_makes_no_sense_is_refused(play: Play, name: str, value: Any, words: str) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        before = await s.workbench.setup(session_id)
+        before = await s.workbench.setup.view(session_id)
         with pytest.raises(Refusal, match=words):
-            await s.workbench.set_option(session_id, name, value)
-        assert await s.workbench.setup(session_id) == before
+            await s.workbench.setup.set_option(session_id, name, value)
+        assert await s.workbench.setup.view(session_id) == before
 
     play(scene)
 
@@ -70,21 +70,21 @@ def test_a_setting_that_makes_no_sense_is_refused(play: Play, name: str, value: 
 def test_what_only_the_model_can_refuse_is_refused_before_it_computes(play: Play, name: str, value: Any, words: str) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        await s.workbench.send(session_id, "hello")
+        await s.workbench.answers.send(session_id, "hello")
         said, before = await s.last(session_id), await computed(s)
-        await s.workbench.set_option(session_id, name, value)
+        await s.workbench.setup.set_option(session_id, name, value)
         # when an answer is asked for, the place where it would stand says why there is none
-        await s.workbench.regenerate(session_id, said.node_id)
+        await s.workbench.answers.regenerate(session_id, said.node_id)
         refused = await s.last(session_id)
         assert words in refused.note
         assert len(refused.run) <= len(said.run) - len(own_tokens(said))
         # and continuations are refused where they were asked for
         with pytest.raises(Refusal, match=words):
-            await s.workbench.continue_many(session_id, said.node_id, own_tokens(said)[1], 2)
+            await s.workbench.continuations.continue_many(session_id, said.node_id, own_tokens(said)[1], 2)
         assert await computed(s) == before
         # then, without it, the next one is answered
-        await s.workbench.set_option(session_id, name, None)
-        await s.workbench.send(session_id, "and now?")
+        await s.workbench.setup.set_option(session_id, name, None)
+        await s.workbench.answers.send(session_id, "and now?")
         assert len((await s.last(session_id)).run) > 2
 
     play(scene)
@@ -99,8 +99,8 @@ def test_a_form_that_allows_nothing_is_refused(play: Play) -> None:
             (AnswerFormat(FormatKind.JSON_SCHEMA, "[1]"), "a JSON schema is a dictionary"),
         ):
             with pytest.raises(Refusal, match=words):
-                await s.workbench.set_format(session_id, form)
-        assert (await s.workbench.setup(session_id)).answer_format == AnswerFormat()
+                await s.workbench.setup.set_format(session_id, form)
+        assert (await s.workbench.setup.view(session_id)).answer_format == AnswerFormat()
 
     play(scene)
 
@@ -127,14 +127,14 @@ def test_an_adapter_for_another_model_is_refused_before_anything_is_computed(
 ) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        await s.workbench.send(session_id, "hello")
+        await s.workbench.answers.send(session_id, "hello")
         before = await computed(s)
         with pytest.raises(Refusal, match=words):
-            await s.workbench.add_adapter(session_id, spoilt(tmp_path / "bad", how))
-        assert list((await s.workbench.setup(session_id)).adapters) == []
+            await s.workbench.setup.add_adapter(session_id, spoilt(tmp_path / "bad", how))
+        assert list((await s.workbench.setup.view(session_id)).adapters) == []
         assert await computed(s) == before
         # then the next message is answered, by the base
-        await s.workbench.send(session_id, "and now?")
+        await s.workbench.answers.send(session_id, "and now?")
         assert len((await s.last(session_id)).run) > 2
 
     play(scene)

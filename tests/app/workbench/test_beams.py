@@ -18,9 +18,9 @@ def test_beams_are_the_runtimes_own_best_first(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         at = own_tokens(old)[4]
-        await s.workbench.beams(session_id, old.node_id, at, 3)
+        await s.workbench.continuations.beams(session_id, old.node_id, at, 3)
         columns = last_columns(s)
-        model = s.workbench.supervisor.running
+        model = s.workbench.services.supervisor.running
         assert model is not None
         prompt = (await s.path_ids(session_id))[: -len(old.run) + at]
         expected = await model.beam_generate(prompt, BeamOptions(width=3, max_tokens=32))
@@ -49,17 +49,17 @@ def test_a_search_goes_by_the_rules_that_were_chosen(play: Play, rules: BeamRule
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         at = own_tokens(old)[4]
-        await s.workbench.set_option(session_id, "stop", ["e", "a"])  # hypotheses of many lengths
-        await s.workbench.beams(session_id, old.node_id, at, 4, rules)
+        await s.workbench.setup.set_option(session_id, "stop", ["e", "a"])  # hypotheses of many lengths
+        await s.workbench.continuations.beams(session_id, old.node_id, at, 4, rules)
         columns = last_columns(s).columns
-        model = s.workbench.supervisor.running
+        model = s.workbench.services.supervisor.running
         assert model is not None
         prompt = (await s.path_ids(session_id))[: -len(old.run) + at]
         asked = BeamOptions(4, 32, rules.length_penalty, rules.early_stopping, stop=("e", "a"))
         expected = await model.beam_generate(prompt, asked)
         assert [(c.run.ids.tolist(), c.score) for c in columns] == [(h.ids, h.score) for h in expected]
         # and how each was made says which, and who said so
-        made = s.workbench.how_made(session_id, columns[0].node_id)
+        made = s.workbench.answers.how_made(session_id, columns[0].node_id)
         assert made is not None
         settings = {setting.name: (setting.value, setting.source) for setting in made.settings}
         assert settings["length_penalty"] == (f"{rules.length_penalty:g}", "call")
@@ -75,9 +75,9 @@ def test_rules_that_make_no_sense_are_refused_and_leave_nothing(play: Play) -> N
         before = len((await s.store.load_session(session_id)).nodes)
         for rules, words in ((BeamRules(float("nan")), "length_penalty"), (BeamRules(51.0), "length_penalty")):
             with pytest.raises(Refusal, match=words):
-                await s.workbench.beams(session_id, old.node_id, own_tokens(old)[4], 3, rules)
+                await s.workbench.continuations.beams(session_id, old.node_id, own_tokens(old)[4], 3, rules)
         with pytest.raises(Refusal, match="ask for 2 to 16"):
-            await s.workbench.beams(session_id, old.node_id, own_tokens(old)[4], 17)
+            await s.workbench.continuations.beams(session_id, old.node_id, own_tokens(old)[4], 17)
         assert len((await s.store.load_session(session_id)).nodes) == before
 
     play(scene)
@@ -89,13 +89,13 @@ def test_what_a_search_found_says_so(play: Play, tmp_path: Path) -> None:
 
     async def first(s: Scene) -> None:
         session_id = await s.new()
-        await s.workbench.add_adapter(session_id, folder)
-        await s.workbench.set_option(session_id, "stop", ["zq"])
-        await s.workbench.send(session_id, "where to?")
+        await s.workbench.setup.add_adapter(session_id, folder)
+        await s.workbench.setup.set_option(session_id, "stop", ["zq"])
+        await s.workbench.answers.send(session_id, "where to?")
         old = await s.last(session_id)
-        await s.workbench.beams(session_id, old.node_id, own_tokens(old)[4], 3)
+        await s.workbench.continuations.beams(session_id, old.node_id, own_tokens(old)[4], 3)
         node_id = last_columns(s).columns[1].node_id
-        await s.workbench.select(session_id, node_id)
+        await s.workbench.branches.select(session_id, node_id)
         held.append((session_id, node_id))
         await check(s)
 
@@ -103,7 +103,7 @@ def test_what_a_search_found_says_so(play: Play, tmp_path: Path) -> None:
         session_id, node_id = held[0]
         turn = await s.last(session_id)
         # then how it was made is known: the search, its options and who said them, the adapters; and no seed
-        made = s.workbench.how_made(session_id, node_id)
+        made = s.workbench.answers.how_made(session_id, node_id)
         assert made is not None
         assert made.facts["found by"] == "a beam search of 3 beams"
         assert "seed" not in made.facts
@@ -115,13 +115,13 @@ def test_what_a_search_found_says_so(play: Play, tmp_path: Path) -> None:
         assert (settings["length_penalty"], settings["max_tokens"]) == (("1", "default"), ("32", "default"))
         assert "temperature" not in settings
         # and the Why tab says that nothing was drawn
-        drawing = await s.workbench.drawing(session_id, node_id, len(turn.run) - 1)
+        drawing = await s.workbench.drawings.find(session_id, node_id, len(turn.run) - 1)
         assert drawing is not None
         assert (drawing.beams, drawing.sampling, drawing.seed) == (3, None, None)
         # nor can it be drawn again
         assert not turn.can_repeat
         with pytest.raises(Refusal, match="found by a beam search"):
-            await s.workbench.regenerate_exactly(session_id, node_id)
+            await s.workbench.answers.regenerate_exactly(session_id, node_id)
 
     async def second(s: Scene) -> None:
         await s.view(held[0][0])
@@ -134,18 +134,18 @@ def test_what_a_search_found_says_so(play: Play, tmp_path: Path) -> None:
 def test_beams_have_the_form_of_the_sessions_answers_and_go_on(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        await s.workbench.set_format(session_id, AnswerFormat(FormatKind.REGEX, "[0-9]{40}"))
-        await s.workbench.send(session_id, "a number")
+        await s.workbench.setup.set_format(session_id, AnswerFormat(FormatKind.REGEX, "[0-9]{40}"))
+        await s.workbench.answers.send(session_id, "a number")
         old = await s.last(session_id)
         at = own_tokens(old)[3]
         # when beams leave it after three digits
-        await s.workbench.beams(session_id, old.node_id, at, 3)
+        await s.workbench.continuations.beams(session_id, old.node_id, at, 3)
         columns = last_columns(s)
         texts = [column.run.text for column in columns.columns]
         assert [(text.isdigit(), len(text)) for text in texts] == [(True, 32)] * 3
         # then the one that is kept goes on to the end of that form
-        await s.workbench.select(session_id, columns.columns[1].node_id)
-        await s.workbench.continue_turn(session_id, columns.columns[1].node_id)
+        await s.workbench.branches.select(session_id, columns.columns[1].node_id)
+        await s.workbench.answers.continue_turn(session_id, columns.columns[1].node_id)
         whole = await s.last(session_id)
         digits = "".join(whole.run.texts[i] for i in own_tokens(whole))
         assert (len(digits), digits.isdigit(), whole.note) == (40, True, "")
@@ -157,24 +157,24 @@ def test_beams_end_where_the_sessions_answers_end(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         at = own_tokens(old)[4]
-        await s.workbench.beams(session_id, old.node_id, at, 3)
+        await s.workbench.continuations.beams(session_id, old.node_id, at, 3)
         free = last_columns(s).columns[0].run.text
         stop = free[5:7]
         # when the session stops at what stood in the best beam
-        await s.workbench.set_option(session_id, "stop", [stop])
-        await s.workbench.beams(session_id, old.node_id, at, 3)
+        await s.workbench.setup.set_option(session_id, "stop", [stop])
+        await s.workbench.continuations.beams(session_id, old.node_id, at, 3)
         columns = last_columns(s).columns
         assert all(stop not in column.run.text for column in columns)
         assert Finish.STOP in {Finish(int(column.run.finish[-1])) for column in columns}
         # and where the call says that another token ends an answer, it ends a beam
-        model = s.workbench.supervisor.running
+        model = s.workbench.services.supervisor.running
         assert model is not None
         prompt = (await s.path_ids(session_id))[: -len(old.run) + at]
         expected = await model.beam_generate(
             prompt, BeamOptions(width=3, max_tokens=32, stop=(stop,), eos_token_ids=(ord("e"),))
         )
-        s.workbench._answers._call = {"eos_token_ids": [ord("e")]}
-        await s.workbench.beams(session_id, old.node_id, at, 3)
+        s.call["eos_token_ids"] = [ord("e")]
+        await s.workbench.continuations.beams(session_id, old.node_id, at, 3)
         assert [c.run.ids.tolist() for c in last_columns(s).columns] == [h.ids for h in expected]
 
     play(scene)

@@ -15,7 +15,7 @@ def test_another_token_makes_a_sibling_that_shares_the_prefix_and_computes_one_t
         session_id, old = await answered(s)
         at = own_tokens(old)[4]
         token = alternative(old, at)
-        await s.workbench.branch(session_id, old.node_id, at, token)
+        await s.workbench.answers.branch(session_id, old.node_id, at, token)
         view = await s.view(session_id)
         new = view.turns[-1]
 
@@ -41,7 +41,7 @@ def test_the_picked_token_has_the_numbers_of_the_record_it_replaces(play: Play) 
         rank = int(old.run.rank[at])
         token = alternative(old, at)
         place = old.run.top_ids[at].tolist().index(token)
-        await s.workbench.branch(session_id, old.node_id, at, token)
+        await s.workbench.answers.branch(session_id, old.node_id, at, token)
         picked, was = (await s.last(session_id)).run.record(at), old.run.record(at)
 
         assert picked.origin is Origin.PICKED
@@ -49,7 +49,7 @@ def test_the_picked_token_has_the_numbers_of_the_record_it_replaces(play: Play) 
         assert (picked.top_ids, picked.top_logprobs) == (was.top_ids, was.top_logprobs)
         assert picked.logprob == was.top_logprobs[place]
         assert picked.rank == place + 1 != rank
-        assert picked.token_bytes == s.workbench.token_text(session_id, [token])[0]
+        assert picked.token_bytes == s.workbench.answers.token_text(session_id, [token])[0]
 
     play(scene)
 
@@ -57,13 +57,13 @@ def test_the_picked_token_has_the_numbers_of_the_record_it_replaces(play: Play) 
 def test_nothing_is_lost_by_branching_and_select_goes_back(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
-        await s.workbench.branch(session_id, old.node_id, own_tokens(old)[2], alternative(old, own_tokens(old)[2]))
+        await s.workbench.answers.branch(session_id, old.node_id, own_tokens(old)[2], alternative(old, own_tokens(old)[2]))
         new = await s.last(session_id)
 
-        view = await s.workbench.select(session_id, old.node_id)
+        view = await s.workbench.branches.select(session_id, old.node_id)
         assert_same_run(view.turns[-1].run, old.run)
         assert view.turns[-1].variant == 0
-        view = await s.workbench.select(session_id, new.node_id)
+        view = await s.workbench.branches.select(session_id, new.node_id)
         assert_same_run(view.turns[-1].run, new.run)
 
     play(scene)
@@ -73,12 +73,12 @@ def test_a_branch_of_a_branch_and_one_beside_its_first_token(play: Play) -> None
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         at = own_tokens(old)[3]
-        await s.workbench.branch(session_id, old.node_id, at, alternative(old, at))
+        await s.workbench.answers.branch(session_id, old.node_id, at, alternative(old, at))
         child = await s.last(session_id)
         third = next(int(t) for t in child.run.top_ids[at] if t not in (child.run.ids[at], old.run.ids[at]))
-        await s.workbench.branch(session_id, child.node_id, at, third)  # the child's own first token
+        await s.workbench.answers.branch(session_id, child.node_id, at, third)  # the child's own first token
         beside = await s.last(session_id)
-        await s.workbench.branch(session_id, beside.node_id, at + 2, alternative(beside, at + 2))
+        await s.workbench.answers.branch(session_id, beside.node_id, at + 2, alternative(beside, at + 2))
         deeper = await s.last(session_id)
 
         assert deeper.variants == (old.node_id, child.node_id, beside.node_id, deeper.node_id)
@@ -94,10 +94,10 @@ def test_a_branch_of_a_branch_and_one_beside_its_first_token(play: Play) -> None
 def test_a_token_that_goes_on_beside_the_start_of_a_continuation(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
-        await s.workbench.continue_turn(session_id, old.node_id)
+        await s.workbench.answers.continue_turn(session_id, old.node_id)
         longer = await s.last(session_id)
         at = len(old.run)
-        await s.workbench.branch(session_id, longer.node_id, at, alternative(longer, at))
+        await s.workbench.answers.branch(session_id, longer.node_id, at, alternative(longer, at))
         other = await s.last(session_id)
 
         assert_same_run(other.run[:at], old.run)  # all of it comes before, not nothing
@@ -111,7 +111,7 @@ def test_picking_the_end_of_the_text_ends_the_answer(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         at = own_tokens(old)[1]
-        await s.workbench.branch(session_id, old.node_id, at, 257)
+        await s.workbench.answers.branch(session_id, old.node_id, at, 257)
         new = await s.last(session_id)
         assert new.status is TurnStatus.COMPLETE
         assert len(new.run) == at + 1
@@ -124,7 +124,7 @@ def test_picking_the_end_of_the_text_ends_the_answer(play: Play) -> None:
 def test_regenerate_makes_another_answer_under_the_same_question(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
-        await s.workbench.regenerate(session_id, old.node_id)
+        await s.workbench.answers.regenerate(session_id, old.node_id)
         view = await s.view(session_id)
         new = view.turns[-1]
         header = own_tokens(old)[0]
@@ -142,20 +142,20 @@ def test_regenerate_makes_another_answer_under_the_same_question(play: Play) -> 
 def test_an_edited_message_stands_beside_the_old_one(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
-        await s.workbench.send(session_id, "and then?")
+        await s.workbench.answers.send(session_id, "and then?")
         first = (await s.view(session_id)).turns[1]
-        await s.workbench.send(session_id, "where from?", replaces=first.node_id)
+        await s.workbench.answers.send(session_id, "where from?", replaces=first.node_id)
         view = await s.view(session_id)
 
         assert [turn.role for turn in view.turns] == ["system", "user", "assistant"]
         edited = view.turns[1]
         assert edited.variants == (first.node_id, edited.node_id)
         assert edited.run.text.count("where from?") == 1
-        back = await s.workbench.select(session_id, first.node_id)
+        back = await s.workbench.branches.select(session_id, first.node_id)
         assert len(back.turns) == 5
         assert_same_run(back.turns[2].run, old.run)
         second = back.turns[3]
-        await s.workbench.send(session_id, "or then?", replaces=second.node_id)
+        await s.workbench.answers.send(session_id, "or then?", replaces=second.node_id)
         assert (await s.view(session_id)).turns[3].variants[0] == second.node_id
         assert_same_run((await s.view(session_id)).turns[2].run, old.run)
 
@@ -165,7 +165,7 @@ def test_an_edited_message_stands_beside_the_old_one(play: Play) -> None:
 def test_going_on_keeps_what_was_written(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
-        await s.workbench.continue_turn(session_id, old.node_id)
+        await s.workbench.answers.continue_turn(session_id, old.node_id)
         new = await s.last(session_id)
         assert_same_run(new.run[: len(old.run)], old.run)
         assert len(new.run) == len(old.run) + 12
@@ -178,15 +178,15 @@ def test_going_on_keeps_what_was_written(play: Play) -> None:
 def test_going_on_with_an_answer_that_was_answered_already(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
-        await s.workbench.send(session_id, "and then?")
-        await s.workbench.continue_turn(session_id, old.node_id)
+        await s.workbench.answers.send(session_id, "and then?")
+        await s.workbench.answers.continue_turn(session_id, old.node_id)
         longer = await s.last(session_id)
         assert longer.variants == (old.node_id, longer.node_id)
 
-        back = await s.workbench.select(session_id, old.node_id)  # the version that was answered
+        back = await s.workbench.branches.select(session_id, old.node_id)  # the version that was answered
         assert [turn.role for turn in back.turns] == ["system", "user", "assistant", "user", "assistant"]
         assert back.turns[2].variant == 0
-        forth = await s.workbench.select(session_id, longer.node_id)
+        forth = await s.workbench.branches.select(session_id, longer.node_id)
         assert forth.turns[-1].variant == 1
 
     play(scene)
@@ -195,10 +195,10 @@ def test_going_on_with_an_answer_that_was_answered_already(play: Play) -> None:
 def test_the_cache_never_changes_the_numbers_of_a_path(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
-        await s.workbench.branch(session_id, old.node_id, own_tokens(old)[5], alternative(old, own_tokens(old)[5]))
-        await s.workbench.send(session_id, "more")
+        await s.workbench.answers.branch(session_id, old.node_id, own_tokens(old)[5], alternative(old, own_tokens(old)[5]))
+        await s.workbench.answers.send(session_id, "more")
         turns = (await s.view(session_id)).turns
-        model = s.workbench.supervisor.running
+        model = s.workbench.services.supervisor.running
         assert model is not None
         await model.clear_cache_async()
         alone = await model.score_run(await s.path_ids(session_id))

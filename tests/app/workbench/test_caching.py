@@ -13,14 +13,14 @@ from ui import Refusal
 
 def pins(s: Scene, session_id: int) -> tuple[int | None, int]:
     """Tokens of the path that are kept, and how many paths are; the engine tells it after its next step."""
-    view = s.workbench.cache(session_id)
+    view = s.workbench.cache.view(session_id)
     assert view is not None
     return view.kept, view.pins
 
 
 def size(s: Scene, session_id: int) -> tuple[int, int]:
     """Tokens that the cache holds and edges that they are in, as late as the pins."""
-    view = s.workbench.cache(session_id)
+    view = s.workbench.cache.view(session_id)
     assert view is not None
     return view.tokens, view.edges
 
@@ -28,14 +28,14 @@ def size(s: Scene, session_id: int) -> tuple[int, int]:
 def test_it_shows_the_trie_and_why_the_last_prefix_ended(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        assert s.workbench.cache(session_id) is None  # no engine runs yet
-        await s.workbench.send(session_id, "hello")
-        first = s.workbench.cache(session_id)
+        assert s.workbench.cache.view(session_id) is None  # no engine runs yet
+        await s.workbench.answers.send(session_id, "hello")
+        first = s.workbench.cache.view(session_id)
         assert first is not None
         assert first.tokens >= len(await s.path_ids(session_id)) - 1
         assert (first.edges > 0, first.bytes > 0, first.bytes <= first.budget, first.kept) == (True, True, True, None)
-        await s.workbench.send(session_id, "and then?")
-        view = s.workbench.cache(session_id)
+        await s.workbench.answers.send(session_id, "and then?")
+        view = s.workbench.cache.view(session_id)
         assert view is not None
         assert view.hits > first.hits
         assert view.found > 0
@@ -51,15 +51,15 @@ def test_it_is_emptied(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         with pytest.raises(Refusal, match="no model runs"):
-            await s.workbench.clear_cache()
-        await s.workbench.send(session_id, "hello")
-        await s.workbench.keep_path(session_id, True)
+            await s.workbench.cache.clear()
+        await s.workbench.answers.send(session_id, "hello")
+        await s.workbench.cache.keep_path(session_id, True)
         s.events.clear()
-        await s.workbench.clear_cache()
+        await s.workbench.cache.clear()
         await until(lambda: (pins(s, session_id), size(s, session_id)) == ((None, 0), (0, 0)))
         assert any(type(event).__name__ == "StatusChanged" for event in s.events)  # the bar speaks of bytes
         # and what was said goes on
-        await s.workbench.send(session_id, "still there?")
+        await s.workbench.answers.send(session_id, "still there?")
         assert (await s.last(session_id)).role == "assistant"
 
     play(scene)
@@ -68,14 +68,14 @@ def test_it_is_emptied(play: Play) -> None:
 def test_a_path_that_is_kept_is_not_pushed_out_by_others(play: Play) -> None:
     async def scene(s: Scene) -> None:
         kept = await s.asked("keep this path")
-        await s.workbench.keep_path(kept, True)
+        await s.workbench.cache.keep_path(kept, True)
         await until(lambda: pins(s, kept)[0] is not None)
-        view = s.workbench.cache(kept)
+        view = s.workbench.cache.view(kept)
         assert view is not None
         assert view.kept is not None
         assert view.kept >= len(await s.path_ids(kept)) - 1
         await until(lambda: pins(s, kept) == (view.kept, 1))
-        model = s.workbench.supervisor.running
+        model = s.workbench.services.supervisor.running
         assert model is not None
         # when the budget has room for hardly more than that
         other = await s.asked("another one")
@@ -88,7 +88,7 @@ def test_a_path_that_is_kept_is_not_pushed_out_by_others(play: Play) -> None:
         assert gone.tokens < held.tokens
         # until it is let go; twice is no harm, and another session's path was never kept
         for _ in range(2):
-            await s.workbench.keep_path(kept, False)
+            await s.workbench.cache.keep_path(kept, False)
         await until(lambda: pins(s, kept) == (None, 0))
 
     play(scene)
@@ -98,18 +98,18 @@ def test_its_answer_is_compared_with_one_that_knows_no_cache(play: Play, monkeyp
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         with pytest.raises(Refusal, match="no model runs"):
-            await s.workbench.check_uncached(session_id)
+            await s.workbench.cache.check_uncached(session_id)
         await s.asked("hello")
         with pytest.raises(Refusal, match="no tokens yet"):
-            await s.workbench.check_uncached(session_id)
-        await s.workbench.send(session_id, "hello")
-        check = await s.workbench.check_uncached(session_id)
+            await s.workbench.cache.check_uncached(session_id)
+        await s.workbench.answers.send(session_id, "hello")
+        check = await s.workbench.cache.check_uncached(session_id)
         assert check.tokens == len(await s.path_ids(session_id))
         assert check.difference <= 1e-4
         assert check.same_first
         assert check.entries > 200
         # one that is wrong is told by how much
-        model = s.workbench.supervisor.running
+        model = s.workbench.services.supervisor.running
         assert model is not None
         ids = await s.path_ids(session_id)
         wrong = np.array(await model.next_token_logprobs(ids))
@@ -119,7 +119,7 @@ def test_its_answer_is_compared_with_one_that_knows_no_cache(play: Play, monkeyp
             return wrong
 
         monkeypatch.setattr(model, "next_token_logprobs", answer, raising=False)
-        check = await s.workbench.check_uncached(session_id)
+        check = await s.workbench.cache.check_uncached(session_id)
         assert check.difference == pytest.approx(3.0, abs=1e-3)
         # and an engine that ends meanwhile is a refusal
 
@@ -128,7 +128,7 @@ def test_its_answer_is_compared_with_one_that_knows_no_cache(play: Play, monkeyp
 
         monkeypatch.setattr(model, "next_token_logprobs", die, raising=False)
         with pytest.raises(Refusal, match="ended"):
-            await s.workbench.check_uncached(session_id)
-        assert s.workbench.cache(session_id) is None
+            await s.workbench.cache.check_uncached(session_id)
+        assert s.workbench.cache.view(session_id) is None
 
     play(scene, engine=Engine())

@@ -26,13 +26,13 @@ def seen(s: Scene) -> str:
 def test_what_is_said_before_send_is_what_is_computed(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        await s.workbench.supervisor.model()
-        await s.workbench.set_system(session_id, "Be short.")
-        await s.workbench.pin_files(session_id, [NOTES])
+        await s.workbench.services.supervisor.model()
+        await s.workbench.setup.set_system(session_id, "Be short.")
+        await s.workbench.setup.pin_files(session_id, [NOTES])
         for text in ("hello there", "and what is it called?"):
             # when it is counted, and then sent
-            before = await s.workbench.compose(session_id, text)
-            await s.workbench.send(session_id, text)
+            before = await s.workbench.drafts.compose(session_id, text)
+            await s.workbench.answers.send(session_id, text)
             stats = (await s.last(session_id)).stats
             # then the prompt is as long as was said, and so much of it was new
             assert sum(part.tokens for part in before.parts) == len(s.engine.prompts[-1])
@@ -51,10 +51,10 @@ def test_what_is_said_before_send_is_what_is_computed(play: Play) -> None:
 def test_nothing_is_known_of_parts_without_an_engine(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        assert (await s.workbench.compose(session_id, "x")).parts == ()
-        assert await s.workbench.score_draft(session_id, "x") is None
+        assert (await s.workbench.drafts.compose(session_id, "x")).parts == ()
+        assert await s.workbench.drafts.score(session_id, "x") is None
         with pytest.raises(Refusal, match="engine"):
-            await s.workbench.leave_out(session_id, "x")
+            await s.workbench.drafts.leave_out(session_id, "x")
 
     play(scene)
 
@@ -62,10 +62,10 @@ def test_nothing_is_known_of_parts_without_an_engine(play: Play) -> None:
 def test_a_draft_is_scored_as_it_will_stand(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("hi")
-        bits = await s.workbench.score_draft(session_id, "and now?")
-        assert await s.workbench.score_draft(session_id, "  ") is None
+        bits = await s.workbench.drafts.score(session_id, "and now?")
+        assert await s.workbench.drafts.score(session_id, "  ") is None
         before = len((await s.view(session_id)).turns)
-        await s.workbench.send(session_id, "and now?")
+        await s.workbench.answers.send(session_id, "and now?")
         turn = (await s.view(session_id)).turns[before]
         typed = turn.run.logprob[turn.run.origin == 1]
         assert bits == pytest.approx(float(-typed.sum() / 0.6931472), rel=1e-4)
@@ -78,17 +78,17 @@ def test_a_draft_is_scored_as_it_will_stand(play: Play) -> None:
 def test_pinned_files_are_a_beginning_of_their_own_and_are_kept(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("hi")
-        setup = await s.workbench.pin_files(session_id, [NOTES])
+        setup = await s.workbench.setup.pin_files(session_id, [NOTES])
         assert setup.files == (NOTES,)
-        await s.workbench.send(session_id, "hi")
+        await s.workbench.answers.send(session_id, "hi")
         assert "Ada" in seen(s)
-        assert (await s.workbench.pin_files(session_id, [])).files == ()
+        assert (await s.workbench.setup.pin_files(session_id, [])).files == ()
         assert len((await s.view(session_id)).turns) > 2  # the conversation before
 
     async def again(s: Scene) -> None:
-        row = (await s.workbench.sessions())[0]
+        row = (await s.workbench.sessions.list())[0]
         await s.view(row.session_id)
-        assert (await s.workbench.pin_files(row.session_id, [NOTES])).files == (NOTES,)
+        assert (await s.workbench.setup.pin_files(row.session_id, [NOTES])).files == (NOTES,)
         assert len((await s.view(row.session_id)).turns) == 3
 
     play(scene)
@@ -111,7 +111,7 @@ def test_what_is_no_text_is_refused_with_numbers(play: Play, tmp_path: Path, dat
         if data is not None:
             file.write_bytes(data)
         with pytest.raises(Refusal, match=words):
-            await s.workbench.read_file(str(file))
+            await s.workbench.drafts.read_file(str(file))
 
     play(scene)
 
@@ -120,7 +120,7 @@ def test_a_text_is_read_whatever_it_begins_with(play: Play, tmp_path: Path) -> N
     async def scene(s: Scene) -> None:
         file = tmp_path / "日本.md"
         file.write_bytes("\ufeff# Ré🙂sumé".encode())
-        assert await s.workbench.read_file(str(file)) == TextFile("日本.md", "# Ré🙂sumé")
+        assert await s.workbench.drafts.read_file(str(file)) == TextFile("日本.md", "# Ré🙂sumé")
 
     play(scene)
 
@@ -128,13 +128,13 @@ def test_a_text_is_read_whatever_it_begins_with(play: Play, tmp_path: Path) -> N
 def test_the_oldest_turns_are_left_out_and_stay_in_the_tree(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        await s.workbench.set_system(session_id, "Be short.")
+        await s.workbench.setup.set_system(session_id, "Be short.")
         for number in range(4):
-            await s.workbench.send(session_id, f"question {number}")
+            await s.workbench.answers.send(session_id, f"question {number}")
         whole = (await s.view(session_id)).turns
         text = "one more that is rather long, so that there is no room"
         # when
-        count = await s.workbench.leave_out(session_id, text)
+        count = await s.workbench.drafts.leave_out(session_id, text)
         # then the latest turns go on under another root of the same words, and it is said
         view = await s.view(session_id)
         assert count > 0
@@ -142,14 +142,14 @@ def test_the_oldest_turns_are_left_out_and_stay_in_the_tree(play: Play) -> None:
         assert view.turns[0].run.text.startswith("Be short")
         assert f"{count} earlier turns are not seen by the model" in view.turns[1].note
         assert view.turns[-1].run.text == whole[-1].run.text
-        await s.workbench.send(session_id, text)
+        await s.workbench.answers.send(session_id, text)
         assert (await s.last(session_id)).note == "reached the length limit"
         assert "question 0" not in seen(s)
         assert seen(s).startswith("system\nBe short.\nuser\nquestion")
         # the prompt is what the tree says, token for token, and every token has its numbers
         assert (await s.path_ids(session_id))[: len(s.engine.prompts[-1])] == s.engine.prompts[-1]
         # and the whole conversation is one click away
-        back = await s.workbench.select(session_id, whole[-1].node_id)
+        back = await s.workbench.branches.select(session_id, whole[-1].node_id)
         assert [t.node_id for t in back.turns] == [t.node_id for t in whole]
         assert await s.store.verify() == []
 
@@ -161,10 +161,10 @@ def test_a_message_that_fills_the_context_alone_is_not_helped_by_that(play: Play
         session_id = await s.asked("hi")
         before = await s.path_ids(session_id)
         with pytest.raises(Refusal, match="not what fills"):
-            await s.workbench.leave_out(await s.new(), "x" * 300)
+            await s.workbench.drafts.leave_out(await s.new(), "x" * 300)
         await s.view(session_id)
         assert await s.path_ids(session_id) == before
-        assert parts(await s.workbench.compose(session_id, "")).get(PartKind.DRAFT.value) == (0, 0)
+        assert parts(await s.workbench.drafts.compose(session_id, "")).get(PartKind.DRAFT.value) == (0, 0)
 
     play(scene, engine=Engine(options={"context_length": 256}))
 
@@ -173,12 +173,12 @@ def test_room_in_the_sample_is_made_in_a_copy(play: Play) -> None:
     async def scene(s: Scene) -> None:
         made = await s.new()
         for number in range(4):
-            await s.workbench.send(made, f"question {number}")
+            await s.workbench.answers.send(made, f"question {number}")
         whole = (await s.view(made)).turns
-        session = s.workbench._sessions.opened(made)  # nothing else makes a sample of it
+        session = s.workbench.services.sessions.opened(made)  # nothing else makes a sample of it
         session.is_sample = True
-        await s.workbench.leave_out(made, "one more that is rather long, so that there is no room")
-        copy = next(row.session_id for row in await s.workbench.sessions() if "(copy)" in row.title)
+        await s.workbench.drafts.leave_out(made, "one more that is rather long, so that there is no room")
+        copy = next(row.session_id for row in await s.workbench.sessions.list() if "(copy)" in row.title)
         turns = (await s.view(copy)).turns
         assert turns[-1].run.text == whole[-1].run.text
         assert [turn.node_id for turn in (await s.view(made)).turns] == [turn.node_id for turn in whole]
@@ -190,14 +190,14 @@ def test_an_engine_that_dies_while_room_is_made_is_said_and_nothing_is_changed(p
     async def scene(s: Scene) -> None:
         session_id = await s.asked("hello")
         before = await s.view(session_id)
-        model = s.workbench.supervisor.running
+        model = s.workbench.services.supervisor.running
 
         async def dies(_text: str) -> list[int]:
             raise EngineDiedError("the engine process has ended: signal 9 (SIGKILL)")
 
         model.tokenize_async = dies  # type: ignore[union-attr, method-assign]  # it runs; dead from now on
         with pytest.raises(Refusal, match="signal 9"):
-            await s.workbench.leave_out(session_id, "x")
+            await s.workbench.drafts.leave_out(session_id, "x")
         assert s.workbench.status.engine is EngineState.DIED
         assert_same_view(await s.view(session_id), before)
 
@@ -211,20 +211,20 @@ def has_budget(model: LanguageModel, budget: int) -> bool:
 def test_the_whole_context_is_offered_where_its_kv_has_room_and_the_numbers_are_told(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        model = await s.workbench.supervisor.model()
+        model = await s.workbench.services.supervisor.model()
         whole, per_token = model.info.whole_context, model.info.kv_bytes_per_token
         assert (model.info.context_length, whole > 64) == (64, True)
         for budget, fits in ((whole * per_token, True), (whole * per_token - 1, False)):
             await model.set_kv_budget_async(budget)
             await until(partial(has_budget, model, budget))  # told with the next numbers
-            found = await s.workbench.compose(session_id, "x")
+            found = await s.workbench.drafts.compose(session_id, "x")
             assert (found.can_grow, found.whole_context, found.whole_bytes, found.kv_budget) == (
                 fits, whole, whole * per_token, budget,
             )  # fmt: skip
 
     async def whole_already(s: Scene) -> None:
-        await s.workbench.supervisor.model()
-        found = await s.workbench.compose(await s.new(), "x")
+        await s.workbench.services.supervisor.model()
+        found = await s.workbench.drafts.compose(await s.new(), "x")
         assert (found.can_grow, found.whole_context) == (False, None)
 
     play(scene, engine=Engine(options={"context_length": 64}))

@@ -42,15 +42,15 @@ def test_it_says_what_it_would_have_said_had_nobody_stopped_it(play: Play) -> No
 
     async def second(s: Scene) -> None:
         await s.view(kept["id"])
-        await s.workbench.continue_turn(kept["id"], kept["node"])
+        await s.workbench.answers.continue_turn(kept["id"], kept["node"])
         turn = await s.last(kept["id"])
         assert turn.note == "reached the length limit"
         assert (await made(s, kept["id"], turn))["options"]["seed"] == kept["seed"]
         assert all("seed" not in names for names in (await made(s, kept["id"], turn))["sources"].values())
-        await s.workbench.set_option(kept["id"], "seed", kept["seed"])
-        await s.workbench.set_option(kept["id"], "max_tokens", 15)
+        await s.workbench.setup.set_option(kept["id"], "seed", kept["seed"])
+        await s.workbench.setup.set_option(kept["id"], "max_tokens", 15)
         question = (await s.view(kept["id"])).turns[-2]
-        await s.workbench.send(kept["id"], "hello", question.node_id)
+        await s.workbench.answers.send(kept["id"], "hello", question.node_id)
         assert ids(await s.last(kept["id"])) == ids(turn)
 
     play(first, options=DRAWN)
@@ -66,14 +66,14 @@ def test_a_preset_that_says_something_else_by_now_does_not_change_it(play: Play)
 
     async def second(s: Scene) -> None:
         await s.view(kept["id"])
-        await s.workbench.continue_turn(kept["id"], kept["node"])
+        await s.workbench.answers.continue_turn(kept["id"], kept["node"])
         turn = await s.last(kept["id"])
         stored = await made(s, kept["id"], turn)
         assert stored["options"]["sampling"]["temperature"] == 1.5
         assert "sampling.temperature" in stored["sources"]["preset"]
         assert turn.note == "reached the length limit"
         # what begins now is made as things are now
-        await s.workbench.regenerate(kept["id"], turn.node_id)
+        await s.workbench.answers.regenerate(kept["id"], turn.node_id)
         assert (await made(s, kept["id"], await s.last(kept["id"])))["options"]["sampling"]["temperature"] == 0.25
 
     play(first, options=DRAWN)
@@ -84,8 +84,8 @@ def test_what_was_set_for_the_session_since_holds_and_is_said(play: Play) -> Non
     async def scene(s: Scene) -> None:
         session_id, turn = await stopped(s)
         seed = (await made(s, session_id, turn))["options"]["seed"]
-        await s.workbench.set_option(session_id, "temperature", 0.5)
-        await s.workbench.continue_turn(session_id, turn.node_id)
+        await s.workbench.setup.set_option(session_id, "temperature", 0.5)
+        await s.workbench.answers.continue_turn(session_id, turn.node_id)
         on = await s.last(session_id)
         assert on.note == "went on with temperature 0.5 (was 1.5) · reached the length limit"
         options = (await made(s, session_id, on))["options"]
@@ -97,12 +97,12 @@ def test_what_was_set_for_the_session_since_holds_and_is_said(play: Play) -> Non
 def test_what_was_taken_back_for_the_session_since_is_said_too(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        await s.workbench.set_option(session_id, "top_k", 3)
-        await s.workbench.set_option(session_id, "seed", 7)
-        await s.workbench.send(session_id, "hello")
+        await s.workbench.setup.set_option(session_id, "top_k", 3)
+        await s.workbench.setup.set_option(session_id, "seed", 7)
+        await s.workbench.answers.send(session_id, "hello")
         turn = await s.last(session_id)
-        await s.workbench.set_option(session_id, "top_k", None)
-        await s.workbench.continue_turn(session_id, turn.node_id)
+        await s.workbench.setup.set_option(session_id, "top_k", None)
+        await s.workbench.answers.continue_turn(session_id, turn.node_id)
         on = await s.last(session_id)
         assert on.note == "went on with top_k 0 (was 3) · reached the length limit"
         assert (await made(s, session_id, on))["options"]["seed"] == 7
@@ -113,9 +113,9 @@ def test_what_was_taken_back_for_the_session_since_is_said_too(play: Play) -> No
 def test_another_preset_chosen_for_the_session_holds(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, turn = await stopped(s)
-        await s.workbench.set_option(session_id, "temperature", 0.25)
-        await s.workbench.save_preset(session_id, "cold")
-        await s.workbench.continue_turn(session_id, turn.node_id)
+        await s.workbench.setup.set_option(session_id, "temperature", 0.25)
+        await s.workbench.setup.save_preset(session_id, "cold")
+        await s.workbench.answers.continue_turn(session_id, turn.node_id)
         on = await s.last(session_id)
         assert "went on with temperature 0.25 (was 1.5)" in on.note
 
@@ -125,8 +125,8 @@ def test_another_preset_chosen_for_the_session_holds(play: Play) -> None:
 def test_another_form_is_said(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, turn = await stopped(s)
-        await s.workbench.set_format(session_id, AnswerFormat(FormatKind.REGEX, "(.|\n)*"))
-        await s.workbench.continue_turn(session_id, turn.node_id)
+        await s.workbench.setup.set_format(session_id, AnswerFormat(FormatKind.REGEX, "(.|\n)*"))
+        await s.workbench.answers.continue_turn(session_id, turn.node_id)
         assert "went on with the form of the answer" in (await s.last(session_id)).note
 
     play(scene, options=DRAWN)
@@ -137,7 +137,7 @@ def test_going_on_twice_from_one_place_says_two_things(play: Play) -> None:
         session_id, turn = await stopped(s)
         said = []
         for _ in range(2):
-            await s.workbench.continue_turn(session_id, turn.node_id)
+            await s.workbench.answers.continue_turn(session_id, turn.node_id)
             said.append(ids(await s.last(session_id)))
         assert said[0][:3] == said[1][:3]
         assert said[0] != said[1]
@@ -148,10 +148,10 @@ def test_going_on_twice_from_one_place_says_two_things(play: Play) -> None:
 def test_an_answer_of_which_nothing_is_stored_goes_on_as_things_are_now(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, turn = await stopped(s)
-        session = s.workbench._sessions.opened(session_id)
+        session = s.workbench.services.sessions.opened(session_id)
         node = session.tree.nodes[turn.node_id]
         session.tree.put(replace(node, stats={name: value for name, value in node.stats.items() if name != "made"}))
-        await s.workbench.continue_turn(session_id, turn.node_id)
+        await s.workbench.answers.continue_turn(session_id, turn.node_id)
         assert (await s.last(session_id)).note == "reached the length limit"
 
     play(scene, engine=Engine(), options=DRAWN)

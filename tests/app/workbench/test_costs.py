@@ -36,15 +36,15 @@ def test_an_answer_stopped_while_its_prompt_is_read_counts_what_was_read(play: P
         def stop_in_the_middle(event: Event) -> None:
             words = event.turn.note.split() if isinstance(event, TurnChanged) else []
             if words[:1] == ["reading"] and int(words[1].replace(",", "")) > before:
-                task = s.workbench._answers.running[session_id].task
+                task = next(iter(s.workbench.services.running)).task
                 assert task is not None
-                s.workbench.stop(session_id)
+                s.workbench.answers.stop(session_id)
                 task.add_done_callback(lambda _: gate.open())  # not before the model was told
 
         # when
         s.workbench.subscribe(stop_in_the_middle)
         gate.shut(after=1)
-        await s.workbench.send(session_id, LONG)
+        await s.workbench.answers.send(session_id, LONG)
         # then
         stopped = await s.last(session_id)
         assert (stopped.note, own_tokens(stopped)) == ("stopped", [])
@@ -60,9 +60,9 @@ def test_an_answer_stopped_while_its_prompt_is_read_counts_what_was_read(play: P
 def test_an_answer_stopped_while_the_engine_loads_has_no_such_numbers(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        s.engine.on_look = lambda what: s.workbench.stop(session_id) if what == "start" else None
-        await s.workbench.send(session_id, "hello")
-        await s.workbench.supervisor.model()  # it goes on loading
+        s.engine.on_look = lambda what: s.workbench.answers.stop(session_id) if what == "start" else None
+        await s.workbench.answers.send(session_id, "hello")
+        await s.workbench.services.supervisor.model()  # it goes on loading
         stopped = await s.last(session_id)
         assert stopped.stats is not None
         assert (stopped.stats.reused, stopped.stats.computed, stopped.stats.first_token_seconds) == (None, None, None)
@@ -78,7 +78,7 @@ def test_a_prompt_is_either_found_or_computed(play: Play) -> None:
         assert first is not None
         assert (first.reused, first.computed) == (0, len(s.engine.prompts[-1]))
         before = len(await s.path_ids(session_id))
-        await s.workbench.send(session_id, LONG)
+        await s.workbench.answers.send(session_id, LONG)
         second = (await s.last(session_id)).stats
         assert second is not None
         assert (second.reused, second.computed) == (before - 1, len(s.engine.prompts[-1]) - before + 1)
@@ -115,18 +115,18 @@ def test_an_answer_says_how_many_guesses_were_right(play: Play) -> None:
         assert plain.stats is not None
         assert (plain.stats.drafted, plain.stats.accepted) == (None, None)
         # when it guesses ahead, twice
-        await s.workbench.set_guess(session_id, Guess.PROMPT_LOOKUP)
+        await s.workbench.setup.set_guess(session_id, Guess.PROMPT_LOOKUP)
         for _ in range(2):
-            await s.workbench.send(session_id, "and then?")
+            await s.workbench.answers.send(session_id, "and then?")
             turn = await s.last(session_id)
             assert turn.stats is not None
             told.append((turn.stats.drafted, turn.stats.accepted))
-            made = s.workbench.how_made(session_id, turn.node_id)
+            made = s.workbench.answers.how_made(session_id, turn.node_id)
             assert made is not None
             drafted, accepted = turn.stats.drafted or 0, turn.stats.accepted or 0
             assert made.facts["guessed ahead"] == f"{drafted} tokens, {accepted} kept ({100 * accepted // drafted} %)"
         # then each answer has its own guesses, which together are the model's
-        metrics = (await s.workbench.supervisor.model()).metrics()
+        metrics = (await s.workbench.services.supervisor.model()).metrics()
         assert [sum(part or 0 for part in parts) for parts in zip(*told, strict=True)] == [
             metrics.tokens_drafted,
             metrics.tokens_accepted,
@@ -134,7 +134,7 @@ def test_an_answer_says_how_many_guesses_were_right(play: Play) -> None:
         assert all(drafted and accepted and accepted <= drafted for drafted, accepted in told)
 
     async def reopened(s: Scene) -> None:
-        session_id = (await s.workbench.sessions())[0].session_id
+        session_id = (await s.workbench.sessions.list())[0].session_id
         turns = [turn for turn in (await s.view(session_id)).turns if turn.role == "assistant"]
         stats = [turn.stats for turn in turns]
         assert [(one.drafted, one.accepted) for one in stats if one is not None] == [(None, None), *told]
@@ -147,12 +147,12 @@ def test_an_answer_for_which_nothing_could_be_guessed_says_none(play: Play) -> N
     async def scene(s: Scene) -> None:
         # given an answer whose only token comes with the prompt
         session_id = await s.new()
-        await s.workbench.set_guess(session_id, Guess.PROMPT_LOOKUP)
-        await s.workbench.send(session_id, "hello")
+        await s.workbench.setup.set_guess(session_id, Guess.PROMPT_LOOKUP)
+        await s.workbench.answers.send(session_id, "hello")
         turn = await s.last(session_id)
         assert turn.stats is not None
         assert (turn.stats.drafted, turn.stats.accepted) == (0, 0)
-        made = s.workbench.how_made(session_id, turn.node_id)
+        made = s.workbench.answers.how_made(session_id, turn.node_id)
         assert made is not None
         assert made.facts["guessed ahead"] == "0 tokens"
 

@@ -52,10 +52,10 @@ def test_a_model_is_planned_and_fetched(play: Play, hub: LocalHub, tiny: Files) 
 
     async def scene(s: Scene) -> None:
         # given: nobody is asked before a person asks
-        assert await s.workbench.model_shelf() == []
+        assert await s.workbench.shelf.list() == []
         assert hub.asked == []
         # when
-        plan = await s.workbench.plan_model("org/tiny")
+        plan = await s.workbench.shelf.plan("org/tiny")
         # then
         assert (plan.repository, plan.commit, plan.here, plan.kind) == ("org/tiny", commit, False, "model")
         assert dict(plan.files)[WEIGHTS] == len(tiny[WEIGHTS])
@@ -63,22 +63,22 @@ def test_a_model_is_planned_and_fetched(play: Play, hub: LocalHub, tiny: Files) 
         assert WEIGHTS not in hub.fetched()
         assert plan.fit is not None
         assert (plan.fit.fits, plan.fit.context, plan.context) == (True, 4096, 4096)
-        more = await s.workbench.fit(plan, 8192)
+        more = await s.workbench.shelf.fit(plan, 8192)
         assert more is not None
         assert (more.context, more.kv) == (8192, 2 * plan.fit.kv)
         # when
-        s.workbench.download(plan.pinned)
-        s.workbench.download(plan.pinned)  # once more changes nothing
+        s.workbench.shelf.download(plan.pinned)
+        s.workbench.shelf.download(plan.pinned)  # once more changes nothing
         await until(lambda: is_in(s, DownloadState.DONE))
         # then
         (done,) = told(s)
         assert (done.name, done.kind, done.done) == (plan.name, "model", done.total)
         assert ModelsChanged() in s.events
-        (model,) = await s.workbench.model_shelf()
+        (model,) = await s.workbench.shelf.list()
         assert (model.name, model.context, model.problem, model.loaded) == (plan.name, 4096, "", False)
         assert len(hub.ranges(WEIGHTS)) == 1
         # it is only not told of any more
-        assert await s.workbench.cancel_download("org/tiny") == 0
+        assert await s.workbench.shelf.cancel_download("org/tiny") == 0
         assert told(s) == []
         assert len(ModelShelf().models()) == 1
 
@@ -91,19 +91,19 @@ def test_one_that_is_paused_goes_on_after_a_restart(play: Play, hub: LocalHub, t
     hub.before = [for_file(WEIGHTS, held, times=1)]
 
     async def first(s: Scene) -> None:
-        s.workbench.download("org/tiny")
+        s.workbench.shelf.download("org/tiny")
         await until(lambda: half_is_here(tiny))
         await until(lambda: told(s)[0].file and told(s)[0].total)
-        await s.workbench.pause_download("org/tiny")
+        await s.workbench.shelf.pause_download("org/tiny")
         (view,) = told(s)
         assert (view.state, view.done) == (DownloadState.PAUSED, unfinished_downloads()[0].kept)
         assert 0 < view.done < view.total
 
     async def second(s: Scene) -> None:
-        await s.workbench.model_shelf()
+        await s.workbench.shelf.list()
         (view,) = told(s)
         assert (view.state, view.done) == (DownloadState.PAUSED, unfinished_downloads()[0].kept)
-        s.workbench.download("org/tiny")
+        s.workbench.shelf.download("org/tiny")
         await until(lambda: is_in(s, DownloadState.DONE))
         assert hub.ranges(WEIGHTS) == [None, f"bytes={len(tiny[WEIGHTS]) // 2}-"]
         assert told(s)[0].name == f"org/tiny@{commit[:12]}"  # what was begun, whatever the branch is by now
@@ -119,7 +119,7 @@ def test_the_end_of_the_app_keeps_what_has_arrived(play: Play, hub: LocalHub, ti
     hub.before = [for_file(WEIGHTS, held)]
 
     async def scene(s: Scene) -> None:
-        s.workbench.download("org/tiny")
+        s.workbench.shelf.download("org/tiny")
         await until(lambda: half_is_here(tiny))
 
     play(scene)  # which closes the workbench, and finds no task left
@@ -131,13 +131,13 @@ def test_one_that_is_cancelled_leaves_nothing(play: Play, hub: LocalHub, tiny: F
     hub.before = [for_file(WEIGHTS, held)]
 
     async def scene(s: Scene) -> None:
-        s.workbench.download("org/tiny")
+        s.workbench.shelf.download("org/tiny")
         await until(lambda: half_is_here(tiny))
-        freed = await s.workbench.cancel_download("org/tiny")
+        freed = await s.workbench.shelf.cancel_download("org/tiny")
         assert freed > len(tiny[WEIGHTS]) // 2 - 1
         assert told(s) == []
         assert unfinished_downloads() == []
-        assert await s.workbench.model_shelf() == []
+        assert await s.workbench.shelf.list() == []
 
     play(scene)
 
@@ -147,14 +147,14 @@ def test_a_failure_says_its_cause_and_what_was_kept(play: Play, hub: LocalHub, t
     hub.before = [for_file(WEIGHTS, status(403), times=1)]
 
     async def scene(s: Scene) -> None:
-        s.workbench.download("org/tiny")
+        s.workbench.shelf.download("org/tiny")
         await until(lambda: is_in(s, DownloadState.FAILED))
         (view,) = told(s)
         assert "the hub refuses (HTTP 403)" in view.note
         assert "the same command" not in view.note
         assert view.done == unfinished_downloads()[0].kept > 0
         # when it is tried again
-        s.workbench.download("org/tiny")
+        s.workbench.shelf.download("org/tiny")
         await until(lambda: is_in(s, DownloadState.DONE))
 
     play(scene)
@@ -165,8 +165,8 @@ def test_who_hears_of_the_end_may_begin_again_at_once(play: Play, hub: LocalHub,
     hub.before = [for_file(WEIGHTS, status(403), times=1)]
 
     async def scene(s: Scene) -> None:
-        s.workbench.subscribe(lambda _: s.workbench.download("org/tiny") if is_in(s, DownloadState.FAILED) else None)
-        s.workbench.download("org/tiny")
+        s.workbench.subscribe(lambda _: s.workbench.shelf.download("org/tiny") if is_in(s, DownloadState.FAILED) else None)
+        s.workbench.shelf.download("org/tiny")
         await until(lambda: is_in(s, DownloadState.DONE))
 
     play(scene)
@@ -184,10 +184,10 @@ def test_a_fault_of_ours_ends_a_download_that_can_be_tried_again(
     async def scene(s: Scene) -> None:
         with monkeypatch.context() as patch:
             patch.setattr("app.workbench.models.downloads._fetch", broken)
-            s.workbench.download("org/tiny")
+            s.workbench.shelf.download("org/tiny")
             await until(lambda: is_in(s, DownloadState.FAILED))
         assert told(s)[0].note == "broken fetch"
-        s.workbench.download("org/tiny")
+        s.workbench.shelf.download("org/tiny")
         await until(lambda: is_in(s, DownloadState.DONE))
 
     play(scene)
@@ -203,11 +203,11 @@ def test_what_nothing_here_runs_is_refused_before_it_is_fetched(play: Play, hub:
 
     async def scene(s: Scene) -> None:
         with pytest.raises(Refusal, match="quantised with gptq, which needs CUDA"):
-            await s.workbench.plan_model("org/cuda")
+            await s.workbench.shelf.plan("org/cuda")
         with pytest.raises(Refusal, match=r"only pickled weights .* can run code"):
-            await s.workbench.plan_model("org/old")
+            await s.workbench.shelf.plan("org/old")
         with pytest.raises(Refusal, match="no repository"):
-            await s.workbench.plan_model("no name at all")
+            await s.workbench.shelf.plan("no name at all")
         assert told(s) == []
 
     play(scene)
@@ -220,20 +220,20 @@ def test_an_adapter_is_put_on_the_stack_by_its_id(play: Play, hub: LocalHub, tmp
 
     async def scene(s: Scene) -> None:
         session_id = await s.asked("hi")
-        setup = await s.workbench.get_adapter(session_id, " me/pirate ")
+        setup = await s.workbench.setup.get_adapter(session_id, " me/pirate ")
         (line,) = setup.adapters
         assert (line.choice.name, line.loaded) == (f"me/pirate@{commit[:12]}", True)
         assert [(view.state, view.kind) for view in told(s)] == [(DownloadState.DONE, "adapter")]
-        (shelved,) = await s.workbench.model_shelf()
+        (shelved,) = await s.workbench.shelf.list()
         assert (shelved.kind, shelved.folder) == ("adapter", line.choice.folder)
         # in another session nobody asks the hub
         other, asked = await s.asked("ho"), len(hub.asked)
-        again = await s.workbench.get_adapter(other, "me/pirate")
+        again = await s.workbench.setup.get_adapter(other, "me/pirate")
         assert again.adapters[0].choice.folder == line.choice.folder
         assert len(hub.asked) == asked
         # one that is not there is refused, and leaves no line behind
         with pytest.raises(Refusal, match="no such repository"):
-            await s.workbench.get_adapter(session_id, "me/nobody")
+            await s.workbench.setup.get_adapter(session_id, "me/nobody")
         assert [view.repository for view in told(s)] == ["me/pirate"]
 
     play(scene)
@@ -245,13 +245,13 @@ def test_a_search_says_what_can_run_here(play: Play, hub: LocalHub, tiny: Files)
     hub.add("org/tiny-cuda", {**tiny, "config.json": config + b', "quantization_config": {"quant_method": "gptq", "bits": 4}}'})
 
     async def scene(s: Scene) -> None:
-        found = {find.source: find for find in await s.workbench.search_hub("tiny")}
+        found = {find.source: find for find in await s.workbench.shelf.search_hub("tiny")}
         assert found.keys() == {"org/tiny", "org/tiny-cuda"}
         assert (found["org/tiny"].problem, found["org/tiny"].kind) == ("", "model")
         assert "downloads last month" in found["org/tiny"].facts
         assert "needs CUDA" in found["org/tiny-cuda"].problem
         assert hub.fetched() == []
         with pytest.raises(Refusal):
-            await s.workbench.search_hub("")
+            await s.workbench.shelf.search_hub("")
 
     play(scene)

@@ -31,7 +31,7 @@ def test_an_engine_that_dies_in_the_middle_keeps_the_text_and_is_restarted(play:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("one")
         s.engine.dies_after = 5
-        await s.workbench.send(session_id, "two")
+        await s.workbench.answers.send(session_id, "two")
         dead = await s.last(session_id)
         assert (dead.status, dead.note) == (TurnStatus.PARTIAL, DIED)
         assert len(own_tokens(dead)) == 5
@@ -39,11 +39,11 @@ def test_an_engine_that_dies_in_the_middle_keeps_the_text_and_is_restarted(play:
         assert state_of(s) is EngineState.DIED
         assert s.workbench.status.reason == DIED
 
-        await s.workbench.send(session_id, "three")
+        await s.workbench.answers.send(session_id, "three")
         assert len(own_tokens(await s.last(session_id))) == 12
         assert s.engine.starts == 2
         assert state_of(s) is EngineState.READY
-        await s.workbench.continue_turn(session_id, dead.node_id)
+        await s.workbench.answers.continue_turn(session_id, dead.node_id)
         assert len(own_tokens(await s.last(session_id))) == 5 + 12
         shown.append(await s.view(session_id))
 
@@ -58,18 +58,18 @@ def test_an_engine_that_dies_under_two_answers_is_restarted_once(play: Play) -> 
     async def scene(s: Scene) -> None:
         one, two = await s.new(), await s.new()
         s.engine.holds_after = 3
-        first = asyncio.create_task(s.workbench.send(one, "first"))
-        second = asyncio.create_task(s.workbench.send(two, "second"))
+        first = asyncio.create_task(s.workbench.answers.send(one, "first"))
+        second = asyncio.create_task(s.workbench.answers.send(two, "second"))
         await until(lambda: s.arrived(one) == s.arrived(two) == 3)
-        model = s.workbench.supervisor.running
+        model = s.workbench.services.supervisor.running
         assert model is not None
-        await s.workbench.supervisor.died(model)
+        await s.workbench.services.supervisor.died(model)
         s.engine.holds_after = None
-        replacement = await s.workbench.supervisor.model()
-        await s.workbench.supervisor.died(model)  # the second request notices only now
-        assert s.workbench.supervisor.running is replacement
-        s.workbench.stop(one)
-        s.workbench.stop(two)
+        replacement = await s.workbench.services.supervisor.model()
+        await s.workbench.services.supervisor.died(model)  # the second request notices only now
+        assert s.workbench.services.supervisor.running is replacement
+        s.workbench.answers.stop(one)
+        s.workbench.answers.stop(two)
         await asyncio.gather(first, second)
 
     play(scene)
@@ -84,12 +84,12 @@ def test_a_fault_of_the_model_in_the_middle_keeps_the_text(play: Play) -> None:
                 raise NonFiniteLogitsError("token 3: the logits hold NaN; try another dtype")
 
         s.engine.on_look = look
-        await s.workbench.send(session_id, "two")
+        await s.workbench.answers.send(session_id, "two")
         failed = await s.last(session_id)
         assert failed.note == "token 3: the logits hold NaN; try another dtype"
         assert state_of(s) is EngineState.READY
         s.engine.on_look = lambda _what: None
-        await s.workbench.regenerate(session_id, failed.node_id)
+        await s.workbench.answers.regenerate(session_id, failed.node_id)
         assert len(own_tokens(await s.last(session_id))) == 12
         assert s.engine.starts == 1
 
@@ -100,7 +100,7 @@ def test_a_bug_under_an_answer_is_logged_and_ends_the_turn(play: Play, caplog: p
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         s.engine.refuses = [KeyError("hidden_size")]
-        await s.workbench.send(session_id, "hello")
+        await s.workbench.answers.send(session_id, "hello")
         assert "your text is kept" in (await s.last(session_id)).note
 
     play(scene)
@@ -130,11 +130,11 @@ def test_another_tokenizer_is_refused_instead_of_reading_wrong_words(play: Play)
         async def start(*_: object, **__: object) -> LanguageModel:
             return cast("LanguageModel", Shifted(await asyncio.to_thread(load, "x", backend="fake")))
 
-        s.workbench.supervisor._start_engine = start
-        session_id = (await s.workbench.sessions())[0].session_id
+        s.workbench.services.supervisor._start_engine = start
+        session_id = (await s.workbench.sessions.list())[0].session_id
         before = rows(s.path, "SELECT count(*) FROM token_chunks")
         await s.view(session_id)
-        await s.workbench.send(session_id, "two")
+        await s.workbench.answers.send(session_id, "two")
         answer = await s.last(session_id)
         assert "written with another tokenizer" in answer.note
         assert "Choose the model it was written with" in answer.note
@@ -149,13 +149,13 @@ def test_numbers_of_another_model_are_not_taken_for_those_of_the_one_that_answer
         await s.asked()
 
     async def second(s: Scene) -> None:
-        session_id = (await s.workbench.sessions())[0].session_id
+        session_id = (await s.workbench.sessions.list())[0].session_id
         old = await s.last(session_id)
         at = own_tokens(old)[3]
-        await s.workbench.branch(session_id, old.node_id, at, alternative(old, at))
+        await s.workbench.answers.branch(session_id, old.node_id, at, alternative(old, at))
         new = await s.last(session_id)
         assert new.note == "reached the length limit"
-        model = s.workbench.supervisor.running
+        model = s.workbench.services.supervisor.running
         assert model is not None
         path = await s.path_ids(session_id)
         own = await model.score_run(path, start=len(path) - 12 - 1)
@@ -163,7 +163,7 @@ def test_numbers_of_another_model_are_not_taken_for_those_of_the_one_that_answer
         assert new.run.logprob[:at] == pytest.approx(old.run.logprob[:at], nan_ok=True)  # still the first model's
         prints = dict(rows(s.path, "SELECT id, kv_fingerprint FROM nodes"))
         assert prints[new.node_id] == model.info.kv_fingerprint != prints[old.node_id]
-        await s.workbench.regenerate(session_id, new.node_id)
+        await s.workbench.answers.regenerate(session_id, new.node_id)
         header = (await s.last(session_id)).run[: own_tokens(old)[0]]
         path = await s.path_ids(session_id)
         own = await model.score_run(path)

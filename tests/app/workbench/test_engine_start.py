@@ -60,7 +60,7 @@ def test_an_engine_that_cannot_load(play: Play, fault: RuntimeFault, note: str, 
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         s.engine.refuses = [fault]
-        await s.workbench.send(session_id, "hello")
+        await s.workbench.answers.send(session_id, "hello")
         view = await s.view(session_id)
         assert view.turns[-1].note == note
         assert view.turns[-1].needs_model == (state is EngineState.NONE)
@@ -73,7 +73,7 @@ def test_an_engine_that_cannot_load(play: Play, fault: RuntimeFault, note: str, 
         assert s.workbench.status.engine is state
         assert s.workbench.status.reason == note
 
-        await s.workbench.send(session_id, "again")
+        await s.workbench.answers.send(session_id, "again")
         view = await s.view(session_id)
         assert len(own_tokens(view.turns[-1])) == 12
         assert [t.role for t in view.turns] == ["system", "user", "user", "assistant"]  # the failed answer is passed over
@@ -88,16 +88,16 @@ def test_once_another_model_is_chosen_the_answer_is_tried_again_rather_than_a_mo
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         s.engine.refuses = [ModelLoadError("no room"), ModelLoadError("no room either")]
-        await s.workbench.send(session_id, "hello")
+        await s.workbench.answers.send(session_id, "hello")
         failed = await s.last(session_id)
         assert (failed.needs_model, failed.can_retry) == (True, True)
         # when another one is chosen
-        await s.workbench.choose_model("other")
+        await s.workbench.models.choose("other")
         assert (await s.last(session_id)).needs_model is False
         # and that one cannot be loaded either
         await until(lambda: not s.engine.refuses)
         s.engine.refuses = [ModelLoadError("no room either")]
-        await s.workbench.regenerate(session_id, failed.node_id)
+        await s.workbench.answers.regenerate(session_id, failed.node_id)
         assert (await s.last(session_id)).needs_model is True
 
     play(scene)
@@ -114,11 +114,11 @@ def test_a_chosen_token_that_no_model_goes_on_from_asks_for_one_too(play: Play) 
         at = own_tokens(turn)[4]
         token = alternative(turn, at)
         s.engine.refuses = [ModelLoadError("not here")]
-        await s.workbench.branch(kept["session"], turn.node_id, at, token)
+        await s.workbench.answers.branch(kept["session"], turn.node_id, at, token)
         branch = await s.last(kept["session"])
         assert int(branch.run.ids[-1]) == token
         assert (branch.note, branch.needs_model) == ("not here", True)
-        await s.workbench.continue_turn(kept["session"], branch.node_id)
+        await s.workbench.answers.continue_turn(kept["session"], branch.node_id)
         assert (await s.last(kept["session"])).needs_model is False
 
     play(first)
@@ -133,20 +133,20 @@ def test_another_engine_may_be_tried_where_one_cannot_run(play: Play) -> None:
             UnknownBackendError("unknown backend 'nope': known: hf"),
             UnknownBackendError("unknown backend 'no'"),
         ]
-        await s.workbench.send(session_id, "hello")
+        await s.workbench.answers.send(session_id, "hello")
         failed = await s.last(session_id)
         assert failed.can_retry is False
         # when another one is chosen that is no better, then one that is
-        await s.workbench.choose_backend("no")
+        await s.workbench.models.choose_backend("no")
         shown = [event.view for event in s.events if isinstance(event, SessionChanged)]
         assert shown[-1].turns[-1].can_retry is True
         await until(lambda: not s.engine.refuses)  # it is started at once
         s.engine.refuses = [UnknownBackendError("unknown backend 'no'")]
-        await s.workbench.regenerate(session_id, failed.node_id)
+        await s.workbench.answers.regenerate(session_id, failed.node_id)
         failed = await s.last(session_id)
         assert failed.can_retry is False
-        await s.workbench.choose_backend("hf")
-        await s.workbench.regenerate(session_id, failed.node_id)
+        await s.workbench.models.choose_backend("hf")
+        await s.workbench.answers.regenerate(session_id, failed.node_id)
         # then the question is answered
         assert [turn.role for turn in (await s.view(session_id)).turns] == ["system", "user", "assistant"]
         assert len(own_tokens(await s.last(session_id))) == 12
@@ -158,9 +158,9 @@ def test_trying_again_where_the_answer_never_began(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         s.engine.refuses = [ModelLoadError("not here")]
-        await s.workbench.send(session_id, "hello")
+        await s.workbench.answers.send(session_id, "hello")
         failed = await s.last(session_id)
-        await s.workbench.regenerate(session_id, failed.node_id)
+        await s.workbench.answers.regenerate(session_id, failed.node_id)
         view = await s.view(session_id)
         assert [t.role for t in view.turns] == ["system", "user", "assistant"]
         assert len(own_tokens(view.turns[-1])) == 12
@@ -174,14 +174,14 @@ def test_nothing_half_made_remains_of_a_failed_answer(play: Play, again: str) ->
         # given: a first answer that failed; the list has the person's own words
         session_id = await s.new()
         if again == "step back":
-            await s.workbench.send(session_id, "hello")
+            await s.workbench.answers.send(session_id, "hello")
             first = await s.last(session_id)
             s.engine.on_look = no_memory
-            await s.workbench.regenerate(session_id, first.node_id)
+            await s.workbench.answers.regenerate(session_id, first.node_id)
         else:
             s.engine.refuses = [ModelLoadError("not here; fetch it")]
-            await s.workbench.send(session_id, "hello")
-        assert [row.title for row in await s.workbench.sessions()] == ["hello"]
+            await s.workbench.answers.send(session_id, "hello")
+        assert [row.title for row in await s.workbench.sessions.list()] == ["hello"]
         view = await s.view(session_id)
         failed = view.turns[-1]
         assert (failed.status, own_tokens(failed)) == (TurnStatus.PARTIAL, [])
@@ -191,11 +191,11 @@ def test_nothing_half_made_remains_of_a_failed_answer(play: Play, again: str) ->
         # when
         s.engine.on_look = lambda _what: None
         if again == "retry":
-            await s.workbench.regenerate(session_id, failed.node_id)
+            await s.workbench.answers.regenerate(session_id, failed.node_id)
         elif again == "send":
-            await s.workbench.send(session_id, "again")
+            await s.workbench.answers.send(session_id, "again")
         else:
-            await s.workbench.select(session_id, first.node_id)
+            await s.workbench.branches.select(session_id, first.node_id)
         # then nothing is left of it, on the screen or on the disk
         view = await s.view(session_id)
         assert len(view.branches) == 1
@@ -217,12 +217,12 @@ def test_a_failed_first_answer_after_a_restart_of_the_app(play: Play) -> None:
     async def first(s: Scene) -> None:
         session_id = await s.new()
         s.engine.refuses = [ModelLoadError("not here; fetch it")]
-        await s.workbench.send(session_id, "hello")
+        await s.workbench.answers.send(session_id, "hello")
 
     async def second(s: Scene) -> None:
-        session_id = (await s.workbench.sessions())[0].session_id
+        session_id = (await s.workbench.sessions.list())[0].session_id
         assert (await s.last(session_id)).note == "not here; fetch it"
-        await s.workbench.send(session_id, "again")
+        await s.workbench.answers.send(session_id, "again")
         assert len(own_tokens(await s.last(session_id))) == 12
 
     play(first)
@@ -234,19 +234,19 @@ def test_a_pick_is_kept_when_no_engine_comes_to_go_on_with_it(play: Play) -> Non
         await s.asked()
 
     async def second(s: Scene) -> None:
-        session_id = (await s.workbench.sessions())[0].session_id
+        session_id = (await s.workbench.sessions.list())[0].session_id
         old = await s.last(session_id)
         at = own_tokens(old)[3]
         token = alternative(old, at)
         s.engine.refuses = [ModelLoadError("not here")]
-        await s.workbench.branch(session_id, old.node_id, at, token)
+        await s.workbench.answers.branch(session_id, old.node_id, at, token)
         new = await s.last(session_id)
         assert (new.note, int(new.run.ids[-1]), len(new.run)) == ("not here", token, at + 1)
 
     async def third(s: Scene) -> None:
-        session_id = (await s.workbench.sessions())[0].session_id
+        session_id = (await s.workbench.sessions.list())[0].session_id
         new = await s.last(session_id)
-        await s.workbench.continue_turn(session_id, new.node_id)
+        await s.workbench.answers.continue_turn(session_id, new.node_id)
         assert len(own_tokens(await s.last(session_id))) == 4 + 12
 
     play(first)
@@ -257,20 +257,20 @@ def test_a_pick_is_kept_when_no_engine_comes_to_go_on_with_it(play: Play) -> Non
 def test_a_turn_and_the_status_say_how_far_the_model_is(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        sending = asyncio.create_task(s.workbench.answers.send(session_id, "hello"))
         await until(lambda: s.engine.tell is not None)
         assert s.engine.tell is not None
         s.engine.tell(LoadProgress(1200, 4000))
         assert (await s.last(session_id)).note == "starting the engine… loading x: 1,200 of 4,000 tensors"
-        assert s.workbench.supervisor.reason == "loading x: 1,200 of 4,000 tensors"
+        assert s.workbench.services.supervisor.reason == "loading x: 1,200 of 4,000 tensors"
         s.engine.tell(LoadProgress(0, 0, "checking"))
-        assert s.workbench.supervisor.reason == "loading x: checking the numbers"
+        assert s.workbench.services.supervisor.reason == "loading x: checking the numbers"
         assert s.engine.loading is not None
         s.engine.loading.set()
         await sending
         # then it is over, also for a word that was on its way
         s.engine.tell(LoadProgress(4000, 4000))
-        assert s.workbench.supervisor.state is EngineState.READY
+        assert s.workbench.services.supervisor.state is EngineState.READY
         assert "engine" not in (await s.last(session_id)).note
 
     play(scene, engine=Engine(loading=asyncio.Event()))

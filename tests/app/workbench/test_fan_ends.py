@@ -19,12 +19,12 @@ def test_stop_stops_all_and_keeps_what_was_said(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         engine.holds_after = 9
-        work = asyncio.create_task(s.workbench.continue_many(session_id, old.node_id, own_tokens(old)[2], 3))
+        work = asyncio.create_task(s.workbench.continuations.continue_many(session_id, old.node_id, own_tokens(old)[2], 3))
         await until(lambda: arrived(s) >= 9)
         # meanwhile nothing else is written here
         with pytest.raises(Refusal, match="stop it first"):
-            await s.workbench.send(session_id, "and?")
-        s.workbench.stop(session_id)
+            await s.workbench.answers.send(session_id, "and?")
+        s.workbench.answers.stop(session_id)
         await work
         columns = last_columns(s)
         assert not columns.running
@@ -36,7 +36,7 @@ def test_stop_stops_all_and_keeps_what_was_said(play: Play) -> None:
             ]
         # and the session is free again
         engine.holds_after = None
-        await s.workbench.send(session_id, "and?")
+        await s.workbench.answers.send(session_id, "and?")
 
     play(scene, engine=engine)
 
@@ -54,10 +54,10 @@ def test_stop_while_nodes_are_added_leaves_none_behind(play: Play, monkeypatch: 
             return node_id
 
         monkeypatch.setattr(s.store, "add_node", slow)
-        work = asyncio.create_task(s.workbench.continue_many(session_id, old.node_id, own_tokens(old)[2], 3))
+        work = asyncio.create_task(s.workbench.continuations.continue_many(session_id, old.node_id, own_tokens(old)[2], 3))
         await waits.wait()
         for _ in range(stops):
-            s.workbench.stop(session_id)
+            s.workbench.answers.stop(session_id)
             await asyncio.sleep(0.01)
         goes_on.set()
         await work
@@ -66,7 +66,7 @@ def test_stop_while_nodes_are_added_leaves_none_behind(play: Play, monkeypatch: 
         assert [event.view for event in s.events if isinstance(event, ColumnsChanged)][-1] is None
 
     async def later(s: Scene) -> None:
-        session_id = (await s.workbench.sessions())[0].session_id
+        session_id = (await s.workbench.sessions.list())[0].session_id
         assert len((await s.last(session_id)).variants) == 1
 
     play(scene)
@@ -79,12 +79,12 @@ def test_the_engine_dies_and_the_text_stays(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         engine.dies_after = 6
-        await s.workbench.continue_many(session_id, old.node_id, own_tokens(old)[2], 2)
+        await s.workbench.continuations.continue_many(session_id, old.node_id, own_tokens(old)[2], 2)
         columns = last_columns(s)
         assert "engine stopped" in columns.note
         assert sum(len(c.run) for c in columns.columns) == 6
         # a next one starts the engine again
-        await s.workbench.continue_many(session_id, old.node_id, own_tokens(old)[2], 2)
+        await s.workbench.continuations.continue_many(session_id, old.node_id, own_tokens(old)[2], 2)
         assert engine.starts == 2
         assert len(last_columns(s).columns) == 2
 
@@ -98,7 +98,7 @@ def test_what_was_said_before_the_app_ended_is_there_afterwards(play: Play) -> N
     async def evening(s: Scene) -> None:
         session_id, old = await answered(s)
         engine.holds_after = 8
-        work = asyncio.create_task(s.workbench.continue_many(session_id, old.node_id, own_tokens(old)[2], 2))
+        work = asyncio.create_task(s.workbench.continuations.continue_many(session_id, old.node_id, own_tokens(old)[2], 2))
         await until(lambda: arrived(s) >= 8)
         made["nodes"] = [c.node_id for c in last_columns(s).columns]
         made["session"] = [session_id]
@@ -108,7 +108,7 @@ def test_what_was_said_before_the_app_ended_is_there_afterwards(play: Play) -> N
     async def morning(s: Scene) -> None:
         view = await s.view(made["session"][0])
         assert set(made["nodes"]) <= set(view.turns[-1].variants)
-        shown = await s.workbench.select(view.session_id, made["nodes"][0])
+        shown = await s.workbench.branches.select(view.session_id, made["nodes"][0])
         assert shown.turns[-1].status is TurnStatus.PARTIAL
         assert len(own_tokens(shown.turns[-1])) > 2  # what stood in front, and its own
 

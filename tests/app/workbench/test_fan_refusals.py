@@ -16,7 +16,7 @@ def test_numbers_that_make_no_sense_are_refused(play: Play, n: int) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         with pytest.raises(Refusal, match=f"{n} continuations: ask for 2 to 16"):
-            await s.workbench.continue_many(session_id, old.node_id, own_tokens(old)[2], n)
+            await s.workbench.continuations.continue_many(session_id, old.node_id, own_tokens(old)[2], n)
         assert len((await s.view(session_id)).turns[-1].variants) == 1
 
     play(scene)
@@ -34,7 +34,7 @@ def test_places_that_cannot_be_continued_are_refused(play: Play) -> None:
             (user.node_id, None, "no answer to go on from"),
         ):
             with pytest.raises(Refusal, match=words):
-                await s.workbench.continue_many(session_id, node_id, index, 2)
+                await s.workbench.continuations.continue_many(session_id, node_id, index, 2)
         assert s.workbench.status.reason == ""
         assert (await s.last(session_id)).variants == (old.node_id,)
 
@@ -44,14 +44,14 @@ def test_places_that_cannot_be_continued_are_refused(play: Play) -> None:
 def test_a_complete_answer_is_not_continued_from_its_end(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
-        model = s.workbench.supervisor.running
+        model = s.workbench.services.supervisor.running
         assert model is not None
         eos = model.eos_token_ids[0]
-        await s.workbench.branch(session_id, old.node_id, own_tokens(old)[3], eos)
+        await s.workbench.answers.branch(session_id, old.node_id, own_tokens(old)[3], eos)
         ended = await s.last(session_id)
         assert int(ended.run.finish[-1]) == Finish.EOS
         with pytest.raises(Refusal, match="the answer is complete"):
-            await s.workbench.continue_many(session_id, ended.node_id, None, 2)
+            await s.workbench.continuations.continue_many(session_id, ended.node_id, None, 2)
 
     play(scene)
 
@@ -60,10 +60,10 @@ def test_draws_at_temperature_zero_are_refused_with_the_way_out(play: Play) -> N
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         with pytest.raises(Refusal, match=r"all would say the same\. Ask for beams"):
-            await s.workbench.continue_many(session_id, old.node_id, own_tokens(old)[2], 2)
+            await s.workbench.continuations.continue_many(session_id, old.node_id, own_tokens(old)[2], 2)
         assert [e.view for e in s.events if isinstance(e, ColumnsChanged)][-1] is None
         assert (await s.last(session_id)).variants == (old.node_id,)
-        await s.workbench.beams(session_id, old.node_id, own_tokens(old)[2], 2)
+        await s.workbench.continuations.beams(session_id, old.node_id, own_tokens(old)[2], 2)
         assert len(last_columns(s).columns) == 2
 
     play(scene, options=GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0)))

@@ -20,8 +20,8 @@ def test_continuations_of_a_token_are_siblings_that_share_the_prefix(play: Play)
         session_id, old = await answered(s)
         at = own_tokens(old)[4]
         before = await s.path_ids(session_id)
-        computed = s.workbench.supervisor.running.metrics().tokens_computed  # type: ignore[union-attr]  # it runs
-        await s.workbench.continue_many(session_id, old.node_id, at, 4)
+        computed = s.workbench.services.supervisor.running.metrics().tokens_computed  # type: ignore[union-attr]  # it runs
+        await s.workbench.continuations.continue_many(session_id, old.node_id, at, 4)
         columns = last_columns(s)
 
         # then there are four, each with its tokens and their joint probability
@@ -33,7 +33,7 @@ def test_continuations_of_a_token_are_siblings_that_share_the_prefix(play: Play)
             assert column.note == ""  # they are cut at a length on purpose: the one that is kept can go on
         assert len({tuple(c.run.ids.tolist()) for c in columns.columns}) > 1
         # the prefix was not computed again, but for the token in front of the place at most
-        model = s.workbench.supervisor.running
+        model = s.workbench.services.supervisor.running
         assert model is not None
         assert model.metrics().tokens_computed - computed <= 4 * 12 + 1
         # the path that is shown stayed, and the columns are among its variants
@@ -48,11 +48,11 @@ def test_continuations_of_a_token_are_siblings_that_share_the_prefix(play: Play)
             assert np.concatenate([c.columns["ids"] for c in stored[column.node_id]]).tolist() == column.run.ids.tolist()
         # when one is kept
         kept = columns.columns[2]
-        shown = await s.workbench.select(session_id, kept.node_id)
+        shown = await s.workbench.branches.select(session_id, kept.node_id)
         assert shown.turns[-1].node_id == kept.node_id
         assert shown.turns[-1].run.ids.tolist() == [*old.run.ids[:at].tolist(), *kept.run.ids.tolist()]
         # then it can go on as any answer does
-        await s.workbench.continue_turn(session_id, kept.node_id)
+        await s.workbench.answers.continue_turn(session_id, kept.node_id)
         assert len(own_tokens(await s.last(session_id))) == 4 + 12 + 12
 
     play(scene)
@@ -62,8 +62,8 @@ def test_a_column_says_what_a_stream_of_its_own_would_say(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         at = own_tokens(old)[4]
-        await s.workbench.continue_many(session_id, old.node_id, at, 2)
-        model, prompt = s.workbench.supervisor.running, s.engine.prompts[-1]
+        await s.workbench.continuations.continue_many(session_id, old.node_id, at, 2)
+        model, prompt = s.workbench.services.supervisor.running, s.engine.prompts[-1]
         assert model is not None
         for branch, column in enumerate(last_columns(s).columns):
             (stats,) = [n.stats for n in (await s.store.load_session(session_id)).nodes if n.id == column.node_id]
@@ -72,12 +72,12 @@ def test_a_column_says_what_a_stream_of_its_own_would_say(play: Play) -> None:
             alone = [record.token_id async for record in model.generate(prompt, options)]
             assert alone == column.run.ids.tolist()
             # and what is known of how it was drawn draws it again from a whole row
-            await s.workbench.select(session_id, column.node_id)
-            drawing = await s.workbench.drawing(session_id, column.node_id, at + 3)
+            await s.workbench.branches.select(session_id, column.node_id)
+            drawing = await s.workbench.drawings.find(session_id, column.node_id, at + 3)
             assert drawing is not None
             assert drawing.sampling is not None
             assert drawing.can_ask
-            row = await s.workbench.whole_row(session_id, column.node_id, at + 3)
+            row = await s.workbench.drawings.whole_row(session_id, column.node_id, at + 3)
             found = replay_draw(
                 row, drawing.sampling, seed=drawing.seed, position=drawing.position, branch=drawing.branch,
                 history=drawing.history,
@@ -90,12 +90,12 @@ def test_a_column_says_what_a_stream_of_its_own_would_say(play: Play) -> None:
 def test_from_the_end_of_an_answer_the_shown_path_stays_one_of_the_variants(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)  # cut by its limit: not at an end of its own
-        await s.workbench.continue_many(session_id, old.node_id, None, 2)
+        await s.workbench.continuations.continue_many(session_id, old.node_id, None, 2)
         columns = last_columns(s)
         turn = await s.last(session_id)
         assert turn.node_id == old.node_id
         assert turn.variants == (old.node_id, *(c.node_id for c in columns.columns))
-        shown = await s.workbench.select(session_id, columns.columns[0].node_id)
+        shown = await s.workbench.branches.select(session_id, columns.columns[0].node_id)
         assert shown.turns[-1].variants == tuple(c.node_id for c in columns.columns)
         assert shown.turns[-1].run.ids[: len(old.run)].tolist() == old.run.ids.tolist()
 
@@ -105,16 +105,16 @@ def test_from_the_end_of_an_answer_the_shown_path_stays_one_of_the_variants(play
 def test_a_session_that_guesses_ahead_has_continuations_too(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
-        await s.workbench.set_guess(session_id, Guess.PROMPT_LOOKUP)
-        await s.workbench.continue_many(session_id, old.node_id, own_tokens(old)[4], 2)
+        await s.workbench.setup.set_guess(session_id, Guess.PROMPT_LOOKUP)
+        await s.workbench.continuations.continue_many(session_id, old.node_id, own_tokens(old)[4], 2)
         columns = last_columns(s)
         assert [len(column.run) for column in columns.columns] == [12, 12]
         # and what is stored of each says that nobody guessed for it: made again exactly it is the same
         for column in columns.columns:
             (stats,) = [n.stats for n in (await s.store.load_session(session_id)).nodes if n.id == column.node_id]
             assert stats["made"]["options"]["speculative"] is None
-        await s.workbench.select(session_id, columns.columns[1].node_id)
-        await s.workbench.regenerate_exactly(session_id, columns.columns[1].node_id)
+        await s.workbench.branches.select(session_id, columns.columns[1].node_id)
+        await s.workbench.answers.regenerate_exactly(session_id, columns.columns[1].node_id)
         assert "the same, token for token" in (await s.last(session_id)).note
 
     play(scene)
@@ -126,13 +126,13 @@ def test_while_columns_stream_it_is_known_how_they_are_drawn(play: Play) -> None
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         engine.holds_after, at = 20, own_tokens(old)[2]
-        work = asyncio.create_task(s.workbench.continue_many(session_id, old.node_id, at, 3))
+        work = asyncio.create_task(s.workbench.continuations.continue_many(session_id, old.node_id, at, 3))
         await until(lambda: arrived(s) >= 20)
         columns = last_columns(s).columns
-        live = [await s.workbench.drawing(session_id, column.node_id, at) for column in columns]
-        s.workbench.stop(session_id)
+        live = [await s.workbench.drawings.find(session_id, column.node_id, at) for column in columns]
+        s.workbench.answers.stop(session_id)
         await work
-        ended = [await s.workbench.drawing(session_id, column.node_id, at) for column in columns]
+        ended = [await s.workbench.drawings.find(session_id, column.node_id, at) for column in columns]
         known = [(one, other) for one, other in zip(live, ended, strict=True) if one is not None and other is not None]
         assert len(known) >= 2  # one may not have said so much yet
         for one, other in known:
@@ -149,13 +149,13 @@ def test_while_columns_stream_it_is_known_how_they_are_drawn(play: Play) -> None
 def test_under_a_chosen_seed_continuations_are_no_copies(play: Play, place: int) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        await s.workbench.set_option(session_id, "seed", 7)
-        await s.workbench.send(session_id, "where to?")
+        await s.workbench.setup.set_option(session_id, "seed", 7)
+        await s.workbench.answers.send(session_id, "where to?")
         old = await s.last(session_id)
         at = own_tokens(old)[place]
         said = [old.run.ids[at:].tolist()]
         for _ in range(2):  # the second time as the first
-            await s.workbench.continue_many(session_id, old.node_id, at, 2)
+            await s.workbench.continuations.continue_many(session_id, old.node_id, at, 2)
             said += [column.run.ids.tolist() for column in last_columns(s).columns]
         # then none says what another one says, although all share the seed
         beginnings = {tuple(ids[: 12 - place]) for ids in said}
@@ -172,8 +172,8 @@ def test_a_preview_is_what_greedy_would_say_and_leaves_no_trace(play: Play) -> N
         at = own_tokens(old)[4]
         token = next(int(t) for t in old.run.top_ids[at] if t != old.run.ids[at])
         before = rows(s.path, "select count(*), (select count(*) from token_chunks) from nodes")
-        words = await s.workbench.preview(session_id, old.node_id, at, token, 5)
-        model = s.workbench.supervisor.running
+        words = await s.workbench.drawings.preview(session_id, old.node_id, at, token, 5)
+        model = s.workbench.services.supervisor.running
         assert model is not None
         prompt = (await s.path_ids(session_id))[: -len(old.run) + at]
         greedy = GenerationOptions(max_tokens=5, sampling=SamplingOptions(temperature=0.0), resolve=False)
@@ -196,9 +196,9 @@ def test_without_a_model_what_is_stored_is_told_and_the_rest_says_what_to_do(pla
         turn = await s.last(session_id)
         at = own_tokens(turn)[2]
         with pytest.raises(Refusal, match="no model runs"):
-            await s.workbench.whole_row(session_id, turn.node_id, at)
+            await s.workbench.drawings.whole_row(session_id, turn.node_id, at)
         # but how it was drawn is known, and whose numbers they are
-        drawing = await s.workbench.drawing(session_id, turn.node_id, at)
+        drawing = await s.workbench.drawings.find(session_id, turn.node_id, at)
         assert drawing is not None
         assert drawing.model
         assert (drawing.stale, drawing.can_ask) == ("", False)
@@ -210,8 +210,8 @@ def test_without_a_model_what_is_stored_is_told_and_the_rest_says_what_to_do(pla
         # a preview starts the engine, or says why it cannot
         s.engine.refuses.append(ModelLoadError("the folder is gone"))
         with pytest.raises(Refusal, match="the folder is gone"):
-            await s.workbench.preview(session_id, turn.node_id, at, 5, 3)
-        assert len(await s.workbench.preview(session_id, turn.node_id, at, 5, 3)) <= 3
+            await s.workbench.drawings.preview(session_id, turn.node_id, at, 5, 3)
+        assert len(await s.workbench.drawings.preview(session_id, turn.node_id, at, 5, 3)) <= 3
         assert s.engine.starts == 3
 
     engine = Engine()
@@ -223,9 +223,9 @@ def test_continuations_and_beams_have_the_form_that_the_session_asks_for(play: P
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         at = own_tokens(old)[0]
-        await s.workbench.set_format(session_id, AnswerFormat(FormatKind.REGEX, "[0-9]{3}"))
-        await s.workbench.set_guess(session_id, Guess.PROMPT_LOOKUP)  # for one stream; several go without
-        for work in (s.workbench.continue_many, s.workbench.beams):
+        await s.workbench.setup.set_format(session_id, AnswerFormat(FormatKind.REGEX, "[0-9]{3}"))
+        await s.workbench.setup.set_guess(session_id, Guess.PROMPT_LOOKUP)  # for one stream; several go without
+        for work in (s.workbench.continuations.continue_many, s.workbench.continuations.beams):
             await work(session_id, old.node_id, at, 2)
             columns = last_columns(s)
             assert [column.note for column in columns.columns] == ["", ""]
@@ -239,13 +239,13 @@ def test_continuations_and_beams_have_the_form_that_the_session_asks_for(play: P
 def test_what_is_set_while_a_model_is_loaded_is_for_the_next_ones(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
-        model = s.workbench.supervisor.running
+        model = s.workbench.services.supervisor.running
         assert model is not None
         gate = s.engine.loading = asyncio.Event()
-        await s.workbench.supervisor.died(model)
-        work = asyncio.create_task(s.workbench.continue_many(session_id, old.node_id, own_tokens(old)[3], 2))
+        await s.workbench.services.supervisor.died(model)
+        work = asyncio.create_task(s.workbench.continuations.continue_many(session_id, old.node_id, own_tokens(old)[3], 2))
         await until(lambda: any(isinstance(e, ColumnsChanged) and e.view and e.view.note == STARTING for e in s.events))
-        await s.workbench.set_format(session_id, AnswerFormat(FormatKind.REGEX, "[0-9]{3}"))
+        await s.workbench.setup.set_format(session_id, AnswerFormat(FormatKind.REGEX, "[0-9]{3}"))
         gate.set()
         await work
         assert all(not column.run.text[:3].isdigit() for column in last_columns(s).columns)

@@ -112,7 +112,7 @@ def test_an_answer_costs_in_proportion_to_its_length(play: Play, monkeypatch: py
         nonlocal copied
         session_id = await s.asked()
         before, copied = s.arrived(session_id), 0
-        await s.workbench.send(session_id, "and now at length")
+        await s.workbench.answers.send(session_id, "and now at length")
         assert s.arrived(session_id) - before == 300
         assert copied < 15 * 300, copied  # joined anew with each token it would be 150 times as many, and more
 

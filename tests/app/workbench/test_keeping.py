@@ -58,16 +58,16 @@ def test_an_answer_is_kept_and_its_session_reopens_from_disk(
         scene = Scene.open(tmp_path / "s.db", engine(request))
         assert told(await scene.view(session_id)) == {Tier.COLD}  # nobody was asked yet
         # when the engine has started
-        scene.workbench.warm_up()
+        scene.workbench.models.warm_up()
         await until(lambda: scene.workbench.status.tiers.get(Tier.DISK))
         view = await scene.view(session_id)
         assert told(view) == {Tier.DISK}
         assert scene.workbench.status.tiers[Tier.WARM] == 0
         # and a message makes it warm, with little computed
-        await scene.workbench.send(session_id, "and?")
+        await scene.workbench.answers.send(session_id, "and?")
         view = await scene.view(session_id)
         assert told(view) == {Tier.WARM}
-        model = await scene.workbench.supervisor.model()
+        model = await scene.workbench.services.supervisor.model()
         assert model.metrics().tokens_restored > 200
         await scene.workbench.close()
 
@@ -92,7 +92,7 @@ def test_closing_does_not_wait_for_a_disk_that_hangs(
 
         shelf.before = hang
         await scene.asked()
-        model = scene.workbench.supervisor.running
+        model = scene.workbench.services.supervisor.running
         assert isinstance(model, FrailModel)
         owner = engine_of(cast("LanguageModel", model.model))
         # when it is closed, then the engine is closed while the disk still hangs
@@ -115,8 +115,8 @@ def test_what_waits_for_an_earlier_save_is_kept_at_the_end_too(
     async def play() -> None:
         scene = Scene.open(tmp_path / "s.db", engine(request))
         session_id = await scene.asked()
-        await scene.workbench._keeper.close(20.0)
-        model = await scene.workbench.supervisor.model()
+        await scene.workbench.services.saver.close(20.0)
+        model = await scene.workbench.services.supervisor.model()
         real = model.save_blocks_async
 
         async def save(ids: list[int], **options: Any) -> object:
@@ -131,10 +131,10 @@ def test_what_waits_for_an_earlier_save_is_kept_at_the_end_too(
                 gate.wait(20)
 
         shelf.before = hang
-        await scene.workbench.continue_many(session_id, (await scene.last(session_id)).node_id, None, 3)
+        await scene.workbench.continuations.continue_many(session_id, (await scene.last(session_id)).node_id, None, 3)
         assert saved == []
         closing = asyncio.create_task(scene.workbench.close())
-        await until(lambda: scene.workbench._sessions.closing)
+        await until(lambda: scene.workbench.services.sessions.closing)
         gate.set()
         await closing
 
@@ -152,7 +152,7 @@ def test_a_disk_that_fails_costs_nobody_an_answer(tmp_path: Path, request: pytes
     async def play() -> None:
         scene = Scene.open(tmp_path / "s.db", engine(request))
         session_id = await scene.asked("one")
-        await scene.workbench.send(session_id, "two")
+        await scene.workbench.answers.send(session_id, "two")
         assert len((await scene.view(session_id)).turns[-1].run) > 1
         await scene.workbench.close()
 
@@ -177,7 +177,7 @@ def test_continuations_and_beams_are_kept_like_answers(
     async def play() -> None:
         scene = Scene.open(tmp_path / "s.db", engine(request))
         session_id = await scene.asked("hello, this is a message of some length, so that it is worth a look " * 3)
-        model = await scene.workbench.supervisor.model()
+        model = await scene.workbench.services.supervisor.model()
         real = model.save_blocks_async
 
         async def save(ids: list[int], *, adapters: object = None, replaces: int | None = None) -> object:
@@ -187,7 +187,7 @@ def test_continuations_and_beams_are_kept_like_answers(
         monkeypatch.setattr(model, "save_blocks_async", save)
         turn = (await scene.view(session_id)).turns[-1]
         at = int((turn.run.origin == int(Origin.SAMPLED)).nonzero()[0][1])
-        for work in (scene.workbench.continue_many, scene.workbench.beams):
+        for work in (scene.workbench.continuations.continue_many, scene.workbench.continuations.beams):
             saved.clear()
             await work(session_id, turn.node_id, at, 3)
             await until(lambda: len(saved) == 3)
@@ -197,7 +197,7 @@ def test_continuations_and_beams_are_kept_like_answers(
         # an answer that goes on from another one takes the place of its end
         saved.clear()
         before = len(await path_of(scene, session_id))
-        await scene.workbench.send(session_id, "and?")
+        await scene.workbench.answers.send(session_id, "and?")
         await until(lambda: len(saved) == 1)
         assert saved[0][1] == before - 1  # the token that was drawn last had no KV then
         await scene.workbench.close()
@@ -220,8 +220,8 @@ def test_the_short_block_at_an_earlier_end_goes(
         session_id = rows[0].id if rows else await scene.new()
         for number in numbers:
             await scene.view(session_id)
-            await scene.workbench.send(session_id, f"{number} {text}")
-            await scene.workbench._keeper.close(20.0)
+            await scene.workbench.answers.send(session_id, f"{number} {text}")
+            await scene.workbench.services.saver.close(20.0)
             held.append(len(await path_of(scene, session_id)))
         await scene.workbench.close()
 
@@ -260,12 +260,12 @@ def test_another_token_instead_of_the_last_one_takes_nobodys_end_away(
     async def play() -> None:
         scene = Scene.open(tmp_path / "s.db", engine(request))
         session_id = await scene.asked("hello, this is a message of some length, so that it is worth a look " * 2)
-        await scene.workbench._keeper.close(20.0)
+        await scene.workbench.services.saver.close(20.0)
         [short] = [tokens for _, tokens, _ in shelf.blocks.values() if tokens < 64]
         turn = await scene.last(session_id)
         at = len(turn.run) - 1
-        await scene.workbench.branch(session_id, turn.node_id, at, alternative(turn, at))
-        await scene.workbench._keeper.close(20.0)
+        await scene.workbench.answers.branch(session_id, turn.node_id, at, alternative(turn, at))
+        await scene.workbench.services.saver.close(20.0)
         assert short in [tokens for _, tokens, _ in shelf.blocks.values()]
         await scene.workbench.close()
 
@@ -274,7 +274,7 @@ def test_another_token_instead_of_the_last_one_takes_nobodys_end_away(
 
 async def path_of(scene: Scene, session_id: int) -> list[int]:
     """The ids of the path that is shown."""
-    session = scene.workbench._sessions.opened(session_id)
+    session = scene.workbench.services.sessions.opened(session_id)
     return list(session.path_ids(session.tree.path((await scene.view(session_id)).turns[-1].node_id)))
 
 
@@ -288,8 +288,8 @@ def test_a_pinned_session_stays_warm_however_much_others_save(tmp_path: Path) ->
         return Scene.open(tmp_path / "s.db", made)
 
     async def saved(scene: Scene, session_id: int) -> int:
-        await scene.workbench._keeper.close(20.0)
-        model = await scene.workbench.supervisor.model()
+        await scene.workbench.services.saver.close(20.0)
+        model = await scene.workbench.services.supervisor.model()
         return (await model.save_blocks_async(await scene.path_ids(session_id))).tokens
 
     async def measure() -> int:
@@ -302,7 +302,7 @@ def test_a_pinned_session_stays_warm_however_much_others_save(tmp_path: Path) ->
     async def fill(budget: int, *, pinned: bool) -> tuple[list[int], list[int]]:
         scene = opened(budget)
         ids = [await scene.asked(f"first {text}")]
-        await scene.workbench.pin_session(ids[0], pinned)
+        await scene.workbench.sessions.pin(ids[0], pinned)
         kept = [await saved(scene, ids[0])]
         for n in range(3):
             ids.append(await scene.asked(f"other {n} {text}"))
@@ -312,7 +312,7 @@ def test_a_pinned_session_stays_warm_however_much_others_save(tmp_path: Path) ->
 
     async def reopened(budget: int, session_id: int) -> int:
         scene = opened(budget)
-        model = await scene.workbench.supervisor.model()
+        model = await scene.workbench.services.supervisor.model()
         await scene.view(session_id)
         found = (await model.prefix_match_async(await scene.path_ids(session_id))).tokens
         await scene.workbench.close()
@@ -330,8 +330,8 @@ def test_a_pinned_session_stays_warm_however_much_others_save(tmp_path: Path) ->
 
     async def unpin() -> None:
         scene = opened(budget)
-        await scene.workbench.supervisor.model()
-        await scene.workbench.pin_session(ids[0], False)
+        await scene.workbench.services.supervisor.model()
+        await scene.workbench.sessions.pin(ids[0], False)
         for n in range(3):
             await saved(scene, await scene.asked(f"more {n} {text}"))
         assert scene.workbench.status.disk_note == ""
@@ -347,17 +347,19 @@ def test_what_a_pinned_session_says_under_adapters_is_pinned_too(
     async def play() -> None:
         scene = Scene.open(tmp_path / "s.db", engine(request))
         session_id = await scene.new()
-        await scene.workbench.add_adapter(session_id, str(toy_adapter(tmp_path / "pirate", 1)))
-        await scene.workbench.pin_session(session_id, True)
-        await until(lambda: not scene.workbench._chores._tasks)
-        await scene.workbench.send(session_id, "hello, this is a message of some length, so that it is worth a look " * 3)
-        await scene.workbench._keeper.close(20.0)
+        await scene.workbench.setup.add_adapter(session_id, str(toy_adapter(tmp_path / "pirate", 1)))
+        await scene.workbench.sessions.pin(session_id, True)
+        await until(lambda: not scene.workbench.services.tasks._tasks)
+        await scene.workbench.answers.send(
+            session_id, "hello, this is a message of some length, so that it is worth a look " * 3
+        )
+        await scene.workbench.services.saver.close(20.0)
         # what was kept, and all of it has the names that it is looked for by
         kept = set(shelf.blocks)
         assert len(kept) > 2
         assert kept <= set(shelf.pins[PIN])
-        assert kept <= set(await keys_of(scene.workbench._store, session_id))
-        base = (await scene.workbench.supervisor.model()).info.kv_fingerprint
+        assert kept <= set(await keys_of(scene.workbench.services.store, session_id))
+        base = (await scene.workbench.services.supervisor.model()).info.kv_fingerprint
         assert not kept & set(block_keys(base, await scene.path_ids(session_id)))
         await scene.workbench.close()
 
@@ -375,18 +377,18 @@ def test_where_pinned_sessions_fill_the_disk_it_is_said_until_there_is_room(tmp_
         while not scene.workbench.status.disk_note:
             assert len(pinned) < 20
             pinned.append(await scene.asked(f"{len(pinned)} {text}"))
-            await scene.workbench._keeper.close(20.0)
-            await scene.workbench.pin_session(pinned[-1], True)
-            await until(lambda: not scene.workbench._chores._tasks)
+            await scene.workbench.services.saver.close(20.0)
+            await scene.workbench.sessions.pin(pinned[-1], True)
+            await until(lambda: not scene.workbench.services.tasks._tasks)
         assert len(pinned) > 2
         assert "what pinned sessions hold fills it. Unpin a session" in scene.workbench.status.disk_note
         # the first ones are held whole, nothing that is pinned made room
-        model = await scene.workbench.supervisor.model()
+        model = await scene.workbench.services.supervisor.model()
         ids = await scene.path_ids(pinned[0])
         assert (await model.prefix_match_async(ids)).tokens >= len(ids) - 1
         for session_id in pinned:
-            await scene.workbench.pin_session(session_id, False)
-        await until(lambda: not scene.workbench._chores._tasks)
+            await scene.workbench.sessions.pin(session_id, False)
+        await until(lambda: not scene.workbench.services.tasks._tasks)
         await scene.asked("after all " + text)
         await until(lambda: not scene.workbench.status.disk_note)
         # a path that is larger than all of it says so, too

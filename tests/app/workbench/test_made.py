@@ -42,7 +42,7 @@ def test_options_come_back_from_json(options: GenerationOptions) -> None:
 
 
 def how(s: Scene, session_id: int, turn: TurnView) -> Made:
-    made = s.workbench.how_made(session_id, turn.node_id)
+    made = s.workbench.answers.how_made(session_id, turn.node_id)
     assert made is not None
     return made
 
@@ -53,7 +53,7 @@ def test_every_option_is_told_with_who_said_so(play: Play) -> None:
         check(s, session_id, await s.last(session_id))
 
     async def second(s: Scene) -> None:
-        session_id = (await s.workbench.sessions())[0].session_id
+        session_id = (await s.workbench.sessions.list())[0].session_id
         check(s, session_id, await s.last(session_id))
         assert s.engine.starts == 0
 
@@ -67,7 +67,7 @@ def test_every_option_is_told_with_who_said_so(play: Play) -> None:
         assert made.facts["seed"] == "5"
         assert made.facts["engine"].startswith("fake")
         assert made.facts["generated"] == "12 tokens"
-        assert made.facts["prompt"] == f"{s.workbench._sessions.opened(session_id).path_length() - 12:,} tokens"
+        assert made.facts["prompt"] == f"{s.workbench.services.sessions.opened(session_id).path_length() - 12:,} tokens"
         assert made.facts["ended by"] == "length"
         assert {"reused", "computed", "first token after", "decoded in", "fingerprint"} <= set(made.facts)
 
@@ -80,10 +80,10 @@ def test_a_seed_that_nobody_chose_is_kept(play: Play) -> None:
         session_id = await s.asked()
         first = await s.last(session_id)
         assert how(s, session_id, first).facts["seed"].endswith(" (drawn)")
-        await s.workbench.regenerate(session_id, first.node_id)
+        await s.workbench.answers.regenerate(session_id, first.node_id)
         other = await s.last(session_id)
         assert how(s, session_id, other).facts["seed"] != how(s, session_id, first).facts["seed"]
-        await s.workbench.regenerate_exactly(session_id, first.node_id)
+        await s.workbench.answers.regenerate_exactly(session_id, first.node_id)
         again = await s.last(session_id)
         assert how(s, session_id, again).facts["seed"] == how(s, session_id, first).facts["seed"]
         assert_same_run(again.run, first.run)
@@ -94,22 +94,22 @@ def test_a_seed_that_nobody_chose_is_kept(play: Play) -> None:
 def test_another_answer_has_a_seed_of_its_own_also_where_one_is_chosen(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        await s.workbench.set_option(session_id, "seed", 7)
-        await s.workbench.send(session_id, "hello")
+        await s.workbench.setup.set_option(session_id, "seed", 7)
+        await s.workbench.answers.send(session_id, "hello")
         first = await s.last(session_id)
         assert how(s, session_id, first).facts["seed"] == "7"
         texts = {tuple(first.run.ids.tolist())}
         for _ in range(2):
-            await s.workbench.regenerate(session_id, first.node_id)
+            await s.workbench.answers.regenerate(session_id, first.node_id)
             other = await s.last(session_id)
             texts.add(tuple(other.run.ids.tolist()))
             seed, drawn = how(s, session_id, other).facts["seed"].split()
             assert (seed != "7", drawn) == (True, "(drawn)")
         assert len(texts) == 3
         # and exactly is with the one that is stored; what is said next is with the chosen one
-        await s.workbench.regenerate_exactly(session_id, other.node_id)
+        await s.workbench.answers.regenerate_exactly(session_id, other.node_id)
         assert_same_run((await s.last(session_id)).run, other.run)
-        await s.workbench.send(session_id, "and?")
+        await s.workbench.answers.send(session_id, "and?")
         assert how(s, session_id, await s.last(session_id)).facts["seed"] == "7"
 
     play(scene, options=replace(OPTIONS, sampling=SamplingOptions(temperature=1.5)))
@@ -129,7 +129,7 @@ def test_the_same_answer_once_more(play: Play, sampling: SamplingOptions, reopen
     async def again(s: Scene, session_id: int) -> None:
         old = await s.last(session_id)
         assert old.can_repeat
-        await s.workbench.regenerate_exactly(session_id, old.node_id)
+        await s.workbench.answers.regenerate_exactly(session_id, old.node_id)
         new = await s.last(session_id)
         assert new.node_id != old.node_id
         assert new.variants == (old.node_id, new.node_id)
@@ -140,7 +140,7 @@ def test_the_same_answer_once_more(play: Play, sampling: SamplingOptions, reopen
 
     async def second(s: Scene) -> None:
         # given other settings than the answer was made with
-        session_id = (await s.workbench.sessions())[0].session_id
+        session_id = (await s.workbench.sessions.list())[0].session_id
         await again(s, session_id)
         assert (await s.last(session_id)).note.startswith("the same, token for token")
 
@@ -162,11 +162,11 @@ def test_it_says_where_the_two_part(play: Play, monkeypatch: pytest.MonkeyPatch)
             return replace(repeat, ids=ids)
 
         monkeypatch.setattr(Repeat, "read", other)
-        await s.workbench.regenerate_exactly(session_id, old.node_id)
+        await s.workbench.answers.regenerate_exactly(session_id, old.node_id)
         assert (await s.last(session_id)).note.startswith("differs from the original from its token 5 on")
 
     async def later(s: Scene) -> None:
-        turn = await s.last((await s.workbench.sessions())[0].session_id)
+        turn = await s.last((await s.workbench.sessions.list())[0].session_id)
         assert turn.note.startswith("differs from the original from its token 5 on")
 
     play(scene)
@@ -178,15 +178,15 @@ def test_a_branch_and_what_goes_on_are_repeated_from_where_they_begin(play: Play
         session_id = await s.asked()
         old = await s.last(session_id)
         at = own_tokens(old)[3]
-        await s.workbench.branch(session_id, old.node_id, at, alternative(old, at))
+        await s.workbench.answers.branch(session_id, old.node_id, at, alternative(old, at))
         branch = await s.last(session_id)
-        await s.workbench.regenerate_exactly(session_id, branch.node_id)
+        await s.workbench.answers.regenerate_exactly(session_id, branch.node_id)
         again = await s.last(session_id)
         assert again.node_id != branch.node_id
         assert_same_run(again.run, branch.run)
-        await s.workbench.continue_turn(session_id, again.node_id)
+        await s.workbench.answers.continue_turn(session_id, again.node_id)
         longer = await s.last(session_id)
-        await s.workbench.regenerate_exactly(session_id, longer.node_id)
+        await s.workbench.answers.regenerate_exactly(session_id, longer.node_id)
         assert_same_run((await s.last(session_id)).run, longer.run)
 
     play(scene)
@@ -196,12 +196,12 @@ def test_one_of_several_continuations_is_repeated_by_itself(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked()
         old = await s.last(session_id)
-        await s.workbench.continue_many(session_id, old.node_id, own_tokens(old)[3], 3)
+        await s.workbench.continuations.continue_many(session_id, old.node_id, own_tokens(old)[3], 3)
         columns = [event.view for event in s.events if isinstance(event, ColumnsChanged) and event.view is not None][-1].columns
-        await s.workbench.select(session_id, columns[2].node_id)
+        await s.workbench.branches.select(session_id, columns[2].node_id)
         chosen = await s.last(session_id)
         assert chosen.can_repeat
-        await s.workbench.regenerate_exactly(session_id, chosen.node_id)
+        await s.workbench.answers.regenerate_exactly(session_id, chosen.node_id)
         again = await s.last(session_id)
         assert again.node_id != chosen.node_id
         assert_same_run(again.run, chosen.run)
@@ -215,18 +215,18 @@ def test_a_stopped_answer_is_repeated_as_far_as_it_was_written(play: Play) -> No
         session_id = await s.stopped_after(5)
         s.engine.holds_after = None
         stopped = await s.last(session_id)
-        await s.workbench.regenerate_exactly(session_id, stopped.node_id)
+        await s.workbench.answers.regenerate_exactly(session_id, stopped.node_id)
         again = await s.last(session_id)
         assert again.run.ids.tolist() == stopped.run.ids.tolist()
         assert again.note.startswith("the same, token for token")
-        await s.workbench.regenerate_exactly(session_id, again.node_id)
+        await s.workbench.answers.regenerate_exactly(session_id, again.node_id)
         again = await s.last(session_id)
         assert again.run.ids.tolist() == stopped.run.ids.tolist()
         # and one that is stopped itself is compared as far as it came
         s.engine.holds_after = 2
-        sending = asyncio.create_task(s.workbench.regenerate_exactly(session_id, again.node_id))
+        sending = asyncio.create_task(s.workbench.answers.regenerate_exactly(session_id, again.node_id))
         await until(lambda: s.arrived(session_id) == 5 + 5 + 5 + 2)
-        s.workbench.stop(session_id)
+        s.workbench.answers.stop(session_id)
         await sending
         assert (await s.last(session_id)).note == "the same for 2 tokens · stopped"
 
@@ -237,15 +237,15 @@ def test_what_cannot_be_repeated_is_refused_with_a_reason(play: Play, monkeypatc
     async def first(s: Scene) -> None:
         session_id = await s.asked()
         with pytest.raises(Refusal, match="only the model's turns"):
-            await s.workbench.regenerate_exactly(session_id, (await s.view(session_id)).turns[-2].node_id)
+            await s.workbench.answers.regenerate_exactly(session_id, (await s.view(session_id)).turns[-2].node_id)
         with pytest.raises(Refusal, match="not part of this session"):
-            await s.workbench.regenerate_exactly(session_id, 10_000)
+            await s.workbench.answers.regenerate_exactly(session_id, 10_000)
 
     async def second(s: Scene) -> None:
-        session_id = (await s.workbench.sessions())[0].session_id
+        session_id = (await s.workbench.sessions.list())[0].session_id
         before = await s.view(session_id)
         with pytest.raises(Refusal, match="other weights or another precision"):
-            await s.workbench.regenerate_exactly(session_id, before.turns[-1].node_id)
+            await s.workbench.answers.regenerate_exactly(session_id, before.turns[-1].node_id)
         assert (await s.view(session_id)).turns[-1].variants == before.turns[-1].variants
 
     async def third(s: Scene) -> None:
@@ -253,10 +253,10 @@ def test_what_cannot_be_repeated_is_refused_with_a_reason(play: Play, monkeypatc
         monkeypatch.setattr("app.workbench.answers.resolve_options.made_with", lambda *_, **__: {})
         session_id = await s.asked()
         turn = await s.last(session_id)
-        assert s.workbench.how_made(session_id, turn.node_id) is None
+        assert s.workbench.answers.how_made(session_id, turn.node_id) is None
         assert not turn.can_repeat
         with pytest.raises(Refusal, match="was not stored yet"):
-            await s.workbench.regenerate_exactly(session_id, turn.node_id)
+            await s.workbench.answers.regenerate_exactly(session_id, turn.node_id)
 
     play(first)
     play(second, engine=Engine(source=(Behaviour(recurrent=True), None)))
@@ -268,12 +268,12 @@ def test_nothing_is_begun_where_no_model_comes(play: Play) -> None:
         await s.asked()
 
     async def second(s: Scene) -> None:
-        session_id = (await s.workbench.sessions())[0].session_id
+        session_id = (await s.workbench.sessions.list())[0].session_id
         turn = await s.last(session_id)
         with pytest.raises(Refusal, match="no such folder"):
-            await s.workbench.regenerate_exactly(session_id, turn.node_id)
+            await s.workbench.answers.regenerate_exactly(session_id, turn.node_id)
         assert (await s.last(session_id)).variants == turn.variants
-        await s.workbench.regenerate_exactly(session_id, turn.node_id)
+        await s.workbench.answers.regenerate_exactly(session_id, turn.node_id)
         assert (await s.last(session_id)).variants != turn.variants
 
     play(first)

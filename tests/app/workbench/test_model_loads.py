@@ -45,27 +45,27 @@ def test_a_plan_says_what_a_choice_takes_and_costs(play: Play) -> None:
     keep_perplexities(digest, {"float32": 20.0, "int8": 20.2})
 
     async def scene(s: Scene) -> None:
-        plan = await s.workbench.load_plan("org/one")
+        plan = await s.workbench.models.load_plan("org/one")
         assert plan.choice == LoadChoice()
         assert plan.fit is not None
         assert (plan.fit.engine, plan.fit.context, plan.most) == ("hf", 4096, 4096)
         assert [form.name for form in plan.forms] == list(FORMS)
         assert plan.forms[3] == WeightsForm("int8", "20.2, float32 20 (+1.0 %)")
         assert plan.forms[1].cost == ""
-        short = await s.workbench.load_plan("org/one", LoadChoice(1024, "int8"))
+        short = await s.workbench.models.load_plan("org/one", LoadChoice(1024, "int8"))
         assert short.fit is not None
         assert (short.fit.context, short.fit.fits) == (1024, True)
         assert short.fit.weights != plan.fit.weights
         assert short.fit.kv == plan.fit.kv // 4
         # what holds for all models is reckoned with too, and what is read from disk cannot be told
-        await s.workbench.change_setting("context_length", 512)
-        plan = await s.workbench.load_plan("org/one")
+        await s.workbench.settings.change("context_length", 512)
+        plan = await s.workbench.models.load_plan("org/one")
         assert plan.fit is not None
         assert (plan.fit.context, plan.set_context) == (512, 512)
-        await s.workbench.change_setting("offload", "disk")
-        assert (await s.workbench.load_plan("org/one")).fit is None
+        await s.workbench.settings.change("offload", "disk")
+        assert (await s.workbench.models.load_plan("org/one")).fit is None
         with pytest.raises(Refusal, match="not on the shelf"):
-            await s.workbench.load_plan("org/none")
+            await s.workbench.models.load_plan("org/none")
 
     play(scene)
 
@@ -74,42 +74,45 @@ def test_what_is_chosen_for_a_model_is_loaded_and_remembered_with_it(play: Play)
     engine = Engine()
 
     async def first(s: Scene) -> None:
-        await s.workbench.change_setting("context_length", 2048)
-        await s.workbench.open_model("org/one", LoadChoice(1024, "int8"))
+        await s.workbench.settings.change("context_length", 2048)
+        await s.workbench.models.open("org/one", LoadChoice(1024, "int8"))
         await ready(s)
-        assert (s.workbench.supervisor.options["context_length"], s.workbench.supervisor.options["weights"]) == (1024, "int8")
-        found = {model.name: model.own_load for model in await s.workbench.model_shelf()}
+        assert (
+            s.workbench.services.supervisor.options["context_length"],
+            s.workbench.services.supervisor.options["weights"],
+        ) == (1024, "int8")
+        found = {model.name: model.own_load for model in await s.workbench.shelf.list()}
         assert found == {"org/one": "1,024 tokens, int8 weights", "org/two": ""}
         # another model has what holds for all
-        await s.workbench.choose_model("org/two")
+        await s.workbench.models.choose("org/two")
         await ready(s)
-        assert s.workbench.supervisor.options["context_length"] == 2048
-        assert "weights" not in s.workbench.supervisor.options
+        assert s.workbench.services.supervisor.options["context_length"] == 2048
+        assert "weights" not in s.workbench.services.supervisor.options
         # and the first its own again, whichever way it is opened
-        await s.workbench.choose_model("org/one")
+        await s.workbench.models.choose("org/one")
         await ready(s)
-        assert s.workbench.supervisor.options["weights"] == "int8"
+        assert s.workbench.services.supervisor.options["weights"] == "int8"
         # a change for all does not reach it
-        await s.workbench.change_setting("context_length", 4096)
-        assert s.workbench.supervisor.options["context_length"] == 1024
+        await s.workbench.settings.change("context_length", 4096)
+        assert s.workbench.services.supervisor.options["context_length"] == 1024
         with pytest.raises(Refusal, match="int9"):
-            await s.workbench.open_model("org/one", LoadChoice(None, "int9"))
+            await s.workbench.models.open("org/one", LoadChoice(None, "int9"))
 
     async def second(s: Scene) -> None:
-        await s.workbench.load_settings()
-        assert (await s.workbench.load_plan("org/one")).choice == LoadChoice(1024, "int8")
-        await s.workbench.choose_model("org/one")
+        await s.workbench.settings.load()
+        assert (await s.workbench.models.load_plan("org/one")).choice == LoadChoice(1024, "int8")
+        await s.workbench.models.choose("org/one")
         await ready(s)
-        assert s.workbench.supervisor.options["context_length"] == 1024
-        await s.workbench.grow_context()
+        assert s.workbench.services.supervisor.options["context_length"] == 1024
+        await s.workbench.models.grow_context()
         await ready(s)
-        assert "context_length" not in s.workbench.supervisor.options
-        assert (await s.workbench.load_plan("org/one")).choice == LoadChoice(None, "int8")
+        assert "context_length" not in s.workbench.services.supervisor.options
+        assert (await s.workbench.models.load_plan("org/one")).choice == LoadChoice(None, "int8")
         # gone with the model
-        await s.workbench.choose_model("org/two")
+        await s.workbench.models.choose("org/two")
         await ready(s)
-        await s.workbench.remove_model("org/one")
-        assert (await s.workbench._store.setting("models")) == {}
+        await s.workbench.shelf.remove("org/one")
+        assert (await s.workbench.services.store.setting("models")) == {}
 
     play(first, engine=engine)
     play(second, engine=Engine())
@@ -120,42 +123,42 @@ def test_what_is_set_for_all_models_is_wished_for_and_what_is_chosen_for_one_is_
     (shelf / "org--two" / "config.json").write_text(json.dumps(mlx))  # nothing but mlx could run it
 
     async def scene(s: Scene) -> None:
-        await s.workbench.change_setting("weights", "int8")
-        await s.workbench.change_setting("context_length", 1 << 20)
-        await s.workbench.choose_model("org/two")
+        await s.workbench.settings.change("weights", "int8")
+        await s.workbench.settings.change("context_length", 1 << 20)
+        await s.workbench.models.choose("org/two")
         await ready(s)
-        options = s.workbench.supervisor.options
+        options = s.workbench.services.supervisor.options
         assert (options["weights"], options["wishes"]) == ("int8", ["weights", "context_length"])
-        plan = await s.workbench.load_plan("org/two")
+        plan = await s.workbench.models.load_plan("org/two")
         assert (plan.forms, plan.set_weights) == ([], "int8")
         assert plan.fit is not None
         assert (plan.fit.engine, plan.fit.context) == ("mlx", 4096)  # as many as it has
         # chosen for one of them it is no wish
-        await s.workbench.open_model("org/one", LoadChoice(None, "int8"))
+        await s.workbench.models.open("org/one", LoadChoice(None, "int8"))
         await ready(s)
-        assert s.workbench.supervisor.options["wishes"] == ["context_length"]
-        beside = s.workbench.supervisor.beside("org/one", "hf", {"weights": "int4"}).options
+        assert s.workbench.services.supervisor.options["wishes"] == ["context_length"]
+        beside = s.workbench.services.supervisor.beside("org/one", "hf", {"weights": "int4"}).options
         assert (beside["weights"], beside["wishes"]) == ("int4", [])
         # nothing set, nothing wished
-        await s.workbench.change_setting("context_length", None)
-        assert "wishes" not in s.workbench.supervisor.options
+        await s.workbench.settings.change("context_length", None)
+        assert "wishes" not in s.workbench.services.supervisor.options
 
     play(scene)
 
 
 def test_a_context_is_remembered_for_a_model_that_is_not_here_yet(play: Play) -> None:
     async def scene(s: Scene) -> None:
-        await s.workbench.remember_context("org/new@0123", 512)
+        await s.workbench.models.remember_context("org/new@0123", 512)
         assert ModelsChanged() in s.events
-        await s.workbench.open_model("org/one", LoadChoice(None, "int8"))
+        await s.workbench.models.open("org/one", LoadChoice(None, "int8"))
         await ready(s)
-        await s.workbench.remember_context("org/one", 256)
-        assert (await s.workbench.load_plan("org/one")).choice == LoadChoice(256, "int8")
-        assert s.workbench.supervisor.options["context_length"] == 256
-        assert (await s.workbench.settings()).needs_reload
-        assert (await s.workbench._store.setting("models"))["org/new@0123"] == {"context_length": 512}
+        await s.workbench.models.remember_context("org/one", 256)
+        assert (await s.workbench.models.load_plan("org/one")).choice == LoadChoice(256, "int8")
+        assert s.workbench.services.supervisor.options["context_length"] == 256
+        assert (await s.workbench.settings.view()).needs_reload
+        assert (await s.workbench.services.store.setting("models"))["org/new@0123"] == {"context_length": 512}
         with pytest.raises(Refusal, match="context_length"):
-            await s.workbench.remember_context("org/one", 0)
+            await s.workbench.models.remember_context("org/one", 0)
 
     play(scene)
 
@@ -163,8 +166,8 @@ def test_a_context_is_remembered_for_a_model_that_is_not_here_yet(play: Play) ->
 @pytest.mark.parametrize("held", [7, {"org/one": 3}, {"org/one": {"context_length": -1}}, {"org/one": {"weights": ["int8"]}}])
 def test_what_was_stored_and_cannot_be_taken_is_left_out(play: Play, held: object) -> None:
     async def scene(s: Scene) -> None:
-        await s.workbench._store.set_setting("models", held)
-        assert (await s.workbench.load_plan("org/one")).choice == LoadChoice()
+        await s.workbench.services.store.set_setting("models", held)
+        assert (await s.workbench.models.load_plan("org/one")).choice == LoadChoice()
 
     play(scene)
 
@@ -172,16 +175,16 @@ def test_what_was_stored_and_cannot_be_taken_is_left_out(play: Play, held: objec
 @pytest.mark.slow
 def test_a_model_is_quantised_beside_itself(play: Play) -> None:
     async def scene(s: Scene) -> None:
-        assert [model.convertible for model in await s.workbench.model_shelf()] == [True, True]
+        assert [model.convertible for model in await s.workbench.shelf.list()] == [True, True]
         steps: list[tuple[int, int]] = []
-        made = await s.workbench.quantise_model("org/one", 8, lambda done, total: steps.append((done, total)))
+        made = await s.workbench.shelf.quantise("org/one", 8, lambda done, total: steps.append((done, total)))
         assert made == "org/one-8bit"
         assert ModelsChanged() in s.events
-        found = {model.name: model for model in await s.workbench.model_shelf()}
+        found = {model.name: model for model in await s.workbench.shelf.list()}
         assert (found[made].form, found[made].convertible) == ("8 bit (mlx), folder", False)
         assert steps
         with pytest.raises(Refusal, match="quantised already"):
-            await s.workbench.quantise_model(made, 4, lambda _done, _total: None)
+            await s.workbench.shelf.quantise(made, 4, lambda _done, _total: None)
 
     play(scene)
 
@@ -190,12 +193,12 @@ def test_a_model_is_quantised_beside_itself(play: Play) -> None:
 def test_quantising_can_be_stopped_and_leaves_nothing(play: Play, shelf: Path) -> None:
     async def scene(s: Scene) -> None:
         begun = asyncio.Event()
-        task = asyncio.create_task(s.workbench.quantise_model("org/one", 4, lambda _done, _total: begun.set()))
+        task = asyncio.create_task(s.workbench.shelf.quantise("org/one", 4, lambda _done, _total: begun.set()))
         await begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert [model.name for model in await s.workbench.model_shelf()] == ["org/one", "org/two"]
+        assert [model.name for model in await s.workbench.shelf.list()] == ["org/one", "org/two"]
         assert list(await asyncio.to_thread(lambda: [*shelf.glob(".*import*"), *shelf.glob("*4bit*")])) == []
 
     play(scene)
@@ -213,21 +216,21 @@ def keychain(monkeypatch: pytest.MonkeyPatch) -> Iterator[Keychain]:
 
 def test_a_token_is_kept_told_of_and_deleted(play: Play, keychain: Keychain, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(s: Scene) -> None:
-        assert not (await s.workbench.hub_token()).kept
-        view = await s.workbench.keep_hub_token("hf_secret")
+        assert not (await s.workbench.shelf.hub_token()).kept
+        view = await s.workbench.shelf.keep_hub_token("hf_secret")
         assert (view.kept, view.variable) == (True, "")
         assert "hf_secret" not in repr(view)
         assert list(keychain.kept.values()) == ["hf_secret"]
-        assert not (await s.workbench.forget_hub_token()).kept
+        assert not (await s.workbench.shelf.forget_hub_token()).kept
         assert keychain.kept == {}
         with pytest.raises(Refusal, match="this is no token") as refused:
-            await s.workbench.keep_hub_token("two words")
+            await s.workbench.shelf.keep_hub_token("two words")
         assert "two words" not in str(refused.value)
         keychain.fault = RuntimeError("locked: hf_other")
         with pytest.raises(Refusal, match="refuses") as refused:
-            await s.workbench.keep_hub_token("hf_other")
+            await s.workbench.shelf.keep_hub_token("hf_other")
         assert "hf_other" not in str(refused.value)
         monkeypatch.setenv("HF_TOKEN", "hf_environment")
-        assert (await s.workbench.hub_token()).variable == "HF_TOKEN"
+        assert (await s.workbench.shelf.hub_token()).variable == "HF_TOKEN"
 
     play(scene)

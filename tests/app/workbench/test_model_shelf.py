@@ -39,35 +39,35 @@ def test_a_model_is_listed_verified_and_removed(play: Play, shelf: Path, tiny: P
     weights = shelf / "org--tiny" / "model.safetensors"
 
     async def scene(s: Scene) -> None:
-        (model,) = await s.workbench.model_shelf()
+        (model,) = await s.workbench.shelf.list()
         assert (model.name, model.form, model.context, model.engines) == ("org/tiny", "folder", 4096, ("hf", "mlx"))
         assert model.size == sum(file.stat().st_size for file in (shelf / "org--tiny").iterdir())
-        fit = (await s.workbench.load_plan("org/tiny")).fit
+        fit = (await s.workbench.models.load_plan("org/tiny")).fit
         assert fit is not None
         assert (fit.fits, fit.context, fit.weights) == (True, 4096, weights_of([weights], {}).bytes)  # float32 on a processor
         # verified: what is read is remembered, and compared
         steps: list[tuple[int, int]] = []
-        await s.workbench.verify_model("org/tiny", lambda done, total: steps.append((done, total)))
+        await s.workbench.shelf.verify("org/tiny", lambda done, total: steps.append((done, total)))
         assert steps
-        assert len((await s.workbench.model_shelf())[0].fingerprint) == 64
+        assert len((await s.workbench.shelf.list())[0].fingerprint) == 64
         data = bytearray(weights.read_bytes())
         data[-1] ^= 1
         noted = weights.stat()
         weights.write_bytes(data)
         os.utime(weights, ns=(noted.st_atime_ns, noted.st_mtime_ns))  # it rotted: nobody wrote it
         with pytest.raises(Refusal, match=r"model\.safetensors"):
-            await s.workbench.verify_model("org/tiny", lambda _done, _total: None)
+            await s.workbench.shelf.verify("org/tiny", lambda _done, _total: None)
         # one that is loaded stays
         held = lock_model(shelf / "org--tiny")  # as loading does
         with pytest.raises(Refusal, match="is loaded"):
-            await s.workbench.remove_model("org/tiny")
+            await s.workbench.shelf.remove("org/tiny")
         held.release()
         assert weights.exists()
-        assert await s.workbench.remove_model("org/tiny") == model.size
+        assert await s.workbench.shelf.remove("org/tiny") == model.size
         assert ModelsChanged() in s.events
-        assert await s.workbench.model_shelf() == []
+        assert await s.workbench.shelf.list() == []
         with pytest.raises(Refusal, match="not on the shelf"):
-            await s.workbench.remove_model("org/tiny")
+            await s.workbench.shelf.remove("org/tiny")
 
     play(scene)
 
@@ -77,10 +77,10 @@ def test_one_that_is_on_its_way_into_the_engine_stays(play: Play, shelf: Path, t
     engine = Engine(loading=asyncio.Event())
 
     async def scene(s: Scene) -> None:
-        await s.workbench.choose_model("org/tiny")
+        await s.workbench.models.choose("org/tiny")
         await until(lambda: s.workbench.status.engine is EngineState.STARTING)
         with pytest.raises(Refusal, match="in use here; open another model first"):
-            await s.workbench.remove_model("org/tiny")
+            await s.workbench.shelf.remove("org/tiny")
         assert (shelf / "org--tiny").exists()
         engine.loading.set()  # type: ignore[union-attr]  # set above
         await until(lambda: s.workbench.status.engine is EngineState.READY)
@@ -94,13 +94,13 @@ def test_verifying_can_be_stopped(play: Play, shelf: Path, tiny: Path, monkeypat
 
     async def scene(s: Scene) -> None:
         steps: list[int] = []
-        task = asyncio.create_task(s.workbench.verify_model("org/tiny", lambda done, _total: steps.append(done)))
+        task = asyncio.create_task(s.workbench.shelf.verify("org/tiny", lambda done, _total: steps.append(done)))
         await until(lambda: len(steps) > 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         told = len(steps)
-        await s.workbench.model_shelf()
+        await s.workbench.shelf.list()
         assert len(steps) == told
 
     play(scene)  # which finds no thread left
@@ -118,20 +118,20 @@ def test_folders_and_files_come_onto_the_shelf(play: Play, tmp_path: Path, tiny:
     adapter = toy_adapter(tmp_path / "pirate", 1)
 
     async def scene(s: Scene) -> None:
-        assert await s.workbench.add_model_folder(own) == "own"
+        assert await s.workbench.shelf.add_folder(own) == "own"
         steps: list[tuple[int, int]] = []
-        name = await s.workbench.import_gguf(gguf, lambda done, total: steps.append((done, total)), keep_quantised=False)
-        found = {model.name: model for model in await s.workbench.model_shelf()}
+        name = await s.workbench.shelf.import_gguf(gguf, lambda done, total: steps.append((done, total)), keep_quantised=False)
+        found = {model.name: model for model in await s.workbench.shelf.list()}
         assert found.keys() == {"own", name}
         assert (found["own"].linked, found[name].linked) == (True, False)
         assert found[name].form == "float32, from GGUF"
-        assert await s.workbench.remove_model("own") == 0
+        assert await s.workbench.shelf.remove("own") == 0
         assert (own / "model.safetensors").exists()
         for wrong, why in ((adapter, "whole model|config.json|adapter"), (tmp_path, "config.json")):
             with pytest.raises(Refusal, match=why):
-                await s.workbench.add_model_folder(wrong)
+                await s.workbench.shelf.add_folder(wrong)
         with pytest.raises(Refusal, match="is no GGUF file"):
-            await s.workbench.plan_gguf(own)
+            await s.workbench.shelf.plan_gguf(own)
         assert [entry.name for entry in ModelShelf().models()] == [name]
 
     play(scene)
@@ -141,16 +141,18 @@ def test_a_gguf_stays_quantised_where_that_is_chosen(play: Play, tmp_path: Path)
     path = packed(tiny_path("llama"), lambda name: "Q4_0").write(tmp_path / "one.gguf")
 
     async def scene(s: Scene) -> None:
-        plan = await s.workbench.plan_gguf(path)
+        plan = await s.workbench.shelf.plan_gguf(path)
         assert 0 < plan.kept < plan.float32 / 3
         assert (plan.keeps, plan.note) == (False, "")
-        names = [await s.workbench.import_gguf(path, lambda _done, _total: None, keep_quantised=keep) for keep in (True, False)]
+        names = [
+            await s.workbench.shelf.import_gguf(path, lambda _done, _total: None, keep_quantised=keep) for keep in (True, False)
+        ]
         assert names == ["one-mlx", "one"]
-        found = {model.name: (model.form, tuple(model.engines)) for model in await s.workbench.model_shelf()}
+        found = {model.name: (model.form, tuple(model.engines)) for model in await s.workbench.shelf.list()}
         assert found == {"one": ("float32, from GGUF", ("hf", "mlx")), "one-mlx": ("4 bit (mlx), from GGUF", ("mlx",))}
         (tmp_path / "bad.gguf").write_bytes(b"GGUF")
         with pytest.raises(Refusal, match=r"bad\.gguf"):
-            await s.workbench.plan_gguf(tmp_path / "bad.gguf")
+            await s.workbench.shelf.plan_gguf(tmp_path / "bad.gguf")
 
     play(scene)
 
@@ -159,7 +161,7 @@ def test_proposals_come_without_a_network(play: Play, shelf: Path, tiny: Path) -
     shutil.copytree(tiny, shelf / "HuggingFaceTB--SmolLM2-135M-Instruct@0123456789ab")
 
     async def scene(s: Scene) -> None:
-        offers = await s.workbench.offers()
+        offers = await s.workbench.shelf.offers()
         assert [offer.parameters for offer in offers] == sorted(offer.parameters for offer in offers)
         assert 1 <= sum(offer.best for offer in offers) <= 3
         assert all(offer.fit.fits and not offer.gated for offer in offers if offer.best)
@@ -171,15 +173,15 @@ def test_proposals_come_without_a_network(play: Play, shelf: Path, tiny: Path) -
 
 def test_hints_are_dismissed_for_good(play: Play) -> None:
     async def first(s: Scene) -> None:
-        assert await s.workbench.hints() == {"tokens", "models"}
-        once = await asyncio.gather(*(s.workbench.dismiss_hint("tokens") for _window in range(3)))
+        assert await s.workbench.settings.hints() == {"tokens", "models"}
+        once = await asyncio.gather(*(s.workbench.settings.dismiss_hint("tokens") for _window in range(3)))
         assert sorted(once) == [False, False, True]
-        assert await s.workbench.hints() == {"models"}
+        assert await s.workbench.settings.hints() == {"models"}
 
     async def second(s: Scene) -> None:
-        assert await s.workbench.hints() == {"models"}
-        await s.workbench.dismiss_hint("models")
-        assert await s.workbench.hints() == set()
+        assert await s.workbench.settings.hints() == {"models"}
+        await s.workbench.settings.dismiss_hint("models")
+        assert await s.workbench.settings.hints() == set()
 
     play(first)
     play(second)

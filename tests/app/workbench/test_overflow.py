@@ -18,7 +18,7 @@ def small() -> Engine:
 
 async def refused(s: Scene, session_id: int) -> SessionView:
     """Sends what does not fit; the view after it."""
-    await s.workbench.send(session_id, LONG)
+    await s.workbench.answers.send(session_id, LONG)
     view = await s.view(session_id)
     assert "do not fit into the context of 96" in view.turns[-1].note
     assert own_tokens(view.turns[-1]) == []
@@ -36,7 +36,7 @@ def test_the_next_message_takes_the_place_of_one_that_was_too_long(play: Play, f
         assert (long.role, long.run.text.count("word ")) == ("user", 40)
         assert (await s.last(session_id)).can_retry is False
         # when
-        await s.workbench.send(session_id, "ok")
+        await s.workbench.answers.send(session_id, "ok")
         # then it stands beside the long one, and is answered
         view = await s.view(session_id)
         short = view.turns[-2]
@@ -46,7 +46,7 @@ def test_the_next_message_takes_the_place_of_one_that_was_too_long(play: Play, f
         assert len(s.engine.prompts[-1]) < SMALL
         # and the long one is on the disk, with what was said of it
         assert rows(s.path, "SELECT text FROM nodes WHERE id = ?", long.node_id) == [(LONG,)]
-        back = await s.workbench.select(session_id, long.node_id)
+        back = await s.workbench.branches.select(session_id, long.node_id)
         assert "do not fit" in back.turns[-1].note
         assert await s.store.verify() == []
 
@@ -61,8 +61,8 @@ def test_one_after_the_other_they_all_stand_beside_each_other(play: Play) -> Non
         assert [turn.role for turn in view.turns] == ["system", "user", "assistant"]
         assert len(view.turns[1].variants) == 3
         # and whoever goes back to one of them goes on from the same place
-        await s.workbench.select(session_id, view.turns[1].variants[0])
-        await s.workbench.send(session_id, "ok")
+        await s.workbench.branches.select(session_id, view.turns[1].variants[0])
+        await s.workbench.answers.send(session_id, "ok")
         assert own_tokens(await s.last(session_id))
 
     play(scene, engine=small())
@@ -73,9 +73,9 @@ def test_it_is_so_after_another_start_too(play: Play) -> None:
         await refused(s, await s.new())
 
     async def second(s: Scene) -> None:
-        session_id = (await s.workbench.sessions())[0].session_id
+        session_id = (await s.workbench.sessions.list())[0].session_id
         assert (await s.last(session_id)).can_retry is False
-        await s.workbench.send(session_id, "ok")
+        await s.workbench.answers.send(session_id, "ok")
         assert own_tokens(await s.last(session_id))
 
     play(first, engine=small())
@@ -87,13 +87,13 @@ def test_with_a_larger_context_the_long_message_can_be_answered_after_all(play: 
         await refused(s, await s.new())
 
     async def second(s: Scene) -> None:
-        session_id = (await s.workbench.sessions())[0].session_id
+        session_id = (await s.workbench.sessions.list())[0].session_id
         failed = await s.last(session_id)
-        await s.workbench.regenerate(session_id, failed.node_id)
+        await s.workbench.answers.regenerate(session_id, failed.node_id)
         view = await s.view(session_id)
         assert own_tokens(view.turns[-1])
         assert view.turns[-1].variants == (view.turns[-1].node_id,)  # what failed has left
-        await s.workbench.send(session_id, "more")
+        await s.workbench.answers.send(session_id, "more")
         assert [turn.role for turn in (await s.view(session_id)).turns] == ["system", *["user", "assistant"] * 2]
 
     play(first, engine=small())
@@ -104,7 +104,7 @@ def test_a_conversation_that_fills_the_context_says_so(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("x" * 70)  # its answer is cut by the context
         assert (await s.last(session_id)).note == "the context is full"
-        await s.workbench.send(session_id, "ok")
+        await s.workbench.answers.send(session_id, "ok")
         assert "Go back to an earlier turn, or start a new session" in (await s.last(session_id)).note
 
     play(scene, engine=small())
@@ -117,13 +117,13 @@ def test_the_draft_is_counted_where_it_would_stand(play: Play) -> None:
         view = await s.view(session_id)
         whole, question = view.context_used, view.turns[1]
         assert whole == sum(len(turn.run) for turn in view.turns)
-        assert (await s.workbench.compose(session_id, "12345")).context_used == whole + 5
+        assert (await s.workbench.drafts.compose(session_id, "12345")).context_used == whole + 5
         # another version of the first question stands after the system prompt alone
-        edited = await s.workbench.compose(session_id, "12345", question.node_id)
+        edited = await s.workbench.drafts.compose(session_id, "12345", question.node_id)
         assert (edited.tokens, edited.context_used) == (5, len(view.turns[0].run) + 5)
         # after a message that was too long: in its place
         await refused(s, session_id)
-        assert (await s.workbench.compose(session_id, "12345")).context_used == whole + 5
+        assert (await s.workbench.drafts.compose(session_id, "12345")).context_used == whole + 5
 
     play(scene, engine=small())
 
@@ -131,11 +131,11 @@ def test_the_draft_is_counted_where_it_would_stand(play: Play) -> None:
 def test_an_answer_that_reaches_the_limit_ends_there_and_is_kept(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        await s.workbench.set_option(session_id, "max_tokens", 500)
-        await s.workbench.set_format(
+        await s.workbench.setup.set_option(session_id, "max_tokens", 500)
+        await s.workbench.setup.set_format(
             session_id, AnswerFormat(FormatKind.REGEX, "[a-z]{400}")
         )  # so that it does not end by itself
-        await s.workbench.send(session_id, "hi")
+        await s.workbench.answers.send(session_id, "hi")
         turn = await s.last(session_id)
         assert turn.note == "the context is full"
         assert own_tokens(turn)
@@ -151,29 +151,29 @@ def test_a_message_that_was_sent_before_an_engine_ran_can_still_have_turns_left_
     async def first(s: Scene) -> None:
         session_id = await s.new()
         for number in range(3):
-            await s.workbench.send(session_id, f"q {number}")
+            await s.workbench.answers.send(session_id, f"q {number}")
 
     async def second(s: Scene) -> None:
-        session_id = (await s.workbench.sessions())[0].session_id
+        session_id = (await s.workbench.sessions.list())[0].session_id
         before = (await s.view(session_id)).turns
-        assert (await s.workbench.compose(session_id, text)).context_length is None
-        await s.workbench.send(session_id, text)
+        assert (await s.workbench.drafts.compose(session_id, text)).context_length is None
+        await s.workbench.answers.send(session_id, text)
         failed = await s.last(session_id)
         assert failed.overflowed
         assert rows(s.path, "SELECT count(*) FROM nodes WHERE text = ?", text) == [(1,)]
-        counted = await s.workbench.compose(session_id, text)
+        counted = await s.workbench.drafts.compose(session_id, text)
         assert counted.context_length == 110 < counted.context_used
         # when room is made, then the question is asked once, after the latest turns
-        assert await s.workbench.leave_out(session_id, text) > 0
+        assert await s.workbench.drafts.leave_out(session_id, text) > 0
         assert all(text not in turn.run.text for turn in (await s.view(session_id)).turns)
-        await s.workbench.send(session_id, text)
+        await s.workbench.answers.send(session_id, text)
         view = await s.view(session_id)
         assert [text in turn.run.text for turn in view.turns if turn.role == "user"][-1]
         assert sum(text in turn.run.text for turn in view.turns) == 1
         assert own_tokens(view.turns[-1])
         assert not view.turns[-1].overflowed
         # what was said, and the first try, stand where they stood
-        back = await s.workbench.select(session_id, failed.node_id)
+        back = await s.workbench.branches.select(session_id, failed.node_id)
         assert [turn.node_id for turn in back.turns][: len(before)] == [turn.node_id for turn in before]
 
     play(first)

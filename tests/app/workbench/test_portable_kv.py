@@ -22,7 +22,7 @@ def scene(folder: Path) -> Scene:
     engine = Engine()
     engine.options["blocks"] = BlockOptions("storage:open_blocks", str(folder / "blocks.db"), 1 << 30)
     made = Scene.open(folder / "s.db", engine)
-    made.workbench.supervisor.options["blocks"] = {"path": str(folder / "blocks.db")}
+    made.workbench.services.supervisor.options["blocks"] = {"path": str(folder / "blocks.db")}
     return made
 
 
@@ -38,13 +38,13 @@ def test_it_is_warm_elsewhere(tmp_path: Path, running: bool) -> None:
         here = scene(tmp_path / "here")
         session_id = await here.asked(TEXT)
         path = await here.path_ids(session_id)
-        model = here.workbench.supervisor.running
+        model = here.workbench.services.supervisor.running
         assert model is not None
         saved = await model.save_blocks_async(path)
         if not running:
             await here.workbench.close()
             here = scene(tmp_path / "here")
-        await here.workbench.export_session(session_id, "portable-kv", file, heard)
+        await here.workbench.transfers.export(session_id, "portable-kv", file, heard)
         await here.workbench.close()
         return saved.tokens, path
 
@@ -60,12 +60,12 @@ def test_it_is_warm_elsewhere(tmp_path: Path, running: bool) -> None:
         new = scene(there)
         view = await new.view(imported.sessions[0])
         assert await new.path_ids(view.session_id) == path
-        model = await new.workbench.supervisor.model()
+        model = await new.workbench.services.supervisor.model()
         assert len(path) - tokens <= 1
         await model.next_token_logprobs(path)
         counted = model.metrics()
         assert (counted.tokens_restored, counted.tokens_computed) == (tokens, 1)
-        await new.workbench.send(view.session_id, "and?")
+        await new.workbench.answers.send(view.session_id, "and?")
         await new.workbench.close()
 
     tokens, path = asyncio.run(out())
@@ -88,7 +88,7 @@ def test_a_block_file_that_fails_leaves_no_half_of_a_file(tmp_path: Path, monkey
 
         monkeypatch.setattr("storage.blocks.file.BlockFile.copy_to", failing)
         with pytest.raises(Refusal, match="the disk is gone"):
-            await here.workbench.export_session(session_id, "portable-kv", file, heard)
+            await here.workbench.transfers.export(session_id, "portable-kv", file, heard)
         await here.workbench.close()
 
     asyncio.run(out())
@@ -131,9 +131,9 @@ def exported(tmp_path: Path) -> tuple[Path, int]:
     async def out() -> int:
         here = scene(tmp_path / "here")
         session_id = await here.asked(TEXT)
-        model = await here.workbench.supervisor.model()
+        model = await here.workbench.services.supervisor.model()
         saved = await model.save_blocks_async(await here.path_ids(session_id))
-        await here.workbench.export_session(session_id, "portable-kv", file, heard)
+        await here.workbench.transfers.export(session_id, "portable-kv", file, heard)
         await here.workbench.close()
         return saved.tokens
 
@@ -150,13 +150,13 @@ def test_the_window_takes_kv_in(tmp_path: Path, running: bool) -> None:
         there = scene(tmp_path / "there")
         if running:
             await there.asked("something else")
-        result = await there.workbench.import_file(file, heard)
+        result = await there.workbench.transfers.import_file(file, heard)
         assert result.carries_kv
-        taken = await there.workbench.take_kv(result.sessions, file, lambda done, total: told.append((done, total)))
+        taken = await there.workbench.transfers.take_kv(result.sessions, file, lambda done, total: told.append((done, total)))
         assert taken == -(-tokens // 64)
         assert told[-1][0] == told[-1][1] > taken
         path = await there.path_ids(result.sessions[0])
-        model = await there.workbench.supervisor.model()
+        model = await there.workbench.services.supervisor.model()
         match, before = await model.prefix_match_async(path), model.metrics()
         assert match.tokens == tokens
         await model.next_token_logprobs(path)
@@ -176,8 +176,8 @@ def test_taking_kv_is_stopped_between_two_blocks(tmp_path: Path, monkeypatch: py
 
     async def take() -> None:
         there = scene(tmp_path / "there")
-        model = await there.workbench.supervisor.model()
-        result = await there.workbench.import_file(file, heard)
+        model = await there.workbench.services.supervisor.model()
+        result = await there.workbench.transfers.import_file(file, heard)
         path = await there.path_ids(result.sessions[0])
         work: asyncio.Task[int] | None = None
 
@@ -186,11 +186,11 @@ def test_taking_kv_is_stopped_between_two_blocks(tmp_path: Path, monkeypatch: py
                 assert work is not None
                 work.cancel()
 
-        work = asyncio.create_task(there.workbench.take_kv(result.sessions, file, progress))
+        work = asyncio.create_task(there.workbench.transfers.take_kv(result.sessions, file, progress))
         with pytest.raises(asyncio.CancelledError):
             await work
         assert (await model.prefix_match_async(path)).tokens == 128 < tokens
-        await there.workbench.send(result.sessions[0], "and?")
+        await there.workbench.answers.send(result.sessions[0], "and?")
         await there.workbench.close()
 
     asyncio.run(take())

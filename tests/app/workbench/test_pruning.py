@@ -13,7 +13,7 @@ async def branched(s: Scene) -> tuple[SessionView, int, int]:
     """A session whose answer has two versions; the old node and the new one, which is shown."""
     session_id, old = await answered(s)
     at = own_tokens(old)[4]
-    await s.workbench.branch(session_id, old.node_id, at, alternative(old, at))
+    await s.workbench.answers.branch(session_id, old.node_id, at, alternative(old, at))
     view = await s.view(session_id)
     return view, old.node_id, view.turns[-1].node_id
 
@@ -26,12 +26,12 @@ def test_a_pruned_branch_is_no_variant_and_marked_in_the_outline(play: Play) -> 
     async def scene(s: Scene) -> None:
         view, old, new = await branched(s)
         rest = row_of(view, old, inner=True)  # what the old answer said from the fork on
-        await s.workbench.prune(view.session_id, rest.node_id, rest.start, True)
+        await s.workbench.branches.prune(view.session_id, rest.node_id, rest.start, True)
         pruned = await s.view(view.session_id)
         assert pruned.turns[-1].variants == (new,)
         assert [row.pruned for row in pruned.branches] == [row == rest for row in view.branches]
         # nothing is gone: it comes back as it was
-        await s.workbench.prune(view.session_id, rest.node_id, rest.start, False)
+        await s.workbench.branches.prune(view.session_id, rest.node_id, rest.start, False)
         back = await s.view(view.session_id)
         assert back.turns[-1].variants == view.turns[-1].variants == (old, new)
         assert back.branches == view.branches
@@ -42,14 +42,14 @@ def test_a_pruned_branch_is_no_variant_and_marked_in_the_outline(play: Play) -> 
 def test_pruning_what_is_shown_shows_the_latest_that_is_left(play: Play) -> None:
     async def scene(s: Scene) -> None:
         view, old, new = await branched(s)
-        await s.workbench.prune(view.session_id, new, 0, True)
+        await s.workbench.branches.prune(view.session_id, new, 0, True)
         shown = await s.view(view.session_id)
         assert shown.turns[-1].node_id == old
         assert shown.turns[-1].variants == (old,)
         # the last one cannot go
         rest = row_of(shown, old, inner=True)
         with pytest.raises(Refusal, match="the only branch"):
-            await s.workbench.prune(view.session_id, old, rest.start, True)
+            await s.workbench.branches.prune(view.session_id, old, rest.start, True)
         assert (await s.view(view.session_id)).turns[-1].node_id == old
 
     play(scene)
@@ -62,14 +62,14 @@ def test_what_leaves_a_branch_inside_goes_with_the_whole_of_it_alone(play: Play,
         view, old, new = await branched(s)
         at = own_tokens(view.turns[-1])[6]
         assert view.turns[-1].run.ids[4:at].size
-        await s.workbench.beams(view.session_id, new, at, 3)
+        await s.workbench.continuations.beams(view.session_id, new, at, 3)
         before = await s.view(view.session_id)
         beams = [row.node_id for row in before.branches if row.node_id > new]
         rest = row_of(before, new, inner=True)
         assert len(beams) == 3
         assert rest.current
         # when all of it is pruned, or what it says from there on
-        await s.workbench.prune(view.session_id, new, 0 if whole else rest.start, True)
+        await s.workbench.branches.prune(view.session_id, new, 0 if whole else rest.start, True)
         # then they go with it, or one of them is shown
         pruned = await s.view(view.session_id)
         gone = [(new, 0), (new, rest.start), *((beam, 0) for beam in beams)] if whole else [(new, rest.start)]
@@ -85,9 +85,9 @@ def test_what_was_pruned_stays_so_after_a_restart_and_takes_its_branches_along(p
 
     async def evening(s: Scene) -> None:
         view, old, new = await branched(s)
-        await s.workbench.send(view.session_id, "and then?")  # goes on from the new version
-        await s.workbench.select(view.session_id, old)
-        await s.workbench.prune(view.session_id, new, 0, True)
+        await s.workbench.answers.send(view.session_id, "and then?")  # goes on from the new version
+        await s.workbench.branches.select(view.session_id, old)
+        await s.workbench.branches.prune(view.session_id, new, 0, True)
         kept.update(session=view.session_id, new=new)
 
     async def morning(s: Scene) -> None:
@@ -96,7 +96,7 @@ def test_what_was_pruned_stays_so_after_a_restart_and_takes_its_branches_along(p
         assert row.pruned
         assert len(view.turns[-1].variants) == 1
         # a path under it can still be looked at, on purpose
-        shown = await s.workbench.select(kept["session"], kept["new"])
+        shown = await s.workbench.branches.select(kept["session"], kept["new"])
         assert shown.turns[-1].role == "assistant"
         assert len(shown.turns) == 5
         assert rows(s.path, "select count(*) from nodes where session_id = ?", kept["session"]) == [(6,)]
@@ -110,7 +110,7 @@ def test_bad_branches_are_refused(play: Play) -> None:
         view, _, new = await branched(s)
         for node_id, start in ((9999, 0), (new, -1)):
             with pytest.raises(Refusal, match="not part of this session"):
-                await s.workbench.prune(view.session_id, node_id, start, True)
+                await s.workbench.branches.prune(view.session_id, node_id, start, True)
 
     play(scene)
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from app import supervisor
-from app.workbench import workbench
+from app.workbench import AppWorkbench, Services, workbench
 from runtime import EngineLimits
 from runtime.transport import link
 from storage import SessionStore
@@ -32,7 +32,7 @@ def test_quitting_in_the_middle_waits_for_no_limit_and_keeps_the_text(
         session_id = await s.new()
         if when == "loading":
             s.engine.loading = asyncio.Event()
-        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        sending = asyncio.create_task(s.workbench.answers.send(session_id, "hello"))
         if when == "saving":
             await asyncio.sleep(0)
         elif when == "loading":
@@ -44,7 +44,7 @@ def test_quitting_in_the_middle_waits_for_no_limit_and_keeps_the_text(
         kept.append(7 if when == "streaming" else 0)
 
     async def later(s: Scene) -> None:
-        session_id = (await s.workbench.sessions())[0].session_id
+        session_id = (await s.workbench.sessions.list())[0].session_id
         view = await s.view(session_id)
         assert view.turns[1].run.text.count("hello") == 1
         answer = view.turns[-1]
@@ -73,9 +73,9 @@ def test_an_engine_has_the_time_that_is_left(play: Play, monkeypatch: pytest.Mon
 
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        asking.append(asyncio.create_task(s.workbench.send(session_id, "hello")))
+        asking.append(asyncio.create_task(s.workbench.answers.send(session_id, "hello")))
         await until(lambda: s.arrived(session_id) == 3)
-        ended, close = s.workbench._answers.ended, s.workbench.supervisor.close
+        ended, close = s.workbench.services.running.ended, s.workbench.services.supervisor.close
 
         async def never() -> None:
             await hangs.wait()
@@ -86,8 +86,8 @@ def test_an_engine_has_the_time_that_is_left(play: Play, monkeypatch: pytest.Mon
             hangs.set()
             await close(within)
 
-        monkeypatch.setattr(s.workbench._answers, "ended", never)
-        monkeypatch.setattr(s.workbench.supervisor, "close", noted)
+        monkeypatch.setattr(s.workbench.services.running, "ended", never)
+        monkeypatch.setattr(s.workbench.services.supervisor, "close", noted)
 
     # when the window ends
     play(scene, engine=Engine(holds_after=3))
@@ -100,18 +100,20 @@ def test_an_engine_has_the_time_that_is_left(play: Play, monkeypatch: pytest.Mon
 def test_a_crash_of_the_app_leaves_a_partial_answer(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        sending = asyncio.create_task(s.workbench.answers.send(session_id, "hello"))
         await until(lambda: s.arrived(session_id) == 6)
-        whole = len(s.workbench._sessions.opened(session_id).last_turn().run)  # header and six tokens, in one write or two
+        whole = len(
+            s.workbench.services.sessions.opened(session_id).last_turn().run
+        )  # header and six tokens, in one write or two
         await until(lambda: rows(s.path, "SELECT sum(count) FROM token_chunks WHERE node_id = 3") == [(whole,)])
         copy = s.path.parent / "crashed.db"
         for suffix in ("", "-wal"):
             (copy.parent / f"crashed.db{suffix}").write_bytes((s.path.parent / f"{s.path.name}{suffix}").read_bytes())
-        s.workbench.stop(session_id)
+        s.workbench.answers.stop(session_id)
         await sending
 
         store = SessionStore.open(copy)
-        crashed = Scene(copy, s.engine, store, type(s.workbench)(store, s.workbench.supervisor, OPTIONS), [])
+        crashed = Scene(copy, s.engine, store, AppWorkbench(Services(store, s.workbench.services.supervisor, OPTIONS)), [], {})
         answer = await crashed.last(session_id)
         assert answer.status is TurnStatus.PARTIAL
         assert answer.note == "cut off when Elsewise ended"

@@ -21,17 +21,17 @@ def test_a_session_reopened_without_an_engine_is_what_was_shown(play: Play) -> N
         session_id = await s.asked("où? <|im_end|>")
         old = await s.last(session_id)
         at = own_tokens(old)[3]
-        await s.workbench.branch(session_id, old.node_id, at, alternative(old, at))
-        await s.workbench.send(session_id, "two")
-        await s.workbench.regenerate(session_id, (await s.last(session_id)).node_id)
+        await s.workbench.answers.branch(session_id, old.node_id, at, alternative(old, at))
+        await s.workbench.answers.send(session_id, "two")
+        await s.workbench.answers.regenerate(session_id, (await s.last(session_id)).node_id)
         shown.append(await s.view(session_id))
-        texts.append(list(s.workbench.token_text(session_id, [65, 257])))
+        texts.append(list(s.workbench.answers.token_text(session_id, [65, 257])))
 
     async def second(s: Scene) -> None:
-        rows = await s.workbench.sessions()
+        rows = await s.workbench.sessions.list()
         view = await s.view(rows[0].session_id)
         assert_same_view(view, shown[0])
-        assert list(s.workbench.token_text(view.session_id, [65, 257])) == texts[0] == [b"A", b"<|im_end|>"]
+        assert list(s.workbench.answers.token_text(view.session_id, [65, 257])) == texts[0] == [b"A", b"<|im_end|>"]
         assert s.engine.starts == 0
 
     play(first)
@@ -45,15 +45,15 @@ def test_every_branch_comes_back(play: Play) -> None:
         session_id = await s.asked()
         old = await s.last(session_id)
         for at in own_tokens(old)[2:5]:
-            await s.workbench.branch(session_id, old.node_id, at, alternative(old, at))
+            await s.workbench.answers.branch(session_id, old.node_id, at, alternative(old, at))
         variants = (await s.last(session_id)).variants
-        shown.extend([await s.workbench.select(session_id, variant) for variant in variants])
+        shown.extend([await s.workbench.branches.select(session_id, variant) for variant in variants])
 
     async def second(s: Scene) -> None:
-        session_id = (await s.workbench.sessions())[0].session_id
+        session_id = (await s.workbench.sessions.list())[0].session_id
         await s.view(session_id)
         for view in shown:
-            assert_same_view(await s.workbench.select(session_id, view.turns[-1].node_id), view)
+            assert_same_view(await s.workbench.branches.select(session_id, view.turns[-1].node_id), view)
 
     play(first)
     play(second)
@@ -64,9 +64,9 @@ def test_a_conversation_goes_on_after_a_restart(play: Play) -> None:
         await s.asked("one")
 
     async def second(s: Scene) -> None:
-        session_id = (await s.workbench.sessions())[0].session_id
+        session_id = (await s.workbench.sessions.list())[0].session_id
         before = await s.view(session_id)
-        await s.workbench.send(session_id, "two")
+        await s.workbench.answers.send(session_id, "two")
         after = await s.view(session_id)
         assert_same_view_turns(after, before)
         assert s.engine.prompts[0] == (await s.path_ids(session_id))[: len(s.engine.prompts[0])]
@@ -83,7 +83,7 @@ def test_looking_at_another_session_while_the_engine_loads_loses_nothing(play: P
         s.engine.loading = asyncio.Event()
         other = await s.new()
         session_id = await s.new()
-        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        sending = asyncio.create_task(s.workbench.answers.send(session_id, "hello"))
         await until(lambda: s.engine.starts)
         await s.view(other)
         waiting = await s.view(session_id)
@@ -118,12 +118,12 @@ def test_what_the_store_read_too_late_does_not_replace_what_is_being_written(pla
 def test_opening_a_session_while_it_streams_shows_the_stream(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        sending = asyncio.create_task(s.workbench.answers.send(session_id, "hello"))
         await until(lambda: s.arrived(session_id) == 4)
         live = await s.last(session_id)
         assert live.status is TurnStatus.STREAMING
         assert len(own_tokens(live)) == 4
-        s.workbench.stop(session_id)
+        s.workbench.answers.stop(session_id)
         await sending
         assert (await s.last(session_id)).run.ids.tolist() == live.run.ids.tolist()
 
@@ -140,9 +140,9 @@ def test_the_sample_is_there_without_a_model(play: Play) -> None:
         assert (answer.run.rank[own_tokens(answer)] > 0).all()
         assert len(view.branches) > 1
         last = own_tokens(answer)[1]
-        assert s.workbench.token_text(sample, [alternative(answer, last)])[0]
+        assert s.workbench.answers.token_text(sample, [alternative(answer, last)])[0]
         for row in view.branches:
-            assert (await s.workbench.select(sample, row.node_id)).turns
+            assert (await s.workbench.branches.select(sample, row.node_id)).turns
         assert s.engine.starts == 0
 
     play(scene)
@@ -151,10 +151,10 @@ def test_the_sample_is_there_without_a_model(play: Play) -> None:
 def test_a_session_in_the_trash_is_out_of_the_list_and_comes_back(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked()
-        await s.workbench.trash_session(session_id)
-        assert await s.workbench.sessions() == []
-        await s.workbench.restore_session(session_id)
-        assert [row.session_id for row in await s.workbench.sessions()] == [session_id]
+        await s.workbench.sessions.trash(session_id)
+        assert await s.workbench.sessions.list() == []
+        await s.workbench.sessions.restore(session_id)
+        assert [row.session_id for row in await s.workbench.sessions.list()] == [session_id]
 
     play(scene)
 
@@ -165,12 +165,12 @@ def test_an_answer_beside_the_shown_path_is_read_when_somebody_goes_on_from_it(p
     async def evening(s: Scene) -> None:
         kept["session"] = await s.asked()
         kept["first"] = (await s.last(kept["session"])).node_id
-        await s.workbench.regenerate(kept["session"], kept["first"])
+        await s.workbench.answers.regenerate(kept["session"], kept["first"])
 
     async def morning(s: Scene) -> None:
         view = await s.view(kept["session"])
         assert view.turns[-1].node_id != kept["first"]
-        await s.workbench.continue_turn(kept["session"], kept["first"])
+        await s.workbench.answers.continue_turn(kept["session"], kept["first"])
         turn = await s.last(kept["session"])
         nodes = {node.id: node for node in (await s.store.load_session(kept["session"])).nodes}
         assert nodes[turn.node_id].parent_id == kept["first"]
@@ -193,10 +193,10 @@ def test_what_happens_to_a_session_just_before_it_is_shown_is_in_what_is_shown(
     async def scene(s: Scene) -> None:
         session_id = await s.asked()
         monkeypatch.setattr("app.workbench.sessions.showing.breath", moment)
-        opening = asyncio.create_task(s.workbench.open_session(session_id))
+        opening = asyncio.create_task(s.workbench.sessions.open(session_id))
         # when it is renamed in that moment
         await made.wait()
-        await s.workbench.rename_session(session_id, "renamed")
+        await s.workbench.sessions.rename(session_id, "renamed")
         go_on.set()
         # then the window is shown all of it: what it was told before it knew of that session is lost on it
         view = await opening

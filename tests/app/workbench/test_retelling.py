@@ -30,7 +30,7 @@ def test_another_version_of_an_answer_stands_beside_it_and_nothing_is_streamed(p
     async def first(s: Scene) -> None:
         session_id, old = await answered(s)
         asked = len(s.engine.prompts)
-        await s.workbench.send(session_id, WORDS, old.node_id)
+        await s.workbench.answers.send(session_id, WORDS, old.node_id)
         view = await s.view(session_id)
         new = view.turns[-1]
         assert (new.role, said(new), new.note, new.status) == ("assistant", WORDS, "edited", TurnStatus.PARTIAL)
@@ -40,9 +40,9 @@ def test_another_version_of_an_answer_stands_beside_it_and_nothing_is_streamed(p
         header = [token for token, origin in zip(new.run.ids, new.run.origin, strict=True) if origin == int(Origin.TEMPLATE)]
         assert header == [token for token, origin in zip(old.run.ids, old.run.origin, strict=True) if origin == 0]
         # the old one is what it was
-        back = await s.workbench.select(session_id, old.node_id)
+        back = await s.workbench.branches.select(session_id, old.node_id)
         assert said(back.turns[-1]) == said(old)
-        await s.workbench.select(session_id, new.node_id)
+        await s.workbench.branches.select(session_id, new.node_id)
         shown.append(await s.view(session_id))
         assert await s.store.verify() == []
 
@@ -57,8 +57,8 @@ def test_another_version_of_an_answer_stands_beside_it_and_nothing_is_streamed(p
 def test_the_model_goes_on_with_those_words(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
-        await s.workbench.send(session_id, WORDS, old.node_id)
-        await s.workbench.continue_turn(session_id, (await s.last(session_id)).node_id)
+        await s.workbench.answers.send(session_id, WORDS, old.node_id)
+        await s.workbench.answers.continue_turn(session_id, (await s.last(session_id)).node_id)
         new = await s.last(session_id)
         assert said(new).startswith(WORDS)
         assert len(own_tokens(new)) == len(words(WORDS)) + 12
@@ -66,7 +66,7 @@ def test_the_model_goes_on_with_those_words(play: Play) -> None:
         # each of them with what the model thought of it
         at = np.array(own_tokens(new))
         assert (new.run.rank[at] > 0).all()
-        await s.workbench.send(session_id, "why?")
+        await s.workbench.answers.send(session_id, "why?")
         assert bytes(t for t in s.engine.prompts[-1] if t < 256).find(WORDS.encode()) > 0
 
     play(scene)
@@ -81,7 +81,7 @@ def test_without_an_engine_the_words_are_kept_and_get_their_tokens_later(play: P
 
     async def second(s: Scene) -> None:
         await s.view(kept["id"])
-        await s.workbench.send(kept["id"], WORDS, kept["old"])
+        await s.workbench.answers.send(kept["id"], WORDS, kept["old"])
         new = await s.last(kept["id"])
         assert new.run.text == WORDS
         assert s.workbench.status.engine is EngineState.NONE
@@ -92,7 +92,7 @@ def test_without_an_engine_the_words_are_kept_and_get_their_tokens_later(play: P
 
     async def third(s: Scene) -> None:
         await s.view(kept["id"])
-        await s.workbench.continue_turn(kept["id"], kept["new"])
+        await s.workbench.answers.continue_turn(kept["id"], kept["new"])
         assert said(await s.last(kept["id"])).startswith(WORDS)
         assert s.engine.prompts[-1][-len(words(WORDS)) :] == words(WORDS)
         assert await s.store.verify() == []
@@ -107,9 +107,9 @@ def test_what_is_refused_of_an_edit_changes_nothing(play: Play) -> None:
         session_id, old = await answered(s)
         before = rows(s.path, "SELECT * FROM nodes")
         with pytest.raises(Refusal, match="write what the answer should say"):
-            await s.workbench._retelling.edit_answer(session_id, old.node_id, "  ")
+            await s.workbench.answers.send(session_id, "  ", old.node_id)
         with pytest.raises(Refusal, match="not part of this session"):
-            await s.workbench._retelling.edit_answer(session_id, 99, "x")
+            await s.workbench.answers.send(session_id, "x", 99)
         assert rows(s.path, "SELECT * FROM nodes") == before
 
     play(scene)
@@ -118,10 +118,10 @@ def test_what_is_refused_of_an_edit_changes_nothing(play: Play) -> None:
 def test_a_failing_engine_costs_nobody_their_words(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
-        model = s.workbench.supervisor.running
+        model = s.workbench.services.supervisor.running
         assert model is not None
         await model.close_async()
-        await s.workbench.send(session_id, WORDS, old.node_id)
+        await s.workbench.answers.send(session_id, WORDS, old.node_id)
         assert said(await s.last(session_id)) == WORDS
 
     play(scene)
@@ -160,7 +160,7 @@ def shifted(s: Scene) -> None:
     async def start(*_: object, **__: object) -> LanguageModel:
         return cast("LanguageModel", Shifted(await asyncio.to_thread(load, "x", backend="fake")))
 
-    s.workbench.supervisor._start_engine = start
+    s.workbench.services.supervisor._start_engine = start
 
 
 def test_a_session_of_another_tokenizer_goes_on_as_text(play: Play) -> None:
@@ -173,7 +173,7 @@ def test_a_session_of_another_tokenizer_goes_on_as_text(play: Play) -> None:
     async def second(s: Scene) -> None:
         shifted(s)
         await s.view(kept["id"])
-        await s.workbench.send(kept["id"], "and then?")
+        await s.workbench.answers.send(kept["id"], "and then?")
         failed = await s.last(kept["id"])
         # then it says what can be taken, and from whom
         assert failed.is_foreign
@@ -185,7 +185,7 @@ def test_a_session_of_another_tokenizer_goes_on_as_text(play: Play) -> None:
         shifted(s)
         assert (await s.last(kept["id"])).is_foreign, "after another start too"
         before = dict(rows(s.path, "SELECT id, sha256 FROM nodes"))
-        await s.workbench.open_as_text(kept["id"], kept["failed"])
+        await s.workbench.answers.open_as_text(kept["id"], kept["failed"])
         view = await s.view(kept["id"])
         assert [turn.role for turn in view.turns if turn.role != "system"] == ["user", "assistant", "user", "assistant"]
         first, answer, question, new = view.turns[-4:]
@@ -203,7 +203,7 @@ def test_a_session_of_another_tokenizer_goes_on_as_text(play: Play) -> None:
         # and what it came from stands beside it, byte for byte
         after = dict(rows(s.path, "SELECT id, sha256 FROM nodes"))
         assert {node: after[node] for node in before} == before
-        back = await s.workbench.select(kept["id"], kept["answer"])
+        back = await s.workbench.branches.select(kept["id"], kept["answer"])
         assert said(back.turns[-3]) == kept["said"]
         assert await s.store.verify() == []
 
@@ -218,9 +218,9 @@ def test_what_a_model_reads_of_a_path_that_was_opened_as_text(play: Play) -> Non
     async def scene(s: Scene) -> None:
         session_id, answer = await answered(s)
         text = said(answer)
-        await s.workbench.open_as_text(session_id, answer.node_id)
+        await s.workbench.answers.open_as_text(session_id, answer.node_id)
         assert len(s.engine.prompts) == 1, "there is nothing to answer"
-        await s.workbench.send(session_id, "and then?")
+        await s.workbench.answers.send(session_id, "and then?")
         read = bytes(token for token in s.engine.prompts[-1] if token < 256).decode(errors="replace")
         assert read.index("where to?") < read.index(text.strip()) < read.index("and then?")
 
@@ -231,10 +231,10 @@ def test_another_beginning_is_not_taken_for_one_that_is_text(play: Play) -> None
     async def scene(s: Scene) -> None:
         session_id, answer = await answered(s)
         root = rows(s.path, "SELECT id FROM nodes WHERE role = 'system'")[0][0]
-        await s.workbench.open_as_text(session_id, answer.node_id)
-        await s.workbench.set_system(session_id, "Be brief.")
-        await s.workbench.set_system(session_id, "")
-        session = s.workbench._sessions.opened(session_id)
+        await s.workbench.answers.open_as_text(session_id, answer.node_id)
+        await s.workbench.setup.set_system(session_id, "Be brief.")
+        await s.workbench.setup.set_system(session_id, "")
+        session = s.workbench.services.sessions.opened(session_id)
         assert session.tree.path(session.tip)[0].node.id == root
 
     play(scene)
@@ -244,6 +244,6 @@ def test_without_words_there_is_nothing_to_open(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         with pytest.raises(Refusal, match="not part of this session"):
-            await s.workbench.open_as_text(session_id, 1)
+            await s.workbench.answers.open_as_text(session_id, 1)
 
     play(scene, engine=Engine())

@@ -26,7 +26,7 @@ async def recorded(s: Scene) -> SessionView:
     session_id = await s.asked("tell me of the sea")
     first = await s.last(session_id)
     at = own_tokens(first)[3]
-    await s.workbench.branch(session_id, first.node_id, at, alternative(first, at))
+    await s.workbench.answers.branch(session_id, first.node_id, at, alternative(first, at))
     tree = await s.store.load_session(session_id)
     tokens = await s.store.load_tokens([node.id for node in tree.nodes])
     sample = await s.store.create_session("The sea", is_sample=True)
@@ -58,33 +58,33 @@ def copied(s: Scene) -> SessionView:
 
 
 async def send(s: Scene, sample: int, _: TurnView) -> None:
-    await s.workbench.send(sample, "and then?")
+    await s.workbench.answers.send(sample, "and then?")
 
 
 async def edit(s: Scene, sample: int, _: TurnView) -> None:
     question = next(turn for turn in (await s.view(sample)).turns if turn.role == "user")
-    await s.workbench.send(sample, "tell me of the land", question.node_id)
+    await s.workbench.answers.send(sample, "tell me of the land", question.node_id)
 
 
 async def branch(s: Scene, sample: int, answer: TurnView) -> None:
     at = own_tokens(answer)[5]
-    await s.workbench.branch(sample, answer.node_id, at, alternative(answer, at))
+    await s.workbench.answers.branch(sample, answer.node_id, at, alternative(answer, at))
 
 
 async def regenerate(s: Scene, sample: int, answer: TurnView) -> None:
-    await s.workbench.regenerate(sample, answer.node_id)
+    await s.workbench.answers.regenerate(sample, answer.node_id)
 
 
 async def go_on(s: Scene, sample: int, answer: TurnView) -> None:
-    await s.workbench.continue_turn(sample, answer.node_id)
+    await s.workbench.answers.continue_turn(sample, answer.node_id)
 
 
 async def columns(s: Scene, sample: int, answer: TurnView) -> None:
-    await s.workbench.continue_many(sample, answer.node_id, own_tokens(answer)[5], 2)
+    await s.workbench.continuations.continue_many(sample, answer.node_id, own_tokens(answer)[5], 2)
 
 
 async def beams(s: Scene, sample: int, answer: TurnView) -> None:
-    await s.workbench.beams(sample, answer.node_id, own_tokens(answer)[5], 2)
+    await s.workbench.continuations.beams(sample, answer.node_id, own_tokens(answer)[5], 2)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_change_of_the_sample_goes_into_a_copy(play: Play, change: Change, tur
         assert [len(view.turns), len(view.turns[-1].variants)] == [turns, variants]
         assert view.turns[-1].status is TurnStatus.PARTIAL  # the length limit of these tests
         assert view.turns[-1].note == "reached the length limit"
-        assert [row.title for row in await s.workbench.sessions()].count(began.title) == 1
+        assert [row.title for row in await s.workbench.sessions.list()].count(began.title) == 1
         # and the sample is what it was
         assert rows(s.path, "SELECT * FROM nodes WHERE session_id = ?", sample.session_id) == before
         assert_same_view(await s.view(sample.session_id), sample)
@@ -120,7 +120,7 @@ def test_only_what_is_new_is_computed_in_the_copy(play: Play) -> None:
         answer = sample.turns[-1]
         at = own_tokens(answer)[5]
         s.engine.prompts.clear()
-        await s.workbench.branch(sample.session_id, answer.node_id, at, alternative(answer, at))
+        await s.workbench.answers.branch(sample.session_id, answer.node_id, at, alternative(answer, at))
         stats = (await s.last(copied(s).session_id)).stats
         assert stats is not None
         assert stats.computed == 1
@@ -134,12 +134,12 @@ def test_what_cannot_be_done_makes_no_copy(play: Play) -> None:
         sample = await recorded(s)
         question, answer = sample.turns[-2:]
         for work in (
-            s.workbench.send(sample.session_id, " \n"),
-            s.workbench.send(sample.session_id, " \n", answer.node_id),
-            s.workbench.branch(sample.session_id, question.node_id, 0, 65),
-            s.workbench.branch(sample.session_id, answer.node_id, 0, 65),  # the template's
-            s.workbench.regenerate(sample.session_id, question.node_id),
-            s.workbench.continue_turn(sample.session_id, question.node_id),
+            s.workbench.answers.send(sample.session_id, " \n"),
+            s.workbench.answers.send(sample.session_id, " \n", answer.node_id),
+            s.workbench.answers.branch(sample.session_id, question.node_id, 0, 65),
+            s.workbench.answers.branch(sample.session_id, answer.node_id, 0, 65),  # the template's
+            s.workbench.answers.regenerate(sample.session_id, question.node_id),
+            s.workbench.answers.continue_turn(sample.session_id, question.node_id),
         ):
             with pytest.raises(Refusal):
                 await work
@@ -155,11 +155,11 @@ def test_a_model_that_cannot_read_the_sample_is_named_and_nothing_is_copied(play
         async def start(*_: object, **__: object) -> LanguageModel:
             return cast("LanguageModel", Shifted(await asyncio.to_thread(load, "x", backend="fake")))
 
-        await s.workbench.supervisor.close()
-        s.workbench.supervisor._start_engine = start
-        await s.workbench.supervisor.model()
+        await s.workbench.services.supervisor.close()
+        s.workbench.services.supervisor._start_engine = start
+        await s.workbench.services.supervisor.model()
         with pytest.raises(Refusal, match=r"another tokenizer.*Choose the model it was written with"):
-            await s.workbench.send(sample.session_id, "and then?")
+            await s.workbench.answers.send(sample.session_id, "and then?")
         assert rows(s.path, "SELECT count(*) FROM sessions") == [(2,)]
 
     play(scene)
@@ -171,7 +171,7 @@ def test_without_a_model_the_click_is_kept_and_the_turn_says_what_to_do(play: Pl
         s.engine.refuses = [ModelLoadError("no model 'smollm2' here; fetch it with: elsewise models get smollm2")]
         answer = sample.turns[-1]
         at = own_tokens(answer)[3]
-        await s.workbench.branch(sample.session_id, answer.node_id, at, alternative(answer, at))
+        await s.workbench.answers.branch(sample.session_id, answer.node_id, at, alternative(answer, at))
         last = await s.last(copied(s).session_id)
         assert "elsewise models get smollm2" in last.note
         assert last.run.ids[-1] == alternative(answer, at)
@@ -188,24 +188,24 @@ def test_copies_have_titles_of_their_own() -> None:
 def test_the_copy_stands_where_the_sample_stood_and_hides_what_was_pruned_there(play: Play) -> None:
     async def scene(s: Scene) -> None:
         sample = await recorded(s)
-        folder = await s.workbench.create_folder("Seas")
-        await s.workbench.move_session(sample.session_id, folder)
-        await s.workbench.tag_session(sample.session_id, ["salt", "water"])
+        folder = await s.workbench.sessions.create_folder("Seas")
+        await s.workbench.sessions.move(sample.session_id, folder)
+        await s.workbench.sessions.tag(sample.session_id, ["salt", "water"])
         row = next(row for row in sample.branches if row.depth and not row.on_path)
-        await s.workbench.prune(sample.session_id, row.node_id, row.start, True)
+        await s.workbench.branches.prune(sample.session_id, row.node_id, row.start, True)
         hidden = [each.pruned for each in (await s.view(sample.session_id)).branches]
         assert any(hidden)
         # when
-        await s.workbench.send(sample.session_id, "and then?")
+        await s.workbench.answers.send(sample.session_id, "and then?")
         # then
         copy = copied(s).session_id
-        listed = next(each for each in await s.workbench.sessions() if each.session_id == copy)
+        listed = next(each for each in await s.workbench.sessions.list() if each.session_id == copy)
         assert (listed.folder_id, tuple(listed.tags)) == (folder, ("salt", "water"))
         assert [each.pruned for each in (await s.view(copy)).branches] == hidden
         assert rows(s.path, "SELECT count(*) FROM settings WHERE key LIKE 'pruned/%'") == [(0,)]
         # and what was hidden goes with its session
-        await s.workbench.trash_session(copy)
-        await s.workbench.empty_trash([copy])
+        await s.workbench.sessions.trash(copy)
+        await s.workbench.sessions.empty_trash([copy])
         assert rows(s.path, "SELECT count(*) FROM settings WHERE key = ?", f"session/{copy}") == [(0,)]
         assert await s.store.verify() == []
 

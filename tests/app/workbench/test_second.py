@@ -37,7 +37,7 @@ def test_the_same_model_on_another_engine_says_the_same(play: Play, path: Path) 
         places = found.spans[answer.node_id]
         assert len(places) == len(answer.run)
         np.testing.assert_allclose(found.found.left.logprob[places], answer.run.logprob, atol=1e-5)
-        assert (found.left, found.right) == (s.workbench.supervisor.running.info.name, "x on fake")  # type: ignore[union-attr]  # it runs
+        assert (found.left, found.right) == (s.workbench.services.supervisor.running.info.name, "x on fake")  # type: ignore[union-attr]  # it runs
         assert told[-1] == ("comparing", told[-1][2], told[-1][2])
         assert told[0][0] == "loading x on fake"
         assert engine.priorities[-1] is Priority.BACKGROUND
@@ -85,7 +85,7 @@ def test_the_same_model_with_other_weights(play: Play) -> None:
 
     async def scene(s: Scene) -> None:
         session_id, _ = await answered(s)
-        choices = [each for each in await s.workbench.second_choices(session_id) if each.weights]
+        choices = [each for each in await s.workbench.comparison.choices(session_id) if each.weights]
         assert {"bfloat16", "int8", "int4"} <= {each.weights for each in choices}
         assert "float32" not in {each.weights for each in choices}  # so it runs
         chosen = next(each for each in choices if each.weights == "int8")
@@ -109,7 +109,7 @@ def test_where_the_kl_begins_is_told(play: Play, monkeypatch: pytest.MonkeyPatch
         assert np.isnan(found.found.kl).tolist() == [i < found.kl_from for i in range(found.read)]
         assert summary(found)[1].endswith("; KL is known of the last 5 tokens")
         # and it is of all where somebody wants it
-        whole = await s.workbench.compare_with(session_id, SAME, lambda _words, _done, _total: None, kl_of_all=True)
+        whole = await s.workbench.comparison.compare(session_id, SAME, lambda _words, _done, _total: None, kl_of_all=True)
         assert whole.kl_from == 0
         assert whole.found.kl is not None
         assert np.isnan(whole.found.kl).tolist() == [i == 0 for i in range(whole.read)]  # nothing comes before the first
@@ -124,8 +124,8 @@ def test_other_adapters_need_no_second_engine(play: Play, tmp_path: Path) -> Non
 
     async def scene(s: Scene) -> None:
         session_id, _ = await answered(s)
-        await s.workbench.add_adapter(session_id, str(folder))
-        choices = await s.workbench.second_choices(session_id)
+        await s.workbench.setup.add_adapter(session_id, str(folder))
+        choices = await s.workbench.comparison.choices(session_id)
         base = next(choice for choice in choices if choice.same_engine)
         assert base.adapters == ()
         assert base.label.endswith("with no adapters")
@@ -133,12 +133,12 @@ def test_other_adapters_need_no_second_engine(play: Play, tmp_path: Path) -> Non
         assert found.left.endswith("with the adapters A × 1")
         assert np.abs(found.found.difference[1:]).max() > 0.01
         assert len(engine.started) == 1
-        (stack,) = (await s.workbench.setup(session_id)).adapters
+        (stack,) = (await s.workbench.setup.view(session_id)).adapters
         assert stack.loaded  # the session's own are left where they are
 
         choice = AdapterChoice(stack.choice.folder, stack.choice.name, on=False)
-        await s.workbench.set_adapters(session_id, [choice])
-        with_it = next(c for c in await s.workbench.second_choices(session_id) if c.same_engine)
+        await s.workbench.setup.set_adapters(session_id, [choice])
+        with_it = next(c for c in await s.workbench.comparison.choices(session_id) if c.same_engine)
         again = await compared(s, session_id, with_it)
         np.testing.assert_allclose(again.found.difference[1:], -found.found.difference[1:], atol=1e-5)
 
@@ -150,16 +150,16 @@ def test_the_second_engine_is_kept_while_it_is_wanted(play: Play) -> None:
 
     async def scene(s: Scene) -> None:
         session_id, _ = await answered(s)
-        await s.workbench.keep_second(True)
+        await s.workbench.comparison.keep_second(True)
         await compared(s, session_id, SAME)
         await compared(s, session_id, SAME)
         assert (len(engine.started), len(engine.open)) == (2, 1)
         await compared(s, session_id, SecondChoice("y", "fake", "y"))
         assert (len(engine.started), len(engine.open)) == (3, 1)  # another one takes its place
-        assert s.workbench.keeps_second
-        await s.workbench.keep_second(False)
+        assert s.workbench.comparison.keeps_second
+        await s.workbench.comparison.keep_second(False)
         assert engine.open == []
-        await s.workbench.keep_second(True)
+        await s.workbench.comparison.keep_second(True)
         await compared(s, session_id, SAME)
 
     play(scene, engine=engine)
@@ -171,7 +171,7 @@ def test_the_second_engine_has_the_firsts_options_but_those_that_are_its_own(pla
 
     async def scene(s: Scene) -> None:
         session_id, _ = await answered(s)
-        s.workbench.supervisor.options |= {
+        s.workbench.services.supervisor.options |= {
             "threads": 2, "blocks": {"path": "b"}, "draft_model": "d", "context_length": 64, "log_path": Path("/l/engine.log"),
         }  # fmt: skip
         await compared(s, session_id, SecondChoice("x", "fake", "x", dtype="bfloat16"))

@@ -8,10 +8,11 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from app.supervisor import Supervisor
-from app.workbench import AppWorkbench
+from app.workbench import AppWorkbench, Services
 from app.workbench.compare import second_engine, second_model
 from app.workbench.compare.second_choices import second_choices
 from runtime import (
@@ -37,7 +38,7 @@ def test_one_that_cannot_be_loaded_is_told_and_nothing_is_left(play: Play) -> No
             await compared(s, session_id, SecondChoice("gone", "hf", "Gone"))
         with pytest.raises(Refusal, match="mlx is not here"):
             await compared(s, session_id, SecondChoice("x", "mlx", "x on mlx", problem="mlx is not here"))
-        await s.workbench.send(session_id, "and now?")  # the first one goes on
+        await s.workbench.answers.send(session_id, "and now?")  # the first one goes on
 
     play(scene, engine=engine)
 
@@ -161,7 +162,7 @@ def test_what_was_typed_since_is_left_out(play: Play) -> None:
         session_id, answer = await answered(s)
         read = len(await s.path_ids(session_id))
         engine.dies_after = 0
-        await s.workbench.send(session_id, "more?")
+        await s.workbench.answers.send(session_id, "more?")
         view = await s.view(session_id)
         found = await compared(s, session_id, SAME)
         assert found.read >= read
@@ -177,7 +178,7 @@ def test_a_session_of_another_tokenizer_is_refused(play: Play) -> None:
 
     async def scene(s: Scene) -> None:
         session_id, _ = await answered(s)
-        await s.workbench.supervisor.change(source="tiny", backend="hf")
+        await s.workbench.services.supervisor.change(source="tiny", backend="hf")
         with pytest.raises(Refusal, match="was written with another tokenizer"):
             await compared(s, session_id, SAME)
 
@@ -190,7 +191,7 @@ def test_what_there_is_to_choose_from(play: Play, monkeypatch: pytest.MonkeyPatc
 
     async def scene(s: Scene) -> None:
         session_id, _ = await answered(s)
-        choices = await s.workbench.second_choices(session_id)
+        choices = await s.workbench.comparison.choices(session_id)
         labels = [choice.label for choice in choices]
         assert ("x on hf" in labels, "x on mlx" in labels) == (False, True)  # hf runs it now
         assert "x in bfloat16" in labels
@@ -198,8 +199,8 @@ def test_what_there_is_to_choose_from(play: Play, monkeypatch: pytest.MonkeyPatc
         assert (tiny.problem, tiny.adapters, tiny.same_engine) == ("", None, False)
         assert tiny.backend in ("hf", "mlx")
         # one that was given weights of its own is compared with them, and says so
-        await s.workbench._settings.own.keep("local/tiny", LoadChoice(None, "int8"))
-        tiny = next(each for each in await s.workbench.second_choices(session_id) if each.source == "local/tiny")
+        await s.workbench.settings.own.keep("local/tiny", LoadChoice(None, "int8"))
+        tiny = next(each for each in await s.workbench.comparison.choices(session_id) if each.source == "local/tiny")
         assert (tiny.weights, tiny.label.endswith("with int8 weights")) == ("int8", True)
 
     play(scene, engine=Engines())
@@ -228,27 +229,28 @@ def test_what_the_model_may_compute_in_instead() -> None:
 def test_two_real_engines_and_one_that_is_killed(path: Path) -> None:
     async def play() -> None:
         store = SessionStore.open(path)
-        workbench = AppWorkbench(store, Supervisor("x", "fake"), OPTIONS)
+        workbench = AppWorkbench(Services(store, Supervisor("x", "fake"), OPTIONS))
         try:
-            session_id = (await workbench.new_session()).session_id
-            await workbench.send(session_id, "where to?")
-            found = await workbench.compare_with(session_id, SAME, lambda *_: None)
+            session_id = (await workbench.sessions.new()).session_id
+            await workbench.answers.send(session_id, "where to?")
+            found = await workbench.comparison.compare(session_id, SAME, lambda *_: None)
             assert np.abs(found.found.difference[1:]).max() == 0.0
-            await workbench.keep_second(True)
+            await workbench.comparison.keep_second(True)
             killed: list[int] = []
+            first = workbench.services.supervisor.running
+            assert isinstance(first, LanguageModel)
 
             def kill(words: str, _done: int, _total: int) -> None:
-                held = workbench._second._held
-                second = held.running if held is not None else None
-                if words == "comparing" and isinstance(second, LanguageModel) and not killed:
-                    killed.append(second.pid)
-                    os.kill(second.pid, signal.SIGKILL)
+                others = [child.pid for child in psutil.Process().children() if child.pid != first.pid]
+                if words == "comparing" and others and not killed:
+                    killed.append(others[-1])
+                    os.kill(others[-1], signal.SIGKILL)
 
             with pytest.raises(Refusal, match="the engine of x on fake stopped"):
-                await workbench.compare_with(session_id, SAME, kill)
+                await workbench.comparison.compare(session_id, SAME, kill)
             assert killed
-            await workbench.send(session_id, "the first one lives")
-            assert (await workbench.compare_with(session_id, SAME, lambda *_: None)).read > found.read
+            await workbench.answers.send(session_id, "the first one lives")
+            assert (await workbench.comparison.compare(session_id, SAME, lambda *_: None)).read > found.read
         finally:
             await workbench.close()
 

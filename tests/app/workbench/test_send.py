@@ -62,7 +62,7 @@ def test_an_answer_streams_to_the_window_and_ends_complete_or_at_its_limit(play:
 def test_the_path_is_the_prompt_and_the_answer(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("one")
-        await s.workbench.send(session_id, "two")
+        await s.workbench.answers.send(session_id, "two")
         ids = await s.path_ids(session_id)
         view = await s.view(session_id)
 
@@ -81,7 +81,7 @@ def test_every_prompt_token_has_the_models_numbers_on_the_screen_and_in_the_file
 
     async def scene(s: Scene) -> None:
         session_id = await s.asked("one")
-        await s.workbench.send(session_id, "two")
+        await s.workbench.answers.send(session_id, "two")
         shown.extend(turn.run for turn in (await s.view(session_id)).turns)
 
         stored = await s.store.load_tokens([1, 2, 3, 4, 5])
@@ -104,7 +104,7 @@ def test_a_second_message_computes_only_what_is_new(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("one")
         before = len(await s.path_ids(session_id))
-        await s.workbench.send(session_id, "two")
+        await s.workbench.answers.send(session_id, "two")
         answer = await s.last(session_id)
         assert answer.stats is not None
         assert answer.stats.reused == before - 1  # the last token that was drawn was never pushed
@@ -121,8 +121,8 @@ def test_the_model_ending_its_answer_leaves_it_complete(play: Play) -> None:
         assert answer.note == ""
         assert int(answer.run.finish[-1]) == Finish.EOS
         with pytest.raises(Refusal, match="the model ended it itself"):
-            await s.workbench.continue_turn(session_id, answer.node_id)
-        await s.workbench.send(session_id, "two")
+            await s.workbench.answers.continue_turn(session_id, answer.node_id)
+        await s.workbench.answers.send(session_id, "two")
         user = (await s.view(session_id)).turns[-2]
         assert user.run.token_bytes[0] == b"\n"  # the end itself belongs to the answer, the newline to the next header
 
@@ -139,10 +139,10 @@ def test_the_title_is_the_first_message_unless_somebody_named_the_session(play: 
         session_id = await s.asked("  where  to\ngo, " + "x" * 100)
         assert (await s.view(session_id)).title == ("where to go, " + "x" * 100)[:59] + "…"
         named = await s.new()
-        await s.workbench.rename_session(named, "Trip")
-        await s.workbench.send(named, "hello")
+        await s.workbench.sessions.rename(named, "Trip")
+        await s.workbench.answers.send(named, "hello")
         assert (await s.view(named)).title == "Trip"
-        assert [row.title for row in await s.workbench.sessions("trip")] == ["Trip"]
+        assert [row.title for row in await s.workbench.sessions.list("trip")] == ["Trip"]
 
     play(scene)
 
@@ -152,7 +152,7 @@ def test_an_empty_message_is_refused_and_leaves_nothing(play: Play, text: str) -
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         with pytest.raises(Refusal, match="write a message first"):
-            await s.workbench.send(session_id, text)
+            await s.workbench.answers.send(session_id, text)
         assert rows(s.path, "SELECT count(*) FROM nodes") == [(0,)]
         assert s.engine.starts == 0
 
@@ -183,7 +183,7 @@ def test_whatever_is_typed_stays_text(play: Play, typed: str, kept: str) -> None
         assert rows(s.path, "SELECT text FROM nodes WHERE role = 'user'") == [(kept,)]
         assert s.engine.prompts[0] == turn_ids(kept)
 
-        await s.workbench.send(session_id, "two")
+        await s.workbench.answers.send(session_id, "two")
         assert s.engine.prompts[1][: len(turn_ids(kept))] == turn_ids(kept)
         *before, newline = s.engine.prompts[1][: -len(turn_ids("two"))]
         assert (before[-1] in ENDS, newline) == (True, 10)
@@ -195,7 +195,7 @@ def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers_before_any
     async def scene(s: Scene) -> None:
         session_id = await s.asked("x" * 100)
         answer = await s.last(session_id)
-        model = s.workbench.supervisor.running
+        model = s.workbench.services.supervisor.running
         assert model is not None
         assert model.metrics().tokens_computed == 0
         length = 100 + len("<user\n>\n<assistant\n")
@@ -204,7 +204,7 @@ def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers_before_any
         assert (await s.view(session_id)).turns[1].run.text.endswith("x" * 100 + "<|im_end|>")
 
         question = (await s.view(session_id)).turns[1]
-        await s.workbench.send(session_id, "short", replaces=question.node_id)  # the way out
+        await s.workbench.answers.send(session_id, "short", replaces=question.node_id)  # the way out
         assert (await s.last(session_id)).note == "reached the length limit"
 
     play(scene, engine=Engine(options={"context_length": 64}))
@@ -224,7 +224,7 @@ def test_two_sends_at_once_make_one_turn(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         answers = await asyncio.gather(
-            s.workbench.send(session_id, "one"), s.workbench.send(session_id, "two"), return_exceptions=True
+            s.workbench.answers.send(session_id, "one"), s.workbench.answers.send(session_id, "two"), return_exceptions=True
         )
         assert answers[0] is None
         assert isinstance(answers[1], Refusal)
@@ -239,19 +239,19 @@ def test_what_cannot_be_done_is_refused_with_words(play: Play) -> None:
         view = await s.view(session_id)
         answer, user = view.turns[-1].node_id, view.turns[-2].node_id
         refused = [
-            (s.workbench.send(99, "x"), "not open"),
-            (s.workbench.send(session_id, " ", replaces=answer), "write what the answer should say"),
-            (s.workbench.send(session_id, "x", replaces=99), "not part of this session"),
-            (s.workbench.regenerate(session_id, user), "edit your own"),
-            (s.workbench.regenerate(session_id, 99), "not part of this session"),
-            (s.workbench.continue_turn(session_id, user), "nothing to go on from"),
-            (s.workbench.branch(session_id, user, 7, 65), "your own text"),
-            (s.workbench.branch(session_id, answer, 0, 65), "belongs to the template"),
-            (s.workbench.branch(session_id, answer, 999, 65), "not part of this session"),
-            (s.workbench.branch(session_id, 99, 0, 65), "not part of this session"),
-            (s.workbench.select(session_id, 99), "not part of this session"),
-            (s.workbench.rename_session(session_id, " "), "at least one character"),
-            (s.workbench.open_session(99), "99"),
+            (s.workbench.answers.send(99, "x"), "not open"),
+            (s.workbench.answers.send(session_id, " ", replaces=answer), "write what the answer should say"),
+            (s.workbench.answers.send(session_id, "x", replaces=99), "not part of this session"),
+            (s.workbench.answers.regenerate(session_id, user), "edit your own"),
+            (s.workbench.answers.regenerate(session_id, 99), "not part of this session"),
+            (s.workbench.answers.continue_turn(session_id, user), "nothing to go on from"),
+            (s.workbench.answers.branch(session_id, user, 7, 65), "your own text"),
+            (s.workbench.answers.branch(session_id, answer, 0, 65), "belongs to the template"),
+            (s.workbench.answers.branch(session_id, answer, 999, 65), "not part of this session"),
+            (s.workbench.answers.branch(session_id, 99, 0, 65), "not part of this session"),
+            (s.workbench.branches.select(session_id, 99), "not part of this session"),
+            (s.workbench.sessions.rename(session_id, " "), "at least one character"),
+            (s.workbench.sessions.open(99), "99"),
         ]
         for work, match in refused:
             with pytest.raises(Refusal, match=match):
@@ -264,9 +264,9 @@ def test_what_cannot_be_done_is_refused_with_words(play: Play) -> None:
 def test_a_draft_is_counted_once_the_engine_runs(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        assert (await s.workbench.compose(session_id, "draft")).tokens is None
-        await s.workbench.send(session_id, "hello")
-        counted = await s.workbench.compose(session_id, "draft \ud800")
+        assert (await s.workbench.drafts.compose(session_id, "draft")).tokens is None
+        await s.workbench.answers.send(session_id, "hello")
+        counted = await s.workbench.drafts.compose(session_id, "draft \ud800")
         assert counted.tokens == len("draft ") + 3
         assert counted.context_used == len(await s.path_ids(session_id)) + len("draft ") + 3
 
@@ -277,23 +277,23 @@ def test_a_model_without_roles_continues_what_is_written(play: Play) -> None:
     async def scene(s: Scene) -> None:
         # given a base model: nothing says how messages become text
         session_id = await s.new()
-        await s.workbench.set_system(session_id, "A tale.")
-        await s.workbench.send(session_id, "Once upon a")
+        await s.workbench.setup.set_system(session_id, "A tale.")
+        await s.workbench.answers.send(session_id, "Once upon a")
         first = (await s.view(session_id)).turns
         assert [turn.role for turn in first] == ["system", "user", "assistant"]
         assert (first[0].run.text, first[1].run.text) == ("A tale.\n\n", "Once upon a")
         assert all(origin != Origin.TEMPLATE for origin in first[1].run.origin.tolist())
         # then the answer goes on right behind it, and the next text behind that
-        await s.workbench.send(session_id, " and then")
+        await s.workbench.answers.send(session_id, " and then")
         prompt = s.engine.prompts[-1]
         assert bytes(prompt) == b"A tale.\n\nOnce upon a" + b"".join(first[2].run.token_bytes) + b" and then"
-        composition = await s.workbench.compose(session_id, "more")
+        composition = await s.workbench.drafts.compose(session_id, "more")
         assert not composition.takes_roles
-        facts = (await s.workbench.setup(session_id)).model
+        facts = (await s.workbench.setup.view(session_id)).model
         assert facts is not None
         assert not facts.takes_roles
         # and once more is another end of the same text
-        await s.workbench.regenerate(session_id, first[2].node_id)
+        await s.workbench.answers.regenerate(session_id, first[2].node_id)
         assert bytes(s.engine.prompts[-1]) == b"A tale.\n\nOnce upon a"
 
     play(scene, engine=Engine(options={"chat_format": "none"}))

@@ -29,22 +29,22 @@ def sampling_of(path: Path, node_id: int) -> str:
 def test_each_layer_has_its_say_and_the_source_is_named(play: Play, path: Path) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        first = await s.workbench.setup(session_id)
+        first = await s.workbench.setup.view(session_id)
         assert [(option(first, n).value, option(first, n).source) for n in ("temperature", "min_p", "max_tokens")] == [
             (0.8, "preset"), (0.0, "default"), (12, "preset"),
         ]  # fmt: skip
         # when the session says something itself
-        mine = option(await s.workbench.set_option(session_id, "temperature", 0.1), "temperature")
+        mine = option(await s.workbench.setup.set_option(session_id, "temperature", 0.1), "temperature")
         assert (mine.value, mine.source, mine.own) == (0.1, "session", 0.1)
         # then an answer is drawn like that
-        await s.workbench.send(session_id, "hello")
+        await s.workbench.answers.send(session_id, "hello")
         assert '"temperature":0.1' in sampling_of(path, (await s.last(session_id)).node_id).replace(" ", "")
         # and a preset puts what the session says aside
-        greedy = option(await s.workbench.choose_preset(session_id, "greedy"), "temperature")
+        greedy = option(await s.workbench.setup.choose_preset(session_id, "greedy"), "temperature")
         assert (greedy.value, greedy.source, greedy.own) == (0.0, "preset", None)
-        own = await s.workbench.choose_preset(session_id, "model's own")
+        own = await s.workbench.setup.choose_preset(session_id, "model's own")
         assert option(own, "temperature").source in ("model", "default")
-        back = option(await s.workbench.set_option(session_id, "temperature", None), "temperature")
+        back = option(await s.workbench.setup.set_option(session_id, "temperature", None), "temperature")
         assert back.own is None
 
     play(scene, options=PLAIN)
@@ -69,28 +69,28 @@ def test_every_option_of_the_sampler_can_be_set_and_holds_after_a_restart(play: 
     async def first(s: Scene) -> None:
         session_id = await s.new()
         held.append(session_id)
-        shown = {view.name for view in (await s.workbench.setup(session_id)).options}
+        shown = {view.name for view in (await s.workbench.setup.view(session_id)).options}
         assert shown >= {field.name for field in fields(SamplingOptions)}
         for name, value in RARE.items():
-            said = option(await s.workbench.set_option(session_id, name, value), name)
+            said = option(await s.workbench.setup.set_option(session_id, name, value), name)
             assert (said.source, said.own) == ("session", value)
         with pytest.raises(Refusal, match="order without 'dry'"):
-            await s.workbench.set_option(session_id, "dry_multiplier", 0.8)
+            await s.workbench.setup.set_option(session_id, "dry_multiplier", 0.8)
         with pytest.raises(Refusal, match="token id"):
-            await s.workbench.set_option(session_id, "banned_tokens", ["Paris"])
+            await s.workbench.setup.set_option(session_id, "banned_tokens", ["Paris"])
 
     async def second(s: Scene) -> None:
         await s.view(held[0])
-        found = await s.workbench.setup(held[0])
+        found = await s.workbench.setup.view(held[0])
         assert {name: option(found, name).own for name in RARE} == RARE
         assert found.notes == []
         # and answers are drawn like that: one token has all the say
-        await s.workbench.send(held[0], "hello")
+        await s.workbench.answers.send(held[0], "hello")
         last = await s.last(held[0])
         assert {int(last.run.ids[i]) for i in own_tokens(last)} == {104}
         # a preset takes them, biases and all
-        await s.workbench.save_preset(held[0], "mine")
-        assert dict(option(await s.workbench.setup(held[0]), "logit_bias").value) == {104: 100.0, 105: -2}  # type: ignore[call-overload]  # a mapping
+        await s.workbench.setup.save_preset(held[0], "mine")
+        assert dict(option(await s.workbench.setup.view(held[0]), "logit_bias").value) == {104: 100.0, 105: -2}  # type: ignore[call-overload]  # a mapping
 
     play(first, options=PLAIN)
     play(second, options=PLAIN)
@@ -102,29 +102,29 @@ def test_presets_are_saved_chosen_deleted_and_restored(play: Play) -> None:
     async def first(s: Scene) -> None:
         session_id = await s.asked()
         held.append(session_id)
-        await s.workbench.set_option(session_id, "top_k", 40)
-        saved = await s.workbench.save_preset(session_id, "  my  own ")
+        await s.workbench.setup.set_option(session_id, "top_k", 40)
+        saved = await s.workbench.setup.save_preset(session_id, "  my  own ")
         assert (saved.preset, saved.presets["my own"]) == ("my own", True)
         assert (option(saved, "top_k").value, option(saved, "top_k").source, option(saved, "top_k").own) == (40, "preset", None)
         assert option(saved, "temperature").value == 0.8  # Elsewise's own say went into it
         for name in ("greedy", " ", "x" * 61):
             with pytest.raises(Refusal):
-                await s.workbench.save_preset(session_id, name)
-        await s.workbench.set_option(session_id, "seed", 7)
+                await s.workbench.setup.save_preset(session_id, name)
+        await s.workbench.setup.set_option(session_id, "seed", 7)
 
     async def second(s: Scene) -> None:
         await s.view(held[0])
-        found = await s.workbench.setup(held[0])
+        found = await s.workbench.setup.view(held[0])
         assert (found.preset, option(found, "top_k").value, option(found, "seed").own) == ("my own", 40, 7)
         # when another session deletes the preset
         other = await s.new()
-        await s.workbench.delete_preset(other, "my own")
+        await s.workbench.setup.delete_preset(other, "my own")
         # then the first one falls back, and says so
-        left = await s.workbench.setup(held[0])
+        left = await s.workbench.setup.view(held[0])
         assert (left.preset, option(left, "top_k").source) == ("", "default")
         assert any("my own" in note for note in left.notes)
         with pytest.raises(Refusal):
-            await s.workbench.delete_preset(other, "greedy")
+            await s.workbench.setup.delete_preset(other, "greedy")
 
     play(first, options=PLAIN)
     play(second, options=PLAIN)
@@ -147,11 +147,11 @@ def test_hostile_stored_values_fall_back_with_a_note(play: Play, hostile: object
         await s.store.set_session_setup(session_id, hostile)
         await s.store.set_setting("presets", {"bad": {"temperature": -3}, "worse": 7, "": {}, "greedy": {"top_k": 1}})
         await s.view(session_id)
-        found = await s.workbench.setup(session_id)
+        found = await s.workbench.setup.view(session_id)
         assert found.notes
         assert (found.preset, found.answer_format, found.adapters, found.guess) == ("", AnswerFormat(), [], Guess.OFF)
         assert [view.own for view in found.options] == [None] * len(found.options)
-        await s.workbench.send(session_id, "hello")
+        await s.workbench.answers.send(session_id, "hello")
         assert (await s.last(session_id)).note in ("", "reached the length limit")
 
     play(scene)
@@ -162,21 +162,21 @@ def test_another_system_prompt_is_another_beginning(play: Play) -> None:
         session_id = await s.asked("hello")
         old = (await s.view(session_id)).turns
         # when
-        setup = await s.workbench.set_system(session_id, " Answer like a pirate. ")
+        setup = await s.workbench.setup.set_system(session_id, " Answer like a pirate. ")
         # then nothing was rewritten: a sibling of the old root is shown
         assert setup.system == "Answer like a pirate."
         view = await s.view(session_id)
         assert [(t.role, t.run.text) for t in view.turns] == [("system", "Answer like a pirate.")]
         assert view.turns[0].variants == (old[0].node_id, view.turns[0].node_id)
         # and the model sees it before the next message
-        await s.workbench.send(session_id, "hello")
+        await s.workbench.answers.send(session_id, "hello")
         prompt = bytes(t for t in s.engine.prompts[-1] if t < 256).decode()
         assert prompt.startswith("system\nAnswer like a pirate.\nuser\nhello")
         # and the old one brings the old conversation back
-        await s.workbench.set_system(session_id, "")
+        await s.workbench.setup.set_system(session_id, "")
         assert [t.node_id for t in (await s.view(session_id)).turns] == [t.node_id for t in old]
         # and the same words again are the same beginning
-        await s.workbench.set_system(session_id, "Answer like a pirate.")
+        await s.workbench.setup.set_system(session_id, "Answer like a pirate.")
         assert len((await s.view(session_id)).turns) == 3
 
     play(scene)
@@ -186,10 +186,10 @@ def test_what_the_sample_is_set_to_goes_into_its_copy(play: Play) -> None:
     async def scene(s: Scene) -> None:
         sample = await s.store.create_session("sample", is_sample=True)
         await s.view(sample)
-        await s.workbench.set_option(sample, "temperature", 0.3)
-        await s.workbench.send(sample, "hello")
-        copy = next(row.session_id for row in await s.workbench.sessions() if not row.is_sample)
-        assert option(await s.workbench.setup(copy), "temperature").own == 0.3
+        await s.workbench.setup.set_option(sample, "temperature", 0.3)
+        await s.workbench.answers.send(sample, "hello")
+        copy = next(row.session_id for row in await s.workbench.sessions.list() if not row.is_sample)
+        assert option(await s.workbench.setup.view(copy), "temperature").own == 0.3
 
     play(scene)
 
@@ -197,8 +197,8 @@ def test_what_the_sample_is_set_to_goes_into_its_copy(play: Play) -> None:
 def test_the_settings_of_a_session_go_with_it_for_good(play: Play, path: Path) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked()
-        await s.workbench.set_option(session_id, "top_k", 3)
-        await s.workbench.trash_session(session_id)
+        await s.workbench.setup.set_option(session_id, "top_k", 3)
+        await s.workbench.sessions.trash(session_id)
         assert rows(path, "SELECT count(*) FROM settings WHERE key LIKE 'session/%'") == [(1,)]
         assert await s.store.purge_trash(days=-1) == 1
         assert rows(path, "SELECT count(*) FROM settings WHERE key LIKE 'session/%'") == [(0,)]
@@ -217,20 +217,20 @@ def test_guesses_that_nobody_can_make_are_left_out_with_a_note(play: Play, guess
     async def scene(s: Scene) -> None:
         # given a session that was set to them when another model was loaded
         session_id = await s.new()
-        assert (await s.workbench.set_guess(session_id, guess)).notes == []  # no model yet
+        assert (await s.workbench.setup.set_guess(session_id, guess)).notes == []  # no model yet
         # then it is answered all the same
-        await s.workbench.send(session_id, "hello")
+        await s.workbench.answers.send(session_id, "hello")
         last = await s.last(session_id)
         assert last.note in ("", "reached the length limit")
         assert len(own_tokens(last))
         made = await s.store.load_session(session_id)
         assert made.nodes[-1].stats["made"]["options"]["speculative"] is None
         # and who looks is told why, and cannot choose it once more
-        (note,) = (await s.workbench.setup(session_id)).notes
+        (note,) = (await s.workbench.setup.view(session_id)).notes
         assert why in note
         with pytest.raises(Refusal, match=why):
-            await s.workbench.set_guess(session_id, guess)
-        assert (await s.workbench.set_guess(session_id, Guess.OFF)).notes == []
+            await s.workbench.setup.set_guess(session_id, guess)
+        assert (await s.workbench.setup.set_guess(session_id, Guess.OFF)).notes == []
 
     play(scene, engine=engine)
 
@@ -241,13 +241,13 @@ def test_an_answer_is_made_exactly_again_under_the_adapters_it_was_made_with(pla
 
     async def first(s: Scene) -> None:
         session_id = await s.new()
-        await s.workbench.add_adapter(session_id, str(folder))
-        await s.workbench.send(session_id, "hi")
+        await s.workbench.setup.add_adapter(session_id, str(folder))
+        await s.workbench.answers.send(session_id, "hi")
         turn = await s.last(session_id)
         held.append((session_id, turn.node_id, turn.run.text))
         # when they are off the stack by now
-        await s.workbench.set_adapters(session_id, [])
-        await s.workbench.regenerate_exactly(session_id, turn.node_id)
+        await s.workbench.setup.set_adapters(session_id, [])
+        await s.workbench.answers.regenerate_exactly(session_id, turn.node_id)
         again = await s.last(session_id)
         assert again.run.text == turn.run.text
         assert "the same, token for token" in again.note
@@ -255,9 +255,9 @@ def test_an_answer_is_made_exactly_again_under_the_adapters_it_was_made_with(pla
     async def second(s: Scene) -> None:
         session_id, node_id, text = held[0]
         await s.view(session_id)
-        await s.workbench.select(session_id, node_id)
+        await s.workbench.branches.select(session_id, node_id)
         # and where the engine is another one, and does not know them yet
-        await s.workbench.regenerate_exactly(session_id, node_id)
+        await s.workbench.answers.regenerate_exactly(session_id, node_id)
         assert (await s.last(session_id)).run.text == text
 
     async def third(s: Scene) -> None:
@@ -266,8 +266,8 @@ def test_an_answer_is_made_exactly_again_under_the_adapters_it_was_made_with(pla
         shutil.rmtree(folder)
         toy_adapter(folder, 2)
         await s.view(session_id)
-        await s.workbench.select(session_id, node_id)
-        await s.workbench.regenerate_exactly(session_id, node_id)
+        await s.workbench.branches.select(session_id, node_id)
+        await s.workbench.answers.regenerate_exactly(session_id, node_id)
         turn = await s.last(session_id)
         assert "another one now" in turn.note
         assert turn.run.text != text
@@ -281,24 +281,24 @@ def test_tokens_are_named_by_what_they_say(play: Play) -> None:
         session_id = await s.new()
         # before any model was used nobody knows what tokens say
         with pytest.raises(Refusal, match="named by token ids alone"):
-            await s.workbench.set_option(session_id, "banned_tokens", ["e"])
-        assert option(await s.workbench.set_option(session_id, "banned_tokens", [101]), "banned_tokens").own == [101]
-        await s.workbench.send(session_id, "hello")
+            await s.workbench.setup.set_option(session_id, "banned_tokens", ["e"])
+        assert option(await s.workbench.setup.set_option(session_id, "banned_tokens", [101]), "banned_tokens").own == [101]
+        await s.workbench.answers.send(session_id, "hello")
         # the toy's tokens are bytes
-        setup = await s.workbench.set_option(session_id, "banned_tokens", ["e", " ", 101, 7])
+        setup = await s.workbench.setup.set_option(session_id, "banned_tokens", ["e", " ", 101, 7])
         assert option(setup, "banned_tokens").own == [101, 32, 7]
-        setup = await s.workbench.set_option(session_id, "logit_bias", {'" "': -5, "f": 2, "65": 1, '"7"': 3})
+        setup = await s.workbench.setup.set_option(session_id, "logit_bias", {'" "': -5, "f": 2, "65": 1, '"7"': 3})
         assert option(setup, "logit_bias").own == {"32": -5, "102": 2, "65": 1, "55": 3}
         # what is no token is refused, and says what it begins with; nothing is changed
         with pytest.raises(Refusal, match='"hello" is more than one token: it begins with "h"'):
-            await s.workbench.set_option(session_id, "banned_tokens", ["hello"])
+            await s.workbench.setup.set_option(session_id, "banned_tokens", ["hello"])
         with pytest.raises(Refusal, match="no token of the model says"):
-            await s.workbench.set_option(session_id, "logit_bias", {'""': 1})
-        assert option(await s.workbench.setup(session_id), "banned_tokens").own == [101, 32, 7]
+            await s.workbench.setup.set_option(session_id, "logit_bias", {'""': 1})
+        assert option(await s.workbench.setup.view(session_id), "banned_tokens").own == [101, 32, 7]
         # and what is banned is not drawn
-        await s.workbench.set_option(session_id, "logit_bias", None)
-        await s.workbench.set_option(session_id, "banned_tokens", [chr(c) for c in range(128) if chr(c) != "x"])
-        await s.workbench.send(session_id, "again")
+        await s.workbench.setup.set_option(session_id, "logit_bias", None)
+        await s.workbench.setup.set_option(session_id, "banned_tokens", [chr(c) for c in range(128) if chr(c) != "x"])
+        await s.workbench.answers.send(session_id, "again")
         drawn = await s.last(session_id)
         texts = [drawn.run.texts[i] for i in own_tokens(drawn)]
         assert texts

@@ -8,25 +8,25 @@ from pathlib import Path
 import pytest
 
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.scene import Scene, assert_same_run
+from tests.app.workbench.scene import Scene, assert_same_run, until
 from ui import Refusal, SessionsChanged, SessionView
 
 
 def test_folders_and_tags_show_in_the_list_and_are_told_of(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session = await s.asked()
-        folder = await s.workbench.create_folder("Trips")
-        await s.workbench.move_session(session, folder)
-        await s.workbench.tag_session(session, ["spring"])
-        await s.workbench.rename_folder(folder, "Voyages")
-        [row] = await s.workbench.sessions("#spr")
+        folder = await s.workbench.sessions.create_folder("Trips")
+        await s.workbench.sessions.move(session, folder)
+        await s.workbench.sessions.tag(session, ["spring"])
+        await s.workbench.sessions.rename_folder(folder, "Voyages")
+        [row] = await s.workbench.sessions.list("#spr")
         assert (row.folder_id, row.tags) == (folder, ("spring",))
-        assert [(f.folder_id, f.name) for f in await s.workbench.folders()] == [(folder, "Voyages")]
+        assert [(f.folder_id, f.name) for f in await s.workbench.sessions.folders()] == [(folder, "Voyages")]
         assert sum(isinstance(event, SessionsChanged) for event in s.events) >= 4
         with pytest.raises(Refusal, match="1 to 200"):
-            await s.workbench.create_folder("  ")
-        await s.workbench.remove_folder(folder)
-        [row] = await s.workbench.sessions()
+            await s.workbench.sessions.create_folder("  ")
+        await s.workbench.sessions.remove_folder(folder)
+        [row] = await s.workbench.sessions.list()
         assert row.folder_id is None
 
     play(scene)
@@ -36,9 +36,9 @@ def test_an_order_by_hand_holds(play: Play) -> None:
     async def scene(s: Scene) -> None:
         ids = [await s.asked(f"number {n}") for n in range(3)]
         for each in ids:
-            await s.workbench.pin_session(each, True)
-        await s.workbench.arrange_sessions([ids[1], ids[2], ids[0]])
-        assert [row.session_id for row in await s.workbench.sessions()] == [ids[1], ids[2], ids[0]]
+            await s.workbench.sessions.pin(each, True)
+        await s.workbench.sessions.arrange([ids[1], ids[2], ids[0]])
+        assert [row.session_id for row in await s.workbench.sessions.list()] == [ids[1], ids[2], ids[0]]
 
     play(scene)
 
@@ -47,15 +47,15 @@ def test_an_order_by_hand_holds(play: Play) -> None:
 def test_the_trash_says_how_long_a_session_stays(play: Play, monkeypatch: pytest.MonkeyPatch, days: float, left: int) -> None:
     async def scene(s: Scene) -> None:
         session = await s.asked()
-        await s.workbench.trash_session(session)
+        await s.workbench.sessions.trash(session)
         now = time.time()
         monkeypatch.setattr(
             "app.workbench.sessions.session_list.time.time", lambda: now + days * 86_400
         )  # or the clock was set back
-        assert [(row.session_id, row.days_left) for row in await s.workbench.trashed_sessions()] == [(session, left)]
+        assert [(row.session_id, row.days_left) for row in await s.workbench.sessions.trashed()] == [(session, left)]
         monkeypatch.undo()
-        assert await s.workbench.empty_trash([session]) == 1
-        assert list(await s.workbench.trashed_sessions()) == []
+        assert await s.workbench.sessions.empty_trash([session]) == 1
+        assert list(await s.workbench.sessions.trashed()) == []
 
     play(scene)
 
@@ -66,7 +66,7 @@ def test_a_long_session_opens_at_its_end_and_goes_on_from_all_of_it(play: Play, 
     async def talk(s: Scene) -> None:
         session = await s.asked("one")
         for words in ("two", "three", "four"):
-            await s.workbench.send(session, words)
+            await s.workbench.answers.send(session, words)
         seen.append((session, await s.view(session), await s.path_ids(session)))
 
     async def come_back(s: Scene) -> None:
@@ -77,11 +77,11 @@ def test_a_long_session_opens_at_its_end_and_goes_on_from_all_of_it(play: Play, 
         for shown, before in zip(view.turns, whole.turns[-2:], strict=True):
             assert_same_run(shown.run, before.run)
         assert (view.context_used, view.branches) == (whole.context_used, whole.branches)
-        more = await s.workbench.show_earlier(session)
+        more = await s.workbench.sessions.show_earlier(session)
         assert [turn.node_id for turn in more.turns] == [turn.node_id for turn in whole.turns[-4:]]
-        await s.workbench.send(session, "five")  # what was never shown is read now
+        await s.workbench.answers.send(session, "five")  # what was never shown is read now
         assert s.engine.prompts[-1][: len(ids)] == ids
-        while (view := await s.workbench.show_earlier(session)).earlier:
+        while (view := await s.workbench.sessions.show_earlier(session)).earlier:
             pass
         assert [turn.node_id for turn in view.turns[: len(whole.turns)]] == [turn.node_id for turn in whole.turns]
         for shown, before in zip(view.turns, whole.turns, strict=False):
@@ -102,13 +102,13 @@ def test_a_shorter_path_of_a_long_session_is_shown_whole(play: Play, monkeypatch
         session = await s.asked("one")
         first = await s.last(session)
         for words in ("two", "three", "four"):
-            await s.workbench.send(session, words)
+            await s.workbench.answers.send(session, words)
         made.append((session, first.node_id))
 
     async def come_back(s: Scene) -> None:
         [(session, first)] = made
         assert (await s.view(session)).earlier > 0
-        await s.workbench.regenerate(session, first)
+        await s.workbench.answers.regenerate(session, first)
         view = await s.view(session)
         assert view.earlier == 0
         assert [turn.role for turn in view.turns if turn.role != "system"] == ["user", "assistant"]
@@ -122,7 +122,8 @@ def test_a_backup_of_the_day_is_made_when_the_app_tidies_up(play: Play, path: Pa
 
     async def scene(s: Scene) -> None:
         await s.asked()
-        await s.workbench._tidy_up()
+        s.workbench.services.tidy_up()
+        await until(lambda: list((path.parent / "backups").glob("*.daily-000001.*")))
 
     play(scene)
     assert len(list((path.parent / "backups").glob("*.daily-000001.*"))) == 1

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from app.workbench.compare.similar import SimilarSearch
+from app.workbench.compare.similar_vectors import Vectors
 from runtime import Pooling
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Scene, alternative, own_tokens, rows
@@ -64,7 +66,7 @@ def test_a_second_look_computes_nothing(play: Play) -> None:
         assert (running(s).metrics().tokens_computed, len(engine.batches)) == (spent, asked)
         assert again.rows == one.rows
         # when something new was said, then that alone is read
-        await s.workbench.send(session_id, "and why?")
+        await s.workbench.answers.send(session_id, "and why?")
         *_, question, answer = (await s.view(session_id)).turns
         new = await looked(s, session_id, first.node_id)
         assert {text for batch in engine.batches[asked:] for text in batch} >= {"and why?"}
@@ -82,9 +84,9 @@ def test_turns_of_all_branches_are_compared_and_pruned_ones_are_not(play: Play, 
         session_id = await talked(s, ["where to?"])
         question, answer = (await s.view(session_id)).turns[-2:]
         index = own_tokens(answer)[3]
-        await s.workbench.branch(session_id, answer.node_id, index, alternative(answer, index))
+        await s.workbench.answers.branch(session_id, answer.node_id, index, alternative(answer, index))
         branch = await s.last(session_id)
-        await s.workbench.send(session_id, "where else?", replaces=question.node_id)
+        await s.workbench.answers.send(session_id, "where else?", replaces=question.node_id)
         shown = [turn.node_id for turn in (await s.view(session_id)).turns]
         found = {row.node_id: row for row in (await looked(s, session_id, shown[-2])).rows}
         # then all of them are there, with the branch of those that are not shown
@@ -100,7 +102,7 @@ def test_turns_of_all_branches_are_compared_and_pruned_ones_are_not(play: Play, 
         expected = await cosines(s, "where else?", [whole])
         assert found[branch.node_id].similarity == pytest.approx(float(expected[0]), abs=1e-5)
         # when its branch is put out of sight, then it is left out
-        await s.workbench.prune(session_id, branch.node_id, 0, True)
+        await s.workbench.branches.prune(session_id, branch.node_id, 0, True)
         left = order(await looked(s, session_id, shown[-2]))
         assert branch.node_id not in left
         assert answer.node_id in left
@@ -112,11 +114,11 @@ def test_a_turn_of_another_branch_is_shown(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await talked(s, ["where to?"])
         question, answer = (await s.view(session_id)).turns[-2:]
-        await s.workbench.send(session_id, "where else?", replaces=question.node_id)
+        await s.workbench.answers.send(session_id, "where else?", replaces=question.node_id)
         # when a turn of the path is shown, the path stays; of another branch, that one is shown
         here = [turn.node_id for turn in (await s.view(session_id)).turns]
         for node_id, end in ((here[-2], here[-1]), (question.node_id, answer.node_id), (here[-1], here[-1])):
-            view = await s.workbench.show_turn(session_id, node_id)
+            view = await s.workbench.branches.show_turn(session_id, node_id)
             assert view.turns[-1].node_id == end
             assert (await s.view(session_id)).turns[-1].node_id == end
 
@@ -161,10 +163,11 @@ def test_vectors_give_way_to_newer_ones(play: Play, monkeypatch: pytest.MonkeyPa
     async def scene(s: Scene) -> None:
         session_id = await talked(s)
         turn = (await s.view(session_id)).turns[-1]
-        s.workbench._vectors._budget = 3 * 4 * running(s).info.hidden_size
-        found = await looked(s, session_id, turn.node_id)
+        vectors, each = Vectors(3 * 4 * running(s).info.hidden_size), s.workbench.services
+        search = SimilarSearch(each.store, each.supervisor, each.sessions, each.adapters, vectors)
+        found = await search.find(session_id, turn.node_id, "mean", lambda *_: None)
         assert len(found.rows) == 5  # the look itself is whole
-        assert len(s.workbench._vectors) == 3
-        assert (await looked(s, session_id, turn.node_id)).computed > 0
+        assert len(vectors) == 3
+        assert (await search.find(session_id, turn.node_id, "mean", lambda *_: None)).computed > 0
 
     play(scene, engine=Embedding())

@@ -34,7 +34,7 @@ def test_a_look_that_is_stopped_leaves_what_was_made(play: Play, monkeypatch: py
             if news[1] == 2:
                 engine.waits = asyncio.Event()
 
-        look = asyncio.create_task(s.workbench.similar_turns(session_id, node_id, "mean", hold))
+        look = asyncio.create_task(s.workbench.similar.find(session_id, node_id, "mean", hold))
         await until(lambda: len(engine.batches) == 2)
         look.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -60,7 +60,7 @@ def test_an_engine_that_dies_half_way_is_restarted_by_the_next_look(play: Play, 
         engine.dies_at = 1
         with pytest.raises(Refusal, match="the engine stopped; 2 of 6 turns are done and remembered"):
             await looked(s, session_id, node_id)
-        assert s.workbench.supervisor.running is None
+        assert s.workbench.services.supervisor.running is None
         found = await looked(s, session_id, node_id)
         assert (engine.starts, len(found.rows)) == (2, 5)
         # the same model again: what it had made is known still
@@ -78,7 +78,7 @@ def test_a_model_that_is_exchanged_meanwhile(play: Play) -> None:
         engine.waits = asyncio.Event()
         look = asyncio.create_task(looked(s, session_id, node_id))
         await until(lambda: engine.batches)
-        await s.workbench.supervisor.change(source="another")
+        await s.workbench.services.supervisor.change(source="another")
         engine.waits.set()
         with pytest.raises(Refusal, match="the model was exchanged meanwhile; try again"):
             await look
@@ -97,7 +97,7 @@ def test_another_model_is_offered_where_this_one_is_missing_or_cannot(play: Play
         with pytest.raises(ModelRefusal, match="no hidden states"):
             await looked(s, session_id, node_id)
         engine.fault = None
-        await s.workbench.supervisor.change(source="nobody/nothing")
+        await s.workbench.services.supervisor.change(source="nobody/nothing")
         engine.refuses.append(ModelMissingError("get it", "nobody/nothing"))
         with pytest.raises(ModelRefusal, match="nothing is not on this computer"):
             await looked(s, session_id, node_id)
@@ -123,20 +123,20 @@ def test_turns_without_words_or_out_of_the_session(play: Play) -> None:
         session_id = await s.new()
         engine.loading = asyncio.Event()
         # given a question whose answer never began: nothing else has words, and no engine is asked
-        sending = asyncio.create_task(s.workbench.send(session_id, "where to?"))
+        sending = asyncio.create_task(s.workbench.answers.send(session_id, "where to?"))
         await until(lambda: engine.starts)
         question, answer = (await s.view(session_id)).turns[-2:]
         with pytest.raises(Refusal, match="still being written"):
             await looked(s, session_id, answer.node_id)
         with pytest.raises(Refusal, match="no other turn has words yet: send a message"):
             await looked(s, session_id, question.node_id)
-        s.workbench.stop(session_id)
+        s.workbench.answers.stop(session_id)
         engine.loading.set()
         await sending
-        await s.workbench.supervisor.model()
+        await s.workbench.services.supervisor.model()
         with pytest.raises(Refusal, match="no words to compare"):
             await looked(s, session_id, (await s.last(session_id)).node_id)
-        for ask in (looked(s, session_id, 10_000), s.workbench.show_turn(session_id, 10_000)):
+        for ask in (looked(s, session_id, 10_000), s.workbench.branches.show_turn(session_id, 10_000)):
             with pytest.raises(Refusal, match="not part of this session"):
                 await ask
 
@@ -152,12 +152,14 @@ def test_an_answer_that_is_being_written_is_left_out(play: Play) -> None:
         node_id, answer = await first(s, session_id), await s.last(session_id)
         engine.holds_after = 3
         index = own_tokens(answer)[4]
-        branching = asyncio.create_task(s.workbench.branch(session_id, answer.node_id, index, alternative(answer, index)))
+        branching = asyncio.create_task(
+            s.workbench.answers.branch(session_id, answer.node_id, index, alternative(answer, index))
+        )
         before = s.arrived(session_id)
         await until(lambda: s.arrived(session_id) > before)
         found = await looked(s, session_id, node_id)
         assert len(found.rows) == 5
-        s.workbench.stop(session_id)
+        s.workbench.answers.stop(session_id)
         await branching
         assert len((await looked(s, session_id, node_id)).rows) == 6
 

@@ -17,9 +17,9 @@ def test_stop_keeps_what_arrived_and_marks_it(play: Play) -> None:
 
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        sending = asyncio.create_task(s.workbench.answers.send(session_id, "hello"))
         await until(lambda: s.arrived(session_id) == 5)
-        s.workbench.stop(session_id)
+        s.workbench.answers.stop(session_id)
         await sending
         view = await s.view(session_id)
         answer = view.turns[-1]
@@ -30,11 +30,11 @@ def test_stop_keeps_what_arrived_and_marks_it(play: Play) -> None:
         assert answer.run.record(len(answer.run) - 1).incomplete
         shown.append(view)
         s.engine.holds_after = None
-        await s.workbench.continue_turn(session_id, answer.node_id)
+        await s.workbench.answers.continue_turn(session_id, answer.node_id)
         longer = await s.last(session_id)
         assert_same_run(longer.run[: len(answer.run)], answer.run)
         assert len(own_tokens(longer)) == 5 + 12
-        await s.workbench.select(session_id, answer.node_id)
+        await s.workbench.branches.select(session_id, answer.node_id)
         shown.append(await s.view(session_id))
 
     async def later(s: Scene) -> None:
@@ -53,20 +53,20 @@ def test_the_last_record_says_that_it_was_cancelled(
 
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        sending = asyncio.create_task(s.workbench.answers.send(session_id, "hello"))
         await until(lambda: s.arrived(session_id) == 5)
         if written:
             await until(lambda: rows(path, "SELECT sum(count) FROM token_chunks JOIN nodes ON nodes.id = node_id "
                                            "WHERE role = 'assistant'") == [(5 + header(s, session_id),)])  # fmt: skip
-        s.workbench.stop(session_id)
+        s.workbench.answers.stop(session_id)
         await sending
 
     def header(s: Scene, session_id: int) -> int:
-        opened = s.workbench._sessions.opened(session_id)
+        opened = s.workbench.services.sessions.opened(session_id)
         return len(opened.last_turn().run) - 5
 
     async def later(s: Scene) -> None:
-        run = (await s.last((await s.workbench.sessions())[0].session_id)).run
+        run = (await s.last((await s.workbench.sessions.list())[0].session_id)).run
         assert [record.finish_reason for record in run][-2:] == [None, "cancelled"]
         assert run.stages is not None
         assert run.stages.as_drawn(len(run) - 1) == run.ids[-1]
@@ -82,7 +82,7 @@ def test_a_stopped_answer_is_ended_by_the_next_message(play: Play) -> None:
         session_id = await s.stopped_after(5)
         s.engine.holds_after = None
         stopped = await s.last(session_id)
-        await s.workbench.send(session_id, "go on")
+        await s.workbench.answers.send(session_id, "go on")
         view = await s.view(session_id)
         assert_same_run(view.turns[2].run, stopped.run)
         assert view.turns[3].run.text == "<|im_end|>\n<|im_start|>user\ngo on<|im_end|>"
@@ -97,11 +97,11 @@ def test_stop_before_the_first_token_keeps_the_message(play: Play, when: str) ->
         if when == "loading":
             s.engine.loading = asyncio.Event()
         else:
-            s.engine.on_look = lambda what: s.workbench.stop(session_id) if what == "score" else None
-        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+            s.engine.on_look = lambda what: s.workbench.answers.stop(session_id) if what == "score" else None
+        sending = asyncio.create_task(s.workbench.answers.send(session_id, "hello"))
         await until(lambda: s.engine.starts)
         if when == "loading":
-            s.workbench.stop(session_id)
+            s.workbench.answers.stop(session_id)
         await sending
         stopped = await s.last(session_id)
         assert (stopped.status, stopped.note) == (TurnStatus.PARTIAL, "stopped")
@@ -110,7 +110,7 @@ def test_stop_before_the_first_token_keeps_the_message(play: Play, when: str) ->
         if s.engine.loading is not None:
             s.engine.loading.set()
         s.engine.on_look = lambda _what: None
-        await s.workbench.regenerate(session_id, stopped.node_id)
+        await s.workbench.answers.regenerate(session_id, stopped.node_id)
         assert len(own_tokens(await s.last(session_id))) == 12
         assert s.engine.starts == 1  # loading went on
         texts = rows(s.path, "SELECT text FROM nodes WHERE role = 'user'")
@@ -124,15 +124,15 @@ def test_stop_before_a_continuation_has_a_token_leaves_what_was_there(play: Play
         session_id = await s.asked()
         old = await s.last(session_id)
         s.engine.holds_after = 0
-        going_on = asyncio.create_task(s.workbench.continue_turn(session_id, old.node_id))
+        going_on = asyncio.create_task(s.workbench.answers.continue_turn(session_id, old.node_id))
         await until(lambda: len(s.engine.prompts) == 2)
-        s.workbench.stop(session_id)
+        s.workbench.answers.stop(session_id)
         await going_on
         stopped = await s.last(session_id)
         assert_same_run(stopped.run, old.run)
         assert stopped.note == "stopped"
         s.engine.holds_after = None
-        await s.workbench.send(session_id, "two")
+        await s.workbench.answers.send(session_id, "two")
         assert len(own_tokens(await s.last(session_id))) == 12
 
     play(scene)
@@ -141,7 +141,7 @@ def test_stop_before_a_continuation_has_a_token_leaves_what_was_there(play: Play
 def test_a_caller_that_gives_up_stops_the_stream_too(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        sending = asyncio.create_task(s.workbench.answers.send(session_id, "hello"))
         await until(lambda: s.arrived(session_id) == 5)
         sending.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -160,19 +160,19 @@ def test_while_an_answer_is_written_nothing_else_is_begun_in_its_session(play: P
         session_id = await s.asked()
         answer = await s.last(session_id)
         s.engine.holds_after = 3
-        sending = asyncio.create_task(s.workbench.send(session_id, "two"))
+        sending = asyncio.create_task(s.workbench.answers.send(session_id, "two"))
         await until(lambda: s.arrived(session_id) == 12 + 3)
         for work in (
-            s.workbench.send(session_id, "three"),
-            s.workbench.branch(session_id, answer.node_id, own_tokens(answer)[1], 65),
-            s.workbench.regenerate(session_id, answer.node_id),
-            s.workbench.continue_turn(session_id, answer.node_id),
-            s.workbench.select(session_id, answer.node_id),
-            s.workbench.choose_model("other"),
+            s.workbench.answers.send(session_id, "three"),
+            s.workbench.answers.branch(session_id, answer.node_id, own_tokens(answer)[1], 65),
+            s.workbench.answers.regenerate(session_id, answer.node_id),
+            s.workbench.answers.continue_turn(session_id, answer.node_id),
+            s.workbench.branches.select(session_id, answer.node_id),
+            s.workbench.models.choose("other"),
         ):
             with pytest.raises(Refusal, match="stop it first"):
                 await work
-        s.workbench.stop(session_id)
+        s.workbench.answers.stop(session_id)
         await sending
 
     play(scene)
@@ -181,7 +181,11 @@ def test_while_an_answer_is_written_nothing_else_is_begun_in_its_session(play: P
 def test_two_sessions_stream_at_once(play: Play) -> None:
     async def scene(s: Scene) -> None:
         one, two, three = await s.new(), await s.new(), await s.new()
-        sends = [s.workbench.send(one, "first"), s.workbench.send(two, "second"), s.workbench.send(three, "third")]
+        sends = [
+            s.workbench.answers.send(one, "first"),
+            s.workbench.answers.send(two, "second"),
+            s.workbench.answers.send(three, "third"),
+        ]
         await asyncio.gather(*sends)
         together = [await s.view(i) for i in (one, two, three)]
         assert s.engine.starts == 1
@@ -197,12 +201,12 @@ def test_stopping_one_of_two_leaves_the_other(play: Play) -> None:
     async def scene(s: Scene) -> None:
         one, two = await s.new(), await s.new()
         s.engine.holds_after = 4
-        first = asyncio.create_task(s.workbench.send(one, "first"))
+        first = asyncio.create_task(s.workbench.answers.send(one, "first"))
         await until(lambda: s.arrived(one) == 4)
         s.engine.holds_after = None
-        await s.workbench.send(two, "second")
+        await s.workbench.answers.send(two, "second")
         assert not first.done()
-        s.workbench.stop(one)
+        s.workbench.answers.stop(one)
         await first
         assert (await s.last(one)).note == "stopped"
         assert len(own_tokens(await s.last(two))) == 12
@@ -213,12 +217,12 @@ def test_stopping_one_of_two_leaves_the_other(play: Play) -> None:
 def test_trashing_a_session_that_is_answered_stops_the_answer_and_says_so(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        sending = asyncio.create_task(s.workbench.answers.send(session_id, "hello"))
         await until(lambda: s.arrived(session_id) == 5)
-        assert await s.workbench.trash_session(session_id) is True
+        assert await s.workbench.sessions.trash(session_id) is True
         await sending
-        assert await s.workbench.trash_session(session_id) is False
-        await s.workbench.restore_session(session_id)
+        assert await s.workbench.sessions.trash(session_id) is False
+        await s.workbench.sessions.restore(session_id)
         answer = await s.last(session_id)
         assert (answer.note, len(own_tokens(answer))) == ("stopped", 5)
 

@@ -33,10 +33,10 @@ def test_a_disk_that_is_full_before_the_message_refuses_it(play: Play) -> None:
         before = await s.view(session_id)
         await fill(s.store, full=True)
         with pytest.raises(Refusal, match="the disk is full"):
-            await s.workbench.send(session_id, "x" * 100_000)  # the window keeps the draft
+            await s.workbench.answers.send(session_id, "x" * 100_000)  # the window keeps the draft
         assert_same_view(await s.view(session_id), before)
         await fill(s.store, full=False)
-        await s.workbench.send(session_id, "y")
+        await s.workbench.answers.send(session_id, "y")
         assert len(own_tokens(await s.last(session_id))) == 12
 
     play(scene)
@@ -48,11 +48,11 @@ def test_a_disk_that_fills_up_under_a_stream_loses_no_token(play: Play, caplog: 
 
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        sending = asyncio.create_task(s.workbench.answers.send(session_id, "hello"))
         await until(lambda: s.arrived(session_id) == 6)
         refuse(s.store, "append_chunk", "finish_node")
         await until(lambda: "cannot be saved yet" in caplog.text)  # the stream goes on meanwhile
-        s.workbench.stop(session_id)
+        s.workbench.answers.stop(session_id)
         with pytest.raises(Refusal, match=r"the disk is full.*stays on the screen"):
             await sending
         answer = await s.last(session_id)
@@ -61,10 +61,10 @@ def test_a_disk_that_fills_up_under_a_stream_loses_no_token(play: Play, caplog: 
         assert "not saved yet" in answer.note
 
         with pytest.raises(Refusal, match="not saved yet; make room"):
-            await s.workbench.send(session_id, "two")
+            await s.workbench.answers.send(session_id, "two")
         allow(s.store)
         s.engine.holds_after = None
-        await s.workbench.send(session_id, "two")
+        await s.workbench.answers.send(session_id, "two")
         view = await s.view(session_id)
         assert view.turns[2].note == "stopped"
         assert len(own_tokens(view.turns[2])) == 6
@@ -90,15 +90,15 @@ def test_what_cannot_be_saved_before_the_end_is_put_elsewhere_or_said(
 
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        sending = asyncio.create_task(s.workbench.answers.send(session_id, "hello"))
         await until(lambda: s.arrived(session_id) == 6)
         refuse(s.store, "append_chunk", "finish_node")
-        s.workbench.stop(session_id)
+        s.workbench.answers.stop(session_id)
         with pytest.raises(Refusal, match="the disk is full"):
             await sending
         answer = await s.last(session_id)
         await s.workbench.close()
-        (said,) = s.workbench.unsaved
+        (said,) = s.workbench.services.unsaved
         assert "the disk is full" in said
         assert "has only the beginning of the last answer" in said
         if room:
@@ -117,12 +117,12 @@ def test_a_disk_that_has_room_again_before_the_end_is_no_event(play: Play, caplo
 
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        sending = asyncio.create_task(s.workbench.send(session_id, "hello"))
+        sending = asyncio.create_task(s.workbench.answers.send(session_id, "hello"))
         await until(lambda: s.arrived(session_id) == 6)
         refuse(s.store, "append_chunk")
         await until(lambda: "cannot be saved yet" in caplog.text)
         allow(s.store)
-        s.workbench.stop(session_id)
+        s.workbench.answers.stop(session_id)
         await sending
         answer = await s.last(session_id)
         assert answer.note == "stopped"
@@ -137,11 +137,11 @@ def test_what_could_not_be_saved_is_saved_at_the_end(play: Play) -> None:
         session_id = await s.new()
         s.engine.on_look = lambda what: refuse(s.store, "finish_node") if what == "generate" else None
         with pytest.raises(Refusal, match="the disk is full"):
-            await s.workbench.send(session_id, "hello")
+            await s.workbench.answers.send(session_id, "hello")
         allow(s.store)
 
     async def later(s: Scene) -> None:
-        answer = await s.last((await s.workbench.sessions())[0].session_id)
+        answer = await s.last((await s.workbench.sessions.list())[0].session_id)
         assert answer.note == "reached the length limit"
         assert len(own_tokens(answer)) == 12
 
@@ -158,11 +158,11 @@ def test_ids_that_cannot_be_saved_are_not_shown_to_the_model(play: Play) -> None
         allow(s.store)
         s.engine.on_look = lambda _what: None
         assert s.engine.prompts == []
-        await s.workbench.send(session_id, "again")
+        await s.workbench.answers.send(session_id, "again")
         assert len(own_tokens(await s.last(session_id))) == 12
 
     async def failed_write(s: Scene, session_id: int) -> None:
-        await s.workbench.send(session_id, "hello")
+        await s.workbench.answers.send(session_id, "hello")
         note = (await s.last(session_id)).note
         assert "the disk is full" in note
         raise Refusal(note)
@@ -173,13 +173,13 @@ def test_ids_that_cannot_be_saved_are_not_shown_to_the_model(play: Play) -> None
 def test_a_damaged_turn_is_named_and_hides_nothing_else(play: Play, path: object) -> None:
     async def first(s: Scene) -> None:
         session_id = await s.asked("one")
-        await s.workbench.send(session_id, "two")
+        await s.workbench.answers.send(session_id, "two")
         await s.asked("other")
 
     async def second(s: Scene) -> None:
-        titles = [row.title for row in await s.workbench.sessions()]
+        titles = [row.title for row in await s.workbench.sessions.list()]
         assert titles == ["other", "one"]
-        view = await s.view((await s.workbench.sessions())[1].session_id)
+        view = await s.view((await s.workbench.sessions.list())[1].session_id)
         assert [t.status for t in view.turns][2] is TurnStatus.DAMAGED
         assert "damaged" in view.turns[2].note
         assert view.turns[3].run.text.count("two") == 1
@@ -199,13 +199,13 @@ def test_no_model_goes_on_from_a_damaged_turn(play: Play, path: object, aside: b
     async def first(s: Scene) -> None:
         session_id = await s.asked("one")
         kept["damaged"] = (await s.last(session_id)).node_id
-        await s.workbench.send(session_id, "two")
+        await s.workbench.answers.send(session_id, "two")
 
     async def second(s: Scene) -> None:
         if aside:
-            assert await s.workbench.verify_data()
-            assert await s.workbench.verify_data() == []
-        session_id = (await s.workbench.sessions())[0].session_id
+            assert await s.workbench.settings.verify_data()
+            assert await s.workbench.settings.verify_data() == []
+        session_id = (await s.workbench.sessions.list())[0].session_id
         view = await s.view(session_id)
         damaged = view.turns[2]
         assert (damaged.node_id, damaged.status) == (kept["damaged"], TurnStatus.DAMAGED)
@@ -213,17 +213,17 @@ def test_no_model_goes_on_from_a_damaged_turn(play: Play, path: object, aside: b
         assert stored[kept["damaged"]].text in damaged.run.text  # all that was said stands there
         before = rows(s.path, "SELECT count(*) FROM nodes")
         with pytest.raises(Refusal, match="turn 3 is damaged"):
-            await s.workbench.send(session_id, "three")
+            await s.workbench.answers.send(session_id, "three")
         with pytest.raises(Refusal, match="turn 3 is damaged"):
-            await s.workbench.regenerate(session_id, view.turns[-1].node_id)
+            await s.workbench.answers.regenerate(session_id, view.turns[-1].node_id)
         with pytest.raises(Refusal, match="turn 3 is damaged"):
-            await s.workbench.continue_turn(session_id, kept["damaged"])
+            await s.workbench.answers.continue_turn(session_id, kept["damaged"])
         with pytest.raises(Refusal, match="turn 3 is damaged"):
-            await s.workbench.regenerate_exactly(session_id, kept["damaged"])
+            await s.workbench.answers.regenerate_exactly(session_id, kept["damaged"])
         assert rows(s.path, "SELECT count(*) FROM nodes") == before
         assert s.engine.prompts == []
-        await s.workbench.regenerate(session_id, kept["damaged"])  # beside it
-        await s.workbench.send(session_id, "three")
+        await s.workbench.answers.regenerate(session_id, kept["damaged"])  # beside it
+        await s.workbench.answers.send(session_id, "three")
         after = await s.view(session_id)
         assert TurnStatus.DAMAGED not in [turn.status for turn in after.turns]
         assert len(s.engine.prompts) == 2
@@ -261,10 +261,10 @@ def test_columns_that_cannot_be_written_are_kept_and_written_later(play: Play) -
         session_id = await s.asked()
         old = await s.last(session_id)
         s.engine.holds_after = 9
-        work = asyncio.create_task(s.workbench.continue_many(session_id, old.node_id, own_tokens(old)[2], 3))
+        work = asyncio.create_task(s.workbench.continuations.continue_many(session_id, old.node_id, own_tokens(old)[2], 3))
         await until(lambda: sum(len(e.run) for e in s.events if isinstance(e, ColumnTokens)) == 9)
         refuse(s.store, "append_chunk", "finish_node")
-        s.workbench.stop(session_id)
+        s.workbench.answers.stop(session_id)
         await work
         columns = [e.view for e in s.events if isinstance(e, ColumnsChanged)][-1]
         assert columns is not None
@@ -272,10 +272,10 @@ def test_columns_that_cannot_be_written_are_kept_and_written_later(play: Play) -
         assert sum(len(column.run) for column in columns.columns) == 9
         # nothing else is written here before they are
         with pytest.raises(Refusal, match="not saved yet; make room"):
-            await s.workbench.send(session_id, "two")
+            await s.workbench.answers.send(session_id, "two")
         allow(s.store)
         s.engine.holds_after = None
-        await s.workbench.send(session_id, "two")
+        await s.workbench.answers.send(session_id, "two")
         kept.update({str(column.node_id): column.run.ids.tolist() for column in columns.columns})
 
     async def later(s: Scene) -> None:

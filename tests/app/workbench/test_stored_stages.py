@@ -27,7 +27,7 @@ def test_every_draw_is_made_again_from_the_disk(play: Play, sampling: SamplingOp
         shown.append((await s.last(await s.asked())).run)
 
     async def second(s: Scene) -> None:
-        view = await s.view((await s.workbench.sessions())[0].session_id)
+        view = await s.view((await s.workbench.sessions.list())[0].session_id)
         run = view.turns[-1].run
         assert s.engine.starts == 0  # no model
         assert run.stages is not None
@@ -60,13 +60,13 @@ def test_an_answer_without_stages_opens_as_before(play: Play, monkeypatch: pytes
         await s.asked()
 
     async def second(s: Scene) -> None:
-        session_id = (await s.workbench.sessions())[0].session_id
+        session_id = (await s.workbench.sessions.list())[0].session_id
         view = await s.view(session_id)
         run = view.turns[-1].run
         assert run.stages is None
         assert run.record(sampled(run)[0]).logprob is not None
         monkeypatch.undo()
-        await s.workbench.continue_turn(session_id, view.turns[-1].node_id)  # what is new has them
+        await s.workbench.answers.continue_turn(session_id, view.turns[-1].node_id)  # what is new has them
         joined = (await s.last(session_id)).run
         assert joined.record(sampled(run)[0]).stages is None
         assert joined.record(sampled(joined)[-1]).redrawn == joined.ids[sampled(joined)[-1]]
@@ -89,7 +89,7 @@ def test_stages_that_make_no_sense_leave_the_tokens(play: Play, monkeypatch: pyt
         texts.append((await s.last(await s.asked())).run.text)
 
     async def second(s: Scene) -> None:
-        turn = await s.last((await s.workbench.sessions())[0].session_id)
+        turn = await s.last((await s.workbench.sessions.list())[0].session_id)
         assert turn.run.text == texts[0]
         assert turn.run.stages is None
         assert turn.status is TurnStatus.DAMAGED

@@ -32,7 +32,7 @@ def exported(folder: Path, *, options: dict[str, Any] | None = None, stopped: bo
             here.engine.holds_after = 3
         session_id = await (here.stopped_after(3) if stopped else here.asked())
         ids = await here.path_ids(session_id)
-        said = await here.workbench.export_session(session_id, "portable", folder / "trip.elsewise", heard)
+        said = await here.workbench.transfers.export(session_id, "portable", folder / "trip.elsewise", heard)
         assert said == ""
         await here.workbench.close()
         return ids
@@ -78,7 +78,7 @@ def notes(folder: Path, file: Path, engine: Engine | None) -> list[str]:
         there = Scene.open(folder / "there.db", engine or Engine())
         if engine is not None:
             await there.asked("something else")
-        result = await there.workbench.import_file(file, heard)
+        result = await there.workbench.transfers.import_file(file, heard)
         await there.workbench.close()
         return list(result.notes)
 
@@ -146,15 +146,20 @@ def test_a_session_under_adapters_is_resumed_under_the_same_numbers_whatever_the
     async def out() -> None:
         here = Scene.open(tmp_path / "here.db", Engine())
         session_id = await here.new()
-        await here.workbench.add_adapter(session_id, str(folder))
-        await here.workbench.send(session_id, "hello")
-        assert await what_is_taken(here.workbench._store, (await here.workbench._store.load_session(session_id)).nodes) == []
+        await here.workbench.setup.add_adapter(session_id, str(folder))
+        await here.workbench.answers.send(session_id, "hello")
+        assert (
+            await what_is_taken(
+                here.workbench.services.store, (await here.workbench.services.store.load_session(session_id)).nodes
+            )
+            == []
+        )
         here.engine.holds_after = 3
-        answer = asyncio.create_task(here.workbench.regenerate(session_id, (await here.last(session_id)).node_id))
+        answer = asyncio.create_task(here.workbench.answers.regenerate(session_id, (await here.last(session_id)).node_id))
         await until(lambda: here.arrived(session_id) >= 12 + 3)
-        here.workbench.stop(session_id)
+        here.workbench.answers.stop(session_id)
         await answer
-        await here.workbench.export_session(session_id, "portable", tmp_path / "trip.elsewise", heard)
+        await here.workbench.transfers.export(session_id, "portable", tmp_path / "trip.elsewise", heard)
         await here.workbench.close()
 
     asyncio.run(out())
@@ -184,16 +189,16 @@ def test_a_path_of_two_models_has_no_snapshot(tmp_path: Path) -> None:
     async def out() -> None:
         here = Scene.open(tmp_path / "here.db", Engine())
         session_id = await here.asked()
-        await here.workbench.supervisor.close()
+        await here.workbench.services.supervisor.close()
 
         async def start(*_: object, **__: object) -> LanguageModel:
             return cast("LanguageModel", Renamed(await asyncio.to_thread(load, "x", backend="fake")))
 
-        here.workbench.supervisor._start_engine = start
-        await here.workbench.send(session_id, "two")
-        said = await here.workbench.export_session(session_id, "portable", tmp_path / "two.elsewise", heard)
+        here.workbench.services.supervisor._start_engine = start
+        await here.workbench.answers.send(session_id, "two")
+        said = await here.workbench.transfers.export(session_id, "portable", tmp_path / "two.elsewise", heard)
         assert said == NO_SNAPSHOT
-        assert await here.workbench.export_session(session_id, "json", tmp_path / "two.json", heard) == ""
+        assert await here.workbench.transfers.export(session_id, "json", tmp_path / "two.json", heard) == ""
         await here.workbench.close()
 
     asyncio.run(out())

@@ -34,20 +34,20 @@ def test_a_call_is_shown_answered_by_hand_and_answered(play: Play) -> None:
     async def scene(s: Scene) -> None:
         # given a session that offers a tool, and a model that calls it
         session_id = await s.new()
-        await s.workbench.set_tools(session_id, WEATHER)
-        await s.workbench.set_format(session_id, SAYS_SO)
-        await s.workbench.set_option(session_id, "max_tokens", 200)
-        await s.workbench.send(session_id, "How is the weather?")
+        await s.workbench.setup.set_tools(session_id, WEATHER)
+        await s.workbench.setup.set_format(session_id, SAYS_SO)
+        await s.workbench.setup.set_option(session_id, "max_tokens", 200)
+        await s.workbench.answers.send(session_id, "How is the weather?")
         assert '"weather"' in seen(s)
         asking = await s.last(session_id)
         assert [(card.name, json.loads(card.arguments), card.problem) for card in asking.calls] == [
             ("weather", {"city": "Oslo"}, "")
         ]
         # when a person types the result
-        await s.workbench.set_format(session_id, AnswerFormat())
+        await s.workbench.setup.set_format(session_id, AnswerFormat())
         with pytest.raises(Refusal, match="result"):
-            await s.workbench.answer_call(session_id, asking.node_id, ["  "])
-        await s.workbench.answer_call(session_id, asking.node_id, ["rain, 4 °C"])
+            await s.workbench.answers.answer_call(session_id, asking.node_id, ["  "])
+        await s.workbench.answers.answer_call(session_id, asking.node_id, ["rain, 4 °C"])
         # then it stands as a tool's turn after the call, which is there word for word
         assert "</tool_call>" in seen(s)
         assert seen(s).index(CALL) < seen(s).index("rain, 4 °C")
@@ -56,7 +56,7 @@ def test_a_call_is_shown_answered_by_hand_and_answered(play: Play) -> None:
         assert turns[2].calls == ()
         assert [card.name for card in turns[2].called] == ["weather"]  # it stays a card
         with pytest.raises(Refusal, match="already"):
-            await s.workbench.answer_call(session_id, asking.node_id, ["again"])
+            await s.workbench.answers.answer_call(session_id, asking.node_id, ["again"])
 
     play(scene, engine=engine())
 
@@ -67,18 +67,18 @@ def test_they_stand_with_the_system_prompt_and_survive_a_restart(play: Play) -> 
     async def first(s: Scene) -> None:
         session_id = await s.asked("hello")
         held.append(session_id)
-        await s.workbench.set_system(session_id, "Be short.")
-        setup = await s.workbench.set_tools(session_id, WEATHER)
+        await s.workbench.setup.set_system(session_id, "Be short.")
+        setup = await s.workbench.setup.set_tools(session_id, WEATHER)
         assert (setup.system, setup.tools) == ("Be short.", WEATHER)
         for source in ("{", "[1]", '[{"name": "a"}, {"name": "a"}]'):
             with pytest.raises(Refusal):
-                await s.workbench.set_tools(session_id, source)
+                await s.workbench.setup.set_tools(session_id, source)
 
     async def second(s: Scene) -> None:
         await s.view(held[0])
-        setup = await s.workbench.setup(held[0])
+        setup = await s.workbench.setup.view(held[0])
         assert (setup.system, setup.tools) == ("Be short.", WEATHER)
-        assert await s.workbench.check_tools(WEATHER) == (["weather"], "")
+        assert await s.workbench.setup.check_tools(WEATHER) == (["weather"], "")
 
     play(first, engine=engine())
     play(second, engine=engine())
@@ -87,8 +87,8 @@ def test_they_stand_with_the_system_prompt_and_survive_a_restart(play: Play) -> 
 def test_a_template_that_takes_no_tools_says_so_at_the_turn(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        await s.workbench.set_tools(session_id, WEATHER)
-        await s.workbench.send(session_id, "hello")
+        await s.workbench.setup.set_tools(session_id, WEATHER)
+        await s.workbench.answers.send(session_id, "hello")
         assert "takes no tools" in (await s.last(session_id)).note
 
     play(scene)
@@ -119,20 +119,20 @@ CALLS = CALL + '\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}
 def test_each_of_several_calls_has_a_result_of_its_own(play: Play, results: list[str]) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        await s.workbench.set_tools(session_id, WEATHER)
-        await s.workbench.set_format(session_id, AnswerFormat(FormatKind.LARK, f"start: {json.dumps(CALLS)}"))
-        await s.workbench.set_option(session_id, "max_tokens", 300)
-        await s.workbench.send(session_id, "How is the weather, here and there?")
+        await s.workbench.setup.set_tools(session_id, WEATHER)
+        await s.workbench.setup.set_format(session_id, AnswerFormat(FormatKind.LARK, f"start: {json.dumps(CALLS)}"))
+        await s.workbench.setup.set_option(session_id, "max_tokens", 300)
+        await s.workbench.answers.send(session_id, "How is the weather, here and there?")
         asking = await s.last(session_id)
         assert len(asking.calls) == 2
-        await s.workbench.set_format(session_id, AnswerFormat())
-        await s.workbench.set_option(session_id, "max_tokens", 5)
+        await s.workbench.setup.set_format(session_id, AnswerFormat())
+        await s.workbench.setup.set_option(session_id, "max_tokens", 5)
         with pytest.raises(Refusal, match=r"2 calls .* 1 results"):
-            await s.workbench.answer_call(session_id, asking.node_id, ["both"])
+            await s.workbench.answers.answer_call(session_id, asking.node_id, ["both"])
         with pytest.raises(Refusal, match="write the result"):
-            await s.workbench.answer_call(session_id, asking.node_id, ["rain", " "])
+            await s.workbench.answers.answer_call(session_id, asking.node_id, ["rain", " "])
         # when both are given
-        await s.workbench.answer_call(session_id, asking.node_id, results)
+        await s.workbench.answers.answer_call(session_id, asking.node_id, results)
         # then each is a turn of its own with its own tokens, and the model saw them as its template has them
         turns = (await s.view(session_id)).turns
         assert [turn.role for turn in turns] == ["system", "user", "assistant", "tool", "tool", "assistant"]
@@ -142,7 +142,7 @@ def test_each_of_several_calls_has_a_result_of_its_own(play: Play, results: list
         assert both in seen(s)
         # and another question goes on from there with nothing tokenised once more
         before = s.engine.prompts[-1]
-        await s.workbench.send(session_id, "And tomorrow?")
+        await s.workbench.answers.send(session_id, "And tomorrow?")
         assert s.engine.prompts[-1][: len(before)] == before
 
     play(scene, engine=engine())
@@ -151,7 +151,7 @@ def test_each_of_several_calls_has_a_result_of_its_own(play: Play, results: list
 def test_results_that_a_template_writes_otherwise_have_tokens_each(play: Play) -> None:
     async def scene(s: Scene) -> None:
         await s.asked("hello")
-        model = s.workbench.supervisor.running
+        model = s.workbench.services.supervisor.running
         assert model is not None
         ids = list(b"<<rain>> and <<noon>>")
         assert [bytes(part) for part in parts_of(model, ids, ["rain", "noon"])] == [b"<<rain", b">> and <<noon>>"]
@@ -164,12 +164,12 @@ def test_results_that_a_template_writes_otherwise_have_tokens_each(play: Play) -
 def test_only_an_answer_in_work_under_tools_may_call(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        await s.workbench.send(session_id, "hello")
+        await s.workbench.answers.send(session_id, "hello")
         seen_views = [event.view.turns[-1] for event in s.events if isinstance(event, SessionChanged) and event.view.turns]
         assert not any(turn.may_call for turn in seen_views)
-        await s.workbench.set_tools(session_id, WEATHER)
+        await s.workbench.setup.set_tools(session_id, WEATHER)
         s.events.clear()
-        await s.workbench.send(session_id, "How is the weather?")
+        await s.workbench.answers.send(session_id, "How is the weather?")
         told = [event.view.turns[-1] for event in s.events if isinstance(event, SessionChanged) and event.view.turns]
         assert any(turn.may_call for turn in told)
         assert not (await s.last(session_id)).may_call

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.workbench.sessions.branches import out_of_sight
+from app.workbench.tree.outline import out_of_sight
 from app.workbench.tree.tree import Tree, is_hidden
 from storage import NodeColumns, NodeRow
 from tests.app.workbench.trees import chat, node, run

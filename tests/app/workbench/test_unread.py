@@ -20,51 +20,51 @@ QUESTION, ANSWER, OTHER, LATER = range(4)  # nodes out of sight: of the first ex
 
 
 async def take_out_of_sight(s: Scene, session: int, nodes: list[int]) -> None:
-    await s.workbench.prune(session, nodes[OTHER], 0, True)
-    await s.workbench.prune(session, nodes[OTHER], 0, False)
+    await s.workbench.branches.prune(session, nodes[OTHER], 0, True)
+    await s.workbench.branches.prune(session, nodes[OTHER], 0, False)
 
 
 async def how_it_was_made(s: Scene, session: int, nodes: list[int]) -> None:
-    assert s.workbench.how_made(session, nodes[LATER]) is None  # nobody sees it
-    while (await s.workbench.show_earlier(session)).earlier:
+    assert s.workbench.answers.how_made(session, nodes[LATER]) is None  # nobody sees it
+    while (await s.workbench.sessions.show_earlier(session)).earlier:
         pass
-    assert s.workbench.how_made(session, nodes[LATER]) is not None
+    assert s.workbench.answers.how_made(session, nodes[LATER]) is not None
 
 
 async def another_token(s: Scene, session: int, nodes: list[int]) -> None:
-    while (view := await s.workbench.show_earlier(session)).earlier:
+    while (view := await s.workbench.sessions.show_earlier(session)).earlier:
         pass
     turn = next(turn for turn in view.turns if turn.node_id == nodes[ANSWER])
     own = next(at for at, origin in enumerate(turn.run.origin.tolist()) if origin == turn.run.origin.max())
-    await s.workbench.branch(session, turn.node_id, own, alternative(turn, own))
+    await s.workbench.answers.branch(session, turn.node_id, own, alternative(turn, own))
 
 
 async def leave_out(s: Scene, session: int, _nodes: list[int]) -> None:
-    await s.workbench.send(session, "an engine runs now")
+    await s.workbench.answers.send(session, "an engine runs now")
     with pytest.raises(Refusal, match="not what fills the context"):  # so its turns were counted
-        await s.workbench.leave_out(session, "how much?")
+        await s.workbench.drafts.leave_out(session, "how much?")
 
 
 COMMANDS: dict[str, Command] = {
-    "send": lambda s, session, _: s.workbench.send(session, "and then?"),
-    "edit a question": lambda s, session, nodes: s.workbench.send(session, "else?", nodes[QUESTION]),
-    "edit an answer": lambda s, session, nodes: s.workbench.send(session, "in my words", nodes[ANSWER]),
-    "open as text": lambda s, session, nodes: s.workbench.open_as_text(session, nodes[LATER]),
-    "regenerate": lambda s, session, nodes: s.workbench.regenerate(session, nodes[ANSWER]),
-    "regenerate exactly": lambda s, session, nodes: s.workbench.regenerate_exactly(session, nodes[ANSWER]),
+    "send": lambda s, session, _: s.workbench.answers.send(session, "and then?"),
+    "edit a question": lambda s, session, nodes: s.workbench.answers.send(session, "else?", nodes[QUESTION]),
+    "edit an answer": lambda s, session, nodes: s.workbench.answers.send(session, "in my words", nodes[ANSWER]),
+    "open as text": lambda s, session, nodes: s.workbench.answers.open_as_text(session, nodes[LATER]),
+    "regenerate": lambda s, session, nodes: s.workbench.answers.regenerate(session, nodes[ANSWER]),
+    "regenerate exactly": lambda s, session, nodes: s.workbench.answers.regenerate_exactly(session, nodes[ANSWER]),
     "another token": another_token,
-    "select": lambda s, session, nodes: s.workbench.select(session, nodes[OTHER]),
-    "select the path shown": lambda s, session, nodes: s.workbench.select(session, nodes[ANSWER]),
-    "compare": lambda s, session, nodes: s.workbench.compare(session, nodes[OTHER], nodes[LATER]),
+    "select": lambda s, session, nodes: s.workbench.branches.select(session, nodes[OTHER]),
+    "select the path shown": lambda s, session, nodes: s.workbench.branches.select(session, nodes[ANSWER]),
+    "compare": lambda s, session, nodes: s.workbench.branches.compare(session, nodes[OTHER], nodes[LATER]),
     "prune": take_out_of_sight,
-    "drawing": lambda s, session, nodes: s.workbench.drawing(session, nodes[ANSWER], 8),
-    "compose": lambda s, session, nodes: s.workbench.compose(session, "how much?", nodes[QUESTION]),
+    "drawing": lambda s, session, nodes: s.workbench.drawings.find(session, nodes[ANSWER], 8),
+    "compose": lambda s, session, nodes: s.workbench.drafts.compose(session, "how much?", nodes[QUESTION]),
     "leave out": leave_out,
-    "score a draft": lambda s, session, _: s.workbench.score_draft(session, "how likely?"),
-    "several": lambda s, session, nodes: s.workbench.continue_many(session, nodes[OTHER], None, 2),
-    "beams": lambda s, session, nodes: s.workbench.beams(session, nodes[OTHER], None, 2),
+    "score a draft": lambda s, session, _: s.workbench.drafts.score(session, "how likely?"),
+    "several": lambda s, session, nodes: s.workbench.continuations.continue_many(session, nodes[OTHER], None, 2),
+    "beams": lambda s, session, nodes: s.workbench.continuations.beams(session, nodes[OTHER], None, 2),
     "how made": how_it_was_made,
-    "system prompt": lambda s, session, _: s.workbench.set_system(session, "Be short."),
+    "system prompt": lambda s, session, _: s.workbench.setup.set_system(session, "Be short."),
 }
 
 
@@ -77,13 +77,13 @@ def long(play: Play, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[int], S
         session = await s.asked("one")
         first = (await s.view(session)).turns
         question, answer = (next(t.node_id for t in first if t.role == role) for role in ("user", "assistant"))
-        await s.workbench.regenerate(session, answer)
+        await s.workbench.answers.regenerate(session, answer)
         other = (await s.last(session)).node_id
-        await s.workbench.select(session, answer)
-        await s.workbench.send(session, "two")
+        await s.workbench.branches.select(session, answer)
+        await s.workbench.answers.send(session, "two")
         later = (await s.last(session)).node_id
         for words in ("three", "four"):
-            await s.workbench.send(session, words)
+            await s.workbench.answers.send(session, words)
         found.append((session, [question, answer, other, later], await s.view(session)))
 
     play(talk)
@@ -105,7 +105,7 @@ def test_what_is_asked_of_a_turn_out_of_sight_reads_it_first(
         assert not any(held.tree.is_held(node) for node in (nodes[LATER], view_before(whole)))
         assert view.branches == whole.branches  # with their names
         await COMMANDS[name](s, session, nodes)
-        while (view := await s.workbench.show_earlier(session)).earlier:
+        while (view := await s.workbench.sessions.show_earlier(session)).earlier:
             pass
         assert [row.name for row in view.branches if not row.name] == []
         assert all(turn.run.text for turn in view.turns if turn.role == "user")
@@ -120,7 +120,7 @@ def test_stepping_back_shows_in_the_end_what_was_shown_when_it_was_all_here(
 
     async def scene(s: Scene) -> None:
         await s.view(session)
-        while (view := await s.workbench.show_earlier(session)).earlier:
+        while (view := await s.workbench.sessions.show_earlier(session)).earlier:
             pass
         assert_same_view(view, whole)
 
@@ -141,14 +141,14 @@ def test_a_damaged_row_out_of_sight_is_known_at_once_and_no_model_goes_on_from_i
         with pytest.raises(LookupError, match="was not read yet"):
             _ = stub.text
         with pytest.raises(Refusal, match="turn 5 is damaged"):
-            await s.workbench.send(session, "and then?")
+            await s.workbench.answers.send(session, "and then?")
         assert s.engine.starts == 0
 
     play(scene)
 
 
 def opened(s: Scene, session: int) -> OpenSession:
-    found = s.workbench._sessions.find(session)
+    found = s.workbench.services.sessions.find(session)
     assert found is not None
     return found
 

@@ -15,43 +15,43 @@ from ui import SessionsChanged
 
 def test_new_session_goes_on_with_the_one_that_is_still_empty(play: Play) -> None:
     async def scene(s: Scene) -> None:
-        first = (await s.workbench.new_session()).session_id
-        assert (await s.workbench.new_session()).session_id == first
+        first = (await s.workbench.sessions.new()).session_id
+        assert (await s.workbench.sessions.new()).session_id == first
         # also when another one was looked at meanwhile
         other = await s.asked()
         await s.view(other)
-        assert (await s.workbench.new_session()).session_id == first
+        assert (await s.workbench.sessions.new()).session_id == first
         # once something was said there, the next one is another
-        await s.workbench.send(first, "hello")
-        assert (await s.workbench.new_session()).session_id not in (first, other)
+        await s.workbench.answers.send(first, "hello")
+        assert (await s.workbench.sessions.new()).session_id not in (first, other)
 
     play(scene)
 
 
 def test_an_empty_session_in_the_trash_is_not_used_again(play: Play) -> None:
     async def scene(s: Scene) -> None:
-        first = (await s.workbench.new_session()).session_id
-        await s.workbench.trash_session(first)
-        second = (await s.workbench.new_session()).session_id
+        first = (await s.workbench.sessions.new()).session_id
+        await s.workbench.sessions.trash(first)
+        second = (await s.workbench.sessions.new()).session_id
         assert second != first
-        await s.workbench.restore_session(first)
-        assert (await s.workbench.new_session()).session_id == first
+        await s.workbench.sessions.restore(first)
+        assert (await s.workbench.sessions.new()).session_id == first
 
     play(scene)
 
 
 def test_empty_sessions_vanish_at_the_end(play: Play) -> None:
     async def first(s: Scene) -> None:
-        await s.workbench.new_session()
+        await s.workbench.sessions.new()
         await s.asked("hello")
         named = await s.new()
-        await s.workbench.rename_session(named, "for later")
+        await s.workbench.sessions.rename(named, "for later")
         await s.new()
         assert rows(s.path, "SELECT count(*) FROM sessions") == [(4,)]
 
     async def second(s: Scene) -> None:
         assert rows(s.path, "SELECT title FROM sessions ORDER BY id") == [("hello",), ("for later",)]
-        assert {row.title for row in await s.workbench.sessions()} == {"hello", "for later"}
+        assert {row.title for row in await s.workbench.sessions.list()} == {"hello", "for later"}
 
     play(first)
     play(second)
@@ -63,16 +63,16 @@ def test_what_an_earlier_end_left_behind_goes_a_moment_after_the_start(play: Pla
     async def scene(s: Scene) -> None:
         # given: empty sessions, one of them open, and one that is a month in the trash
         old = await s.asked("old")
-        await s.workbench.trash_session(old)
+        await s.workbench.sessions.trash(old)
         now = time.time()
         await s.store.create_session("New session")
-        shown = (await s.workbench.new_session()).session_id
+        shown = (await s.workbench.sessions.new()).session_id
         monkeypatch.setattr("time.time", lambda: now + 31 * 86_400)
         # when
-        s.workbench.tidy_up()
+        s.workbench.services.tidy_up()
         await until(lambda: rows(s.path, "SELECT count(*) FROM sessions") == [(1,)])
         # then the one a person looks at is still there
-        await s.workbench.send(shown, "hello")
+        await s.workbench.answers.send(shown, "hello")
         assert rows(s.path, "SELECT id, title FROM sessions") == [(shown, "hello")]
 
     play(scene)
@@ -83,9 +83,9 @@ def test_a_session_that_is_just_being_made_is_not_cleared_away(play: Play, monke
 
     async def scene(s: Scene) -> None:
         for _ in range(20):
-            s.workbench.tidy_up()
-            made, _ = await asyncio.gather(s.workbench.new_session(), asyncio.sleep(0))
-            await s.workbench.send(made.session_id, "hello")
+            s.workbench.services.tidy_up()
+            made, _ = await asyncio.gather(s.workbench.sessions.new(), asyncio.sleep(0))
+            await s.workbench.answers.send(made.session_id, "hello")
             assert (await s.view(made.session_id)).title == "hello"
 
     play(scene)
@@ -94,16 +94,16 @@ def test_a_session_that_is_just_being_made_is_not_cleared_away(play: Play, monke
 def test_pinned_sessions_stand_first_also_tomorrow(play: Play) -> None:
     async def first(s: Scene) -> None:
         one, two = await s.asked("one"), await s.asked("two")
-        assert [row.session_id for row in await s.workbench.sessions()] == [two, one]
+        assert [row.session_id for row in await s.workbench.sessions.list()] == [two, one]
         s.events.clear()
-        await s.workbench.pin_session(one, True)
+        await s.workbench.sessions.pin(one, True)
         assert s.events == [SessionsChanged()]
-        assert [(row.session_id, row.pinned) for row in await s.workbench.sessions()] == [(one, True), (two, False)]
+        assert [(row.session_id, row.pinned) for row in await s.workbench.sessions.list()] == [(one, True), (two, False)]
 
     async def second(s: Scene) -> None:
-        assert [row.title for row in await s.workbench.sessions()] == ["one", "two"]
-        await s.workbench.pin_session((await s.workbench.sessions())[0].session_id, False)
-        assert [row.title for row in await s.workbench.sessions()] == ["two", "one"]
+        assert [row.title for row in await s.workbench.sessions.list()] == ["one", "two"]
+        await s.workbench.sessions.pin((await s.workbench.sessions.list())[0].session_id, False)
+        assert [row.title for row in await s.workbench.sessions.list()] == ["two", "one"]
 
     play(first)
     play(second)

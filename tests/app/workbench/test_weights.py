@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.supervisor import Supervisor
-from app.workbench import AppWorkbench
+from app.workbench import AppWorkbench, Services
 from runtime import LanguageModel, ModelShelf, load
 from storage import SessionStore
 from tests.app.workbench.scene import OPTIONS
@@ -31,7 +31,7 @@ def with_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[A
 
     async def played(act: Act, weights: str) -> None:
         supervisor = Supervisor("tiny", "hf", start=start, weights=weights)
-        workbench = AppWorkbench(SessionStore.open(tmp_path / "sessions.db"), supervisor, OPTIONS)
+        workbench = AppWorkbench(Services(SessionStore.open(tmp_path / "sessions.db"), supervisor, OPTIONS))
         try:
             await supervisor.model()
             await act(workbench)
@@ -43,28 +43,28 @@ def with_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[A
 
 def test_the_form_is_told_wherever_numbers_are(with_weights: Callable[[Act, str], None]) -> None:
     async def packed(workbench: AppWorkbench) -> None:
-        [choice] = await workbench.models()
+        [choice] = await workbench.models.list()
         assert choice.label == "int8 · tiny"
-        session_id = (await workbench.open_session(await workbench._store.create_session("x"))).session_id
-        await workbench.send(session_id, "Hi")
-        turn = (await workbench.open_session(session_id)).turns[-1]
-        made = workbench.how_made(session_id, turn.node_id)
+        session_id = (await workbench.sessions.open(await workbench.services.store.create_session("x"))).session_id
+        await workbench.answers.send(session_id, "Hi")
+        turn = (await workbench.sessions.open(session_id)).turns[-1]
+        made = workbench.answers.how_made(session_id, turn.node_id)
         assert made is not None
         assert made.facts["engine"] == "hf · cpu · float32, int8 weights"
-        facts = (await workbench.setup(session_id)).model
+        facts = (await workbench.setup.view(session_id)).model
         assert facts is not None
         assert facts.dtype == "float32, int8 weights"
         assert any("perplexity of a fixed text" in warning for warning in facts.warnings)
-        drawing = await workbench.drawing(session_id, turn.node_id, len(turn.run) - 1)
+        drawing = await workbench.drawings.find(session_id, turn.node_id, len(turn.run) - 1)
         assert drawing is not None
         assert drawing.model == "tiny · int8 weights"
 
     async def plain(workbench: AppWorkbench) -> None:
-        [choice] = await workbench.models()
+        [choice] = await workbench.models.list()
         assert choice.label == "tiny"
-        [row] = await workbench.sessions()
-        turn = (await workbench.open_session(row.session_id)).turns[-1]
-        drawing = await workbench.drawing(row.session_id, turn.node_id, len(turn.run) - 1)
+        [row] = await workbench.sessions.list()
+        turn = (await workbench.sessions.open(row.session_id)).turns[-1]
+        drawing = await workbench.drawings.find(row.session_id, turn.node_id, len(turn.run) - 1)
         assert drawing is not None
         assert drawing.model == "tiny · int8 weights"  # they are still whose they were
         assert drawing.stale == "tiny"

@@ -95,7 +95,7 @@ def test_the_inspector_and_the_card_show_both(in_window: Play, bench: FakeWorkbe
         assert rows.isHidden()
         await compared(window)
         # then what was pinned before has its numbers at once
-        found = bench.comparison(TRIP)
+        found = bench.comparison.made(TRIP)
         span = 7 + 3
         assert found.found.kl is not None
         assert rows.isVisible()
@@ -141,7 +141,7 @@ def test_the_kl_of_all_tokens_is_asked_for_where_it_is_of_the_last_ones(in_windo
         assert rows.note.text().endswith(
             f"The KL is known of the {said[said.index('last') :]}; “KL of all tokens” asks for the others."
         )
-        wide = bench.comparison(TRIP)
+        wide = bench.comparison.made(TRIP)
         wide = replace(wide, found=replace(wide.found, kl=None))
         assert summary(wide)[1].endswith("; their logits differ in width, so they have no KL")
         # when

@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QApplication
 from runtime import Finish
 from tests.ui.comparison.second_window import Play, choose, compare, compared, marks, menu
 from tests.ui.conftest import frames, until
-from tests.ui.fake_second import QWEN
+from tests.ui.fake_state import QWEN
 from tests.ui.fakes import TRIP, FakeWorkbench
 from ui import DARK, LIGHT, MainWindow, Palette, TokensArrived
 from ui.comparison.model_facts import difference_ranges, difference_steps

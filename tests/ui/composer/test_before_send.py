@@ -31,7 +31,7 @@ def counting(bench: FakeWorkbench, composition: Composition) -> None:
         bench.calls.append(("compose", session_id, text))
         return composition
 
-    bench.compose = compose  # type: ignore[method-assign]  # the fake says what the test tells it to
+    bench.drafts.compose = compose  # type: ignore[method-assign]  # the fake says what the test tells it to
 
 
 def test_the_meter_opens_to_its_parts(in_window: Play, bench: FakeWorkbench) -> None:
@@ -161,7 +161,7 @@ def test_what_was_sent_before_anybody_could_count_it_is_a_choice_afterwards(in_w
             counting(bench, full)
 
         counting(bench, Composition(None, None, 8188, None))
-        bench.send = refused  # type: ignore[method-assign]  # the fake's answers always fit
+        bench.answers.send = refused  # type: ignore[method-assign]  # the fake's answers always fit
         QTest.keyClicks(composer.field, "Too long")
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         # then the message is the draft again, and what can be done is asked as soon as it is counted
@@ -250,14 +250,14 @@ def test_a_model_without_roles_says_so_where_the_message_is_written(in_window: P
 def test_a_file_goes_where_it_was_chosen_however_long_it_is_read(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
     notes = tmp_path / "notes.txt"
     notes.write_text("the boat is called Ada")
-    reads = bench.read_file
+    reads = bench.drafts.read_file
     slow = asyncio.Event()
 
     async def read(path: str) -> TextFile:
         await slow.wait()
         return await reads(path)
 
-    bench.read_file = read  # type: ignore[method-assign]  # slower than a hand
+    bench.drafts.read_file = read  # type: ignore[method-assign]  # slower than a hand
 
     async def scene(window: MainWindow) -> None:
         composer = window.parts.composer

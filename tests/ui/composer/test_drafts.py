@@ -72,13 +72,13 @@ def test_a_message_that_was_sent_is_no_draft_when_one_comes_back(in_window: Play
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
-        composer, saved, send = window.parts.composer, asyncio.Event(), bench.send
+        composer, saved, send = window.parts.composer, asyncio.Event(), bench.answers.send
 
         async def slow(session_id: int, text: str, replaces: int | None = None) -> None:
             await saved.wait()
             await send(session_id, text, replaces)
 
-        bench.send = slow  # type: ignore[method-assign]  # a store that takes its time
+        bench.answers.send = slow  # type: ignore[method-assign]  # a store that takes its time
         QTest.keyClicks(composer.field, "Go")
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         await opened(window, OTHER)

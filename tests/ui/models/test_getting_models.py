@@ -10,7 +10,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
 from tests.ui.conftest import Scene, frames, until
-from tests.ui.fake_models import FIT, PLAN
+from tests.ui.fake_state import FIT, PLAN
 from tests.ui.fakes import FakeWorkbench
 from ui import Download, DownloadState, MainWindow
 from ui.models.page import ModelsPage

@@ -11,7 +11,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QLineEdit, QMenu
 
 from tests.ui.conftest import Scene, until
-from tests.ui.fake_models import FIT
+from tests.ui.fake_state import FIT
 from tests.ui.fakes import FakeWorkbench
 from tests.ui.models.test_models_page import BIG, LEFT, QWEN, SMOL, opened
 from ui import DownloadState, LoadChoice, MainWindow

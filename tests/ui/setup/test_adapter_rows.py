@@ -58,7 +58,7 @@ def test_an_adapter_is_added_from_a_folder_scaled_moved_and_taken_off(
 
 def stacked(bench: FakeWorkbench, session_id: int, scale: float) -> None:
     line = AdapterLine(AdapterChoice("/adapters/pirate", "pirate", scale), "lora", loaded=True)
-    bench._keep(session_id, adapters=[line])  # the fake's own
+    bench.keep_setup(session_id, adapters=[line])  # the fake's own
 
 
 @pytest.mark.parametrize(("scale", "shown"), [(0.1234, "0.1234"), (1 / 3, "0.3333"), (1.0, "1.00"), (0.125, "0.125")])

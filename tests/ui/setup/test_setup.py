@@ -329,7 +329,7 @@ def test_a_bias_is_typed_as_text_and_shown_as_text(in_window: Play, bench: FakeW
         retype(options.fields["logit_bias"], '" rain": -5')
         await until(lambda: bench.asked("set_option") == [(TRIP, "logit_bias", {'" rain"': -5})])
         # what comes back are ids, which are shown as what they say
-        await window.controller.workbench.set_option(TRIP, "logit_bias", {str(rain): -5})
+        await window.controller.workbench.setup.set_option(TRIP, "logit_bias", {str(rain): -5})
         window.setup.ask()
         await until(lambda: options.fields["logit_bias"].text() == '" rain": -5')
 

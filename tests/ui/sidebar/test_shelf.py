@@ -76,8 +76,8 @@ def test_a_folder_closes_opens_and_goes_without_its_sessions(in_window: Play, be
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
         await until(lambda: panel.rows.rowCount() == 8)
-        folder = await bench.create_folder("Boats")
-        await bench.move_session(BOAT, folder)
+        folder = await bench.sessions.create_folder("Boats")
+        await bench.sessions.move(BOAT, folder)
         window.controller.sessions.search("")
         await until(lambda: "Boats" in rows(panel))
         head = panel.rows.index_of_folder(folder)
@@ -96,7 +96,7 @@ def test_a_folder_closes_opens_and_goes_without_its_sessions(in_window: Play, be
 
 
 def test_a_session_is_dropped_into_a_folder_and_taken_out_by_menu(in_window: Play, bench: FakeWorkbench) -> None:
-    bench.shelf[70] = FolderView(70, "Food")
+    bench.folder_views[70] = FolderView(70, "Food")
 
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions

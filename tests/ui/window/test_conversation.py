@@ -138,14 +138,14 @@ def test_going_away_and_back_in_the_middle_of_a_stream_doubles_nothing(in_window
         await until(lambda: window.controller.shown is not None and window.controller.shown.session_id == 3)
         assert window.parts.composer.send_button.text() == "Send"
         # news that is still queued when the session is opened again is part of what is read
-        read = bench.open_session
+        read = bench.sessions.open
 
         async def read_and_tell(session_id: int) -> SessionView:
             view = await read(session_id)
             bench.emit(TokensArrived(session_id, view.turns[-1].node_id, view.turns[-1].run[-1:]))
             return view
 
-        bench.open_session = read_and_tell  # type: ignore[method-assign]  # the order of things this test is about
+        bench.sessions.open = read_and_tell  # type: ignore[method-assign]  # the order of things this test is about
         window.controller.open(TRIP)
         await until(lambda: turns(window))
         await frames()

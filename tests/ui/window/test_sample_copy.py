@@ -25,7 +25,7 @@ def test_a_change_of_the_sample_is_shown_in_its_copy(in_window: Play, bench: Fak
         assert "goes into a copy" in composer.field.placeholderText()
         assert window.acts.regenerate.isEnabled()
         # when a message is sent, and the workbench goes on in a copy
-        send = bench.send
+        send = bench.answers.send
 
         async def send_in_copy(session_id: int, text: str, replaces: int | None = None) -> None:
             assert session_id == SAMPLE
@@ -34,7 +34,7 @@ def test_a_change_of_the_sample_is_shown_in_its_copy(in_window: Play, bench: Fak
             bench.emit(SessionCopied(SAMPLE, bench.views[copy]))
             await send(copy, text, replaces)
 
-        bench.send = send_in_copy  # type: ignore[method-assign]  # what the app does with the sample
+        bench.answers.send = send_in_copy  # type: ignore[method-assign]  # what the app does with the sample
         QTest.keyClicks(composer.field, "Go on")
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         # then the copy is shown, its stream arrives, and the draft has done its work

@@ -24,7 +24,7 @@ def undo(window: MainWindow, label: str) -> None:
 
 
 def test_tags_title_and_folder_of_a_session(in_window: Play, bench: FakeWorkbench) -> None:
-    bench.shelf[WORK] = FolderView(WORK, "Work")
+    bench.folder_views[WORK] = FolderView(WORK, "Work")
     bench.summaries[BOAT] = replace(bench.summaries[BOAT], tags=("sea",))
 
     async def scene(window: MainWindow) -> None:
@@ -51,10 +51,10 @@ def test_tags_title_and_folder_of_a_session(in_window: Play, bench: FakeWorkbenc
 
 
 def test_folders(in_window: Play, bench: FakeWorkbench) -> None:
-    bench.shelf[WORK] = FolderView(WORK, "Work")
+    bench.folder_views[WORK] = FolderView(WORK, "Work")
     for each in (3, BOAT):
         bench.summaries[each] = replace(bench.summaries[each], folder_id=WORK)
-    removed = bench.remove_folder
+    removed = bench.sessions.remove_folder
 
     async def remove(folder_id: int) -> None:
         await removed(folder_id)
@@ -62,7 +62,7 @@ def test_folders(in_window: Play, bench: FakeWorkbench) -> None:
             if row.folder_id == folder_id:
                 bench.summaries[each] = replace(row, folder_id=None)
 
-    bench.remove_folder = remove  # type: ignore[method-assign]  # as the store does it
+    bench.sessions.remove_folder = remove  # type: ignore[method-assign]  # as the store does it
 
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
@@ -71,20 +71,20 @@ def test_folders(in_window: Play, bench: FakeWorkbench) -> None:
         await until(lambda: window.acts.undo.text() == "Undo Rename Folder")
         panel.folder_removed.emit(WORK)
         await until(lambda: window.acts.undo.text() == "Undo Remove Folder")
-        assert bench.shelf == {}
+        assert bench.folder_views == {}
         # it comes back with its sessions, and the older step finds it under its new number
         undo(window, "Remove Folder")
-        await until(lambda: len({bench.summaries[each].folder_id for each in (3, BOAT)} - {None}) == 1 and bench.shelf)
-        (again,) = bench.shelf.values()
+        await until(lambda: len({bench.summaries[each].folder_id for each in (3, BOAT)} - {None}) == 1 and bench.folder_views)
+        (again,) = bench.folder_views.values()
         assert (again.name, bench.summaries[BOAT].folder_id) == ("Office", again.folder_id)
         undo(window, "Rename Folder")
-        await until(lambda: bench.shelf[again.folder_id].name == "Work")
+        await until(lambda: bench.folder_views[again.folder_id].name == "Work")
         # a folder made for a session goes again, and the session to where it was
         panel.folder_wanted.emit("New folder", BOAT)
         await until(lambda: window.acts.undo.text() == "Undo New Folder")
         assert bench.summaries[BOAT].folder_id != again.folder_id
         undo(window, "New Folder")
-        await until(lambda: list(bench.shelf) == [again.folder_id])
+        await until(lambda: list(bench.folder_views) == [again.folder_id])
         assert bench.summaries[BOAT].folder_id == again.folder_id
 
     in_window(scene)
@@ -128,7 +128,7 @@ def test_a_branch_is_undone_where_it_was_chosen(in_window: Play, bench: FakeWork
 
 def test_restoring_does_not_take_away_a_session_that_was_opened_meanwhile(in_window: Play, bench: FakeWorkbench) -> None:
     slow = asyncio.Event()
-    listed = bench.sessions
+    listed = bench.sessions.list
 
     async def scene(window: MainWindow) -> None:
         await until(lambda: window.controller.sessions.rows)
@@ -137,7 +137,7 @@ def test_restoring_does_not_take_away_a_session_that_was_opened_meanwhile(in_win
             await slow.wait()
             return await listed(query)
 
-        bench.sessions = sessions  # type: ignore[method-assign, assignment]  # slower than a hand
+        bench.sessions.list = sessions  # type: ignore[method-assign, assignment]  # slower than a hand
         window.controller.sessions.trash(TRIP)
         await until(lambda: bench.asked("trash_session"))
         window.controller.open(BOAT)

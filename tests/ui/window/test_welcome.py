@@ -68,7 +68,7 @@ def test_of_two_windows_that_open_at_once_one_explains(
     async def hints() -> frozenset[str]:
         return frozenset({"tokens"})  # both asked before either showed it
 
-    monkeypatch.setattr(bench, "hints", hints)
+    monkeypatch.setattr(bench.settings, "hints", hints)
 
     async def scene(window: MainWindow) -> None:
         other = MainWindow(bench, beside=window)

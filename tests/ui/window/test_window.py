@@ -189,7 +189,7 @@ def test_closing_in_the_middle_of_a_stream_asks_once_and_says_closed(arun: Arun,
         window.closed.connect(lambda: ends.append(bench.closed))
         bench.gate = asyncio.Semaphore(1)
         window.controller.answers.regenerate(1)
-        sending = window.controller.tasks.run(bench.send(TRIP, "Go"))
+        sending = window.controller.tasks.run(bench.answers.send(TRIP, "Go"))
         await until(lambda: len(window.controller.tasks) > 0)
         # when it is closed twice
         window.close()
@@ -239,7 +239,7 @@ def test_a_bug_in_a_command_is_logged_and_said(in_window: Play, bench: FakeWorkb
 
             return fail()
 
-        bench.regenerate = broken  # type: ignore[method-assign,assignment]  # the fault this test is about
+        bench.answers.regenerate = broken  # type: ignore[method-assign,assignment]  # the fault this test is about
         window.controller.answers.regenerate(1)
         await until(lambda: "written to the log" in window.parts.composer.notice.words)
         assert any("a command of the window failed" in record.message for record in caplog.records)

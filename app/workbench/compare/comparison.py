@@ -1,49 +1,52 @@
-"""The workbench's members about a second model (`ui.SecondCommands`)."""
+"""The path that is shown beside a second model (`ui.port.ComparisonCommands`)."""
 
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from app.supervisor import Supervisor
 from app.workbench.compare.second_engine import SecondEngine
-from app.workbench.models.settings import SettingsKeeper
-from app.workbench.sessions.open_sessions import Sessions
-from app.workbench.setup.setups import Setups
-from app.workbench.setup.stacks import values_of
-from ui import BackendChoice, OnCompared, PathComparison, SecondChoice, WeightsForm, translate
+from app.workbench.models.settings import Settings
+from app.workbench.models.views import backend_choices, models_here
+from app.workbench.sessions.open_sessions import OpenSessions
+from app.workbench.setup.adapters import Adapters, values_of
+from ui import OnCompared, PathComparison, SecondChoice, WeightsForm, translate
 
 if TYPE_CHECKING:
-    from runtime import ModelInfo, ShelfEntry
+    from runtime import ModelInfo
 
 
-class SecondMembers(ABC):
-    """See `ui.SecondCommands`."""
+class Comparison:
+    """Compares paths under the model in use and a second one, whose engine it owns.
 
-    supervisor: Supervisor
-    _sessions: Sessions
-    _setups: Setups
-    _second: SecondEngine
-    _comparing: asyncio.Lock
-    _settings: SettingsKeeper
+    Args:
+        supervisor: Has the model in use.
+        sessions: The open sessions.
+        settings: What models are loaded with.
+        adapters: Of a session, brought into either model.
+    """
 
-    @abstractmethod
-    def backends(self) -> Sequence[BackendChoice]:
-        """The engines that are known."""
+    def __init__(self, supervisor: Supervisor, sessions: OpenSessions, settings: Settings, adapters: Adapters) -> None:
+        self._supervisor = supervisor
+        self._sessions = sessions
+        self._settings = settings
+        self._adapters = adapters
+        self._second = SecondEngine(supervisor)
+        self._comparing = asyncio.Lock()
 
-    async def second_choices(self, session_id: int) -> Sequence[SecondChoice]:
+    async def choices(self, session_id: int) -> Sequence[SecondChoice]:
         """The same model otherwise, and what else is on the shelf."""
         from app.workbench.compare.second_choices import second_choices  # the window opens without it
 
-        entries = await asyncio.to_thread(_on_the_shelf)
+        entries = await asyncio.to_thread(models_here)
         session = self._sessions.opened(session_id)
-        info = None if self.supervisor.running is None else self.supervisor.running.info
-        digest = next((entry.fingerprint for entry in entries if entry.name == self.supervisor.source), None) or ""
+        info = None if self._supervisor.running is None else self._supervisor.running.info
+        digest = next((entry.fingerprint for entry in entries if entry.name == self._supervisor.source), None) or ""
         return second_choices(
-            self.supervisor.source,
-            self.backends(),
+            self._supervisor.source,
+            backend_choices(self._supervisor.backend),
             entries,
             values_of(session).adapters,
             dtype="" if info is None else info.dtype,
@@ -59,18 +62,18 @@ class SecondMembers(ABC):
         _plain, *others = forms_under(backend, options) or ("",)
         return options["weights"] if options["weights"] in others else ""
 
-    async def compare_with(
+    async def compare(
         self, session_id: int, choice: SecondChoice, progress: OnCompared, *, anyway: bool = False, kl_of_all: bool = False
     ) -> PathComparison:
         """One at a time, whichever window asks; another one that is under way, or being stopped, is waited for."""
         from app.workbench.compare.second_model import Comparing  # the window opens without it
 
-        session = self._sessions.opened(session_id)
+        self._sessions.opened(session_id)
         if self._comparing.locked():
             progress(translate("Workbench", "waiting for another comparison to end"), 0, 0)
         async with self._comparing:
-            await self._sessions.read_whole(session_id)
-            compare = Comparing(self.supervisor, self._second, self._setups).compare
+            session = await self._sessions.whole(session_id)
+            compare = Comparing(self._supervisor, self._second, self._adapters).compare
             return await compare(session, choice, progress, anyway=anyway, kl_of_all=kl_of_all)
 
     @property
@@ -83,6 +86,10 @@ class SecondMembers(ABC):
         self._second.keeps = keep
         if not keep and not self._comparing.locked():
             await self._second.close()
+
+    async def close(self, within: float | None = None) -> None:
+        """Ends the second engine, within 2 s or what is said."""
+        await self._second.close(within)
 
 
 def _held(info: ModelInfo | None) -> str:
@@ -99,9 +106,3 @@ def _forms(info: ModelInfo, digest: str) -> list[WeightsForm]:
         return []
     costs = {each.weights: str(each) for each in measured_perplexities(digest)}
     return [WeightsForm(form, costs.get(form, "")) for form in weight_forms(info.backend, info.device)]
-
-
-def _on_the_shelf() -> list[ShelfEntry]:
-    from runtime import list_models  # knows every format: loaded here, on the thread
-
-    return list_models()

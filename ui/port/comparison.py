@@ -70,13 +70,13 @@ class NoRoomRefusal(Refusal):
     """The second model is not loaded since memory is short; it may be tried all the same."""
 
 
-class SecondCommands(Protocol):
+class ComparisonCommands(Protocol):
     """A second model beside the one in use. Every coroutine may raise `Refusal`."""
 
-    async def second_choices(self, session_id: int) -> Sequence[SecondChoice]:
+    async def choices(self, session_id: int) -> Sequence[SecondChoice]:
         """What the path of a session can be compared with: the same model otherwise, and what else is on the shelf."""
 
-    async def compare_with(
+    async def compare(
         self, session_id: int, choice: SecondChoice, progress: OnCompared, *, anyway: bool = False, kl_of_all: bool = False
     ) -> PathComparison:
         """Scores the path under the model in use and a second one, behind everything else; may be cancelled.

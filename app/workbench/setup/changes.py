@@ -1,0 +1,261 @@
+"""Changes of what a session is set to, and of what its turns begin with (`ui.port.SetupCommands`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from app.supervisor import Supervisor
+from app.workbench.answers.running import RunningAnswers
+from app.workbench.models.downloads import Downloads
+from app.workbench.prompt.vocabulary import Vocabulary
+from app.workbench.sessions.copying import Copies
+from app.workbench.sessions.open_sessions import OpenSessions
+from app.workbench.setup.adapters import Adapters, values_of
+from app.workbench.setup.beginning import Beginning, as_text, left_out, names_of, read_tools
+from app.workbench.setup.presets import Presets
+from app.workbench.setup.setups import Setups
+from app.workbench.setup.token_names import with_ids
+from app.workbench.setup.values import MOST_ADAPTERS, OPTIONS, SessionValues, grammar_of, guess_problem
+from app.workbench.tree.session import OpenSession
+from app.workbench.windows import Windows
+from runtime import GrammarError, RuntimeFault, clean_text
+from storage import NewNode
+from ui import AdapterChoice, AnswerFormat, FormatKind, Guess, Refusal, SessionChanged, SessionSetup, TextFile, translate
+
+
+class SetupChanges:
+    """Each change is saved before it holds, and returns what holds then.
+
+    Args:
+        supervisor: Gives the model that an adapter is loaded into.
+        sessions: The open sessions.
+        setups: What they are set to.
+        presets: By their names.
+        adapters: In the engine.
+        copies: Take changes of the sample.
+        running: A beginning cannot change under an answer.
+        downloads: Fetch adapters.
+        vocabulary: Knows tokens by their text.
+        windows: Hear of another path.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        sessions: OpenSessions,
+        setups: Setups,
+        presets: Presets,
+        adapters: Adapters,
+        copies: Copies,
+        running: RunningAnswers,
+        downloads: Downloads,
+        vocabulary: Vocabulary,
+        windows: Windows,
+    ) -> None:
+        self._supervisor = supervisor
+        self._sessions = sessions
+        self._setups = setups
+        self._presets = presets
+        self._adapters = adapters
+        self._copies = copies
+        self._running = running
+        self._downloads = downloads
+        self._vocabulary = vocabulary
+        self._windows = windows
+
+    async def view(self, session_id: int) -> SessionSetup:
+        """What the session is set to."""
+        return self._setups.view(self._sessions.opened(session_id))
+
+    # ---- options and presets ------------------------------------------------------------------------------------------
+
+    async def set_option(self, session_id: int, name: str, value: object) -> SessionSetup:
+        """Sets one option, or (None) leaves it to the others; tokens may be named by their text."""
+        session = self._sessions.opened(session_id)
+        value = with_ids(name, value, self._vocabulary)
+        values = values_of(session)
+        if name not in OPTIONS:
+            raise Refusal(translate("Workbench", "there is no option {0!r:.40}").format(name))
+        options = {held: said for held, said in values.options.items() if held != name}
+        if value is not None:
+            options[name] = value
+        return await self._save(session, replace(values, options=options))
+
+    async def choose_preset(self, session_id: int, name: str) -> SessionSetup:
+        """Takes a preset; the session's own options are put aside."""
+        session = self._sessions.opened(session_id)
+        self._presets.check(name)
+        return await self._save(session, replace(values_of(session), preset=name, options={}))
+
+    async def save_preset(self, session_id: int, name: str) -> SessionSetup:
+        """Saves what preset and session say, and chooses it."""
+        session = self._sessions.opened(session_id)
+        values = values_of(session)
+        preset = self._presets.options(values.preset)
+        said = {n: v for n, v in preset.sampling.given().items() if n in OPTIONS}
+        said |= {n: getattr(preset, n) for n in ("max_tokens", "seed") if getattr(preset, n) is not None}
+        said |= {"stop": list(preset.stop)} if preset.stop else {}
+        kept = await self._presets.save(name, {**said, **values.options})
+        return await self._save(session, replace(values, preset=kept, options={}))
+
+    async def delete_preset(self, session_id: int, name: str) -> SessionSetup:
+        """Deletes one; the session takes the default if it had that one."""
+        session = self._sessions.opened(session_id)
+        await self._presets.delete(name)
+        if values_of(session).preset == name:
+            return await self._save(session, replace(values_of(session), preset=""))
+        return self._setups.view(session)
+
+    # ---- the beginning ------------------------------------------------------------------------------------------------
+
+    async def set_system(self, session_id: int, text: str) -> SessionSetup:
+        """Another system prompt, as another beginning."""
+        held = self._sessions.opened(session_id).beginning()
+        return await self._begin(session_id, replace(held, system=_clean(text)))
+
+    async def set_tools(self, session_id: int, source: str) -> SessionSetup:
+        """Other tools, as another beginning."""
+        try:
+            read_tools(source)
+        except RuntimeFault as fault:
+            raise Refusal(str(fault)) from fault
+        held = self._sessions.opened(session_id).beginning()
+        return await self._begin(session_id, replace(held, tools=_clean(source)))
+
+    async def pin_files(self, session_id: int, files: Sequence[TextFile]) -> SessionSetup:
+        """Other pinned files, as another beginning."""
+        held = self._sessions.opened(session_id).beginning()
+        return await self._begin(session_id, replace(held, files=tuple(files)))
+
+    async def check_tools(self, source: str) -> tuple[Sequence[str], str]:
+        """The names of the tools, and what is wrong with their definitions."""
+        try:
+            return names_of(read_tools(source)), ""
+        except RuntimeFault as fault:
+            return (), str(fault)
+
+    async def _begin(self, session_id: int, beginning: Beginning) -> SessionSetup:
+        """Shows another beginning, an equal one where it is there; of the sample, that of a copy."""
+        session = self._sessions.opened(session_id)
+        self._running.check_idle(session_id)
+        if beginning == session.beginning():
+            return self._setups.view(session)
+        session = (await self._copies.target(session)).session
+        with self._running.claim(session):
+            first = (root for root in session.tree.children(None) if root.role == "system")
+            roots = [root for root in first if not left_out(root.stats) and not as_text(root.stats)]
+            same = next((root for root in roots if Beginning.of(root) == beginning), None)
+            if same is None:
+                new = NewNode(session.id, None, "system", text=beginning.system, stats=beginning.stats)
+                await self._sessions.add(session, new)
+            else:
+                await self._sessions.move(session, same.id)
+        self._windows.tell(SessionChanged(session.view()))
+        self._windows.refresh_status()
+        return self._setups.view(session)
+
+    # ---- the form of answers, and guesses -----------------------------------------------------------------------------
+
+    async def set_format(self, session_id: int, answer_format: AnswerFormat) -> SessionSetup:
+        """The form of the next answers; its grammar is compiled when one begins."""
+        session = self._sessions.opened(session_id)
+        if answer_format.kind is not FormatKind.FREE:
+            problem = await self.check_format(answer_format)
+            if problem:
+                raise Refusal(problem)
+        return await self._save(session, replace(values_of(session), answer_format=answer_format))
+
+    async def check_format(self, answer_format: AnswerFormat) -> str:
+        """What is wrong with it, in llguidance's words; on a thread, and compiled in a process that can be killed."""
+        if answer_format.kind is FormatKind.FREE:
+            return ""
+        if not answer_format.source.strip():
+            return translate("Workbench", "nothing is written yet")
+        try:
+            await asyncio.to_thread(lambda: grammar_of(answer_format).check())
+        except GrammarError as fault:
+            return str(fault)
+        return ""
+
+    async def set_guess(self, session_id: int, guess: Guess) -> SessionSetup:
+        """Where guesses come from."""
+        session, model = self._sessions.opened(session_id), self._supervisor.running
+        problem = "" if model is None else guess_problem(guess, model.info)
+        if problem:
+            raise Refusal(problem)
+        return await self._save(session, replace(values_of(session), guess=guess))
+
+    # ---- adapters -----------------------------------------------------------------------------------------------------
+
+    async def add_adapter(self, session_id: int, folder: str) -> SessionSetup:
+        """Another adapter on top of the stack."""
+        return await self._add_adapter(self._sessions.opened(session_id), folder, "")
+
+    async def get_adapter(self, session_id: int, wanted: str) -> SessionSetup:
+        """From the shelf, or from the hub."""
+        session = self._sessions.opened(session_id)
+        here = await asyncio.to_thread(_adapter_here, wanted.strip())
+        if here is None:
+            task = self._downloads.begin(wanted, adapter=True)
+            try:
+                fetched = await asyncio.shield(task)
+            except asyncio.CancelledError:
+                if task.cancelled():
+                    raise Refusal(translate("Workbench", "the download was stopped; what has arrived is kept")) from None
+                raise
+            if not fetched.is_adapter:
+                raise Refusal(translate("Workbench", "{0} is a model, no adapter; it is on the shelf").format(fetched.name))
+            here = fetched.name, fetched.folder
+        name, folder = here
+        return await self._add_adapter(session, folder, name)
+
+    async def set_adapters(self, session_id: int, stack: Sequence[AdapterChoice]) -> SessionSetup:
+        """Another order, other scales; those that are gone from it are free."""
+        session = self._sessions.opened(session_id)
+        values = values_of(session)
+        folders = {choice.folder for choice in stack}
+        if len(folders) != len(stack) or not folders <= {choice.folder for choice in values.adapters}:
+            raise Refusal(translate("Workbench", "the stack has changed meanwhile; open it again"))
+        model = self._supervisor.running
+        switched = {choice.folder for choice in values.adapters if not choice.on}
+        if model is not None:
+            await self._adapters.require(model, [choice for choice in stack if choice.on and choice.folder in switched])
+        setup = await self._save(session, replace(values, adapters=tuple(stack)))
+        self._adapters.free([choice for choice in values.adapters if choice.folder not in folders])
+        return setup
+
+    async def _add_adapter(self, session: OpenSession, folder: str, name: str) -> SessionSetup:
+        """Loads it first, so that what is wrong with it is said now; `name` is shown, by default the folder's own."""
+        values = values_of(session)
+        path = str(Path(folder).expanduser().absolute())  # noqa: ASYNC240  # looks at no file
+        if any(choice.folder == path for choice in values.adapters):
+            raise Refusal(translate("Workbench", "{0} is on the stack already").format(name or Path(path).name))
+        if len(values.adapters) >= MOST_ADAPTERS:
+            raise Refusal(translate("Workbench", "a stack has at most {0} adapters").format(MOST_ADAPTERS))
+        choice = AdapterChoice(path, name or Path(path).name)
+        try:
+            model = await self._supervisor.model()
+        except RuntimeFault as fault:
+            raise Refusal(str(fault)) from fault
+        await self._adapters.require(model, [choice])
+        values = values_of(session)  # loading took its time
+        return await self._save(session, replace(values, adapters=(*values.adapters, choice)))
+
+    async def _save(self, session: OpenSession, values: SessionValues) -> SessionSetup:
+        await self._setups.save(session, values)
+        return self._setups.view(session)
+
+
+def _clean(text: str) -> str:
+    """A system prompt as the store keeps it."""
+    return clean_text(text).replace("\0", "\ufffd").strip()
+
+
+def _adapter_here(wanted: str) -> tuple[str, str] | None:
+    from runtime import list_shelf_adapters  # loaded here, on the thread: the window opens without it
+
+    found = [each for each in list_shelf_adapters() if wanted in (each.name, each.name.partition("@")[0])]
+    return (found[-1].name, str(found[-1].path)) if found else None
