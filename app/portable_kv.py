@@ -20,7 +20,7 @@ from app.block_files import apart
 from app.supervisor import Supervisor
 from app.workbench.models.settings import BUDGET
 from app.workbench.transfer.exports import FORMATS, write_export
-from app.workbench.tree.session import OpenSession
+from app.workbench.tree.reading import load_whole
 from runtime import EngineDiedError, InvalidRequestError, LanguageModel, Manifest, block_keys
 from storage import SessionStore
 from ui import EngineState, OnTransfer
@@ -31,14 +31,12 @@ APART: Final = 4_096  # likewise, where a process has to be started for them
 
 async def keys_of(store: SessionStore, session_id: int) -> list[bytes]:
     """The names of the blocks of every path of a session, parents before children."""
-    session = OpenSession(await store.load_session(session_id))
+    session = await load_whole(store, session_id, branches=True)
     nodes = session.tree.nodes
     inner = {child.parent_id for child in nodes.values() if session.tree.leaves_at_end(child)}
     keys: dict[bytes, None] = {}
     for tip in (node for node in nodes.values() if node.id not in inner):
         path = session.tree.path(tip.id)
-        missing = [segment.node.id for segment in path if segment.node.id not in session.runs]
-        session.add_tokens(await store.load_tokens(missing))
         if any(segment.node.damaged or segment.node.id in session.lost for segment in path):
             continue  # nobody goes on from there
         ids, ends = session.path_ids(path), itertools.accumulate(len(session.segment_run(segment)) for segment in path)

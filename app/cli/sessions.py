@@ -25,7 +25,7 @@ from app.workbench.transfer.import_check import what_is_taken
 from app.workbench.transfer.snapshots import snapshot_of
 from app.workbench.transfer.transfers import left_out
 from app.workbench.tree.outline import outline
-from app.workbench.tree.session import OpenSession
+from app.workbench.tree.reading import load_whole
 from storage import DataFolderLock, SessionRow, SessionStore, StoreDamagedError, StoreDiskError, StoreError, StoreReadOnlyError
 from ui import BranchDiff, DiffSide, OnTransfer, Refusal
 
@@ -60,15 +60,9 @@ def search_command(settings: Settings, query: str) -> None:
 @click.pass_obj
 def show_command(settings: Settings, session_id: int) -> None:
     """The path of a session that was shown last."""
-
-    async def read(store: SessionStore) -> OpenSession:
-        session = OpenSession(await store.load_session(session_id))
-        session.add_tokens(await store.load_tokens(session.missing()))
-        return session
-
     if _nothing_yet(settings):
         raise click.exceptions.Exit(1)
-    session = with_store(settings, read)
+    session = with_store(settings, lambda store: load_whole(store, session_id))
     click.echo(f"# {session.title}")
     for turn in session.tree.turns(session.tip):
         if content := session.content(turn):
@@ -310,7 +304,7 @@ def diff_command(settings: Settings, session: str, a: int | None, b: int | None)
         raise click.UsageError("give two branches, or none to list them")
 
     async def read(store: SessionStore) -> None:
-        opened = OpenSession(await store.load_session(await _find(store, session)))
+        opened = await load_whole(store, await _find(store, session))
         rows = outline(opened.tree, opened.tip)
         if a is None or b is None:
             for number, row in enumerate(rows, 1):

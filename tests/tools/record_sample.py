@@ -13,7 +13,8 @@ from app.paths import DataFolder
 from app.sample import SAMPLE_FORMAT, run_to
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench, Services
-from app.workbench.tree.session import OpenSession
+from app.workbench.tree.reading import load_whole
+from app.workbench.tree.session import WholeSession
 from runtime import GenerationOptions, Origin, SamplingOptions, TokenRun
 from storage import SessionStore
 
@@ -39,8 +40,7 @@ async def record(folder: Path) -> dict[str, Any]:
             await workbench.branches.select(session_id, first.node_id)
             await workbench.answers.branch(session_id, first.node_id, index, token)
         await workbench.branches.select(session_id, tip)
-        session = OpenSession(await store.load_session(session_id))
-        session.add_tokens(await store.load_tokens(list(session.tree.nodes)))
+        session = await load_whole(store, session_id, branches=True)
         model = await workbench.services.supervisor.model()
         return as_json(session, model.info.kv_fingerprint, model.byte_vocab, tip)
     finally:
@@ -58,7 +58,7 @@ def best_forks(run: TokenRun) -> list[tuple[int, int]]:
     return [(i, token) for _, i, token in places[:ALTERNATIVES]]
 
 
-def as_json(session: OpenSession, fingerprint: str, vocabulary: list[bytes], tip: int) -> dict[str, Any]:
+def as_json(session: WholeSession, fingerprint: str, vocabulary: list[bytes], tip: int) -> dict[str, Any]:
     """The tree, its tokens, and the bytes of every token that is shown."""
     order = list(session.tree.nodes)
     nodes = []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.workbench.prompt.recorder import Recorder
 from app.workbench.tree.runs import EMPTY
-from app.workbench.tree.session import OpenSession
+from app.workbench.tree.session import WholeSession
 from runtime import GenerationOptions, LanguageModel, TokenRun
 from ui import AdapterChoice, TurnStats
 
@@ -31,7 +31,7 @@ class Given:
 class Answer:
     """An answer in work, from the moment its session is claimed."""
 
-    session: OpenSession
+    session: WholeSession
     node_id: int = -1
     given: Given = field(default_factory=lambda: Given(EMPTY, None))
     options: GenerationOptions = field(default_factory=GenerationOptions)  # how it is drawn, the model's own say included

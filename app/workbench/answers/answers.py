@@ -24,7 +24,7 @@ from app.workbench.setup.beginning import AS_TEXT
 from app.workbench.tree.path_tokens import content_of
 from app.workbench.tree.places import beside
 from app.workbench.tree.runs import EMPTY, began, leading_template, pick
-from app.workbench.tree.session import UNTITLED, OpenSession
+from app.workbench.tree.session import UNTITLED, WholeSession
 from app.workbench.windows import Windows
 from runtime import EngineDiedError, Finish, InvalidRequestError, RuntimeFault, TokenRun, clean_text, fresh_seed
 from storage import NewNode, NodeRow, StoreError
@@ -127,7 +127,7 @@ class Answers:
             self._windows.tell(SessionsChanged())
             await self._stream(answer, reply, partial(self._tokeniser.after_user, session, reply))
 
-    async def _answer_last(self, session: OpenSession) -> None:
+    async def _answer_last(self, session: WholeSession) -> None:
         """Streams an answer to the question that ends the path, where it ends with one."""
         last = session.tree.nodes.get(session.tip) if session.tip is not None else None
         if last is None or last.role not in ("user", "tool"):
@@ -220,7 +220,7 @@ class Answers:
             answer.continues = Continued.read(session.tree, node)
             await self._go_on(answer, target.place(new), Given(EMPTY, session.tree.nodes[node_id].kv_fingerprint))
 
-    async def _cut(self, session: OpenSession, node: NodeRow) -> TokenRun:
+    async def _cut(self, session: WholeSession, node: NodeRow) -> TokenRun:
         """The tokens of an answer that is text so far, on the disk when they come back."""
         with self._running.claim(session):
             await self._running.settle(session)
@@ -234,7 +234,7 @@ class Answers:
             await self._sessions.refresh(session)
         return session.runs[node.id]
 
-    async def _edit_answer(self, session: OpenSession, node_id: int, text: str) -> None:
+    async def _edit_answer(self, session: WholeSession, node_id: int, text: str) -> None:
         """Another version of the model's turn, in somebody's own words; the model can go on with it, and answers nothing now.
 
         The words are on the disk first; they get their tokens at once where a model runs, else when one goes on from them.
@@ -329,7 +329,7 @@ class Answers:
             self._windows.tell(SessionsChanged())
             self._windows.refresh_status()
 
-    async def _tokenise_written(self, session: OpenSession, node: NodeRow) -> None:
+    async def _tokenise_written(self, session: WholeSession, node: NodeRow) -> None:
         """Gives an answer that somebody wrote its tokens, where a model runs that can; else it stays text."""
         model = self._supervisor.running
         if model is None:
@@ -342,7 +342,7 @@ class Answers:
         except (RuntimeFault, InvalidRequestError, StoreError, Refusal):  # whoever goes on from there is told
             return
 
-    def _node(self, session: OpenSession, node_id: int) -> NodeRow:
+    def _node(self, session: WholeSession, node_id: int) -> NodeRow:
         node = session.tree.nodes.get(node_id)
         if node is None:
             raise Refusal(translate("Workbench", GONE))

@@ -12,7 +12,7 @@ from app.workbench.answers.answer import Answer
 from app.workbench.answers.completion import Ending
 from app.workbench.tree.path_tokens import content_of
 from app.workbench.tree.runs import EMPTY
-from app.workbench.tree.session import OpenSession
+from app.workbench.tree.session import WholeSession
 from app.workbench.tree.tree import Segment
 from app.workbench.tree.turn_notes import ending_note
 from runtime import BeamOptions, Finish, GenerationOptions, LanguageModel, Origin, TokenRun, texts_of
@@ -43,7 +43,7 @@ class Fan:
         began: When there was a model to ask.
     """
 
-    session: OpenSession
+    session: WholeSession
     new: NewNode
     kind: ColumnKind
     wanted: int
@@ -124,7 +124,7 @@ class Endings:
     """The last writes of several strands, as one that can be tried again; what was written is not written twice."""
 
     left: list[Ending]
-    session: OpenSession
+    session: WholeSession
 
     @property
     def node_id(self) -> int:

@@ -21,7 +21,7 @@ from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import Adapters
 from app.workbench.setup.option_sources import spoken_name, with_weights
 from app.workbench.tree.runs import EMPTY
-from app.workbench.tree.session import OpenSession
+from app.workbench.tree.session import WholeSession
 from runtime import EngineDiedError, LanguageModel, RuntimeFault, SamplingOptions
 from storage import NodeRow, SessionStore
 from ui import QT_TRANSLATE_NOOP, Drawing, Refusal, translate
@@ -135,7 +135,7 @@ class Drawings:
         name = known.get("name")
         return with_weights(name, known.get("quantisation")) if isinstance(name, str) else ""
 
-    async def _numbers_now(self, session: OpenSession, model: LanguageModel) -> str:
+    async def _numbers_now(self, session: WholeSession, model: LanguageModel) -> str:
         """What the model's numbers are filed under in a session; where its adapters cannot be used, nothing is."""
         try:
             return (await self._adapters.speaker(session, model)).numbers
@@ -143,7 +143,7 @@ class Drawings:
             return ""
 
     async def _asked(
-        self, model: LanguageModel, session: OpenSession, node: NodeRow, ids: list[int]
+        self, model: LanguageModel, session: WholeSession, node: NodeRow, ids: list[int]
     ) -> npt.NDArray[np.float32]:
         """``(vocab,)`` after `ids`.
 
@@ -184,7 +184,7 @@ def _maker(made: Mapping[str, Any]) -> str:
     return with_weights(str(name), made.get("quantisation")) if name else ""
 
 
-def in_use(session: OpenSession, model: LanguageModel, made: Mapping[str, Any]) -> str:
+def in_use(session: WholeSession, model: LanguageModel, made: Mapping[str, Any]) -> str:
     """Who would answer now, where that is not who made an answer: the model, and its adapters where only they differ."""
     if made.get("base") != model.info.kv_fingerprint:
         return spoken_name(model.info)
@@ -193,7 +193,7 @@ def in_use(session: OpenSession, model: LanguageModel, made: Mapping[str, Any]) 
     return translate("Workbench", "{0} with {1}").format(spoken_name(model.info), stack_words(uses))
 
 
-def ids_before(session: OpenSession, node: NodeRow, offset: int) -> list[int]:
+def ids_before(session: WholeSession, node: NodeRow, offset: int) -> list[int]:
     """The ids of the path to token `offset` of a node, without it."""
     path = session.tree.path(node.id)
     own: list[int] = session.runs.get(node.id, EMPTY).ids.tolist()

@@ -13,7 +13,7 @@ from app.workbench.answers.running import OnNote, RunningAnswers
 from app.workbench.background import BackgroundTasks
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import Adapters
-from app.workbench.tree.session import OpenSession
+from app.workbench.tree.session import WholeSession
 from app.workbench.windows import Windows
 from runtime import EngineDiedError, RuntimeFault
 from ui import QT_TRANSLATE_NOOP, Refusal, SessionChanged, translate
@@ -35,7 +35,7 @@ AGAIN = QT_TRANSLATE_NOOP(
 class _Lost:
     """What an engine took down with it."""
 
-    session: OpenSession
+    session: WholeSession
     node_ids: Sequence[int]
     note_all: OnNote | None
 

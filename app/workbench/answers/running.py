@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from app.workbench.answers.answer import Answer
 from app.workbench.refusals import BUSY
 from app.workbench.setup.adapters import Adapters
-from app.workbench.tree.session import OpenSession
+from app.workbench.tree.session import OpenSession, WholeSession
 from runtime import GenerationOptions
 from storage import SessionStore, StoreError
 from ui import AdapterChoice, Refusal, translate
@@ -50,7 +50,7 @@ class RunningAnswers:
         return session_id in self._by_session
 
     @contextmanager
-    def claim(self, session: OpenSession) -> Iterator[Answer]:
+    def claim(self, session: WholeSession) -> Iterator[Answer]:
         """Locks a session for one answer.
 
         Raises:

@@ -25,7 +25,7 @@ from app.workbench.setup.adapters import Adapters
 from app.workbench.setup.setups import Asked, Setups
 from app.workbench.tree.path_tokens import content_of
 from app.workbench.tree.runs import EMPTY, began, leading_template
-from app.workbench.tree.session import OpenSession
+from app.workbench.tree.session import WholeSession
 from app.workbench.tree.turn_notes import turn_stats
 from app.workbench.windows import Windows
 from runtime import Finish, GenerationOptions, LanguageModel, PromptProgress, RuntimeFault, TokenRun
@@ -244,7 +244,7 @@ class Streaming:
                 self._supervisor.busy(len(self._running) > 1)
 
 
-def own_length(session: OpenSession) -> int:
+def own_length(session: WholeSession) -> int:
     """Tokens of the turn at the end of the path that are the answer's own: what its form counts from."""
     run = session.turn_run(session.tree.turns(session.tip)[-1])
     return len(run) - leading_template(run)

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from app.workbench.compare.alignment import Match, matches
 from app.workbench.refusals import GONE
 from app.workbench.tree.outline import outline
-from app.workbench.tree.reading import read
-from app.workbench.tree.session import OpenSession
+from app.workbench.tree.reading import read_whole
+from app.workbench.tree.session import OpenSession, WholeSession
 from runtime import Origin, TokenRun, texts_of
 from storage import SessionStore
 from ui import BranchDiff, DiffPart, DiffSide, Refusal, translate
@@ -64,17 +64,16 @@ async def compare(store: SessionStore, session: OpenSession, left: int, right: i
         raise Refusal(translate("Workbench", GONE))
     shown = [segment.node.id for segment in tree.path(session.tip)]
     tips = [tree.leaf(node, shown) for node in (left, right)]
-    missing = session.unread(segment for tip in tips for segment in tree.path(tip))
-    await read(store, session, missing)
+    whole = await read_whole(store, session, *tips)
     rows = outline(tree, session.tip)
     names = {row.node_id: row.name for row in rows}
     current = next((row.name for row in rows if row.current), "")
     named = [current if tip == session.tip else names.get(node, "") for node, tip in zip((left, right), tips, strict=True)]
-    a, b = (line(session, tip, name) for tip, name in zip(tips, named, strict=True))
+    a, b = (line(whole, tip, name) for tip, name in zip(tips, named, strict=True))
     return await asyncio.to_thread(difference, a, b)
 
 
-def line(session: OpenSession, tip: int, name: str) -> Line:
+def line(session: WholeSession, tip: int, name: str) -> Line:
     """The branch that ends at `tip`."""
     runs, starts = [], []
     for segment in session.tree.path(tip):

@@ -15,7 +15,7 @@ from app.workbench.prompt.prompt import check_tokens
 from app.workbench.setup.adapters import Adapters, values_of
 from app.workbench.setup.option_sources import spoken_name
 from app.workbench.tree.runs import EMPTY
-from app.workbench.tree.session import OpenSession
+from app.workbench.tree.session import WholeSession
 from app.workbench.tree.tree import Segment
 from runtime import EngineDiedError, InvalidRequestError, RuntimeFault
 from ui import QT_TRANSLATE_NOOP, NoRoomRefusal, OnCompared, PathComparison, Refusal, SecondChoice, translate
@@ -43,7 +43,7 @@ class Comparing:
         self._adapters = adapters
 
     async def compare(
-        self, session: OpenSession, choice: SecondChoice, progress: OnCompared, *, anyway: bool, kl_of_all: bool
+        self, session: WholeSession, choice: SecondChoice, progress: OnCompared, *, anyway: bool, kl_of_all: bool
     ) -> PathComparison:
         """The path of a session, read whole, under both.
 
@@ -74,7 +74,7 @@ class Comparing:
         spans = {node: inside[start:stop] for node, (start, stop) in spans_of.items()}
         return PathComparison(session.id, name, choice.label, found, spans, len(ids), kl_from)
 
-    async def _left(self, session: OpenSession, segments: Sequence[Segment], progress: OnCompared) -> Speaker:
+    async def _left(self, session: WholeSession, segments: Sequence[Segment], progress: OnCompared) -> Speaker:
         """The model in use under the session's adapters."""
         if self._supervisor.running is None:
             progress(translate("Workbench", "starting the engine"), 0, 0)
@@ -138,7 +138,7 @@ class Comparing:
                 self._adapters.free(choice.adapters or ())
 
 
-def read_segments(session: OpenSession) -> list[Segment]:
+def read_segments(session: WholeSession) -> list[Segment]:
     """The path as far as it has tokens: what somebody typed since has none until an answer begins."""
     found = []
     for segment in session.tree.path(session.tip):
@@ -148,7 +148,7 @@ def read_segments(session: OpenSession) -> list[Segment]:
     return found
 
 
-def places(session: OpenSession, segments: Sequence[Segment]) -> dict[int, tuple[int, int]]:
+def places(session: WholeSession, segments: Sequence[Segment]) -> dict[int, tuple[int, int]]:
     """Which tokens of the path a turn's run begins with, by the turn's node; turns without any are left out."""
     found: dict[int, tuple[int, int]] = {}
     at, known = 0, {segment.node.id for segment in segments}

@@ -18,7 +18,7 @@ from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import stack_of_session
 from app.workbench.setup.beginning import LEFT_OUT, Beginning, file_block, left_out
 from app.workbench.tree.runs import EMPTY
-from app.workbench.tree.session import OpenSession
+from app.workbench.tree.session import WholeSession
 from app.workbench.tree.tree import Turn
 from app.workbench.windows import Windows
 from resources.files import read_regular
@@ -75,7 +75,10 @@ class Drafts:
             composition = _with_whole_context(
                 Composition(tokens, None, used + tokens, model.info.context_length, takes_roles=model.info.has_template), model
             )
-            return composition if session is None else await self._with_parts(composition, model, session, text, replaces)
+            if session is None:
+                return composition
+            whole = await self._sessions.whole(session_id, replaces)
+            return await self._with_parts(composition, model, whole, text, replaces)
         except EngineDiedError:
             await self._supervisor.died(model)
             return Composition(None, None, used, None)
@@ -84,10 +87,10 @@ class Drafts:
 
     async def score(self, session_id: int, text: str, replaces: int | None = None) -> float | None:
         """Bits of what is typed; None where there is no idle model, or the context before it would have to be read first."""
-        session, model = self._sessions.find(session_id), self._supervisor.running
-        if session is None or model is None or len(self._running) or not text.strip():
+        model = self._supervisor.running
+        if self._sessions.find(session_id) is None or model is None or len(self._running) or not text.strip():
             return None
-        await self._sessions.read_whole(session)
+        session = await self._sessions.whole(session_id, replaces)
         try:
             placed = await self._placed(model, session, text, replaces)
             if placed is None:
@@ -163,7 +166,7 @@ class Drafts:
     # ---- how ----------------------------------------------------------------------------------------------------------
 
     async def _with_parts(
-        self, composition: Composition, model: LanguageModel, session: OpenSession, text: str, replaces: int | None
+        self, composition: Composition, model: LanguageModel, session: WholeSession, text: str, replaces: int | None
     ) -> Composition:
         """What the context is made of, and how much of it is there already."""
         try:
@@ -205,12 +208,11 @@ class Drafts:
             start += length
         return replace(composition, parts=tuple(parts), new_tokens=len(ids) - warm)
 
-    async def _placed(self, model: LanguageModel, session: OpenSession, text: str, replaces: int | None) -> _Placed | None:
+    async def _placed(self, model: LanguageModel, session: WholeSession, text: str, replaces: int | None) -> _Placed | None:
         """The ids before a draft and those it adds; None where it would leave another turn in its middle."""
         parent, at = session.place(replaces)
         if at is not None:
             return None
-        session.check_read(parent)
         held = session.path_ids(session.tree.path(parent))
         text = clean_text(text)
         if not text.strip():
@@ -229,7 +231,7 @@ def _with_whole_context(composition: Composition, model: LanguageModel) -> Compo
     return replace(composition, can_grow=needed <= budget, whole_context=whole, whole_bytes=needed, kv_budget=budget)
 
 
-def _latest(session: OpenSession, turns: list[Turn], room: float) -> list[Turn]:
+def _latest(session: WholeSession, turns: list[Turn], room: float) -> list[Turn]:
     """The latest turns that fit, from a question on."""
     start, length = len(turns), 0
     for place in range(len(turns) - 1, -1, -1):

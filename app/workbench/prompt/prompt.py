@@ -18,7 +18,7 @@ from app.workbench.prompt.recorder import chunk
 from app.workbench.prompt.speaker import Speaker
 from app.workbench.prompt.vocabulary import Vocabulary
 from app.workbench.tree.runs import EMPTY, as_eos, without_numbers
-from app.workbench.tree.session import OpenSession
+from app.workbench.tree.session import WholeSession
 from app.workbench.tree.tree import Segment, Turn
 from runtime import InvalidRequestError, LanguageModel, Origin, TokenRun, aligned, texts_of
 from storage import NodeRow, SessionStore, StoreError
@@ -220,7 +220,7 @@ def _system_part(model: LanguageModel, ids: list[int]) -> tuple[list[int], list[
     return ids[:cut], ids[cut:]
 
 
-def check_tokens(model: LanguageModel, session: OpenSession, segments: Sequence[Segment]) -> None:
+def check_tokens(model: LanguageModel, session: WholeSession, segments: Sequence[Segment]) -> None:
     """Refuses a path whose tokens another tokenizer made: their ids mean something else to this model.
 
     Raises:
@@ -241,7 +241,7 @@ def check_tokens(model: LanguageModel, session: OpenSession, segments: Sequence[
                 raise OtherTokenizerError(what, _written_by(session, segment.node.kv_fingerprint))
 
 
-def _written_by(session: OpenSession, fingerprint: str | None) -> str:
+def _written_by(session: WholeSession, fingerprint: str | None) -> str:
     """The name of a model, as an answer of the session has it."""
     made = (node.stats.get(MADE) for node in session.tree.held() if node.kv_fingerprint == fingerprint)
     return next((str(one["model"]) for one in made if isinstance(one, Mapping) and one.get("model")), "")
@@ -269,7 +269,7 @@ class Tokeniser:
         self._store = store
         self._vocabulary = vocabulary
 
-    async def from_known(self, given: Given, session: OpenSession, node: NodeRow, speaker: Speaker) -> TokenRun:
+    async def from_known(self, given: Given, session: WholeSession, node: NodeRow, speaker: Speaker) -> TokenRun:
         """The node begins with tokens that are known already; turns before it may still need theirs."""
         await self._tokenise(session, speaker, before=node.id)
         known = given.run if given.fingerprint == speaker.numbers else without_numbers(given.run)
@@ -277,7 +277,7 @@ class Tokeniser:
             return as_eos(known)
         return known
 
-    async def after_user(self, session: OpenSession, node: NodeRow, speaker: Speaker) -> TokenRun:
+    async def after_user(self, session: WholeSession, node: NodeRow, speaker: Speaker) -> TokenRun:
         """The node begins with the header the template puts before an answer."""
         header = await self._tokenise(session, speaker, before=node.id)
         if header is None:
@@ -285,7 +285,7 @@ class Tokeniser:
             header = await render_header(speaker.model, session.messages(turns), tools=session.tools(node.id) or None)
         return as_run(speaker.model, header, "")
 
-    async def own_words(self, session: OpenSession, speaker: Speaker, node: NodeRow) -> None:
+    async def own_words(self, session: WholeSession, speaker: Speaker, node: NodeRow) -> None:
         """The ids of an answer that somebody wrote, behind the header of an answer."""
         model = speaker.model
         header = await self.after_user(session, node, speaker)
@@ -293,11 +293,11 @@ class Tokeniser:
         said = ids[len(begin) :] if ids[: len(begin)] == begin else ids
         await self._keep(session, speaker, node, as_run(model, [*header.ids.tolist(), *said], node.text))
 
-    async def before(self, session: OpenSession, speaker: Speaker, node_id: int) -> None:
+    async def before(self, session: WholeSession, speaker: Speaker, node_id: int) -> None:
         """Turns of the path before the one that `node_id` ends get their ids, where no model has seen them yet."""
         await self._tokenise(session, speaker, before=node_id)
 
-    async def _tokenise(self, session: OpenSession, speaker: Speaker, before: int) -> list[int] | None:
+    async def _tokenise(self, session: WholeSession, speaker: Speaker, before: int) -> list[int] | None:
         """Gives the user turns of the path their ids, where no model has seen them yet; the last one's header."""
         model = speaker.model
         await self._vocabulary.learn_speaker(speaker)
@@ -322,7 +322,7 @@ class Tokeniser:
             header, waiting = ids.header, []
         return header
 
-    async def _keep(self, session: OpenSession, speaker: Speaker, node: NodeRow, run: TokenRun) -> None:
+    async def _keep(self, session: WholeSession, speaker: Speaker, node: NodeRow, run: TokenRun) -> None:
         """The ids of a saved turn: on the disk before the model sees them."""
         session.runs[node.id] = run  # first: a write that was begun is carried out, also when somebody presses stop
         try:

@@ -12,7 +12,7 @@ import numpy as np
 
 from app.workbench.prompt.speaker import Speaker
 from app.workbench.tree.runs import EMPTY
-from app.workbench.tree.session import OpenSession
+from app.workbench.tree.session import WholeSession
 from app.workbench.tree.tree import Segment
 from runtime import Finish, OnProgress, Origin, Priority, TokenRun
 from storage import NewChunk, SessionStore, StoreError
@@ -110,7 +110,7 @@ SCORED = ("logprob", "rank", "entropy", "top_ids", "top_logprobs", "covered_mass
 async def score_prompt(
     speaker: Speaker,
     store: SessionStore,
-    session: OpenSession,
+    session: WholeSession,
     segments: Sequence[Segment],
     prompt: Sequence[int],
     on_progress: OnProgress,
@@ -138,7 +138,7 @@ async def score_prompt(
             await _keep(speaker, store, session, segment.node.id, begin, part)
 
 
-async def _keep(speaker: Speaker, store: SessionStore, session: OpenSession, node_id: int, begin: int, part: TokenRun) -> None:
+async def _keep(speaker: Speaker, store: SessionStore, session: WholeSession, node_id: int, begin: int, part: TokenRun) -> None:
     run = session.runs[node_id]
     end = begin + len(part)
     fresh = replace(run[begin:end], **{name: getattr(part, name) for name in SCORED})

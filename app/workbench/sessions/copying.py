@@ -15,7 +15,7 @@ from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.beginning import Beginning
 from app.workbench.setup.setups import Setups
 from app.workbench.tree.runs import EMPTY, without_numbers
-from app.workbench.tree.session import OpenSession
+from app.workbench.tree.session import WholeSession
 from app.workbench.tree.tree import Turn
 from app.workbench.windows import Windows
 from runtime import InvalidRequestError
@@ -29,7 +29,7 @@ _NUMBERED = re.compile(r" \(copy(?: \d+)?\)$")
 class Target:
     """The session a change goes into, and its numbers for the nodes of the one that was named."""
 
-    session: OpenSession
+    session: WholeSession
     numbers: Mapping[int, int] | None = None  # None: it is the same session
 
     def of(self, node_id: int | None) -> int | None:
@@ -66,7 +66,7 @@ class Copies:
         self._sessions = sessions
         self._windows = windows
 
-    async def target(self, session: OpenSession, *, any_model: bool = False) -> Target:
+    async def target(self, session: WholeSession, *, any_model: bool = False) -> Target:
         """The session itself, or a copy of the sample, which is shown from now on.
 
         Args:
@@ -86,7 +86,8 @@ class Copies:
                 raise Refusal(str(fault)) from fault
         titles = [row.title for row in await stored(self._store.sessions())]
         made = await stored(self._store.copy_session(session.id, copy_title(session.title, titles)))
-        copy = await self._sessions.show(made.session_id)
+        await self._sessions.show(made.session_id)
+        copy = await self._sessions.whole(made.session_id)
         await self._setups.carry(session, copy, made.nodes)
         self._windows.follow(session.id, copy)
         self._windows.tell(SessionCopied(session.id, copy.view(), made.nodes))
@@ -96,7 +97,7 @@ class Copies:
 
 async def begin_with(
     sessions: OpenSessions,
-    session: OpenSession,
+    session: WholeSession,
     root: NodeRow | None,
     turns: Sequence[Turn],
     stats: Mapping[str, Any],

@@ -14,8 +14,8 @@ from app.workbench.background import BackgroundTasks
 from app.workbench.refusals import GONE, stored
 from app.workbench.setup.adapters import Adapters, lacks_adapters, stack_of_session
 from app.workbench.setup.setups import Setups
-from app.workbench.tree.reading import every_node, read, read_names
-from app.workbench.tree.session import UNTITLED, OpenSession, shown_title
+from app.workbench.tree.reading import every_node, read, read_names, read_whole
+from app.workbench.tree.session import UNTITLED, OpenSession, WholeSession, shown_title
 from app.workbench.windows import Window, Windows
 from runtime import EngineDiedError, RuntimeFault, clean_text
 from storage import NewChunk, NewNode, NodeRow, SessionStore, StoreError
@@ -86,7 +86,7 @@ class OpenSessions:
         """Opens a session and reads its path, for the window that shows it from now on; no model is needed."""
         session = self._open.get(session_id)
         if session is None:
-            session = OpenSession(await stored(self._store.load_shape(session_id)))
+            session = WholeSession(await stored(self._store.load_shape(session_id)))
             session = self._open.setdefault(session_id, session)  # somebody else may have opened it meanwhile
         await read(self._store, session, session.missing())
         await read_names(self._store, session)
@@ -102,21 +102,15 @@ class OpenSessions:
         session.step_back()
         await read(self._store, session, session.missing())
 
-    async def whole(self, session_id: int, node_id: int | None = None) -> OpenSession:
-        """An open session of which the whole path was read, and the path to `node_id` too.
+    async def whole(self, session_id: int, node_id: int | None = None) -> WholeSession:
+        """An open session, with all tokens of the path shown read, and of the path to `node_id`.
 
         Raises:
             Refusal: It is not open, or the store cannot read it.
         """
         session = self.opened(session_id)
-        await self.read_whole(session, node_id)
-        return session
-
-    async def read_whole(self, session: OpenSession, node_id: int | None = None) -> None:
-        """Reads the tokens of the whole path, as everything needs that asks the model to go on."""
-        await read(self._store, session, session.missing(earlier=True))
-        await read(self._store, session, session.unread(session.tree.path(node_id)))
         await read_names(self._store, session)
+        return await read_whole(self._store, session, session.tip, node_id)
 
     async def create(self, window: Window) -> OpenSession:
         """An empty one for a window; one that nothing was said in is as good as a new one, unless another window has it."""
@@ -239,13 +233,10 @@ class OpenSessions:
         if model is None or session.path_length() > model.info.context_length:
             return
         try:
-            await read(self._store, session, session.missing(earlier=True))
-        except Refusal as refusal:  # whoever asks the model to go on is told
+            whole = await read_whole(self._store, session, session.tip)
+            tip, ids = session.tip, whole.path_ids(session.tree.path(session.tip))
+        except Refusal as refusal:  # the store cannot read it, or part of it is damaged: the next answer says so
             log.info("no warm prefix: %s", refusal)
-            return
-        try:
-            tip, ids = session.tip, session.path_ids(session.tree.path(session.tip))
-        except Refusal:  # part of it is damaged: no model goes on from it
             return
         if not ids:
             return
@@ -325,7 +316,7 @@ def _rescued(session: OpenSession, refusal: Refusal) -> str:
     assert session.unsaved is not None  # or nothing was to be written
     fault, texts = refusal.__cause__ or refusal, session.unsaved.texts
     asked = [turn for turn in session.tree.turns(session.tip) if turn.role == "user"]
-    file = write_elsewhere(session.title, session.content(asked[-1]) if asked else "", texts)
+    file = write_elsewhere(session.title, asked[-1].tip.text if asked else "", texts)
     count = sum(map(len, texts))
     if file is None:
         return translate(

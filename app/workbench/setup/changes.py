@@ -139,11 +139,11 @@ class SetupChanges:
 
     async def _begin(self, session_id: int, beginning: Beginning) -> SessionSetup:
         """Shows another beginning, an equal one where it is there; of the sample, that of a copy."""
-        session = self._sessions.opened(session_id)
+        whole = await self._sessions.whole(session_id)
         self._running.check_idle(session_id)
-        if beginning == session.beginning():
-            return self._setups.view(session)
-        session = (await self._copies.target(session)).session
+        if beginning == whole.beginning():
+            return self._setups.view(whole)
+        session = (await self._copies.target(whole)).session
         with self._running.claim(session):
             first = (root for root in session.tree.children(None) if root.role == "system")
             roots = [root for root in first if not left_out(root.stats) and not as_text(root.stats)]

@@ -8,7 +8,8 @@ from itertools import accumulate
 from typing import Any
 
 from app.workbench.answers.provenance import MADE, beams_of, options_of
-from app.workbench.tree.session import OpenSession
+from app.workbench.tree.reading import load_whole
+from app.workbench.tree.session import WholeSession
 from app.workbench.tree.tree import Turn
 from runtime import Finish, Generation, InvalidRequestError, Manifest, Mark, Snapshot
 from storage import NodeRow, SessionStore
@@ -21,9 +22,8 @@ async def snapshot_of(store: SessionStore, session_id: int) -> dict[str, Any] | 
     None where no model could go on from its tokens as they are: some have none yet, are damaged, or are of several models, or
     nothing is known of the one that made them.
     """
-    session = OpenSession(await store.load_session(session_id))
+    session = await load_whole(store, session_id)
     path = session.tree.path(session.tip)
-    session.add_tokens(await store.load_tokens([segment.node.id for segment in path]))
     said = [segment.node for segment in path if segment.node.token_count or segment.node.text]
     fingerprints = {node.kv_fingerprint if node.token_count else None for node in said}
     fingerprint = fingerprints.pop() if len(fingerprints) == 1 else None
@@ -33,7 +33,7 @@ async def snapshot_of(store: SessionStore, session_id: int) -> dict[str, Any] | 
     return await asyncio.to_thread(_snapshot, session, known)  # a long path takes its time
 
 
-def _snapshot(session: OpenSession, known: Mapping[str, Any]) -> dict[str, Any] | None:
+def _snapshot(session: WholeSession, known: Mapping[str, Any]) -> dict[str, Any] | None:
     path = session.tree.path(session.tip)
     try:
         manifest, ids = Manifest.from_mapping(known["manifest"]), session.path_ids(path)

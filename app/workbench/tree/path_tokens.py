@@ -15,9 +15,7 @@ from app.workbench.tree.runs import BROKEN, EMPTY, Runs
 from app.workbench.tree.tree import Segment, Tree, Turn
 from runtime import Origin, TokenRun, texts_of
 from storage import NodeColumns, NodeRow, StoredChunk
-from ui import QT_TRANSLATE_NOOP, Refusal, TurnStatus, translate
-
-UNREAD = QT_TRANSLATE_NOOP("Workbench", "the beginning of this session is still being read; try again in a moment")
+from ui import Refusal, TurnStatus, translate
 
 
 class PathTokens:
@@ -28,14 +26,13 @@ class PathTokens:
 
     Attributes:
         tree: The nodes.
-        runs: Their tokens.
         states: Of turns in work: their tokens are here, not on the disk.
         damaged: Nodes of which not everything could be read; of those that miss tokens the rest is text.
     """
 
     def __init__(self, nodes: Sequence[NodeRow] | NodeColumns) -> None:
         self.tree = Tree(nodes)
-        self.runs = Runs()
+        self._runs = Runs()
         self.states: dict[int, TurnStatus] = {}
         self.damaged: set[int] = set()
         self.lost: set[int] = set()  # those of them whose tokens are not all there, or not to be trusted
@@ -43,12 +40,16 @@ class PathTokens:
     def unread(self, segments: Iterable[Segment]) -> list[int]:
         """Nodes of which not everything was read yet, in order; one that is being written is here, not on the disk."""
         ids = dict.fromkeys(segment.node.id for segment in segments)
-        return [i for i in ids if i not in self.runs and i not in self.states]
+        return [i for i in ids if i not in self._runs and i not in self.states]
+
+    def without_tokens(self, node_ids: Iterable[int]) -> list[int]:
+        """Those whose tokens were not read, whether they are being written or not."""
+        return [i for i in node_ids if i not in self._runs]
 
     def add_tokens(self, chunks: Mapping[int, Sequence[StoredChunk]]) -> None:
         """Takes in what the store read."""
         for node_id, stored in chunks.items():
-            if node_id in self.runs or node_id in self.states:  # an answer began while the store was reading
+            if node_id in self._runs or node_id in self.states:  # an answer began while the store was reading
                 continue
             held = list(takewhile(lambda c: c.columns, stored))  # behind a gap nothing stands where it stood
             read = [run_of(c.columns) for c in held]
@@ -57,20 +58,20 @@ class PathTokens:
             if len(held) < len(stored) or (node is not None and node.damaged):
                 self.lost.add(node_id)
                 run = with_text(run, "" if node is None else node.text)
-            self.runs[node_id] = run
+            self._runs[node_id] = run
             if node_id in self.lost or any(c.damaged for c in stored) or not all(sound for _, sound in read):
                 self.damaged.add(node_id)
 
-    def segment_run(self, segment: Segment) -> TokenRun:
+    def _segment_run(self, segment: Segment) -> TokenRun:
         """The tokens of a segment; a node without tokens shows its text as one."""
-        run = self.runs.get(segment.node.id, EMPTY)
+        run = self._runs.get(segment.node.id, EMPTY)
         if not len(run) and segment.node.text:
             run = text_run(segment.node.text)
         return run if segment.stop is None else run[: segment.stop]
 
-    def turn_run(self, turn: Turn) -> TokenRun:
+    def _turn_run(self, turn: Turn) -> TokenRun:
         """The tokens of a turn along the path."""
-        return healed(TokenRun.concat([self.segment_run(segment) for segment in turn.segments]))
+        return healed(TokenRun.concat([self._segment_run(segment) for segment in turn.segments]))
 
     def turn_length(self, turn: Turn) -> int:
         """Tokens of a turn along the path, without putting them together."""
@@ -79,45 +80,28 @@ class PathTokens:
     def segment_length(self, segment: Segment) -> int:
         """Tokens of a segment, read or not."""
         node, stop = segment.node, segment.stop
-        length = self.runs.length(node.id) if node.id in self.runs else node.token_count
-        length = length if length > 0 else int(node.has_text)  # see `segment_run`
+        length = self._runs.length(node.id) if node.id in self._runs else node.token_count
+        length = length if length > 0 else int(node.has_text)  # see `_segment_run`
         return length if stop is None else min(length, stop)
 
     def lengths(self, tip: int | None) -> Int64:
         """Tokens of each node along a path, read or not, ``(n,)``."""
-        return self.tree.course(tip).lengths(self.runs.lengths())
+        return self.tree.course(tip).lengths(self._runs.lengths())
 
     def is_read_along(self, course: Course) -> Bool:
         """Whether the tokens of each node of a path are here, ``(n,)``: they were read, or are being written."""
         found = np.zeros(len(course), np.bool_)
-        for ids in (self.runs.lengths()[0], np.fromiter(self.states, np.int64, len(self.states))):
+        for ids in (self._runs.lengths()[0], np.fromiter(self.states, np.int64, len(self.states))):
             rows = course.rows(ids)
             found[rows[rows >= 0]] = True
         return found
 
-    def path_ids(self, segments: Sequence[Segment]) -> list[int]:
-        """The ids along segments: what entered the model.
-
-        Raises:
-            Refusal: Some of them were not read yet (see `Sessions.read_whole`), or are damaged.
-        """
-        self.check_sound(segments)
-        ids: list[int] = []
-        for segment in segments:
-            if segment.node.id not in self.runs and segment.node.token_count and segment.node.id not in self.states:
-                raise Refusal(translate("Workbench", UNREAD))
-            ids.extend(self.runs.get(segment.node.id, EMPTY).ids.tolist()[: segment.stop])
-        return ids
-
-    def check_read(self, tip: int | None) -> None:
-        """Refuses a path of which tokens were not read yet, as `path_ids` does, before anything is made of it.
-
-        Raises:
-            Refusal: See there.
-        """
-        course = self.tree.course(tip)
-        if (~self.is_read_along(course) & (course.tokens != 0)).any():
-            raise Refusal(translate("Workbench", UNREAD))
+    def _content(self, turn: Turn) -> str:
+        """What was said, without the template's own tokens; a message word for word, as it was typed."""
+        if turn.role == "system":
+            return Beginning.of(turn.tip).content
+        run = self._turn_run(turn)
+        return content_of(run) if len(run) and turn.role == "assistant" else turn.tip.text
 
     def check_sound(self, segments: Iterable[Segment], *, after: int = 0) -> None:
         """Refuses a path on which tokens are damaged or lost: the model would go on from what was never said.
@@ -139,28 +123,6 @@ class PathTokens:
                     way = translate("Workbench", "make that answer again, or choose another version")
                 words = translate("Workbench", "turn {0} is damaged: its text stands there, but no model goes on from it; {1}")
                 raise Refusal(words.format(turn, way))
-
-    def messages(self, turns: Sequence[Turn]) -> list[dict[str, str]]:
-        """Role and content of turns, as templates take them; a system prompt that the template brought is left out."""
-        found = [{"role": turn.role, "content": self.content(turn)} for turn in turns]
-        return [m for m in found if m["content"] or m["role"] == "assistant"]
-
-    def content(self, turn: Turn) -> str:
-        """What was said, without the template's own tokens; a message word for word, as it was typed."""
-        if turn.role == "system":
-            return Beginning.of(turn.tip).content
-        run = self.turn_run(turn)
-        return content_of(run) if len(run) and turn.role == "assistant" else turn.tip.text
-
-    def locate(self, node_id: int, index: int) -> tuple[NodeRow, int] | None:
-        """The node and the offset in it of token `index` of the turn that `node_id` ends; None when there is none."""
-        turns = self.tree.turns(node_id)
-        for segment in turns[-1].segments if turns and index >= 0 else ():
-            length = len(self.segment_run(segment))
-            if index < length:
-                return segment.node, index
-            index -= length
-        return None
 
 
 def text_run(text: str) -> TokenRun:

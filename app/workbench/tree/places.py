@@ -7,13 +7,13 @@ from dataclasses import replace
 from app.workbench.refusals import GONE
 from app.workbench.tree.path_tokens import content_of
 from app.workbench.tree.runs import EMPTY, began
-from app.workbench.tree.session import OpenSession
+from app.workbench.tree.session import WholeSession
 from runtime import Finish, Origin
 from storage import NewNode
 from ui import Refusal, translate
 
 
-def point(session: OpenSession, node_id: int, index: int | None) -> NewNode:
+def point(session: WholeSession, node_id: int, index: int | None) -> NewNode:
     """A continuation of an answer in front of token `index`, or of its end, as a node to be added.
 
     Raises:
@@ -36,7 +36,7 @@ def point(session: OpenSession, node_id: int, index: int | None) -> NewNode:
     return NewNode(session.id, node_id, "assistant", turn_start=False, status="open")
 
 
-def beside(session: OpenSession, node_id: int, index: int) -> NewNode:
+def beside(session: WholeSession, node_id: int, index: int) -> NewNode:
     """A run that leaves an answer in front of token `index`.
 
     Raises:

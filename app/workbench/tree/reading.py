@@ -5,10 +5,23 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Sequence
 
 from app.workbench.refusals import stored
-from app.workbench.tree.session import OpenSession
+from app.workbench.tree.session import OpenSession, WholeSession
 from storage import NodeRow, SessionStore
 
 SLICE = 64  # nodes that are read at a time
+
+
+async def load_whole(store: SessionStore, session_id: int, *, branches: bool = False) -> WholeSession:
+    """A session straight from the store, with the tokens of the path that was shown last, or of all branches.
+
+    Raises:
+        StoreError: It cannot be read.
+    """
+    session = WholeSession(await store.load_session(session_id))
+    nodes = list(session.tree.nodes) if branches else [segment.node.id for segment in session.tree.path(session.tip)]
+    for ids in slices(nodes):
+        session.add_tokens(await store.load_tokens(ids))
+    return session
 
 
 async def read(store: SessionStore, session: OpenSession, missing: Sequence[int]) -> None:
@@ -20,7 +33,19 @@ async def read(store: SessionStore, session: OpenSession, missing: Sequence[int]
     for stop in range(len(missing), 0, -SLICE):
         ids = missing[max(stop - SLICE, 0) : stop]
         await _read_nodes(store, session, [i for i in ids if not session.tree.is_held(i)])
-        session.add_tokens(await stored(store.load_tokens([i for i in ids if i not in session.runs])))
+        session.add_tokens(await stored(store.load_tokens(session.without_tokens(ids))))
+
+
+async def read_whole(store: SessionStore, session: OpenSession, *tips: int | None) -> WholeSession:
+    """The session, with all tokens of the paths to `tips` read.
+
+    Raises:
+        Refusal: The store cannot read them.
+    """
+    for tip in tips:
+        await read(store, session, session.unread(session.tree.path(tip)))
+    assert isinstance(session, WholeSession)  # every open session is one, but only this function says so
+    return session
 
 
 async def read_names(store: SessionStore, session: OpenSession) -> None:

@@ -12,9 +12,10 @@ from app.workbench.answers.provenance_text import refusal
 from app.workbench.setup.beginning import Beginning, cards, tools_at
 from app.workbench.tree.outline import branch_name, nameless, outline
 from app.workbench.tree.path_tokens import PathTokens
-from app.workbench.tree.runs import EMPTY, began
-from app.workbench.tree.tree import Turn, is_hidden
+from app.workbench.tree.runs import EMPTY, Runs, began
+from app.workbench.tree.tree import Segment, Turn, is_hidden
 from app.workbench.tree.turn_notes import note_of, stored_stats
+from runtime import TokenRun
 from storage import NodeRow, SessionShape, SessionTree
 from ui import QT_TRANSLATE_NOOP, SessionView, Tier, ToolCard, TurnStats, TurnStatus, TurnView, translate
 
@@ -131,7 +132,7 @@ class OpenSession(PathTokens):
         if node is None or node.role != "assistant" or node.status != "partial" or node.damaged or not node.turn_start:
             return False
         idle = node_id not in self.states and (self.unsaved is None or self.unsaved.node_id != node_id)
-        return idle and not node.text and not began(self.runs.get(node_id, EMPTY)) and not self.tree.children(node_id)
+        return idle and not node.text and not began(self._runs.get(node_id, EMPTY)) and not self.tree.children(node_id)
 
     def _failed_for(self, node: NodeRow, why: str) -> bool:
         """Whether an answer never began for this reason, and the model is still the one that it is about."""
@@ -161,7 +162,7 @@ class OpenSession(PathTokens):
             return opening.parent_id, opening.at_token
         if node is None:
             return None, None
-        empty = not node.text and not began(self.runs.get(node.id, EMPTY))
+        empty = not node.text and not began(self._runs.get(node.id, EMPTY))
         if node.role == "assistant" and node.turn_start and empty:
             return node.parent_id, node.at_token  # an answer that never began is passed over
         return node.id, None
@@ -175,7 +176,7 @@ class OpenSession(PathTokens):
         """A node is gone; its question ends the path where it did."""
         node = self.tree.nodes[node_id]
         self.tree.remove(node_id)
-        for known in (self.runs, self.notes, self.stats):
+        for known in (self._runs, self.notes, self.stats):
             known.pop(node_id, None)
         if self.tip == node_id:
             self.tip = node.parent_id
@@ -207,7 +208,7 @@ class OpenSession(PathTokens):
         for place, turn in enumerate(shown, 1):
             view = self.turn_view(turn, start)
             if place < len(shown) and shown[place].role == "tool":
-                view = replace(view, called=cards(self.content(turn), self.tools()))
+                view = replace(view, called=cards(self._content(turn), self.tools()))
             start += len(view.run)
             views.append(view)
         return tuple(views)
@@ -224,7 +225,7 @@ class OpenSession(PathTokens):
 
     def turn_view(self, turn: Turn, start: int) -> TurnView:
         """One turn; `start` is the path's tokens before it."""
-        node, run = turn.tip, self.turn_run(turn)
+        node, run = turn.tip, self._turn_run(turn)
         return TurnView(
             node_id=node.id,
             role=turn.role,
@@ -271,7 +272,7 @@ class OpenSession(PathTokens):
         node = turn.tip
         if node.id != self.tip or node.role != "assistant" or node.id in self.states or not node.text:
             return ()
-        return cards(self.content(turn), self.tools())
+        return cards(self._content(turn), self.tools())
 
     def _tier(self, start: int, length: int) -> Tier:
         """Of `length` tokens after `start`; the last token's KV follows with the next turn."""
@@ -290,3 +291,57 @@ class OpenSession(PathTokens):
 
     def _is_damaged(self, node: NodeRow) -> bool:
         return node.damaged or node.id in self.damaged
+
+
+class WholeSession(OpenSession):
+    """A session of which all tokens of a path were read, as a model needs them that goes on from it.
+
+    `tree.reading.read_whole` alone gives one out: what has not been read has the type `OpenSession`, which has none of this.
+    """
+
+    @property
+    def runs(self) -> Runs:
+        """The tokens of nodes."""
+        return self._runs
+
+    def segment_run(self, segment: Segment) -> TokenRun:
+        """The tokens of a segment; a node without tokens shows its text as one."""
+        return self._segment_run(segment)
+
+    def turn_run(self, turn: Turn) -> TokenRun:
+        """The tokens of a turn along the path."""
+        return self._turn_run(turn)
+
+    def content(self, turn: Turn) -> str:
+        """What was said, without the template's own tokens; a message word for word, as it was typed."""
+        return self._content(turn)
+
+    def path_ids(self, segments: Sequence[Segment]) -> list[int]:
+        """The ids along segments: what entered the model.
+
+        Raises:
+            Refusal: Some of them are damaged.
+            LookupError: Some of them are of another path, which was not read.
+        """
+        self.check_sound(segments)
+        ids: list[int] = []
+        for segment in segments:
+            if segment.node.id not in self.runs and segment.node.token_count and segment.node.id not in self.states:
+                raise LookupError(f"the tokens of node {segment.node.id} were not read")
+            ids.extend(self.runs.get(segment.node.id, EMPTY).ids.tolist()[: segment.stop])
+        return ids
+
+    def messages(self, turns: Sequence[Turn]) -> list[dict[str, str]]:
+        """Role and content of turns, as templates take them; a system prompt that the template brought is left out."""
+        found = [{"role": turn.role, "content": self.content(turn)} for turn in turns]
+        return [m for m in found if m["content"] or m["role"] == "assistant"]
+
+    def locate(self, node_id: int, index: int) -> tuple[NodeRow, int] | None:
+        """The node and the offset in it of token `index` of the turn that `node_id` ends; None when there is none."""
+        turns = self.tree.turns(node_id)
+        for segment in turns[-1].segments if turns and index >= 0 else ():
+            length = len(self.segment_run(segment))
+            if index < length:
+                return segment.node, index
+            index -= length
+        return None

@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.workbench.tree.node_index import Links
-from app.workbench.tree.path_tokens import PathTokens
-from app.workbench.tree.session import OpenSession
+from app.workbench.tree.session import WholeSession
 from runtime import Origin, TokenRun
-from storage import NodeColumns, NodeRow, SessionRow, SessionShape
+from storage import NodeColumns, NodeRow, SessionRow, SessionShape, SessionTree
 from tests.app.workbench.trees import node
 from ui import Tier, TurnStatus
 
@@ -53,7 +52,8 @@ def trees(draw: st.DrawFn) -> list[NodeRow]:
 
 @given(trees(), st.data())
 def test_lengths_along_a_path_are_those_of_its_segments(rows: list[NodeRow], data: st.DataObject) -> None:
-    held = PathTokens(rows)
+    known = SessionRow(1, "", 0.0, 0.0, pinned=False, is_sample=False, current_node=None, branches=1)
+    held = WholeSession(SessionTree(known, tuple(rows)))
     # given runs of some nodes, read or growing, which need not be as long as the store says
     for row in rows:
         match data.draw(st.sampled_from(["unread", "read", "grows", "waits"])):
@@ -107,14 +107,14 @@ def followed(links: Links, place: int) -> int:
     return place
 
 
-def opened(turns: int) -> OpenSession:
+def opened(turns: int) -> WholeSession:
     """A session of which the end alone was read."""
     shape = NodeColumns(1)
     for number in range(1, turns + 1):
         role = "assistant" if number % 2 == 0 else "user"
         shape.append(node(number, number - 1 or None, role, "said", token_count=7))
     row = SessionRow(1, "long", 0.0, 0.0, pinned=False, is_sample=False, current_node=turns, branches=1)
-    session = OpenSession(SessionShape(row, shape))
+    session = WholeSession(SessionShape(row, shape))
     for number in [*session.missing(), *session.unnamed()]:
         role = "assistant" if number % 2 == 0 else "user"
         session.tree.put(node(number, number - 1 or None, role, "said", token_count=7))
@@ -122,14 +122,14 @@ def opened(turns: int) -> OpenSession:
     return session
 
 
-QUESTIONS: dict[str, Callable[[OpenSession], object]] = {
-    "view": OpenSession.view,
-    "tiers": OpenSession.tiers,
-    "length before a draft": OpenSession.length_before,
-    "path length": OpenSession.path_length,
+QUESTIONS: dict[str, Callable[[WholeSession], object]] = {
+    "view": WholeSession.view,
+    "tiers": WholeSession.tiers,
+    "length before a draft": WholeSession.length_before,
+    "path length": WholeSession.path_length,
     "unread": lambda session: session.is_read,
-    "unnamed": OpenSession.unnamed,
-    "status": OpenSession.last_stats,
+    "unnamed": WholeSession.unnamed,
+    "status": WholeSession.last_stats,
 }
 
 

@@ -274,7 +274,7 @@ def test_another_token_instead_of_the_last_one_takes_nobodys_end_away(
 
 async def path_of(scene: Scene, session_id: int) -> list[int]:
     """The ids of the path that is shown."""
-    session = scene.workbench.services.sessions.opened(session_id)
+    session = await scene.workbench.services.sessions.whole(session_id)
     return list(session.path_ids(session.tree.path((await scene.view(session_id)).turns[-1].node_id)))
 
 

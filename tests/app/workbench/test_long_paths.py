@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from app.workbench.tree.path_tokens import UNREAD
 from app.workbench.tree.session import AT_ONCE, OpenSession
 from storage import NodeColumns, NodeRow, SessionRow, SessionShape
 from tests.app.workbench.trees import node
-from ui import Refusal
 
 TURNS, TOKENS = 1000, 7
 
@@ -44,12 +42,6 @@ def test_the_length_before_a_draft_is_counted_without_the_nodes(session: OpenSes
     assert session.length_before() == TURNS * TOKENS
     assert session.length_before(replaces=TURNS - 1) == (TURNS - 2) * TOKENS
     assert len(made) < 10
-
-
-def test_a_path_that_was_not_read_is_refused_before_anything_is_made_of_it(session: OpenSession, made: list[int]) -> None:
-    with pytest.raises(Refusal, match=UNREAD):
-        session.check_read(TURNS)
-    assert made == []
 
 
 def test_a_view_is_made_of_the_turns_that_are_shown(session: OpenSession, made: list[int]) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from app.sample import ensure_sample
-from app.workbench.tree.session import OpenSession
+from app.workbench.tree.session import WholeSession
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, alternative, assert_same_view, own_tokens, until
 from ui import SessionView, TurnStatus
@@ -102,7 +102,7 @@ def test_what_the_store_read_too_late_does_not_replace_what_is_being_written(pla
     async def scene(s: Scene) -> None:
         session_id = await s.asked()
         view = await s.view(session_id)
-        session = OpenSession(await s.store.load_session(session_id))
+        session = WholeSession(await s.store.load_session(session_id))
         read = await s.store.load_tokens(session.missing())
         streaming, waiting = view.turns[2], view.turns[1]
         session.runs[streaming.node_id] = streaming.run[:3]
@@ -192,7 +192,7 @@ def test_what_happens_to_a_session_just_before_it_is_shown_is_in_what_is_shown(
 
     async def scene(s: Scene) -> None:
         session_id = await s.asked()
-        monkeypatch.setattr("app.workbench.sessions.showing.breath", moment)
+        monkeypatch.setattr("app.workbench.sessions.session_list.breath", moment)
         opening = asyncio.create_task(s.workbench.sessions.open(session_id))
         # when it is renamed in that moment
         await made.wait()

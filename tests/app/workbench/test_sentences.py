@@ -14,6 +14,7 @@ from app.faults import not_loaded
 from app.workbench.answers.provenance_text import how_made
 from app.workbench.tree.path_tokens import PathTokens
 from app.workbench.tree.session import UNTITLED, shown_title
+from app.workbench.tree.tree import Segment
 from app.workbench.tree.turn_notes import DAMAGED, note_of
 from runtime import ModelMissingError
 from tests.app.workbench.trees import chat, node
@@ -32,8 +33,8 @@ def marks() -> Iterator[None]:
 @pytest.mark.usefixtures("marks")
 def test_refusals_reasons_and_notes_are_translated_before_they_are_filled_in() -> None:
     tree = chat(node(4, 3, "user"))
-    with pytest.raises(Refusal, match=f"^{MARK}Workbench: the beginning of this session"):
-        PathTokens([node(1, None, "user")]).check_read(1)
+    with pytest.raises(Refusal, match=f"^{MARK}Workbench: turn"):
+        PathTokens([damaged := replace(node(1, None, "user"), damaged=True)]).check_sound([Segment(damaged, None)])
     assert not_loaded(ModelMissingError("", "{0}")) == f"{MARK}Workbench: {{0}} is not on this computer"
     assert note_of(tree, tree.nodes[3], damaged=True) == f"{MARK}Workbench: {DAMAGED}"
 
