@@ -11,9 +11,9 @@ from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QFont, QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QFrame, QHBoxLayout, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
-from runtime import TokenRun
 from ui.comparison.continuation_text import ColumnText
 from ui.port import Column, ColumnKind, Columns
+from ui.port.tokens import TokenRun
 from ui.theme.fonts import interface_font
 from ui.transcript.measure import Measure
 from ui.widgets.labels import ElidedLabel, Hairline, IconButton, Label, plain_tooltip

@@ -12,7 +12,7 @@ from ui.core.shown import typed_text
 from ui.port import ModelRefusal, NoRoomRefusal, SecondChoice, SessionView
 
 if TYPE_CHECKING:
-    from runtime import Pooling
+    from ui.port.tokens import Pooling
 
 
 SECOND = "second"

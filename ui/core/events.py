@@ -14,8 +14,8 @@ from time import perf_counter
 
 from PySide6.QtCore import QObject, QTimer
 
-from runtime import TokenRun
 from ui.port import ColumnsChanged, ColumnTokens, DownloadsChanged, Event, SessionChanged, StatusChanged, TokensArrived
+from ui.port.tokens import TokenRun
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from runtime import Origin, TokenRecord, TokenRun
 from ui.port import SessionView, TurnStatus, TurnView
+from ui.port.tokens import Origin, TokenRecord, TokenRun
 
 RUNNING = (TurnStatus.WAITING, TurnStatus.STREAMING)
 

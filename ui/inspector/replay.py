@@ -11,9 +11,9 @@ from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPolygonF
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from runtime import RuntimeFault, SamplingOptions, Stage
 from ui.core.shown import Spot
 from ui.port import Drawing, translate
+from ui.port.sampling import RuntimeFault, SamplingOptions, Stage
 from ui.theme.scheme import current_theme
 
 HEIGHT, LINE_TOP, LINE_HEIGHT = 26, 10, 10
@@ -134,7 +134,7 @@ def replayed(spot: Spot, drawing: Drawing, sampling: SamplingOptions | None, row
         sampling: The sliders' settings; None: as it was drawn.
         row: ``(vocab,)`` raw log-probabilities before the token, where they are here; else what is stored counts.
     """
-    from runtime import replay_draw  # waits until a token's Why is looked at
+    from ui.port.replay import replay_draw  # waits until a token's Why is looked at
 
     record = spot.record
     if record.stages is None and row is None:

@@ -10,10 +10,10 @@ from PySide6.QtCore import QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QSizePolicy, QSlider, QWidget
 
-from runtime import SAMPLER_STAGES, SamplingOptions, Stage
 from ui.inspector import words
 from ui.inspector.replay import Outcome
 from ui.port import translate
+from ui.port.sampling import SAMPLER_STAGES, SamplingOptions, Stage
 from ui.theme.fonts import interface_font
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_height, fix_width

@@ -9,7 +9,6 @@ from PySide6.QtCore import Signal
 from PySide6.QtGui import QFont
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
-from runtime import Origin, TokenRecord
 from ui.comparison.model_rows import ComparedRows
 from ui.core.shown import Spot
 from ui.inspector import words
@@ -18,6 +17,7 @@ from ui.inspector.candidates import cut_words
 from ui.inspector.facts import Empty, Facts
 from ui.inspector.tab import BytesOf, InspectorTab
 from ui.port import QT_TRANSLATE_NOOP, translate
+from ui.port.tokens import Origin, TokenRecord
 from ui.theme.fonts import mono_font
 from ui.widgets.labels import Caption, ElidedLabel, Hairline, Label
 from ui.widgets.numbers import probability

@@ -8,7 +8,6 @@ from PySide6.QtCore import Signal
 from PySide6.QtGui import QFont, QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
-from runtime import Origin, SamplingOptions
 from ui.controller import Controller
 from ui.core.shown import Spot
 from ui.inspector import words
@@ -20,6 +19,8 @@ from ui.inspector.stage_rows import stage_words
 from ui.inspector.tab import BytesOf, InspectorTab
 from ui.inspector.token import WhyFacts
 from ui.port import QT_TRANSLATE_NOOP, Drawing, EngineState, StatusView
+from ui.port.sampling import SamplingOptions
+from ui.port.tokens import Origin
 from ui.theme.fonts import interface_font, mono_font
 from ui.widgets.controls import button
 from ui.widgets.labels import Caption, ElidedLabel, Label, Notice

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from ui.port.comparison import OnCompared
 
 if TYPE_CHECKING:
-    from runtime import Pooling
+    from ui.port.tokens import Pooling
 
 
 @dataclass(frozen=True, slots=True)

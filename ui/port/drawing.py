@@ -10,7 +10,8 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from runtime import SamplingOptions, TokenRun
+from ui.port.sampling import SamplingOptions
+from ui.port.tokens import TokenRun
 
 
 @dataclass(frozen=True, slots=True)

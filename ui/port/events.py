@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from runtime import TokenRun
 from ui.port.drawing import Columns
 from ui.port.engine import StatusView
 from ui.port.models import DownloadsChanged, ModelsChanged
 from ui.port.sessions import SessionView
+from ui.port.tokens import TokenRun
 from ui.port.turns import TurnView
 
 

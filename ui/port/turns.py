@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from runtime import TokenRun
 from ui.port.settings import TextFile, ToolCard
+from ui.port.tokens import TokenRun
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from runtime import SAMPLER_STAGES
 from ui.port import QT_TRANSLATE_NOOP
+from ui.port.sampling import SAMPLER_STAGES
 
 _PARAMETERS = [each for spec in SAMPLER_STAGES for each in spec.parameters]
 LABELS = {

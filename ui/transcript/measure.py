@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from runtime import TokenRun
+from ui.port.tokens import TokenRun
 from ui.theme.palette import SURPRISE_STEPS_BITS
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from runtime import Origin, TokenRecord, TokenRun
 from ui.comparison.model_facts import Compared
 from ui.port import QT_TRANSLATE_NOOP, SessionView, TurnStatus, TurnView, translate
+from ui.port.tokens import Origin, TokenRecord, TokenRun
 from ui.transcript.measure import Measure
 from ui.transcript.read_mode.markup import open_call
 from ui.transcript.text.compose import is_hidden

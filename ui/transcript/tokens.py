@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from runtime import Origin, TokenRecord, TokenRun
+from ui.port.tokens import Origin, TokenRecord, TokenRun
 from ui.theme.palette import SURPRISE_STEPS_BITS
 from ui.transcript.measure import Measure, steps
 

@@ -6,7 +6,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QFont
 from PySide6.QtWidgets import QDialog, QVBoxLayout, QWidget
 
-from runtime import __version__
+from ui.port.tokens import __version__
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import button, row
 from ui.widgets.labels import Label

@@ -8,7 +8,6 @@ from dataclasses import replace
 from PySide6.QtCore import QObject, QTimer, Signal
 from PySide6.QtWidgets import QMainWindow
 
-from runtime import Origin
 from ui.comparison.presenters import ComparisonPresenter
 from ui.controller import Controller
 from ui.port import (
@@ -22,6 +21,7 @@ from ui.port import (
     StatusView,
     TurnView,
 )
+from ui.port.tokens import Origin
 from ui.theme.scheme import current_theme
 from ui.transcript import Measure, Mode
 from ui.widgets.visible import one_line
