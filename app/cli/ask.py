@@ -34,7 +34,7 @@ from app.cli.printing import UNSOUND, Printer
 from app.cli.saved_session import ask_saved
 from app.cli.settings import ESCAPE, Settings
 from app.workbench.answers.provenance import plain_options
-from app.workbench.setup.option_sources import told_options
+from app.workbench.setup.values import told_options
 from runtime import (
     OPTION_NAMES,
     Finish,

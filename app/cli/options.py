@@ -299,8 +299,10 @@ def with_token_ids(options: Mapping[str, Any], tokens: list[bytes]) -> dict[str,
     Raises:
         InvalidRequestError: A text that is no token of the model; the one that it begins with is named.
     """
-    from app.workbench.prompt.vocabulary import TokenBytes
-    from app.workbench.setup.token_names import with_ids  # which brings the window's side along
+    from app.workbench.prompt.vocabulary import (
+        TokenBytes,
+        with_ids,  # which brings the window's side along
+    )
     from ui import Refusal
 
     try:

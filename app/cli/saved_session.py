@@ -17,7 +17,7 @@ from app.supervisor import Supervisor
 from app.workbench import AppWorkbench, Services
 from app.workbench.answers.provenance import MADE
 from app.workbench.models.settings import back_up, blocks_in, disk_budget
-from app.workbench.setup.option_sources import stored_sources, told_options
+from app.workbench.setup.values import stored_sources, told_options
 from runtime import Finish, GenerationOptions, LanguageModel, TokenRun, clean_text
 from storage import DataFolderLock, SessionStore
 from ui import Event, Refusal, SessionSetup, TokensArrived

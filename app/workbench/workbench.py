@@ -10,11 +10,11 @@ from types import MappingProxyType
 from typing import Any
 
 from app.supervisor import Supervisor
+from app.workbench.answers.answer import RunningAnswers
 from app.workbench.answers.answers import Answers
 from app.workbench.answers.continuations import Continuations
 from app.workbench.answers.drawings import Drawings
 from app.workbench.answers.reopening import Reopening
-from app.workbench.answers.running import RunningAnswers
 from app.workbench.answers.streaming import Streaming
 from app.workbench.background import BackgroundTasks
 from app.workbench.compare.comparison import Comparison

@@ -1,18 +1,23 @@
-"""An answer in work, as plain data: what it began with, what it cost so far, how it ended."""
+"""An answer in work, as plain data; all answers in work, one for each session; the places where they begin."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from app.workbench.prompt.recorder import Recorder
-from app.workbench.tree.runs import EMPTY
-from app.workbench.tree.session import WholeSession
-from runtime import GenerationOptions, LanguageModel, TokenRun
-from ui import AdapterChoice, TurnStats
+from app.workbench.refusals import BUSY, GONE
+from app.workbench.setup.adapters import Adapters
+from app.workbench.tree.path_tokens import content_of
+from app.workbench.tree.runs import EMPTY, began
+from app.workbench.tree.session import OpenSession, WholeSession
+from runtime import Finish, GenerationOptions, LanguageModel, Origin, TokenRun
+from storage import NewNode, SessionStore, StoreError
+from ui import AdapterChoice, Refusal, TurnStats, translate
 
 if TYPE_CHECKING:
     from app.workbench.answers.provenance import Repeat
@@ -96,3 +101,156 @@ def last_message(answer: Answer) -> int:
     """Tokens of the question that is being answered, with the header of its answer."""
     turns = answer.session.tree.turns(answer.node_id)[-2:]
     return sum(answer.session.turn_length(turn) for turn in turns)
+
+
+OnNote = Callable[[str], None]  # takes a note for all answers that were made side by side
+OnEnd = Callable[[Sequence[Answer], OnNote | None], None]
+
+
+class RunningAnswers:
+    """Locks each session while an answer is made in it, until everything about the answer is written.
+
+    Args:
+        store: Where answers are written.
+        adapters: An answer keeps those on its stack to its end.
+
+    Attributes:
+        on_end: Listeners, each called with answers that have ended and are written: one, or those of one place.
+    """
+
+    def __init__(self, store: SessionStore, adapters: Adapters) -> None:
+        self._store = store
+        self._adapters = adapters
+        self._by_session: dict[int, Answer] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.on_end: list[OnEnd] = []
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._by_session)
+
+    def __iter__(self) -> Iterator[Answer]:
+        """Those of now."""
+        return iter(tuple(self._by_session.values()))
+
+    def __contains__(self, session_id: int) -> bool:
+        """Whether an answer is made in that session."""
+        return session_id in self._by_session
+
+    @contextmanager
+    def claim(self, session: WholeSession) -> Iterator[Answer]:
+        """Locks a session for one answer.
+
+        Raises:
+            Refusal: It is locked for another one.
+        """
+        self.check_idle(session.id)
+        answer = self._by_session[session.id] = Answer(session)
+        self._idle.clear()
+        try:
+            yield answer
+        finally:
+            del self._by_session[session.id]
+            if not self._by_session:
+                self._idle.set()
+            self._adapters.drop(("answer", session.id))
+            self._adapters.free(answer.stack or ())
+
+    def take_stack(self, answer: Answer, stack: tuple[AdapterChoice, ...] | None) -> None:
+        """The adapters of an answer, which stay loaded to its end."""
+        answer.stack = stack
+        self._adapters.use(("answer", answer.session.id), stack or ())
+
+    def report_end(self, answers: Sequence[Answer], note_all: OnNote | None = None) -> None:
+        """Tells the listeners."""
+        for listener in self.on_end:
+            listener(answers, note_all)
+
+    def check_idle(self, session_id: int) -> None:
+        """Refuses where an answer is in work."""
+        if session_id in self._by_session:
+            raise Refusal(translate("Workbench", BUSY))
+
+    def options_of(self, node_id: int) -> GenerationOptions | None:
+        """How the answer is drawn that is being written into a node; None where none is."""
+        at_work = (one for answer in self for one in (answer, *answer.strands))
+        return next((one.options for one in at_work if one.node_id == node_id), None)
+
+    async def ended(self) -> None:
+        """Returns when no answer is in work."""
+        await self._idle.wait()
+
+    def stop(self, session_id: int) -> None:
+        """Ends a stream; what arrived is kept."""
+        answer = self._by_session.get(session_id)
+        if answer is not None:
+            answer.stopping = True
+            if answer.task is not None:
+                answer.task.cancel()
+
+    async def settle(self, session: OpenSession) -> None:
+        """Writes what could not be written at the end of an answer.
+
+        Raises:
+            Refusal: It still cannot be written.
+        """
+        ending = session.unsaved
+        if ending is None:
+            return
+        try:
+            await ending.save(self._store)
+        except StoreError as fault:
+            raise Refusal(
+                translate("Workbench", "{0}. The answer on the screen is not saved yet; make room, then try again").format(
+                    fault
+                )
+            ) from fault
+        session.unsaved = None
+        session.states.pop(ending.node_id, None)
+        session.notes.pop(ending.node_id, None)
+
+
+def point(session: WholeSession, node_id: int, index: int | None) -> NewNode:
+    """A continuation of an answer in front of token `index`, or of its end, as a node to be added.
+
+    Raises:
+        Refusal: It cannot be continued there.
+    """
+    if index is not None:
+        return beside(session, node_id, index)
+    node = session.tree.nodes.get(node_id)
+    if node is None:
+        raise Refusal(translate("Workbench", GONE))
+    run = session.runs.get(node_id, EMPTY)
+    if node.role != "assistant" or not began(run):
+        raise Refusal(translate("Workbench", "there is no answer to go on from; click a token of one, and go on from there"))
+    if Finish(int(run.finish[-1])).by_eos:
+        raise Refusal(
+            translate(
+                "Workbench", "the answer is complete; the model ended it itself. Click one of its tokens to go on from there"
+            )
+        )
+    return NewNode(session.id, node_id, "assistant", turn_start=False, status="open")
+
+
+def beside(session: WholeSession, node_id: int, index: int) -> NewNode:
+    """A run that leaves an answer in front of token `index`.
+
+    Raises:
+        Refusal: There is no such token, or it is not the answer's own.
+    """
+    place = session.locate(node_id, index)
+    if place is None:
+        raise Refusal(translate("Workbench", GONE))
+    node, offset = place
+    run = session.runs.get(node.id, EMPTY)
+    if node.role != "assistant":
+        raise Refusal(translate("Workbench", "this is your own text; edit the message to change it"))
+    if offset >= len(run) or int(run.origin[offset]) == Origin.TEMPLATE:
+        raise Refusal(translate("Workbench", "this token belongs to the template, not to the answer"))
+    byte = len(content_of(run[:offset]).encode())
+    new = NewNode(session.id, node.id, "assistant", at_token=offset, at_byte=byte, turn_start=False, status="open")
+    if offset == 0 and not node.turn_start:  # beside the run, not inside it
+        return replace(new, parent_id=node.parent_id, at_token=node.at_token, at_byte=node.at_byte)
+    return new

@@ -8,11 +8,10 @@ from functools import partial
 from typing import Final
 
 from app.supervisor import Supervisor
-from app.workbench.answers.answer import Answer, Given
+from app.workbench.answers.answer import Answer, Given, RunningAnswers, beside
 from app.workbench.answers.provenance import Repeat, stack_made_with
 from app.workbench.answers.provenance_text import how_made, refusal
 from app.workbench.answers.resolve_options import Continued
-from app.workbench.answers.running import RunningAnswers
 from app.workbench.answers.streaming import Prepare, Streaming
 from app.workbench.prompt.prompt import Tokeniser, check_tokens
 from app.workbench.prompt.vocabulary import Vocabulary
@@ -22,7 +21,6 @@ from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import Adapters
 from app.workbench.setup.beginning import AS_TEXT
 from app.workbench.tree.path_tokens import content_of
-from app.workbench.tree.places import beside
 from app.workbench.tree.runs import EMPTY, began, leading_template, pick
 from app.workbench.tree.session import UNTITLED, WholeSession
 from app.workbench.windows import Windows

@@ -12,21 +12,19 @@ from weakref import WeakValueDictionary
 
 from app.faults import STOPPED
 from app.supervisor import Supervisor
-from app.workbench.answers.answer import Answer
+from app.workbench.answers.answer import Answer, RunningAnswers, point
 from app.workbench.answers.columns import Endings, Fan, beams_as, said, spelt
 from app.workbench.answers.completion import CUTS, Ending, judge, stats_of
 from app.workbench.answers.provenance import found_with, plain_options
 from app.workbench.answers.resolve_options import seeded
-from app.workbench.answers.running import RunningAnswers
 from app.workbench.answers.streaming import LONG_PROMPT, STARTING, Streaming
 from app.workbench.prompt.prompt import Tokeniser, check_tokens
 from app.workbench.prompt.recorder import Recorder, ended_by, score_prompt
-from app.workbench.prompt.speaker import Speaker
 from app.workbench.sessions.copying import Copies
 from app.workbench.sessions.open_sessions import OpenSessions
+from app.workbench.setup.adapters import Speaker
 from app.workbench.setup.setups import Asked, Setups
 from app.workbench.tree.path_tokens import content_of
-from app.workbench.tree.places import point
 from app.workbench.tree.runs import EMPTY
 from app.workbench.windows import Windows
 from runtime import (

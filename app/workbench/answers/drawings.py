@@ -11,15 +11,15 @@ import numpy.typing as npt
 
 from app.faults import not_loaded
 from app.supervisor import Supervisor
+from app.workbench.answers.answer import RunningAnswers
 from app.workbench.answers.provenance import MADE, beams_of
 from app.workbench.answers.provenance_text import stack_words
-from app.workbench.answers.running import RunningAnswers
 from app.workbench.prompt.prompt import check_tokens
 from app.workbench.prompt.vocabulary import Vocabulary
 from app.workbench.refusals import GONE, stored
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import Adapters
-from app.workbench.setup.option_sources import spoken_name, with_weights
+from app.workbench.setup.values import spoken_name, with_weights
 from app.workbench.tree.runs import EMPTY
 from app.workbench.tree.session import WholeSession
 from runtime import EngineDiedError, LanguageModel, RuntimeFault, SamplingOptions

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from app.workbench.prompt.speaker import Speaker
-from app.workbench.setup.adapters import engine_name
-from app.workbench.setup.option_sources import DEFAULT
+from app.workbench.setup.adapters import Speaker, engine_name
+from app.workbench.setup.values import DEFAULT
 from runtime import BeamOptions, GenerationOptions, InvalidRequestError, TokenRun, __version__
 from storage import NodeRow
 from ui import AdapterChoice, translate

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.workbench.answers.provenance import MADE, REPEATED, beams_of, stack_made_with
-from app.workbench.prompt.speaker import Speaker
-from app.workbench.setup.option_sources import (
+from app.workbench.setup.adapters import Speaker
+from app.workbench.setup.values import (
     DEFAULT,
     known_word,
     named_options,

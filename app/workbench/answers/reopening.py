@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from app.faults import not_loaded
 from app.supervisor import Supervisor
-from app.workbench.answers.answer import Answer
-from app.workbench.answers.running import OnNote, RunningAnswers
+from app.workbench.answers.answer import Answer, OnNote, RunningAnswers
 from app.workbench.background import BackgroundTasks
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import Adapters
@@ -95,7 +94,8 @@ class Reopening:
         try:
             model = await self._supervisor.model()
             speaker = await self._adapters.speaker(session, model)
-            ids = session.path_ids(session.tree.path(lost.standing))
+            whole = await self._sessions.whole(session.id, lost.standing)
+            ids = whole.path_ids(session.tree.path(lost.standing))
             if 0 < len(ids) <= model.info.context_length:
                 await model.cache_kv_async(ids, adapters=speaker.adapters)
         except EngineDiedError as fault:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from app.workbench.answers.answer import Answer
 from app.workbench.answers.provenance import MADE, beams_of, made_with, options_of, plain_options, stack_made_with
 from app.workbench.answers.provenance_text import refusal, stack_words, words
-from app.workbench.prompt.speaker import Speaker
+from app.workbench.setup.adapters import Speaker
 from app.workbench.setup.setups import Asked
 from app.workbench.setup.values import guessed_by
 from app.workbench.tree.tree import Tree

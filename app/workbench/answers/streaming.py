@@ -13,15 +13,13 @@ import numpy as np
 
 from app.faults import not_loaded
 from app.supervisor import Supervisor
-from app.workbench.answers.answer import Answer, live_stats
+from app.workbench.answers.answer import Answer, RunningAnswers, live_stats
 from app.workbench.answers.completion import CUTS, Ending, judge, stats_of
 from app.workbench.answers.provenance import stack_made_with
 from app.workbench.answers.resolve_options import seeded, settled
-from app.workbench.answers.running import RunningAnswers
 from app.workbench.prompt.prompt import check_tokens
 from app.workbench.prompt.recorder import Recorder, ended_by, score_prompt
-from app.workbench.prompt.speaker import Speaker
-from app.workbench.setup.adapters import Adapters
+from app.workbench.setup.adapters import Adapters, Speaker
 from app.workbench.setup.setups import Asked, Setups
 from app.workbench.tree.path_tokens import content_of
 from app.workbench.tree.runs import EMPTY, began, leading_template

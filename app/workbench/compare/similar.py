@@ -11,13 +11,11 @@ import numpy as np
 
 from app.faults import not_loaded
 from app.supervisor import Supervisor
-from app.workbench.compare.similar_texts import Said, everything_said
-from app.workbench.compare.similar_vectors import Making, Vector, Vectors, limit_of, poolings_of
-from app.workbench.prompt.speaker import Speaker
+from app.workbench.compare.similar_vectors import Making, Said, Vector, Vectors, everything_said, limit_of, poolings_of
 from app.workbench.refusals import GONE
 from app.workbench.sessions.open_sessions import OpenSessions
-from app.workbench.setup.adapters import Adapters
-from app.workbench.setup.option_sources import spoken_name
+from app.workbench.setup.adapters import Adapters, Speaker
+from app.workbench.setup.values import spoken_name
 from app.workbench.tree.outline import outline
 from app.workbench.tree.session import OpenSession
 from runtime import EngineDiedError, MemoryBudgetError, RuntimeFault, UnsupportedFeatureError

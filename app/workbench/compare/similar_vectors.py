@@ -1,22 +1,71 @@
-"""Vectors of turns: those that are remembered, and the others in batches from the model that runs."""
+"""Turns of a session as texts and as vectors: those that are remembered, the others in batches from the model that runs."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from app.workbench.compare.similar_texts import Said
-from app.workbench.prompt.speaker import Speaker
+from app.workbench.refusals import stored
+from app.workbench.setup.adapters import Speaker
+from app.workbench.setup.beginning import Beginning
+from app.workbench.tree.outline import out_of_sight
+from app.workbench.tree.reading import slices
+from app.workbench.tree.session import OpenSession
+from app.workbench.tree.tree import Turn
+from storage import NodeRow, SessionStore
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     from runtime import LanguageModel, Pooling, PromptProgress
+
+IN_WORK: Final = "open"  # a stored answer that nobody has ended yet
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A version of a turn, named by its last node."""
+
+    node_id: int
+    role: str
+    text: str
+    damaged: bool  # part of it cannot be trusted
+
+
+async def everything_said(store: SessionStore, session: OpenSession) -> AsyncIterator[Said]:
+    """All turns that are in sight, oldest first, but those that are being written; what is read for it is not kept.
+
+    Raises:
+        Refusal: The store cannot read them.
+    """
+    hidden = out_of_sight(session.tree, session.pruned)
+    for ids in slices([i for i in session.tree.turn_ends() if i not in hidden]):
+        turns = [session.tree.turn(i) for i in ids if i in session.tree.nodes]
+        wanted = {segment.node.id for turn in turns for segment in turn.segments}
+        rows = {i: session.tree.nodes[i] for i in wanted if session.tree.is_held(i)}
+        unread = sorted(wanted - rows.keys())
+        for row in await stored(store.load_nodes(session.id, unread)) if unread else ():
+            rows[row.id] = row
+        for turn in turns:
+            nodes = [segment.node.id for segment in turn.segments]
+            if all(i in rows and i not in session.states and rows[i].status != IN_WORK for i in nodes):
+                yield _said(turn, rows)
+
+
+def _said(turn: Turn, rows: Mapping[int, NodeRow]) -> Said:
+    nodes = [rows[segment.node.id] for segment in turn.segments]
+    if turn.role == "system":
+        text = Beginning.of(nodes[0]).content
+    else:
+        stops = [*(node.at_byte for node in nodes[1:]), None]
+        parts = [node.text.encode()[:stop] for node, stop in zip(nodes, stops, strict=True)]
+        text = b"".join(parts).decode(errors="replace")
+    return Said(nodes[-1].id, turn.role, text, any(node.damaged for node in nodes))
 
 
 LONGEST: Final = 4096  # tokens that are read of a turn; fewer where the context is smaller

@@ -10,10 +10,9 @@ import numpy as np
 
 from app.supervisor import Supervisor
 from app.workbench.prompt.prompt import check_tokens
-from app.workbench.prompt.speaker import Speaker
 from app.workbench.prompt.vocabulary import Vocabulary
 from app.workbench.sessions.open_sessions import OpenSessions
-from app.workbench.setup.adapters import Adapters, in_words
+from app.workbench.setup.adapters import Adapters, Speaker, in_words
 from app.workbench.windows import Windows
 from runtime import AdapterInfo, CacheReport, EdgeReport, EngineDiedError, LanguageModel, RuntimeFault
 from ui import QT_TRANSLATE_NOOP, CacheCheck, CacheView, EdgeView, Refusal, translate

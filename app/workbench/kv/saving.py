@@ -7,8 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from app.supervisor import Supervisor
-from app.workbench.answers.answer import Answer
-from app.workbench.answers.running import OnNote, RunningAnswers
+from app.workbench.answers.answer import Answer, OnNote, RunningAnswers
 from app.workbench.kv.block_pins import BlockPins
 from app.workbench.windows import Windows
 from runtime import EngineDiedError, LanguageModel, RuntimeFault

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from app.supervisor import Supervisor
-from app.workbench.answers.running import RunningAnswers
+from app.workbench.answers.answer import RunningAnswers
 from app.workbench.background import BackgroundTasks
 from app.workbench.models.settings import Settings
 from app.workbench.models.views import backend_choices, detail_of, fit_of, models_here

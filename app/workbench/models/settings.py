@@ -1,4 +1,4 @@
-"""The settings of the app: read from the data folder field by field, changed one at a time, given to the engine."""
+"""Settings of the app and of single models: read field by field, changed one at a time, given to the engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 
 from app.paths import DataFolder
 from app.supervisor import Supervisor
-from app.workbench.models.load_choices import LoadChoices, options_of
 from app.workbench.models.views import backend_choices, models_here
 from app.workbench.refusals import stored
 from app.workbench.setup.presets import OWN, Presets
@@ -21,6 +20,71 @@ from resources.files import read_regular
 from runtime import EngineDiedError, LoadOptions, RuntimeFault
 from storage import DamageRow, SessionStore, StoreDamagedError, StoreError
 from ui import QT_TRANSLATE_NOOP, AppSettings, Backup, DataFacts, LoadChoice, Refusal, SettingsView, translate
+
+LOADS_SETTING = "models"
+_AS_SET = LoadChoice()
+
+
+class LoadChoices:
+    """By the model's name. All members belong to the window's loop.
+
+    Args:
+        store: Where they are saved.
+    """
+
+    def __init__(self, store: SessionStore) -> None:
+        self._store = store
+        self._held: dict[str, LoadChoice] = {}
+
+    async def load(self) -> None:
+        """Reads them; what cannot be taken is left out."""
+        try:
+            held = await self._store.setting(LOADS_SETTING)
+        except StoreError:  # the settings, read from the same file, say so
+            held = None
+        found = held.items() if isinstance(held, Mapping) else ()
+        choices = {str(name): _read_choice(value) for name, value in found}
+        self._held = {name: choice for name, choice in choices.items() if choice != _AS_SET}
+
+    def of(self, name: str) -> LoadChoice:
+        """What holds for a model alone."""
+        return self._held.get(name, _AS_SET)
+
+    async def keep(self, name: str, choice: LoadChoice) -> None:
+        """From now on; what leaves all to the settings is forgotten.
+
+        Raises:
+            Refusal: It cannot be, or cannot be saved.
+        """
+        try:
+            LoadOptions.from_mapping(options_of(choice))
+        except (RuntimeFault, TypeError) as fault:
+            raise Refusal(str(fault)) from fault
+        others = {each: held for each, held in self._held.items() if each != name}
+        wanted = others if choice == _AS_SET else {**others, name: choice}
+        if wanted != self._held:
+            await stored(self._store.set_setting(LOADS_SETTING, {each: options_of(held) for each, held in wanted.items()}))
+            self._held = wanted
+
+    async def forget(self, name: str) -> None:
+        """The model is gone."""
+        await self.keep(name, _AS_SET)
+
+
+def options_of(choice: LoadChoice) -> dict[str, Any]:
+    """What it says, by the names of `LoadOptions`."""
+    found: dict[str, Any] = {} if choice.context is None else {"context_length": choice.context}
+    return found if choice.weights == "auto" else {**found, "weights": choice.weights}
+
+
+def _read_choice(value: object) -> LoadChoice:
+    known = {name: value[name] for name in ("context_length", "weights") if name in value} if isinstance(value, Mapping) else {}
+    try:
+        made = LoadOptions.from_mapping(known)
+    except (RuntimeFault, TypeError):
+        return _AS_SET
+    return LoadChoice(made.context_length, made.weights)
+
 
 log = logging.getLogger(__name__)
 HINTS = frozenset({"tokens", "models"})  # what is explained once

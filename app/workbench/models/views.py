@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from app.workbench.models.load_choices import words_of
 from ui import BackendChoice, FitView, HubFind, LoadChoice, ModelPlan, Offer, ShelfModel, translate
 
 if TYPE_CHECKING:
@@ -140,3 +139,10 @@ def models_here() -> list[ShelfEntry]:
     from runtime import list_models  # knows every format: loaded when it is first asked, with the window on the screen
 
     return list_models()
+
+
+def words_of(choice: LoadChoice) -> str:
+    """For a row of the shelf; "" where it says nothing."""
+    context = "" if choice.context is None else translate("Workbench", "{0:,} tokens").format(choice.context)
+    weights = "" if choice.weights == "auto" else translate("Workbench", "{0} weights").format(choice.weights)
+    return ", ".join(part for part in (context, weights) if part)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from app.supervisor import Supervisor
-from app.workbench.answers.running import RunningAnswers
+from app.workbench.answers.answer import RunningAnswers
 from app.workbench.prompt.prompt import NewIds, as_run, render_turn
 from app.workbench.sessions.copying import Copies, begin_with
 from app.workbench.sessions.open_sessions import OpenSessions

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from app.supervisor import Supervisor
+from app.workbench.answers.answer import RunningAnswers
 from app.workbench.answers.completion import write_elsewhere
 from app.workbench.answers.provenance import next_branch
-from app.workbench.answers.running import RunningAnswers
 from app.workbench.background import BackgroundTasks
 from app.workbench.refusals import GONE, stored
 from app.workbench.setup.adapters import Adapters, lacks_adapters, stack_of_session

@@ -8,7 +8,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
-from app.workbench.answers.running import RunningAnswers
+from app.workbench.answers.answer import RunningAnswers
 from app.workbench.kv.block_pins import BlockPins
 from app.workbench.prompt.vocabulary import Vocabulary
 from app.workbench.refusals import stored

@@ -6,17 +6,38 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from app.supervisor import Supervisor
 from app.workbench.background import BackgroundTasks
-from app.workbench.prompt.speaker import Speaker, Stack
 from app.workbench.setup.values import SessionValues
 from runtime import AdapterInfo, EngineDiedError, LanguageModel, RuntimeFault
 from ui import AdapterChoice, AdapterLine, Refusal, translate
 
 if TYPE_CHECKING:
     from app.workbench.tree.session import OpenSession
+
+Stack = tuple[tuple[str, float], ...]  # (name in the engine, scale), in order
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """A model, the adapters asked for (None: the model's own stack), and what their numbers are filed under."""
+
+    model: LanguageModel
+    adapters: Stack | None
+    numbers: str
+
+    @classmethod
+    def of(cls, model: LanguageModel, adapters: Stack | None = None) -> Speaker:
+        """The model under these adapters.
+
+        Raises:
+            AdapterError: One of them is not loaded.
+        """
+        return cls(model, adapters, model.info.numbers_under(adapters))
+
 
 log = logging.getLogger(__name__)
 

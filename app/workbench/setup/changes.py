@@ -8,16 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.supervisor import Supervisor
-from app.workbench.answers.running import RunningAnswers
+from app.workbench.answers.answer import RunningAnswers
 from app.workbench.models.downloads import Downloads
-from app.workbench.prompt.vocabulary import Vocabulary
+from app.workbench.prompt.vocabulary import Vocabulary, with_ids
 from app.workbench.sessions.copying import Copies
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import Adapters, values_of
 from app.workbench.setup.beginning import Beginning, as_text, left_out, names_of, read_tools
 from app.workbench.setup.presets import Presets
 from app.workbench.setup.setups import Setups
-from app.workbench.setup.token_names import with_ids
 from app.workbench.setup.values import MOST_ADAPTERS, OPTIONS, SessionValues, grammar_of, guess_problem
 from app.workbench.tree.session import OpenSession
 from app.workbench.windows import Windows

@@ -10,9 +10,8 @@ from typing import Any
 from app.supervisor import Supervisor
 from app.workbench.refusals import stored
 from app.workbench.setup.adapters import Adapters, lines, stack_of, values_of
-from app.workbench.setup.option_sources import source_words
 from app.workbench.setup.presets import Presets
-from app.workbench.setup.values import OPTIONS, Branch, SessionValues, guess_problem, read_values
+from app.workbench.setup.values import OPTIONS, Branch, SessionValues, guess_problem, read_values, source_words
 from app.workbench.tree.session import OpenSession
 from runtime import GenerationOptions, ModelInfo, ResolvedOptions, RuntimeFault, resolve_options
 from storage import SessionStore, StoreError

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-from app.workbench.tree.path_columns import Course
+from app.workbench.tree.node_index import Course
 from app.workbench.tree.tree import Tree, is_hidden
 from storage import NodeRow
 from ui import QT_TRANSLATE_NOOP, BranchRow, translate

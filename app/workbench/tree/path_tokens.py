@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from app.workbench.setup.beginning import Beginning
-from app.workbench.tree.path_columns import Bool, Course, Int64
+from app.workbench.tree.node_index import Bool, Course, Int64
 from app.workbench.tree.runs import BROKEN, EMPTY, Runs
 from app.workbench.tree.tree import Segment, Tree, Turn
 from runtime import Origin, TokenRun, texts_of

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from app.workbench.tree.path_columns import Int64
+from app.workbench.tree.node_index import Int64
 from runtime import Finish, Origin, StageTable, TokenRun, texts_of
 
 LEAST_ROOM = 64  # rows

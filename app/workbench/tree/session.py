@@ -321,13 +321,12 @@ class WholeSession(OpenSession):
 
         Raises:
             Refusal: Some of them are damaged.
-            LookupError: Some of them are of another path, which was not read.
         """
         self.check_sound(segments)
         ids: list[int] = []
         for segment in segments:
-            if segment.node.id not in self.runs and segment.node.token_count and segment.node.id not in self.states:
-                raise LookupError(f"the tokens of node {segment.node.id} were not read")
+            known = segment.node.id in self.runs or segment.node.id in self.states
+            assert known or not segment.node.token_count, segment.node.id  # else it is of another path than was read
             ids.extend(self.runs.get(segment.node.id, EMPTY).ids.tolist()[: segment.stop])
         return ids
 

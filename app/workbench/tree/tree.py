@@ -6,8 +6,7 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from app.workbench.tree.node_index import NONE, Links
-from app.workbench.tree.path_columns import Course
+from app.workbench.tree.node_index import NONE, Course, Links
 from storage import NodeColumns, NodeRow
 
 

@@ -99,7 +99,7 @@ def test_the_same_model_with_other_weights(play: Play) -> None:
 
 
 def test_where_the_kl_begins_is_told(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.workbench.compare.second_model.MOST_ROWS", 5)
+    monkeypatch.setattr("app.workbench.compare.comparison.MOST_ROWS", 5)
 
     async def scene(s: Scene) -> None:
         session_id, _ = await answered(s)

@@ -13,7 +13,7 @@ import pytest
 
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench, Services
-from app.workbench.compare import second_engine, second_model
+from app.workbench.compare import comparison, second_engine
 from app.workbench.compare.second_choices import second_choices
 from runtime import (
     Fit,
@@ -123,7 +123,7 @@ def test_where_memory_is_short_it_is_asked_first(play: Play, monkeypatch: pytest
         asked.append((choice, tokens))
         return Fit("fake", tokens, 1, 4_200_000_000, 1, 1, 1, 8_000_000_000, 1_100_000_000, 0)
 
-    monkeypatch.setattr(second_model, "room_for", room_for)
+    monkeypatch.setattr(comparison, "room_for", room_for)
 
     async def scene(s: Scene) -> None:
         session_id, _ = await answered(s)
