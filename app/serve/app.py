@@ -85,8 +85,11 @@ class Read:
 
 async def _models(engine: Engine) -> ModelList:
     """The model that is served."""
-    info = (await engine.model()).info
-    return ModelList([ModelCard(engine.name, engine.created, info.context_length, info.name)])
+    model = await engine.model()
+    info = model.info
+    card = ModelCard(engine.name, engine.created, info.context_length, info.name)
+    card.vocab_size, card.tokenizer_digest, card.eos_token_ids = info.vocab_size, model.tokenizer_digest, model.eos_token_ids
+    return ModelList([card])
 
 
 async def _health(engine: Engine) -> bytes:

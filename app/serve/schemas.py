@@ -318,6 +318,9 @@ class ModelCard(Struct):
     owned_by: str = "elsewise"
     object: str = "model"
     parent: str | None = None
+    vocab_size: int = 0
+    tokenizer_digest: str = ""  # `LanguageModel.tokenizer_digest`: a client with the same tokenizer can prove it
+    eos_token_ids: tuple[int, ...] = ()
 
 
 class ModelList(Struct):

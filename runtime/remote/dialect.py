@@ -176,6 +176,7 @@ class Chunk:
 
     Attributes:
         pieces: Its new tokens.
+        text: Theirs, without that of a token that ended the answer.
         finish: "stop", "length" or another word of the server's on the last chunk.
         stopped_by: The token id that ended it, where the server says so.
         prompt: Scores of the prompt's tokens, None for the first.
@@ -191,6 +192,7 @@ class Chunk:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     generated: int | None = None
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)

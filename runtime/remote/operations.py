@@ -348,8 +348,8 @@ class RemoteOperations:
         async with self._some, self._request("generate", len(ids), options.seed) as request:
             try:
                 async with aclosing(self._pieces(asked, request)) as pieces:
-                    async for piece, finish in pieces:
-                        await self._take(answer, piece, finish, asked, ends)
+                    async for piece, finish, shown in pieces:
+                        await self._take(answer, piece, finish, asked, ends, shown)
                         request.token()
                         answer.deliver(paced=finish is None and not answer.finish)
                         if answer.finish:
@@ -362,8 +362,10 @@ class RemoteOperations:
                 answer.flush()
                 request.finish = (answer.finish.label or "done") if answer.new_ids else "done"
 
-    async def _take(self, answer: Answer, piece: Piece, finish: str | None, asked: Completion, ends: set[int]) -> None:
-        """Takes one token of the server's into the answer."""
+    async def _take(
+        self, answer: Answer, piece: Piece, finish: str | None, asked: Completion, ends: set[int], shown: str
+    ) -> None:
+        """Takes one token of the server's into the answer; `shown`: the text of its chunk, for the last one."""
         assert piece.token is not None  # `_pieces` has found it
         token = piece.token
         if not 0 <= token < self.text.vocab:
@@ -372,19 +374,23 @@ class RemoteOperations:
         tops = scores.top_ids
         await self.text.learn([token, *tops[tops >= 0].tolist()])
         if finish == "stop" and asked.eos is None and self._dialect.returns_eos:
-            ends.add(token)  # the server knows by itself what ends an answer
+            own = self.text.facts.byte_vocab[token].decode(errors="replace")
+            if not (own and shown.endswith(own)):
+                ends.add(token)  # the server knows by itself what ends an answer, and shows no text of it
         answer.take(token, math.nan)
         answer.record(scores, 0)
         if finish is not None and not answer.finish:
-            answer.finish = Finish.STOP if finish == "stop" else Finish.LENGTH
+            complete = Finish.STOP if asked.grammar is None else Finish.GRAMMAR
+            answer.finish = complete if finish == "stop" else Finish.LENGTH
 
-    async def _pieces(self, asked: Completion, request: _Request) -> AsyncGenerator[tuple[Piece, str | None], None]:
+    async def _pieces(self, asked: Completion, request: _Request) -> AsyncGenerator[tuple[Piece, str | None, str], None]:
         """The tokens of an answer, the last one with what the server says of its end.
 
         A token is held back until the next event, where a server tells the end in an event of its own.
         """
         held: Piece | None = None
         finish: str | None = None
+        shown = ""
         quiet = seen = 0
         path, body = self._dialect.request(asked, self._abilities, stream=True)
         async with aclosing(self._client.events(path, body, within=_within(asked))) as events:
@@ -398,27 +404,27 @@ class RemoteOperations:
                 quiet = 0 if pieces else quiet + 1
                 if quiet > _EMPTY_EVENTS:
                     raise malformed(f"{quiet:,} events without a token")
-                finish = finish or chunk.finish
+                finish, shown = chunk.finish, chunk.text
                 for piece in pieces:
                     if held is not None:
-                        yield held, None
+                        yield held, None, ""
                     held = piece
                 if chunk.finish is not None and chunk.stopped_by is not None and self._needs_eos(held, chunk.stopped_by):
                     if held is not None:
-                        yield held, None
+                        yield held, None, ""
                     held = Piece(chunk.stopped_by, "", None, None)
                 if held is not None and finish is None and self._dialect.returns_eos:
-                    yield held, None
+                    yield held, None, ""
                     held = None
                 if finish is not None:
                     break
             if finish is None:
                 if held is not None:
-                    yield held, None
+                    yield held, None, ""
                 raise RemoteError(f"{self._client.address.host} ended the answer without saying why", "lost")
             await self._count_rest(events, asked, request)
         if held is not None:
-            yield held, finish
+            yield held, finish, shown
 
     async def _count_rest(self, events: AsyncGenerator[bytes, None], asked: Completion, request: _Request) -> None:
         """What follows the last token counts tokens, and is not worth waiting for."""

@@ -23,6 +23,7 @@ from runtime.options.resolution import AnswerEnds
 from runtime.remote.dialect import Abilities, Completion, Dialect, Facts, Prompt, malformed
 from runtime.remote.http import HttpClient
 from runtime.session.manifest import tokenizer_digest
+from runtime.shelf.model_shelf import list_models
 from runtime.shelf.source import resolve
 from runtime.text.chat import render_chat_ids, wants_bos
 from runtime.text.utf8 import clean_text
@@ -265,6 +266,7 @@ async def choose_text(
     candidates: list[str | Path] = [tokenizer] if named and tokenizer is not None else []
     if tokenizer is None:
         candidates = [name for name in facts.names if is_model_id(name) or client.address.loopback]
+        candidates += [entry.name for entry in await asyncio.to_thread(list_models) if entry.title in facts.names]
     for candidate in candidates:
         try:
             folder = await asyncio.to_thread(text_folder, candidate)

@@ -191,6 +191,10 @@ class Elsewise(VLLM):
     name = "elsewise"
     grammars = frozenset({"json_schema", "regex", "lark"})
 
+    async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
+        """As vLLM's, but for the salt: all clients share one cache."""
+        return replace(await super().abilities(client, facts, probe), cache_salt=False)
+
     def recognise(self, probe: Probe) -> str | None:
         """Models that it owns."""
         if any(entry.get("owned_by") == "elsewise" for entry in probe.models):

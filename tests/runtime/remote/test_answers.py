@@ -18,7 +18,7 @@ from runtime import (
     UnsupportedFeatureError,
     connect,
 )
-from tests.runtime.remote.servers import Server, serving
+from tests.runtime.remote.servers import Server, event, serving, start_events
 
 PROMPT = "Once upon"
 MESSAGES = [{"role": "user", "content": "Say something"}]
@@ -126,6 +126,18 @@ def test_timings_have_the_seed_and_the_cached_tokens(remote: LanguageModel) -> N
     list(remote.generate_sync([1, 2, 3, 4], max_tokens=3, seed=99))
     timings = remote.metrics().recent[-1]
     assert (timings.seed, timings.prompt_tokens, timings.reused, timings.computed) == (99, 4, 3, 1)
+
+
+@pytest.mark.parametrize(("text", "finish"), [("A", "grammar"), ("", "eos")])
+def test_a_grammar_s_own_end_is_no_end_of_text(server: Server, remote: LanguageModel, text: str, finish: str) -> None:
+    async def last(writer: Any) -> None:
+        start_events(writer)
+        event(writer, {"choices": [{"index": 0, "text": text, "token_ids": [65], "finish_reason": "stop"}]})
+        writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+
+    server.raw["/v1/completions"] = last
+    answer = remote.complete_sync("x", GenerationOptions(grammar=Grammar.regex("A")))
+    assert (answer, answer.finish_reason, answer.incomplete) == (text, finish, False)
 
 
 def test_a_grammar_goes_to_the_server(server: Server, remote: LanguageModel) -> None:

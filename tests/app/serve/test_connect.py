@@ -1,0 +1,80 @@
+"""The two ends together: what is asked through `connect` of our own server is what the model itself answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime import GenerationOptions, Grammar, LanguageModel, connect
+from tests.app.serve.conftest import Served
+from tests.tiny_models import tiny_path
+
+TEXT = "def read(self, size=-1):"
+MESSAGES = [{"role": "user", "content": "Read a file"}]
+
+
+@pytest.fixture(scope="module", params=["local", "server"])
+def remote(served: Served, request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
+    with connect(served.url, tokenizer=tiny_path("llama") if request.param == "local" else "server") as made:
+        assert made.info.backend == "elsewise"
+        assert made.info.options["tokenizer"] == request.param
+        yield made
+
+
+def test_numbers(served: Served, remote: LanguageModel) -> None:
+    model, ids = served.model, served.model.tokenize(TEXT)
+    assert remote.tokenize(TEXT) == ids
+    np.testing.assert_allclose(remote.next_token_logprobs_sync(ids), model.next_token_logprobs_sync(ids), atol=1e-5)
+    ours, theirs = model.top_logprobs_sync(ids, 8, chosen=[3, 500]), remote.top_logprobs_sync(ids, 8, chosen=[3, 500])
+    assert theirs.ids.tolist() == ours.ids.tolist()
+    assert theirs.chosen == pytest.approx(ours.chosen, abs=1e-5)
+    scored = list(zip(model.score_sync(ids, 3), remote.score_sync(ids, 3), strict=True))
+    assert [b.rank for _, b in scored] == [a.rank for a, _ in scored]
+    own = np.array([[a.logprob, b.logprob] for a, b in scored[1:]], np.float32)
+    np.testing.assert_allclose(own[:, 0], own[:, 1], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.0, "max_tokens": 12},
+        {"temperature": 0.9, "max_tokens": 30, "seed": 7},
+        {"temperature": 0.9, "max_tokens": 30, "seed": 7, "ignore_eos": True, "top_k": 5},
+        {"temperature": 0.0, "max_tokens": 20, "stop": ("e",)},
+    ],
+)
+def test_answers(served: Served, remote: LanguageModel, options: dict[str, Any]) -> None:
+    ids = served.model.tokenize(TEXT)
+    ours, theirs = list(served.model.generate_sync(ids, **options)), list(remote.generate_sync(ids, **options))
+    assert [(b.token_id, b.finish_reason) for b in theirs] == [(a.token_id, a.finish_reason) for a in ours]
+    prompt = served.model.render_chat(MESSAGES)
+    assert remote.render_chat(MESSAGES) == prompt
+
+
+def test_grammars(served: Served, remote: LanguageModel) -> None:
+    options = GenerationOptions(max_tokens=20, grammar=Grammar.regex("(yes|no)"), seed=3)
+    assert remote.complete_sync(MESSAGES, options) == served.model.complete_sync(MESSAGES, options)
+    lark = GenerationOptions(max_tokens=20, grammar=Grammar.lark('start: "maybe"'))
+    assert remote.complete_sync(MESSAGES, lark) == "maybe"
+
+
+def test_embeddings(served: Served, remote: LanguageModel) -> None:
+    np.testing.assert_allclose(remote.embed_sync(["a", "bc"]), served.model.embed_sync(["a", "bc"]), atol=1e-5)
+
+
+def test_a_stopped_answer_leaves_nothing_behind(served: Served, remote: LanguageModel) -> None:
+    async def begin() -> None:
+        async with aclosing(remote.generate(served.model.tokenize(TEXT), max_tokens=2000, ignore_eos=True)) as records:
+            await anext(records)
+
+    asyncio.run(begin())
+    for _ in range(200):
+        if served.model.metrics().requests_active == 0:
+            break
+        asyncio.run(asyncio.sleep(0.02))
+    assert served.model.metrics().requests_active == 0
