@@ -223,7 +223,7 @@ def test_the_texts_name_targets_and_commands_that_exist() -> None:
     text = "".join((*PAGES.values(), *((ROOT / file).read_text("utf-8") for file in ("SECURITY.md", "CHANGELOG.md"))))
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets
-    for command in set(re.findall(r"\belsewise ((?:ask|bench|chat|doctor|embed|score|models \w+|sessions \w+))\b", text)):
+    for command in set(re.findall(r"\belsewise ((?:ask|bench|chat|doctor|embed|score|serve|models \w+|sessions \w+))\b", text)):
         done = CliRunner().invoke(cli, [*command.split(), "--help"])
         assert done.exit_code == 0, f"{command}: {done.output}"
 

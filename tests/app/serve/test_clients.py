@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.app.serve.conftest import Served
+from tests.pages import PAGES, blocks
 from tests.tiny_models import tiny_path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -115,6 +116,12 @@ def test_the_openai_client(served: Served, python: Path, tmp_path: Path) -> None
     assert "tools" in said["tools"]  # the tiny model's template has no place for them
     np.testing.assert_allclose(said["vectors"], served.model.embed_sync(["one", "two"]), atol=1e-6)
     assert said["faults"] == [404, 400, 415]
+
+
+def test_the_documentation_s_example(served: Served, python: Path, tmp_path: Path) -> None:
+    (example,) = blocks(PAGES["docs/server.md"], "py")
+    out = run([str(python), "-c", example.replace("http://localhost:8080", served.url)], tmp_path)
+    assert "decoded_token" in out
 
 
 TASK = """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 from runtime import GenerationOptions, SamplingOptions, run_sync
 from tests.app.serve.conftest import Served
+from tests.pages import PAGES, blocks
 
 PATH = "/v1/completions"
 IDS = [336, 659, 480, 940, 5, 6, 7]
@@ -191,3 +194,16 @@ def test_a_stream_adds_up_to_the_whole_answer(served: Served, extra: dict[str, A
 
 def test_usage_of_a_stream_comes_only_where_it_is_asked_for(served: Served) -> None:
     assert all("usage" not in chunk for chunk in served.stream(PATH, prompt=IDS, max_tokens=2))
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_documentation_s_commands_run(served: Served) -> None:
+    (block,) = blocks(PAGES["docs/server.md"], "bash")
+    commands = block.replace("\\\n", " ").splitlines()
+    assert len(commands) >= 8
+    for command in commands:
+        line = command.replace("http://localhost:8080", served.url).replace("curl ", "curl --fail-with-body --noproxy '*' ")
+        line = line.replace("504, 3575, 282", "504, 575, 282")  # ids of a larger vocabulary
+        done = subprocess.run(["bash", "-euc", line], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        assert done.stdout
