@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # One worker per processor, four at most (each may have engines of its own); the one that is done first takes over from the others.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: run help setup model lint test test-fast test-slow reliability bench bench-quick screenshots sample system clean
+.PHONY: run help setup model lint test test-fast test-slow test-vllm reliability bench bench-quick screenshots sample system clean
 
 run: setup  ## sets everything up and opens the window (what `make` alone does)
 	$(BIN)/elsewise
@@ -49,6 +49,10 @@ test-fast: setup  ## the tests alone; PYTEST_ARGS=... adds options of pytest
 
 test-slow: setup  ## SmolLM2, fault sweeps
 	OMP_NUM_THREADS=1 $(PYTEST) -m slow $(PYTEST_ARGS)
+
+test-vllm: setup  ## the tests against a real vLLM, which it fetches into an environment of its own (Linux, 3.4 GB)
+	PYTHON="$(PYTHON)" sh packaging/vllm.sh .cache/vllm
+	ELSEWISE_VLLM=.cache/vllm OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow tests/runtime/remote/test_vllm.py
 
 reliability: setup  ## kills, bad disks, damage, mutants: one table (docs/reliability.md); RELIABILITY_ARGS="--short --only disk" adds options
 	TMPDIR="$$(sh packaging/scratch.sh)" $(BIN)/python -m tests.reliability $(RELIABILITY_ARGS)
