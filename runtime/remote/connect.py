@@ -41,6 +41,7 @@ async def connect_async(
     dialect: str | None = None,
     tokenizer: str | Path | None = None,
     cache_salt: str = "",
+    sampling: str = "server",
     plain_http: bool = False,
     idle_seconds: float = IDLE_SECONDS,
     **options: Any,
@@ -58,6 +59,9 @@ async def connect_async(
         tokenizer: A folder or a name on the shelf, or "server"; None looks on the shelf by the model's names and takes
             what is proven the same, else the server's.
         cache_salt: Separates the server's prefix cache from that of others (vLLM, Elsewise).
+        sampling: "server" draws there and streams. "here" draws each token with the sampler of this machine, one request for
+            each: what a local model draws with the seed, where the server's alternatives are enough for it (greedy, `top_k`
+            within them, or all of them), and refused where they are not.
         plain_http: Allows unencrypted HTTP to another machine.
         idle_seconds: Seconds without news after which a request fails.
         options: `chat_format`, `chat_template`, `chat_template_file`, `add_bos` and `context_length` of `LoadOptions`.
@@ -71,16 +75,18 @@ async def connect_async(
     address = Address.parse(base_url, plain_http=plain_http)
     foreign = [name for name in options if name not in _TEXT_OPTIONS]
     if foreign:
-        known = ["api_key", "dialect", "tokenizer", "cache_salt", "plain_http", "idle_seconds", *_TEXT_OPTIONS]
+        known = ["api_key", "dialect", "tokenizer", "cache_salt", "sampling", "plain_http", "idle_seconds", *_TEXT_OPTIONS]
         raise InvalidRequestError(f"unknown option {foreign[0]!r} of connect: {nearest(foreign[0], known)}")
     if dialect is not None and dialect not in BY_NAME:
         raise InvalidRequestError(f"unknown dialect {dialect!r}: {nearest(dialect, BY_NAME)}")
     if api_key is not None and not (isinstance(api_key, str) and api_key.isascii() and api_key.isprintable()):
         raise InvalidRequestError("api_key is one line of printable ASCII characters; what was given is not shown")
+    if sampling not in ("server", "here"):
+        raise InvalidRequestError(f"sampling is 'server' or 'here', not {sampling!r:.60}")
     load = LoadOptions.from_mapping(options)
     client = HttpClient(address, (api_key or "").strip(), idle=idle_seconds)
     thread = LoopThread("elsewise-remote")
-    future = thread.submit(_connected(thread, client, model, dialect, tokenizer, cache_salt, load))
+    future = thread.submit(_connected(thread, client, model, dialect, tokenizer, cache_salt, sampling, load))
     try:
         return LanguageModel(await settled(future))
     except BaseException:
@@ -100,6 +106,7 @@ async def _connected(
     named: str | None,
     tokenizer: str | Path | None,
     salt: str,
+    sampling: str,
     options: LoadOptions,
 ) -> Transport:
     probe = await _probe(client)
@@ -110,7 +117,9 @@ async def _connected(
     text = await choose_text(dialect, client, facts, abilities, tokenizer=tokenizer, options=options, vocab=vocab)
     info = _info(client.address, dialect, version, facts, abilities, text, options)
     log.info("connected to %s at %s (%s %s)", facts.model, client.address.url, dialect.name, version)
-    return RemoteTransport(thread, client, RemoteOperations(client, dialect, facts, abilities, text, info, salt))
+    here = sampling == "here"
+    operations = RemoteOperations(client, dialect, facts, abilities, text, info, salt, draws_here=here)
+    return RemoteTransport(thread, client, operations)
 
 
 async def _probe(client: HttpClient) -> Probe:

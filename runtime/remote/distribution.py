@@ -37,12 +37,18 @@ def dense(found: Alternatives, vocab: int) -> Float32:
     Raises:
         RemoteError: Some are missing, or they do not make up one distribution.
     """
+    row = truncated(found, vocab)
+    ids, mass = found.keys, float(np.exp(row.astype(np.float64)).sum())
+    if len(ids) != vocab or abs(mass - 1.0) > 0.01:
+        raise malformed(f"{len(ids):,} of {vocab:,} log-probabilities with a probability of {mass:.3f} together")
+    return row
+
+
+def truncated(found: Alternatives, vocab: int) -> Float32:
+    """``(vocab,)`` of the likeliest ids, minus infinity for all others: for a sampler that keeps some of these alone."""
     ids, values = checked_ids(found, vocab)
     row = np.full(vocab, -np.inf, np.float32)
     row[ids] = values
-    mass = float(np.exp(row.astype(np.float64)).sum())
-    if len(ids) != vocab or abs(mass - 1.0) > 0.01:
-        raise malformed(f"{len(ids):,} of {vocab:,} log-probabilities with a probability of {mass:.3f} together")
     return row
 
 

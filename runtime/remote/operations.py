@@ -31,13 +31,16 @@ from runtime.numerics.pooling import Pooling
 from runtime.options.generation import GenerationOptions
 from runtime.options.priority import Priority
 from runtime.options.resolution import resolve_options
+from runtime.options.sampling import DEFAULTS
 from runtime.records import Finish, Float32, Int32, Origin, TokenRun, TopLogprobs
 from runtime.remote.dialect import FULL, Abilities, Chunk, Completion, Dialect, Facts, Piece, malformed
 from runtime.remote.dialects.openai import FULL_BYTES
-from runtime.remote.distribution import answer_scores, dense, prompt_scores, top_of
+from runtime.remote.distribution import answer_scores, dense, prompt_scores, top_of, truncated
 from runtime.remote.http import FIRST_SECONDS, FIRST_SECONDS_PER_TOKEN, MOST_SMALL_BYTES, HttpClient
 from runtime.remote.text import RemoteText
+from runtime.sampling.chain import make_sampler
 from runtime.sampling.draw import fresh_seed
+from runtime.sampling.report import SHOWN
 from runtime.scheduler.decode.stream import Stream as Answer
 from runtime.scheduler.jobs import GenerateJob
 from runtime.text.utf8 import Utf8Stream, texts_of
@@ -84,6 +87,7 @@ class RemoteOperations:
         text: Between text and ids.
         info: Of the model.
         salt: Of the server's cache; empty for none.
+        draws_here: Tokens are drawn by the sampler of this machine.
     """
 
     def __init__(
@@ -95,9 +99,11 @@ class RemoteOperations:
         text: RemoteText,
         info: ModelInfo,
         salt: str = "",
+        draws_here: bool = False,
     ) -> None:
         self._client, self._dialect, self._facts, self._abilities = client, dialect, facts, abilities
         self.text, self.info, self._salt = text, info, salt
+        self._draws_here = draws_here
         self._some, self._whole = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(_FULL_AT_ONCE)
         self._inflight: dict[Hashable, _Shared] = {}
         self._counters = Counters()
@@ -318,7 +324,8 @@ class RemoteOperations:
             raise UnsupportedFeatureError(f"{host} begins a grammar at the answer's beginning alone; leave grammar_prefix out")
         self._model(chosen.adapters)
         seed = fresh_seed() if chosen.seed is None else chosen.seed
-        return replace(chosen, seed=seed)
+        recorded = max(chosen.top_k, SHOWN) if chosen.stages and self._draws_here else chosen.top_k
+        return replace(chosen, seed=seed, top_k=recorded)
 
     async def _answer(self, ids: Int32, options: GenerationOptions, on_run: Callable[[TokenRun], None]) -> None:
         """One streamed answer.
@@ -344,7 +351,15 @@ class RemoteOperations:
         )
         most = limit if self._abilities.token_ids else limit * _IDS_OF_A_TOKEN  # a piece of text may be several tokens here
         job = GenerateJob(ids, None, Priority.CHAT, options=replace(options, max_tokens=most), on_run=on_run)
+        if self._draws_here:
+            assert options.seed is not None  # drawn where options are resolved
+            pieces_of = self.text.facts.byte_vocab
+            job.sampler = make_sampler(options.sampling, options.seed, options.branch, pieces=lambda: pieces_of)
         answer = Answer(job, self.text.facts.byte_vocab, ends, self.info.context_length - 1, Utf8Stream())
+        if self._draws_here:
+            async with self._request("generate", len(ids), options.seed) as request:
+                await self._draw(answer, asked, request)
+            return
         async with self._some, self._request("generate", len(ids), options.seed) as request:
             try:
                 async with aclosing(self._pieces(asked, request)) as pieces:
@@ -361,6 +376,57 @@ class RemoteOperations:
             finally:
                 answer.flush()
                 request.finish = (answer.finish.label or "done") if answer.new_ids else "done"
+
+    async def _draw(self, answer: Answer, asked: Completion, request: _Request) -> None:
+        """An answer drawn here, one request for each token: exactly what a model of this machine draws with the seed."""
+        width = self._alternatives_to_draw(answer.job.options)
+        limit, most = (self._whole, FULL_BYTES) if width == FULL else (self._some, _bytes_of(1, width))
+        path = answer.job.ids.tolist()
+        plain = replace(asked, max_tokens=1, alternatives=width, options=None, seed=None, eos=None)
+        try:
+            while not answer.finish:
+                async with limit:
+                    chunk = await self._asked(replace(plain, prompt=self.text.prompt(path)), most)
+                request.counted(chunk)
+                piece = self._by_id(_only_piece(chunk))
+                if piece.alternatives is None:
+                    raise malformed("no alternatives to draw from")
+                row = (dense if width == FULL else truncated)(piece.alternatives, self.text.vocab)
+                token, u = answer.draw(row)
+                path.append(token)
+                scores = answer_scores(piece, token, answer.job.options.top_k, len(piece.alternatives.keys), self.text.vocab)
+                await self.text.learn([token, *scores.top_ids[scores.top_ids >= 0].tolist()])
+                answer.take(token, u)
+                answer.record(scores, 0)
+                request.token()
+                answer.deliver()
+        finally:
+            answer.flush()
+            request.finish = answer.finish.label or "done"
+
+    def _alternatives_to_draw(self, options: GenerationOptions) -> int:
+        """How many of the likeliest a draw needs to be exact.
+
+        Raises:
+            FullVocabUnavailableError: All, and the server does not give them.
+            UnsupportedFeatureError: A grammar, or a repetition penalty, which depends on raw logits.
+        """
+        chosen = {name: value for name, value in options.sampling.given().items() if value != DEFAULTS[name]}
+        if options.grammar is not None or "repetition_penalty" in chosen:
+            what = "a repetition penalty depends on raw logits" if options.grammar is None else "a grammar is the server's"
+            raise UnsupportedFeatureError(f"{what}, which are not here: connect with sampling='server'")
+        edits = {"presence_penalty", "frequency_penalty", "dry_multiplier", "logit_bias", "banned_tokens", "order"} & set(
+            chosen
+        )
+        most, kept = self._abilities.alternatives, int(chosen.get("top_k", 0))
+        if not edits and not options.stages and (options.sampling.temperature == 0.0 or 0 < kept <= most):
+            return max(1, kept, min(options.top_k, most))
+        if self._abilities.full_vector:
+            return FULL
+        raise FullVocabUnavailableError(
+            f"{self._client.address.host} gives {most:,} alternatives: a draw from them is exact where it is greedy, or with "
+            f"top_k of 1 to {most:,}, and without penalties and biases; set top_k, or connect with sampling='server'"
+        )
 
     async def _take(
         self, answer: Answer, piece: Piece, finish: str | None, asked: Completion, ends: set[int], shown: str

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from runtime import (
+    FullVocabUnavailableError,
     GenerationOptions,
     Grammar,
     LanguageModel,
@@ -126,6 +127,41 @@ def test_timings_have_the_seed_and_the_cached_tokens(remote: LanguageModel) -> N
     list(remote.generate_sync([1, 2, 3, 4], max_tokens=3, seed=99))
     timings = remote.metrics().recent[-1]
     assert (timings.seed, timings.prompt_tokens, timings.reused, timings.computed) == (99, 4, 3, 1)
+
+
+@pytest.mark.parametrize("cap", [-1, 20])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.0, "max_tokens": 10},
+        {"temperature": 1.3, "sampler": {"top_k": 20, "top_p": 0.9}, "max_tokens": 30, "seed": 5},
+        {
+            "temperature": 0.7,
+            "sampler": {"top_k": 12, "min_p": 0.1, "typical_p": 0.9},
+            "max_tokens": 30,
+            "seed": 6,
+            "branch": 2,
+        },
+        {"temperature": 1.0, "sampler": {"xtc_probability": 0.9, "top_k": 5}, "max_tokens": 20, "seed": 9, "stop": ("e",)},
+        {"temperature": 1.0, "sampler": {"presence_penalty": 0.5, "dry_multiplier": 0.8}, "max_tokens": 12, "seed": 1},
+        {"temperature": 1.0, "max_tokens": 12, "seed": 2, "stages": True},
+    ],
+)
+def test_drawn_here_it_is_what_a_local_model_draws(
+    model: LanguageModel, folder: Path, options: dict[str, Any], cap: int
+) -> None:
+    sampling = SamplingOptions(temperature=options["temperature"], **options.get("sampler", {}))
+    rest = {name: value for name, value in options.items() if name not in ("temperature", "sampler")}
+    chosen = GenerationOptions(sampling=sampling, **rest)
+    with serving(model, cap=cap) as server, connect(server.base_url, tokenizer=folder, sampling="here") as remote:
+        whole = "stages" in options or "presence_penalty" in options.get("sampler", {})
+        if whole and cap > 0:
+            with pytest.raises(FullVocabUnavailableError, match="a draw from them is exact"):
+                list(remote.generate_sync([1, 2, 3], chosen))
+            return
+        ours, theirs = list(model.generate_sync([1, 2, 3], chosen)), list(remote.generate_sync([1, 2, 3], chosen))
+        assert list(map(told, theirs)) == list(map(told, ours))
+        assert [record.redrawn for record in theirs] == [record.redrawn for record in ours]
 
 
 @pytest.mark.parametrize(("text", "finish"), [("A", "grammar"), ("", "eos")])
