@@ -350,8 +350,13 @@ class Chat:
             self._status.stop()
             self._finish = Finish(int(event.run.finish[-1]))
             self._wrapper.write(_text(event.run))
-        elif isinstance(event, TurnChanged) and event.turn.note and self._wrapper is not None and console.is_terminal:
-            self._status.update(event.turn.note)
+        elif isinstance(event, TurnChanged) and self._wrapper is not None:
+            self._show_progress(event.turn)
+
+    def _show_progress(self, turn: TurnView) -> None:
+        """What an answer waits for, where it has not begun."""
+        if turn.note and turn.status is TurnStatus.WAITING and console.is_terminal:
+            self._status.update(turn.note)
             self._status.start()
 
 

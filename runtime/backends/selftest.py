@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
+import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -15,12 +19,15 @@ from runtime.backends.packed import Float32, PackedBackend, chain_parents
 from runtime.backends.tree import ROOT, Int64
 from runtime.errors import MemoryBudgetError, ModelLoadError, RuntimeFault
 from runtime.info import ModelInfo
+from runtime.loading.measurements import keep_measurement, measurement
 from runtime.loading.progress import report_checking
+from runtime.version import __version__
 
 log = logging.getLogger(__name__)
 Warnings = tuple[str, ...]
 
 TOLERANCES = {"float32": 1e-3, "float16": 6e-2, "bfloat16": 4e-1}  # nats between log-probabilities
+WORTH_SECONDS = 0.05  # for the first forward, beyond which it is worth remembering that it gave numbers
 SLOW_SECONDS = 0.25  # for the first forward, beyond which the first chunk of a prompt is a small one
 _TOP = 20  # tokens whose numbers people look at
 _RESTED = 56  # tokens
@@ -156,8 +163,41 @@ def self_test(
     return tuple(warnings)
 
 
-def check_finite(backend: PackedBackend[Any]) -> None:
+def known_finite(backend: PackedBackend[Any], weights: str, libraries: Sequence[str]) -> float | None:
+    """Seconds that `check_finite` took at an earlier load of the same weights, in the same form on the same machine.
+
+    Args:
+        backend: Of the model.
+        weights: Their digest.
+        libraries: Distributions that compute.
+    """
+    seconds = measurement(weights, _conditions(backend.info, libraries)).get("seconds")
+    return seconds if isinstance(seconds, float) and WORTH_SECONDS < seconds < math.inf else None
+
+
+def keep_finite(backend: PackedBackend[Any], weights: str, libraries: Sequence[str], seconds: float) -> None:
+    """Remembers for `known_finite` that the check passed, where it took a while."""
+    if seconds > WORTH_SECONDS:
+        keep_measurement(weights, _conditions(backend.info, libraries), {"seconds": seconds})
+
+
+def _conditions(info: ModelInfo, libraries: Sequence[str]) -> str:
+    form = [str(info.options.get(name)) for name in ("device", "dtype", "weights")]
+    machine = [platform.machine(), f"{os.cpu_count()} cores"]
+    return ", ".join(["finite", __version__, *(f"{name} {version(name)}" for name in libraries), *form, *machine])
+
+
+def note_speed(backend: PackedBackend[Any], seconds: float) -> None:
+    """What a first forward tells of the machine."""
+    if seconds > SLOW_SECONDS:
+        backend.speed = min(1 / seconds, backend.speed)
+
+
+def check_finite(backend: PackedBackend[Any]) -> float:
     """One token through the model as it is loaded: it also tells the shapes of keys and values, and a slow machine.
+
+    Returns:
+        Seconds.
 
     Raises:
         ModelLoadError: What it answers is no number; the message names the tensor.
@@ -169,10 +209,9 @@ def check_finite(backend: PackedBackend[Any]) -> None:
         _, logits = backend.forward(pack, token, np.array([ROOT]), np.array([0]))
     finally:
         backend.close(pack)
-    if (seconds := time.monotonic() - started) > SLOW_SECONDS:
-        backend.speed = min(1 / seconds, backend.speed)
+    note_speed(backend, seconds := time.monotonic() - started)
     if np.isfinite(logits).all():
-        return
+        return seconds
     tensor, info = backend.broken_weights(), backend.info
     if tensor is not None:
         raise ModelLoadError(

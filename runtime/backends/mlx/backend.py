@@ -31,18 +31,28 @@ from runtime.backends.mlx.masks import Window
 from runtime.backends.mlx.parts import parts_of
 from runtime.backends.mlx.payload import MlxPayload
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
-from runtime.backends.selftest import check_finite, kv_warning, prove, stream_warning
+from runtime.backends.selftest import (
+    check_finite,
+    keep_finite,
+    known_finite,
+    kv_warning,
+    note_speed,
+    prove,
+    stream_warning,
+)
 from runtime.backends.sized import state_size
 from runtime.backends.small import small_copies
 from runtime.backends.step import joint_stacks, joint_want
 from runtime.backends.stored import Stored
-from runtime.backends.tree import Bool, Int64
+from runtime.backends.tree import ROOT, Bool, Int64
 from runtime.errors import ForkedError, MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import ModelInfo
 from runtime.loading.model_folder import ModelFolder
+from runtime.loading.progress import report_checking
 from runtime.options.load import LoadOptions
 
 _IMPORTED_BY = os.getpid()
+LIBRARIES = ("mlx", "mlx-lm")
 SLOW_SECONDS = 5.0  # for a forward, beyond which it is to be seen that the next one goes on
 
 
@@ -113,7 +123,15 @@ class MlxBackend(PackedBackend[MlxPack]):
         """
         loaded = self._loaded
         on_cpu = mx.default_device() == mx.cpu  # whose kernels go through a row alone; Metal's differ with the number of rows
-        check_finite(self)
+        known = known_finite(self, loaded.weights_digest, LIBRARIES) if loaded.ours and not self.recurrent else None
+        if known is None:
+            seconds = check_finite(self)
+            if loaded.ours:
+                keep_finite(self, loaded.weights_digest, LIBRARIES, seconds)
+        else:  # all weights would be read, which takes seconds where they are many
+            note_speed(self, known)
+            self._slow = known > SLOW_SECONDS
+            self._learn_unread()
         warnings = prove(self, self._copies(options)) + kv_warning(self, self._kv)
         warnings += stream_warning(self, self._kv, even=on_cpu) + passed_over + facts.rope_warning(loaded.config)
         if loaded.config.get("model_type") not in PROVEN:
@@ -457,6 +475,17 @@ class MlxBackend(PackedBackend[MlxPack]):
             (state,) = pack.get_states(1)
             pack.put_states([None])
         return ([out.astype(mx.float32)] if len(step.want) else []), state
+
+    def _learn_unread(self) -> None:
+        """`_learn`, from the graph of a first forward, which is not computed."""
+        report_checking()
+        pack, one = self.open_pack(), np.zeros(1, np.int64)
+        try:
+            pack.tree.append(np.array([ROOT]))
+            self._forward(pack, self._step(pack, 0, one, one, None, in_place=True), rows=False)
+            self._learn(pack)
+        finally:
+            self.close(pack)
 
     def _learn(self, pack: MlxPack) -> None:
         """After a first forward the layers know their shapes and windows."""

@@ -13,8 +13,11 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from runtime import ModelLoadError, load
+from runtime.backends import selftest
 from runtime.backends.hf.backend import HfBackend
+from runtime.backends.mlx import backend as mlx_backend
 from runtime.backends.mlx.backend import MlxBackend
+from tests.fakes import settled
 from tests.tiny_models import build, tiny_path
 
 BACKENDS: dict[str, Any] = {"hf": HfBackend, "mlx": MlxBackend}
@@ -50,6 +53,7 @@ def test_weights_that_are_no_numbers_are_named(backend: str, value: float, tmp_p
         load(folder, backend)
 
 
+@pytest.mark.usefixtures("shelf")  # where loads are remembered
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_check_is_as_long_for_a_deep_model(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a model of 3 layers and the same with 30
@@ -69,6 +73,37 @@ def test_the_check_is_as_long_for_a_deep_model(backend: str, monkeypatch: pytest
         taken[name] = sum(pushed)
     # then only one token goes through all layers
     assert taken["llama_deep"] - taken["llama"] == 27
+
+
+@pytest.mark.usefixtures("shelf")
+@pytest.mark.parametrize("name", ["llama", "gemma3", "lfm2"])
+def test_a_model_whose_first_forward_took_long_is_loaded_without_one_the_next_time(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selftest, "WORTH_SECONDS", 0.0)
+    text, checked = [5, 6, 7, 8], 0
+    check = mlx_backend.check_finite
+
+    def counted(backend: Any) -> float:
+        nonlocal checked
+        checked += 1
+        return check(backend)
+
+    monkeypatch.setattr(mlx_backend, "check_finite", counted)
+    found = []
+    for _ in range(2):
+        with load(tiny_path(name), "mlx") as model:
+            found.append((model.info, model.next_token_logprobs_sync(text), settled(model)[1].bytes))
+    # then recurrent ones alone are computed again, whose states have no other way to be known
+    (first, row, kept), (second, again, kept_again) = found
+    assert checked == (2 if "recurrent" in first.attention_kinds else 1)
+    # and what is told and answered is the same
+    assert (second, kept_again) == (first, kept)
+    np.testing.assert_array_equal(again, row)
+    # nor is it remembered of other weights, or in another form
+    with load(tiny_path(name), "mlx", dtype="float16") as model:
+        assert np.isfinite(model.next_token_logprobs_sync(text)).all()
+    assert checked == (3 if "recurrent" in first.attention_kinds else 2)
 
 
 def test_a_library_that_takes_no_mask_of_a_tree_is_pushed_without(tmp_path: Path) -> None:
