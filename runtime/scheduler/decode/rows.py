@@ -198,6 +198,7 @@ def narrow(scores: Scores, k: int) -> Scores:
     if scores.top_ids.shape[1] == k:
         return scores
     covered = np.exp(scores.top_logprobs[:, :k]).sum(axis=-1, dtype=np.float64)
+    covered[scores.rank == 0] = np.nan
     return Scores(
         scores.logprob,
         scores.rank,

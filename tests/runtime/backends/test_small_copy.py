@@ -82,7 +82,7 @@ def test_a_model_whose_first_forward_took_long_is_loaded_without_one_the_next_ti
 ) -> None:
     monkeypatch.setattr(selftest, "WORTH_SECONDS", 0.0)
     text, checked = [5, 6, 7, 8], 0
-    check = mlx_backend.check_finite
+    check = selftest.check_finite
 
     def counted(backend: Any) -> float:
         nonlocal checked
