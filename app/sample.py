@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.workbench.prompt.recorder import chunk
-from app.workbench.tree.path_tokens import content_of
+from app.workbench.tree.runs import content_of
 from runtime import StageTable, TokenRun, texts_of
 from storage import NewNode, SessionStore
 

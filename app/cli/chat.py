@@ -25,7 +25,7 @@ from app.cli.printing import Wrapper, guessed, probability, shown, token_table
 from app.cli.saved_session import Opened, check_stack, opened, session_called
 from app.cli.settings import Settings
 from app.workbench.setup.values import spoken_name
-from app.workbench.tree.path_tokens import content_of
+from app.workbench.tree.runs import content_of
 from app.workbench.workbench import PRESET
 from runtime import Finish, LanguageModel, Origin, RuntimeFault, TokenRun
 from ui import Event, Refusal, SessionChanged, SessionView, TokensArrived, TurnChanged, TurnStatus, TurnView

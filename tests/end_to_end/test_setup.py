@@ -10,7 +10,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
 from app.workbench import AppWorkbench
-from app.workbench.tree.path_tokens import content_of
+from app.workbench.tree.runs import content_of
 from tests.end_to_end.test_window import OpenApp, last, new_session, say, until
 from tests.runtime.adapters.makers import save_adapter
 from tests.tiny_models import tiny_folder

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from app.workbench.prompt.recorder import Recorder
 from app.workbench.refusals import BUSY, GONE
 from app.workbench.setup.adapters import Adapters
-from app.workbench.tree.path_tokens import content_of
-from app.workbench.tree.runs import EMPTY, began
+from app.workbench.tree.runs import EMPTY, began, content_of
 from app.workbench.tree.session import OpenSession, WholeSession
 from runtime import Finish, GenerationOptions, LanguageModel, Origin, TokenRun
 from storage import NewNode, SessionStore, StoreError

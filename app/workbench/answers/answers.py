@@ -20,8 +20,7 @@ from app.workbench.sessions.copying import Copies, begin_with
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import Adapters
 from app.workbench.setup.beginning import AS_TEXT
-from app.workbench.tree.path_tokens import content_of
-from app.workbench.tree.runs import EMPTY, began, leading_template, pick
+from app.workbench.tree.runs import EMPTY, began, content_of, leading_template, pick
 from app.workbench.tree.session import UNTITLED, WholeSession
 from app.workbench.windows import Windows
 from runtime import EngineDiedError, Finish, InvalidRequestError, RuntimeFault, TokenRun, clean_text, fresh_seed

@@ -10,8 +10,7 @@ import numpy as np
 
 from app.workbench.answers.answer import Answer
 from app.workbench.answers.completion import Ending
-from app.workbench.tree.path_tokens import content_of
-from app.workbench.tree.runs import EMPTY
+from app.workbench.tree.runs import EMPTY, content_of
 from app.workbench.tree.session import WholeSession
 from app.workbench.tree.tree import Segment
 from app.workbench.tree.turn_notes import ending_note

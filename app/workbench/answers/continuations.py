@@ -24,8 +24,7 @@ from app.workbench.sessions.copying import Copies
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import Speaker
 from app.workbench.setup.setups import Asked, Setups
-from app.workbench.tree.path_tokens import content_of
-from app.workbench.tree.runs import EMPTY
+from app.workbench.tree.runs import EMPTY, content_of
 from app.workbench.windows import Windows
 from runtime import (
     BeamStep,

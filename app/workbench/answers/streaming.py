@@ -21,8 +21,7 @@ from app.workbench.prompt.prompt import check_tokens
 from app.workbench.prompt.recorder import Recorder, ended_by, score_prompt
 from app.workbench.setup.adapters import Adapters, Speaker
 from app.workbench.setup.setups import Asked, Setups
-from app.workbench.tree.path_tokens import content_of
-from app.workbench.tree.runs import EMPTY, began, leading_template
+from app.workbench.tree.runs import EMPTY, began, content_of, leading_template
 from app.workbench.tree.session import WholeSession
 from app.workbench.tree.turn_notes import turn_stats
 from app.workbench.windows import Windows

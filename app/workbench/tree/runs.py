@@ -207,3 +207,34 @@ def leading_template(run: TokenRun) -> int:
 def began(run: TokenRun) -> bool:
     """Whether an answer has a token of its own, beyond the template's header."""
     return leading_template(run) < len(run)
+
+
+def text_run(text: str) -> TokenRun:
+    """Text that has no tokens yet (no model has seen it), as a run of one."""
+    return TokenRun.unscored([0], [text.encode()], [text], Origin.TYPED)
+
+
+def with_text(run: TokenRun, text: str) -> TokenRun:
+    """The tokens that are left of a turn, and what is known of its text behind them as one more."""
+    said = content_of(run)
+    rest = text.removeprefix(said) if text.startswith(said) else ""
+    return TokenRun.concat([run, text_run(rest)]) if rest else run
+
+
+def content_of(run: TokenRun) -> str:
+    """The text of a run without the template's tokens and the closing eos."""
+    kept = (run.origin != int(Origin.TEMPLATE)) & ~run.by_eos
+    return "".join(text for text, keep in zip(run.texts, kept.tolist(), strict=True) if keep)
+
+
+def run_of(columns: Mapping[str, Any]) -> tuple[TokenRun, bool]:
+    """Stored columns as a run, and whether all made sense: what a draw was made of may be another program's writing."""
+    try:
+        return TokenRun.from_columns(columns), True
+    except (KeyError, ValueError, TypeError, IndexError):  # an InvalidRequestError is a ValueError
+        return TokenRun.from_columns({n: c for n, c in columns.items() if not n.startswith("stage_")}), False
+
+
+def healed(run: TokenRun) -> TokenRun:
+    """The run with texts decoded as a whole, where a character was split over two pieces."""
+    return replace(run, texts=texts_of(run.token_bytes)) if BROKEN in run.text else run

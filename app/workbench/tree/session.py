@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from app.workbench.answers.provenance_text import refusal
 from app.workbench.setup.beginning import Beginning, cards, tools_at
+from app.workbench.tree.node_index import Bool, Course, Int64
 from app.workbench.tree.outline import branch_name, nameless, outline
-from app.workbench.tree.path_tokens import PathTokens
-from app.workbench.tree.runs import EMPTY, Runs, began
-from app.workbench.tree.tree import Segment, Turn, is_hidden
+from app.workbench.tree.runs import EMPTY, Runs, began, content_of, healed, run_of, text_run, with_text
+from app.workbench.tree.tree import Segment, Tree, Turn, is_hidden
 from app.workbench.tree.turn_notes import note_of, stored_stats
 from runtime import TokenRun
-from storage import NodeRow, SessionShape, SessionTree
-from ui import QT_TRANSLATE_NOOP, SessionView, Tier, ToolCard, TurnStats, TurnStatus, TurnView, translate
+from storage import NodeRow, SessionShape, SessionTree, StoredChunk
+from ui import QT_TRANSLATE_NOOP, Refusal, SessionView, Tier, ToolCard, TurnStats, TurnStatus, TurnView, translate
 
 if TYPE_CHECKING:
     from app.workbench.answers.columns import Endings
@@ -38,7 +39,7 @@ def shown_title(title: str) -> str:
     return translate("Workbench", UNTITLED) if title == UNTITLED else title
 
 
-class OpenSession(PathTokens):
+class OpenSession:
     """What the window shows of a session, kept in step with the store.
 
     Args:
@@ -46,7 +47,11 @@ class OpenSession(PathTokens):
     """
 
     def __init__(self, stored: SessionTree | SessionShape) -> None:
-        super().__init__(stored.nodes)
+        self.tree = Tree(stored.nodes)
+        self._runs = Runs()
+        self.states: dict[int, TurnStatus] = {}  # of turns in work: their tokens are here, not on the disk
+        self.damaged: set[int] = set()  # nodes not read in full; of those that miss tokens the rest is text
+        self.lost: set[int] = set()  # those of them whose tokens are not all there, or not to be trusted
         self.id = stored.session.id
         self.title = stored.session.title
         self.is_sample = stored.session.is_sample
@@ -180,6 +185,95 @@ class OpenSession(PathTokens):
             known.pop(node_id, None)
         if self.tip == node_id:
             self.tip = node.parent_id
+
+    # ---- tokens of the nodes that were read -----------------------------------------------------------------------------
+
+    def unread(self, segments: Iterable[Segment]) -> list[int]:
+        """Nodes of which not everything was read yet, in order; one that is being written is here, not on the disk."""
+        ids = dict.fromkeys(segment.node.id for segment in segments)
+        return [i for i in ids if i not in self._runs and i not in self.states]
+
+    def without_tokens(self, node_ids: Iterable[int]) -> list[int]:
+        """Those whose tokens were not read, whether they are being written or not."""
+        return [i for i in node_ids if i not in self._runs]
+
+    def add_tokens(self, chunks: Mapping[int, Sequence[StoredChunk]]) -> None:
+        """Takes in what the store read."""
+        for node_id, stored in chunks.items():
+            if node_id in self._runs or node_id in self.states:  # an answer began while the store was reading
+                continue
+            held = list(takewhile(lambda c: c.columns, stored))  # behind a gap nothing stands where it stood
+            read = [run_of(c.columns) for c in held]
+            run = healed(TokenRun.concat([run for run, _ in read]))
+            node = self.tree.nodes.get(node_id)
+            if len(held) < len(stored) or (node is not None and node.damaged):
+                self.lost.add(node_id)
+                run = with_text(run, "" if node is None else node.text)
+            self._runs[node_id] = run
+            if node_id in self.lost or any(c.damaged for c in stored) or not all(sound for _, sound in read):
+                self.damaged.add(node_id)
+
+    def _segment_run(self, segment: Segment) -> TokenRun:
+        """The tokens of a segment; a node without tokens shows its text as one."""
+        run = self._runs.get(segment.node.id, EMPTY)
+        if not len(run) and segment.node.text:
+            run = text_run(segment.node.text)
+        return run if segment.stop is None else run[: segment.stop]
+
+    def _turn_run(self, turn: Turn) -> TokenRun:
+        """The tokens of a turn along the path."""
+        return healed(TokenRun.concat([self._segment_run(segment) for segment in turn.segments]))
+
+    def turn_length(self, turn: Turn) -> int:
+        """Tokens of a turn along the path, without putting them together."""
+        return sum(self.segment_length(segment) for segment in turn.segments)
+
+    def segment_length(self, segment: Segment) -> int:
+        """Tokens of a segment, read or not."""
+        node, stop = segment.node, segment.stop
+        length = self._runs.length(node.id) if node.id in self._runs else node.token_count
+        length = length if length > 0 else int(node.has_text)  # see `_segment_run`
+        return length if stop is None else min(length, stop)
+
+    def lengths(self, tip: int | None) -> Int64:
+        """Tokens of each node along a path, read or not, ``(n,)``."""
+        return self.tree.course(tip).lengths(self._runs.lengths())
+
+    def is_read_along(self, course: Course) -> Bool:
+        """Whether the tokens of each node of a path are here, ``(n,)``: they were read, or are being written."""
+        found = np.zeros(len(course), np.bool_)
+        for ids in (self._runs.lengths()[0], np.fromiter(self.states, np.int64, len(self.states))):
+            rows = course.rows(ids)
+            found[rows[rows >= 0]] = True
+        return found
+
+    def _content(self, turn: Turn) -> str:
+        """What was said, without the template's own tokens; a message word for word, as it was typed."""
+        if turn.role == "system":
+            return Beginning.of(turn.tip).content
+        run = self._turn_run(turn)
+        return content_of(run) if len(run) and turn.role == "assistant" else turn.tip.text
+
+    def check_sound(self, segments: Iterable[Segment], *, after: int = 0) -> None:
+        """Refuses a path on which tokens are damaged or lost: the model would go on from what was never said.
+
+        Args:
+            segments: Of a path, or of the end of one.
+            after: Turns of the path before those.
+
+        Raises:
+            Refusal: Names the turn, and the ways on.
+        """
+        turn = after
+        for segment in segments:
+            turn += bool(segment.node.turn_start or turn == after)
+            if segment.node.damaged or segment.node.id in self.lost:
+                if segment.node.role == "user":
+                    way = translate("Workbench", "edit that message")
+                else:
+                    way = translate("Workbench", "make that answer again, or choose another version")
+                words = translate("Workbench", "turn {0} is damaged: its text stands there, but no model goes on from it; {1}")
+                raise Refusal(words.format(turn, way))
 
     # ---- what is shown ----------------------------------------------------------------------------------------------
 

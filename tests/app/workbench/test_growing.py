@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.workbench.tree.path_tokens import healed
-from app.workbench.tree.runs import EMPTY, GrowingRun, Runs, unfinished
+from app.workbench.tree.runs import EMPTY, GrowingRun, Runs, healed, unfinished
 from runtime import GenerationOptions, Origin, SamplingOptions, TokenRun, texts_of
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Scene, assert_same_run

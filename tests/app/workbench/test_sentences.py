@@ -12,11 +12,11 @@ import pytest
 import app.workbench
 from app.faults import not_loaded
 from app.workbench.answers.provenance_text import how_made
-from app.workbench.tree.path_tokens import PathTokens
-from app.workbench.tree.session import UNTITLED, shown_title
+from app.workbench.tree.session import UNTITLED, OpenSession, shown_title
 from app.workbench.tree.tree import Segment
 from app.workbench.tree.turn_notes import DAMAGED, note_of
 from runtime import ModelMissingError
+from storage import NodeRow, SessionRow, SessionTree
 from tests.app.workbench.trees import chat, node
 from ui import Refusal, translate, translate_with
 
@@ -30,11 +30,16 @@ def marks() -> Iterator[None]:
     translate_with(lambda _, text: text)
 
 
+def opened(nodes: list[NodeRow]) -> OpenSession:
+    row = SessionRow(1, "", 0.0, 0.0, pinned=False, is_sample=False, current_node=None, branches=1)
+    return OpenSession(SessionTree(row, tuple(nodes)))
+
+
 @pytest.mark.usefixtures("marks")
 def test_refusals_reasons_and_notes_are_translated_before_they_are_filled_in() -> None:
     tree = chat(node(4, 3, "user"))
     with pytest.raises(Refusal, match=f"^{MARK}Workbench: turn"):
-        PathTokens([damaged := replace(node(1, None, "user"), damaged=True)]).check_sound([Segment(damaged, None)])
+        opened([damaged := replace(node(1, None, "user"), damaged=True)]).check_sound([Segment(damaged, None)])
     assert not_loaded(ModelMissingError("", "{0}")) == f"{MARK}Workbench: {{0}} is not on this computer"
     assert note_of(tree, tree.nodes[3], damaged=True) == f"{MARK}Workbench: {DAMAGED}"
 
