@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
 from ui.controller.showing import Showing, in_silence
+from ui.core.tasks import tell
 from ui.port import Made
 
 SCORING = "score draft"
@@ -32,38 +34,29 @@ class DraftsController(QObject):
 
     def compose(self, text: str, replaces: int | None = None) -> None:
         """Asks what the draft will cost, as a new message or as another version of the user's turn `replaces`."""
-        self._showing.ask_latest("compose", lambda session: self._compose(session, text, replaces), in_silence)
+        ask = self._workbench.drafts.compose
+        self._showing.ask_latest("compose", lambda session: tell(self.composed.emit, ask, session, text, replaces), in_silence)
 
     def score(self, text: str, replaces: int | None = None) -> None:
         """Asks how surprising the draft is, unless an answer is under way."""
         if not self._showing.running and text.strip():
-            self._showing.ask_latest(SCORING, lambda session: self._score(session, text, replaces), in_silence)
+            scored, drafts = partial(self.scored.emit, text), self._workbench.drafts
+            self._showing.ask_latest(SCORING, lambda session: tell(scored, drafts.score, session, text, replaces), in_silence)
 
     def drop_score(self) -> None:
         self._showing.tasks.drop(SCORING)
 
     def read_file(self, path: str) -> None:
         """Reads a text file that goes with the message."""
-        self._showing.ask(lambda session: self._read_file(session, path))
+        read = self._workbench.drafts.read_file
+        self._showing.ask(lambda session: tell(partial(self.file_read.emit, session), read, path))
 
     def leave_out(self, text: str) -> None:
-        self._showing.ask(lambda session: self._leave_out(session, text))
+        self._showing.ask(lambda session: tell(self.left_out.emit, self._workbench.drafts.leave_out, session, text))
 
     def grow_context(self) -> None:
         """All the context that the model has."""
         self._showing.tasks.run(self._workbench.models.grow_context())
-
-    async def _compose(self, session_id: int, text: str, replaces: int | None) -> None:
-        self.composed.emit(await self._workbench.drafts.compose(session_id, text, replaces))
-
-    async def _score(self, session_id: int, text: str, replaces: int | None) -> None:
-        self.scored.emit(text, await self._workbench.drafts.score(session_id, text, replaces))
-
-    async def _read_file(self, session_id: int, path: str) -> None:
-        self.file_read.emit(session_id, await self._workbench.drafts.read_file(path))
-
-    async def _leave_out(self, session_id: int, text: str) -> None:
-        self.left_out.emit(await self._workbench.drafts.leave_out(session_id, text))
 
 
 class AnswersController(QObject):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from PySide6.QtCore import QObject, Signal
 
 from ui.controller.showing import Showing, in_silence
+from ui.core.tasks import tell
 from ui.port import BeamRules, Columns, ColumnTokens
 
 PREVIEW_TOKENS = 8
@@ -83,24 +86,18 @@ class DrawsController(QObject):
             self.preview_found.emit(node_id, index, token_id, ())
             self._showing.refused.emit(words)
 
-        self._showing.ask_latest(PREVIEW, lambda session: self._find_preview(session, node_id, index, token_id), refused)
+        found, preview = partial(self.preview_found.emit, node_id, index, token_id), self._workbench.drawings.preview
+        place = node_id, index, token_id, PREVIEW_TOKENS
+        self._showing.ask_latest(PREVIEW, lambda session: tell(found, preview, session, *place), refused)
 
     def drop_preview(self) -> None:
         self._showing.tasks.drop(PREVIEW)
 
     def ask_drawing(self, node_id: int, index: int) -> None:
-        self._showing.ask_latest("drawing", lambda session: self._find_drawing(session, node_id, index), in_silence)
+        found, find = partial(self.drawing_found.emit, node_id, index), self._workbench.drawings.find
+        self._showing.ask_latest("drawing", lambda session: tell(found, find, session, node_id, index), in_silence)
 
     def ask_row(self, node_id: int, index: int) -> None:
         """Asks the model for everything it might have said at a place."""
-        self._showing.ask_latest("row", lambda session: self._find_row(session, node_id, index), self.row_refused.emit)
-
-    async def _find_preview(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
-        words = await self._workbench.drawings.preview(session_id, node_id, index, token_id, PREVIEW_TOKENS)
-        self.preview_found.emit(node_id, index, token_id, words)
-
-    async def _find_drawing(self, session_id: int, node_id: int, index: int) -> None:
-        self.drawing_found.emit(node_id, index, await self._workbench.drawings.find(session_id, node_id, index))
-
-    async def _find_row(self, session_id: int, node_id: int, index: int) -> None:
-        self.row_found.emit(node_id, index, await self._workbench.drawings.whole_row(session_id, node_id, index))
+        found, ask = partial(self.row_found.emit, node_id, index), self._workbench.drawings.whole_row
+        self._showing.ask_latest("row", lambda session: tell(found, ask, session, node_id, index), self.row_refused.emit)

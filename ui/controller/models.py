@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
 from ui.controller.showing import Showing
-from ui.core.tasks import Stoppables
-from ui.port import Bits, Download, LoadChoice, ModelPlan, Refusal, TokenView
+from ui.core.tasks import Stoppables, tell
+from ui.port import Bits, Download, LoadChoice, ModelPlan, Refusal
 
 
 class ModelsController(QObject):
@@ -108,7 +106,7 @@ class ShelfController(QObject):
     def __init__(self, showing: Showing, models: ModelsController) -> None:
         super().__init__(showing)
         self._tasks = showing.tasks
-        self._workbench = showing.workbench
+        self._workbench, self._shelf = showing.workbench, showing.workbench.shelf
         self._models = models
         self._running = Stoppables(showing.tasks)
         self.downloads: tuple[Download, ...] = ()
@@ -128,7 +126,12 @@ class ShelfController(QObject):
 
     def plan_load(self, name: str, choice: LoadChoice | None = None) -> None:
         """What loading it takes: so, or as it is remembered with it. An older question is let go."""
-        self._tasks.latest("plan load", self._plan_load(name, choice), self.refused.emit)
+        planned = partial(self.load_planned.emit, name)
+        self._tasks.latest(
+            "plan load",
+            tell(planned, self._workbench.models.load_plan, name, choice),
+            self.refused.emit,
+        )
 
     def open_with(self, name: str, choice: LoadChoice) -> None:
         """As `open`, and so from now on."""
@@ -150,7 +153,7 @@ class ShelfController(QObject):
     def verify(self, name: str) -> None:
         self._running.begin(
             f"verify {name}",
-            partial(self._workbench.shelf.verify, name, partial(self.verifying.emit, name)),
+            partial(self._shelf.verify, name, partial(self.verifying.emit, name)),
             done=lambda _: self.verified.emit(name, ""),
             stopped=partial(self.verify_stopped.emit, name),
             refused=partial(self.verified.emit, name),
@@ -163,15 +166,15 @@ class ShelfController(QObject):
         self._running.stop(f"quantise {name}")
 
     def remove(self, name: str) -> None:
-        self._tasks.run(self._remove(name), self.refused.emit)
+        self._tasks.run(tell(partial(self.removed.emit, name), self._shelf.remove, name), self.refused.emit)
 
     def add_folder(self, path: Path) -> None:
         """A folder that stays where it is."""
-        self._tasks.run(self._add(path), self.refused.emit)
+        self._tasks.run(tell(self.import_ended.emit, self._shelf.add_folder, path), self.refused.emit)
 
     def plan_import(self, path: Path) -> None:
         """What taking in a GGUF file means; an older question is let go."""
-        self._tasks.latest("plan import", self._plan_import(path), self.refused.emit)
+        self._tasks.latest("plan import", tell(self.import_planned.emit, self._shelf.plan_gguf, path), self.refused.emit)
 
     def import_gguf(self, path: Path, keep_quantised: bool) -> None:  # as the signal brings it
         self._running.begin(
@@ -189,7 +192,7 @@ class ShelfController(QObject):
 
     def plan(self, wanted: str) -> None:
         """What fetching it means; an older question is let go."""
-        self._tasks.latest("plan", self._plan(wanted), self.plan_refused.emit)
+        self._tasks.latest("plan", tell(self.planned.emit, self._shelf.plan, wanted), self.plan_refused.emit)
 
     def drop_questions(self) -> None:
         """Cancels the plan and the search that are under way."""
@@ -198,55 +201,50 @@ class ShelfController(QObject):
 
     def search(self, words: str) -> None:
         """Asks the hub for models by words; an older question is let go."""
-        self._tasks.latest("search the hub", self._search(words), self.search_refused.emit)
+        found = partial(self.found.emit, words)
+        self._tasks.latest("search the hub", tell(found, self._shelf.search_hub, words), self.search_refused.emit)
 
     def fit(self, plan: ModelPlan, context: int) -> None:
-        self._tasks.latest("fit", self._fit(plan, context), self.refused.emit)
+        self._tasks.latest("fit", tell(partial(self.fitted.emit, plan), self._shelf.fit, plan, context), self.refused.emit)
 
     def download(self, wanted: str) -> None:
-        self._workbench.shelf.download(wanted)
+        self._shelf.download(wanted)
 
     def pause(self, repository: str) -> None:
-        self._tasks.run(self._workbench.shelf.pause_download(repository), self.refused.emit)
+        self._tasks.run(self._shelf.pause_download(repository), self.refused.emit)
 
     def cancel(self, repository: str) -> None:
-        self._tasks.run(self._cancel(repository), self.refused.emit)
+        self._tasks.run(tell(lambda _freed: None, self._shelf.cancel_download, repository), self.refused.emit)
 
     # ---- its token ----------------------------------------------------------------------------------------------------
 
     def ask_token(self) -> None:
-        self._tasks.latest("token", self._token(self._workbench.shelf.hub_token()), self.token_refused.emit)
+        self._tasks.latest("token", tell(self.token.emit, self._shelf.hub_token), self.token_refused.emit)
 
     def keep_token(self, token: str) -> None:
-        self._tasks.run(self._token(self._workbench.shelf.keep_hub_token(token)), self.token_refused.emit)
+        self._tasks.run(tell(self.token.emit, self._shelf.keep_hub_token, token), self.token_refused.emit)
 
     def forget_token(self) -> None:
-        self._tasks.run(self._token(self._workbench.shelf.forget_hub_token()), self.token_refused.emit)
-
-    async def _token(self, answer: Coroutine[Any, Any, TokenView]) -> None:
-        self.token.emit(await answer)
+        self._tasks.run(tell(self.token.emit, self._shelf.forget_hub_token), self.token_refused.emit)
 
     # ---- how ----------------------------------------------------------------------------------------------------------
 
     async def _list(self) -> None:
-        self.listed.emit(await self._workbench.shelf.list())
-        self.offered.emit(await self._workbench.shelf.offers())
+        self.listed.emit(await self._shelf.list())
+        self.offered.emit(await self._shelf.offers())
 
     async def _open(self, name: str, choice: LoadChoice | None = None) -> None:
         await self._models.open(name, choice)
         for view in self.downloads:
             if view.name == name:
-                await self._workbench.shelf.cancel_download(view.repository)
+                await self._shelf.cancel_download(view.repository)
         await self._list()
 
     async def _open_fitting(self, name: str) -> None:
         if await self._models.fits(name):
             await self._open(name)
         else:
-            await self._plan_load(name, None)
-
-    async def _plan_load(self, name: str, choice: LoadChoice | None) -> None:
-        self.load_planned.emit(name, await self._workbench.models.load_plan(name, choice))
+            self.load_planned.emit(name, await self._workbench.models.load_plan(name, None))
 
     async def _remember(self, name: str, context: int) -> None:
         await self._workbench.models.remember_context(name, context)
@@ -254,33 +252,12 @@ class ShelfController(QObject):
 
     async def _quantise(self, name: str, bits: Bits) -> str:
         self.quantising.emit(name, 0, 0)
-        return await self._workbench.shelf.quantise(name, bits, partial(self.quantising.emit, name))
-
-    async def _remove(self, name: str) -> None:
-        self.removed.emit(name, await self._workbench.shelf.remove(name))
-
-    async def _add(self, path: Path) -> None:
-        self.import_ended.emit(await self._workbench.shelf.add_folder(path))
-
-    async def _plan_import(self, path: Path) -> None:
-        self.import_planned.emit(await self._workbench.shelf.plan_gguf(path))
+        return await self._shelf.quantise(name, bits, partial(self.quantising.emit, name))
 
     async def _import(self, path: Path, *, keep_quantised: bool) -> str:
         self.importing.emit(0, 0)
-        return await self._workbench.shelf.import_gguf(path, self.importing.emit, keep_quantised=keep_quantised)
+        return await self._shelf.import_gguf(path, self.importing.emit, keep_quantised=keep_quantised)
 
     def _refuse_import(self, words: str) -> None:
         self.import_ended.emit("")
         self.refused.emit(words)
-
-    async def _plan(self, wanted: str) -> None:
-        self.planned.emit(await self._workbench.shelf.plan(wanted))
-
-    async def _search(self, words: str) -> None:
-        self.found.emit(words, await self._workbench.shelf.search_hub(words))
-
-    async def _fit(self, plan: ModelPlan, context: int) -> None:
-        self.fitted.emit(plan, await self._workbench.shelf.fit(plan, context))
-
-    async def _cancel(self, repository: str) -> None:
-        await self._workbench.shelf.cancel_download(repository)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from ui.port import QT_TRANSLATE_NOOP, Refusal, translate
 
 logger = logging.getLogger(__name__)
+P = ParamSpec("P")
 T = TypeVar("T")
 
 BUG_TEXT = QT_TRANSLATE_NOOP(
@@ -78,6 +79,11 @@ class Tasks:
         except Exception:  # the border between clicks and code: a bug is logged, the window lives on
             logger.exception("a command of the window failed")
             refused(translate("Tasks", BUG_TEXT))
+
+
+async def tell(listener: Callable[..., object], command: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Calls `listener` with what a command answers; as work for `Tasks`."""
+    listener(await command(*args, **kwargs))
 
 
 class Stoppables:
