@@ -18,7 +18,7 @@ from typing import Any, Final
 from storage import open_blocks
 
 log = logging.getLogger(__name__)
-UNBOUNDED: Final = 1 << 62  # bytes: who only reads the block file throws nothing of it away
+UNBOUNDED: Final = 1 << 62  # bytes: a reader of the block file drops nothing of it
 
 
 def put_into(file: Path, blocks: Path, keys: Sequence[bytes]) -> int:

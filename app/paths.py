@@ -26,7 +26,7 @@ class DataFolder:
 
     @property
     def blocks(self) -> Path:
-        """The engine's KV blocks: a cache, opened by the engine of whoever holds the folder's lock."""
+        """The engine's KV blocks: a cache, opened by the engine of the holder of the folder's lock."""
         return self.root / "blocks.db"
 
     @property

@@ -25,7 +25,7 @@ from runtime import EngineDiedError, InvalidRequestError, LanguageModel, Manifes
 from storage import SessionStore
 from ui import EngineState, OnTransfer
 
-AT_ONCE: Final = 128  # names of blocks that are looked for between two reports, and two looks at who wants to stop
+AT_ONCE: Final = 128  # names of blocks that are looked for between two reports, and two looks at whether to stop
 APART: Final = 4_096  # likewise, where a process has to be started for them
 
 
@@ -38,7 +38,7 @@ async def keys_of(store: SessionStore, session_id: int) -> list[bytes]:
     for tip in (node for node in nodes.values() if node.id not in inner):
         path = session.tree.path(tip.id)
         if any(segment.node.damaged or segment.node.id in session.lost for segment in path):
-            continue  # nobody goes on from there
+            continue  # no model goes on from there
         ids, ends = session.path_ids(path), itertools.accumulate(len(session.segment_run(segment)) for segment in path)
         saved: dict[str, list[int]] = {}  # by the model, under its adapters, that came last over the tokens before
         for segment, end in zip(path, ends, strict=True):

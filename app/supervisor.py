@@ -91,7 +91,7 @@ class Supervisor:
             ModelLoadError, BackendUnavailableError, EngineDiedError: It cannot be loaded.
         """
         if self._model is not None and ended(self._model):
-            await self.died(self._model)  # while nobody was asking
+            await self.died(self._model)  # between two requests
         if self._model is not None:
             return self._model
         if self._starting is None:
@@ -126,13 +126,13 @@ class Supervisor:
             self._tell(EngineState.STARTING, far)
 
     def busy(self, busy: bool) -> None:
-        """The engine works for somebody, or does not any more."""
+        """Whether the engine computes an answer."""
         if self._model is not None:
             self._tell(EngineState.BUSY if busy else EngineState.READY, "")
 
     async def died(self, model: LanguageModel) -> None:
         """A request to `model` met `EngineDiedError`: the next one starts a new process."""
-        if model is not self._model:  # somebody else said so first, and another one may run by now
+        if model is not self._model:  # it was reported before, and another one may run by now
             return
         self._model = None
         self._tell(EngineState.DIED, translate("Workbench", STOPPED))
@@ -162,7 +162,7 @@ class Supervisor:
         self, *, source: str | None = None, backend: str | None = None, options: Mapping[str, Any] | None = None
     ) -> None:
         """Another model or engine from the next request on; the memory of the old one is given back."""
-        self.source = source or self.source  # before anything is awaited: whoever asks meanwhile gets the new one
+        self.source = source or self.source  # before anything is awaited: a request meanwhile gets the new one
         self.backend = backend or self.backend
         wanted = {**self.options, **(options or {})}
         self.options = {name: value for name, value in wanted.items() if value is not None}

@@ -51,7 +51,7 @@ class AppWindows:
         return next((window for window in visible if window.isActiveWindow()), visible[-1] if visible else None)
 
     def come_forward(self) -> None:
-        """Somebody started the app once more."""
+        """The app was started once more."""
         if self.front is not None:
             self.front.come_forward()
 

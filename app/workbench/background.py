@@ -1,4 +1,4 @@
-"""Work in the background that nobody waits for; what is left of it at the end is cancelled."""
+"""Background tasks of the event loop, and blocking work on a thread that can be stopped."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, Generic, TypeVar
 
 
 class BackgroundTasks:
-    """Tasks of the window's loop."""
+    """Tasks that no caller waits for; what is left of them at the end is cancelled."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Does it some time soon; not after `close`, for nobody would wait for its end."""
+        """Starts a task; after `close` none is started."""
         if self._closing:
             work.close()
             return
@@ -42,7 +42,7 @@ REPORT_SECONDS = 0.05  # between two reports that are passed on
 
 
 class _StoppedError(Exception):
-    """Nobody wants the result any more."""
+    """The result is not wanted any more."""
 
 
 class _Reports(Generic[P]):

@@ -73,7 +73,7 @@ class CacheCommands(Protocol):
     """The cache of the model that runs. Every coroutine may raise `Refusal`."""
 
     def view(self, session_id: int) -> CacheView | None:
-        """As the engine last told; None where no model runs. Asks nobody."""
+        """As the engine last told; None where no model runs. Makes no request."""
 
     async def clear(self) -> None:
         """Drops all KV in memory, that of pinned paths too; what running answers hold goes when they end."""

@@ -75,7 +75,7 @@ class WeightsForm:
 
     Attributes:
         name: As `LoadChoice.weights` has it.
-        cost: The perplexity of a fixed text with it and without; "" where nobody measured it yet.
+        cost: The perplexity of a fixed text with it and without; "" where it was not measured.
     """
 
     name: str
@@ -88,7 +88,7 @@ class LoadPlan:
 
     Attributes:
         choice: What it is reckoned for.
-        fit: What it takes then; None where nobody can tell.
+        fit: What it takes then; None where that is not known.
         most: Tokens that the model was made for, where it says so.
         forms: That its weights can be held in here; empty where there is no choice.
         set_context: Tokens that the settings have for every model; None: those that it was made for.

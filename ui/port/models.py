@@ -25,7 +25,7 @@ class ShelfModel:
         form: "4 bit (mlx), download".
         context: Tokens, where it says how many.
         engines: Those that can run it.
-        last_used: Seconds since 1970; None where nobody noted it.
+        last_used: Seconds since 1970; None where it was not noted.
         fingerprint: Hexadecimal; "" where its weights were never read.
         problem: Why it cannot be used; "" where it can.
         loaded: It is the one in use here.
@@ -64,7 +64,7 @@ class FitView:
         working: The engine itself, and one chunk of a prompt.
         loading: What more is needed for a moment, while it is loaded.
         memory: What the machine has for it.
-        free: Of that, what nobody uses now.
+        free: Of that, what is free now.
         longest: The largest context that there is room for; 0 where there is none for any.
     """
 
@@ -135,7 +135,7 @@ class ModelPlan:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A model that Elsewise proposes, known without asking anybody.
+    """A model that Elsewise proposes, known without the network.
 
     Attributes:
         name: For users.
@@ -203,7 +203,7 @@ class Download:
         done: Bytes of all files that are here.
         total: Of so many; 0 until that is known.
         rate: Bytes a second; 0 where nothing moves.
-        eta: Seconds that are left; None where nobody can say.
+        eta: Seconds that are left; None where it is not known.
         step: "look up", "fetch", "wait", "check" or "install".
         note: Why it waits, or why it failed.
         name: What it is called on the shelf, once it is there.
@@ -248,7 +248,7 @@ class GgufPlan:
         path: Of the file.
         kept: Bytes of its weights where they stay quantised, for mlx alone; 0 where mlx can keep none of them so.
         float32: Bytes of its weights in float32, for every engine.
-        keeps: They stay quantised unless somebody says otherwise.
+        keeps: They stay quantised unless asked otherwise.
         note: What becomes float32 all the same, and why; "" where all stays as it is.
     """
 
@@ -284,7 +284,7 @@ class ShelfCommands(Protocol):
         """Reads every file once and compares it with what is known of it; a difference is the refusal. May be cancelled."""
 
     async def remove(self, name: str) -> int:
-        """Deletes one that nobody has loaded; the bytes that are free again."""
+        """Deletes one that is not loaded; the bytes that are free again."""
 
     async def add_folder(self, path: Path) -> str:
         """Puts a model folder on the shelf that stays where it is; its name there."""
@@ -296,7 +296,7 @@ class ShelfCommands(Protocol):
         """Whether a model that was planned fits with so many tokens."""
 
     async def offers(self) -> Sequence[Offer]:
-        """The models that Elsewise proposes, the smallest first; asks nobody."""
+        """The models that Elsewise proposes, the smallest first; without the network."""
 
     async def search_hub(self, words: str) -> Sequence[HubFind]:
         """Asks the hub for text models by words, the most fetched first. May be cancelled."""

@@ -69,7 +69,7 @@ class SettingsCommands(Protocol):
         """Changes one row, a field of `AppSettings`; it is stored before this returns."""
 
     async def back_up(self) -> Backup:
-        """Copies all sessions beside themselves and checks the copy; it stays until somebody deletes it."""
+        """Copies all sessions beside themselves and checks the copy; it stays until it is deleted by hand."""
 
     async def verify_data(self) -> Sequence[str]:
         """Reads every stored row; what is damaged, each with its session and turn."""
@@ -127,10 +127,10 @@ class AdapterLine:
 
 @dataclass(frozen=True, slots=True)
 class OptionView:
-    """One setting of generation: what holds, and who said so."""
+    """One setting of generation: what holds, and its source."""
 
     name: str
-    value: object  # None: nobody set it (a fresh seed)
+    value: object  # None: not set (a fresh seed)
     source: str  # call, session, preset, model, default
     own: object = None  # what the session itself says; None: nothing
 
@@ -236,7 +236,7 @@ class SetupCommands(Protocol):
         """Another order, other scales, some off, some gone."""
 
     async def set_guess(self, session_id: int, guess: Guess) -> SessionSetup:
-        """Where guesses come from, if anybody guesses ahead."""
+        """Where guesses come from, or that there are none."""
 
     async def get_adapter(self, session_id: int, wanted: str) -> SessionSetup:
         """Puts an adapter on top of the session's stack by its id, ``ORG/NAME[@REVISION]``; asks the hub where it is not here.

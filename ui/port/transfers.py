@@ -104,5 +104,5 @@ class TransferCommands(Protocol):
     async def take_kv(self, session_ids: Sequence[int], path: Path, progress: OnTransfer) -> int:
         """Takes the KV of sessions that were just imported from a file; how many blocks. Stopped, what was taken stays.
 
-        Nobody can check what somebody else computed: only where a person says so.
+        What another program computed cannot be checked: only where a person says so.
         """

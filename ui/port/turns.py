@@ -13,7 +13,7 @@ from ui.port.tokens import TokenRun
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """An option that held, and who said so: call, session, preset, model or default."""
+    """An option that held, and its source: call, session, preset, model or default."""
 
     name: str
     value: str
@@ -25,7 +25,7 @@ class Made:
     """One answer's making."""
 
     facts: Mapping[str, str]  # name and value: model, engine, seed, counts, times, its end
-    settings: tuple[Setting, ...]  # every option; those that somebody chose first
+    settings: tuple[Setting, ...]  # every option; those that were chosen first
 
 
 class AnswerCommands(Protocol):
@@ -67,7 +67,7 @@ class AnswerCommands(Protocol):
         """Stops the stream of a session; what arrived is kept."""
 
     def how_made(self, session_id: int, node_id: int) -> Made | None:
-        """How an answer was made; None where nobody kept it."""
+        """How an answer was made; None where it was not stored."""
 
     def token_text(self, session_id: int, token_ids: Sequence[int]) -> Sequence[bytes]:
         """The bytes of any token (alternatives), without the engine; empty where the vocabulary is not known."""
@@ -100,7 +100,7 @@ class TurnStats:
     first_token_seconds: float | None  # from when the engine was there to be asked
     tokens_per_second: float | None
     logprob: float | None  # of the generated tokens together
-    drafted: int | None = None  # tokens guessed ahead; None where nobody guessed, or nobody counted
+    drafted: int | None = None  # tokens guessed ahead; None where there were no guesses, or no count
     accepted: int | None = None  # of them, those that the model drew as well
 
 
@@ -121,7 +121,7 @@ class TurnView:
     overflowed: bool = False  # it never began: its question did not fit, and the next message takes the place of that one
     is_foreign: bool = False  # it failed since the path has another tokenizer's tokens, and the model is that one still
     needs_model: bool = False  # it failed since its model could not be loaded, and no other one was chosen since
-    calls: tuple[ToolCard, ...] = ()  # of tools, that nobody has answered yet
+    calls: tuple[ToolCard, ...] = ()  # of tools, not answered yet
     called: tuple[ToolCard, ...] = ()  # of tools, that the next turn answers
     may_call: bool = False  # it is being written, and tools are offered
 

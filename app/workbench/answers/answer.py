@@ -57,7 +57,7 @@ class Answer:
     computed: int = 0  # tokens of the prompt pushed through the model
     prompt: int = 0  # its tokens
     request: int = 0  # its number, by which the model knows what it took
-    guesses: tuple[int, int] | None = None  # tokens guessed ahead, and the right ones; None: nobody guessed, or it was cut off
+    guesses: tuple[int, int] | None = None  # tokens guessed ahead, and the right ones; None: no guesses, or cut off
     made_with: Mapping[str, Any] = field(default_factory=dict)  # see `making`; empty where no model was asked
     strands: list[Answer] = field(default_factory=list)  # drawn side by side in its stead
     stack: tuple[AdapterChoice, ...] | None = None  # it keeps these adapters to its end

@@ -232,7 +232,7 @@ class Answers:
         return session.runs[node.id]
 
     async def _edit_answer(self, session: WholeSession, node_id: int, text: str) -> None:
-        """Another version of the model's turn, in somebody's own words; the model can go on with it, and answers nothing now.
+        """Another version of the model's turn, in other words; the model can go on with it, and answers nothing now.
 
         The words are on the disk first; they get their tokens at once where a model runs, else when one goes on from them.
         """
@@ -327,7 +327,7 @@ class Answers:
             self._windows.refresh_status()
 
     async def _tokenise_written(self, session: WholeSession, node: NodeRow) -> None:
-        """Gives an answer that somebody wrote its tokens, where a model runs that can; else it stays text."""
+        """Tokenises an answer that a person wrote, where a model runs that can; else it stays text."""
         model = self._supervisor.running
         if model is None:
             return
@@ -336,7 +336,7 @@ class Answers:
             await self._tokeniser.own_words(session, await self._adapters.speaker(session, model), node)
         except EngineDiedError:
             await self._supervisor.died(model)
-        except (RuntimeFault, InvalidRequestError, StoreError, Refusal):  # whoever goes on from there is told
+        except (RuntimeFault, InvalidRequestError, StoreError, Refusal):  # the next answer after it says so
             return
 
     def _node(self, session: WholeSession, node_id: int) -> NodeRow:

@@ -255,7 +255,7 @@ class Continuations:
         await self._drop_silent(fan)
         if fan.strands:
             self._running.report_end(fan.strands, partial(self._say, fan))
-        elif claimed.finish == "engine_died" and fan.session.tip is not None:  # nobody said anything
+        elif claimed.finish == "engine_died" and fan.session.tip is not None:  # no strand said anything
             claimed.node_id = fan.session.tip
             self._running.report_end([claimed], partial(self._say, fan))
         if finish == "engine_died" and claimed.model is not None:

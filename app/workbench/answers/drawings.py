@@ -105,7 +105,7 @@ class Drawings:
         return await self._asked(model, session, place[0], ids)
 
     async def preview(self, session_id: int, node_id: int, index: int, token_id: int, most: int) -> Sequence[bytes]:
-        """The likeliest tokens after another token at a place, by queries: they go after all who chat. Nothing is saved.
+        """The likeliest tokens after another token at a place, by queries, which answers go before. Nothing is saved.
 
         Raises:
             Refusal: There is no model, or it cannot.
@@ -185,7 +185,7 @@ def _maker(made: Mapping[str, Any]) -> str:
 
 
 def in_use(session: WholeSession, model: LanguageModel, made: Mapping[str, Any]) -> str:
-    """Who would answer now, where that is not who made an answer: the model, and its adapters where only they differ."""
+    """The model in use, where another one made the answer; with its adapters, where only they differ."""
     if made.get("base") != model.info.kv_fingerprint:
         return spoken_name(model.info)
     choices = session.values.adapters if session.values is not None else ()

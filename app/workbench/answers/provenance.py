@@ -30,7 +30,7 @@ SEARCHED = "beams"  # the kind of what a beam search found
 
 
 def made_with(resolved: ResolvedOptions, speaker: Speaker, asked: Asked, *, seed_was_chosen: bool) -> dict[str, Any]:
-    """What is stored of an answer at its beginning: every option that holds and who said so, the seed, and of which model."""
+    """What is stored of an answer at its beginning: every option that holds with its source, the seed, and the model."""
     info = speaker.model.info
     sources: dict[str, list[str]] = {}
     for name, who in resolved.sources.items():

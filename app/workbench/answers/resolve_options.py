@@ -24,7 +24,7 @@ def settled(answer: Answer, asked: Asked, speaker: Speaker, call: Mapping[str, A
     Args:
         answer: It gets them; its options are those of its preset so far (see `seeded`), or those that it repeats.
         asked: What its session asked for when it began.
-        speaker: Who answers.
+        speaker: The model that answers.
         call: By the names of `GenerationOptions.from_mapping`; goes before the session.
 
     Raises:
@@ -49,11 +49,11 @@ def settled(answer: Answer, asked: Asked, speaker: Speaker, call: Mapping[str, A
 
 
 def seeded(preset: GenerationOptions) -> GenerationOptions:
-    """The preset, with a fresh seed where nobody chose one, and what each draw was made of."""
+    """The preset, with a fresh seed where none was chosen, and with the stages of each draw."""
     return replace(preset, seed=fresh_seed() if preset.seed is None else preset.seed, stages=True)
 
 
-_PLAIN: Final = ("stop", "seed", "branch")  # how long it may get says who goes on
+_PLAIN: Final = ("stop", "seed", "branch")  # not max_tokens, which holds for each part
 _BY_HAND: Final = frozenset({"call", "session"})
 _OF_A_MODEL: Final = frozenset({"model", "format"})
 
@@ -74,7 +74,7 @@ class Continued:
 
     @classmethod
     def read(cls, tree: Tree, node: NodeRow) -> Continued | None:
-        """Of a node; None where nobody stored it, where nothing was drawn, or where this version cannot read it."""
+        """Of a node; None where it was not stored, nothing was drawn, or this version cannot read it."""
         made = node.stats.get(MADE)
         if not isinstance(made, Mapping) or beams_of(node):
             return None
@@ -86,7 +86,7 @@ class Continued:
         return cls(made, options, any(not child.turn_start and child.stats.get("generated") for child in on))
 
     def under(self, now: ResolvedOptions, asked: Asked, *, seed_was_chosen: bool) -> tuple[ResolvedOptions, list[str], bool]:
-        """How it goes on: options, what of them was changed since in words, and whether somebody chose the seed.
+        """How it goes on: options, what of them was changed since in words, and whether the seed was chosen.
 
         What the session (or the command) says now and did not say then holds, and so does another preset that was chosen for
         the session; what a preset itself says by now does not. What belongs to a model is that of the model which goes on.
@@ -94,7 +94,7 @@ class Continued:
         Args:
             now: What an answer that begins now is made with.
             asked: What its session asks for.
-            seed_was_chosen: Whether `now` has a seed that somebody chose.
+            seed_was_chosen: Whether the seed of `now` was chosen.
         """
         then = self._sources()
         preset_changed = self.made.get("preset", asked.preset_name) != asked.preset_name

@@ -30,7 +30,7 @@ class Line:
         name: What it is called.
         pieces: Bytes.
         template: ``(n,)`` whether they are the template's, or an eos: not shown.
-        logprob: ``(n,)`` nats; not-a-number where nobody has scored them.
+        logprob: ``(n,)`` nats; not-a-number where they were not scored.
         turns: ``(n,)`` whether a turn begins.
     """
 

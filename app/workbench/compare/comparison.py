@@ -214,7 +214,7 @@ def _forms(info: ModelInfo, digest: str) -> list[WeightsForm]:
 
 
 def read_segments(session: WholeSession) -> list[Segment]:
-    """The path as far as it has tokens: what somebody typed since has none until an answer begins."""
+    """The path as far as it has tokens: what was typed since has none until an answer begins."""
     found = []
     for segment in session.tree.path(session.tip):
         if segment.node.text and not len(session.runs.get(segment.node.id, EMPTY)):

@@ -133,7 +133,7 @@ class SimilarSearch:
         try:
             return await making.vectors([turns.chosen, *turns.others])
         except RuntimeFault as fault:
-            if self._supervisor.running is not model:  # it was exchanged, or somebody else met its end first
+            if self._supervisor.running is not model:  # it was exchanged, or its end was noticed elsewhere first
                 words = translate("Workbench", "the model was exchanged meanwhile; try again to compare under the new one")
                 raise Refusal(words) from fault
             if isinstance(fault, EngineDiedError):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from runtime import LanguageModel, Pooling, PromptProgress
 
-IN_WORK: Final = "open"  # a stored answer that nobody has ended yet
+IN_WORK: Final = "open"  # a stored answer that has not ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ OnDone = Callable[[int, int], None]  # turns, of how many
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A text whose vector nobody remembers: as much of it as is read."""
+    """A text whose vector is not cached: as much of it as is read."""
 
     key: Key
     text: str

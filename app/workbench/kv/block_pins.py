@@ -14,7 +14,7 @@ from storage import SessionStore, StoreError
 
 log = logging.getLogger(__name__)
 Uses = Sequence[str | tuple[str, float]] | None  # adapters as a request names them
-PIN: Final = "sessions"  # one pin for all: whoever was unpinned or deleted meanwhile is not in it any more
+PIN: Final = "sessions"  # one pin for all: it is replaced, so unpinned and deleted sessions leave it
 
 
 class BlockPins:
@@ -23,7 +23,7 @@ class BlockPins:
     Args:
         store: Knows which sessions are pinned, and their tokens.
         supervisor: Gives the model, if it runs.
-        tasks: Takes what nobody waits for.
+        tasks: Tell the engine in the background.
     """
 
     def __init__(self, store: SessionStore, supervisor: Supervisor, tasks: BackgroundTasks) -> None:

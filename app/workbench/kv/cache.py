@@ -23,7 +23,7 @@ NO_MODEL: Final = QT_TRANSLATE_NOOP(
 )
 SHOWN_EDGES: Final = 5
 TAIL_TOKENS: Final = 6
-MOST_CHECKED: Final = 2048  # tokens; without the cache they are one forward, which nobody else can interrupt
+MOST_CHECKED: Final = 2048  # tokens; without the cache they are one forward, which no other request can interrupt
 
 
 @dataclass(frozen=True, slots=True)

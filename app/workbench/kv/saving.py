@@ -143,7 +143,7 @@ class BlockSaver:
     def _replaced(self, answer: Answer, ends: Mapping[int, int]) -> tuple[int | None, int | None]:
         """The node and the place where an earlier save of this session ended on the answer's path.
 
-        Nobody goes on from there but through it. What other sessions have saved stays: they may end there.
+        Paths go on from there only through it. What other sessions have saved stays: they may end there.
         """
         session = answer.session
         path = session.tree.path(answer.node_id)

@@ -96,7 +96,7 @@ class Downloads:
                 freed = await asyncio.to_thread(_discard, repository)
             except RuntimeFault as fault:
                 raise Refusal(str(fault)) from fault
-        if repository not in self._tasks:  # else somebody has begun it again meanwhile
+        if repository not in self._tasks:  # else it was begun again meanwhile
             self._views.pop(repository, None)
             self._wanted.pop(repository, None)
             self._tell_all()
@@ -120,7 +120,7 @@ class Downloads:
             raise
         except RuntimeFault as fault:
             kept_bytes = fault.kept if isinstance(fault, DownloadError) else 0
-            if adapter and not kept_bytes:  # whoever asked hears it at once
+            if adapter and not kept_bytes:  # the caller is told at once
                 del self._tasks[repository], self._views[repository]
                 self._tell_all()
             else:
@@ -136,7 +136,7 @@ class Downloads:
         if error is not None and not isinstance(error, Refusal):  # a fault of ours
             log.error("the download of %s failed", repository, exc_info=error)
         if self._tasks.get(repository) is not task:
-            return  # its own line says it; whoever waits hears it too
+            return  # its own line says it; callers that wait are told too
         if error is None:  # it never began
             self._end(repository, state=DownloadState.PAUSED)
         else:  # it can be tried again all the same
@@ -155,7 +155,7 @@ class Downloads:
         self._show(replace(view, rate=step.rate, eta=step.eta))
 
     def _end(self, repository: str, **changes: object) -> None:
-        del self._tasks[repository]  # before it is told: who hears of the end may begin it again
+        del self._tasks[repository]  # before it is told: a listener may begin it again
         self._show(replace(self._views[repository], **changes))  # type: ignore[arg-type]  # fields by name
 
     def _show(self, view: Download) -> None:

@@ -116,12 +116,12 @@ OTHERWISE: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 def blocks_in(data: DataFolder, budget: int = BUDGET) -> dict[str, Any]:
-    """`LoadOptions.blocks` of a data folder, for whoever holds its lock; plain values that cross the pipe."""
+    """`LoadOptions.blocks` of a data folder, for the holder of its lock; plain values that cross the pipe."""
     return {"factory": "storage:open_blocks", "path": str(data.blocks), "budget": budget}
 
 
 async def disk_budget(store: SessionStore) -> int:
-    """The bytes that the settings allow; who opens the block file with less throws the rest away."""
+    """The bytes that the settings allow; opened with less, the block file drops the rest."""
     values, _ = read_settings(await store.setting(SETTING))
     return values.disk_bytes or BUDGET
 
@@ -233,7 +233,7 @@ class Settings:
             raise Refusal(str(fault)) from fault
 
     async def hints(self) -> frozenset[str]:
-        """What nobody dismissed."""
+        """Those that were not dismissed."""
         held = await stored(self._store.setting(HINTS_SETTING))
         return HINTS - {name for name in held if isinstance(name, str)} if isinstance(held, list) else HINTS
 
@@ -365,7 +365,7 @@ def told(row: DamageRow) -> str:
 
 
 async def back_up(store: SessionStore) -> None:
-    """Makes today's backup where there is none, of whoever writes; damaged rows are set aside before. A failure is logged."""
+    """Makes today's backup where there is none; damaged rows are set aside before. A failure is logged."""
     try:
         try:
             await store.back_up_daily()

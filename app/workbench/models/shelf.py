@@ -72,9 +72,9 @@ class Shelf:
         await refused(stoppable(partial(_verify, name), lambda step: progress(step.done, step.total)))
 
     async def remove(self, name: str) -> int:
-        """Deletes one that nobody has loaded."""
+        """Deletes one that is not loaded."""
         if name == self._supervisor.source and self._supervisor.state not in (EngineState.NONE, EngineState.DIED):
-            # it may be on its way: nobody holds it yet
+            # it may be loading: its lock is not held yet
             raise Refusal(translate("Workbench", "{0} is in use here; open another model first").format(name))
         freed = await refused(asyncio.to_thread(_remove, name))
         await self._settings.own.forget(name)
@@ -88,7 +88,7 @@ class Shelf:
         return name
 
     async def plan(self, wanted: str) -> ModelPlan:
-        """Asks the hub; nobody hears how far that is."""
+        """Asks the hub."""
         plan = await refused(stoppable(partial(_plan, wanted), lambda _step: None))
         fit = await asyncio.to_thread(_first_fit, plan, None, self._reckoned(plan.name), self._supervisor.backend)
         self._plans[plan.name] = plan

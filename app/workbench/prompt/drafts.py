@@ -104,7 +104,7 @@ class Drafts:
         except EngineDiedError:
             await self._supervisor.died(model)
             return None
-        except RuntimeFault:  # whoever sends it hears why
+        except RuntimeFault:  # sending it says why
             return None
         typed = as_run(model, placed.new.user, clean_text(text)).origin == int(Origin.TYPED)
         return float(-np.nansum(scored.logprob[typed]) / math.log(2))

@@ -45,7 +45,7 @@ class OtherTokenizerError(InvalidRequestError):
         self.what, self.name = what, name
 
 
-MARK = "\U000f8f8f"  # stands for the turn before; private use: nobody types it
+MARK = "\U000f8f8f"  # stands for the turn before; private use: not typed
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ def as_run(model: LanguageModel, ids: Sequence[int], content: str) -> TokenRun:
     """Unscored tokens of a turn: those that spell `content` are typed, the others the template's."""
     token_bytes = [model.decode_token(i) for i in ids]
     run = TokenRun.unscored(ids, token_bytes, texts_of(token_bytes), Origin.TEMPLATE)
-    # a closing <|im_end|> must not be found for somebody who typed "end": its bytes are overwritten by what no text holds
+    # a closing <|im_end|> must not be found where "end" was typed: its bytes are overwritten by what no text holds
     data = b"".join(b"\xff" * len(b) if model.is_eos(i) else b for i, b in zip(ids, token_bytes, strict=True))
     found = [(at, len(c)) for c in (content.encode(), content.strip().encode()) if c and (at := data.rfind(c)) >= 0]
     if not found:
@@ -286,7 +286,7 @@ class Tokeniser:
         return as_run(speaker.model, header, "")
 
     async def own_words(self, session: WholeSession, speaker: Speaker, node: NodeRow) -> None:
-        """The ids of an answer that somebody wrote, behind the header of an answer."""
+        """The ids of an answer that a person wrote, behind the header of an answer."""
         model = speaker.model
         header = await self.after_user(session, node, speaker)
         begin, ids = await model.tokenize_async(""), await model.tokenize_async(node.text)
@@ -324,7 +324,7 @@ class Tokeniser:
 
     async def _keep(self, session: WholeSession, speaker: Speaker, node: NodeRow, run: TokenRun) -> None:
         """The ids of a saved turn: on the disk before the model sees them."""
-        session.runs[node.id] = run  # first: a write that was begun is carried out, also when somebody presses stop
+        session.runs[node.id] = run  # first: a write that was begun is carried out, also after a stop
         try:
             await self._store.append_chunk(node.id, chunk(run, speaker.numbers))
         except StoreError:

@@ -87,7 +87,7 @@ class Vocabulary(TokenBytes):
             self._told.add(speaker.numbers)
 
     async def _say_what_it_is(self, model: LanguageModel, digest: str, speaker: Speaker | None = None) -> None:
-        """What a fingerprint stands for: so that whoever opens a session, here or elsewhere, can tell what to do with it."""
+        """Stores what a fingerprint stands for, so that a session can be continued here and elsewhere."""
         info = model.info
         fingerprint, adapters = (info.kv_fingerprint, ()) if speaker is None else (speaker.numbers, speaker.adapters)
         known: dict[str, Any] = {"name": info.name, "model_fingerprint": info.model_fingerprint, "vocabulary": digest}

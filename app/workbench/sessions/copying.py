@@ -1,4 +1,4 @@
-"""The sample stays as it was shipped: whoever wants to change it works on a copy."""
+"""Copies: of the sample, which stays as it was shipped, when it would be changed; of turns, under another beginning."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Copies:
         supervisor: Knows the model that will go on in them.
         sessions: The open sessions.
         setups: What they are set to goes with them.
-        windows: Whoever looks at the sample looks at its copy from then on.
+        windows: Those that show the sample show its copy from then on.
     """
 
     def __init__(

@@ -87,7 +87,7 @@ class OpenSessions:
         session = self._open.get(session_id)
         if session is None:
             session = WholeSession(await stored(self._store.load_shape(session_id)))
-            session = self._open.setdefault(session_id, session)  # somebody else may have opened it meanwhile
+            session = self._open.setdefault(session_id, session)  # it may have been opened meanwhile
         await read(self._store, session, session.missing())
         await read_names(self._store, session)
         await self._setups.load(session)
@@ -128,7 +128,7 @@ class OpenSessions:
         return session.is_unused and not taken
 
     async def tidy(self) -> None:
-        """Clears away what was 30 days in the trash, what a killed import left, and sessions nobody said anything in.
+        """Clears away what was 30 days in the trash, what a killed import left, and sessions without a message.
 
         Those that are open stay.
         """
@@ -138,7 +138,7 @@ class OpenSessions:
         await self._store.drop_unfinished_imports()
 
     async def drop_empty(self) -> None:
-        """At the end: nothing was ever said in them, and nobody looks at them any more."""
+        """At the end: sessions without a message, which no window shows any more."""
         try:
             await self._store.drop_empty_sessions(UNTITLED)
         except StoreError as fault:  # the next start tries again
@@ -152,7 +152,7 @@ class OpenSessions:
         shown = [segment.node.id for segment in session.tree.path(before)]
         session.tip = session.tree.leaf(node_id, shown)
         await stored(self._store.set_current(session.id, session.tip))
-        if before != session.tip and not session.overflowed(before):  # whoever comes back to that question sees why
+        if before != session.tip and not session.overflowed(before):  # that question shows why when it is shown again
             await self.drop_failed(session, before)
         await read(self._store, session, session.missing())
         await self.find_warm(session)

@@ -23,7 +23,7 @@ LONGEST_NAME = 60  # characters
 
 
 class Presets:
-    """Those that were saved and those that came with Elsewise; "" is the settings' choice for whoever chose none.
+    """Those that were saved and those that came with Elsewise; "" is the settings' choice, for sessions that chose none.
 
     Args:
         store: Where they are saved.
@@ -62,11 +62,11 @@ class Presets:
 
     @property
     def default(self) -> str:
-        """The one that holds where a session chose none, or one that nobody has (any more)."""
+        """The one that holds where a session chose none, or one that is gone."""
         return self.chosen if self.chosen in self.names else OWN
 
     def options(self, name: str) -> GenerationOptions:
-        """What a preset says; the default one for a name that nobody has (any more)."""
+        """What a preset says; the default one for a name that is not known (any more)."""
         name = name if name in self.names else self.default
         if name == OWN:
             return self.own
@@ -74,7 +74,7 @@ class Presets:
         return GenerationOptions.from_mapping(said or {})
 
     def check(self, name: str) -> None:
-        """Refuses a name that nobody has."""
+        """Refuses an unknown name."""
         if name and name not in self.names:
             raise Refusal(translate("Workbench", "there is no preset {0!r:.80} any more").format(name))
 

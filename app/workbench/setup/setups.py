@@ -67,7 +67,7 @@ class Setups:
             log.warning("session %d: its settings cannot be read: %s", session.id, fault)
             held = f"{fault}"  # no mapping: the defaults, and a note that says so
         values, notes = read_values(held)
-        if session.values is None:  # nobody else read it meanwhile
+        if session.values is None:  # else it was read meanwhile
             self._take(session, values)
             self._notes[session.id] = notes
 
@@ -144,7 +144,7 @@ class Setups:
 
 
 def option_views(resolved: ResolvedOptions, values: SessionValues) -> list[OptionView]:
-    """What holds of every option that a person sets, and who said so."""
+    """What holds of every option that a person sets, with its source."""
     views = []
     for name in OPTIONS:
         inner = hasattr(resolved.options.sampling, name)

@@ -168,7 +168,7 @@ def _pruned(stored: object, notes: list[str]) -> frozenset[Branch]:
 
 
 def guess_problem(guess: Guess, info: ModelInfo) -> str:
-    """Why nobody can guess ahead like that for this model; "" where somebody can."""
+    """Why this model cannot be guessed ahead like that; "" where it can."""
     if guess is Guess.OFF:
         return ""
     if "recurrent" in info.attention_kinds:
@@ -181,7 +181,7 @@ def guess_problem(guess: Guess, info: ModelInfo) -> str:
 
 
 def guessed_by(layer: Mapping[str, Any], info: ModelInfo) -> Mapping[str, Any]:
-    """A session's layer for this model: without its guesses where nobody can make them (the answer is the same)."""
+    """A session's layer for this model: without guesses where they are not possible (the answer is the same)."""
     said = layer.get("speculative")
     if said is None or not guess_problem(Guess(said["method"]), info):
         return layer
@@ -190,7 +190,7 @@ def guessed_by(layer: Mapping[str, Any], info: ModelInfo) -> Mapping[str, Any]:
 
 _NOT_TOLD = ("sampling", "seed", "stages", "resolve")  # the seed stands beside the options
 DEFAULT = "default"
-SOURCES = (  # who said an option, as it is stored
+SOURCES = (  # of an option, as it is stored
     QT_TRANSLATE_NOOP("Workbench", "call"),
     QT_TRANSLATE_NOOP("Workbench", "session"),
     QT_TRANSLATE_NOOP("Workbench", "preset"),
@@ -221,7 +221,7 @@ def named_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stored_sources(made: Mapping[str, Any]) -> dict[str, str]:
-    """Who said so, by name, of an answer as it is stored; what nobody said is not among them."""
+    """The source of each option, by name, of an answer as it is stored; defaults are left out."""
     return {name: who for who, names in (made.get("sources") or {}).items() for name in names}
 
 
@@ -231,7 +231,7 @@ def told_options(options: Mapping[str, Any], sources: Mapping[str, str]) -> dict
 
 
 def source_words(who: str) -> str:
-    """Who said an option, for the window: one of `SOURCES`, or two."""
+    """The source of an option, for the window: one of `SOURCES`, or two."""
     first, both, second = who.partition(" and ")
     if not both:
         return known_word(who, SOURCES)

@@ -1,4 +1,4 @@
-"""The path of a session that is shown as a `runtime.Snapshot`: what goes with a portable file for whoever resumes it."""
+"""The path of a session that is shown, as a `runtime.Snapshot`: with it another program resumes a portable file."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _mark(turn: Turn, start: int) -> Mark:
 
 
 def _generation(node: NodeRow, resident: int) -> Generation | None:
-    """The answer at the end, as it was drawn; None where nobody stored how, or nothing was."""
+    """The answer at the end, as it was drawn; None where how was not stored, or nothing was."""
     made, count = node.stats.get(MADE), node.stats.get("generated")
     if not isinstance(made, Mapping) or not isinstance(count, int) or not 0 < count <= resident or beams_of(node):
         return None

@@ -67,7 +67,7 @@ class Transfers:
         return ImportResult(imported.sessions, tuple(notes), await asyncio.to_thread(carries_blocks, path))
 
     async def take_kv(self, session_ids: Sequence[int], path: Path, progress: OnTransfer) -> int:
-        """Takes what the engine of whoever wrote the file had computed, while this one runs."""
+        """Takes the KV in the file, while the engine runs."""
         from app.portable_kv import take_kv  # the window opens without it
 
         try:

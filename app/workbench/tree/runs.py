@@ -108,7 +108,7 @@ def unfinished(data: bytes) -> bytes:
 
 
 class Runs(MutableMapping[int, TokenRun]):
-    """Runs by node; those that grow are put together only when somebody asks for them."""
+    """Runs by node; those that grow are put together when they are read."""
 
     def __init__(self) -> None:
         self._runs: dict[int, TokenRun | GrowingRun] = {}

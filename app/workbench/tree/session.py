@@ -362,7 +362,7 @@ class OpenSession:
         return self.stats.get(node.id) or stored_stats(node)
 
     def _calls(self, turn: Turn) -> tuple[ToolCard, ...]:
-        """The calls in the answer that ends the path: whoever answers them goes on from there."""
+        """The calls in the answer that ends the path: their results continue it."""
         node = turn.tip
         if node.id != self.tip or node.role != "assistant" or node.id in self.states or not node.text:
             return ()

@@ -31,7 +31,7 @@ class Turn:
 
     @property
     def role(self) -> str:
-        """Who speaks."""
+        """The role."""
         return self.segments[0].node.role
 
 
