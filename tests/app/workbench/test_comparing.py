@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.workbench.compare.branch_diff import compare
-from app.workbench.tree.session import OpenSession
+from app.workbench.tree.reading import load_whole
 from runtime import Origin, TokenRun
 from storage import NewChunk, NewNode, SessionStore
 from ui import BranchDiff, Refusal
@@ -39,7 +39,7 @@ def compared(path: Path, *, left: str, right: str) -> BranchDiff:
             plain = await store.add_node(NewNode(session, user, "assistant", "We visit Rome"))
             await store.set_current(session, answer)
             nodes = {"answer": answer, "branch": branch, "plain": plain, "gone": 999}
-            opened = OpenSession(await store.load_session(session))
+            opened = await load_whole(store, session)
             return await compare(store, opened, nodes[left], nodes[right])
         finally:
             await store.close()
