@@ -43,12 +43,7 @@ def keep_token(token: str) -> str:
     sound = stripped.isascii() and stripped.isprintable() and " " not in stripped
     if not (stripped and sound and len(stripped) <= _LONGEST):
         raise InvalidRequestError("this is no token: give the one line of letters and digits that the hub showed (hf_...)")
-    keychain = _keychain()
-    try:
-        keychain.set_password(_SERVICE, hub_address(), stripped)
-    except Exception as fault:  # noqa: BLE001  # keychain backends raise any exception
-        raise _refused(fault, stripped) from None  # its cause may contain the token
-    return str(keychain.name)
+    return keep_key(hub_address(), stripped)
 
 
 def forget_token() -> bool:
@@ -77,12 +72,7 @@ def kept_token() -> str:
 
     Public downloads must not fail because of a keychain; a refused one explains how to log in.
     """
-    if token_in_environment():
-        return ""
-    try:
-        return _keychain().get_password(_SERVICE, hub_address()) or ""
-    except Exception:  # noqa: BLE001  # as above; no token then
-        return ""
+    return "" if token_in_environment() else kept_key(hub_address())
 
 
 def keep_key(address: str, key: str) -> str:
@@ -102,7 +92,7 @@ def keep_key(address: str, key: str) -> str:
     try:
         keychain.set_password(_SERVICE, address, stripped)
     except Exception as fault:  # noqa: BLE001  # keychain backends raise any exception
-        raise _refused(fault, stripped) from None
+        raise _refused(fault, stripped) from None  # its cause may contain the key
     return str(keychain.name)
 
 

@@ -132,6 +132,7 @@ class RemoteOperations:
     def metrics(self) -> Metrics:
         """Of the requests of this connection; the server's own counters are its own."""
         c = self._counters
+        last = next((each for each in reversed(c.recent) if each.kind == "generate"), None)
         return Metrics(
             queries=c.queries,
             queries_deduplicated=c.deduplicated,
@@ -144,6 +145,10 @@ class RemoteOperations:
             prompt_tokens=c.prompt,
             tokens_reused=c.reused,
             recent=tuple(c.recent),
+            first_token_seconds=None if last is None else last.first_token_seconds,
+            tokens_per_second=None if last is None else last.tokens_per_second,
+            last_reused=0 if last is None else last.reused,
+            last_computed=0 if last is None else last.computed,
         )
 
     @property

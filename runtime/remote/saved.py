@@ -105,7 +105,8 @@ def forget_connection(name: str) -> bool:
 
 def _write(entries: list[Connection]) -> None:
     path = models_dir() / _FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = Path(f"{path}.{os.getpid()}")
+    fresh.touch(mode=0o600)
     fresh.write_bytes(msgspec.json.format(msgspec.json.encode(entries), indent=2) + b"\n")
     fresh.replace(path)

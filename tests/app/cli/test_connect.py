@@ -56,7 +56,9 @@ def test_a_connection_by_name(elsewise: Elsewise, server: Server, tmp_path: Path
     assert "vllm 0.32.0" in made.out
     assert "far: the model at " + server.base_url in elsewise("models", "list").out
     assert elsewise("ask", "Hi", "--model", "far", "--max-tokens", "2").code == 0
-    assert KEY not in (tmp_path / "models" / "connections.json").read_text()
+    kept = tmp_path / "models" / "connections.json"
+    assert KEY not in kept.read_text()
+    assert kept.stat().st_mode & 0o777 == 0o600
     assert "forgotten" in elsewise("models", "remove", "far").out
     assert elsewise("models", "list").out == ""
 
