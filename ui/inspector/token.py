@@ -20,7 +20,7 @@ from ui.port import QT_TRANSLATE_NOOP, translate
 from ui.port.tokens import Origin, TokenRecord
 from ui.theme.fonts import mono_font
 from ui.widgets.labels import Caption, ElidedLabel, Hairline, Label
-from ui.widgets.numbers import probability
+from ui.widgets.numbers import UNKNOWN, probability
 
 
 class WhyFacts(QWidget):
@@ -161,7 +161,7 @@ class TokenTab(InspectorTab):
         held = len(record.top_ids)
         return {
             self.tr("probability"): words.likely(record.logprob),
-            self.tr("rank"): f"{record.rank:,}",
+            self.tr("rank"): UNKNOWN if record.rank is None else f"{record.rank:,}",
             self.tr("logprob"): words.in_nats(record.logprob),
             self.tr("surprise"): words.in_bits(-record.logprob),
             self.tr("entropy"): words.in_bits(record.entropy),

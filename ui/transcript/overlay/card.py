@@ -111,7 +111,7 @@ def card_content(record: TokenRecord, before: str, words: Sequence[str], own: st
         words: What to show for each of the record's alternatives, in order.
         own: What to show for the token itself.
     """
-    if record.logprob is None or record.entropy is None:
+    if record.logprob is None:
         return None
     rows = [
         CardRow(words[i], _p(record.top_logprobs[i]), chosen=token == record.token_id)
@@ -119,7 +119,7 @@ def card_content(record: TokenRecord, before: str, words: Sequence[str], own: st
     ]
     if not any(row.chosen for row in rows):
         rows.append(CardRow(own, _p(record.logprob), chosen=True))
-    return CardContent(before, numbers.bits(record.entropy), tuple(rows))
+    return CardContent(before, "" if record.entropy is None else numbers.bits(record.entropy), tuple(rows))
 
 
 class Card(QWidget):
