@@ -11,6 +11,7 @@ from benchmarks.findings import Case, Findings
 from benchmarks.parts.decode import decode, embedded_model, many, overhead, rows, score
 from benchmarks.parts.files import files
 from benchmarks.parts.grammar import grammar
+from benchmarks.parts.kv_store import store
 from benchmarks.parts.latency import latency
 from benchmarks.parts.reopen import reopen
 from benchmarks.parts.sampler import sampler
@@ -56,6 +57,7 @@ ONE_BACKEND = (
     "W4",
     "cpu",
     "rows",
+    "kv",
     "many",
     "W8",
     "swap",
@@ -74,6 +76,7 @@ PARTS = (
     Part("overhead", "per-token overhead", On.TINY, overhead),
     Part("W6", "score a text", On.ALL, score),
     Part("W7", "chats under a byte budget", On.TINY, budget),
+    Part("kv", "one store: bytes held, little memory, unrelated texts", On.TINY, store),
     Part("many", "branches of one prompt, beams", On.ALL, many),
     Part("W8", "event-loop latency", On.BACKENDS, latency),
     Part("swap", "adapters that take turns: counts", On.BACKENDS, swap),

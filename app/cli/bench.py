@@ -9,7 +9,7 @@ import click
 
 # As benchmarks.catalogue has them, without its imports.
 PARTS = (
-    *("W1", "W2", "W3", "W4", "W5", "cpu", "rows", "overhead", "W6", "W7", "many", "W8"),
+    *("W1", "W2", "W3", "W4", "W5", "cpu", "rows", "overhead", "W6", "W7", "kv", "many", "W8"),
     *("swap", "sampler", "grammar", "speculative", "trie", "shelf", "files", "view", "window", "start"),
 )
 INTERRUPTED = 130  # as shells say it of ctrl-C

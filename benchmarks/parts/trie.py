@@ -37,6 +37,18 @@ class _Weights:
     def payload_resumable(self, payload: int) -> bool:  # noqa: ARG002  # all are
         return True
 
+    def copy_bytes(self, payload: int) -> int:
+        return self.payload_bytes(payload)
+
+    def joined(self, first: int, second: int) -> None:
+        """Every join would be a copy."""
+
+    def hold(self, payload: int) -> None:
+        """Nothing is shared."""
+
+    def release(self, payload: int) -> None:
+        """Nothing is shared."""
+
 
 def trie(case: Case, sizes: Sizes, tell: Told) -> Findings:
     """One long path in, found and out; many branches off one stem, weighed."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import operator
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import aclosing
 from functools import update_wrapper
 from types import TracebackType
@@ -217,7 +217,8 @@ class LanguageModel:
         """The same for several sequences at once; duplicates cost nothing."""
         check_value("n", n, whole(1, of="tokens"))
         vocab, paths = self._checks.vocab_size, self._checks.batch(batch)
-        wanted = [] if not len(chosen) else check_ids(chosen, vocab=vocab, context=vocab, stage="chosen").tolist()
+        none = isinstance(chosen, Sized) and not isinstance(chosen, str | bytes) and not len(chosen)
+        wanted = [] if none else check_ids(chosen, vocab=vocab, context=vocab, stage="chosen").tolist()
         named: dict[str, Any] = {"batch": paths, "adapters": adapter_pairs(adapters)}
         if "top logprobs" in self.transport.capabilities:
             found: list[TopLogprobs] = await self.transport.call("top_logprobs", n=min(n, vocab), chosen=wanted, **named)

@@ -201,8 +201,8 @@ class FakeBackend(PackedBackend[FakePack]):
     def resize(self, pack: FakePack, capacity: int) -> None:
         pack.resize(max(capacity, pack.tree.size))
 
-    def gather(self, pack: FakePack, slots: Int64) -> None:
-        pack.kv[: len(slots)] = pack.kv[slots]
+    def gather(self, pack: FakePack, slots: Int64, start: int) -> None:
+        pack.kv[start : start + len(slots)] = pack.kv[slots]
 
     def close(self, pack: FakePack) -> None:
         pack.kv = np.empty((0, 2 * WIDTH))

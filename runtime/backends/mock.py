@@ -110,8 +110,8 @@ class MockBackend(PackedBackend[MockPack]):
     def resize(self, pack: MockPack, capacity: int) -> None:
         pack.resize(max(capacity, pack.tree.size))
 
-    def gather(self, pack: MockPack, slots: Int64) -> None:
-        pack.tokens[: len(slots)] = pack.tokens[slots]
+    def gather(self, pack: MockPack, slots: Int64, start: int) -> None:
+        pack.tokens[start : start + len(slots)] = pack.tokens[slots]
 
     def close(self, pack: MockPack) -> None:
         pack.tokens = np.empty(0, np.int64)

@@ -18,6 +18,7 @@ from runtime.info import ModelInfo
 
 State = Any  # recurrent state after one token: a library's arrays, never changed once kept
 UNBOUNDED = 1 << 60  # slots: the capacity of a pack without keys and values
+MOVED_SLOTS = 256  # that are moved at a time within a pack
 RETURN_BYTES = 64 << 20  # of freed KV after which the device gets its memory back
 
 
@@ -62,8 +63,11 @@ class SizedBackend(ABC, Generic[P]):
         """Gives every buffer room for `capacity` slots, one after the other."""
 
     @abstractmethod
-    def gather(self, pack: P, slots: Int64) -> None:
-        """Moves the rows of `slots` (ascending) to the front of every buffer; all or nothing."""
+    def gather(self, pack: P, slots: Int64, start: int) -> None:
+        """Moves the rows of `slots` (ascending, none before `start`) to `start` and the places after it, in every buffer.
+
+        Some `MOVED_SLOTS` at a time; only the first scratch memory may be refused, before anything has moved.
+        """
 
     def learn_sizes(self, shapes: Iterable[tuple[int, int, int]], itemsize: int) -> None:
         """From the attention layers' shapes (heads, width of a key, width of a value) and the bytes of one number."""
@@ -79,8 +83,8 @@ class SizedBackend(ABC, Generic[P]):
         return Cost(held, max(held, 0) + min(before, capacity) * self.widest_bytes)
 
     def retain_cost(self, pack: P, n: int) -> Cost:  # noqa: ARG002  # the Protocol's signature
-        """`retain` moves the rows of one buffer at a time."""
-        return Cost(0, n * self.widest_bytes)
+        """`retain` moves some rows of one buffer at a time."""
+        return Cost(0, min(n, MOVED_SLOTS) * self.widest_bytes)
 
     def take_cost(self, pack: P, slots: Int64) -> Cost:
         """The payload's bytes; a library that copies twice on the way says so."""
@@ -100,7 +104,9 @@ class SizedBackend(ABC, Generic[P]):
         """Drops every slot but `slots`; see `runtime.backends.base.Backend.retain`."""
         slots = np.asarray(slots, np.int64)
         tree = pack.tree.retained(slots)
-        self.gather(pack, slots)
+        moved = np.flatnonzero(slots != np.arange(len(slots)))
+        if len(moved):
+            self.gather(pack, slots[moved[0] :], int(moved[0]))
         number = {old: new for new, old in enumerate(slots.tolist())}
         wanted = set(places.tolist())
         pack.tree = tree

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable
 
 from runtime.trie.eviction_log import EvictionLog, Lost
-from runtime.trie.node import Node
+from runtime.trie.node import Node, PayloadOps
 
 FEW = 4096  # entries that a heap may have beyond two for each edge before the stale ones are dropped
 
@@ -15,12 +15,14 @@ class LruAccounts:
     """The accounts of the trie's nodes: least recently used unleased leaf evicted first, by bytes.
 
     Args:
+        ops: Told of payloads that are let go.
         budget: Bytes that payloads and scores may hold together.
         room: Asked before bytes are taken, those of the moment in which an edge is cut included: makes that many free,
             by `evict` and whatever else it knows, or answers False. Without it the budget alone counts.
     """
 
-    def __init__(self, budget: int, room: Callable[[int], bool] | None = None) -> None:
+    def __init__(self, ops: PayloadOps, budget: int, room: Callable[[int], bool] | None = None) -> None:
+        self._ops = ops
         self.budget = budget
         self._room = room
         self.eviction_log = EvictionLog()
@@ -61,11 +63,16 @@ class LruAccounts:
             stamp, _, node = heapq.heappop(self._heap)
             if node.stamp != stamp or not node.attached or node.children or node.pins or node.parent is None:
                 continue
+            node = self._end_of(node, size - freed)
             freed += node.nbytes
             self.evicted_bytes += node.nbytes
             self.evictions += 1
             self._remove(node, Lost.EVICTED)
         return freed
+
+    def _end_of(self, leaf: Node, size: int) -> Node:  # noqa: ARG002  # for who can cut
+        """The part of a leaf that is evicted for `size` bytes."""
+        return leaf
 
     def largest(self, count: int) -> list[Node]:
         """The edges of the most bytes, in falling order; what that costs does not depend on how many there are."""
@@ -106,7 +113,7 @@ class LruAccounts:
                     self.cleared_bytes += each.nbytes
                     self.bytes -= each.nbytes
                     each.nbytes = 0
-                    each.payload = each.scores = None
+                    self._let_go(each)
             each, above = above, above.parent
         self._offer(node)
 
@@ -152,8 +159,12 @@ class LruAccounts:
         self.tokens -= len(node.tokens)
         node.attached = False
         self._weigh(node, 0)
-        node.payload = node.scores = None
+        self._let_go(node)
         self._offer(parent)
+
+    def _let_go(self, node: Node) -> None:
+        self._ops.release(node.payload)
+        node.payload = node.scores = None
 
     def _offer(self, node: Node) -> None:
         """Queues a leaf for eviction under its present stamp."""

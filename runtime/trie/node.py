@@ -24,6 +24,18 @@ class PayloadOps(Protocol):
     def payload_resumable(self, payload: Any) -> bool:
         """Whether generation can go on after its last token."""
 
+    def copy_bytes(self, payload: Any) -> int:
+        """Bytes that a copy of it takes beside what is held already; 0 of a reference."""
+
+    def joined(self, first: Any, second: Any) -> Any | None:
+        """Both as one payload, where that needs no copy; else None."""
+
+    def hold(self, payload: Any) -> None:
+        """An edge carries it from now on."""
+
+    def release(self, payload: Any) -> None:
+        """No edge carries it any more."""
+
 
 class Node:
     """One edge and the place where it ends. Leases pin the place; `pins` counts the leases at or below it."""

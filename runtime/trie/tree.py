@@ -15,6 +15,9 @@ from runtime.trie.lru import LruAccounts
 from runtime.trie.node import Namespace, Node, PayloadOps, Span, common_prefix, shared
 from runtime.trie.scores import merge_scores
 
+EDGE_TOKENS = 256  # up to which a path that grows lengthens its last edge
+END_TOKENS = 16  # of a leaf are evicted at least
+
 
 @dataclass(frozen=True, slots=True)
 class Inserted:
@@ -35,8 +38,7 @@ class Trie(LruAccounts):
     """
 
     def __init__(self, ops: PayloadOps, budget: int, room: Callable[[int], bool] | None = None) -> None:
-        super().__init__(budget, room)
-        self._ops = ops
+        super().__init__(ops, budget, room)
         self.root = Node(None, np.empty(0, np.int32), None, None, None)
         self.hits = 0
         self.misses = 0
@@ -143,17 +145,55 @@ class Trie(LruAccounts):
         if at:
             payload = self._ops.split(payload, at)[1]
             scores = None if scores is None else scores[at:]
-        size = self._ops.payload_bytes(payload) + (0 if scores is None else scores.nbytes)
-        if not self.make_room(size):
-            return Inserted(at, 0, rest)
+        if self._lengthened(node, namespace, tokens[at:], payload, scores):
+            lease.move(node, lease.length + rest)
+            return Inserted(at, rest, 0)
+        copied = self._ops.copy_bytes(payload)
+        if not self.make_room(copied + (0 if scores is None else scores.nbytes)):
+            if copied or scores is None:
+                return Inserted(at, 0, rest)
+            scores = None  # what is held anyway is found without them, too
         fresh = Node(namespace, np.array(tokens[at:], np.int32), payload, scores, node)
+        self._ops.hold(payload)
         node.children[namespace, int(tokens[at])] = fresh
         self.edges += 1
         self.tokens += rest
         fresh.stamp = self._clock
-        self._weigh(fresh, size)
+        self._weigh(fresh, self._size(fresh))
         lease.move(fresh, lease.length + rest)
         return Inserted(at, rest, 0)
+
+    def _lengthened(self, node: Node, namespace: Namespace, tokens: Int32, payload: Any, scores: Scores | None) -> bool:
+        """Lengthens the edge of a leaf that the caller alone leases, where the payload goes on in the same place."""
+        whole = len(node.tokens) + len(tokens)
+        if node.parent is None or node.children or node.pins != 1 or node.namespace != namespace or whole > EDGE_TOKENS:
+            return False
+        before = node.scores
+        if (before is None) != (scores is None):
+            return False
+        if before is not None and scores is not None and before.top_ids.shape[1] != scores.top_ids.shape[1]:
+            return False
+        joined = self._ops.joined(node.payload, payload)
+        if joined is None or (scores is not None and not self.make_room(scores.nbytes)):
+            return False
+        if before is not None and scores is not None:
+            node.scores = Scores.concat([before, scores])
+        node.tokens = np.concatenate([node.tokens, np.asarray(tokens, np.int32)])
+        node.mark = None
+        node.stamp = self._clock
+        self.tokens += len(tokens)
+        self.replace(node, joined)
+        return True
+
+    def _end_of(self, leaf: Node, size: int) -> Node:
+        """The end of a leaf, of about `size` bytes, where it can be cut off without a copy; else all of it."""
+        if not leaf.nbytes or self._ops.copy_bytes(leaf.payload):
+            return leaf
+        count = max(-(-size * len(leaf.tokens) // leaf.nbytes), END_TOKENS)
+        if count >= len(leaf.tokens):
+            return leaf
+        self._split(leaf, len(leaf.tokens) - count)
+        return leaf
 
     def follow(self, lease: Lease, namespace: Namespace, tokens: Int32, scores: Scores | None = None) -> Inserted:
         """Moves the lease over those of `tokens` that are there already, and fills in their scores.
@@ -176,9 +216,15 @@ class Trie(LruAccounts):
         grown = ops.payload_bytes(fresh) - ops.payload_bytes(node.payload)
         self.pin(node)
         if self.make_room(grown):
-            node.payload = fresh
-            self._weigh(node, node.nbytes + grown)
+            self.replace(node, fresh)
         self.unpin(node)
+
+    def replace(self, node: Node, payload: Any) -> None:
+        """Gives a node another payload of the same tokens."""
+        self._ops.release(node.payload)
+        node.payload = payload
+        self._ops.hold(payload)
+        self._weigh(node, self._size(node))
 
     def set_scores(self, node: Node, scores: Scores) -> None:
         """Puts scores beside the node's KV, keeping what is known already; left out when there is no room."""
@@ -196,7 +242,7 @@ class Trie(LruAccounts):
             if not node.pins:
                 self.cleared_bytes += node.nbytes
                 self._weigh(node, 0)
-                node.payload = node.scores = None
+                self._let_go(node)
         self.root.children.clear()
         self.edges = self.tokens = 0
         self._heap.clear()
@@ -254,9 +300,9 @@ class Trie(LruAccounts):
         """The node that ends after `n` tokens of this edge; None where there is no room for the copies of both parts."""
         if n == len(node.tokens):
             return node
-        if self._room is not None:
+        if self._room is not None and (copied := self._ops.copy_bytes(node.payload)):
             self.pin(node)  # making room must not take the node itself
-            free = self._room(node.nbytes)
+            free = self._room(copied + (0 if node.scores is None else node.scores.nbytes))
             self.unpin(node)
             if not free:
                 return None
@@ -264,7 +310,8 @@ class Trie(LruAccounts):
 
     def _split(self, node: Node, n: int) -> Node:
         """Cuts an edge after `n` tokens; `node` stays the lower part, so leases on it keep their place."""
-        upper_payload, lower_payload = self._ops.split(node.payload, n)
+        whole = node.payload
+        upper_payload, lower_payload = self._ops.split(whole, n)
         upper_scores = None if node.scores is None else node.scores[:n]
         lower_scores = None if node.scores is None else node.scores[n:]
         parent = node.parent
@@ -274,6 +321,9 @@ class Trie(LruAccounts):
         parent.children[node.namespace, int(node.tokens[0])] = upper
         node.tokens, node.payload, node.scores, node.parent = node.tokens[n:].copy(), lower_payload, lower_scores, upper
         upper.children[node.namespace, int(node.tokens[0])] = node
+        self._ops.release(whole)
+        self._ops.hold(upper_payload)
+        self._ops.hold(lower_payload)
         self.edges += 1
         self._weigh(upper, self._size(upper))
         self._weigh(node, self._size(node))

@@ -245,9 +245,9 @@ class HfBackend(PackedBackend[TorchPack]):
         with _computing():
             pack.resize(max(capacity, pack.tree.size))
 
-    def gather(self, pack: TorchPack, slots: Int64) -> None:
+    def gather(self, pack: TorchPack, slots: Int64, start: int) -> None:
         with _computing():
-            pack.gather(torch.from_numpy(slots).to(self._device))
+            pack.gather(torch.from_numpy(slots).to(self._device), start)
 
     def close(self, pack: TorchPack) -> None:
         pack.cache.layers.clear()

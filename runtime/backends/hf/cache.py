@@ -23,7 +23,7 @@ from transformers.cache_utils import (
 
 from runtime.backends.buckets import Bucket
 from runtime.backends.packed import Step, WorkingPack
-from runtime.backends.sized import UNBOUNDED
+from runtime.backends.sized import MOVED_SLOTS, UNBOUNDED
 from runtime.backends.tree import Int64
 from runtime.errors import UnsupportedFeatureError
 
@@ -210,18 +210,20 @@ class TorchPack(WorkingPack):
                     found = found.to(buffer.device) & torch.isfinite(buffer[0, :, :size]).all(-1).all(0)
         return found
 
-    def gather(self, slots: torch.Tensor) -> None:
-        """Moves rows to the front, through one scratch buffer: only its allocation can fail, before anything moved."""
+    def gather(self, slots: torch.Tensor, start: int) -> None:
+        """Moves rows to `start`, through one scratch buffer: only its allocation can fail, before anything moved."""
         buffers = [buffer for layer in self.attention if layer.is_initialized for buffer in (layer.keys, layer.values)]
         if not buffers:
             return
-        n = len(slots)
-        scratch = buffers[0].new_empty(max(b.shape[1] * b.shape[3] for b in buffers) * n)
+        most = min(len(slots), MOVED_SLOTS)
+        scratch = buffers[0].new_empty(max(b.shape[1] * b.shape[3] for b in buffers) * most)
         for buffer in buffers:
             heads, width = buffer.shape[1], buffer.shape[3]
-            rows = scratch[: heads * n * width].view(1, heads, n, width)
-            torch.index_select(buffer, 2, slots, out=rows)
-            buffer[:, :, :n] = rows
+            for at in range(0, len(slots), most):
+                part = slots[at : at + most]
+                rows = scratch[: heads * len(part) * width].view(1, heads, len(part), width)
+                torch.index_select(buffer, 2, part, out=rows)
+                buffer[:, :, start + at : start + at + len(part)] = rows
 
     def begin(self, step: Step, device: torch.device) -> None:
         """Prepares every layer for one forward."""

@@ -380,9 +380,9 @@ class MlxBackend(PackedBackend[MlxPack]):
             with _memory():
                 pack.resize(max(capacity, pack.tree.size), self._shapes, self._work_dtype)
 
-    def gather(self, pack: MlxPack, slots: Int64) -> None:
+    def gather(self, pack: MlxPack, slots: Int64, start: int) -> None:
         with _memory():
-            pack.gather(mx.array(slots.astype(np.int32)))
+            pack.gather(mx.array(slots.astype(np.int32)), start)
 
     def close(self, pack: MlxPack) -> None:
         pack.caches.clear()

@@ -21,7 +21,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 from runtime.backends.buckets import Bucket
 from runtime.backends.mlx.masks import RowMasks, TreeMasks
 from runtime.backends.packed import Step, WorkingPack
-from runtime.backends.sized import UNBOUNDED
+from runtime.backends.sized import MOVED_SLOTS, UNBOUNDED
 from runtime.backends.tree import Int64
 from runtime.errors import UnsupportedFeatureError
 
@@ -227,20 +227,23 @@ class MlxPack(WorkingPack):
             found = found & mx.isfinite(buffer[0, :, :size]).all(axis=(0, 2))
         return found
 
-    def gather(self, slots: mx.array) -> None:
-        """Moves rows (of ascending `slots`) to the front of every buffer: all, or none where no memory is left for the first.
+    def gather(self, slots: mx.array, start: int) -> None:
+        """Moves rows (of ascending `slots`) to `start` in every buffer: all, or none where no memory is left for the first.
 
-        Where none is left for a later one it goes in pieces, front to back: a second try would move the others twice.
+        In pieces, front to back. Where no memory is left for a later one, in smaller ones: a second try would move the
+        others twice.
         """
-        n = slots.shape[0]
-        for number, (cache, name) in enumerate((cache, name) for cache in self.attention for name in ("keys", "values")):
-            try:
-                cache.gather(name, slots, 0)
-            except (RuntimeError, MemoryError):
-                if number == 0:
-                    raise
-                for start in range(0, n, PIECE):
-                    cache.gather(name, slots[start : start + PIECE], start)
+        buffers = [(cache, name) for cache in self.attention for name in ("keys", "values")]
+        for number, (cache, name) in enumerate(buffers):
+            for at in range(0, slots.shape[0], MOVED_SLOTS):
+                piece = slots[at : at + MOVED_SLOTS]
+                try:
+                    cache.gather(name, piece, start + at)
+                except (RuntimeError, MemoryError):
+                    if number == at == 0:
+                        raise
+                    for least in range(0, piece.shape[0], PIECE):
+                        cache.gather(name, piece[least : least + PIECE], start + at + least)
 
     def begin(self, step: Step, *, rows: bool) -> None:
         """Prepares every layer for one forward."""

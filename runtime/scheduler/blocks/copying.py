@@ -60,7 +60,7 @@ class Copying:
         for node, count in self._cache.trie.walk(job.spans(job.ids)):
             low, high = max(at - start, 0), min(stop - start, count)
             if low < high:
-                arrays.append(backend.export(node.payload, low, high))
+                arrays.append(self._cache.room.payloads.export(node.payload, low, high))
                 scores.append((high - low, None if node.scores is None else node.scores[low:high]))
             start += count
             if start >= stop:

@@ -255,7 +255,7 @@ class Restores:
         payload = backend.restore(concatenated([arrays for _, arrays, _ in blocks]))
         scores = joined([(link.tokens, known) for link, _, known in blocks])
         if at > first.start:
-            payload = backend.split(payload, at - first.start)[1]
+            payload = room.payloads.split(payload, at - first.start)[1]
             scores = None if scores is None else scores[at - first.start :]
         found = self._cache.trie.insert(lease, namespace, prefill.job.ids[at : last.stop], payload, scores)
         self._counters.tokens_restored += found.stored

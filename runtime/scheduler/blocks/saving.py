@@ -142,7 +142,7 @@ class Savings:
         ends, at = set[int](), 0
         for node, count in nodes:
             at += count
-            if count == len(node.tokens) and self._cache.backend.payload_resumable(node.payload):
+            if count == len(node.tokens) and self._cache.room.payloads.payload_resumable(node.payload):
                 ends.add(at)
         for cell in grid:
             links += [cell.link(end - cell.start, state=True) for end in sorted(ends) if 0 < end - cell.start <= len(cell.ids)]
@@ -201,7 +201,7 @@ class Savings:
             first, last = max(link.start - at, 0), min(link.stop - at, count)
             if first < last:
                 try:
-                    arrays.append(backend.export(node.payload, first, last))
+                    arrays.append(self._cache.room.payloads.export(node.payload, first, last))
                 except MemoryBudgetError:  # the device itself is full
                     return None
                 scores.append((last - first, None if node.scores is None else node.scores[first:last]))

@@ -108,7 +108,8 @@ class Cache:
         workspace: Workspace | None = None
         try:
             coming = ((other.workspace, other.tagged) for other in self._room.live if not other.done)
-            workspace, trail = self.workspaces.place(tagged, alone=not self.enabled, reach=lease.length, coming=coming)
+            alone, reach = not self.enabled, lease.length
+            workspace, trail = self.workspaces.place(tagged, alone=alone, reach=reach, coming=coming, node=lease.node)
             slot, depth = self._stand(workspace, trail, first_wanted, lease)
         except BaseException:  # no memory for it: nothing stays pinned
             lease.release()
@@ -232,10 +233,10 @@ class Cache:
         under = trail[there - 1] if there else ROOT
         try:
             workspace.reserve(lease.length - there, under)
+            return workspace.load(lease, under, there)
         except NoRoomError:
             lease.move(self.trie.root, 0)
             return slot, depth
-        return workspace.load(lease, under, there)
 
     def leave(self, prefill: Prefill) -> None:
         """The job is done, or waits again: its lease and its place in the workspace are free."""
@@ -314,7 +315,7 @@ class Cache:
             last_prefix=0 if self._last is None else self._last.depth,
             last_reason=reason,
             last_cause=cause,
-            working_bytes=self.workspaces.nbytes,
+            working_bytes=self.workspaces.nbytes - self._room.payloads.tokens * self._backend.slot_bytes,
             vector_bytes=self.vectors.bytes + self.pins.nbytes,
             pins=len(self.pins),
         )
@@ -339,7 +340,7 @@ class Cache:
         found = at = 0
         for node, count in self.trie.walk(job.spans(job.ids)):
             at += count
-            if count == len(node.tokens) and self.backend.payload_resumable(node.payload):
+            if count == len(node.tokens) and self._room.payloads.payload_resumable(node.payload):
                 found = at
         return found
 

@@ -8,20 +8,24 @@ stand in a pack anyway, spare capacity of other packs. Where that is not enough,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 from runtime.backends.base import Backend
 from runtime.errors import MemoryBudgetError
 from runtime.scheduler.jobs import Job
 from runtime.scheduler.kv.logits_cache import LogitsCache
+from runtime.scheduler.kv.payloads import Payloads, SlotRun
 from runtime.scheduler.kv.pins import Pins
 from runtime.scheduler.kv.workspace import NoRoomError, Workspace
 from runtime.scheduler.kv.workspaces import Workspaces
 from runtime.scheduler.prefill.prefill import Prefill
 from runtime.speculation.draft import Drafter
-from runtime.trie import Trie
+from runtime.trie import Node, Trie
 
+GROWTH, GROWTH_SHARE = 32, 16  # a pack grows by a sixteenth, and by so many slots at least
+EVICT_SHARE = 32  # of the budget is evicted at a time where buffers must be copied to give it back
 STEP = 64  # slots that a pack grows by where memory is short
 QUARTER_STEP = 256  # slots that it grows by at least where it is not
 SPARE_SHARE = 16  # room that no slot fills yet takes no more than this fraction of the budget
@@ -47,21 +51,38 @@ class KvBudget:
         self.budget = budget
         self.peak = 0
         self.live: set[Prefill] = set()
-        self.trie = Trie(backend, budget, self.make)
+        self.payloads = Payloads(backend)
+        self.in_place = self.payloads.in_place
+        self.trie = Trie(self.payloads, budget, self.make)
         self.vectors = LogitsCache(_for_vectors(budget) if enabled else 0, self.make)
         self.pins = Pins(self.trie, self.vectors, budget, self.make)
-        self.workspaces = Workspaces(backend, self)
+        self.workspaces = Workspaces(backend, self, in_place=self.in_place)
         self.drafter: Drafter | None = None
         self.afloat = 0  # bytes on their way to or from the block file
         self.pending = 0  # bytes that were copied for the trie and are not hung in yet
         self._told = 0  # of the freed bytes, those the backend has heard of
+        self._growing: Workspace | None = None  # makes room for itself: its buffers are left as they are
+        self._allowed = 0  # bytes that may be held for a moment while the budget is lowered
 
     @property
     def bytes(self) -> int:
         """Bytes in use."""
         drafts = 0 if self.drafter is None else self.drafter.nbytes
         moving = self.pending + self.afloat
-        return self.trie.bytes + self.workspaces.nbytes + self.vectors.bytes + self.pins.nbytes + moving + drafts
+        held = self.workspaces.nbytes + self.trie.bytes - self.payloads.tokens * self._backend.slot_bytes
+        return held + self.vectors.bytes + self.pins.nbytes + moving + drafts
+
+    def weighed(self, more: int) -> None:
+        """A workspace holds so many bytes more, or fewer."""
+        self.workspaces.nbytes += more
+
+    def found_at(self, node: Node, run: SlotRun) -> None:
+        """The tokens of an edge were copied into a workspace: one copy is enough."""
+        held = node.payload
+        if not self.in_place or not node.attached:
+            return
+        if not isinstance(held, SlotRun) or self.workspaces.crowded(held.workspace, len(node.tokens)):
+            self.trie.replace(node, run)
 
     def make(self, size: int) -> bool:
         """Makes `size` more bytes free for something to keep: idle packs, old leaves and then old pins give way.
@@ -71,7 +92,11 @@ class KvBudget:
         """
         held = self.bytes
         short = held + size - self.budget
-        if short > 0:
+        if short > 0 and self.in_place:
+            if not self._reclaim(held - short):
+                return False
+            held = self.bytes
+        elif short > 0:
             lacking = short - self.workspaces.idle_bytes - self.trie.evictable_bytes
             if lacking > 0 and not self.pins.give_way(lacking):
                 return False
@@ -86,11 +111,63 @@ class KvBudget:
             self.peak = max(self.peak, held + size)
         return free
 
+    def _reclaim(self, target: int) -> bool:
+        """Evicts the trie's oldest leaves and gives back their slots until no more than `target` bytes are held.
+
+        Returns:
+            False, and nothing was given up, where that is known not to be enough; or it turned out so.
+        """
+        lacking = self.bytes - target - self.trie.evictable_bytes - self._slack
+        if lacking > 0 and not self.pins.give_way(lacking):
+            return False
+        self._close_empty()
+        while self.bytes > target:
+            short = self.bytes - target
+            evicted = self.trie.evict(short)
+            self._close_empty()
+            if self.bytes > target and evicted:  # slots of a pack in use: some more, so that buffers are copied seldom
+                evicted += self.trie.evict(self.budget // EVICT_SHARE - evicted)
+                self._close_empty()
+            self._shrink(target)
+            if not evicted:
+                break
+        return self.bytes <= target
+
+    @property
+    def _slack(self) -> int:
+        """Bytes of packs that no edge refers to; some of them running requests stand on."""
+        return self.workspaces.nbytes - self.payloads.tokens * self._backend.slot_bytes
+
+    def _close_empty(self) -> None:
+        """Frees the packs whose last edge is gone."""
+        for workspace in self.payloads.released:
+            if not workspace.runs and not workspace.users and workspace in self.workspaces.open:
+                self.workspaces.close(workspace)
+        self.payloads.released = {workspace for workspace in self.payloads.released if workspace in self.workspaces.open}
+
+    def _shrink(self, target: int) -> None:
+        """Moves what is left of packs together and gives the rest of their buffers back, the emptiest first."""
+        slot = max(self._backend.slot_bytes, 1)
+        standing = Counter(prefill.workspace for prefill in self.live)  # a request that is being placed is not among them
+        sizes = {ws: ws.nbytes - ws.referenced * slot for ws in self.workspaces.open if ws.users == standing[ws]}
+        if self._growing is not None:
+            sizes.pop(self._growing, None)
+        for workspace in sorted(sizes, key=lambda ws: -sizes[ws]):
+            if self.bytes <= target or sizes[workspace] < slot:
+                return
+            self._compact(workspace, [])
+            spare = self._backend.capacity(workspace.pack) > workspace.needed
+            cost = self._backend.resize_cost(workspace.pack, workspace.needed)
+            if spare and cost.moment <= max(self.budget, self._allowed) - self.bytes:
+                self.peak = max(self.peak, self.bytes + cost.moment)
+                workspace.resize(workspace.needed)
+
     def hint(self, workspace: Workspace, count: int) -> None:
         """So many slots will be needed here: reserved at once if that costs nothing that is in use."""
-        with suppress(MemoryBudgetError):  # the device itself: `grow` will ask for what is needed, when it is
-            if not self._grown_freely(workspace, count, 0) and self.make(self._need(workspace, workspace.held + count)):
-                self._resize(workspace, workspace.held + count)
+        with suppress(MemoryBudgetError), self._grows(workspace):  # the device itself: `grow` will ask for what is needed
+            slots = workspace.held + count
+            if (self.in_place or not self._grown_freely(workspace, count, 0)) and self.make(self._need(workspace, slots)):
+                self._resize(workspace, slots)
 
     def grow(self, workspace: Workspace, count: int, *, states: int, standing: Iterable[int]) -> None:
         """Makes room for `count` more slots and `states` more recurrent states in a pack.
@@ -98,9 +175,21 @@ class KvBudget:
         Raises:
             NoRoomError: Live rows alone need more than the budget; nobody's path has changed.
         """
+        with self._grows(workspace):
+            self._grow(workspace, count, states, standing)
+
+    @contextmanager
+    def _grows(self, workspace: Workspace) -> Iterator[None]:
+        before, self._growing = self._growing, workspace
+        try:
+            yield
+        finally:
+            self._growing = before
+
+    def _grow(self, workspace: Workspace, count: int, states: int, standing: Iterable[int]) -> None:
         extra = states * self._backend.state_bytes
         standing = list(standing)
-        if workspace.held > 4 * self.workspaces.crowd and self._lacks(workspace, count):
+        if not self.in_place and workspace.held > 4 * self.workspaces.crowd and self._lacks(workspace, count):
             self._compact(workspace, standing, least=workspace.held // 2)  # mostly slots that nobody stands on
         if self._grown_freely(workspace, count, extra):
             return
@@ -161,15 +250,29 @@ class KvBudget:
         self.vectors.clear()
         self.pins.lapse()
         self.trie.evict(self.trie.evictable_bytes)
+        self._close_empty()
         self.tell_freed()
         self._backend.reclaim()
 
     def account(self) -> None:
-        """After a step: idle packs leave half of the budget to the trie, and the device hears of what was freed."""
-        if self.workspaces.nbytes > self.budget // 2:
+        """After a step: packs that are mostly empty are compacted, idle copies go, the device hears of what was freed."""
+        if self.in_place:
+            self._tidy()
+        elif self.workspaces.nbytes > self.budget // 2:
             self.workspaces.drop_idle()
         self.peak = max(self.peak, self.bytes)
         self.tell_freed()
+
+    def _tidy(self) -> None:
+        """Closes or compacts packs whose edges have gone; one large pack at a time."""
+        self._close_empty()
+        while self.payloads.released:
+            workspace = self.payloads.released.pop()
+            if workspace.held > max(2 * workspace.referenced, STEP):
+                self._compact(workspace, [], least=workspace.held // 2)
+                if not workspace.users:
+                    self._tighten(workspace)
+                return
 
     def tell_freed(self) -> None:
         """The backend may return memory of what was let go since the last time."""
@@ -186,11 +289,20 @@ class KvBudget:
         """
         before, self.budget = self.budget, budget
         self.pins.set_budget(budget)
-        in_use = self.workspaces.nbytes - self.workspaces.idle_bytes
-        if in_use + self.trie.leased_bytes > budget:
-            self.pins.lapse()
-            self._release_leases()
-        held = in_use + self.trie.leased_bytes
+        if self.in_place:
+            self._allowed = before
+            if not self._reclaim(budget):
+                self.vectors.clear()
+                self.pins.lapse()
+                self._reclaim(budget)
+            self._allowed = 0
+            held = self.bytes
+        else:
+            in_use = self.workspaces.nbytes - self.workspaces.idle_bytes
+            if in_use + self.trie.leased_bytes > budget:
+                self.pins.lapse()
+                self._release_leases()
+            held = in_use + self.trie.leased_bytes
         if held > budget:
             self.budget = before
             self.pins.set_budget(before)
@@ -226,7 +338,12 @@ class KvBudget:
             return True
         capacity = self._backend.capacity(workspace.pack)
         some = min(STEP, self.budget // SPARE_SHARE // max(self._backend.slot_bytes, 1))
-        for wanted in (2 * capacity, capacity + max(capacity // 4, QUARTER_STEP), slots + some, slots):
+        wanted_sizes = (
+            (slots + max(slots // GROWTH_SHARE, GROWTH), slots + some, slots)
+            if self.in_place
+            else (2 * capacity, capacity + max(capacity // 4, QUARTER_STEP), slots + some, slots)
+        )
+        for wanted in wanted_sizes:
             if wanted < slots:
                 continue
             cost = self._backend.resize_cost(workspace.pack, wanted)
@@ -247,6 +364,8 @@ class KvBudget:
         yield
         self.vectors.clear()
         yield
+        if self.in_place:
+            yield from self._make_dead(workspace, standing)
         self._release_leases()
         yield
         for other in self.workspaces.open:
@@ -257,8 +376,19 @@ class KvBudget:
                 self._tighten(other)
         yield
 
+    def _make_dead(self, workspace: Workspace, standing: list[int]) -> Iterator[None]:
+        """Evicts what has slots in this pack, among others, and compacts it: that needs no memory beside the pack's own."""
+        while self.trie.evictable_bytes or self.pins:
+            if not self.trie.evictable_bytes:
+                self.pins.lapse()
+            if not self.trie.evict(max(self.trie.evictable_bytes // 4, STEP * self._backend.slot_bytes)):
+                return
+            self._close_empty()
+            self._compact(workspace, standing)
+            yield
+
     def straighten(self, workspace: Workspace, slot: int) -> None:
-        """Leaves nothing in a pack but the path to `slot`, if there is room for the copy; the rest is in the trie."""
+        """Leaves nothing in a pack but the path to `slot` and what edges refer to, if there is room for the copy."""
         with suppress(MemoryBudgetError):  # the device itself: it goes on as it is
             self._compact(workspace, [slot])
 
@@ -271,18 +401,21 @@ class KvBudget:
     def _compact(self, workspace: Workspace, standing: list[int], least: int = 0) -> None:
         """Drops slots on which nobody stands, if they are as many as `least`; recurrent states along with them."""
         places = [*standing, *(prefill.slot for prefill in self.live if prefill.workspace is workspace)]
-        kept, tips = workspace.live(places)
+        kept, tips = workspace.live([*places, *(run.last for run in workspace.runs)])
         dead = workspace.held - len(kept)
         if dead < max(least, not workspace.recurrent):
             return
-        if self.make(self._backend.retain_cost(workspace.pack, len(kept)).moment):
+        if self.in_place or self.make(self._backend.retain_cost(workspace.pack, len(kept)).moment):
             workspace.compact(kept, tips)
 
     def _tighten(self, workspace: Workspace) -> None:
         """Gives back what a pack has reserved and does not fill, if there is room to copy the rest."""
-        spare = self._backend.capacity(workspace.pack) > workspace.held
-        if spare and self.make(self._backend.resize_cost(workspace.pack, workspace.held).moment):
-            workspace.resize(workspace.held)
+        spare = self._backend.capacity(workspace.pack) > workspace.needed
+        moment = self._backend.resize_cost(workspace.pack, workspace.needed).moment
+        free = self.budget - self.bytes >= moment if self.in_place else spare and self.make(moment)
+        if spare and free:
+            self.peak = max(self.peak, self.bytes + moment)
+            workspace.resize(workspace.needed)
 
     def _refusal(self, workspace: Workspace, count: int, extra: int) -> str:
         slots = workspace.held + count

@@ -11,6 +11,7 @@ from runtime.backends.base import Backend, Payload
 from runtime.errors import MemoryBudgetError
 from runtime.records import Int32, Scores
 from runtime.scheduler.kv.kv_budget import KvBudget
+from runtime.scheduler.kv.payloads import SlotRun
 from runtime.scheduler.kv.workspace import Workspace
 from runtime.scheduler.prefill.prefill import Prefill
 from runtime.trie import Lost, Namespace
@@ -39,7 +40,7 @@ class Publisher:
     def take_ahead(self, prefills: Sequence[Prefill]) -> None:
         """Copies the short new tails of several jobs of one workspace in one go, for their `publish` to find."""
         self.forget_ahead()
-        if not self._enabled:
+        if not self._enabled or self._room.in_place:
             return
         by_workspace: dict[Workspace, dict[tuple[int, int], None]] = {}
         for prefill in prefills:
@@ -97,6 +98,10 @@ class Publisher:
             return
         tokens = tokens[found.already :]
         scores = None if scores is None else scores[found.already :]
+        if self._room.in_place:
+            if not found.refused:
+                self._trie.insert(lease, namespace, tokens, SlotRun(workspace, slot, len(tokens)), scores)
+            return
         payload = None if found.refused else self._taken(workspace, slot, len(tokens), 0 if scores is None else scores.nbytes)
         if payload is None:
             self._note_refusal(prefill, namespace, tokens)

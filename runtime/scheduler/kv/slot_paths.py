@@ -99,5 +99,17 @@ class SlotPaths:
         self._children = {key: slot for key, slot in self._children.items() if slot in there or slot >= computed}
         self._forget_trail()
 
+    def renumber(self, kept: Iterable[int]) -> dict[int, int]:
+        """Numbers `kept` (ascending, with all their ancestors) from 0 on, in their order, and forgets the others."""
+        numbers = {slot: number for number, slot in enumerate(kept)}
+        numbers[ROOT] = ROOT
+        parents = [numbers[self._parents[slot]] for slot in numbers if slot != ROOT]
+        tokens = [self._tokens[slot] for slot in numbers if slot != ROOT]
+        found = {slot: key for key, slot in self._children.items() if slot in numbers}
+        self._children = {(numbers[slot], token): numbers[child] for child, (slot, token) in found.items()}
+        self._parents, self._tokens = parents, tokens
+        self._forget_trail()
+        return numbers
+
     def _forget_trail(self) -> None:
         self._trail, self._trail_ids = [], NOTHING

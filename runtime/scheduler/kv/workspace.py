@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,8 +17,11 @@ from runtime.backends.base import ROOT, Backend, Part, Payload
 from runtime.backends.tree import count_chains
 from runtime.errors import MemoryBudgetError
 from runtime.records import Int32
+from runtime.scheduler.kv.payloads import SlotRun
 from runtime.scheduler.kv.slot_paths import SlotPaths, Tagged
-from runtime.trie import Lease
+from runtime.trie import Lease, Node
+
+COPY_TOKENS = 256  # that are copied at a time from one workspace into another
 
 
 class NoRoomError(MemoryBudgetError):
@@ -39,6 +42,12 @@ class Memory(Protocol):
 
     def give_way(self) -> None:
         """The device itself is full: what nobody uses goes."""
+
+    def weighed(self, more: int) -> None:
+        """A workspace holds so many bytes more, or fewer."""
+
+    def found_at(self, node: Node, run: SlotRun) -> None:
+        """The tokens of an edge stand here now: it may refer to them."""
 
 
 Slots = npt.NDArray[np.int64]
@@ -132,6 +141,8 @@ class Workspace:
         self.retired = False  # takes no newcomers
         self.touched = 0  # logical time of the last use
         self.sole = False  # holds tokens that the trie had no room for
+        self.runs: set[SlotRun] = set()  # of edges whose tokens stand here
+        self.referenced = 0  # tokens of them
         self._paths = SlotPaths()
         self.inflight: Inflight | None = None
         self.prepared: Prepared | None = None  # whoever writes to the pack drops it
@@ -152,9 +163,16 @@ class Workspace:
         """Slots that stand in the pack."""
         return self.backend.size(self.pack)
 
+    @property
+    def needed(self) -> int:
+        """Slots that stand in the pack or are reserved in it."""
+        return self.held + len(self._paths) - self.computed
+
     def weigh(self) -> None:
         """The buffers have changed."""
-        self.nbytes = self.backend.pack_bytes(self.pack)
+        nbytes = self.backend.pack_bytes(self.pack)
+        self._memory.weighed(nbytes - self.nbytes)
+        self.nbytes = nbytes
 
     def trail(self, ids: Tagged) -> list[int]:
         """The slots along a path, as far as it stands here; not to be changed.
@@ -203,16 +221,32 @@ class Workspace:
             if at <= depth:
                 continue
             skip = max(depth - start, 0)
-            self._load(node.payload, slot, skip)
-            tag = self.tags.tag(node.namespace)
-            for token in node.tokens[skip:].tolist():
-                slot = self._paths.add(slot, token + tag)
-            if self._where is not None:
-                self._where.extend(range(self.held - len(self._paths) + self.computed, self.held))
-            self.computed = len(self._paths)
+            tokens = node.tokens[skip:].astype(np.int64) + self.tags.tag(node.namespace)
+            for payload, first, count in self._parts(node.payload, skip):
+                self.twice(partial(self.backend.load, self.pack, payload, self._own(slot), first))
+                for token in tokens[:count].tolist():
+                    slot = self._paths.add(slot, token)
+                tokens = tokens[count:]
+                if self._where is not None:
+                    self._where.extend(range(self.held - len(self._paths) + self.computed, self.held))
+                self.computed = len(self._paths)
+            self._memory.found_at(node, SlotRun(self, slot, len(node.tokens)))
         if self.recurrent:
             self.weigh()
         return slot, max(at, depth)
+
+    def _parts(self, payload: Payload, skip: int) -> Iterator[tuple[Payload, int, int]]:
+        """What is loaded one after the other: a payload, its first tokens that are left out, and how many are not."""
+        if not isinstance(payload, SlotRun):
+            yield payload, skip, np.iinfo(np.int64).max
+            return
+        other = payload.workspace
+        for start in range(skip, payload.n, COPY_TOKENS):
+            count = min(COPY_TOKENS, payload.n - start)
+            size = count * self.backend.slot_bytes
+            if self._memory.lend(size) < size:
+                raise NoRoomError("the budget has no room for a copy of these keys")
+            yield other.take(other.chain(payload.last, payload.n)[start : start + count]), 0, count
 
     def append(self, slot: int, token: int) -> int:
         """Reserves the slot that the next `forward` will fill. `rollback` undoes it."""
@@ -367,7 +401,19 @@ class Workspace:
         for number, slot in enumerate(kept):
             self._where[slot] = number
         self._paths.find_only(kept, self.computed)
+        if not self.users:
+            self.renumber()
         self.weigh()
+
+    def renumber(self) -> None:
+        """Forgets the numbers of dropped slots, where no request knows any by its number."""
+        if self._where is None or len(self._paths) > self.computed:
+            return
+        kept = [slot for slot, own in enumerate(self._where) if own >= 0]
+        numbers = self._paths.renumber(kept)
+        for run in self.runs:
+            run.last = numbers[run.last]
+        self.computed, self._where = len(kept), None
 
     def close(self) -> None:
         """Frees the buffers."""
@@ -375,7 +421,9 @@ class Workspace:
         self.unprepare()
         self.backend.close(self.pack)
         self._paths = SlotPaths()
-        self.computed, self._where, self.nbytes = 0, None, 0
+        self.computed, self._where = 0, None
+        self._memory.weighed(-self.nbytes)
+        self.nbytes = 0
 
     def filled(self, held: int, count: int) -> None:
         """After a forward over `count` reserved slots, before which the pack held `held`."""
@@ -410,9 +458,6 @@ class Workspace:
         if copies := self.backend.copy_cost(self.pack, own):
             kept = states * self.backend.state_bytes
             self.backend.lent = max(self._memory.lend(copies + kept) - kept, 0)
-
-    def _load(self, payload: Payload, slot: int, skip: int) -> None:
-        self.twice(lambda: self.backend.load(self.pack, payload, self._own(slot), skip))
 
     def twice(self, act: Callable[[], T]) -> T:
         """Once more, with what nobody uses given up, when the device is full."""

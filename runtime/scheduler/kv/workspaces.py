@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from runtime.adapters.stacks import Tags
 from runtime.backends.base import Backend
 from runtime.info import ModelInfo
+from runtime.scheduler.kv.payloads import SlotRun
 from runtime.scheduler.kv.slot_paths import Tagged
 from runtime.scheduler.kv.workspace import Memory, Workspace
-from runtime.trie.node import common_prefix
+from runtime.trie.node import Node, common_prefix
 
 LEAST_CROWD = 1024  # slots
 KIN_TOKENS = 4  # a common beginning of fewer tokens is computed twice: attention over two families costs more
@@ -30,11 +31,15 @@ class Workspaces:
     Args:
         backend: Owner of the packs.
         memory: Asked before packs grow.
-        limit: Packs kept at a time; None: few where each costs a forward of its own.
+        in_place: Whether edges of the trie refer to slots: then a pack stays until none does.
+        limit: Packs kept at a time, where they do not; None: few where each costs a forward of its own.
         crowd: Slots up to which unrelated rows share a pack; None: as the model's size says.
     """
 
-    def __init__(self, backend: Backend, memory: Memory, *, limit: int | None = None, crowd: int | None = None) -> None:
+    def __init__(
+        self, backend: Backend, memory: Memory, *, in_place: bool = False, limit: int | None = None, crowd: int | None = None
+    ) -> None:
+        self._in_place = in_place
         self._backend = backend
         self._memory = memory
         self._limit = limit or (128 if backend.together else 8)
@@ -42,21 +47,24 @@ class Workspaces:
         self.crowd = crowd_of(backend.info) if crowd is None else crowd
         self.tags = Tags(backend.info.kv_fingerprint)  # one pack may hold tokens under different adapters
         self._clock = 0
-        self.open: list[Workspace] = []
+        self.open: dict[Workspace, None] = {}
+        self.busy: dict[Workspace, None] = {}  # those that requests use
+        self.nbytes = 0  # of all working buffers; kept by `memory`
         self.closed_bytes = 0  # in all, since load
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all working buffers."""
-        return sum(w.nbytes for w in self.open)
-
-    @property
     def idle_bytes(self) -> int:
-        """Those of packs that nobody uses."""
-        return sum(w.nbytes for w in self.open if not w.users)
+        """Bytes of packs that nothing uses and no edge refers to."""
+        return 0 if self._in_place else sum(w.nbytes for w in self.open if not w.users)
 
     def place(
-        self, ids: Tagged, *, alone: bool = False, reach: int = 0, coming: Iterable[tuple[Workspace, Tagged]] = ()
+        self,
+        ids: Tagged,
+        *,
+        alone: bool = False,
+        reach: int = 0,
+        coming: Iterable[tuple[Workspace, Tagged]] = (),
+        node: Node | None = None,
     ) -> tuple[Workspace, list[int]]:
         """The workspace for a path of tagged tokens, and the slots of those that stand there; counts a user.
 
@@ -67,31 +75,39 @@ class Workspaces:
             alone: In a pack of its own.
             reach: Tokens of it after which one can go on from what the trie holds: so far it is enough that keys stand there.
             coming: Where other paths are on their way into the model. Who begins with the same tokens goes there too.
+            node: The edge at which the trie's part of the path ends.
         """
         self._clock += 1
-        chosen, trail = (None, []) if alone else self._fitting(ids, reach)
+        chosen, trail = (None, []) if alone else self._fitting(ids, reach, node)
         if chosen is None and not alone:
             chosen = self._joined(ids, coming)
             trail = [] if chosen is None else chosen.trail(ids)
         if chosen is None:
-            if len(self.open) >= self._limit:
+            if not self._in_place and len(self.open) >= self._limit:
                 self.drop_idle(keep=self._limit - 1)
             chosen = Workspace(self._backend, self.tags, self._memory)
-            self.open.append(chosen)
+            self.open[chosen] = None
         chosen.users += 1
+        self.busy[chosen] = None
         chosen.touched = self._clock
         return chosen, trail
 
     def leave(self, workspace: Workspace, *, drop: bool = False) -> None:
         """One user less; an idle pack that holds much more than one path is freed."""
         workspace.users -= 1
-        if workspace.users == 0 and (drop or workspace.retired or workspace.held > 4 * self.crowd):
-            self._close(workspace)
+        if workspace.users:
+            return
+        del self.busy[workspace]
+        if workspace.runs:
+            workspace.renumber()
+            return
+        if drop or workspace.retired or self._in_place or workspace.held > 4 * self.crowd:
+            self.close(workspace)
 
     def drop_idle(self, keep: int = 0) -> None:
         """Frees idle packs, least recently used first, until `keep` packs are left or none is idle."""
         for workspace in self._idle()[: max(len(self.open) - keep, 0)]:
-            self._close(workspace)
+            self.close(workspace)
 
     def free(self, size: int, *, spare_sole: bool = False) -> int:
         """Frees idle packs, least recently used first, until `size` bytes are free or none is idle.
@@ -108,7 +124,7 @@ class Workspaces:
             if freed >= size or (spare_sole and workspace.sole and workspace.touched == latest):
                 break
             freed += workspace.nbytes
-            self._close(workspace)
+            self.close(workspace)
         return freed
 
     def retire(self) -> None:
@@ -117,13 +133,28 @@ class Workspaces:
             workspace.retired = True
 
     def _idle(self) -> list[Workspace]:
-        return sorted((w for w in self.open if w.users == 0), key=lambda w: w.touched)
+        return sorted((w for w in self.open if w.users == 0 and not w.runs), key=lambda w: w.touched)
 
-    def _fitting(self, ids: Tagged, reach: int) -> tuple[Workspace | None, list[int]]:
+    def crowded(self, workspace: Workspace, length: int) -> bool:
+        """Whether a path of so many tokens would attend, behind a mask, to many times as much beside it."""
+        return workspace.retired or workspace.held > 4 * max(self.crowd, length)
+
+    def _candidates(self, node: Node | None) -> Iterable[Workspace]:
+        """Where a path may stand: where the trie says, and wherever requests are at work."""
+        if not self._in_place:
+            return self.open
+        found: dict[Workspace, None] = {}
+        while node is not None and node.parent is not None:
+            if isinstance(node.payload, SlotRun):
+                found[node.payload.workspace] = None
+            node = node.parent
+        return found | self.busy
+
+    def _fitting(self, ids: Tagged, reach: int, node: Node | None) -> tuple[Workspace | None, list[int]]:
         best: Workspace | None = None
         deepest, found = -1, list[int]()
-        for workspace in self.open:
-            if workspace.retired:
+        for workspace in self._candidates(node):
+            if workspace.retired or (self._in_place and self.crowded(workspace, len(ids))):
                 continue
             trail = workspace.trail(ids)
             depth = max(workspace.standing(trail, len(trail))[1], min(len(trail), reach))
@@ -145,7 +176,8 @@ class Workspaces:
                 return workspace
         return None
 
-    def _close(self, workspace: Workspace) -> None:
-        self.open.remove(workspace)
+    def close(self, workspace: Workspace) -> None:
+        """Frees a pack that nothing uses and no edge refers to."""
+        del self.open[workspace]
         self.closed_bytes += workspace.nbytes
         workspace.close()

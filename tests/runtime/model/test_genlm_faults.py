@@ -194,11 +194,13 @@ def test_a_batch_in_16_bits_stays_in_16_bits(backend: str) -> None:
 
         # then nothing was promoted: every segment has two bytes a number, and the rows are those of single runs
         def look() -> set[str]:
-            nodes = list(engine_of(model).scheduler.cache.trie.nodes())
+            cache = engine_of(model).scheduler.cache
+            nodes = list(cache.trie.nodes())
             assert len(nodes) > 4
             for node in nodes:
-                assert engine_of(model).backend.payload_bytes(node.payload) == len(node.tokens) * model.info.kv_bytes_per_token
-            return {str(array.dtype) for node in nodes for array in (*node.payload.keys, *node.payload.values)}
+                assert cache.room.payloads.payload_bytes(node.payload) == len(node.tokens) * model.info.kv_bytes_per_token
+            layers = [layer for workspace in cache.workspaces.open for layer in workspace.pack.attention]
+            return {str(array.dtype) for layer in layers for array in (layer.keys, layer.values)}
 
         assert {name.rpartition(".")[2] for name in engine_of(model).call(look).result()} == {"bfloat16"}
         assert rows.dtype == np.float32

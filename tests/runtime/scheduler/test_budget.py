@@ -129,8 +129,7 @@ def test_copies_ahead_begun_forwards_and_pins_are_weighed(backend: str, name: st
         recurrent, overlaps = name == "recurrent", name == "overlapping" or backend == "mlx"
         assert {
             "forward",
-            "split",
-            *(() if recurrent else ("take_many",)),
+            *(("split",) if recurrent else ("resize",)),
             *(("begin", "begin, prepared") if overlaps else ()),
         } <= meter.done
 

@@ -152,8 +152,9 @@ def test_cancelled_requests_in_a_failing_batch(streams: int) -> None:
 
 
 def test_kv_that_cannot_be_kept_ends_no_stream(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    # given a model whose KV the trie holds copies of
     prompt = some_ids(1, 5)
-    with fake_model() as model:
+    with fake_model(Behaviour(recurrent=True)) as model:
         model.cache_kv(prompt)
 
         def take(*_: object) -> None:
@@ -162,10 +163,10 @@ def test_kv_that_cannot_be_kept_ends_no_stream(monkeypatch: pytest.MonkeyPatch, 
         monkeypatch.setattr(engine_of(model).backend, "take", take)
         ids = asyncio.run(model.sample(prompt, 80, [], temperature=0.0))
         assert len(ids) == 80
-        assert ids[0] == int(reference(prompt).argmax())
+        assert ids[0] == int(reference(prompt, "recurrent").argmax())
         assert "could not be kept" in caplog.text
         monkeypatch.undo()
-        assert_right(model.next_token_logprobs_sync([*prompt, *ids]), [*prompt, *ids])
+        assert_right(model.next_token_logprobs_sync([*prompt, *ids]), [*prompt, *ids], "recurrent")
 
 
 @pytest.mark.parametrize("kind", KINDS)

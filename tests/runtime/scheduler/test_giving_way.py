@@ -146,7 +146,8 @@ def test_a_prefix_for_which_there_is_no_room_twice_is_computed_again() -> None:
 def test_a_device_that_is_full_once_is_asked_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # given KV in the trie, a stranger that may go, and a device that is full at the next such call
     failures: list[str] = []
-    with fake_model(kv_cache_bytes=400 * TOKEN) as model:
+    kind = "recurrent" if name in ("load", "take") else "attention"  # copies into the trie, and out of it
+    with fake_model(Behaviour(recurrent=kind == "recurrent"), kv_cache_bytes=400 * TOKEN) as model:
         scheduler, backend = engine_of(model).scheduler, engine_of(model).backend
         model.cache_kv(some_ids(1, 40))
         model.cache_kv(some_ids(2, 40))
@@ -167,7 +168,7 @@ def test_a_device_that_is_full_once_is_asked_again(name: str, monkeypatch: pytes
             engine_of(model).call(lambda: workspace.compact([], [])).result()
             scheduler.cache.workspaces.leave(workspace)
         ids = [*some_ids(1, 40), 7]
-        assert_right(model.next_token_logprobs_sync(ids), ids)
+        assert_right(model.next_token_logprobs_sync(ids), ids, kind)
         # then it was answered, the stranger is gone, and the device has its memory back
         assert failures == [name]
         assert reclaimed == [1]
@@ -179,11 +180,11 @@ def test_a_copy_for_later_that_cannot_be_made_costs_no_answer(monkeypatch: pytes
     def full(*_: Any) -> Any:
         raise MemoryBudgetError("out of memory")
 
-    with fake_model() as model:
+    with fake_model(Behaviour(recurrent=True)) as model:
         with monkeypatch.context() as patch:
             patch.setattr(engine_of(model).backend, "take", full)
             ids = some_ids(1, 40)
-            assert_right(model.next_token_logprobs_sync(ids), ids)
+            assert_right(model.next_token_logprobs_sync(ids), ids, "recurrent")
             assert len(asyncio.run(model.sample(ids, 70, [], temperature=0.0))) == 70
         assert settled(model)[1].tokens == 0
         model.cache_kv(some_ids(2, 10))
@@ -207,7 +208,7 @@ def test_what_is_let_go_dies_on_the_owner_thread(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(FakeBackend, "take", lambda *args: told(take(*args)))
     monkeypatch.setattr(FakeBackend, "split", lambda *args: tuple(told(part) for part in split(*args)))
-    with fake_model(kv_cache_bytes=200 * TOKEN) as model:
+    with fake_model(Behaviour(recurrent=True), kv_cache_bytes=200 * TOKEN) as model:
         owner = engine_of(model).call(threading.get_ident).result()
         for seed in range(6):
             model.cache_kv(some_ids(seed, 50))  # some are evicted

@@ -19,7 +19,9 @@ from runtime.options.generation import GenerationOptions
 from runtime.options.load import LoadOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import TokenRun
+from runtime.scheduler.kv.payloads import SlotRun
 from runtime.scheduler.kv.workspace import PartialForward, Workspace, begin
+from runtime.trie import Node
 from tests.fakes import assert_right, engine_of, fake_model, local, reference, settled, some_ids
 from tests.runtime.backends.reference import TOLERANCE, expected
 from tests.runtime.model.trouble import audit, poison
@@ -39,6 +41,12 @@ class Plenty:
         return size
 
     def give_way(self) -> None:
+        pass
+
+    def weighed(self, more: int) -> None:
+        pass
+
+    def found_at(self, node: Node, run: SlotRun) -> None:
         pass
 
 

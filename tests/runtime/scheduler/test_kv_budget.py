@@ -49,7 +49,7 @@ def test_a_full_device_is_tried_once_more_with_what_nobody_uses_given_up() -> No
 
 
 def test_kv_that_cannot_be_loaded_pins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    with fake_model() as model:
+    with fake_model(Behaviour(recurrent=True)) as model:
         model.cache_kv(some_ids(1, 40))
         engine = engine_of(model)
         engine.call(engine.scheduler.cache.workspaces.drop_idle).result()  # so that the next request has to load
@@ -65,7 +65,7 @@ def test_kv_that_cannot_be_loaded_pins_nothing(monkeypatch: pytest.MonkeyPatch) 
         # then no lease and no user is left behind, and the same request works
         assert settled(model)[1].leases == 0
         assert all(w.users == 0 for w in engine.scheduler.cache.workspaces.open)
-        assert_right(model.next_token_logprobs_sync([*some_ids(1, 40), 7]), [*some_ids(1, 40), 7])
+        assert_right(model.next_token_logprobs_sync([*some_ids(1, 40), 7]), [*some_ids(1, 40), 7], "recurrent")
 
 
 def test_a_smaller_budget_holds_for_the_vectors_too() -> None:
@@ -95,7 +95,7 @@ def test_a_tail_that_the_trie_refuses_is_not_copied_at_every_token(monkeypatch: 
     async def main() -> int:
         made = 0
         options = GenerationOptions(max_tokens=400, ignore_eos=True, sampling=GREEDY, seed=1)
-        with fake_model(Behaviour(before_forward=gate)) as model:
+        with fake_model(Behaviour(before_forward=gate, recurrent=True)) as model:
             gate.shut(after=1)  # behind the first token
             async with aclosing(model.generate_runs(some_ids(1, 30), options)) as runs:
                 async for run in runs:
@@ -122,7 +122,7 @@ def test_a_tail_for_which_there_is_no_room_is_offered_once_a_run(monkeypatch: py
 
     monkeypatch.setattr(FakeBackend, "take", counted)
     # given room for the whole path, which the working pack takes
-    with fake_model(kv_cache_bytes=400 * TOKEN) as model:
+    with fake_model(Behaviour(recurrent=True), kv_cache_bytes=400 * TOKEN) as model:
         assert len(asyncio.run(model.sample(some_ids(1, 30), 330, [], temperature=0.0))) == 330
         # then a run is copied when it is full, and once more at the end
         assert len(taken) <= 1 + 330 // 64 + 1

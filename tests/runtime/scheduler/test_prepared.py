@@ -19,7 +19,7 @@ from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32
 from runtime.scheduler.kv.workspace import PartialForward, Workspace, begin, prepare
-from tests.fakes import engine_of, query_job, reference
+from tests.fakes import engine_of, query_job, reference, settled
 from tests.runtime.backends.reference import HF, RECURRENT, TOLERANCE, expected, log_softmax
 from tests.runtime.model.trouble import NativePanic, audit
 from tests.runtime.scheduler.test_inflight import Plenty
@@ -222,6 +222,7 @@ def test_nothing_that_was_prepared_outlives_its_stream(ends: str) -> None:
                         break
 
         asyncio.run(some())
-        audit(model)
+        settled(model)
         assert all(workspace.prepared is None for workspace in engine_of(model).scheduler.cache.workspaces.open)
         assert engine_of(model).scheduler.cache.workspaces.open
+        audit(model)

@@ -83,9 +83,9 @@ def test_rows_join_and_leave_without_a_copy_of_the_others(backend: str, name: st
         # when rows come and go while others decode
         asyncio.run(crowd(model))
         report = settled(model)[1]
-        # then nothing was loaded or moved for that, what grew was doubled, and what was kept was copied once
+        # then nothing was copied for that, into the trie or out of it; buffers that grow are
         held = sum(workspace.held for workspace in engine_of(model).scheduler.cache.workspaces.open)
-        assert copies.slots["load"] == copies.slots["retain"] == 0
-        assert copies.slots["resize"] <= 2 * held
-        assert copies.slots["take"] == report.tokens
+        assert copies.slots["load"] == copies.slots["retain"] == copies.slots["take"] == 0
+        assert copies.slots["resize"] <= 4 * held
+        assert report.tokens <= held <= report.tokens + 10  # what was begun when a row left
         monkeypatch.undo()

@@ -41,6 +41,18 @@ class ToyOps:
     def payload_resumable(self, payload: Toy) -> bool:
         return payload.state
 
+    def copy_bytes(self, payload: Toy) -> int:
+        return self.payload_bytes(payload)
+
+    def joined(self, first: Toy, second: Toy) -> None:
+        """Every join would be a copy."""
+
+    def hold(self, payload: Toy) -> None:
+        """Nothing is shared."""
+
+    def release(self, payload: Toy) -> None:
+        """Nothing is shared."""
+
 
 def ids(path: Sequence[int]) -> Int32:
     return np.array(path, np.int32)

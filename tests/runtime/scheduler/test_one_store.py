@@ -1,0 +1,121 @@
+"""Keys are held once: the trie refers to the slots of packs, which are freed, moved and reused under it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from runtime import LanguageModel, load
+from tests.fakes import assert_right, engine_of, fake_model, settled, some_ids
+from tests.tiny_models import tiny_path
+
+TOKEN = 2 * 16 * 8  # bytes of the fake's KV
+
+
+def said(model: LanguageModel, ids: list[int], count: int) -> list[int]:
+    return [int(token) for token in asyncio.run(model.sample(ids, count, [], temperature=0.0))]
+
+
+def packs(model: LanguageModel) -> int:
+    return engine_of(model).call(lambda: len(engine_of(model).scheduler.cache.workspaces.open)).result()
+
+
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+def test_a_chat_is_held_once(backend: str) -> None:
+    # given a chat of several turns
+    ids = some_ids(1, 120)
+    with load(tiny_path("llama"), backend=backend) as model:
+        for turn in range(4):
+            ids = [*ids, *some_ids(turn + 2, 10)]
+            ids += said(model, ids, 10)
+        metrics = settled(model)[0]
+        row = model.info.kv_bytes_per_token
+        # then it takes its own bytes and what the buffers have grown ahead, also while they grow (two layers: a quarter)
+        assert metrics.kv_bytes <= 1.2 * len(ids) * row
+        assert metrics.kv_peak_bytes <= 1.5 * len(ids) * row
+
+
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+def test_a_turn_of_a_chat_that_fills_the_budget_computes_its_own_tokens(backend: str) -> None:
+    ids = some_ids(1, 400)
+    with load(tiny_path("llama"), backend=backend) as model:
+        model.set_kv_budget(int(1.2 * 460 * model.info.kv_bytes_per_token))
+        said(model, ids, 1)
+        before = settled(model)[0].tokens_computed
+        said(model, [*ids, *some_ids(2, 30)], 30)
+        assert settled(model)[0].tokens_computed - before == 30 + 29
+        metrics = settled(model)[0]
+        assert metrics.kv_peak_bytes <= metrics.kv_budget
+
+
+def test_the_end_of_an_old_text_is_evicted_before_its_beginning() -> None:
+    with fake_model(kv_cache_bytes=300 * TOKEN) as model:
+        model.cache_kv(some_ids(1, 200))
+        model.cache_kv(some_ids(2, 120))
+        kept = model.prefix_match(some_ids(1, 200)).tokens
+        assert 0 < kept < 200
+        assert model.prefix_match(some_ids(2, 120)).tokens == 120
+        assert_right(model.next_token_logprobs_sync([*some_ids(1, 200), 7]), [*some_ids(1, 200), 7])
+
+
+def test_a_path_that_grows_by_tokens_lengthens_its_edge() -> None:
+    ids = some_ids(1, 200)
+    with fake_model() as model:
+        for end in range(20, 200):
+            assert_right(model.next_token_logprobs_sync(ids[:end]), ids[:end])
+        report = settled(model)[1]
+        assert report.tokens == 199
+        assert report.edges == 1
+        # and one that leaves it in the middle cuts it
+        assert_right(model.next_token_logprobs_sync([*ids[:50], 3]), [*ids[:50], 3])
+        assert settled(model)[1].edges == 3
+
+
+def test_packs_go_with_their_last_edge() -> None:
+    with fake_model(kv_cache_bytes=200 * TOKEN) as model:
+        for seed in range(30):
+            model.cache_kv(some_ids(seed, 40))
+            assert settled(model)[0].kv_bytes <= 200 * TOKEN
+        assert 1 <= packs(model) <= 5
+        model.clear_cache()
+        model.cache_kv(some_ids(50, 5))
+        assert packs(model) == 1
+
+
+def test_slots_are_moved_and_numbered_anew_without_changing_an_answer() -> None:
+    # given a stem with many branches in little room, so that some of a pack's slots are evicted again and again
+    stem = some_ids(1, 60)
+    rng = np.random.default_rng(0)
+    with fake_model(kv_cache_bytes=260 * TOKEN) as model:
+        for turn in range(120):
+            ids = [*stem[: int(rng.integers(20, 61))], *some_ids(int(rng.integers(0, 25)), int(rng.integers(5, 30)))]
+            assert_right(model.next_token_logprobs_sync(ids), ids)
+            if turn % 10 == 9:
+                said(model, ids, 20)
+        metrics, report = settled(model)
+        assert report.leases == 0
+        assert metrics.kv_peak_bytes <= metrics.kv_budget
+        # and no slot's number outlives the slots: what is remembered of paths stays as small as what is held
+        remembered = engine_of(model).call(
+            lambda: sum(len(workspace._paths) for workspace in engine_of(model).scheduler.cache.workspaces.open)
+        )
+        assert remembered.result() <= 2 * 260
+
+
+def test_a_crowded_pack_is_left_and_the_common_text_moves_along() -> None:
+    # given many branches of one stem, more than rows should attend beside
+    stem = some_ids(1, 50)
+    with fake_model() as model:
+        engine_of(model).scheduler.cache.workspaces.crowd = 64
+        for n in range(120):
+            ids = [*stem, n, *some_ids(n, 4)]
+            assert_right(model.next_token_logprobs_sync(ids), ids)
+        # then they stand in a few packs, nothing was computed twice, and an old branch is found
+        assert 2 <= packs(model) <= 6
+        before = settled(model)[0].tokens_computed
+        assert before == 50 + 120 * 5
+        ids = [*stem, 3, *some_ids(3, 4), 9]
+        assert_right(model.next_token_logprobs_sync(ids), ids)
+        assert settled(model)[0].tokens_computed == before + 1
