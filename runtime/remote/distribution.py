@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -52,17 +52,18 @@ def truncated(found: Alternatives, vocab: int) -> Float32:
     return row
 
 
-def top_of(found: Alternatives, count: int, vocab: int, chosen: Sequence[int] = ()) -> TopLogprobs:
+def top_of(found: Alternatives, count: int, vocab: int, chosen: Mapping[int, float | None]) -> TopLogprobs:
     """The `count` likeliest, the exact probability of all others, and the chosen ids' own values.
 
-    A server may add the sampled token and the chosen ids to its list; those beyond `count` are left out.
+    A server may add the sampled token to its list; what is beyond `count` is left out.
     """
     ids, values = checked_ids(found, vocab)
-    by_id = dict(zip(ids.tolist(), values.tolist(), strict=True))
-    missing = [token for token in chosen if token not in by_id]
-    if missing:
-        raise malformed(f"no value of token {missing[0]}, which was asked for")
-    return TopLogprobs.of(ids[:count], values[:count], vocab, {token: by_id[token] for token in chosen})
+    named: dict[int, float] = {}
+    for token, value in chosen.items():
+        if value is None:
+            raise malformed(f"no value of token {token}, which was asked for")
+        named[token] = value
+    return TopLogprobs.of(ids[:count], values[:count], vocab, named)
 
 
 def answer_scores(piece: Piece, token: int, k: int, asked: int, vocab: int) -> Scores:

@@ -33,7 +33,7 @@ from runtime.options.priority import Priority
 from runtime.options.resolution import resolve_options
 from runtime.options.sampling import DEFAULTS
 from runtime.records import Finish, Float32, Int32, Origin, TokenRun, TopLogprobs
-from runtime.remote.dialect import FULL, Abilities, Chunk, Completion, Dialect, Facts, Piece, malformed
+from runtime.remote.dialect import FULL, Abilities, Alternatives, Chunk, Completion, Dialect, Facts, Piece, malformed
 from runtime.remote.dialects.openai import FULL_BYTES
 from runtime.remote.distribution import answer_scores, dense, prompt_scores, top_of, truncated
 from runtime.remote.http import FIRST_SECONDS, FIRST_SECONDS_PER_TOKEN, MOST_SMALL_BYTES, HttpClient
@@ -202,24 +202,26 @@ class RemoteOperations:
 
     async def _top(self, ids: Int32, n: int, chosen: tuple[int, ...], model: str) -> TopLogprobs:
         async def ask() -> TopLogprobs:
-            width = max(1, self._abilities.chosen_ids)
-            parts = [chosen[at : at + width] for at in range(0, len(chosen), width)] or [()]
-            tops = await asyncio.gather(*(self._top_part(ids, n, part, model) for part in parts))
-            merged = {token: value for top in tops for token, value in top.chosen.items()}
-            return replace(tops[0], chosen=merged)
+            width = max(1, self._abilities.chosen_ids)  # a server that is asked for chosen ids gives no others (vLLM)
+            parts = [chosen[at : at + width] for at in range(0, len(chosen), width)]
+            found, *values = await asyncio.gather(*(self._alternatives(ids, n, part, model) for part in [(), *parts]))
+            of_chosen = {token: value for part in values for token, value in zip(part.keys, part.logprobs, strict=True)}
+            top = top_of(found, n, self.text.vocab, {token: of_chosen.get(token) for token in chosen})
+            if self._abilities.token_ids and len(top.ids) < min(n, self.text.vocab):
+                raise malformed(f"{len(top.ids):,} alternatives where {n:,} were asked for")
+            await self.text.learn(top.ids.tolist())
+            return top
 
         return await self._shared((ids.tobytes(), model, n, chosen), ask)
 
-    async def _top_part(self, ids: Int32, n: int, chosen: tuple[int, ...], model: str) -> TopLogprobs:
-        asked = self._completion(ids, model, alternatives=n, chosen=chosen)
+    async def _alternatives(self, ids: Int32, n: int, chosen: tuple[int, ...], model: str) -> Alternatives:
+        asked = self._completion(ids, model, alternatives=1 if chosen else n, chosen=chosen)
         async with self._some:
             chunk = await self._asked(asked, _bytes_of(1, n + len(chosen)))
         found = self._by_id(_only_piece(chunk)).alternatives
         if found is None:
             raise malformed("no alternatives")
-        top = top_of(found, n, self.text.vocab, chosen)
-        await self.text.learn(top.ids.tolist())
-        return top
+        return found
 
     async def score(self, ids: Int32, top_k: int, start: int, adapters: Adapters, priority: Priority) -> TokenRun:
         """Scores of ``ids[start:]``; the server reads the whole text for it."""

@@ -172,6 +172,7 @@ class Server:
         tops, asked = [], body.get("logprobs")
         for record, row in zip(records, rows, strict=True):
             count = len(row) if asked == -1 else asked or 0
+            count = 0 if body.get("logprob_token_ids") else count  # they come in place of the likeliest
             best = sorted(range(len(row)), key=lambda token: (-row[token], token))[:count]
             wanted = [record.token_id, *best, *body.get("logprob_token_ids", ())]
             tops.append({f"token_id:{token}": float(row[token]) for token in wanted})
