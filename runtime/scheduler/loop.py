@@ -64,6 +64,7 @@ class Scheduler:
         self._finish = ResultPublisher(self.cache, self.counters, self._ledger)
         self._drafter = None if draft is None else self.cache.beside(draft)
         self._waiting = Waiting()
+        self._unlooked = 0  # steps until those that wait are looked through again
         self._looked = (-1, 0)  # departures and budget when it was last looked whether parked jobs have room
         self._queries: dict[object, QueryJob] = {}
         self._prompts = Prompts(
@@ -140,7 +141,10 @@ class Scheduler:
             return not room.live or (looked != self._looked and room.spare() >= needed)
 
         for job in self._waiting.take(returns, lambda: len(self._prompts.running) >= self._most):
-            self._guard(job, partial(self._admit, job))
+            if gone(job):
+                self._drop_waiting(job)
+            else:
+                self._guard(job, partial(self._admit, job))
         if self.blocks.busy:
             self.blocks.step(beside=self._decodes or bool(self._prompts.running))
         self._decoding.step(paced=not (self._prompts.running or self._embeddings.running))
@@ -214,11 +218,18 @@ class Scheduler:
         for prefill in [p for p in self.blocks.restores.cursors if gone(p.job)]:
             self._end_restore(prefill, None)
         self._embeddings.drop_cancelled()
-        for job in self._waiting.drop(gone):
-            self._forget(job)
-            self._ledger.leave(job, "cancelled")
-            if isinstance(job, StayingJob):
-                job.leave()
+        self._unlooked -= 1
+        if self._unlooked < 0:  # the more there are, the more seldom: a step costs the same beside thousands
+            for job in self._waiting.drop(gone):
+                self._drop_waiting(job)
+            self._unlooked = len(self._waiting) // AT_ONCE
+
+    def _drop_waiting(self, job: Job) -> None:
+        """One that nobody waits for ends before it was placed."""
+        self._forget(job)
+        self._ledger.leave(job, "cancelled")
+        if isinstance(job, StayingJob):
+            job.leave()
 
     def _guard(self, job: Job, act: Callable[[], None]) -> bool:
         """A job that fails takes nobody with it."""

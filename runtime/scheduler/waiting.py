@@ -25,6 +25,9 @@ class Waiting:
     def __iter__(self) -> Iterator[Job]:
         return iter([*self.parked, *(job for jobs in self._new.values() for job in jobs)])
 
+    def __len__(self) -> int:
+        return len(self.parked) + sum(map(len, self._new.values()))
+
     @property
     def newcomers(self) -> bool:
         """Whether any could be placed."""
