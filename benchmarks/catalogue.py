@@ -15,6 +15,7 @@ from benchmarks.parts.kv_store import store
 from benchmarks.parts.latency import latency
 from benchmarks.parts.reopen import reopen
 from benchmarks.parts.sampler import sampler
+from benchmarks.parts.serve import serve
 from benchmarks.parts.shelf import shelf
 from benchmarks.parts.speculative import speculative
 from benchmarks.parts.swap import swap
@@ -63,6 +64,7 @@ ONE_BACKEND = (
     "swap",
     "grammar",
     "speculative",
+    "serve",
     "window",
 )  # quick ones are run on the first backend alone
 PARTS = (
@@ -83,6 +85,7 @@ PARTS = (
     Part("sampler", "sampler and records", On.ONCE, sampler),
     Part("grammar", "answers under a grammar", On.BACKENDS, grammar),
     Part("speculative", "prompt lookup against plain decoding, SmolLM2", On.BACKENDS, speculative),
+    Part("serve", "streams over HTTP, clients that go away", On.BACKENDS, serve),
     Part("trie", "the token trie alone", On.ONCE, trie),
     Part("shelf", "saved sessions: open, list, search; KV blocks", On.ONCE, shelf),
     Part("files", "files of models: a header of 10 GB, verifying", On.ONCE, files),

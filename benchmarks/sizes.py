@@ -46,6 +46,8 @@ class Sizes:
     sampler_tokens: int = 256  # of each vocabulary, number of rows and setting: laps of 10 ms differed by a twentieth
     sampler_rows: tuple[int, ...] = (1, 8, 32)
     speculative_tokens: int = 64
+    serve_tokens: int = 200  # of each stream
+    serve_clients: int = 256
     trie_path: int = 100_000
     trie_branches: int = 10_000
     shelf_turns: int = 5000  # of one saved session
@@ -108,6 +110,8 @@ QUICK = Sizes(
     sampler_tokens=16,
     sampler_rows=(8,),
     speculative_tokens=16,
+    serve_tokens=60,
+    serve_clients=64,
     shelf_turns=500,  # a path of up to 400 is shown whole
     shelf_sessions=200,
     shelf_searched=60,

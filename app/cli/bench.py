@@ -10,7 +10,7 @@ import click
 # As benchmarks.catalogue has them, without its imports.
 PARTS = (
     *("W1", "W2", "W3", "W4", "W5", "cpu", "rows", "overhead", "W6", "W7", "kv", "many", "W8"),
-    *("swap", "sampler", "grammar", "speculative", "trie", "shelf", "files", "view", "window", "start"),
+    *("swap", "sampler", "grammar", "speculative", "serve", "trie", "shelf", "files", "view", "window", "start"),
 )
 INTERRUPTED = 130  # as shells say it of ctrl-C
 MODELS = ("tiny", "llama", "qwen3", "smollm2")
@@ -22,9 +22,9 @@ Parts:
   W5 decode, cpu (SmolLM2, weights in fewer bits), rows (recurrent models),
   overhead (per token), W6 score, W7 byte budget, many (branches of one
   prompt, beams), W8 event-loop latency, swap (of adapters), sampler, grammar,
-  speculative (decoding), trie, shelf (saved sessions, KV blocks), files (of
-  models), view (the window's text and list), window (the whole one), start
-  (to it)
+  speculative (decoding), serve (over HTTP), trie, shelf (saved sessions, KV
+  blocks), files (of models), view (the window's text and list), window (the
+  whole one), start (to it)
 """
 
 

@@ -1,0 +1,169 @@
+"""What `elsewise serve` costs beside the library, and what clients that go away leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+import psutil
+
+from benchmarks.clock import Lap, Stopwatch, Told, take_turns
+from benchmarks.findings import Case, Findings, Verdict, timing
+from benchmarks.sizes import Sizes
+from runtime import GenerationOptions, LanguageModel, spawn
+
+ROW = "serve"
+LIBRARY, SERVED = "spawned, read by the library", "elsewise serve"
+STREAMS = 8
+BAR_MS = 0.3  # of a processor for each streamed token, beside the library's own
+GROWTH_BAR = 5.0  # per cent
+PATIENCE_SECONDS = 60.0
+ANSWER_TOKENS = 24  # of each of many clients
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running `elsewise serve`."""
+
+    port: int
+    process: psutil.Process
+
+    def cpu(self) -> float:
+        """Cpu-seconds of the server, without its engine."""
+        times = self.process.cpu_times()
+        return times.user + times.system
+
+    def rss(self) -> int:
+        """Bytes of the server and of its engine."""
+        return sum(each.memory_info().rss for each in (self.process, *self.process.children()))
+
+
+def serve(case: Case, sizes: Sizes, tell: Told) -> Findings:
+    """The same streams over HTTP and from an engine process directly; then many clients, of which half go away."""
+    tell(f"{ROW}: loading")
+    tokens = sizes.serve_tokens
+    with asyncio.Runner() as runner, _server(case) as server:
+        model = runner.run(spawn(case.folder, case.backend))
+        try:
+            contenders = {
+                LIBRARY: lambda: runner.run(_read(model, tokens)),
+                SERVED: lambda: runner.run(_streamed(server, tokens)),
+            }
+            laps = take_turns(contenders, sizes.rounds, lambda who: tell(f"{ROW}, {who}"), warm_up=True)
+        finally:
+            runner.run(model.close_async())
+        tell(f"{ROW}: {sizes.serve_clients} clients, of which half go away")
+        grown, leases = runner.run(_crowds(server, sizes.serve_clients))
+
+    def ms(who: str) -> list[float]:
+        return [lap.cpu_seconds / lap.tokens * 1000 for lap in laps[who]]
+
+    added = median(served - library for served, library in zip(ms(SERVED), ms(LIBRARY), strict=True))
+    verdict = partial(Verdict, ROW, case.backend, case.model, at_least=False)
+    return Findings(
+        timings=tuple(timing(ROW, case, who, each) for who, each in laps.items()),
+        verdicts=(
+            verdict("ms of a processor a streamed token, less the library's", added, BAR_MS),
+            verdict(f"leases left by {sizes.serve_clients} clients, half of which went away", float(leases), 0.0, timed=False),
+            verdict("per cent of memory that a second such crowd adds", grown, GROWTH_BAR),
+        ),
+    )
+
+
+@contextmanager
+def _server(case: Case) -> Iterator[Server]:
+    command = [sys.executable, "-m", "app", "serve", str(case.folder), "--backend", case.backend, "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        port = next((found[1] for line in process.stderr if (found := re.search(r"^serving .*:(\d+)/v1", line))), None)
+        if port is None:
+            raise OSError(f"elsewise serve ended with {process.wait()} while it loaded {case.folder.name}")
+        yield Server(int(port), psutil.Process(process.pid))
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def _prompt(place: int) -> list[int]:
+    return [5, 6, 7 + place]
+
+
+async def _read(model: LanguageModel, tokens: int) -> Lap:
+    watch = Stopwatch()
+    watch.start()
+
+    async def one(place: int) -> None:
+        options = GenerationOptions(max_tokens=tokens, ignore_eos=True, seed=place, top_k=0)
+        async with aclosing(model.generate_runs(_prompt(place), options)) as runs:
+            async for _ in runs:
+                pass
+
+    await asyncio.gather(*(one(place) for place in range(STREAMS)))
+    return watch.lap(STREAMS * tokens)
+
+
+async def _streamed(server: Server, tokens: int) -> Lap:
+    watch = Stopwatch(cpu=server.cpu)
+    watch.start()
+    await asyncio.gather(*(_ask(server.port, place, tokens, leave=False) for place in range(STREAMS)))
+    return watch.lap(STREAMS * tokens)
+
+
+async def _ask(port: int, place: int, tokens: int, *, leave: bool) -> None:
+    """One stream to its end, or left after its first piece."""
+    body = {"prompt": _prompt(place), "max_tokens": tokens, "ignore_eos": True, "seed": place, "stream": True}
+    sent = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(sent)}\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + sent)
+        last = b""
+        async for line in reader:
+            if line.startswith(b"data: "):
+                last = line
+                if leave:
+                    return
+        if last.strip() != b"data: [DONE]":
+            raise OSError(f"a stream of the server ended with {last[:200]!r}")
+    finally:
+        writer.close()
+        with suppress(OSError):  # the server may have closed it first
+            await writer.wait_closed()
+
+
+async def _crowds(server: Server, clients: int) -> tuple[float, int]:
+    """Per cent by which the second crowd grows the memory, and the leases that are left."""
+    sizes, leases = [], 0
+    for _ in range(2):
+        await asyncio.gather(*(_ask(server.port, place % 900, ANSWER_TOKENS, leave=place % 2 == 1) for place in range(clients)))
+        leases = await _settled(server.port)
+        sizes.append(server.rss())
+    return (sizes[1] / sizes[0] - 1) * 100, leases
+
+
+async def _settled(port: int) -> int:
+    """Leases once nothing runs any more."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            await _ask(port, 0, 1, leave=False)  # a step, after which the report is new
+            figures = await _figures(port)
+            if figures["vllm:num_requests_running"] == 0:
+                return int(figures["elsewise:leases"])
+            await asyncio.sleep(0.05)
+
+
+async def _figures(port: int) -> dict[str, float]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    text = (await reader.read()).decode()
+    writer.close()
+    return {name: float(value) for name, value in re.findall(r"^([a-z_:]+)\{[^}]*\} (\S+)$", text, re.MULTILINE)}
