@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from runtime import GrammarError, RuntimeFault
+from app.supervisor import Supervisor
+from runtime import EngineDiedError, GrammarError, LanguageModel, RuntimeFault
 from storage import StoreError
 from ui import QT_TRANSLATE_NOOP, Refusal, translate
 
@@ -35,5 +37,17 @@ async def refused(work: Awaitable[T]) -> T:
     """What the runtime answers; what it says no to as refusals."""
     try:
         return await work
+    except RuntimeFault as fault:
+        raise Refusal(str(fault)) from fault
+
+
+@asynccontextmanager
+async def refusing(supervisor: Supervisor, model: LanguageModel) -> AsyncIterator[None]:
+    """Faults of requests to a model as refusals; where its engine ended, the supervisor is told."""
+    try:
+        yield
+    except EngineDiedError as fault:
+        await supervisor.died(model)
+        raise Refusal(str(fault)) from fault
     except RuntimeFault as fault:
         raise Refusal(str(fault)) from fault

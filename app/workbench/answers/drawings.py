@@ -16,13 +16,13 @@ from app.workbench.answers.provenance import MADE, beams_of
 from app.workbench.answers.provenance_text import stack_words
 from app.workbench.prompt.prompt import check_tokens
 from app.workbench.prompt.vocabulary import Vocabulary
-from app.workbench.refusals import GONE, stored
+from app.workbench.refusals import GONE, refusing, stored
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import Adapters
 from app.workbench.setup.values import spoken_name, with_weights
 from app.workbench.tree.runs import EMPTY
 from app.workbench.tree.session import WholeSession
-from runtime import EngineDiedError, LanguageModel, RuntimeFault, SamplingOptions
+from runtime import LanguageModel, RuntimeFault, SamplingOptions
 from storage import NodeRow, SessionStore
 from ui import QT_TRANSLATE_NOOP, Drawing, Refusal, translate
 
@@ -150,15 +150,10 @@ class Drawings:
         Raises:
             Refusal: The path was written with another tokenizer, or the model or an adapter cannot be used.
         """
-        try:
+        async with refusing(self._supervisor, model):
             check_tokens(model, session, session.tree.path(node.id))
             speaker = await self._adapters.speaker(session, model)
             return await model.next_token_logprobs(ids, adapters=speaker.adapters)
-        except EngineDiedError as fault:
-            await self._supervisor.died(model)
-            raise Refusal(str(fault)) from fault
-        except RuntimeFault as fault:
-            raise Refusal(str(fault)) from fault
 
     def _settings(self, held: object) -> SamplingOptions | None:
         """Stored settings; what a newer version wrote beside them is passed over."""

@@ -15,6 +15,7 @@ from app.workbench.compare.second_engine import SecondEngine, room_for
 from app.workbench.models.settings import Settings
 from app.workbench.models.views import backend_choices, models_here
 from app.workbench.prompt.prompt import check_tokens
+from app.workbench.refusals import refusing
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import Adapters, values_of
 from app.workbench.setup.values import spoken_name
@@ -141,14 +142,9 @@ class Comparison:
             model = await self._supervisor.model()
         except RuntimeFault as fault:
             raise Refusal(not_loaded(fault)) from fault
-        try:
+        async with refusing(self._supervisor, model):
             check_tokens(model, session, segments)
             return await self._adapters.speaker(session, model)
-        except EngineDiedError as fault:
-            await self._supervisor.died(model)
-            raise Refusal(str(fault)) from fault
-        except RuntimeFault as fault:
-            raise Refusal(str(fault)) from fault
 
     async def _right(self, left: LanguageModel, choice: SecondChoice, progress: OnCompared) -> LanguageModel:
         if choice.same_engine:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 
 from app.supervisor import Supervisor
 from app.workbench.prompt.prompt import check_tokens
 from app.workbench.prompt.vocabulary import Vocabulary
+from app.workbench.refusals import refusing
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import Adapters, Speaker, in_words
 from app.workbench.windows import Windows
-from runtime import AdapterInfo, CacheReport, EdgeReport, EngineDiedError, LanguageModel, RuntimeFault
+from runtime import AdapterInfo, CacheReport, EdgeReport, LanguageModel
 from ui import QT_TRANSLATE_NOOP, CacheCheck, CacheView, EdgeView, Refusal, translate
 
-T = TypeVar("T")
 NO_MODEL: Final = QT_TRANSLATE_NOOP(
     "Workbench", "no model runs, so nothing is cached; send a message, or choose a model, and it starts"
 )
@@ -81,7 +81,8 @@ class Cache:
             if kept.model is model:
                 model.unpin(kept.pin)
         self._kept.clear()
-        await self._asked(model, model.clear_cache_async())
+        async with refusing(self._supervisor, model):
+            await model.clear_cache_async()
         self._windows.refresh_status()
 
     async def keep_path(self, session_id: int, keep: bool) -> None:  # a state, not an option
@@ -93,18 +94,19 @@ class Cache:
         model = self._running()
         kept = self._kept.pop(session_id, None)
         mine = kept if kept is not None and kept.model is model else None
-        if keep:
-            await self._pin(session_id, model, mine)
-        elif mine is not None:
-            await self._asked(model, model.unpin_async(mine.pin))
+        async with refusing(self._supervisor, model):
+            if keep:
+                await self._pin(session_id, model, mine)
+            elif mine is not None:
+                await model.unpin_async(mine.pin)
         self._windows.refresh_status()
 
     async def _pin(self, session_id: int, model: LanguageModel, before: _Kept | None) -> None:
         ids, speaker = await self._path(session_id, model)
         pin = before.pin if before is not None else None
-        pinned = await self._asked(model, model.pin_async(ids, pin, adapters=speaker.adapters))
+        pinned = await model.pin_async(ids, pin, adapters=speaker.adapters)
         if not pinned.tokens:
-            await self._asked(model, model.unpin_async(pinned.pin))
+            await model.unpin_async(pinned.pin)
             raise Refusal(translate("Workbench", "nothing of this path is in memory yet; send a message, and pin it then"))
         self._kept[session_id] = _Kept(model, pinned.pin, pinned.tokens)
 
@@ -115,10 +117,11 @@ class Cache:
             Refusal: No model runs, the path is empty or another tokenizer's, or the engine ended.
         """
         model = self._running()
-        ids, speaker = await self._path(session_id, model)
-        ids = ids[:MOST_CHECKED]
-        cached = await self._asked(model, model.next_token_logprobs(ids, adapters=speaker.adapters))
-        anew = await self._asked(model, model.next_token_logprobs_uncached_async(ids, adapters=speaker.adapters))
+        async with refusing(self._supervisor, model):
+            ids, speaker = await self._path(session_id, model)
+            ids = ids[:MOST_CHECKED]
+            cached = await model.next_token_logprobs(ids, adapters=speaker.adapters)
+            anew = await model.next_token_logprobs_uncached_async(ids, adapters=speaker.adapters)
         both = np.isfinite(cached) & np.isfinite(anew)  # padded entries of a vocabulary are minus infinity in both
         difference = np.abs(cached[both].astype(np.float64) - anew[both].astype(np.float64))
         return CacheCheck(
@@ -140,20 +143,8 @@ class Cache:
         ids = session.path_ids(path)
         if not ids:
             raise Refusal(translate("Workbench", "this session has no tokens yet; send a message first"))
-        try:
-            check_tokens(model, session, path)
-            return ids, await self._adapters.speaker(session, model)
-        except RuntimeFault as fault:
-            raise Refusal(str(fault)) from fault
-
-    async def _asked(self, model: LanguageModel, answer: Awaitable[T]) -> T:
-        try:
-            return await answer
-        except EngineDiedError as fault:
-            await self._supervisor.died(model)
-            raise Refusal(str(fault)) from fault
-        except RuntimeFault as fault:
-            raise Refusal(str(fault)) from fault
+        check_tokens(model, session, path)
+        return ids, await self._adapters.speaker(session, model)
 
     def _shown(self, report: CacheReport, adapters: Sequence[AdapterInfo], kept: int | None) -> CacheView:
         return CacheView(

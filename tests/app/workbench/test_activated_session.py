@@ -96,7 +96,7 @@ def test_it_is_said_to_be_on_disk_before_anything_is_asked(tmp_path: Path, judge
         last = scene(tmp_path / "a")
         await last.view(session_id)
         last.workbench.models.warm_up()
-        await until(lambda: not last.workbench.services.tasks._tasks)
+        await until(lambda: not len(last.workbench.services.tasks))
         assert (await last.last(session_id)).tier is Tier.COLD
         await last.workbench.close()
 
@@ -108,7 +108,7 @@ def test_every_block_that_is_kept_of_it_is_pinned_with_it_after_a_start_too(tmp_
         session_id, kept = await asked(tmp_path / "a", judge, pinned=True)
         again = scene(tmp_path / "a")
         await again.workbench.services.supervisor.model()
-        await until(lambda: not again.workbench.services.tasks._tasks)
+        await until(lambda: not len(again.workbench.services.tasks))
         keys = set(await keys_of(again.store, session_id))
         await again.workbench.close()
         blocks = tmp_path / "a" / "blocks.db"

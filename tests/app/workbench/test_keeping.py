@@ -349,7 +349,7 @@ def test_what_a_pinned_session_says_under_adapters_is_pinned_too(
         session_id = await scene.new()
         await scene.workbench.setup.add_adapter(session_id, str(toy_adapter(tmp_path / "pirate", 1)))
         await scene.workbench.sessions.pin(session_id, True)
-        await until(lambda: not scene.workbench.services.tasks._tasks)
+        await until(lambda: not len(scene.workbench.services.tasks))
         await scene.workbench.answers.send(
             session_id, "hello, this is a message of some length, so that it is worth a look " * 3
         )
@@ -379,7 +379,7 @@ def test_where_pinned_sessions_fill_the_disk_it_is_said_until_there_is_room(tmp_
             pinned.append(await scene.asked(f"{len(pinned)} {text}"))
             await scene.workbench.services.saver.close(20.0)
             await scene.workbench.sessions.pin(pinned[-1], True)
-            await until(lambda: not scene.workbench.services.tasks._tasks)
+            await until(lambda: not len(scene.workbench.services.tasks))
         assert len(pinned) > 2
         assert "what pinned sessions hold fills it. Unpin a session" in scene.workbench.status.disk_note
         # the first ones are held whole, nothing that is pinned made room
@@ -388,7 +388,7 @@ def test_where_pinned_sessions_fill_the_disk_it_is_said_until_there_is_room(tmp_
         assert (await model.prefix_match_async(ids)).tokens >= len(ids) - 1
         for session_id in pinned:
             await scene.workbench.sessions.pin(session_id, False)
-        await until(lambda: not scene.workbench.services.tasks._tasks)
+        await until(lambda: not len(scene.workbench.services.tasks))
         await scene.asked("after all " + text)
         await until(lambda: not scene.workbench.status.disk_note)
         # a path that is larger than all of it says so, too

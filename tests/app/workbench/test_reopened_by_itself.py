@@ -170,7 +170,7 @@ def test_a_continuation_that_ended_before_the_engine_did_is_no_answer_that_went_
         await until(lambda: last_columns(s).note == DONE)
         # a second time the engine stays down, although two of the three ended by themselves
         assert await cut_short() == {STOPPED}
-        await until(lambda: not s.workbench.services.tasks._tasks)
+        await until(lambda: not len(s.workbench.services.tasks))
         assert (s.engine.starts, s.workbench.status.engine) == (2, EngineState.DIED)
         # whoever asks again gets an engine; continuations that all come to their end have gone well
         await s.workbench.continuations.continue_many(session_id, old.node_id, own_tokens(old)[2], 3)
@@ -227,7 +227,7 @@ def test_what_is_gone_before_the_engine_has_started_again_is_not_asked_for(play:
         assert (await s.last(session_id)).note == UNDER_WAY
         lost = (await s.last(session_id)).node_id
         # when somebody leaves the answer that said nothing, it is taken away
-        (task,) = s.workbench.services.tasks._tasks
+        (task,) = s.workbench.services.tasks
         session = s.workbench.services.sessions.opened(session_id)
         await s.workbench.services.sessions.take_back(session, lost)
         assert lost not in session.tree.nodes
@@ -246,7 +246,7 @@ def test_a_command_has_nobody_to_reopen_it_for(play: Play) -> None:
         s.engine.dies_after = 5
         await s.workbench.answers.send(session_id, "two")
         assert (await s.last(session_id)).note == STOPPED
-        assert not s.workbench.services.tasks._tasks
+        assert not len(s.workbench.services.tasks)
         assert s.engine.starts == 1
 
     play(scene, engine=Engine())
