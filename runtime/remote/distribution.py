@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from runtime.numerics.scoring import empty_scores, summarise
+from runtime.numerics.scoring import empty_scores, summarise, top_k
 from runtime.records import NO_TOKEN, Float32, Int32, Scores, TopLogprobs
 from runtime.remote.dialect import Alternatives, Piece, Scored, malformed
 
@@ -66,10 +66,17 @@ def top_of(found: Alternatives, count: int, vocab: int, chosen: Mapping[int, flo
     return TopLogprobs.of(ids[:count], values[:count], vocab, named)
 
 
+def top_of_row(row: Float32, count: int, chosen: Sequence[int]) -> TopLogprobs:
+    """The same of a whole row."""
+    ids, values = top_k(row[None], count)
+    return TopLogprobs.of(ids[0], values[0], len(row), {token: float(row[token]) for token in chosen})
+
+
 def answer_scores(piece: Piece, token: int, k: int, asked: int, vocab: int) -> Scores:
     """One row for a token of an answer; NaN, 0 and nothing where a server says nothing.
 
-    The rank is known where the token is among the `asked` likeliest. The entropy is known of a whole vocabulary alone.
+    The rank is known where the token is among the `asked` likeliest, and all of them are there. The entropy is known of a whole
+    vocabulary alone.
     """
     row = empty_scores(1, k)
     row.logprob[0], row.rank[0], row.entropy[0], row.covered_mass[0] = np.nan, 0, np.nan, np.nan
@@ -85,7 +92,8 @@ def answer_scores(piece: Piece, token: int, k: int, asked: int, vocab: int) -> S
     if len(own):
         row.logprob[0] = own[0]
         above = int((values > own[0]).sum())
-        row.rank[0] = above + 1 if above < asked else 0
+        whole = len(ids) >= min(asked, vocab)  # a list with gaps says nothing of ranks
+        row.rank[0] = above + 1 if whole and above < asked else 0
     elif piece.logprob is not None:
         row.logprob[0] = piece.logprob
     _alternatives_into(row, 0, ids[:asked], values[:asked])

@@ -35,7 +35,7 @@ from runtime.options.sampling import DEFAULTS
 from runtime.records import Finish, Float32, Int32, Origin, TokenRun, TopLogprobs
 from runtime.remote.dialect import FULL, Abilities, Alternatives, Chunk, Completion, Dialect, Facts, Piece, malformed
 from runtime.remote.dialects.openai import FULL_BYTES
-from runtime.remote.distribution import answer_scores, dense, prompt_scores, top_of, truncated
+from runtime.remote.distribution import answer_scores, dense, prompt_scores, top_of, top_of_row, truncated
 from runtime.remote.http import FIRST_SECONDS, FIRST_SECONDS_PER_TOKEN, MOST_SMALL_BYTES, HttpClient
 from runtime.remote.text import RemoteText
 from runtime.sampling.chain import make_sampler
@@ -193,7 +193,7 @@ class RemoteOperations:
                 f"{self._client.address.host} gives at most {most:,} log-probabilities of a position, not {n:,} (vLLM: "
                 "--max-logprobs)"
             )
-        if chosen and not self._abilities.chosen_ids:
+        if chosen and not self._abilities.chosen_ids and not self._abilities.full_vector:
             raise UnsupportedFeatureError(
                 f"{self._client.address.host} gives no values of chosen ids; ask for more of the likeliest"
             )
@@ -202,7 +202,9 @@ class RemoteOperations:
 
     async def _top(self, ids: Int32, n: int, chosen: tuple[int, ...], model: str) -> TopLogprobs:
         async def ask() -> TopLogprobs:
-            width = max(1, self._abilities.chosen_ids)  # a server that is asked for chosen ids gives no others (vLLM)
+            if chosen and not self._abilities.chosen_ids:
+                return top_of_row(await self._row(ids, model), n, chosen)
+            width = max(1, self._abilities.chosen_ids)
             parts = [chosen[at : at + width] for at in range(0, len(chosen), width)]
             found, *values = await asyncio.gather(*(self._alternatives(ids, n, part, model) for part in [(), *parts]))
             of_chosen = {token: value for part in values for token, value in zip(part.keys, part.logprobs, strict=True)}

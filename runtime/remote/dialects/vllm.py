@@ -1,6 +1,8 @@
 """vLLM's completions (0.32): token ids in and out, log-probabilities up to the whole vocabulary, scores of given texts.
 
-Shapes and traps were measured against a real server. Without ``return_tokens_as_token_ids`` alternatives are keyed by text
+Shapes and traps were measured against a real server. What shares a step of its engine with a request that has
+``logprob_token_ids`` is answered with fewer alternatives than it asked for, other clients' requests too: it is never sent to
+vLLM. Without ``return_tokens_as_token_ids`` alternatives are keyed by text
 and some collide, so it is always set.
 """
 
@@ -60,13 +62,12 @@ class VLLM(OpenAI):
         return Facts(model, whole(entry.get("max_model_len")), names_of(entry), adapters)
 
     async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
-        """Four small requests and a full vector; the first one warms the server up, which can take half a minute."""
+        """Three small requests and a full vector; the first one warms the server up, which can take half a minute."""
         del probe
         most = Abilities(
             token_prompts=True,
             token_ids=True,
             alternatives=1,
-            chosen_ids=CHOSEN_IDS,
             prompt_logprobs=True,
             sampling=self.sampler,
         )
@@ -86,9 +87,8 @@ class VLLM(OpenAI):
                 "missing",
             )
         asked = Completion(model=facts.model, prompt=Prompt(ids, ""), alternatives=1)
-        (cap, full), chosen, tokenizes, embeds = await asyncio.gather(
+        (cap, full), tokenizes, embeds = await asyncio.gather(
             self._cap(client, asked, most),
-            self._chosen(client, asked, most, ids),
             self._tokenizes(client, facts.model),
             self.has_embeddings(client, facts.model),
         )
@@ -96,7 +96,6 @@ class VLLM(OpenAI):
             most,
             alternatives=cap,
             full_vector=full,
-            chosen_ids=CHOSEN_IDS if chosen else 0,
             prompt_logprobs=scores,
             ranks=scores,
             cached_tokens=first.usage is not None and first.usage.prompt_tokens_details is not None,
@@ -119,16 +118,6 @@ class VLLM(OpenAI):
         if count <= _DEFAULT_CAP:  # a server that knows no -1
             return max(count, 1), False
         return count, True
-
-    async def _chosen(self, client: HttpClient, asked: Completion, abilities: Abilities, ids: Sequence[int]) -> bool:
-        """Whether values of chosen ids come; a server that does not know the field leaves it out."""
-        wanted = tuple(dict.fromkeys(ids))
-        try:
-            chunk = await self.ask(client, replace(asked, chosen=wanted), abilities)
-        except (InvalidRequestError, RemoteError):
-            return False
-        found = chunk.pieces[0].alternatives if chunk.pieces else None
-        return found is not None and set(wanted) <= set(found.keys)
 
     async def _tokenizes(self, client: HttpClient, model: str) -> bool:
         try:
@@ -192,8 +181,8 @@ class Elsewise(VLLM):
     grammars = frozenset({"json_schema", "regex", "lark"})
 
     async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
-        """As vLLM's, but for the salt: all clients share one cache."""
-        return replace(await super().abilities(client, facts, probe), cache_salt=False)
+        """As vLLM's, with chosen ids, and without a salt: all clients share one cache."""
+        return replace(await super().abilities(client, facts, probe), cache_salt=False, chosen_ids=CHOSEN_IDS)
 
     def recognise(self, probe: Probe) -> str | None:
         """Models that it owns."""

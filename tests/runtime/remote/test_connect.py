@@ -31,7 +31,7 @@ def test_what_a_server_can_do_is_said(server: Server, folder: Path) -> None:
         assert (info.vocab_size, info.context_length, info.has_template) == (259, 2048, True)
         assert info.options["server_version"] == "0.32.0"
         assert info.options["tokenizer"] == "local"
-        assert {"full vectors", "128 chosen ids", "ranks", "grammar: regex"} <= set(info.capabilities)
+        assert {"full vectors", "ranks", "grammar: regex"} <= set(info.capabilities)
         assert any("KV is on the server" in warning for warning in info.warnings)
         assert remote.eos_token_ids == (257, 258)
 

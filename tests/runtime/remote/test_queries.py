@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ from runtime import (
     FullVocabUnavailableError,
     InvalidRequestError,
     LanguageModel,
+    RemoteError,
     connect,
 )
-from tests.runtime.remote.servers import Server, serving
+from tests.runtime.remote.servers import Server, event, send, serving, start_events
 
 TEXT = "Some words, zwölf Möwen."
 
@@ -36,11 +38,36 @@ def test_the_likeliest_and_the_exact_tail(remote: LanguageModel, model: Language
     assert ours.tail_mass == pytest.approx(1 - np.exp(full[ours.ids].astype(float)).sum(), abs=1e-6)
 
 
-def test_more_chosen_ids_than_one_request_takes(remote: LanguageModel, model: LanguageModel) -> None:
+@pytest.mark.parametrize("owner", ["vllm", "elsewise"])
+def test_more_chosen_ids_than_one_request_takes(model: LanguageModel, folder: Path, owner: str) -> None:
     ids, chosen = model.tokenize(TEXT), list(range(200))
-    assert remote.top_logprobs_sync(ids, 1, chosen=chosen).chosen == pytest.approx(
-        model.top_logprobs_sync(ids, 1, chosen=chosen).chosen, abs=1e-6
-    )
+    with serving(model, owner=owner) as server, connect(server.base_url, tokenizer=folder) as remote:
+        ours, theirs = model.top_logprobs_sync(ids, 3, chosen=chosen), remote.top_logprobs_sync(ids, 3, chosen=chosen)
+        assert theirs.ids.tolist() == ours.ids.tolist()
+        assert theirs.chosen == pytest.approx(ours.chosen, abs=1e-6)
+        sent = sum("logprob_token_ids" in body for body in server.bodies("/v1/completions"))
+        assert sent == (0 if owner == "vllm" else 2)  # vLLM answers the requests beside it wrongly
+
+
+def test_fewer_alternatives_than_asked_for_are_no_answer(server: Server, remote: LanguageModel) -> None:
+    short = {"token_logprobs": [-1.0], "tokens": ["token_id:65"], "top_logprobs": [{"token_id:65": -1.0, "token_id:66": -2.0}]}
+    choice = {"index": 0, "text": "A", "token_ids": [65], "finish_reason": "length", "logprobs": short}
+
+    async def answer(writer: Any) -> None:
+        send(writer, 200, {"choices": [choice]})
+
+    async def stream(writer: Any) -> None:
+        start_events(writer)
+        event(writer, {"choices": [choice]})
+
+    server.raw["/v1/completions"] = answer
+    with pytest.raises(RemoteError, match="2 alternatives where 5 were asked for"):
+        remote.top_logprobs_sync([1, 2], 5)
+    with pytest.raises(RemoteError, match="2 of 259"):
+        remote.next_token_logprobs_sync([1, 2])
+    server.raw["/v1/completions"] = stream
+    (record,) = remote.generate_sync([1, 2], max_tokens=1)
+    assert (record.logprob, record.rank) == (-1.0, None)
 
 
 def test_no_full_vector_is_made_up(model: LanguageModel, folder: Path) -> None:
