@@ -20,6 +20,7 @@ from runtime.adapters.uses import Adapters, check_adapters
 from runtime.branches import joint_error
 from runtime.errors import (
     AdapterError,
+    ContextOverflowError,
     FullVocabUnavailableError,
     GrammarError,
     InvalidRequestError,
@@ -590,6 +591,8 @@ class RemoteOperations:
         return name
 
     def _completion(self, ids: Int32, model: str, **asked: Any) -> Completion:
+        if len(ids) >= self.info.context_length:  # a server answers with a token at least
+            raise ContextOverflowError("prompt", len(ids), 1, self.info.context_length)
         salt = self._salt if self._abilities.cache_salt else ""
         return Completion(model=model, prompt=self.text.prompt(ids.tolist()), salt=salt, **asked)
 

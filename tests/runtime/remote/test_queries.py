@@ -123,7 +123,7 @@ def test_what_was_asked_wrongly_does_not_reach_the_server(server: Server, remote
     assert len(server.seen) == before
 
 
-def test_a_full_context_is_the_server_s_refusal(remote: LanguageModel) -> None:
+def test_a_full_context_has_no_place_for_an_answer(remote: LanguageModel) -> None:
     with pytest.raises(ContextOverflowError, match="2,049 tokens do not fit into the context of 2,048"):
         remote.top_logprobs_sync([1] * 2048)
 
