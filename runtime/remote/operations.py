@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -38,6 +36,7 @@ from runtime.remote.dialect import FULL, Abilities, Alternatives, Chunk, Complet
 from runtime.remote.dialects.openai import FULL_BYTES
 from runtime.remote.distribution import answer_scores, dense, prompt_scores, top_of, top_of_row, truncated
 from runtime.remote.http import FIRST_SECONDS, FIRST_SECONDS_PER_TOKEN, MOST_SMALL_BYTES, HttpClient
+from runtime.remote.metrics import Counters, Request
 from runtime.remote.text import RemoteText
 from runtime.sampling.chain import make_sampler
 from runtime.sampling.draw import fresh_seed
@@ -45,7 +44,6 @@ from runtime.sampling.report import SHOWN
 from runtime.scheduler.decode.stream import Stream as Answer
 from runtime.scheduler.jobs import GenerateJob
 from runtime.text.utf8 import Utf8Stream, texts_of
-from runtime.timings import RequestTimings
 from runtime.transport.waiting import Stream
 
 T = TypeVar("T")
@@ -59,22 +57,6 @@ _MOST_USAGE_EVENTS: Final = 4
 _IDS_OF_A_TOKEN: Final = 8
 _BRANCH_STRIDE: Final = 0x9E3779B97F4A7C15  # between the seeds of branches
 _MOST_SEED: Final = (1 << 63) - 1  # a server's
-
-
-@dataclass(slots=True)
-class Counters:
-    """What `Metrics` says of a remote model."""
-
-    queries: int = 0
-    deduplicated: int = 0
-    started: int = 0
-    completed: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    generated: int = 0
-    prompt: int = 0
-    reused: int = 0
-    recent: deque[RequestTimings] = field(default_factory=lambda: deque(maxlen=32))
 
 
 class RemoteOperations:
@@ -132,25 +114,7 @@ class RemoteOperations:
     @property
     def metrics(self) -> Metrics:
         """Of the requests of this connection; the server's own counters are its own."""
-        c = self._counters
-        last = next((each for each in reversed(c.recent) if each.kind == "generate"), None)
-        return Metrics(
-            queries=c.queries,
-            queries_deduplicated=c.deduplicated,
-            requests_started=c.started,
-            requests_completed=c.completed,
-            requests_failed=c.failed,
-            requests_cancelled=c.cancelled,
-            requests_active=c.started - c.completed - c.failed - c.cancelled,
-            tokens_generated=c.generated,
-            prompt_tokens=c.prompt,
-            tokens_reused=c.reused,
-            recent=tuple(c.recent),
-            first_token_seconds=None if last is None else last.first_token_seconds,
-            tokens_per_second=None if last is None else last.tokens_per_second,
-            last_reused=0 if last is None else last.reused,
-            last_computed=0 if last is None else last.computed,
-        )
+        return self._counters.metrics
 
     @property
     def cache(self) -> CacheReport:
@@ -387,7 +351,7 @@ class RemoteOperations:
                 answer.flush()
                 request.finish = (answer.finish.label or "done") if answer.new_ids else "done"
 
-    async def _draw(self, answer: Answer, asked: Completion, request: _Request) -> None:
+    async def _draw(self, answer: Answer, asked: Completion, request: Request) -> None:
         """An answer drawn here, one request for each token: exactly what a model of this machine draws with the seed."""
         width = self._alternatives_to_draw(answer.job.options)
         limit, most = (self._whole, FULL_BYTES) if width == FULL else (self._some, _bytes_of(1, width))
@@ -459,7 +423,7 @@ class RemoteOperations:
             complete = Finish.STOP if asked.grammar is None else Finish.GRAMMAR
             answer.finish = complete if finish == "stop" else Finish.LENGTH
 
-    async def _pieces(self, asked: Completion, request: _Request) -> AsyncGenerator[tuple[Piece, str | None, str], None]:
+    async def _pieces(self, asked: Completion, request: Request) -> AsyncGenerator[tuple[Piece, str | None, str], None]:
         """The tokens of an answer, the last one with what the server says of its end.
 
         A token is held back until the next event, where a server tells the end in an event of its own.
@@ -502,7 +466,7 @@ class RemoteOperations:
         if held is not None:
             yield held, finish, shown
 
-    async def _count_rest(self, events: AsyncGenerator[bytes, None], asked: Completion, request: _Request) -> None:
+    async def _count_rest(self, events: AsyncGenerator[bytes, None], asked: Completion, request: Request) -> None:
         """What follows the last token counts tokens, and is not worth waiting for."""
         with suppress(TimeoutError, RemoteError, StopAsyncIteration):
             async with asyncio.timeout(_USAGE_SECONDS):
@@ -619,9 +583,9 @@ class RemoteOperations:
             if (not shared.waiters or shared.task.done()) and self._inflight.get(key) is shared:
                 del self._inflight[key]
 
-    def _request(self, kind: str, prompt: int, seed: int | None = None) -> _Request:
+    def _request(self, kind: str, prompt: int, seed: int | None = None) -> Request:
         self._counters.started += 1
-        return _Request(self._counters, kind, self._counters.started, prompt, seed)
+        return Request(self._counters, kind, self._counters.started, prompt, seed)
 
 
 @dataclass(slots=True)
@@ -630,62 +594,6 @@ class _Shared:
 
     task: asyncio.Future[Any]
     waiters: int = 0
-
-
-class _Request:
-    """One request in the counters, from its beginning to its end."""
-
-    def __init__(self, counters: Counters, kind: str, number: int, prompt: int, seed: int | None) -> None:
-        self._counters, self._kind, self._number, self._prompt, self._seed = counters, kind, number, prompt, seed
-        self._begun, self._first = time.monotonic(), 0.0
-        self._tokens = 0
-        self._cached: int | None = None
-        self.finish = "done"
-
-    def token(self) -> None:
-        """One more token has arrived."""
-        self._tokens += 1
-        self._first = self._first or time.monotonic()
-
-    def counted(self, chunk: Chunk) -> None:
-        """What the server counted."""
-        if chunk.cached_tokens is not None:
-            self._cached = min(max(chunk.cached_tokens, 0), self._prompt)
-
-    async def __aenter__(self) -> _Request:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        counters, now = self._counters, time.monotonic()
-        if kind is None:
-            counters.completed += 1
-        elif issubclass(kind, asyncio.CancelledError | GeneratorExit):
-            counters.cancelled += 1
-            self.finish = "cancelled"
-        else:
-            counters.failed += 1
-            self.finish = "error"
-        reused = self._cached or 0
-        counters.generated += self._tokens
-        counters.prompt += self._prompt
-        counters.reused += reused
-        counters.recent.append(
-            RequestTimings(
-                request=self._number,
-                kind=self._kind,
-                finish=self.finish,
-                prompt_tokens=self._prompt,
-                generated_tokens=self._tokens,
-                reused=reused,
-                computed=self._prompt - reused,
-                queue_seconds=0.0,
-                prefill_seconds=(self._first or now) - self._begun,
-                first_token_seconds=self._first - self._begun if self._first else None,
-                decode_seconds=now - self._first if self._first else 0.0,
-                total_seconds=now - self._begun,
-                seed=self._seed,
-            )
-        )
 
 
 class Tasks:
