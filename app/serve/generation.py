@@ -346,13 +346,16 @@ class Wanted:
             row = np.maximum(await model.next_token_logprobs(path), np.float32(FLOOR))
             rank = int(np.count_nonzero(row > row[token])) + 1
             found.append(Position(token, float(row[token]), rank, self._top(row)))
+            await asyncio.sleep(0)  # a large vocabulary takes tens of ms: other streams go on in between
         return found
 
     def _top(self, row: npt.NDArray[np.float32]) -> list[tuple[int, float]]:
         likeliest = np.argsort(-row, kind="stable")[: self.count]
         top = list(zip(likeliest.tolist(), row[likeliest].tolist(), strict=True))
-        there = set(likeliest.tolist())
-        return [*top, *((token, float(row[token])) for token in self.chosen if token not in there)]
+        if self.chosen:
+            there = set(likeliest.tolist())
+            top += [(token, float(row[token])) for token in self.chosen if token not in there]
+        return top
 
 
 async def prompt_positions(model: LanguageModel, prompt: list[int], place: int, wanted: Wanted, spent: Spent) -> list[Position]:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import GenerationOptions, SamplingOptions, run_sync
-from tests.app.serve.conftest import Served
+from runtime import GenerationOptions, LanguageModel, SamplingOptions, load, run_sync
+from tests.app.serve.conftest import Served, serving
 from tests.pages import PAGES, blocks
+from tests.tiny_models import tiny_path
 
 PATH = "/v1/completions"
 IDS = [336, 659, 480, 940, 5, 6, 7]
@@ -207,3 +208,13 @@ def test_the_documentation_s_commands_run(served: Served) -> None:
         done = subprocess.run(["bash", "-euc", line], capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         assert done.stdout
+
+
+def test_numbers_are_those_of_any_backend() -> None:
+    async def start() -> LanguageModel:
+        return load(tiny_path("llama"), "mlx")
+
+    with serving(start) as served:
+        found = served.post(PATH, prompt=IDS, max_tokens=0, echo=True, logprobs=0)["choices"][0]["logprobs"]["token_logprobs"]
+        records = served.model.score_sync(IDS, 0)
+        assert found == pytest.approx([record.logprob for record in records], abs=EXACT)
