@@ -126,7 +126,10 @@ async def _stream(model: LanguageModel, text: str, asked: AnswerOptions, printer
                 printer.run(run, model.decode_token)
     metrics = model.metrics()
     printer.summary = replace(printer.summary, rate=metrics.tokens_per_second)
-    if resolved.options.speculative is not None and (took := metrics.request(request)) is not None:
+    took = metrics.request(request)
+    if took is not None:  # a server says at the end what it had in its cache
+        printer.summary = replace(printer.summary, reused=took.reused, computed=took.computed)
+    if resolved.options.speculative is not None and took is not None:
         printer.summary = replace(printer.summary, guesses=(took.drafted, took.accepted))
 
 

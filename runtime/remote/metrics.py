@@ -7,7 +7,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from runtime.info import Metrics
+from runtime.info import Metrics, OnProgress, PromptProgress
 from runtime.remote.dialect import Chunk
 from runtime.timings import RequestTimings
 
@@ -57,11 +57,14 @@ class Request:
         self._counters, self._kind, self._number, self._prompt, self._seed = counters, kind, number, prompt, seed
         self._begun, self._first = time.monotonic(), 0.0
         self._tokens = 0
+        self.on_progress: OnProgress | None = None
         self._cached: int | None = None
         self.finish = "done"
 
     def token(self) -> None:
-        """One more token has arrived."""
+        """One more token has arrived; before the first one, the prompt is done. What of it was cached is told at the end."""
+        if not self._tokens and self.on_progress is not None:
+            self.on_progress(PromptProgress(self._prompt, self._prompt, 0, self._prompt, self._number))
         self._tokens += 1
         self._first = self._first or time.monotonic()
 

@@ -25,7 +25,7 @@ from runtime.errors import (
     RemoteError,
     UnsupportedFeatureError,
 )
-from runtime.info import CacheReport, Message, Metrics, ModelInfo
+from runtime.info import CacheReport, Message, Metrics, ModelInfo, OnProgress
 from runtime.numerics.pooling import Pooling
 from runtime.options.generation import GenerationOptions
 from runtime.options.priority import Priority
@@ -260,7 +260,7 @@ class RemoteOperations:
         """Streams several answers, as many at a time as requests may run; each ends or fails alone."""
 
         async def one(number: int, ids: Int32, options: GenerationOptions) -> None:
-            await self._answer(ids, options, lambda run: stream.chunk(run, number))
+            await self._answer(ids, options, lambda run: stream.chunk(run, number), stream.progress)
 
         tasks = {number: asyncio.create_task(one(number, *answer)) for number, answer in answers.items()}
         dropped.begin(tasks)
@@ -301,7 +301,13 @@ class RemoteOperations:
         recorded = max(chosen.top_k, SHOWN) if chosen.stages and self._draws_here else chosen.top_k
         return replace(chosen, seed=seed, top_k=recorded)
 
-    async def _answer(self, ids: Int32, options: GenerationOptions, on_run: Callable[[TokenRun], None]) -> None:
+    async def _answer(
+        self,
+        ids: Int32,
+        options: GenerationOptions,
+        on_run: Callable[[TokenRun], None],
+        on_progress: OnProgress | None = None,
+    ) -> None:
         """One streamed answer.
 
         Stop strings and the end are found here, as of a model of this machine: then the socket is closed, and the server
@@ -332,9 +338,11 @@ class RemoteOperations:
         answer = Answer(job, self.text.facts.byte_vocab, ends, self.info.context_length - 1, Utf8Stream())
         if self._draws_here:
             async with self._request("generate", len(ids), options.seed) as request:
+                request.on_progress = on_progress
                 await self._draw(answer, asked, request)
             return
         async with self._some, self._request("generate", len(ids), options.seed) as request:
+            request.on_progress = on_progress
             try:
                 async with aclosing(self._pieces(asked, request)) as pieces:
                     async for piece, finish, shown in pieces:

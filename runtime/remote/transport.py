@@ -114,13 +114,8 @@ class RemoteTransport:
             stream = Stream(self._turns.inbox(), on_progress, dropped, self._check)
             operation = self._operations.streams[method]
             future = self._thread.submit(self._run(_streamed(operation, stream, tasks, arguments)))
-            told = on_progress is None
             try:
                 async for item in stream.runs():
-                    if not told and on_progress is not None:
-                        told = True
-                        total = _tokens_in(arguments)
-                        on_progress(PromptProgress(total, total, 0, total))
                     yield item
             finally:
                 stream.closed = True

@@ -14,6 +14,7 @@ from runtime import (
     GenerationOptions,
     Grammar,
     LanguageModel,
+    PromptProgress,
     SamplingOptions,
     TokenRecord,
     UnsupportedFeatureError,
@@ -124,8 +125,11 @@ def test_the_context_s_end_ends_the_answer(remote: LanguageModel) -> None:
 
 
 def test_timings_have_the_seed_and_the_cached_tokens(remote: LanguageModel) -> None:
-    list(remote.generate_sync([1, 2, 3, 4], max_tokens=3, seed=99))
-    timings = remote.metrics().recent[-1]
+    heard: list[PromptProgress] = []
+    list(remote.generate_sync([1, 2, 3, 4], GenerationOptions(max_tokens=3, seed=99), on_progress=heard.append))
+    assert [(progress.done, progress.total) for progress in heard] == [(4, 4)]
+    timings = remote.metrics().request(heard[0].request)
+    assert timings is not None
     assert (timings.seed, timings.prompt_tokens, timings.reused, timings.computed) == (99, 4, 3, 1)
 
 
