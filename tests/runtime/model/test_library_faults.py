@@ -206,7 +206,8 @@ def test_one_call_that_fails_costs_one_request_at_most(work: Work) -> None:
         if failed:
             reached.add(member)
         audit(model)
-    assert reached >= {"open_pack", "load", "forward", "take", "split", "resize"} | (set() if backend.recurrent else {"retain"})
+    # copies in the trie, or slots that it refers to
+    assert reached >= {"open_pack", "forward", "resize"} | ({"load", "take", "split"} if backend.recurrent else {"retain"})
     assert ("_awaited" in reached) == (backend.info.backend == "mlx" and not backend.recurrent)
     assert (PREPARED in reached) == (work.name == "overlapping" or (backend.info.backend == "mlx" and not backend.recurrent))
 
