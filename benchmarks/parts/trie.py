@@ -40,6 +40,9 @@ class _Weights:
     def copy_bytes(self, payload: int) -> int:
         return self.payload_bytes(payload)
 
+    def owner(self, payload: int) -> None:
+        """Every payload is a copy."""
+
     def joined(self, first: int, second: int) -> None:
         """Every join would be a copy."""
 

@@ -52,22 +52,32 @@ class LruAccounts:
         self.evict(self.bytes + size - self.budget)
         return self.bytes + size <= self.budget
 
-    def evict(self, size: int) -> int:
+    def evict(self, size: int, *, spared: object = None) -> int:
         """Frees at least `size` bytes if unleased leaves hold them, oldest first.
+
+        Args:
+            size: Bytes.
+            spared: Payloads of this owner (see `PayloadOps.owner`) stay.
 
         Returns:
             Bytes freed.
         """
         freed = 0
+        put_back: list[Node] = []
         while freed < size and self._heap:
             stamp, _, node = heapq.heappop(self._heap)
             if node.stamp != stamp or not node.attached or node.children or node.pins or node.parent is None:
+                continue
+            if spared is not None and self._ops.owner(node.payload) is spared:
+                put_back.append(node)
                 continue
             node = self._end_of(node, size - freed)
             freed += node.nbytes
             self.evicted_bytes += node.nbytes
             self.evictions += 1
             self._remove(node, Lost.EVICTED)
+        for node in put_back:
+            self._offer(node)
         return freed
 
     def _end_of(self, leaf: Node, size: int) -> Node:  # noqa: ARG002  # for who can cut

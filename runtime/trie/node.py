@@ -27,6 +27,9 @@ class PayloadOps(Protocol):
     def copy_bytes(self, payload: Any) -> int:
         """Bytes that a copy of it takes beside what is held already; 0 of a reference."""
 
+    def owner(self, payload: Any) -> object:
+        """Whose memory it refers to; None of a copy."""
+
     def joined(self, first: Any, second: Any) -> Any | None:
         """Both as one payload, where that needs no copy; else None."""
 

@@ -171,6 +171,8 @@ class Cache:
         What stood there beside its path is in the trie: siblings of an answer that is being regenerated, mostly.
         """
         workspace = prefill.workspace
+        if self._room.in_place:  # the others are not copies: they stay beside it
+            return
         if self.enabled and workspace.users == 1 and not workspace.recurrent and workspace.held > prefill.at:
             self._room.straighten(workspace, prefill.slot)
 

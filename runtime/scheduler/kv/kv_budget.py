@@ -121,16 +121,21 @@ class KvBudget:
         if lacking > 0 and not self.pins.give_way(lacking):
             return False
         self._close_empty()
-        while self.bytes > target:
-            short = self.bytes - target
-            evicted = self.trie.evict(short)
+        spared: Workspace | None = None  # whose buffers cannot be reallocated before something else is free
+        last = False
+        while (before := self.bytes) > target:
+            evicted = self.trie.evict(before - target, spared=spared)
             self._close_empty()
             if self.bytes > target and evicted:  # slots of a pack in use: some more, so that buffers are copied seldom
-                evicted += self.trie.evict(self.budget // EVICT_SHARE - evicted)
+                evicted += self.trie.evict(self.budget // EVICT_SHARE - evicted, spared=spared)
                 self._close_empty()
-            self._shrink(target)
-            if not evicted:
+            refused = self._shrink(target)
+            if self._growing is not None and self.bytes == before:  # what it needs is in the pack itself: `_make_dead`
                 break
+            if not evicted and (last or spared is None):
+                break
+            last = last or not evicted
+            spared = None if last else refused
         return self.bytes <= target
 
     @property
@@ -145,8 +150,15 @@ class KvBudget:
                 self.workspaces.close(workspace)
         self.payloads.released = {workspace for workspace in self.payloads.released if workspace in self.workspaces.open}
 
-    def _shrink(self, target: int) -> None:
-        """Moves what is left of packs together and gives the rest of their buffers back, the emptiest first."""
+    def _shrink(self, target: int) -> Workspace | None:
+        """Moves what is left of packs together and gives the rest of their buffers back, the emptiest first.
+
+        Returns:
+            The first whose buffers could not be reallocated for want of memory.
+        """
+        if self.bytes <= target:
+            return None
+        refused: Workspace | None = None
         slot = max(self._backend.slot_bytes, 1)
         standing = Counter(prefill.workspace for prefill in self.live)  # a request that is being placed is not among them
         sizes = {ws: ws.nbytes - ws.referenced * slot for ws in self.workspaces.open if ws.users == standing[ws]}
@@ -154,13 +166,18 @@ class KvBudget:
             sizes.pop(self._growing, None)
         for workspace in sorted(sizes, key=lambda ws: -sizes[ws]):
             if self.bytes <= target or sizes[workspace] < slot:
-                return
-            self._compact(workspace, [])
-            spare = self._backend.capacity(workspace.pack) > workspace.needed
-            cost = self._backend.resize_cost(workspace.pack, workspace.needed)
-            if spare and cost.moment <= max(self.budget, self._allowed) - self.bytes:
-                self.peak = max(self.peak, self.bytes + cost.moment)
-                workspace.resize(workspace.needed)
+                break
+            with suppress(MemoryBudgetError):  # the device itself: it stays as it is
+                self._compact(workspace, [])
+                if self._backend.capacity(workspace.pack) <= workspace.needed:
+                    continue
+                cost = self._backend.resize_cost(workspace.pack, workspace.needed)
+                if cost.moment <= max(self.budget, self._allowed) - self.bytes:
+                    self.peak = max(self.peak, self.bytes + cost.moment)
+                    workspace.resize(workspace.needed)
+                else:
+                    refused = refused or workspace
+        return refused
 
     def hint(self, workspace: Workspace, count: int) -> None:
         """So many slots will be needed here: reserved at once if that costs nothing that is in use."""
@@ -194,8 +211,8 @@ class KvBudget:
         if self._grown_freely(workspace, count, extra):
             return
         self._compact(workspace, standing, least=count)
-        for _ in self._sacrifices(workspace, standing):
-            for spare in (STEP, 0):
+        for _ in self._sacrifices(workspace, standing, count):
+            for spare in (self._spare_slots if self.in_place else STEP, 0):
                 slots = workspace.held + count + spare
                 if self.make(self._need(workspace, slots) + extra):
                     self._resize(workspace, slots)
@@ -269,9 +286,10 @@ class KvBudget:
         while self.payloads.released:
             workspace = self.payloads.released.pop()
             if workspace.held > max(2 * workspace.referenced, STEP):
-                self._compact(workspace, [], least=workspace.held // 2)
-                if not workspace.users:
-                    self._tighten(workspace)
+                with suppress(MemoryBudgetError):  # the device itself: it stays as it is
+                    self._compact(workspace, [], least=workspace.held // 2)
+                    if not workspace.users:
+                        self._tighten(workspace)
                 return
 
     def tell_freed(self) -> None:
@@ -291,11 +309,13 @@ class KvBudget:
         self.pins.set_budget(budget)
         if self.in_place:
             self._allowed = before
-            if not self._reclaim(budget):
-                self.vectors.clear()
-                self.pins.lapse()
-                self._reclaim(budget)
-            self._allowed = 0
+            try:
+                if not self._reclaim(budget):
+                    self.vectors.clear()
+                    self.pins.lapse()
+                    self._reclaim(budget)
+            finally:
+                self._allowed = 0
             held = self.bytes
         else:
             in_use = self.workspaces.nbytes - self.workspaces.idle_bytes
@@ -337,7 +357,7 @@ class KvBudget:
             self.peak = max(self.peak, held + extra)
             return True
         capacity = self._backend.capacity(workspace.pack)
-        some = min(STEP, self.budget // SPARE_SHARE // max(self._backend.slot_bytes, 1))
+        some = self._spare_slots
         wanted_sizes = (
             (slots + max(slots // GROWTH_SHARE, GROWTH), slots + some, slots)
             if self.in_place
@@ -354,34 +374,41 @@ class KvBudget:
                 return True
         return False
 
+    @property
+    def _spare_slots(self) -> int:
+        """That a pack grows by beyond what it needs where memory is short."""
+        return min(STEP, self.budget // SPARE_SHARE // max(self._backend.slot_bytes, 1))
+
     def _resize(self, workspace: Workspace, slots: int) -> None:
         """To `slots`, for which there is room now."""
         if slots > self._backend.capacity(workspace.pack):
             workspace.resize(slots)
 
-    def _sacrifices(self, workspace: Workspace, standing: list[int]) -> Iterator[None]:
+    def _sacrifices(self, workspace: Workspace, standing: list[int], count: int) -> Iterator[None]:
         """What is given up for a running request, step by step; tried again after each."""
         yield
         self.vectors.clear()
         yield
         if self.in_place:
-            yield from self._make_dead(workspace, standing)
+            yield from self._make_dead(workspace, standing, count)
         self._release_leases()
         yield
-        for other in self.workspaces.open:
+        for other in list(self.workspaces.busy):
             if other is workspace:
                 self._compact(workspace, standing)
-            elif other.users:
+            elif other in self.workspaces.busy:
                 self._compact(other, [])
                 self._tighten(other)
         yield
 
-    def _make_dead(self, workspace: Workspace, standing: list[int]) -> Iterator[None]:
+    def _make_dead(self, workspace: Workspace, standing: list[int], count: int) -> Iterator[None]:
         """Evicts what has slots in this pack, among others, and compacts it: that needs no memory beside the pack's own."""
+        self._compact(workspace, standing)
+        yield
         while self.trie.evictable_bytes or self.pins:
             if not self.trie.evictable_bytes:
                 self.pins.lapse()
-            if not self.trie.evict(max(self.trie.evictable_bytes // 4, STEP * self._backend.slot_bytes)):
+            if not self.trie.evict(max(self.budget // EVICT_SHARE, count * self._backend.slot_bytes)):
                 return
             self._close_empty()
             self._compact(workspace, standing)

@@ -60,6 +60,10 @@ class Payloads:
         """Whether generation can go on after its last token."""
         return isinstance(payload, SlotRun) or self._backend.payload_resumable(payload)
 
+    def owner(self, payload: Any) -> Workspace | None:
+        """The workspace of a run."""
+        return payload.workspace if isinstance(payload, SlotRun) else None
+
     def joined(self, first: Any, second: Any) -> Any | None:
         """Both as one; None where the second does not follow the first in the same workspace."""
         if not isinstance(first, SlotRun) or not isinstance(second, SlotRun) or first.workspace is not second.workspace:

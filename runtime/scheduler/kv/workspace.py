@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
@@ -213,6 +213,10 @@ class Workspace:
 
     def load(self, lease: Lease, slot: int, depth: int) -> tuple[int, int]:
         """Copies what the lease holds beyond `depth` under `slot`, for which there is room; the last slot and its depth."""
+        with self._in_use():
+            return self._load(lease, slot, depth)
+
+    def _load(self, lease: Lease, slot: int, depth: int) -> tuple[int, int]:
         self.settle()
         self.unprepare()
         at = 0
@@ -231,8 +235,7 @@ class Workspace:
                     self._where.extend(range(self.held - len(self._paths) + self.computed, self.held))
                 self.computed = len(self._paths)
             self._memory.found_at(node, SlotRun(self, slot, len(node.tokens)))
-        if self.recurrent:
-            self.weigh()
+        self.weigh()
         return slot, max(at, depth)
 
     def _parts(self, payload: Payload, skip: int) -> Iterator[tuple[Payload, int, int]]:
@@ -379,9 +382,19 @@ class Workspace:
         self.settle()
         self.unprepare()
         try:
-            self.twice(lambda: self.backend.resize(self.pack, capacity))
+            with self._in_use():
+                self.twice(lambda: self.backend.resize(self.pack, capacity))
         finally:
             self.weigh()
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Not closed, nor compacted for others, while room is made for what is done here."""
+        self.users += 1
+        try:
+            yield
+        finally:
+            self.users -= 1
 
     def live(self, places: Iterable[int]) -> tuple[list[int], set[int]]:
         """The computed slots on the paths to `places` and to what was begun, ascending, and where those paths end."""
@@ -396,7 +409,8 @@ class Workspace:
         self.unprepare()
         slots = np.array([self._own(slot) for slot in kept], np.int64)
         ends = np.array([self._own(slot) for slot in tips], np.int64)
-        self.twice(lambda: self.backend.retain(self.pack, slots, ends))
+        with self._in_use():
+            self.twice(lambda: self.backend.retain(self.pack, slots, ends))
         self._where = [-1] * self.computed
         for number, slot in enumerate(kept):
             self._where[slot] = number
@@ -493,6 +507,7 @@ def forward(parts: Sequence[PartialForward]) -> npt.NDArray[np.float32]:
     arrays = [part.workspace.as_part(part) for part in parts]
     if len(parts) == 1:
         first.borrow(arrays[0].parents, states)
+        held, arrays = [first.held], [first.as_part(parts[0])]  # making room may have moved its slots
         logits = first.twice(lambda: _alone(first.backend, arrays[0]))
     else:
         logits = first.twice(lambda: first.backend.begin_together(arrays)())

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from runtime import LanguageModel, load
+from runtime.errors import MemoryBudgetError
 from tests.fakes import assert_right, engine_of, fake_model, settled, some_ids
 from tests.tiny_models import tiny_path
 
@@ -119,3 +120,47 @@ def test_a_crowded_pack_is_left_and_the_common_text_moves_along() -> None:
         ids = [*stem, 3, *some_ids(3, 4), 9]
         assert_right(model.next_token_logprobs_sync(ids), ids)
         assert settled(model)[0].tokens_computed == before + 1
+
+
+def test_a_branch_that_finds_a_full_pack_evicts_a_few_old_ones() -> None:
+    # given one family that fills the budget
+    stem = some_ids(1, 100)
+    with fake_model(kv_cache_bytes=400 * TOKEN) as model:
+        for n in range(40):
+            ids = [*stem, n, *some_ids(n + 10, 19)]
+            assert_right(model.next_token_logprobs_sync(ids), ids)
+            if n > 15:  # then no more goes than what is needed, and some beside it
+                assert settled(model)[1].tokens >= 300
+        metrics = settled(model)[0]
+        assert metrics.kv_peak_bytes <= metrics.kv_budget
+        assert metrics.tokens_computed == 100 + 40 * 20
+
+
+def test_a_small_request_beside_a_large_old_text_leaves_most_of_it() -> None:
+    # given a text that takes most of the budget, and small ones that take the rest
+    with fake_model(kv_cache_bytes=800 * TOKEN) as model:
+        model.cache_kv(some_ids(1, 600))
+        for n in range(20):
+            ids = some_ids(n + 2, 15)
+            assert_right(model.next_token_logprobs_sync(ids), ids)
+        assert model.prefix_match(some_ids(1, 600)).tokens >= 400
+
+
+def test_a_device_that_is_full_while_packs_are_tidied_costs_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    stem = some_ids(1, 40)
+    with fake_model(kv_cache_bytes=300 * TOKEN) as model:
+        backend = engine_of(model).backend
+
+        def full(*_: object) -> None:
+            raise MemoryBudgetError("out of memory")
+
+        monkeypatch.setattr(backend, "retain", full)
+        for n in range(40):
+            ids = [*stem[: 10 + n % 30], *some_ids(n + 2, 20)]
+            try:
+                assert_right(model.next_token_logprobs_sync(ids), ids)
+            except MemoryBudgetError:
+                continue  # refused alone
+        monkeypatch.undo()
+        assert_right(model.next_token_logprobs_sync(stem), stem)
+        assert settled(model)[1].leases == 0

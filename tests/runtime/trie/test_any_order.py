@@ -16,11 +16,11 @@ names = st.sampled_from(["base", "adapter"])
 class StrictTrie(Trie):
     """Holds every eviction against a naive one: leaf by leaf, the oldest first, until there is enough and not one more."""
 
-    def evict(self, size: int) -> int:
+    def evict(self, size: int, *, spared: object = None) -> int:
         nodes = list(self.nodes())
         expected = oldest(nodes, size)
         weight = sum(node.nbytes for node in expected)
-        freed = super().evict(size)
+        freed = super().evict(size, spared=spared)
         assert [node for node in nodes if not node.attached] == [node for node in nodes if node in expected]
         assert freed == weight
         return freed

@@ -44,6 +44,9 @@ class ToyOps:
     def copy_bytes(self, payload: Toy) -> int:
         return self.payload_bytes(payload)
 
+    def owner(self, payload: Toy) -> None:
+        """Every payload is a copy."""
+
     def joined(self, first: Toy, second: Toy) -> None:
         """Every join would be a copy."""
 
