@@ -20,9 +20,9 @@ PARTS_TOLD = """\b
 Parts:
   W1 particles, W2 chat, W3 branches, W4 reopening (in another process),
   W5 decode, cpu (SmolLM2, weights in fewer bits), rows (recurrent models),
-  overhead (per token), W6 score, W7 byte budget, many (branches of one
-  prompt, beams), W8 event-loop latency, swap (of adapters), sampler, grammar,
-  speculative (decoding), serve (over HTTP), trie, shelf (saved sessions, KV
+  overhead (per token), W6 score, W7 byte budget, kv (bytes held, little
+  memory), many (branches of one prompt, beams), W8 event-loop latency, swap
+  (of adapters), sampler, grammar, speculative (decoding), serve (over HTTP), trie, shelf (saved sessions, KV
   blocks), files (of models), view (the window's text and list), window (the
   whole one), start (to it)
 """
