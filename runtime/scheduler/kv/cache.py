@@ -165,17 +165,6 @@ class Cache:
         self._room.live.add(prefill)
         return prefill
 
-    def straighten(self, prefill: Prefill) -> None:
-        """Lets a job that will go on alone do so in a pack that is one chain: a tree costs a mask and copies per token.
-
-        What stood there beside its path is in the trie: siblings of an answer that is being regenerated, mostly.
-        """
-        workspace = prefill.workspace
-        if self._room.in_place:  # the others are not copies: they stay beside it
-            return
-        if self.enabled and workspace.users == 1 and not workspace.recurrent and workspace.held > prefill.at:
-            self._room.straighten(workspace, prefill.slot)
-
     @property
     def room(self) -> KvBudget:
         """The budget's book-keeping."""

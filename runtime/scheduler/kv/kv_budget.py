@@ -414,11 +414,6 @@ class KvBudget:
             self._compact(workspace, standing)
             yield
 
-    def straighten(self, workspace: Workspace, slot: int) -> None:
-        """Leaves nothing in a pack but the path to `slot` and what edges refer to, if there is room for the copy."""
-        with suppress(MemoryBudgetError):  # the device itself: it goes on as it is
-            self._compact(workspace, [slot])
-
     def _release_leases(self) -> None:
         """What a live job's lease holds stands in its pack as well: it may be evicted, and is published anew later."""
         for prefill in self.live:

@@ -60,8 +60,6 @@ class DecodeStarter:
             streams = [self._stream(job) for job in jobs]
             for job in jobs[1:]:
                 places.append(self._cache.join(prefill, job))  # noqa: PERF401  # one that fails must find those before it
-            if len(streams) == 1:
-                self._cache.straighten(prefill)
             guesses = self._guesses(jobs[0]) if len(jobs) == 1 else None  # branches share their forwards instead
         except BaseException:  # the jobs are told by the caller
             for place in places:
