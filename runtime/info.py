@@ -154,8 +154,8 @@ class Metrics:
     full_vector_hits: int = 0
     first_token_seconds: float | None = None  # of the last generation
     tokens_per_second: float | None = None  # of the last generation, after its first token
-    last_reused: int = 0  # of the last generation: prompt tokens found in the cache
-    last_computed: int = 0  # of the last generation: prompt tokens pushed through the model
+    last_reused: int | None = 0  # of the last generation: prompt tokens found in the cache; None: a server that does not say
+    last_computed: int | None = 0  # of the last generation: prompt tokens pushed through the model; None as above
     grammar_tokens: int = 0  # drawn under a grammar, by generations that have ended
     grammar_seconds: float = 0.0  # processor time of their masks and steps, most of it while the model computes
     grammar_wait_seconds: float = 0.0  # what their draws waited for masks
@@ -210,8 +210,8 @@ class PromptProgress:
 
     done: int  # tokens in place
     total: int  # tokens of the prompt
-    reused: int  # of `done`: found in the cache, or computed by another request
-    computed: int  # tokens pushed through the model for this request
+    reused: int | None  # of `done`: found in the cache, or computed by another request; None: a server that has not said
+    computed: int | None  # tokens pushed through the model for this request; None as above
     request: int = field(default=0, compare=False)  # its number; `Metrics.request` has its timings after its end
 
 

@@ -15,9 +15,9 @@ class RequestTimings:
         finish: How it ended: a generation's finish reason ("eos", "stop", "length", ...), "done", "cancelled" or "error".
         prompt_tokens: Of the prompt, the scored text, or all texts to be embedded.
         generated_tokens: Drawn, the last one included.
-        reused: Prompt tokens found in the cache or computed for another request.
-        computed: Prompt tokens pushed through the model for this request.
-        queue_seconds: From its call until it was begun.
+        reused: Prompt tokens found in the cache or computed for another request; None where a server does not say.
+        computed: Prompt tokens pushed through the model for this request; None as above.
+        queue_seconds: From its call until it was begun; None of a server's.
         prefill_seconds: From there until its prompt was in place, with the turns of others in between.
         first_token_seconds: From its call to its first token; None where there was none.
         decode_seconds: From its first token to its end.
@@ -32,9 +32,9 @@ class RequestTimings:
     finish: str
     prompt_tokens: int
     generated_tokens: int
-    reused: int
-    computed: int
-    queue_seconds: float
+    reused: int | None
+    computed: int | None
+    queue_seconds: float | None
     prefill_seconds: float
     first_token_seconds: float | None
     decode_seconds: float

@@ -382,7 +382,8 @@ CONNECT_OPTIONS = (
         "connect_to",
         metavar="URL",
         help="Use a model on a server (vLLM, elsewise serve, others with OpenAI's completions); --model is its id there. The "
-        "key is the keychain's (elsewise models connect) or ELSEWISE_API_KEY. Example: --connect http://127.0.0.1:8000",
+        "key is the keychain's (elsewise models connect), or ELSEWISE_API_KEY if ELSEWISE_API_HOST names this host. Example: "
+        "--connect http://127.0.0.1:8000",
     ),
     click.option("--plain-http", is_flag=True, help="With --connect: allow unencrypted HTTP to another machine."),
     click.option("--tokenizer", metavar="PATH|NAME", help="With --connect: a tokenizer of this machine, or 'server'."),

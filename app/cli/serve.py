@@ -23,7 +23,8 @@ from app.cli.options import (
 )
 from app.cli.settings import Settings
 
-KEY_VARIABLE = "ELSEWISE_API_KEY"
+KEY_VARIABLE = "ELSEWISE_SERVE_KEY"
+OLD_KEY_VARIABLE = "ELSEWISE_API_KEY"  # that of clients; read where the other is not set
 EXAMPLES = """\b
 Examples:
   elsewise serve smollm2
@@ -89,13 +90,16 @@ def serve(
     options: dict[str, Any] = (
         load_options("--load", loads) | format_of(template) | adapter_options(adapters) | weights_of(weights)
     )
-    texts = ([os.environ[KEY_VARIABLE]] if KEY_VARIABLE in os.environ else []) + ([read_text(key_file)] if key_file else [])
+    variable = next((each for each in (KEY_VARIABLE, OLD_KEY_VARIABLE) if each in os.environ), KEY_VARIABLE)
+    texts = ([os.environ[variable]] if variable in os.environ else []) + ([read_text(key_file)] if key_file else [])
+    if variable == OLD_KEY_VARIABLE:
+        click.echo(f"note: {OLD_KEY_VARIABLE} is taken for a key of this server; name it {KEY_VARIABLE}", err=True)
     try:
         keys = checked_keys(texts)
     except ValueError as fault:
-        raise click.UsageError(f"{'--key-file' if key_file else KEY_VARIABLE}: {fault}") from None
+        raise click.UsageError(f"{'--key-file' if key_file else variable}: {fault}") from None
     if texts and not keys:
-        raise click.UsageError(f"{'--key-file' if key_file else KEY_VARIABLE}: there is no key in it")
+        raise click.UsageError(f"{'--key-file' if key_file else variable}: there is no key in it")
     if not is_loopback(host) and not keys:
         raise click.UsageError(
             f"--host {host} lets other machines ask: give them a key with --key-file FILE or {KEY_VARIABLE} "

@@ -58,7 +58,10 @@ class AnswerReader:
         text = "".join((*self._held, content))
         if not whole:
             return Delta(reasoning, text)
-        return Delta(reasoning, "", (_call_of(text),))
+        try:
+            return Delta(reasoning, "", (_call_of(text),))
+        except ToolCallError:  # names repeated in free parameters, which no grammar forbids
+            return Delta(reasoning, text)
 
     def _parted(self, reasoning: str, content: str, *, ended: bool) -> Delta:
         if self._forced:
@@ -150,9 +153,10 @@ def forced_schema(tools: Sequence[Mapping[str, Any]], name: str | None) -> dict[
         InvalidRequestError: There is no such tool.
     """
     functions = [tool.get("function", tool) for tool in tools]
-    offered = [function for function in functions if name is None or function.get("name") == name]
+    offered = [each for each in functions if isinstance(each, dict) and (name is None or each.get("name") == name)]
     if not offered:
-        raise InvalidRequestError(f"tool_choice names {name!r:.60}, which is none of the tools")
+        asked = "asks for a function" if name is None else f"names {name!r:.60}"
+        raise InvalidRequestError(f"tool_choice {asked}, which is none of the tools")
     forms = [
         {
             "type": "object",

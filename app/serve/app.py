@@ -51,6 +51,7 @@ from runtime import RuntimeFault, __version__
 log = logging.getLogger(__name__)
 GRACE_SECONDS: Final = 3  # for requests in flight when the server ends
 MOST_CONNECTIONS: Final = 1024
+SEND_SECONDS: Final = 60.0  # until a client has read enough for the next piece
 Handler = Callable[[Engine, Any], Awaitable[Answer]]
 
 
@@ -174,7 +175,11 @@ class _Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message = {**message, "headers": [*message.get("headers", ()), *headers]}
-            await send(message)
+            try:
+                async with asyncio.timeout(SEND_SECONDS):
+                    await send(message)
+            except TimeoutError:
+                raise ConnectionResetError from None
 
         try:
             if request.method == "OPTIONS" and headers:
@@ -242,6 +247,8 @@ class _Endpoint:
                 await send({"type": "http.response.body", "body": b""})
         except (ApiError, RuntimeFault) as fault:
             await _respond(api_error(fault), scope, receive, send)
+        except ConnectionResetError:  # the client has stopped to read
+            self._engine.counts["disconnects"] += 1
         except Exception as fault:  # noqa: BLE001  # the border: the client gets a status, the log the place
             # the fault's own words may quote the request: the log has its kind and where it was raised
             log.error("%s\n%s", type(fault).__name__, "".join(traceback.format_tb(fault.__traceback__)))

@@ -97,7 +97,7 @@ def _with_object(function: dict[str, Any], place: str) -> dict[str, Any]:
         return function
     try:
         return {**function, "arguments": json.loads(arguments or "{}")}
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ApiError(f"{place}: the arguments of a tool call are no JSON", param="messages") from None
 
 

@@ -9,6 +9,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final, cast
 
+import msgspec
+
 from app.serve.engine import Engine
 from app.serve.errors import ApiError
 from app.serve.generation import (
@@ -54,10 +56,14 @@ async def complete(engine: Engine, request: CompletionRequest) -> Answer:
 
 
 async def _prompts(model: LanguageModel, request: CompletionRequest) -> list[list[int]]:
+    listed = listed_prompts(request.prompt, "prompt")
+    choices = len(listed) * (request.n or 1)
+    if choices > MOST_CHOICES:  # before any of them is tokenised
+        raise ApiError(f"{choices:,} choices are more than the {MOST_CHOICES:,} of one request", param="n")
     special = request.add_special_tokens is not False
     return [
         await text_ids(model, prompt, "prompt", add_special_tokens=special) if isinstance(prompt, str) else prompt
-        for prompt in listed_prompts(request.prompt, "prompt")
+        for prompt in listed
     ]
 
 
@@ -96,20 +102,18 @@ class _Work:
         """Refuses what can be refused before anything is computed.
 
         Raises:
-            ApiError: Too many choices, or too many log-probabilities.
+            ApiError: Too many log-probabilities, or a number of them that cannot be.
         """
         request = self._request
-        choices = len(self._prompts) * self._n
-        if choices > MOST_CHOICES:
-            raise ApiError(f"{choices:,} choices are more than the {MOST_CHOICES:,} of one request", param="n")
         if request.prompt_logprobs is not None and request.prompt_logprobs < -1:
             raise ApiError("prompt_logprobs is -1 (all) or a number of alternatives", param="prompt_logprobs")
         if request.prompt_logprobs is not None and request.stream:
             raise ApiError("prompt_logprobs come with a whole answer: leave out stream", param="prompt_logprobs")
         if self._wanted is not None:
-            self._wanted.check(choices * self._max_tokens, "logprobs")
-        if self._prompt_wanted is not None:
-            self._prompt_wanted.check(self._spent.prompt, "prompt_logprobs" if request.prompt_logprobs else "logprobs")
+            self._wanted.check(len(self._prompts) * self._n * self._max_tokens, "logprobs")
+        if self._prompt_wanted is not None:  # each choice repeats those of its prompt
+            positions = self._spent.prompt * self._n
+            self._prompt_wanted.check(positions, "prompt_logprobs" if request.prompt_logprobs else "logprobs")
 
     def _grown(self, choice: _Choice, run: TokenRun, positions: list[Position]) -> CompletionChoice:
         """What a run adds to a choice, in the answer's shape."""
@@ -189,10 +193,11 @@ class _Work:
             try:
                 await self._score_prompts()
                 if request.echo:
+                    echoes = [self._echo(place) for place in range(len(self._prompts))]
                     for index, choice in enumerate(choices):
-                        piece = self._echo(index // self._n)
-                        choice.length = len(piece.text) if isinstance(piece.text, str) else 0
-                        yield index, piece
+                        echo = echoes[index // self._n]
+                        choice.length = len(echo.text) if isinstance(echo.text, str) else 0
+                        yield index, msgspec.structs.replace(echo)
                 if self._max_tokens == 0:
                     for index, choice in enumerate(choices):
                         ids = choice.prompt if request.return_token_ids else None
@@ -217,13 +222,15 @@ class _Work:
             async for index, piece in pieces:
                 _append(joined[index], piece)
                 texts[index].append(cast("str", piece.text))
-        for index, choice in enumerate(joined):
-            choice.text = "".join(texts[index])
-            if self._request.prompt_logprobs is not None:
-                place = index // self._n
-                cut = Wanted(self._request.prompt_logprobs, (), self._model.info.vocab_size).count
+        for choice, own in zip(joined, texts, strict=True):
+            choice.text = "".join(own)
+        if self._request.prompt_logprobs is not None:
+            cut = Wanted(self._request.prompt_logprobs, (), self._model.info.vocab_size).count
+            for place in range(len(self._prompts)):
                 positions = [Position(p.token, p.logprob, p.rank, p.top[:cut]) for p in self._echoed[place]]
-                choice.prompt_logprobs = prompt_entries(self._model, positions)
+                entries = prompt_entries(self._model, positions)
+                for choice in joined[place * self._n : (place + 1) * self._n]:
+                    choice.prompt_logprobs = entries
         return Completion(self._id, self._created, self._engine.name, joined, usage=self._spent.usage)
 
 
@@ -236,7 +243,8 @@ def _append(choice: CompletionChoice, piece: CompletionChoice) -> None:
         choice.token_ids = [*(choice.token_ids or ()), *piece.token_ids]
     if isinstance(piece.logprobs, CompletionLogprobs):
         if not isinstance(choice.logprobs, CompletionLogprobs):
-            choice.logprobs = piece.logprobs
+            columns = (list(getattr(piece.logprobs, name)) for name in piece.logprobs.__struct_fields__)
+            choice.logprobs = CompletionLogprobs(*columns)  # the choices of a prompt share its echo
             return
         for name in piece.logprobs.__struct_fields__:
             getattr(choice.logprobs, name).extend(getattr(piece.logprobs, name))

@@ -88,7 +88,7 @@ def generation_options(
     if request.top_k is not None:
         sampling["top_k"] = max(request.top_k, 0) if request.top_k >= -1 else request.top_k
     if request.logit_bias:
-        if not all(key.isdecimal() for key in request.logit_bias):
+        if not all(key.isdecimal() and len(key) < 20 for key in request.logit_bias):
             raise ApiError("logit_bias maps token ids, as decimal text, to numbers", param="logit_bias")
         sampling["logit_bias"] = {int(key): value for key, value in request.logit_bias.items()}
     ends = None
@@ -201,7 +201,7 @@ class Spent:
         """How far prompt `place` is; the first operation on it decides what was cached."""
         if progress.done == progress.total and place not in self._known:
             self._known.add(place)
-            self.cached += progress.reused
+            self.cached += progress.reused or 0
 
     @property
     def usage(self) -> Usage:

@@ -46,12 +46,12 @@ class Access:
         origin = request.headers.get("origin")
         if origin is not None and origin not in self.origins:
             raise ApiError("web pages of this origin may not ask; `elsewise serve --allow-origin` names those that may", 403)
-        if self.keys and request.url.path not in OPEN_PATHS:
+        if self.keys and request.scope["path"] not in OPEN_PATHS:
             self._check_key(request.headers.get("authorization", ""))
 
     def _check_host(self, header: str) -> None:
         """Refuses names that a foreign page could have pointed at this address (DNS rebinding); an address is no name."""
-        name = _host_of(header)
+        name = "" if set(header) & set("/?#@\\") else _host_of(header)  # no delimiters of a URL, which would move its path
         if name in ("localhost", *self.hosts) or _is_address(name):
             return
         if not self.loopback and name in machine_names():

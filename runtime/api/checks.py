@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array as packed_ints
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from runtime.options.checking import TEXT_FOR_IDS, shown
 from runtime.records import Int32
 from runtime.text.utf8 import clean_text
 from runtime.transport.base import Transport
+
+MOST_NESTED: Final = 128  # levels of a message or a definition of a tool; templates and pickles recurse over them
 
 
 class RequestChecks:
@@ -93,14 +95,16 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     return [_plain(message) for message in messages]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, depth: int = 0) -> Any:
+    if depth > MOST_NESTED:
+        raise InvalidRequestError(f"messages and tools are nested at most {MOST_NESTED} levels deep")
     match value:
         case str():
             return clean_text(value)
         case Mapping():
-            return {_plain(key): _plain(item) for key, item in value.items()}
+            return {_plain(key, depth + 1): _plain(item, depth + 1) for key, item in value.items()}
         case list() | tuple():
-            return [_plain(item) for item in value]
+            return [_plain(item, depth + 1) for item in value]
         case _:
             return value
 

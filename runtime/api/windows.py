@@ -74,12 +74,16 @@ class Total:
                 progress,
                 done=before.done + progress.done,
                 total=self._total,
-                reused=before.reused + progress.reused,
-                computed=before.computed + progress.computed,
+                reused=_sum(before.reused, progress.reused),
+                computed=_sum(before.computed, progress.computed),
             )
             self._on_progress(self._last)
 
         return add
+
+
+def _sum(before: int | None, more: int | None) -> int | None:
+    return None if before is None or more is None else before + more
 
 
 def joined(runs: Sequence[TokenRun]) -> TokenRun:

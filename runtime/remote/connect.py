@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any, Final
 
@@ -58,7 +59,7 @@ async def connect_async(
         dialect: The kind of server; None asks it.
         tokenizer: A folder or a name on the shelf, or "server"; None looks on the shelf by the model's names and takes
             what is proven the same, else the server's.
-        cache_salt: Separates the server's prefix cache from that of others (vLLM, Elsewise).
+        cache_salt: Separates the server's prefix cache from that of others (vLLM).
         sampling: "server" draws there and streams. "here" draws each token with the sampler of this machine, one request for
             each: what a local model draws with the seed, where the server's alternatives are enough for it (greedy, `top_k`
             within them, or all of them), and refused where they are not.
@@ -116,7 +117,11 @@ async def _connected(
     vocab = abilities.alternatives if abilities.full_vector else 0
     text = await choose_text(dialect, client, facts, abilities, tokenizer=tokenizer, options=options, vocab=vocab)
     info = _info(client.address, dialect, version, facts, abilities, text, options)
-    log.info("connected to %s at %s (%s %s)", facts.model, client.address.url, dialect.name, version)
+    if salt and not abilities.cache_salt:
+        unsalted = f"{dialect.name} at {client.address.host} takes no cache_salt: its prefix cache is shared with other clients"
+        info = replace(info, warnings=(*info.warnings, unsalted))
+    shown = client.without_key(facts.model)
+    log.info("connected to %s at %s (%s %s)", shown, client.address.url, dialect.name, version)
     here = sampling == "here"
     operations = RemoteOperations(client, dialect, facts, abilities, text, info, salt, draws_here=here)
     return RemoteTransport(thread, client, operations)
@@ -137,7 +142,7 @@ async def _probe(client: HttpClient) -> Probe:
 async def _page(client: HttpClient, path: str) -> Any:
     try:
         return msgspec.json.decode(await client.get(path, within=_PROBE_SECONDS))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return client.wrong(f"answers {path} with what is no JSON")
     except RuntimeFault as fault:
         return fault
@@ -159,10 +164,12 @@ def _chosen_model(client: HttpClient, probe: Probe, model: str | None) -> str:
         bases = [entry["id"] for entry in probe.models if not entry.get("parent")] or ids
         if len(bases) == 1:
             return str(bases[0])
-        raise ModelMissingError(f"{client.address.host} has {len(ids)} models: name one of {', '.join(ids[:20]) or 'none'}")
+        some = client.without_key(", ".join(ids[:20])) or "none"
+        raise ModelMissingError(f"{client.address.host} has {len(ids)} models: name one of {some}")
     if model in ids or not ids:
         return model
-    raise ModelMissingError(f"{client.address.host} has no model {model!r:.100}: {nearest(model, ids)}", model)
+    known = client.without_key(nearest(model, ids))
+    raise ModelMissingError(f"{client.address.host} has no model {model!r:.100}: {known}", model)
 
 
 def _info(

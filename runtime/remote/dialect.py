@@ -206,7 +206,8 @@ class Probe:
         """The entries of ``/v1/models``."""
         page = self.pages.get("/v1/models")
         listed = page.get("data") if isinstance(page, dict) else None
-        return [entry for entry in listed or () if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
+        entries = listed if isinstance(listed, list) else ()
+        return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
 
 
 class Dialect(Protocol):

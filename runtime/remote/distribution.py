@@ -18,7 +18,10 @@ def checked_ids(found: Alternatives, vocab: int) -> tuple[Int32, Float32]:
     Raises:
         RemoteError: An id outside the vocabulary, twice with different values, or more probability than there is.
     """
-    ids, values = np.asarray(found.keys, np.int64), np.asarray(found.logprobs, np.float64)
+    try:
+        ids, values = np.asarray(found.keys, np.int64), np.asarray(found.logprobs, np.float64)
+    except OverflowError:
+        raise malformed(f"a token id outside its vocabulary of {vocab:,}") from None
     if len(ids) and not (ids.min() >= 0 and ids.max() < vocab):
         raise malformed(f"a token id outside its vocabulary of {vocab:,}")
     order = np.lexsort((ids, -values))
@@ -104,7 +107,7 @@ def prompt_scores(scored: Sequence[Scored | None], ids: Int32, k: int, asked: in
     """``(n,)`` rows for the tokens of a prompt; None where nothing precedes a token.
 
     Raises:
-        RemoteError: A token's own value is missing.
+        RemoteError: A token's own value is missing, or a rank is none.
     """
     n = len(ids)
     rows = empty_scores(n, k)
@@ -116,6 +119,8 @@ def prompt_scores(scored: Sequence[Scored | None], ids: Int32, k: int, asked: in
         if token not in entry.ids:
             raise malformed(f"no score of token {token} at place {i:,}")
         place = entry.ids.index(token)
+        if not 0 <= entry.ranks[place] <= vocab:
+            raise malformed(f"rank {entry.ranks[place]:,} in a vocabulary of {vocab:,}")
         rows.logprob[i], rows.rank[i] = entry.logprobs[place], entry.ranks[place]
         found, values = checked_ids(Alternatives(entry.ids, entry.logprobs), vocab)
         if rows.rank[i] == 0:

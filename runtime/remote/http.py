@@ -9,15 +9,19 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Any, Final, TypeVar
 
 import httpx2
 import msgspec
 
 from runtime.errors import ContextOverflowError, InvalidRequestError, ModelMissingError, RemoteError, RuntimeFault
+
+A = TypeVar("A")
+T = TypeVar("T")
 
 CONNECT_SECONDS: Final = 3.0
 IDLE_SECONDS: Final = 60.0  # without a complete event, or without the rest of an answer
@@ -27,6 +31,7 @@ MOST_EVENT_BYTES: Final = 8 << 20  # a thousand alternatives take 60 KiB
 MOST_SMALL_BYTES: Final = 4 << 20  # of answers without numbers: lists of models, token ids
 _MOST_ERROR_BYTES: Final = 64 << 10
 _MOST_CONNECTIONS: Final = 64
+_QUOTED: Final = re.compile(r"['\"]input['\"]\s*:|\binput_value=")  # what pydantic quotes after it is the request
 _QUIET_EVENTS: Final = 1000  # events and comments in a row that bring nothing
 
 
@@ -55,14 +60,16 @@ class Address:
         written = base_url.strip()
         if "://" not in written:
             written = f"{'http' if _is_loopback(re.split('[:/]', written)[0]) else 'https'}://{written}"
+        shown = "(with a name or a password)" if "@" in written else f"{base_url!r:.200}"
         try:
             url = httpx2.URL(written)
         except httpx2.InvalidURL as fault:
-            raise InvalidRequestError(f"base_url {base_url!r:.200} is no address: {fault}") from None
-        if url.scheme not in ("http", "https") or not url.host:
-            raise InvalidRequestError(f"base_url begins with http:// or https:// and a host, not {base_url!r:.80}")
+            words = "" if "@" in written else f": {fault}"
+            raise InvalidRequestError(f"base_url {shown} is no address{words}") from None
         if url.userinfo:
             raise InvalidRequestError("base_url has a name or a password in it; give the key as api_key")
+        if url.scheme not in ("http", "https") or not url.host:
+            raise InvalidRequestError(f"base_url begins with http:// or https:// and a host, not {shown}")
         if url.query or url.fragment:
             raise InvalidRequestError("base_url has a query (?...) or a fragment (#...); give the address alone")
         loopback = _is_loopback(url.host)
@@ -106,6 +113,7 @@ class HttpClient:
             timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS, write=idle),
             limits=httpx2.Limits(max_connections=_MOST_CONNECTIONS, max_keepalive_connections=_MOST_CONNECTIONS),
             follow_redirects=False,
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # none is kept
             trust_env=address.secure,  # a proxy sees what is not encrypted
         )
 
@@ -237,7 +245,11 @@ class HttpClient:
         """The error that an answer other than a success stands for."""
         host, said = self.address.host, self.without_key(_message(body)) or f"HTTP {status}"
         if status in (401, 403):
-            return RemoteError(f"{host} refuses the key ({said}); give the right one (api_key, or the keychain's)", "denied")
+            return RemoteError(
+                f"{host} refuses the key ({said}); give the right one (api_key, the "
+                "keychain's, or ELSEWISE_API_KEY with ELSEWISE_API_HOST)",
+                "denied",
+            )
         if status in (400, 404, 413, 422) and (overflow := _overflow(said)) is not None:
             return overflow
         if status == 404:
@@ -258,6 +270,13 @@ class HttpClient:
         """Text of the server's without the key and without control characters, 500 characters at most."""
         text = text.replace(self._key, "(key)") if self._key else text
         return "".join(char if char.isprintable() else " " for char in text)[:500]
+
+    def cleanly(self, read: Callable[[bytes, A], T], body: bytes, asked: A) -> T:
+        """What `read` makes of an answer; its error is without the key, which a server may repeat."""
+        try:
+            return read(body, asked)
+        except RemoteError as fault:
+            raise RemoteError(self.without_key(str(fault)), fault.reason, fault.retry_after) from None
 
     def wrong(self, what: str) -> RemoteError:
         """The error for an answer that cannot be used."""
@@ -335,13 +354,19 @@ class _Lines:
 def _message(body: bytes) -> str:
     """What a server says of a refusal: OpenAI's ``error.message``, FastAPI's ``detail``, or its text."""
     try:
-        told = msgspec.json.decode(body)
+        return _QUOTED.split(_said(msgspec.json.decode(body)), maxsplit=1)[0]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "" if body.lstrip().startswith(b"<") else body.decode("utf-8", "replace").strip()
+
+
+def _said(told: Any) -> str:
     error = told.get("error", told) if isinstance(told, dict) else told
     for name in ("message", "detail", "msg"):
         if isinstance(error, dict) and error.get(name):
-            return str(error[name])
+            error = error[name]
+            break
+    if isinstance(error, list) and error and all(isinstance(each, dict) for each in error):  # FastAPI's: place and reason alone
+        return "; ".join(f"{each.get('loc', '')} {each.get('msg', '')}".strip() for each in error)
     return str(error)
 
 
@@ -349,7 +374,7 @@ def _overflow(said: str) -> ContextOverflowError | None:
     """vLLM, Elsewise, SGLang and llama.cpp name the limit first or the tokens first; None where it is something else."""
     if not re.search(r"context", said, re.I):
         return None
-    limit = re.search(r"(?:context (?:length|size|of)[^0-9]{0,40}|n_ctx[^0-9]{0,5})([\d,]+)", said, re.I)
+    limit = re.search(r"(?:context (?:length|size|of)[^0-9]{0,40}|n_ctx[^0-9]{0,5})(\d[\d,]*)", said, re.I)
     asked = [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*\d|\d", said)]
     if limit is None:
         return None

@@ -64,7 +64,7 @@ class Request:
     def token(self) -> None:
         """One more token has arrived; before the first one, the prompt is done. What of it was cached is told at the end."""
         if not self._tokens and self.on_progress is not None:
-            self.on_progress(PromptProgress(self._prompt, self._prompt, 0, self._prompt, self._number))
+            self.on_progress(PromptProgress(self._prompt, self._prompt, None, None, self._number))
         self._tokens += 1
         self._first = self._first or time.monotonic()
 
@@ -86,10 +86,10 @@ class Request:
         else:
             counters.failed += 1
             self.finish = "error"
-        reused = self._cached or 0
+        reused = self._cached
         counters.generated += self._tokens
         counters.prompt += self._prompt
-        counters.reused += reused
+        counters.reused += reused or 0
         counters.recent.append(
             RequestTimings(
                 request=self._number,
@@ -98,8 +98,8 @@ class Request:
                 prompt_tokens=self._prompt,
                 generated_tokens=self._tokens,
                 reused=reused,
-                computed=self._prompt - reused,
-                queue_seconds=0.0,
+                computed=None if reused is None else self._prompt - reused,
+                queue_seconds=None,
                 prefill_seconds=(self._first or now) - self._begun,
                 first_token_seconds=self._first - self._begun if self._first else None,
                 decode_seconds=now - self._first if self._first else 0.0,

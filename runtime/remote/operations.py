@@ -369,7 +369,8 @@ class RemoteOperations:
             while not answer.finish:
                 async with limit:
                     chunk = await self._asked(replace(plain, prompt=self.text.prompt(path)), most)
-                request.counted(chunk)
+                if len(path) == len(answer.job.ids):  # the requests after it find in the cache what the first has read
+                    request.counted(chunk)
                 piece = self._by_id(_only_piece(chunk))
                 if piece.alternatives is None:
                     raise malformed("no alternatives to draw from")
@@ -443,7 +444,7 @@ class RemoteOperations:
         path, body = self._dialect.request(asked, self._abilities, stream=True)
         async with aclosing(self._client.events(path, body, within=_within(asked))) as events:
             async for data in events:
-                chunk = self._dialect.read(data, asked)
+                chunk = self._client.cleanly(self._dialect.read, data, asked)
                 request.counted(chunk)
                 fresh = len(chunk.pieces) if chunk.generated is None else max(0, chunk.generated - seen)
                 seen += fresh
@@ -523,9 +524,11 @@ class RemoteOperations:
             rows: list[list[float]] = []
             for at in range(0, len(prompts), 64):
                 rows += await self._dialect.embed(self._client, model, prompts[at : at + 64])
-        vectors = np.asarray(rows, np.float32)
-        if vectors.ndim != 2 or not np.isfinite(vectors).all():
+        if len({len(row) for row in rows}) != 1:
             raise malformed("embeddings that are no vectors of one length")
+        vectors = np.asarray(rows, np.float32)
+        if not vectors.size or not np.isfinite(vectors).all():
+            raise malformed("embeddings that are empty or not finite")
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         vectors /= np.where(lengths > 0, lengths, 1.0)
         places = {key: row for row, key in enumerate(different)}
@@ -570,7 +573,8 @@ class RemoteOperations:
 
     async def _asked(self, asked: Completion, most: int) -> Chunk:
         path, body = self._dialect.request(asked, self._abilities, stream=False)
-        return self._dialect.read(await self._client.post(path, body, within=_within(asked), most=most), asked)
+        answer = await self._client.post(path, body, within=_within(asked), most=most)
+        return self._client.cleanly(self._dialect.read, answer, asked)
 
     async def _shared(self, key: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
         """The answer of one request to all that ask the same while it runs; cancelled when the last of them leaves."""

@@ -15,6 +15,7 @@ from runtime.loading.paths import is_model_id, models_dir
 from runtime.remote.http import Address
 
 KEY_VARIABLE: Final = "ELSEWISE_API_KEY"
+HOST_VARIABLE: Final = "ELSEWISE_API_HOST"
 _FILE: Final = "connections.json"
 _MOST_BYTES: Final = 1 << 20
 
@@ -44,9 +45,22 @@ class Connection:
 
 
 def key_for(base_url: str) -> str:
-    """The key that the keychain has for an address, else `KEY_VARIABLE` of the environment."""
+    """The key that the keychain has for an address, else `KEY_VARIABLE`, which is for the host in `HOST_VARIABLE` alone.
+
+    Raises:
+        InvalidRequestError: `HOST_VARIABLE` is no host.
+    """
     address = Address.parse(base_url, plain_http=True)
-    return kept_key(address.url) or os.environ.get(KEY_VARIABLE, "").strip()
+    if key := kept_key(address.url):
+        return key
+    key, host = (os.environ.get(name, "").strip() for name in (KEY_VARIABLE, HOST_VARIABLE))
+    if not key or not host:
+        return ""
+    try:
+        named = Address.parse(host, plain_http=True)
+    except InvalidRequestError:
+        raise InvalidRequestError(f"{HOST_VARIABLE} is a host with its port, such as vllm.example.org:8000") from None
+    return key if named.host == address.host else ""
 
 
 def connections() -> list[Connection]:

@@ -32,7 +32,8 @@ from runtime.transport.base import TextFacts
 PROBE_TEXT: Final = (
     "Él said: 3.14159 × 2, naïve façade — 日本語のテキスト, Привет мир, مرحبا, 🙂👩‍👩‍👧 \t\n\n    def f(x):\r\n  return x**2"
 )
-_MOST_UNKNOWN: Final = 1 << 22  # ids of a vocabulary whose size has to be found
+MOST_VOCAB: Final = 1 << 22  # ids
+_MOST_TOKEN_BYTES: Final = 1024  # of a token's text
 _AT_ONCE: Final = 256  # ids whose texts are asked for in one request
 
 log = logging.getLogger(__name__)
@@ -217,7 +218,10 @@ class ServerText:
         return await self._dialect.detokenize(self._client, self._model, ids)
 
     def _note(self, token: int, text: str) -> None:
-        self._pieces[token], self._known[token] = text.encode("utf-8", "replace"), 1
+        piece = text.encode("utf-8", "replace")
+        if len(piece) > _MOST_TOKEN_BYTES:
+            raise malformed(f"the text of token {token} has {len(piece):,} bytes")
+        self._pieces[token], self._known[token] = piece, 1
 
     def _checked(self, token: int) -> bool:
         if not 0 <= token < self.vocab:
@@ -259,9 +263,12 @@ async def choose_text(
 
     Raises:
         ModelLoadError: The named tokenizer cannot be read.
+        RemoteError: A vocabulary larger than any.
         InvalidRequestError: It is another one than the server's.
         UnsupportedFeatureError: Neither this machine nor the server has one.
     """
+    if facts.vocab > MOST_VOCAB:
+        raise malformed(f"a vocabulary of {facts.vocab:,} is more than the {MOST_VOCAB:,} of any model")
     named = tokenizer is not None and tokenizer != "server"
     candidates: list[str | Path] = [tokenizer] if named and tokenizer is not None else []
     if tokenizer is None:
@@ -347,7 +354,7 @@ async def _differs(
 
 async def _vocab_by_asking(dialect: Dialect, client: HttpClient, facts: Facts, abilities: Abilities) -> int:
     """The number of ids that a server takes, by bisection: some twenty requests for one token."""
-    low, high = 1, _MOST_UNKNOWN  # ids below `low` are taken, from `high` on refused
+    low, high = 1, MOST_VOCAB  # ids below `low` are taken, from `high` on refused
     while high - low > 1:
         middle = (low + high) // 2
         asked = Completion(model=facts.model, prompt=Prompt([middle - 1], ""))

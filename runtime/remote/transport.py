@@ -101,7 +101,7 @@ class RemoteTransport:
             raise
         if on_progress is not None:
             total = _tokens_in(arguments)
-            on_progress(PromptProgress(total, total, 0, total))
+            on_progress(PromptProgress(total, total, None, None))
         return answer
 
     def stream(self, method: str, *, on_progress: OnProgress | None = None, **arguments: Any) -> Branches[TokenRun]:

@@ -608,7 +608,7 @@ class _Counted:
         self.computed = 0
 
     def __call__(self, progress: PromptProgress) -> None:
-        self.computed = progress.computed
+        self.computed = progress.total if progress.computed is None else progress.computed  # a server reads all it is sent
         if self._on_progress is not None:
             self._on_progress(progress)
 

@@ -154,8 +154,9 @@ class Continuations:
         return speaker, prompt
 
     def _read_on(self, fan: Fan, before: int, progress: PromptProgress) -> None:
-        fan.computed = before + progress.computed
-        fan.reused = max(progress.reused - before, 0)
+        if progress.computed is not None and progress.reused is not None:
+            fan.computed = before + progress.computed
+            fan.reused = max(progress.reused - before, 0)
         left = progress.total - progress.done
         note = f"reading {progress.done:,} of {progress.total:,} tokens" if left >= LONG_PROMPT else ""
         if fan.running and note != fan.note:

@@ -181,8 +181,10 @@ class Streaming:
         """Counts what the prompt costs, on top of what was computed `before`; a long one says how far it is."""
         if answer.node_id not in answer.session.states:  # it has ended; this was on its way
             return
-        answer.computed, answer.request = before + progress.computed, progress.request
-        answer.reused = max(progress.reused - before, 0)  # what was computed a moment ago is found, but not saved
+        answer.request = progress.request
+        if progress.computed is not None and progress.reused is not None:
+            answer.computed = before + progress.computed
+            answer.reused = max(progress.reused - before, 0)  # what was computed a moment ago is found, but not saved
         session, node_id = answer.session, answer.node_id
         if progress.total - progress.done >= LONG_PROMPT:
             session.notes[node_id] = f"reading {progress.done:,} of {progress.total:,} tokens"

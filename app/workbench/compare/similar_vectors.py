@@ -159,7 +159,7 @@ class Making:
 
         def count(progress: PromptProgress) -> None:
             nonlocal computed
-            computed = progress.computed
+            computed = progress.computed or 0
 
         rows = await self._speaker.model.embed(
             [one.text for one in batch], self._pooling, adapters=self._speaker.adapters, on_progress=count

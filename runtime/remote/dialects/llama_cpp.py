@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import msgspec
 
-from runtime.errors import InvalidRequestError, RemoteError, UnsupportedFeatureError
+from runtime.errors import RemoteError, UnsupportedFeatureError
 from runtime.remote.dialect import Abilities, Alternatives, Chunk, Completion, Facts, Piece, Probe, Prompt, finite, malformed
-from runtime.remote.dialects.openai import OpenAI, decoded, entry_of, names_of, whole
+from runtime.remote.dialects.openai import Id, OpenAI, decoded, entry_of, names_of, whole
 from runtime.remote.http import HttpClient
 
 MOST_ALTERNATIVES: Final = 1000  # asked for at once; the whole vocabulary was not tried
@@ -19,7 +19,7 @@ _RENAMED: Final = {"repetition_penalty": "repeat_penalty"}
 
 
 class _Probability(msgspec.Struct):
-    id: int
+    id: Id
     logprob: float
     top_logprobs: list[_Probability] = []
 
@@ -30,7 +30,7 @@ class _Timings(msgspec.Struct):
 
 class _Body(msgspec.Struct):
     content: str = ""
-    tokens: list[int] = []
+    tokens: list[Id] = []
     stop: bool = False
     stop_type: str = ""
     completion_probabilities: list[_Probability] = []
@@ -40,7 +40,7 @@ class _Body(msgspec.Struct):
 
 
 class _Tokens(msgspec.Struct):
-    tokens: list[int]
+    tokens: list[Id]
 
 
 class _Content(msgspec.Struct):
@@ -68,13 +68,15 @@ class LlamaCpp(OpenAI):
         """``/props`` with its settings of generation."""
         page = probe.pages.get("/props")
         if isinstance(page, dict) and "default_generation_settings" in page:
-            return str(page.get("build_info") or "")[:40]
+            build = page.get("build_info")
+            return build[:40] if isinstance(build, str) else ""
         return None
 
     def facts(self, probe: Probe, model: str) -> Facts:
         """From ``/props`` and ``/v1/models``."""
         entry = entry_of(probe, model)
-        props = probe.pages.get("/props") or {}
+        page = probe.pages.get("/props")
+        props = page if isinstance(page, dict) else {}
         settings = props.get("default_generation_settings")
         meta = entry.get("meta")
         context = whole(settings.get("n_ctx")) if isinstance(settings, dict) else 0
@@ -170,13 +172,6 @@ class LlamaCpp(OpenAI):
         text = decoded(await client.post("/apply-template", asked), _Prompt).prompt
         body = {"content": text, "add_special": True, "parse_special": True}
         return list(decoded(await client.post("/tokenize", body), _Tokens).tokens)
-
-    async def has_embeddings(self, client: HttpClient, model: str) -> bool:
-        """Only where it was started with --embeddings; asking a server that was not is an error of its own."""
-        try:
-            return await super().has_embeddings(client, model)
-        except InvalidRequestError:
-            return False
 
 
 def _piece(told: _Probability, asked: Completion) -> Piece:

@@ -6,19 +6,19 @@ alternatives are unsorted. A list as prompt ends its generation thread, so that 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from runtime.remote.dialect import Abilities, Alternatives, Chunk, Completion, Facts, Piece, Probe, Prompt, finite, malformed
-from runtime.remote.dialects.openai import OpenAI, decoded
+from runtime.remote.dialects.openai import Id, OpenAI, decoded
 from runtime.remote.http import HttpClient
 
 MOST_ALTERNATIVES: Final = 11  # of top_logprobs
 
 
 class _Alternative(msgspec.Struct):
-    id: int
+    id: Id
     logprob: float
 
 
@@ -46,7 +46,7 @@ class _Usage(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    choices: list[_Choice] = []
+    choices: Annotated[list[_Choice], msgspec.Meta(max_length=8)] = []  # one is asked for
     usage: _Usage | None = None
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
-from runtime.errors import InvalidRequestError, RemoteError, UnsupportedFeatureError
+from runtime.errors import InvalidRequestError, RemoteError, RuntimeFault, UnsupportedFeatureError
 from runtime.options.sampling import DEFAULTS
 from runtime.remote.dialect import (
     FULL,
@@ -23,10 +23,13 @@ from runtime.remote.dialect import (
     finite,
     malformed,
 )
-from runtime.remote.http import HttpClient
+from runtime.remote.http import MOST_SMALL_BYTES, HttpClient
 
 FULL_BYTES: Final = 64 << 20  # of a whole vocabulary as JSON: 40 bytes for each of a million and a half
 _ID = "token_id:"  # how keys begin where ids were asked for
+
+
+Id = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]  # whether it is of the vocabulary is looked at later
 
 
 class _Logprobs(msgspec.Struct):
@@ -42,8 +45,8 @@ class _PromptEntry(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     text: str | None = None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
+    token_ids: list[Id] | None = None
+    prompt_token_ids: list[Id] | None = None
     logprobs: _Logprobs | None = None
     prompt_logprobs: list[dict[str, _PromptEntry] | None] | None = None
     finish_reason: str | None = None
@@ -62,7 +65,7 @@ class _Usage(msgspec.Struct):
 class CompletionBody(msgspec.Struct):
     """The answer of ``/v1/completions``, or one event of its stream."""
 
-    choices: list[_Choice] = []
+    choices: Annotated[list[_Choice], msgspec.Meta(max_length=8)] = []  # one is asked for
     usage: _Usage | None = None
     error: Any = None
 
@@ -126,13 +129,14 @@ class OpenAI:
         """Whether a short text has a vector."""
         try:
             return bool(await self.embed(client, model, [Prompt([], "Hi")]))
-        except (InvalidRequestError, RemoteError, UnsupportedFeatureError):
+        except RuntimeFault:
             return False
 
     async def ask(self, client: HttpClient, asked: Completion, abilities: Abilities) -> Chunk:
         """One whole answer to a short prompt."""
         path, body = self.request(asked, abilities, stream=False)
-        return self.read(await client.post(path, body, most=FULL_BYTES), asked)
+        most = FULL_BYTES if asked.alternatives == FULL else MOST_SMALL_BYTES
+        return client.cleanly(self.read, await client.post(path, body, most=most), asked)
 
     def request(self, asked: Completion, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
         """``/v1/completions``."""

@@ -20,14 +20,14 @@ from runtime.remote.dialect import (
     finite,
     malformed,
 )
-from runtime.remote.dialects.openai import decoded, names_of, whole
+from runtime.remote.dialects.openai import Id, decoded, names_of, whole
 from runtime.remote.dialects.vllm import CHOSEN_IDS, VLLM
 from runtime.remote.http import HttpClient
 
 MOST_ALTERNATIVES: Final = 1000
 _GRAMMARS: Final = {"json_schema": "json_schema", "regex": "regex"}
 
-_Told = tuple[float | None, int, str | None]
+_Told = tuple[float | None, Id, str | None]
 
 
 class _Finish(msgspec.Struct):
@@ -72,7 +72,8 @@ class SGLang(VLLM):
     def facts(self, probe: Probe, model: str) -> Facts:
         """From both pages."""
         found = super().facts(probe, model)
-        page = probe.pages.get("/get_model_info") or {}
+        told = probe.pages.get("/get_model_info")
+        page = told if isinstance(told, dict) else {}
         names = names_of({"root": page.get("tokenizer_path"), "parent": page.get("model_path"), "id": model})
         return found._replace(names=tuple(dict.fromkeys((*names, *found.names))), vocab=whole(page.get("vocab_size")))
 
@@ -93,7 +94,7 @@ class SGLang(VLLM):
         path, body = self.request(asked, found, stream=False)
         del body["input_ids"]
         body["text"] = asked.prompt.text
-        if not self.read(await client.post(path, body), asked).pieces:
+        if not client.cleanly(self.read, await client.post(path, body), asked).pieces:
             raise malformed("no token where one was asked for")
         tokenizes = await self._tokenizes(client, facts.model)
         return replace(found, tokenizer=tokenizes)

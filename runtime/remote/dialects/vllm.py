@@ -13,13 +13,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
-from runtime.errors import InvalidRequestError, RemoteError, UnsupportedFeatureError
+from runtime.errors import InvalidRequestError, RemoteError, RuntimeFault, UnsupportedFeatureError
 from runtime.remote.dialect import FULL, Abilities, Completion, Facts, Probe, Prompt, malformed
-from runtime.remote.dialects.openai import OpenAI, decoded, entry_of, names_of, whole
+from runtime.remote.dialects.openai import Id, OpenAI, decoded, entry_of, names_of, whole
 from runtime.remote.http import HttpClient
 
 CHOSEN_IDS: Final = 128  # of logprob_token_ids; the server refuses more
@@ -27,7 +27,7 @@ _DEFAULT_CAP: Final = 20  # of --max-logprobs
 
 
 class _Tokens(msgspec.Struct):
-    tokens: list[int]
+    tokens: list[Id]
 
 
 class _Text(msgspec.Struct):
@@ -111,7 +111,8 @@ class VLLM(OpenAI):
         try:
             chunk = await self.ask(client, replace(asked, alternatives=FULL), abilities)
         except InvalidRequestError as fault:
-            named = re.search(r"max(?:imum)?[ a-z]*:? *(\d+)", str(fault))
+            said = str(fault).partition("refuses the request:")[2]  # what stands before it is the host's name
+            named = re.search(r"max(?:imum)?[ a-z]*:? *(\d{1,9})\b", said)
             return (int(named[1]) if named and 0 < int(named[1]) < 1 << 24 else _DEFAULT_CAP), False
         found = chunk.pieces[0].alternatives if chunk.pieces else None
         count = 0 if found is None else len(found.keys)
@@ -122,7 +123,7 @@ class VLLM(OpenAI):
     async def _tokenizes(self, client: HttpClient, model: str) -> bool:
         try:
             return bool(await self.tokenize(client, model, "Hi"))
-        except (InvalidRequestError, RemoteError):
+        except RuntimeFault:
             return False
 
     def request(self, asked: Completion, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
@@ -200,14 +201,14 @@ class Elsewise(VLLM):
             ._replace(
                 vocab=whole(entry.get("vocab_size")),
                 tokenizer_digest=str(entry.get("tokenizer_digest") or ""),
-                eos=tuple(token for token in eos if isinstance(token, int)) if isinstance(eos, list) else (),
+                eos=tuple(token for token in eos if token == 0 or whole(token)) if isinstance(eos, list) else (),
             )
         )
 
 
 class _ReadyChoice(msgspec.Struct):
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
+    token_ids: list[Id] | None = None
+    prompt_token_ids: list[Id] | None = None
     prompt_logprobs: list[Any] | None = None
 
 
@@ -216,7 +217,7 @@ class _ReadyUsage(msgspec.Struct):
 
 
 class _Readiness(msgspec.Struct):
-    choices: list[_ReadyChoice] = []
+    choices: Annotated[list[_ReadyChoice], msgspec.Meta(max_length=8)] = []  # one is asked for
     usage: _ReadyUsage | None = None
 
 

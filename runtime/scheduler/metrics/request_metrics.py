@@ -99,6 +99,7 @@ class RequestMetrics:
         counters.requests_completed += finish not in ("error", "cancelled")
         counters.prompt_tokens += len(job.ids) if prompt is None else prompt
         placed = job.placed or now
+        queued = placed - job.submitted
         timings = RequestTimings(
             request=job.number,
             kind="generate" if isinstance(job, StayingJob) else "score" if isinstance(job, ScoreJob) else "embed",
@@ -107,7 +108,7 @@ class RequestMetrics:
             generated_tokens=generated,
             reused=reused,
             computed=computed,
-            queue_seconds=placed - job.submitted,
+            queue_seconds=queued,
             prefill_seconds=(job.prompted or now) - placed,
             first_token_seconds=first - job.submitted if first else None,
             decode_seconds=now - first if first else 0.0,
@@ -119,7 +120,7 @@ class RequestMetrics:
         job.number = -job.number
         self._recent.append(timings)
         counters.recent = tuple(self._recent)
-        counters.queue_latency = self._queue.add(timings.queue_seconds)
+        counters.queue_latency = self._queue.add(queued)
         if timings.first_token_seconds is not None:
             counters.first_token_latency = self._first.add(timings.first_token_seconds)
         if generated > 1:

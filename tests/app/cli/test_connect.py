@@ -16,8 +16,9 @@ KEY = "sk-very-secret-0123456789"
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     with load("mock", backend="mock") as model, serving(model, embeddings=True, key=KEY) as made:
+        monkeypatch.setenv("ELSEWISE_API_HOST", made.base_url.removeprefix("http://"))
         yield made
 
 
@@ -61,6 +62,16 @@ def test_a_connection_by_name(elsewise: Elsewise, server: Server, tmp_path: Path
     assert kept.stat().st_mode & 0o777 == 0o600
     assert "forgotten" in elsewise("models", "remove", "far").out
     assert elsewise("models", "list").out == ""
+
+
+def test_the_key_of_one_host_is_not_sent_to_another(
+    elsewise: Elsewise, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ELSEWISE_API_HOST", "example.org")
+    done = elsewise("ask", "Hi", "--connect", server.base_url)
+    assert (done.code, "refuses the key" in done.err) == (1, True), done.err
+    assert server.seen
+    assert not any("authorization" in headers for _, headers, _ in server.seen)
 
 
 @pytest.mark.parametrize(

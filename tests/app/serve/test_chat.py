@@ -243,3 +243,11 @@ def test_texts_and_ids_are_turned_into_each_other(served: Served) -> None:
 def test_what_a_client_needs_in_place_of_a_tokenizer(served: Served) -> None:
     info = served.client.get("/tokenizer_info").json()
     assert (info["eos_token"], info["chat_template"]) == ("<|im_end|>", served.model.chat_template)
+
+
+def test_a_forced_call_that_repeats_a_name_stays_text() -> None:
+    reader = AnswerReader([{"name": "f"}], thinking=False, forced=True)
+    text = '{"name": "f", "parameters": {"a": 1, "a": 2}}'
+    reader.feed(text)
+    last = reader.finish(whole=True)
+    assert (last.content, last.calls) == (text, ())

@@ -18,6 +18,7 @@ import httpx2
 import pytest
 
 from app.serve import Engine
+from app.serve import app as app_of
 from tests.app.cli.conftest import Elsewise
 from tests.app.serve.conftest import PATIENCE_SECONDS, Served, serving, tiny
 from tests.tiny_models import tiny_path
@@ -53,6 +54,23 @@ def test_a_client_that_goes_away_ends_its_request(served: Served, stream: bool) 
     until(lambda: served.model.metrics().requests_active == 0)
     assert time.monotonic() - left < 10  # seconds, on a machine under load; without load a step
     assert served.model.metrics().requests_cancelled == before + 1
+    until(lambda: idle(served))
+
+
+def test_a_client_that_stops_to_read_is_dropped(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_of, "SEND_SECONDS", 0.2)
+    before = served.engine.counts["disconnects"]
+    body = json.dumps({**LONG, "stream": True, "logprobs": -1}).encode()
+    host, port = served.url.removeprefix("http://").split(":")
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((host, int(port)))
+        head = (
+            f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        client.sendall(head.encode() + body)
+        until(lambda: served.engine.counts["disconnects"] == before + 1)
+        until(lambda: served.engine.needed == 0)
     until(lambda: idle(served))
 
 
@@ -148,12 +166,15 @@ def command(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_serves_until_a_signal(command: Any, number: signal.Signals) -> None:
-    process, url, _ = command("--name", "small", ELSEWISE_API_KEY="a-key-of-enough-characters")
+    process, url, _ = command(
+        "--name", "small", ELSEWISE_SERVE_KEY="a-key-of-enough-characters", ELSEWISE_API_KEY="another-key-for-a-server"
+    )
     headers = {"authorization": "Bearer a-key-of-enough-characters"}
     with httpx2.Client(base_url=url, timeout=PATIENCE_SECONDS, trust_env=False, headers=headers) as client:
         answer = client.post(PATH, json={"model": "small", "prompt": "a secret prompt", "max_tokens": 3}).json()
         assert answer["usage"]["completion_tokens"] == 3
         assert client.get("/v1/models", headers={"authorization": "Bearer no"}).status_code == 401
+        assert client.get("/v1/models", headers={"authorization": "Bearer another-key-for-a-server"}).status_code == 401
     process.send_signal(number)
     _, rest = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0
@@ -172,6 +193,15 @@ def test_an_engine_that_is_killed_is_started_again_by_the_next_request(command: 
         until(lambda: client.get("/health").status_code == 503)
         assert client.post(PATH, json={"prompt": [5], "max_tokens": 1}).status_code == 200
         assert client.get("/health").status_code == 200
+
+
+def test_the_old_name_of_the_key_is_read_with_a_note(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELSEWISE_API_KEY", "a-key-of-enough-characters")
+    done = elsewise("serve", str(tiny_path("llama")), "--host", "203.0.113.7")
+    assert done.code == 1
+    assert "name it ELSEWISE_SERVE_KEY" in done.err
+    assert "--host 203.0.113.7" in done.err
+    assert "give them a key" not in done.err
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,9 @@ def error_of(response: Any) -> dict[str, Any]:
         ({"prompt": "a", "n": 0}, 400, "n"),
         ({"prompt": "a", "n": 2000}, 400, "n"),
         ({"prompt": ["a"] * 600, "n": 2}, 400, "n"),
+        ({"prompt": ["x " * 400_000] + ["a"] * 1100}, 400, "n"),
+        ({"prompt": [5] * 50, "echo": True, "logprobs": 1000, "max_tokens": 0, "n": 128}, 400, "logprobs"),
+        ({"prompt": [5] * 50, "prompt_logprobs": 1000, "max_tokens": 0, "n": 128}, 400, "prompt_logprobs"),
         ({"prompt": "a", "seed": -1}, 400, "seed"),
         ({"prompt": "a", "stop": ""}, 400, "stop"),
         ({"prompt": "a", "stop": [1]}, 400, "stop"),
@@ -61,6 +64,7 @@ def error_of(response: Any) -> dict[str, Any]:
         ({"prompt": "a", "logprob_token_ids": list(range(129))}, 400, "logprob_token_ids"),
         ({"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias"),
         ({"prompt": "a", "logit_bias": {"5000": 1}}, 400, None),
+        ({"prompt": "a", "logit_bias": {"9" * 5000: 1}}, 400, "logit_bias"),
         ({"prompt": "a", "stop_token_ids": [5000]}, 400, None),
         ({"prompt": "a", "structured_outputs": {}}, 400, "structured_outputs"),
         ({"prompt": "a", "structured_outputs": {"choice": []}}, 400, "structured_outputs"),
@@ -82,6 +86,31 @@ def test_invalid_input_is_refused_in_openai_s_shape(served: Served, body: Any, s
     error = error_of(response)
     assert param is None or error["param"] == param
     assert error["type"] == ("not_found_error" if status == 404 else "invalid_request_error")
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+ASKED = {"role": "user", "content": "a"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [ASKED, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 100_000}}]}]},
+        {"messages": [{**ASKED, "extra": nested(600)}]},
+        {"messages": [ASKED], "tools": [{"type": "function", "function": {"name": "f", "parameters": nested(600)}}]},
+        {"messages": [ASKED], "tools": [{"type": "function", "function": 5}], "tool_choice": "required"},
+    ],
+)
+def test_messages_and_tools_of_another_shape_are_refused(served: Served, body: Any) -> None:
+    response = served.client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400, response.text
+    assert error_of(response)["type"] == "invalid_request_error"
 
 
 def test_a_prompt_beyond_the_context_has_openai_s_code(served: Served) -> None:
@@ -134,6 +163,8 @@ def test_a_key_is_needed_where_there_is_one_and_is_never_written(caplog: pytest.
     access = Access(keys=(KEY,), hosts=frozenset({"box.lan"}), origins=frozenset({origin}), loopback=False)
     with serving(tiny(), access) as served:
         assert served.client.get("/health").status_code == 200
+        for host in ("127.0.0.1:1/health?", "127.0.0.1:1/health#", "localhost:1\\health"):  # a URL with it has another path
+            assert served.client.get("/v1/models", headers={"host": host}).status_code == 403
         for header in ({}, {"authorization": f"Bearer {KEY}x"}, {"authorization": KEY}, {"authorization": "Bearer"}):
             response = served.client.get("/v1/models", headers=header)
             assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")

@@ -41,6 +41,7 @@ class Server:
         raw: By path, what is written in place of an answer.
         pace: Seconds between two tokens.
         embeddings: Whether it has vectors.
+        cached: Tokens of each prompt that it says it had; None says nothing.
         owner: `owned_by` of its models.
     """
 
@@ -50,6 +51,7 @@ class Server:
     raw: dict[str, Raw] = field(default_factory=dict)
     pace: float = 0.0
     embeddings: bool = False
+    cached: int | None = 3
     owner: str = "vllm"
     models: list[dict[str, Any]] = field(default_factory=list)
     base_url: str = ""
@@ -208,8 +210,12 @@ class Server:
         choice["prompt_token_ids"] = ids
         if body.get("prompt_logprobs") is not None:
             choice["prompt_logprobs"] = await self._scores(ids, body["prompt_logprobs"])
-        usage = {"prompt_tokens": len(ids), "completion_tokens": len(records), "prompt_tokens_details": {"cached_tokens": 3}}
+        usage = self._usage(len(ids), len(records))
         return {"id": "cmpl-1", "object": "text_completion", "model": body["model"], "choices": [choice], "usage": usage}
+
+    def _usage(self, prompt: int, completion: int) -> dict[str, Any]:
+        details = None if self.cached is None else {"cached_tokens": self.cached}
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "prompt_tokens_details": details}
 
     async def _scores(self, ids: Sequence[int], k: int) -> list[Any]:
         rows: list[Any] = [None]
@@ -236,7 +242,7 @@ class Server:
                 count += 1
                 event(writer, {"id": "cmpl-1", "model": body["model"], "choices": [self._choice([record], body, [row])]})
                 await writer.drain()
-        usage = {"prompt_tokens": len(ids), "completion_tokens": count, "prompt_tokens_details": {"cached_tokens": 3}}
+        usage = self._usage(len(ids), count)
         event(writer, {"id": "cmpl-1", "choices": [], "usage": usage})
         writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
 

@@ -133,6 +133,32 @@ def test_timings_have_the_seed_and_the_cached_tokens(remote: LanguageModel) -> N
     assert (timings.seed, timings.prompt_tokens, timings.reused, timings.computed) == (99, 4, 3, 1)
 
 
+def test_what_a_server_does_not_say_of_its_cache_is_unknown(model: LanguageModel, folder: Path) -> None:
+    heard: list[PromptProgress] = []
+    with serving(model, cached=None) as server, connect(server.base_url, tokenizer=folder) as remote:
+        list(remote.generate_sync([1, 2, 3, 4], max_tokens=3, on_progress=heard.append))
+        metrics = remote.metrics()
+        timings = metrics.request(heard[0].request)
+    assert timings is not None
+    assert (timings.reused, timings.computed, timings.queue_seconds) == (None, None, None)
+    assert (heard[0].reused, heard[0].computed, metrics.last_reused, metrics.last_computed) == (None, None, None, None)
+
+
+class Warming(Server):
+    async def _whole(self, body: dict[str, Any]) -> dict[str, Any]:
+        answer = await super()._whole(body)
+        self.cached = len(body["prompt"])
+        return answer
+
+
+def test_drawn_here_the_first_request_says_what_was_cached(model: LanguageModel, folder: Path) -> None:
+    with serving(model, Warming) as server, connect(server.base_url, tokenizer=folder, sampling="here") as remote:
+        server.cached = 0
+        list(remote.generate_sync([1, 2, 3, 4], max_tokens=3, temperature=0.0, ignore_eos=True))
+        (timings,) = remote.metrics().recent
+    assert (timings.reused, timings.computed) == (0, 4)
+
+
 @pytest.mark.parametrize("cap", [-1, 20])
 @pytest.mark.parametrize(
     "options",

@@ -17,6 +17,7 @@ from runtime import (
     UnsupportedFeatureError,
     connect,
     connect_async,
+    key_for,
 )
 from tests.runtime.remote.servers import Server, send, serving
 
@@ -83,6 +84,42 @@ def test_another_tokenizer_is_not_taken(server: Server, tmp_path: Path, folder: 
 def test_addresses_that_are_refused(url: str, said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said):
         connect(url)
+
+
+@pytest.mark.parametrize("url", ["ftp://u:secret@h", "http://u:secret@[::1", "http://u:secret@h:x", "u:secret@h"])
+def test_a_password_in_an_address_is_not_repeated(url: str) -> None:
+    with pytest.raises(InvalidRequestError) as fault:
+        connect(url)
+    assert "secret" not in str(fault.value)
+
+
+@pytest.mark.parametrize(
+    ("host", "sent"),
+    [
+        ("", False),
+        ("127.0.0.1:8001", True),
+        ("http://127.0.0.1:8001/v1", True),
+        ("127.0.0.1", False),
+        ("127.0.0.1:8002", False),
+        ("example.org", False),
+    ],
+)
+def test_a_key_of_the_environment_is_for_one_host(monkeypatch: pytest.MonkeyPatch, host: str, sent: bool) -> None:
+    monkeypatch.setenv("ELSEWISE_API_KEY", KEY)
+    monkeypatch.setenv("ELSEWISE_API_HOST", host)
+    assert key_for("http://127.0.0.1:8001/v1") == (KEY if sent else "")
+
+
+def test_a_host_of_the_environment_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELSEWISE_API_KEY", KEY)
+    monkeypatch.setenv("ELSEWISE_API_HOST", "a b://c")
+    with pytest.raises(InvalidRequestError, match="ELSEWISE_API_HOST"):
+        key_for("http://127.0.0.1:8001")
+
+
+def test_a_salt_that_a_server_does_not_take_is_told(model: LanguageModel, folder: Path) -> None:
+    with serving(model, owner="elsewise") as server, connect(server.base_url, tokenizer=folder, cache_salt="mine") as remote:
+        assert any("takes no cache_salt" in warning for warning in remote.info.warnings)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from runtime import (
     UnsupportedFeatureError,
     connect,
 )
-from tests.runtime.remote.servers import EOS, Refused, Server, event, serving, start_events
+from tests.runtime.remote.servers import EOS, Refused, Server, event, send, serving, start_events
 
 
 def best(row: Any, count: int) -> list[int]:
@@ -260,6 +260,17 @@ def test_chosen_ids_of_sglang(model: LanguageModel, folder: Path) -> None:
     with serving(model, SGLangServer) as server, connect(server.base_url, tokenizer=folder) as remote:
         ours, theirs = model.top_logprobs_sync([1, 2], 2, chosen=[9]), remote.top_logprobs_sync([1, 2], 2, chosen=[9])
         assert theirs.chosen == pytest.approx(ours.chosen, abs=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "path"), [("llama.cpp", "/props"), ("sglang", "/get_model_info")])
+def test_a_dialect_by_name_whose_page_is_of_another_shape(model: LanguageModel, folder: Path, kind: str, path: str) -> None:
+    async def listed(writer: asyncio.StreamWriter) -> None:
+        send(writer, 200, [1])
+
+    with serving(model, KINDS[kind]) as server:
+        server.raw[path] = listed
+        with connect(server.base_url, dialect=kind, tokenizer=folder) as remote:
+            assert remote.info.backend == kind
 
 
 def test_a_dialect_by_name(server: Server, folder: Path) -> None:

@@ -13,9 +13,18 @@ from typing import Any
 
 import pytest
 
-from runtime import ContextOverflowError, InvalidRequestError, LanguageModel, ModelMissingError, RemoteError, connect
-from runtime.remote.http import MOST_EVENT_BYTES
-from tests.runtime.remote.servers import Raw, Server, event, send, start_events
+from runtime import (
+    ContextOverflowError,
+    InvalidRequestError,
+    LanguageModel,
+    ModelMissingError,
+    RemoteError,
+    connect,
+)
+from runtime.remote.dialect import Facts, Probe
+from runtime.remote.dialects.vllm import VLLM
+from runtime.remote.http import MOST_EVENT_BYTES, Address, HttpClient
+from tests.runtime.remote.servers import Raw, Server, event, send, serving, start_events
 
 MEBIBYTE = 1 << 20
 
@@ -94,6 +103,12 @@ STREAMS: dict[str, tuple[Raw, str, str]] = {
     "negative id": (writes(choice(token_ids=[-1])), "protocol", "outside its vocabulary"),
     "wrong alternative": (writes(choice(logprobs=logprobs(top={"token_id:9999": -1.0}))), "protocol", "outside its vocabulary"),
     "id that is none": (writes(choice(logprobs=logprobs(top={"token_id:x": -1.0}))), "protocol", "no token id"),
+    "id of thirty digits": (
+        writes(choice(logprobs=logprobs(top={f"token_id:{10**30}": -1.0}))),
+        "protocol",
+        "outside its vocabulary",
+    ),
+    "nine choices": (writes({"choices": choice()["choices"] * 9}), "protocol", "cannot be used"),
     "other shape": (writes({"choices": "no"}), "protocol", "cannot be used"),
     "no JSON": (writes(b"data: {]\n\n"), "protocol", "cannot be used"),
     "50,000 alternatives": (
@@ -174,6 +189,7 @@ def test_pages_that_are_wrong(server: Server, folder: Path, path: str) -> None:
     ("status", "message", "kind", "reason"),
     [
         (400, "maximum context length is 2048 tokens, however you requested 3000 tokens", ContextOverflowError, None),
+        (400, "the context length, it seems", InvalidRequestError, None),
         (400, "Token id 400 is out of vocabulary", InvalidRequestError, None),
         (404, "The model `x` does not exist.", ModelMissingError, None),
         (404, "Not Found", RemoteError, "missing"),
@@ -199,3 +215,116 @@ def test_refusals_by_status(
     if isinstance(fault.value, RemoteError):
         assert fault.value.reason == reason
         assert fault.value.retry_after == (7.0 if reason == "busy" else None)
+
+
+def answers(body: Any, status: int = 200, **headers: str) -> Raw:
+    async def raw(writer: StreamWriter) -> None:
+        send(writer, status, body, **headers)
+
+    return raw
+
+
+@pytest.mark.parametrize("page", [{"data": 5}, b"[" * 900 + b"]" * 900, b"[" * 100_000 + b"]" * 100_000])
+def test_lists_of_models_that_are_none(server: Server, folder: Path, page: Any) -> None:
+    server.raw["/v1/models"] = answers(page)
+    with pytest.raises(RemoteError, match=r"no JSON|lists no models"):
+        connect(server.base_url, tokenizer=folder)
+
+
+def test_a_vocabulary_larger_than_any_is_refused(model: LanguageModel) -> None:
+    with serving(model, owner="elsewise", cap=20) as server:
+        server.models[0]["vocab_size"] = 1 << 23
+        with pytest.raises(RemoteError, match="a vocabulary of 8,388,608"):
+            connect(server.base_url, tokenizer="server")
+
+
+def test_a_text_that_no_token_has_is_refused(server: Server) -> None:
+    with connect(server.base_url, tokenizer="server") as remote:
+        server.raw["/detokenize"] = answers({"prompt": "x" * 5000})
+        with pytest.raises(RemoteError, match="has 5,000 bytes"):
+            remote.tokenize("a")
+
+
+@pytest.mark.parametrize("rank", [1 << 40, -1, 260])
+def test_ranks_that_are_none_are_refused(server: Server, folder: Path, rank: int) -> None:
+    with connect(server.base_url, tokenizer=folder) as remote:
+        scores = [None, {"2": {"logprob": -1.0, "rank": rank}}]
+        server.raw["/v1/completions"] = answers(choice(prompt_logprobs=scores))
+        with pytest.raises(RemoteError, match="a vocabulary of 259"):
+            remote.score_sync([1, 2])
+
+
+@pytest.mark.parametrize("second", [[1.0], []])
+def test_vectors_of_two_lengths_are_refused(model: LanguageModel, folder: Path, second: list[float]) -> None:
+    with serving(model, embeddings=True) as server, connect(server.base_url, tokenizer=folder) as remote:
+        data = [{"index": 0, "embedding": [1.0, 2.0]}, {"index": 1, "embedding": second}]
+        server.raw["/v1/embeddings"] = answers({"data": data})
+        with pytest.raises(RemoteError, match="vectors of one length"):
+            remote.embed_sync(["a", "b"])
+
+
+def test_a_model_without_embeddings_is_connected_to_whatever_the_refusal_says(server: Server, folder: Path) -> None:
+    server.raw["/v1/embeddings"] = answers({"error": {"message": "The model `tiny` does not exist."}}, 404)
+    with connect(server.base_url, tokenizer=folder) as remote:
+        assert "embeddings" not in remote.info.capabilities
+
+
+def test_a_probe_that_asks_for_little_takes_little(server: Server, folder: Path) -> None:
+    server.raw["/v1/completions"] = answers({"choices": [{"text": "x" * (5 * MEBIBYTE)}]})
+    with pytest.raises(RemoteError, match="announces"):
+        connect(server.base_url, dialect="openai", tokenizer=folder)
+
+
+INPUT = [{"type": "int_type", "loc": ["body", "n"], "msg": "not a number", "input": "my own prompt"}]
+
+
+@pytest.mark.parametrize("body", [{"detail": INPUT}, {"error": {"message": str(INPUT)}}])
+def test_an_error_that_quotes_the_prompt_is_cut(server: Server, folder: Path, body: Any) -> None:
+    with connect(server.base_url, tokenizer=folder) as remote:
+        server.raw["/v1/completions"] = answers(body, 422)
+        with pytest.raises(InvalidRequestError, match="not a number") as fault:
+            remote.top_logprobs_sync([1], 1)
+        assert "my own prompt" not in str(fault.value)
+
+
+def test_errors_and_ids_of_a_server_are_shown_without_the_key_and_control_characters(
+    server: Server, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    key = "sk-very-secret-0123456789"
+    with connect(server.base_url, tokenizer=folder, api_key=key) as remote:
+        server.raw["/v1/completions"] = writes({"error": {"message": f"no {key} \x1b[31m"}})
+        with pytest.raises(RemoteError, match=r"no \(key\)") as fault:
+            list(remote.generate_sync([1, 2], max_tokens=5))
+        assert key not in str(fault.value)
+        assert "\x1b" not in str(fault.value)
+    del server.raw["/v1/completions"]
+    server.models[0]["id"] = f"tiny \x1b[31m{key}"
+    with connect(server.base_url, tokenizer=folder, api_key=key):
+        assert key not in caplog.text
+        assert "\x1b" not in caplog.text
+    server.models.append({**server.models[0], "id": "second"})
+    for named in (None, "tiny [31msk"):
+        with pytest.raises(ModelMissingError) as missing:
+            connect(server.base_url, named, api_key=key)
+        assert key not in str(missing.value)
+        assert "\x1b" not in str(missing.value)
+
+
+def test_cookies_are_not_kept(server: Server, folder: Path) -> None:
+    server.raw["/version"] = answers({"version": "1"}, set_cookie="a=b")
+    with connect(server.base_url, tokenizer=folder) as remote:
+        remote.top_logprobs_sync([1], 1)
+    assert not any("cookie" in headers for _, headers, _ in server.seen)
+
+
+def test_the_cap_of_alternatives_is_not_read_from_the_host_s_name(model: LanguageModel) -> None:
+    async def found(url: str) -> int:
+        client = HttpClient(Address(url, "mac-max:8000", loopback=True, secure=False))
+        try:
+            return (await VLLM().abilities(client, Facts("tiny", 2048), Probe())).alternatives
+        finally:
+            await client.close()
+
+    with serving(model, cap=7) as server:
+        assert asyncio.run(found(server.base_url)) == 7

@@ -25,7 +25,7 @@ async def generated(model: LanguageModel, ids: list[int]) -> list[PromptProgress
 def check(told: list[PromptProgress], total: int, *, reused: int) -> None:
     assert [p.total for p in told] == [total] * len(told)
     assert [p.done for p in told] == sorted(p.done for p in told)
-    assert all(p.done == p.reused + p.computed for p in told)
+    assert all(p.done == (p.reused or 0) + (p.computed or 0) for p in told)
     assert told[-1] == PromptProgress(total, total, reused, total - reused)
 
 

@@ -50,12 +50,13 @@ def test_each_kind_of_request_has_its_timings() -> None:
         assert embedded is not None
         assert (made.finish, made.prompt_tokens, made.generated_tokens, made.reused, made.computed) == ("length", 30, 12, 0, 30)
         assert made.first_token_seconds is not None
+        assert made.queue_seconds is not None
         assert 0 <= made.queue_seconds <= made.queue_seconds + made.prefill_seconds <= made.first_token_seconds
         assert made.first_token_seconds + made.decode_seconds == pytest.approx(made.total_seconds)
         assert made.tokens_per_second == pytest.approx(11 / made.decode_seconds)
         assert metrics.tokens_per_second == made.tokens_per_second
         assert (scored.finish, scored.prompt_tokens, scored.generated_tokens) == ("done", 40, 0)
-        assert scored.reused + scored.computed == 40
+        assert sum(each or 0 for each in (scored.reused, scored.computed)) == 40
         assert scored.first_token_seconds is None is scored.tokens_per_second
         assert (embedded.prompt_tokens, embedded.computed, embedded.finish) == (3, 4, "done")  # one of them padding
         assert (metrics.requests_started, metrics.requests_completed, metrics.requests_active) == (3, 3, 0)
@@ -152,6 +153,7 @@ def test_the_queue_is_seen_while_a_request_waits() -> None:
             await asyncio.gather(first, second)
             timings = model.metrics().request(2)
             assert timings is not None
+            assert timings.queue_seconds is not None
             return model.metrics(), timings.queue_seconds, waited
 
         metrics, queued, waited = asyncio.run(use())
