@@ -183,10 +183,8 @@ class _Guard:
 
         try:
             if request.method == "OPTIONS" and headers:
-                allowed = {
-                    "access-control-allow-methods": "GET, POST",
-                    "access-control-allow-headers": "authorization, content-type",
-                }
+                asked = request.headers.get("access-control-request-headers", "authorization, content-type")
+                allowed = {"access-control-allow-methods": "GET, POST", "access-control-allow-headers": asked}
                 await Response(status_code=204, headers=allowed)(scope, receive, noting)
                 return
             self._access.check(request)

@@ -45,7 +45,8 @@ def test_a_running_request_shows(served: Served) -> None:
     with served.client.stream(
         "POST", "/v1/completions", json={"prompt": [5], "max_tokens": 3000, "ignore_eos": True, "stream": True}
     ) as response:
-        next(response.iter_raw())
+        pieces = response.iter_raw()  # held: with it the connection would go
+        next(pieces)
         assert figures(served)["vllm:num_requests_running"] == 1
     while figures(served)["vllm:num_requests_running"]:  # the test's own time-out ends a wait that is in vain
         time.sleep(0.01)

@@ -176,6 +176,9 @@ def test_a_key_is_needed_where_there_is_one_and_is_never_written(caplog: pytest.
         preflight = served.client.request("OPTIONS", PATH, headers={"origin": origin})
         assert preflight.status_code == 204
         assert "authorization" in preflight.headers["access-control-allow-headers"]
+        sent = "authorization, x-stainless-lang"  # as openai's client in a web page does
+        preflight = served.client.request("OPTIONS", PATH, headers={"origin": origin, "access-control-request-headers": sent})
+        assert preflight.headers["access-control-allow-headers"] == sent
         served.client.get("/v1/secret/path?secret=1", headers=mine)
         served.client.post(PATH, headers=mine, json={"prompt": "a secret prompt", "temperature": -1})
     ours = [record.getMessage() for record in caplog.records if record.name.startswith(("app", "runtime", "uvicorn"))]
