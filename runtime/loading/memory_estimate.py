@@ -119,8 +119,12 @@ def estimate_fit(
     resting = kv_row_bytes(config, backend, given.kv_dtype, width)
     chunk = given.prefill_chunk_tokens
     state = state_numbers(config) * width
-    copies = 1 + given.cache  # decode rows and the cache
-    by_token = kv_row_bytes(config, backend, "auto", width) + (resting + _SCORES if given.cache else 0)
+    row = kv_row_bytes(config, backend, "auto", width)
+    once = row == resting and not state  # the cache refers to what decode rows stand in; else it holds copies
+    copies = 1 + (given.cache and not once)
+    layers = max(number_of(text_config(config), "num_hidden_layers", "n_layer"), 1)
+    ahead = row // 16 + row // (2 * layers) if once else 0  # buffers grow by a sixteenth, one of them at a time
+    by_token = row + ahead + (_SCORES + (0 if once else resting) if given.cache else 0)
     states = copies * (1 + -(-tokens // min(chunk, _CHECKPOINT))) * state
     attention = _attention_bytes(config, chunk)
     vocabulary = number_of(text_config(config), "vocab_size") * 4

@@ -86,6 +86,7 @@ def test_speeds_have_their_figures_beside_their_bars(timed: Findings) -> None:
         "overhead": [(0.1, False)] * 2 + [(0.3, False)] * 2,
         "W6 score": [(1.0, False)] * 2 + [(1.2, False)] * 2,
         "adapter swap": [(0.0, False)],
+        "kv": [(1.0, False), (1.0, True), (1.1, False)],
         "many tokens": [(1.0, False)],
         "many branches": [(1.0, False)],
         "many beams": [(1.0, False)],
