@@ -225,7 +225,7 @@ class Scheduler:
             self._unlooked = len(self._waiting) // AT_ONCE
 
     def _drop_waiting(self, job: Job) -> None:
-        """One that nobody waits for ends before it was placed."""
+        """A request whose caller has gone ends before it is placed."""
         self._forget(job)
         self._ledger.leave(job, "cancelled")
         if isinstance(job, StayingJob):

@@ -80,7 +80,7 @@ class LruAccounts:
             self._offer(node)
         return freed
 
-    def _end_of(self, leaf: Node, size: int) -> Node:  # noqa: ARG002  # for who can cut
+    def _end_of(self, leaf: Node, size: int) -> Node:  # noqa: ARG002  # the trie cuts it
         """The part of a leaf that is evicted for `size` bytes."""
         return leaf
 

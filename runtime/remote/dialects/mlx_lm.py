@@ -58,7 +58,7 @@ class MlxLm(OpenAI):
     sampler = frozenset({"temperature", "top_k", "top_p", "min_p", "repetition_penalty", "logit_bias", "banned_tokens"})
 
     def recognise(self, probe: Probe) -> str | None:
-        """Models that nobody owns, and ``/health`` in its words."""
+        """Models without an owner, and ``/health`` in its words."""
         if probe.models and not any("owned_by" in entry for entry in probe.models):
             return "" if probe.pages.get("/health") == {"status": "ok"} else None
         return None
