@@ -28,6 +28,7 @@ Warnings = tuple[str, ...]
 
 TOLERANCES = {"float32": 1e-3, "float16": 6e-2, "bfloat16": 4e-1}  # nats between log-probabilities
 WORTH_SECONDS = 0.05  # for the first forward, beyond which it is worth remembering that it gave numbers
+WORTH_PARAMETERS = 20_000_000  # of a smaller model a first forward is slow by chance alone
 SLOW_SECONDS = 0.25  # for the first forward, beyond which the first chunk of a prompt is a small one
 _TOP = 20  # tokens whose numbers people look at
 _RESTED = 56  # tokens
@@ -171,13 +172,15 @@ def known_finite(backend: PackedBackend[Any], weights: str, libraries: Sequence[
         weights: Their digest.
         libraries: Distributions that compute.
     """
+    if backend.info.parameters < WORTH_PARAMETERS:
+        return None
     seconds = measurement(weights, _conditions(backend.info, libraries)).get("seconds")
     return seconds if isinstance(seconds, float) and WORTH_SECONDS < seconds < math.inf else None
 
 
 def keep_finite(backend: PackedBackend[Any], weights: str, libraries: Sequence[str], seconds: float) -> None:
     """Remembers for `known_finite` that the check passed, where it took a while."""
-    if seconds > WORTH_SECONDS:
+    if seconds > WORTH_SECONDS and backend.info.parameters >= WORTH_PARAMETERS:
         keep_measurement(weights, _conditions(backend.info, libraries), {"seconds": seconds})
 
 
