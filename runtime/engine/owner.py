@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 REPORT_SECONDS = 0.25  # the cache report is renewed this often while something runs
 FEW_EDGES = 64  # with which the report is whole after every answer
 REST_SECONDS = 0.01  # of idleness before what can wait is done
-LOADER_SECONDS = 1.0  # that it waits for a daemon thread that was loading a model: MLX aborts where that is stopped midway
 EXIT_SECONDS = 60.0  # that the end of the process waits at most for the end of a step
 
 
@@ -51,7 +50,7 @@ class Engine:
         self._stale = False  # the report's largest edges are old ones
         self._phase = "loading"
         self._pid = os.getpid()
-        self._loading: threading.Thread | None = threading.current_thread()
+        self._freed = threading.Event()  # at exit: the owner thread has freed all it had
         self._thread = threading.Thread(target=self._run, args=(make,), name="elsewise-owner", daemon=True)
         self._go_first_at_exit()
         self._thread.start()
@@ -59,8 +58,9 @@ class Engine:
             self.backend, self.scheduler = self._ready.result()
         except BaseException:  # Ctrl-C too: the load is given up
             self.end()
+            if self._exiting:  # a daemon thread loads
+                _rest_for_good()
             raise
-        self._loading = None
 
     @property
     def metrics(self) -> Metrics:
@@ -157,10 +157,9 @@ class Engine:
         self.end()
         try:
             if os.getpid() == self._pid:
-                self._thread.join(EXIT_SECONDS)
-                loader = self._loading
-                if loader is not None and loader is not threading.current_thread():  # a daemon thread, which hears of the end
-                    loader.join(LOADER_SECONDS)
+                deadline = time.monotonic() + EXIT_SECONDS
+                while self._thread.is_alive() and not self._freed.wait(0.05) and time.monotonic() < deadline:
+                    pass
         except KeyboardInterrupt:
             sys.stdout.flush()
             signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -170,8 +169,10 @@ class Engine:
         try:
             self._serve(make)
         finally:
-            if not self._exiting:
-                atexit.unregister(self._end_with_process)
+            if self._exiting:
+                self._freed.set()
+                _rest_for_good()
+            atexit.unregister(self._end_with_process)
 
     def _serve(self, make: Callable[[Callable[[], None]], tuple[Backend, Scheduler]]) -> None:
         try:
@@ -228,3 +229,12 @@ class Engine:
             scheduler.cache.look_through()
             self._looked = self._reported
         self.report = scheduler.cache.report()
+
+
+def _rest_for_good() -> None:
+    """Keeps a thread from ending while the process does.
+
+    MLX clears what a thread compiled or imported when that thread ends, and needs the interpreter for it: one that is gone by
+    then stops the thread within the destructor, which aborts the process.
+    """
+    threading.Event().wait()
