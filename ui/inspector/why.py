@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QFont, QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
@@ -35,6 +35,7 @@ class WhyTab(InspectorTab):
     title = QT_TRANSLATE_NOOP("Inspector", "Why")
     drawing_wanted = Signal(int, int)  # node id, index
     row_wanted = Signal(int, int)
+    alternative_chosen = Signal(int, int, int)  # node id, index, token id
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -42,6 +43,7 @@ class WhyTab(InspectorTab):
         self._drawing: Drawing | None = None
         self._row: Row | None = None
         self._asked = False  # how this spot was drawn
+        self._can_choose = False
         self._engine: EngineState | None = None  # as last told
         self._vocabulary: BytesOf = lambda _ids: []
         self.outcome = Outcome(None)
@@ -56,6 +58,8 @@ class WhyTab(InspectorTab):
         self.dials.chosen.connect(lambda _stage: self._show_table())
         self.line = DrawLine()
         self.verdict = Label("", "", interface_font(13, QFont.Weight.Medium))
+        self.branch = button("")
+        self.branch.clicked.connect(lambda _checked=False: self._branch())
         self.note = Label("", "soft", interface_font(11.5))
         self.reset = self._link(self.tr("as drawn"), self._as_drawn)
         self.ask = self._link(self.tr("ask the model for the whole row"), self._ask)
@@ -89,6 +93,8 @@ class WhyTab(InspectorTab):
         ):  # fmt: skip
             column.addWidget(part)
             column.addSpacing(after)
+        column.addWidget(self.branch, 0, Qt.AlignmentFlag.AlignLeft)
+        column.addSpacing(3)
         column.addLayout(links)
         column.addSpacing(14)
         column.addWidget(self._among)
@@ -120,9 +126,11 @@ class WhyTab(InspectorTab):
         self, spot: Spot | None, vocabulary: BytesOf, *, can_choose: bool = False, can_continue: bool = False
     ) -> None:
         """Shows a token; the same one again keeps the sliders where they are."""
-        del can_choose, can_continue  # the other tabs'
+        del can_continue  # the other tabs'
         held, self._spot, self._vocabulary = self._spot, spot, vocabulary
+        self._can_choose = can_choose
         if held is not None and spot is not None and same_draw(held, spot):
+            self._offer_branch()
             return
         self._drawing, self._row, self._asked = None, None, False
         self._show()
@@ -193,6 +201,20 @@ class WhyTab(InspectorTab):
         self.dials.set_sampling(drawing.sampling or SamplingOptions(), can_draw_xtc=can_draw_xtc)
         self._replay()
 
+    def _offer_branch(self) -> None:
+        """The token that would be drawn instead is one press away."""
+        spot, token = self._spot, self.outcome.token
+        offered = spot is not None and self._can_choose and not self.outcome.fault and self.verdict.isVisibleTo(self)
+        if spot is None or not offered or token in (None, spot.record.token_id):
+            self.branch.hide()
+            return
+        self.branch.setText(self.tr("Branch to {0}").format(words.token(self._bytes_of(token, spot))).replace("&", "&&"))
+        self.branch.show()
+
+    def _branch(self) -> None:
+        if self._spot is not None and self.outcome.token is not None:
+            self.alternative_chosen.emit(self._spot.node_id, self._spot.index, self.outcome.token)
+
     def _ask(self) -> None:
         if self._spot is not None:
             self.row_wanted.emit(self._spot.node_id, self._spot.index)
@@ -208,6 +230,7 @@ class WhyTab(InspectorTab):
         if spot is None or drawing is None or record is None or not replays:
             self.note.hide()
             self.reset.hide()
+            self.branch.hide()
         if spot is None or drawing is None or record is None:
             return
         if not replays:
@@ -233,6 +256,7 @@ class WhyTab(InspectorTab):
         outcome, record = self.outcome, spot.record
         self.dials.show_outcome(outcome, record.token_id)
         self.verdict.setText(self._verdict(outcome, spot))
+        self._offer_branch()
         notes = [] if outcome.whole or outcome.fault else [self._stored_head()]
         if self._drawing is not None and self._drawing.sampling is None:
             unknown = self.tr("the settings it was drawn with were not stored: the sliders begin where every stage is off")

@@ -117,6 +117,7 @@ class Intents(QObject):
             start = typed_text(turn.run[:index]) + b"".join(self._controller.token_bytes([token_id])).decode(errors="replace")
             self._parts.composer.edit(node_id, typed_text(turn.run), start)
         else:
+            self._presenter.follow(node_id, index)
             self._controller.answers.branch(node_id, index, token_id)
 
     def find_columns_at(self, node_id: int, index: int, count: int, beams: bool) -> None:  # as the signal brings it
@@ -258,6 +259,7 @@ class Intents(QObject):
         inspector = parts.inspector
         inspector.bind(controller)
         inspector.token.alternative_chosen.connect(self.branch)
+        inspector.why.alternative_chosen.connect(self.branch)
         inspector.token.columns_wanted.connect(self.find_columns_at)
         inspector.token.preview_wanted.connect(parts.transcript.preview)
         inspector.path.token_chosen.connect(presenter.pin)

@@ -46,6 +46,7 @@ class Presenter(QObject):
         self._offering = False  # the draft is a message that did not fit; when it is counted, what can be done is asked
         self._counted_at: tuple[EngineState, bool] | None = None
         self._carried: tuple[int, int] | None = None  # what is to be pinned in the copy that is shown next
+        self._followed: tuple[int, int] | None = None  # a branch leaves here; its token at this place is pinned next
         controller.session_shown.connect(self._show_session)
         controller.copy_shown.connect(self._carry_pin)
         controller.turn_changed.connect(self._show_turn)
@@ -103,6 +104,10 @@ class Presenter(QObject):
         self._parts.transcript.set_pinned(node_id, index)
         self.show_pin((node_id, index))
 
+    def follow(self, node_id: int, index: int) -> None:
+        """Pins the token that a branch has at this place, as soon as it is shown."""
+        self._followed = (node_id, index)
+
     def show_pin(self, place: tuple[int, int] | None) -> None:
         """Shows in the inspector what is pinned in the transcript."""
         shown = self._controller.shown
@@ -158,12 +163,22 @@ class Presenter(QObject):
         if self._carried is not None:
             carried, self._carried = self._carried, None
             self.pin(*carried)
+        if self._followed is not None:
+            left, index = self._followed
+            beside = (turn for turn in view.turns if left in turn.variants and turn.node_id != left and len(turn.run) > index)
+            branch = next(beside, None)
+            if branch is not None:
+                self._followed = None
+                self.pin(branch.node_id, index)
         self._controller.drafts.compose(parts.composer.message, parts.composer.replaces)
 
     def _carry_pin(self, nodes: Mapping[int, int]) -> None:
         """The token that is pinned has another number in the copy."""
-        pinned = self._parts.transcript.pinned
-        self._carried = (nodes[pinned[0]], pinned[1]) if pinned is not None and pinned[0] in nodes else None
+
+        def carried(place: tuple[int, int] | None) -> tuple[int, int] | None:
+            return (nodes[place[0]], place[1]) if place is not None and place[0] in nodes else None
+
+        self._carried, self._followed = carried(self._parts.transcript.pinned), carried(self._followed)
 
     def _show_turn(self, turn: TurnView) -> None:
         self._parts.transcript.update_turn(turn)

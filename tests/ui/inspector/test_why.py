@@ -19,7 +19,7 @@ from tests.ui.inspector.draws import MODEL, drawing_of, drawn_run, row_of
 from tests.ui.inspector.test_inspector import spot_of
 from tests.ui.spoken import Vocabulary
 from tests.ui.transcript.conftest import centre
-from ui import EngineState, MainWindow, SessionView, StatusChanged, StatusView
+from ui import EngineState, MainWindow, SessionView, StatusChanged, StatusView, TurnStatus
 from ui.inspector import Inspector
 from ui.inspector.replay import candidates, replayed
 from ui.inspector.stage_rows import DialRow
@@ -285,5 +285,35 @@ def test_the_window_asks_for_a_draw_only_while_it_can_be_seen(in_window: Play, b
         bench.refusal = "no model runs"
         why.row_wanted.emit(answer.node_id, 0)
         await until(lambda: why.note.text() == "no model runs")
+
+    in_window(scene)
+
+
+def test_what_would_have_been_drawn_is_one_press_away(in_window: Play, bench: FakeWorkbench) -> None:
+    run = drawn_run(bench.vocabulary, ROW, IN_FORCE)
+    answer = bench.turn("assistant", [], run=run)
+    bench.views[TRIP] = SessionView(TRIP, "A spring trip", (bench.turn("user", ["Where", "?"]), answer), ())
+    bench.drawn = drawing_of(IN_FORCE)
+
+    async def scene(window: MainWindow) -> None:
+        transcript, why = window.parts.transcript, window.parts.inspector.why
+        QTest.mouseClick(window.parts.inspector.tabs[3], Qt.MouseButton.LeftButton)
+        at = centre(transcript, answer.node_id, 0)
+        QTest.mouseClick(transcript.tokens.viewport(), Qt.MouseButton.LeftButton, pos=at)
+        await until(lambda: why.dials.isVisible())
+        assert not why.branch.isVisible(), "nothing else was drawn"
+        # given settings under which another token is drawn
+        move(why.dials.rows["top_p"], 0)
+        assert why.branch.text() == "Branch to ␣Paris"
+        # when it is pressed
+        QTest.mouseClick(why.branch, Qt.MouseButton.LeftButton)
+        await until(lambda: bench.asked("branch") == [(TRIP, answer.node_id, 0, FIRST)])
+        # then the model goes on from there, and the inspector follows: the same place, in the branch
+        await until(lambda: bench.views[TRIP].turns[-1].status is TurnStatus.COMPLETE)
+        branch = bench.views[TRIP].turns[-1].node_id
+        await until(lambda: transcript.pinned == (branch, 0) and not window.controller.running)
+        spot = window.parts.inspector.token.spot
+        assert spot is not None
+        assert (spot.node_id, spot.record.token_id) == (branch, FIRST)
 
     in_window(scene)
