@@ -15,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
+from resources.processes import child_command
 from storage import open_blocks
 
 log = logging.getLogger(__name__)
@@ -54,8 +55,9 @@ def apart(file: Path, blocks: Path, keys: Sequence[bytes], *, budget: int | None
         OSError: As those, or the process ended without an answer.
     """
     asked = {"file": str(file), "blocks": str(blocks), "keys": [key.hex() for key in keys], "budget": budget}
-    command = [sys.executable, "-P", "-m", __name__]  # -P: nothing is imported from where the user happens to stand
-    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        child_command("app.block_files"), input=json.dumps(asked), capture_output=True, text=True, check=False
+    )
     for line in done.stderr.splitlines():
         log.info("%s", line)
     if done.returncode:

@@ -1,1 +1,1 @@
-"""What every layer shares: data files of the app, read by importlib.resources, and how files from elsewhere are opened."""
+"""What every layer shares: data files of the app (importlib.resources), how files are opened and children started."""

@@ -110,6 +110,11 @@ def test_importing_runtime_loads_no_engine_no_window_and_no_database() -> None:
     assert loaded_by("import runtime").isdisjoint(HEAVY)
 
 
+def test_elsewise_is_the_facade_of_runtime_and_as_light() -> None:
+    assert loaded_by("import elsewise, runtime; assert elsewise is runtime; from elsewise import __version__").isdisjoint(HEAVY)
+    assert importlib.import_module("elsewise").load is load
+
+
 def test_importing_storage_loads_no_model_and_no_window() -> None:
     assert loaded_by("import storage").isdisjoint({*HEAVY[:6], "runtime", "ui", "app"})
 
@@ -191,7 +196,7 @@ def test_the_wheel_holds_exactly_our_packages(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     top = {name.split("/")[0] for name in names}
-    assert {name for name in top if not name.endswith(".dist-info")} == set(OURS)
+    assert {name for name in top if not name.endswith(".dist-info")} == {*OURS, "elsewise.py"}
     assert {"resources/sample/session.json", "app/__main__.py", "runtime/transport/__main__.py"} <= set(names)
     assert any(name.startswith("resources/icons/") for name in names)
     assert any(name.startswith("resources/fonts/") for name in names)

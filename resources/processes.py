@@ -1,0 +1,55 @@
+"""Child processes: a child is a module that runs as a program, started by an interpreter or by the executable of a bundle."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+ROLE: Final = "--role"  # first argument of a bundle's executable, which then runs the module named by the second
+
+
+def is_bundle() -> bool:
+    """Whether this is a bundle without an interpreter that takes ``-m``."""
+    return bool(getattr(sys, "frozen", False))
+
+
+def child_command(module: str, *arguments: str, isolated: bool = False) -> list[str]:
+    """The command line of a child.
+
+    Args:
+        module: Dotted; it is run as ``__main__``.
+        arguments: For it.
+        isolated: No variable of Python's, no user's folder and no package that `module` lies in are read. A bundle's
+            interpreter always ignores the variables and folders.
+    """
+    if is_bundle():
+        return [sys.executable, ROLE, module, *arguments]
+    if isolated:
+        spec = importlib.util.find_spec(module)
+        assert spec is not None
+        assert spec.origin is not None
+        return [sys.executable, "-I", spec.origin, *arguments]
+    return [sys.executable, "-P", "-m", module, *arguments]  # -P: nothing is imported from the working directory
+
+
+def start_in_bundle(arguments: Sequence[str]) -> None:
+    """First call of a bundle's program: ends as the child that `child_command` or multiprocessing asks for; else returns.
+
+    Args:
+        arguments: Of the command line, without the program's name.
+    """
+    from multiprocessing import freeze_support  # for a bundle alone
+
+    freeze_support()
+    if arguments[:1] != [ROLE]:
+        return
+    if os.environ.get("PYTHONUNBUFFERED"):  # ignored by a bundle's interpreter
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a child has both, files of text
+    sys.argv = list(arguments[1:])
+    runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    sys.exit()
