@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+from runtime import html
 from runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from runtime.grammar.source import Grammar
 from runtime.options.checking import check_fields, number, option, shown, whole
 from runtime.options.generation import ALTERNATIVES, GenerationOptions
 from runtime.records import Finish, TokenRun
 from runtime.speculation.options import SpeculativeOptions
+from runtime.tables import Columns, Tabular
 
 MOST_BEAMS = 1024  # each holds the KV of its own tokens, and a step looks at three candidates or more of each
 STEEPEST = 50.0  # the largest length penalty: of the longest context its power is still a number
@@ -118,8 +120,8 @@ OnStep = Callable[[BeamStep], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Hypothesis:
-    """One answer of a beam search.
+class Hypothesis(Tabular):
+    """One answer of a beam search; as a table, its run.
 
     Attributes:
         run: Its tokens with the model's own numbers, end-of-text included.
@@ -130,6 +132,13 @@ class Hypothesis:
     run: TokenRun
     logprob: float
     score: float
+
+    def _repr_html_(self) -> str:
+        return html.page(self.run.html(), caption=f"score {self.score:.3f}, {self.run.summary}, {self.finish_reason}")
+
+    def table_columns(self) -> Columns:
+        """Those of its run."""
+        return self.run.table_columns()
 
     @property
     def ids(self) -> list[int]:

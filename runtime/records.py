@@ -10,8 +10,10 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from runtime import html
 from runtime.errors import InvalidRequestError
 from runtime.numerics.stage_table import Stage, StageTable
+from runtime.tables import LN2, Columns, Tabular, token_numbers
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
@@ -19,6 +21,7 @@ UInt8 = npt.NDArray[np.uint8]
 
 NO_TOKEN = -1  # fills unused places of top_ids; the logprob beside it is -inf
 _NARROW_FILL = 0xFFFF  # there, where ids are stored in 16 bits
+_HOVERED = 5  # alternatives in a token's hover text
 
 
 class Origin(IntEnum):
@@ -104,12 +107,12 @@ class TokenRecord:
     @property
     def surprisal_bits(self) -> float | None:
         """-log2 of the token's probability."""
-        return None if self.logprob is None else -self.logprob / float(np.log(2))
+        return None if self.logprob is None else -self.logprob / LN2
 
 
-@dataclass(frozen=True, slots=True)
-class TokenRun:
-    """Columns for n consecutive tokens.
+@dataclass(frozen=True, slots=True, repr=False)
+class TokenRun(Tabular):
+    """Columns for n consecutive tokens; in a notebook, tokens coloured by surprise.
 
     Unscored tokens hold NaN in `logprob`, `entropy` and `covered_mass`, 0 in `rank`, `NO_TOKEN` in `top_ids`.
     """
@@ -147,10 +150,52 @@ class TokenRun:
         stages = None if self.stages is None else self.stages[index]
         return TokenRun(**{name: getattr(self, name)[index] for name in _RUN_COLUMNS}, stages=stages)
 
+    def __repr__(self) -> str:
+        return f"TokenRun({self.summary}: {shortened(self.text)!r})"
+
+    def _repr_html_(self) -> str:
+        return html.page(self.html(), caption=self.summary)
+
     @property
     def text(self) -> str:
         """The text of all tokens."""
         return "".join(self.texts)
+
+    @property
+    def surprisal_bits(self) -> npt.NDArray[np.float64]:
+        """``(n,)`` -log2 of each token's probability; NaN where it is not known."""
+        return -self.logprob.astype(np.float64) / LN2
+
+    @property
+    def summary(self) -> str:
+        """Tokens, bits of all that are scored, and their perplexity."""
+        scored = self.surprisal_bits[~np.isnan(self.logprob)]
+        tokens = f"{len(self):,} token{'s' * (len(self) != 1)}"
+        if not len(scored):
+            return tokens
+        return f"{tokens}, {scored.sum():,.1f} bits, perplexity {np.exp2(min(scored.mean(), 1000.0)):,.2f}"
+
+    def html(self) -> str:
+        """The coloured tokens alone, for `runtime.html.page`."""
+        return html.tokens(self.texts, self.surprisal_bits.tolist(), (_hover(record) for record in self))
+
+    def table_columns(self) -> Columns:
+        """Position in the run, token, numbers, and the alternatives as lists."""
+        top_ids = np.ma.masked_equal(self.top_ids, NO_TOKEN)
+        mask = np.ma.getmaskarray(top_ids)
+        return {
+            "position": np.arange(len(self), dtype=np.int32),
+            "token_id": self.ids,
+            "text": self.texts,
+            **token_numbers(self.logprob, self.rank, self.entropy),
+            "bytes": self.token_bytes,
+            "covered_mass": self.covered_mass,
+            "origin": [Origin(origin).name.lower() for origin in self.origin.tolist()],
+            "finish_reason": [Finish(finish).label for finish in self.finish.tolist()],
+            "draw": self.draw,
+            "top_ids": top_ids,
+            "top_logprobs": np.ma.masked_array(self.top_logprobs, mask),
+        }
 
     @property
     def by_eos(self) -> npt.NDArray[np.bool_]:
@@ -280,8 +325,8 @@ class TokenRun:
 
 
 @dataclass(frozen=True, slots=True)
-class TopLogprobs:
-    """The likeliest next tokens, and exactly how much probability all others share.
+class TopLogprobs(Tabular):
+    """The likeliest next tokens, and exactly how much probability all others share. As a table, ids asked for by name follow.
 
     Attributes:
         ids: ``(n,) int32``, by falling probability.
@@ -306,9 +351,21 @@ class TopLogprobs:
         """Logarithm of `tail_mass`; -inf where there is none."""
         return float(np.log(self.tail_mass)) if self.tail_mass > 0 else -np.inf
 
+    def table_columns(self) -> Columns:
+        """A row per token: the likeliest, by rank, then the chosen ids that are not among them, whose rank is not known."""
+        likeliest = set(self.ids.tolist())
+        others = {token: logprob for token, logprob in self.chosen.items() if token not in likeliest}
+        logprob = np.concatenate([self.logprobs, np.fromiter(others.values(), np.float32, len(others))])
+        return {
+            "token_id": np.concatenate([self.ids, np.fromiter(others, np.int32, len(others))]),
+            "logprob": logprob,
+            "rank": np.ma.masked_equal(np.concatenate([np.arange(1, len(self.ids) + 1), np.zeros(len(others), int)]), 0),
+            "surprisal_bits": -logprob.astype(np.float64) / LN2,
+        }
+
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class Scores(Tabular):
     """What the model thought of n tokens, without the tokens: kept beside the KV in the trie."""
 
     logprob: Float32  # (n,)
@@ -334,6 +391,16 @@ class Scores:
         """One after the other; all must have the same k."""
         return cls(*(np.concatenate([getattr(p, name) for p in parts]) for name in _SCORE_COLUMNS))
 
+    def table_columns(self) -> Columns:
+        """As those of `TokenRun`, without the tokens."""
+        return {
+            "position": np.arange(len(self), dtype=np.int32),
+            **token_numbers(self.logprob, self.rank, self.entropy),
+            "covered_mass": self.covered_mass,
+            "top_ids": self.top_ids,
+            "top_logprobs": self.top_logprobs,
+        }
+
 
 _RUN_COLUMNS = tuple(column.name for column in fields(TokenRun) if column.name != "stages")
 _NEEDED = frozenset({*_RUN_COLUMNS, "data", "lengths", "text_data", "text_lengths"}) - {"token_bytes", "texts"}
@@ -347,6 +414,23 @@ def _said(columns: Mapping[str, npt.NDArray[np.generic]]) -> tuple[list[bytes], 
         if {f"{name}data", f"{name}lengths"} <= columns.keys():
             pieces = list(_cut(columns[f"{name}data"].tobytes(), columns[f"{name}lengths"]))
     return pieces, [piece.decode(errors="replace") for piece in pieces]
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """The beginning of a text."""
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def _hover(record: TokenRecord) -> str:
+    """A token's numbers, a line each; alternatives by id."""
+    lines = [f"{record.text!r}  id {record.token_id}"]
+    if record.logprob is not None and record.surprisal_bits is not None:
+        lines.append(f"{np.exp(record.logprob):.2%}, {record.surprisal_bits:.2f} bits, rank {record.rank or '-'}")
+    if record.entropy is not None:
+        lines.append(f"entropy {record.entropy / LN2:.2f} bits")
+    pairs = zip(record.top_ids[:_HOVERED], record.top_logprobs, strict=False)
+    lines += [f"id {token}  {np.exp(logprob):.2%}" for token, logprob in pairs]
+    return "\n".join(lines)
 
 
 def _known(number: float) -> float | None:

@@ -10,7 +10,6 @@ import sys
 from typing import Any, Final
 
 import click
-import numpy as np
 from rich.table import Table
 from rich.text import Text
 
@@ -37,7 +36,6 @@ from runtime import (
     TokenRun,
     check_fits,
     compare_models,
-    texts_of,
 )
 
 LONGEST_IN_WINDOWS: Final = 16 << 20  # characters: some 4,000,000 tokens, and 2 GB while they are tokenised
@@ -275,30 +273,10 @@ def words(found: ModelComparison) -> list[str]:
 
 def rows_of(found: ModelComparison) -> list[dict[str, Any]]:
     """The spans; null where nothing is known."""
-    left, right = found.sides
-    rows = []
-    spelled = [b"".join(left.tokens_of(i) or right.tokens_of(i)) for i in range(len(found))]
-    texts = texts_of(spelled)
-    columns = zip(
-        left.logprob, right.logprob, found.difference, left.rank, right.rank, found.disagree.tolist(), strict=True
-    )  # fmt: skip
-    for i, (one, two, difference, rank, other, disagree) in enumerate(columns):
-        row = {
-            "text": texts[i],
-            "bytes": spelled[i].hex(),
-            "tokens": len(left.tokens_of(i)),
-            "logprob": _known(one),
-            "against_tokens": len(right.tokens_of(i)),
-            "against_logprob": _known(two),
-            "difference": _known(difference),
-            "rank": int(rank) or None,
-            "against_rank": int(other) or None,
-            "likeliest": left.top_of(i).decode(errors="replace"),
-            "against_likeliest": right.top_of(i).decode(errors="replace"),
-            "disagree": disagree,
-        }
-        rows.append(row if found.kl is None else row | {"kl": _known(found.kl[i])})
-    return rows
+    return [
+        {name: _field(value) for name, value in row.items() if name != "position"}
+        for row in found.rows()
+    ]  # fmt: skip
 
 
 def summary(found: ModelComparison) -> dict[str, Any]:
@@ -324,8 +302,10 @@ def summary(found: ModelComparison) -> dict[str, Any]:
     }
 
 
-def _known(value: Any) -> float | None:
-    return float(value) if np.isfinite(value) else None
+def _field(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _number(value: float | None) -> str:

@@ -24,6 +24,7 @@ from functools import update_wrapper
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
+from runtime import html
 from runtime.adapters.uses import Adapters
 from runtime.api.adapters import AdapterStack
 from runtime.api.checks import RequestChecks, adapter_pairs, check_ids, plain_messages, plain_tools
@@ -90,6 +91,29 @@ class LanguageModel:
         self._tokenizer_digest: str | None = None
         self._finalizer = weakref.finalize(self, transport.forgotten)
         self._finalizer.atexit = False  # at exit the engine ends with the process
+
+    def __repr__(self) -> str:
+        return f"LanguageModel({', '.join(str(value) for _, value in self._facts()[:4])})"
+
+    def _repr_html_(self) -> str:
+        return html.page(html.table(self._facts()))
+
+    def _facts(self) -> list[tuple[str, object]]:
+        info = self.info
+        facts: list[tuple[str, object]] = [
+            ("model", info.name),
+            ("backend", info.backend),
+            ("device", info.device),
+            ("precision", info.precision),
+            ("architecture", f"{info.architecture}, {info.layers} layers"),
+            ("parameters", f"{info.parameters:,}"),
+            ("vocabulary", f"{info.vocab_size:,} tokens"),
+            ("context", f"{info.context_length:,} tokens"),
+            ("adapters", ", ".join(f"{name} x {scale:g}" for name, scale in info.lora_stack)),
+            ("warnings", "; ".join(info.warnings)),
+            ("state", "" if self.ended is None else f"ended: {self.ended}"),
+        ]
+        return [(name, value) for name, value in facts if value]
 
     @property
     def kv(self) -> KvCache:

@@ -10,8 +10,11 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from runtime import html
 from runtime.comparison.spans import Float64, Int64, ends_of, span_sums
 from runtime.records import NO_TOKEN, Int32, TokenRun
+from runtime.tables import Columns, Tabular
+from runtime.text.utf8 import texts_of
 
 OnComparison = Callable[[int, int], None]  # tokens done and in all; on the caller's loop
 
@@ -91,7 +94,7 @@ class ComparedSide:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelComparison:
+class ModelComparison(Tabular):
     """One text under two models, span by span: the tokens where both cut it alike, else what lies between common borders.
 
     Attributes:
@@ -110,6 +113,37 @@ class ModelComparison:
     def __len__(self) -> int:
         """How many spans."""
         return len(self.left.borders) - 1
+
+    def _repr_html_(self) -> str:
+        parts = []
+        for side, total in zip(self.sides, self.totals(), strict=True):
+            values = ("token", total.perplexity), ("byte", total.byte_perplexity)
+            each = [(f"perplexity per {what}", "-" if value is None else f"{value:,.3f}") for what, value in values]
+            numbers = [("model", side.name), ("log-probability", f"{total.logprob:,.2f} nats"), *each]
+            parts += [html.table(numbers), side.run.html()]
+        disagree = f"{self.disagrees():,} of {len(self):,} places disagree about the likeliest token"
+        return html.page(*parts, caption=f"{disagree}; aligned by {self.aligned_by}")
+
+    def table_columns(self) -> Columns:
+        """A row per span, by the names of `elsewise score --against`; `kl` where it was asked for."""
+        spans = range(len(self))
+        spelled = [b"".join(self.left.tokens_of(i) or self.right.tokens_of(i)) for i in spans]
+        columns: Columns = {
+            "position": np.arange(len(self), dtype=np.int32),
+            "text": texts_of(spelled),
+            "bytes": spelled,
+            "tokens": np.diff(self.left.borders),
+            "logprob": self.left.logprob,
+            "against_tokens": np.diff(self.right.borders),
+            "against_logprob": self.right.logprob,
+            "difference": self.difference,
+            "rank": np.ma.masked_equal(self.left.rank, 0),
+            "against_rank": np.ma.masked_equal(self.right.rank, 0),
+            "likeliest": [self.left.top_of(i).decode(errors="replace") for i in spans],
+            "against_likeliest": [self.right.top_of(i).decode(errors="replace") for i in spans],
+            "disagree": self.disagree,
+        }
+        return columns if self.kl is None else {**columns, "kl": self.kl}
 
     @property
     def sides(self) -> tuple[ComparedSide, ComparedSide]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from runtime import html
 from runtime.adapters.uses import Adapters, AdapterUse, check_adapters
 from runtime.errors import ContextOverflowError, InvalidRequestError
 from runtime.info import Message, ModelInfo, OnProgress, PromptProgress
 from runtime.options.checking import check_fields, instance, is_whole, option, shown
 from runtime.options.generation import ALTERNATIVES, GenerationOptions, given
-from runtime.records import Finish, Float32, TokenRecord, TokenRun
+from runtime.records import Finish, Float32, TokenRecord, TokenRun, shortened
 from runtime.sampling.draw import fresh_seed
 from runtime.session.manifest import Manifest, stack_of
 from runtime.session.snapshot import Generation, Snapshot
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from runtime.api.language_model import LanguageModel
 
 SHOWN = 8  # tokens of each side, where a prefix diverges
+SHOWN_OF_SEGMENT = 64  # tokens, in an outline
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,32 @@ class Session:
         self._state = state or SessionState.empty(model, manifest_now())
         self._guard = Guard(self._let_go)
         self._fresh = False  # the next drawn token is the first of a decode
+        self._forks: list[weakref.ref[Session]] = []
+
+    def __repr__(self) -> str:
+        closed = ", closed" if self.closed else ""
+        return f"Session({self.model.info.name}, {len(self):,} of {self.limit:,} tokens{closed})"
+
+    def __str__(self) -> str:
+        return "\n".join((repr(self), *self.outline()))
+
+    def _repr_html_(self) -> str:
+        return html.page(html.outline(self.outline()), caption=repr(self))
+
+    def outline(self, start: int = 0) -> list[str]:
+        """A line for each segment from token `start` on, then the forks that are alive, indented."""
+        ids, name_of = self.ids, self.model.decode_token
+        lines = []
+        for segment in self._path.segments():
+            first = max(segment.start, start)
+            if first < segment.end:
+                text = b"".join(name_of(token) for token in ids[first : min(segment.end, first + SHOWN_OF_SEGMENT)])
+                said = shortened(text.decode(errors="replace"))
+                lines.append(f"  {first}-{segment.end}  {' '.join(filter(None, (segment.kind, segment.label)))}  {said!r}")
+        for fork in [fork for reference in self._forks if (fork := reference()) is not None]:
+            at = self._path.common(fork.ids)
+            lines += [f"  fork after {at:,}: {len(fork):,} tokens", *(f"  {line}" for line in fork.outline(at))]
+        return lines
 
     @property
     def manifest(self) -> Manifest:
@@ -517,7 +546,9 @@ class Session:
     def fork(self) -> Session:
         """Another session with the same tokens. No KV is copied: both read the same until they part."""
         self._guard.check()
-        return Session(self.model, self.config, self._manifest_now, self._state.fork())
+        fork = Session(self.model, self.config, self._manifest_now, self._state.fork())
+        self._forks = [*(each for each in self._forks if each() is not None), weakref.ref(fork)]
+        return fork
 
     def close(self) -> None:
         """Lets its KV go (others may still use it); a running `decode` ends. Never blocks; a second call does nothing."""

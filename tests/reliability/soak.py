@@ -187,7 +187,7 @@ def growth(values: list[int]) -> tuple[float, float]:
 
 def soak(order: Order) -> Tally:
     """`order.count` seconds of it."""
-    from tqdm import tqdm  # type: ignore[import-untyped]  # ships no types
+    from tqdm import tqdm
 
     tqdm.monitor_interval = 0  # a thread for the bars of transformers, which is not ours
     engine = Kept(order.folder)

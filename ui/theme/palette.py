@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SURPRISE_STEPS_BITS = (0.5, 1.5, 3.0, 5.0, 8.0)  # below the first: no colour
+from resources import ramp
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,12 @@ class Palette:
     warm: str  # words that warn
     on_accent: str
     on_strongest: str
-    surprise: tuple[str | None, str, str, str, str, str]
+    surprise: ramp.Ramp
     difference: tuple[str | None, str, str, str, str, str, str]
 
     def step(self, bits: float) -> int:
         """Which place of `surprise` a surprisal in bits takes (0-5)."""
-        return sum(bits >= step for step in SURPRISE_STEPS_BITS)
+        return ramp.step_of(bits)
 
 
 LIGHT = Palette(
@@ -65,7 +65,7 @@ LIGHT = Palette(
     warm="#c44b2d",
     on_accent="#fcfcfa",
     on_strongest="#ffffff",
-    surprise=(None, "#fbeedd", "#f8dcb4", "#f2b981", "#e98f5f", "#c44b2d"),
+    surprise=ramp.LIGHT,
     difference=(None, "#fdebd3", "#f8cd98", "#ee9f4c", "#dfeaf6", "#abcbea", "#6ea8dc"),
 )
 
@@ -89,7 +89,7 @@ DARK = Palette(
     warm="#e0805c",
     on_accent="#1c1d1c",
     on_strongest="#ffffff",
-    surprise=(None, "#33291c", "#4a3720", "#6b4a26", "#8f5a2e", "#b5532f"),
+    surprise=ramp.DARK,
     difference=(None, "#33291b", "#5a4019", "#875614", "#1b2b3b", "#234769", "#2b649c"),
 )
 

@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from resources.ramp import STEPS_BITS
 from ui.port.tokens import TokenRun
-from ui.theme.palette import SURPRISE_STEPS_BITS
 
 
 class Mode(StrEnum):
@@ -45,7 +45,7 @@ class Scale:
 
 
 SCALES: Final = {
-    Measure.SURPRISAL: Scale(SURPRISE_STEPS_BITS, "bits"),
+    Measure.SURPRISAL: Scale(STEPS_BITS, "bits"),
     Measure.PROBABILITY: Scale((0.9, 0.5, 0.2, 0.05, 0.01), falls=True),
     Measure.RANK: Scale((2, 3, 6, 11, 101), counts=True),
     Measure.ENTROPY: Scale((0.5, 1.5, 2.5, 4.0, 6.0), "bits"),

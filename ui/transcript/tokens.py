@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from resources.ramp import STEPS_BITS
 from ui.port.tokens import Origin, TokenRecord, TokenRun
-from ui.theme.palette import SURPRISE_STEPS_BITS
 from ui.transcript.measure import Measure, steps
 
 STEP = 0b0000_0111  # place on the colour ramp
@@ -155,6 +155,6 @@ def _few_marks(run: TokenRun) -> bytes:
     for logprob, rank, origin, end in zip(*columns, strict=True):
         mark = int(_BY_ORIGIN[origin])
         if rank > 0:
-            mark |= bisect_right(SURPRISE_STEPS_BITS, -logprob / _LN2) | (RARE if rank > _RARE_RANK else 0)
+            mark |= bisect_right(STEPS_BITS, -logprob / _LN2) | (RARE if rank > _RARE_RANK else 0)
         marks.append(mark | (END if end else 0))
     return bytes(marks)

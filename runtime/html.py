@@ -1,0 +1,81 @@
+"""Results in a notebook: tokens coloured by surprise with their numbers as hover text, and tables of names and values.
+
+The pieces are self-contained (no script, no file, no address), escaped, and follow the light or dark scheme of the page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Final
+
+from resources import ramp
+from runtime.text.utf8 import clean_text
+
+MOST_TOKENS: Final = 2000  # shown of a run; a page with more of them is slow
+LIGHT_COLOURS: Final = ("#1d1d1b", "#fcfcfa", "#6b6b65")  # text, ground, soft text: of the window's palettes
+DARK_COLOURS: Final = ("#ecece7", "#1c1d1c", "#a2a29b")
+ON_STRONGEST: Final = "#ffffff"
+# Controls, and what changes the direction of the text around it or shows nothing: written by name.
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
+
+
+def visible(text: str) -> str:
+    """Text for HTML, in an attribute too: escaped, lone surrogates replaced, controls written as U+202E."""
+    return escape(_UNSEEN.sub(lambda found: f"[U+{ord(found[0]):04X}]", clean_text(text)))
+
+
+def tokens(texts: Sequence[str], bits: Iterable[float], titles: Iterable[str]) -> str:
+    """One span per token, on the step of the ramp of its surprisal in bits (NaN: none), with its hover text."""
+    spans = [
+        f'<span class="s{ramp.step_of(b)}" title="{visible_lines(title)}">{visible(text)}</span>'
+        for text, b, title in zip(texts[:MOST_TOKENS], bits, titles, strict=False)  # lazy ones end with the last that is shown
+    ]
+    left = len(texts) - MOST_TOKENS
+    if left > 0:
+        spans.append(f"<em> ... and {left:,} more tokens</em>")
+    return f'<div class="tokens" dir="auto">{"".join(spans)}</div>'
+
+
+def visible_lines(text: str) -> str:
+    """`visible`, with line ends that an attribute keeps."""
+    return "&#10;".join(visible(line) for line in text.split("\n"))
+
+
+def table(rows: Iterable[tuple[str, object]]) -> str:
+    """Names and values, a row each."""
+    lines = [f"<tr><th>{visible(name)}</th><td>{visible(str(value))}</td></tr>" for name, value in rows]
+    return f"<table>{''.join(lines)}</table>"
+
+
+def outline(lines: Iterable[str]) -> str:
+    """Indented lines."""
+    return f"<pre>{visible(chr(10).join(lines))}</pre>"
+
+
+def page(*parts: str, caption: str = "") -> str:
+    """The parts in one box with their style.
+
+    Args:
+        *parts: HTML of `tokens` and `table`.
+        caption: Text above them.
+    """
+    head = f'<div class="caption">{visible(caption)}</div>' if caption else ""
+    return f'<div class="elsewise"><style>{_STYLE}</style>{head}{"".join(parts)}</div>'
+
+
+def _scheme(colours: tuple[str, str, str], steps: ramp.Ramp) -> str:
+    text, ground, soft = colours
+    rules = [f".elsewise{{color:{text};background:{ground}}}.elsewise .caption,.elsewise th{{color:{soft}}}"]
+    rules += [f".elsewise .s{step}{{background:{colour}}}" for step, colour in enumerate(steps) if colour]
+    return "".join(rules)
+
+
+_STYLE: Final = (
+    ".elsewise{padding:.5em .75em;line-height:1.6}.elsewise .tokens{white-space:pre-wrap;overflow-wrap:anywhere}"
+    ".elsewise pre{margin:0;background:none;color:inherit;white-space:pre-wrap}"
+    ".elsewise th{text-align:left;font-weight:normal;padding-right:1em}.elsewise td{text-align:left}"
+    f"{_scheme(LIGHT_COLOURS, ramp.LIGHT)}.elsewise .s5{{color:{ON_STRONGEST}}}"
+    f"@media (prefers-color-scheme:dark){{{_scheme(DARK_COLOURS, ramp.DARK)}}}"
+)

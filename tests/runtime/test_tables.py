@@ -1,0 +1,196 @@
+"""Results as tables and as HTML, hostile texts included."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from resources import ramp
+from runtime import GenerationOptions, UnsupportedFeatureError, compare_models, load, run_sync
+from runtime.beams import Hypothesis
+from runtime.html import DARK_COLOURS, LIGHT_COLOURS, MOST_TOKENS, ON_STRONGEST, visible
+from runtime.records import NO_TOKEN, Origin, Scores, TokenRun, TopLogprobs
+from runtime.tables import Tabular, arrow_table
+from tests.pages import PAGES
+from tests.runtime.test_records import scored
+from ui.theme.palette import DARK, LIGHT
+
+HOSTILE = ('<script>alert("1")</script>', "\ud800 lone", "\u202eevil", "שלום", "&amp;'", "a\x00b\r\n", "\ud83d\ude42")
+COLUMNS = ("logprob", "rank", "entropy", "top_ids", "top_logprobs", "covered_mass")  # of Scores
+
+
+class Tags(HTMLParser):
+    """Names of the tags, attributes, and the text between them without the style."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.titles: list[str] = []
+        self.classes: list[str] = []
+        self.data: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        found = dict(attrs)
+        assert not any(name.startswith("on") or name in ("src", "href") for name in found)
+        self.titles += [found["title"] or ""] if "title" in found else []
+        self.classes += [found["class"] or ""] if tag == "span" else []
+
+    def handle_data(self, data: str) -> None:
+        if self.tags[-1:] != ["style"] or not data.startswith(".elsewise"):
+            self.data.append(data)
+
+
+def hostile() -> TokenRun:
+    return TokenRun.unscored(range(len(HOSTILE)), [b"\xff<"] * len(HOSTILE), HOSTILE, Origin.TYPED)
+
+
+def test_a_run_as_a_table_has_the_numbers_of_its_records() -> None:
+    run = scored()
+    run = replace(
+        run,
+        logprob=np.array([np.nan, *run.logprob[1:]], np.float32),
+        rank=np.array([0, *run.rank[1:]], np.int32),
+        top_ids=np.array([[NO_TOKEN] * 3, *run.top_ids[1:]], np.int32),
+    )
+    table = run.to_arrow()
+    assert table.to_pylist() == list(run.rows())
+    for at, (row, record) in enumerate(zip(table.to_pylist(), run, strict=True)):
+        assert (row["position"], row["token_id"], row["text"], row["bytes"]) == (
+            at, record.token_id, record.text, record.token_bytes,
+        )  # fmt: skip
+        for name in ("logprob", "rank", "entropy", "covered_mass", "finish_reason"):
+            assert row[name] == getattr(record, name), name
+        assert row["surprisal_bits"] == pytest.approx(record.surprisal_bits)
+        assert (tuple(row["top_ids"]), tuple(row["top_logprobs"])) == (record.top_ids, record.top_logprobs)
+        assert row["origin"] == "sampled"
+    assert table.column("logprob").null_count == table.column("rank").null_count == 1
+    assert run.to_pandas()["text"].tolist() == list(run.texts)
+    assert run.to_polars()["rank"].to_list() == [None, *run.rank[1:].tolist()]
+
+
+def test_the_first_columns_are_those_of_the_view_of_the_sessions_file() -> None:
+    page = PAGES["docs/sql.md"]
+    row = next(line for line in page.splitlines() if line.startswith("| `tokens` |"))
+    names = re.findall(r"`(\w+)`", row)
+    own = list(scored().table_columns())
+    assert names[names.index("position") :] == own[: own.index("bytes")]
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        scored()[:0],
+        Scores(
+            *(getattr(scored(), name) for name in ("logprob", "rank", "entropy", "top_ids", "top_logprobs", "covered_mass"))
+        ),
+        Hypothesis(scored(), -1.0, -0.5),
+        TopLogprobs.of(np.array([4, 2], np.int32), np.array([-0.5, -1.5], np.float32), 9, {2: -1.5, 7: -np.inf}),
+    ],
+    ids=lambda result: type(result).__name__,
+)
+def test_relatives_are_tables_too(result: Tabular) -> None:
+    table = result.to_arrow()
+    assert table.to_pylist() == list(result.rows())
+    assert len(result.to_pandas()) == len(result.to_polars()) == table.num_rows
+
+
+def test_chosen_ids_follow_the_likeliest() -> None:
+    top = TopLogprobs.of(np.array([4, 2], np.int32), np.array([-0.5, -1.5], np.float32), 9, {2: -1.5, 7: -3.0})
+    assert [(row["token_id"], row["rank"], row["logprob"]) for row in top.rows()] == [
+        (4, 1, -0.5),
+        (2, 2, -1.5),
+        (7, None, -3.0),
+    ]
+
+
+def test_hostile_texts_are_cleaned_in_a_table_and_escaped_in_html() -> None:
+    run = hostile()
+    assert run.to_arrow().column("text").to_pylist()[1] == "\ufffd lone"
+    assert run.to_arrow().column("text").to_pylist()[-1] == "🙂"
+    text = run._repr_html_()
+    text.encode()  # no lone surrogate
+    found = Tags(text)
+    assert set(found.tags) == {"div", "style", "span"}
+    shown = "".join(found.data)
+    assert '<script>alert("1")</script>' in shown
+    assert "\u202e" not in text  # an override would turn what follows around
+    assert "[U+202E]evil" in shown
+    assert "שלום" in shown
+    assert "a[U+0000]b[U+000D]\n" in shown
+    assert len(found.titles) == len(HOSTILE)
+    assert not re.search(r"https?:|url\(|@import", text)
+    assert repr(run).startswith("TokenRun(7 tokens: ")
+
+
+def test_tokens_stand_on_the_steps_of_the_windows_ramp() -> None:
+    run = scored()
+    text = run._repr_html_()
+    assert Tags(text).classes == [f"s{LIGHT.step(bits)}" for bits in run.surprisal_bits]
+    light, dark = text.split("@media (prefers-color-scheme:dark)")
+    for palette, part, own in ((LIGHT, light, LIGHT_COLOURS), (DARK, dark, DARK_COLOURS)):
+        assert own == (palette.text, palette.window, palette.soft)
+        assert palette.on_strongest == ON_STRONGEST
+        for step, colour in enumerate(palette.surprise):
+            assert (f".s{step}{{background:{colour}}}" in part) == (colour is not None)
+    assert ramp.step_of(float("nan")) == 0
+    assert f"{run.summary}" in text
+    assert "rank" in Tags(text).titles[1]
+
+
+def test_a_long_run_shows_its_beginning() -> None:
+    n = MOST_TOKENS + 5
+    run = TokenRun.unscored([1] * n, [b"x"] * n, ["x"] * n, Origin.TYPED)
+    assert Tags(run._repr_html_()).tags.count("span") == MOST_TOKENS
+    assert "and 5 more tokens" in run._repr_html_()
+
+
+def test_a_missing_library_is_an_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, convert in (("pyarrow", "to_arrow"), ("pandas", "to_pandas"), ("polars", "to_polars")):
+        with monkeypatch.context() as missing:
+            missing.setitem(sys.modules, module, None)
+            with pytest.raises(UnsupportedFeatureError, match=rf"{convert} needs {module}.*pip install {module}"):
+                getattr(scored(), convert)()
+
+
+def test_the_libraries_are_loaded_by_the_call_that_needs_them() -> None:
+    code = "import sys, runtime.records, runtime.comparison.result; print({'pyarrow', 'pandas', 'polars'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_metadata_and_columns_of_others() -> None:
+    table = arrow_table({"a": [None, "x"], "b": np.ma.masked_equal([[1, 0], [2, 3]], 0)}, {"model": "m", "options": {"k": 1}})
+    assert table.to_pylist() == [{"a": None, "b": [1]}, {"a": "x", "b": [2, 3]}]
+    assert table.schema.metadata == {b"model": b"m", b"options": b'{"k": 1}'}
+
+
+def test_a_comparison_a_model_and_a_session() -> None:
+    with load("x", backend="fake") as model:
+        found = run_sync(compare_models(model, model, "a <b> c", kl_start=0))
+        table = found.to_arrow()
+        assert table.to_pylist() == list(found.rows())
+        assert table.column_names[-1] == "kl"
+        assert b"".join(table.column("bytes").to_pylist()) == b"a <b> c"
+        assert "&lt;" in found._repr_html_()
+        assert model.info.name in repr(model)
+        assert visible(model.info.name) in model._repr_html_()
+        with model.open_session() as session:
+            session.ensure_prefix_sync("tell <me>")
+            fork = session.fork()
+            with fork:
+                list(fork.decode_sync(GenerationOptions(max_tokens=3, ignore_eos=True)))
+                outline = str(session).splitlines()
+                assert outline[0] == repr(session)
+                assert re.fullmatch(r"  0-\d+  prefix  'tell <me>'", outline[1])
+                assert outline[2] == f"  fork after {len(session)}: {len(fork)} tokens"
+                assert outline[3].startswith(f"    {len(session)}-{len(fork)}  generated")
+                assert "tell &lt;me&gt;" in session._repr_html_()
+            assert repr(fork).endswith(", closed)")
