@@ -26,6 +26,7 @@ READY = "ready"  # the line that a process prints where it is to receive a signa
 _BEGIN = """
 import asyncio, os, signal, sys, threading, time
 from runtime import GenerationOptions, load, spawn
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background of a shell begin with it ignored
 FOLDER, BACKEND = sys.argv[1:]
 IDS = list(range(10, 40))
 MANY = GenerationOptions(max_tokens=3000, eos_token_ids=())

@@ -24,7 +24,7 @@ from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends.base import Part, Payload
 from runtime.backends.chains import ChainedBackend
-from runtime.backends.sized import P, State, WorkingPack
+from runtime.backends.sized import FirstForward, P, State, WorkingPack
 from runtime.backends.step import Float32, Step, joined, steps_of
 from runtime.backends.tree import ROOT, Bool, Int64, Undo
 from runtime.errors import ContextOverflowError, InvalidRequestError, UnsupportedFeatureError
@@ -46,6 +46,9 @@ class PackedBackend(ChainedBackend[P]):
     @abstractmethod
     def open_pack(self) -> P:
         """An empty pack."""
+
+    def learn_unread(self, found: FirstForward) -> None:  # a backend that knows its sizes has nothing to learn
+        """Learns the layers' shapes from an earlier load instead of from a forward."""
 
     @abstractmethod
     def load(self, pack: P, payload: Payload, parent: int, skip: int = 0) -> Int64:

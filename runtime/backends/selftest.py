@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from runtime.backends.base import Part
 from runtime.backends.facts import KvFormat
 from runtime.backends.packed import Float32, PackedBackend, chain_parents
+from runtime.backends.sized import FirstForward
 from runtime.backends.tree import ROOT, Int64
 from runtime.errors import MemoryBudgetError, ModelLoadError, RuntimeFault
 from runtime.info import ModelInfo
@@ -25,6 +28,7 @@ from runtime.version import __version__
 
 log = logging.getLogger(__name__)
 Warnings = tuple[str, ...]
+T = TypeVar("T")
 
 TOLERANCES = {"float32": 1e-3, "float16": 6e-2, "bfloat16": 4e-1}  # nats between log-probabilities
 WORTH_SECONDS = 0.05  # for the first forward, beyond which it is worth remembering that it gave numbers
@@ -164,40 +168,71 @@ def self_test(
     return tuple(warnings)
 
 
-def known_finite(backend: PackedBackend[Any], weights: str, libraries: Sequence[str]) -> float | None:
-    """Seconds that `check_finite` took at an earlier load of the same weights, in the same form on the same machine.
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What was measured of one form of a model on this machine, with these versions.
 
-    Args:
-        backend: Of the model.
-        weights: Their digest.
-        libraries: Distributions that compute.
+    Attributes:
+        weights: Their digest; None: nothing is remembered.
+        conditions: On which the numbers depend, in words.
     """
-    if backend.info.parameters < WORTH_PARAMETERS:
+
+    weights: str | None
+    conditions: str
+
+    @classmethod
+    def of(cls, info: ModelInfo, weights: str | None, libraries: Sequence[str]) -> Memory:
+        """Of a model whose first forward is worth remembering; of a smaller one it is slow by chance alone.
+
+        Args:
+            info: Of the model, described.
+            weights: Their digest.
+            libraries: Distributions that compute.
+        """
+        form = [str(info.options.get(name)) for name in ("device", "dtype", "weights", "offload")]
+        machine = [platform.machine(), f"{os.cpu_count()} cores"]
+        versions = [f"{name} {version(name)}" for name in libraries]
+        return cls(
+            weights if info.parameters >= WORTH_PARAMETERS else None, ", ".join([__version__, *versions, *form, *machine])
+        )
+
+    def recall(self, what: str, kind: type[T]) -> T | None:
+        """What was kept; None where nothing was, or what is read there is something else."""
+        if self.weights is None:
+            return None
+        with suppress(msgspec.ValidationError):
+            return msgspec.convert(measurement(self.weights, f"{what}, {self.conditions}"), kind, strict=True)
         return None
-    seconds = measurement(weights, _conditions(backend.info, libraries)).get("seconds")
-    return seconds if isinstance(seconds, float) and WORTH_SECONDS < seconds < math.inf else None
+
+    def keep(self, what: str, found: msgspec.Struct) -> None:
+        """For `recall` at the next load."""
+        if self.weights is not None:
+            keep_measurement(self.weights, f"{what}, {self.conditions}", msgspec.to_builtins(found))
 
 
-def keep_finite(backend: PackedBackend[Any], weights: str, libraries: Sequence[str], seconds: float) -> None:
-    """Remembers for `known_finite` that the check passed, where it took a while."""
-    if seconds > WORTH_SECONDS and backend.info.parameters >= WORTH_PARAMETERS:
-        keep_measurement(weights, _conditions(backend.info, libraries), {"seconds": seconds})
+def first_forward(backend: PackedBackend[Any], memory: Memory) -> FirstForward:
+    """One token through the model as it is loaded, or what an earlier load remembers of it: all weights would be read.
 
-
-def _conditions(info: ModelInfo, libraries: Sequence[str]) -> str:
-    form = [str(info.options.get(name)) for name in ("device", "dtype", "weights")]
-    machine = [platform.machine(), f"{os.cpu_count()} cores"]
-    return ", ".join(["finite", __version__, *(f"{name} {version(name)}" for name in libraries), *form, *machine])
-
-
-def note_speed(backend: PackedBackend[Any], seconds: float) -> None:
-    """What a first forward tells of the machine."""
-    if seconds > SLOW_SECONDS:
-        backend.speed = min(1 / seconds, backend.speed)
+    Raises:
+        ModelLoadError: As `check_finite`.
+    """
+    report_checking()
+    found = memory.recall("first forward", FirstForward)
+    if found is None:
+        seconds = check_finite(backend)
+        found = FirstForward(seconds, backend.shapes, backend.state_shapes, backend.state_bytes)
+        if seconds > WORTH_SECONDS:
+            memory.keep("first forward", found)
+    else:
+        backend.learn_unread(found)
+        backend.state_shapes, backend.state_bytes = found.state_shapes, found.state_bytes
+    if found.seconds > SLOW_SECONDS:
+        backend.speed = min(1 / found.seconds, backend.speed)
+    return found
 
 
 def check_finite(backend: PackedBackend[Any]) -> float:
-    """One token through the model as it is loaded: it also tells the shapes of keys and values, and a slow machine.
+    """One token through the model as it is loaded.
 
     Returns:
         Seconds.
@@ -205,14 +240,13 @@ def check_finite(backend: PackedBackend[Any]) -> float:
     Raises:
         ModelLoadError: What it answers is no number; the message names the tensor.
     """
-    report_checking()
     pack, started = backend.open_pack(), time.monotonic()
     try:
         token = np.array([backend.info.vocab_size // 3])
         _, logits = backend.forward(pack, token, np.array([ROOT]), np.array([0]))
     finally:
         backend.close(pack)
-    note_speed(backend, seconds := time.monotonic() - started)
+    seconds = time.monotonic() - started
     if np.isfinite(logits).all():
         return seconds
     tensor, info = backend.broken_weights(), backend.info
@@ -230,8 +264,21 @@ def _rounding(info: ModelInfo) -> str:
     return "bfloat16" if info.options.get("weights") in ("bfloat16", "int8", "int4") else info.dtype
 
 
-def kv_warning(backend: PackedBackend[Any], kv: KvFormat) -> tuple[str, ...]:
-    """What quantised KV costs in exactness, measured on this model: about 70 tokens, at load."""
+class Seconds(msgspec.Struct, frozen=True):
+    """Of one forward."""
+
+    seconds: float
+
+
+class KvGaps(msgspec.Struct, frozen=True):
+    """Differences of log-probabilities in nats, among the likeliest tokens, that quantised KV makes."""
+
+    most: float
+    mean: float
+
+
+def kv_warning(backend: PackedBackend[Any], kv: KvFormat, memory: Memory) -> tuple[str, ...]:
+    """What quantised KV costs in exactness, measured on this model: about 70 tokens, at its first load in this form."""
     n = min(_RESTED, backend.info.context_length)
     if kv.bits is None or n < 2:
         return ()
@@ -239,12 +286,16 @@ def kv_warning(backend: PackedBackend[Any], kv: KvFormat) -> tuple[str, ...]:
         return (
             f"kv_dtype {kv.name} has no meaning here: the model keeps no keys and values, and its state is never quantised",
         )
-    rng = np.random.default_rng(20_260_102)
-    trunk, tail = np.split(rng.integers(0, backend.info.vocab_size, n), [n - n // 4])
-    gaps = kv_gaps(backend, trunk, tail)
+    found = memory.recall(f"kv {kv.name}", KvGaps)
+    if found is None:
+        rng = np.random.default_rng(20_260_102)
+        trunk, tail = np.split(rng.integers(0, backend.info.vocab_size, n), [n - n // 4])
+        gaps = kv_gaps(backend, trunk, tail)
+        found = KvGaps(float(gaps.max()), float(gaps.mean()))
+        memory.keep(f"kv {kv.name}", found)
     return (
         f"KV of idle segments is held in {kv.bits} bits: answers after a cached prefix differ from uncached ones, here by "
-        f"{gaps.max():.2g} nats at most and {gaps.mean():.2g} on average among the {_TOP} likeliest tokens",
+        f"{found.most:.2g} nats at most and {found.mean:.2g} on average among the {_TOP} likeliest tokens",
     )
 
 

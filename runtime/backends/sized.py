@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
+import msgspec
 import numpy as np
 
 from runtime.backends.base import Cost
+from runtime.backends.stored import Shape, StateShapes
 from runtime.backends.tree import Int64, SlotTree
 from runtime.info import ModelInfo
 
@@ -20,6 +22,23 @@ State = Any  # recurrent state after one token: a library's arrays, never change
 UNBOUNDED = 1 << 60  # slots: the capacity of a pack without keys and values
 MOVED_SLOTS = 256  # that are moved at a time within a pack
 RETURN_BYTES = 64 << 20  # of freed KV after which the device gets its memory back
+
+
+_Size = Annotated[int, msgspec.Meta(gt=0, lt=1 << 40)]
+
+
+class FirstForward(msgspec.Struct, frozen=True):
+    """What one token through the whole model told at an earlier load.
+
+    Attributes:
+        seconds: How long it took.
+        shapes, state_shapes, state_bytes: As of `SizedBackend`.
+    """
+
+    seconds: Annotated[float, msgspec.Meta(gt=0, lt=1e6)]
+    shapes: tuple[tuple[_Size, _Size, _Size], ...]
+    state_shapes: tuple[tuple[_Size, ...] | None, ...] | None
+    state_bytes: Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
 
 
 class WorkingPack:
@@ -39,6 +58,7 @@ class SizedBackend(ABC, Generic[P]):
 
     Attributes:
         info: What is known of the model.
+        shapes: Of the attention layers, once known.
         slot_bytes: Of a pack's buffers, per slot.
         widest_bytes: Of the largest single buffer among them, per slot.
         state_bytes: Of one recurrent state.
@@ -47,10 +67,11 @@ class SizedBackend(ABC, Generic[P]):
     """
 
     info: ModelInfo
+    shapes: tuple[Shape, ...] = ()
     slot_bytes: int = 0
     widest_bytes: int = 0
     state_bytes: int = 0
-    state_shapes: tuple[tuple[int, ...] | None, ...] | None = None
+    state_shapes: StateShapes | None = None
     lent: int = UNBOUNDED
     _freed: int = 0
 
@@ -69,8 +90,9 @@ class SizedBackend(ABC, Generic[P]):
         Some `MOVED_SLOTS` at a time; only the first scratch memory may be refused, before anything has moved.
         """
 
-    def learn_sizes(self, shapes: Iterable[tuple[int, int, int]], itemsize: int) -> None:
-        """From the attention layers' shapes (heads, width of a key, width of a value) and the bytes of one number."""
+    def learn_sizes(self, shapes: tuple[Shape, ...], itemsize: int) -> None:
+        """From the attention layers' shapes and the bytes of one number."""
+        self.shapes = shapes
         buffers = [heads * width * itemsize for heads, *widths in shapes for width in widths]
         self.slot_bytes, self.widest_bytes = sum(buffers), max(buffers, default=0)
 
@@ -124,7 +146,7 @@ class SizedBackend(ABC, Generic[P]):
         """Gives free memory back to the device."""
 
 
-def shapes_of(state: State) -> tuple[tuple[int, ...] | None, ...]:
+def shapes_of(state: State) -> StateShapes:
     """The shapes of a recurrent state's parts."""
     parts = state if isinstance(state, tuple) else (state,)
     return tuple(None if part is None else tuple(part.shape) for part in parts)

@@ -19,8 +19,8 @@ from runtime.errors import SnapshotFormatError
 Array = TypeVar("Array")  # a library's own, as the next two
 Dtype = TypeVar("Dtype")
 Layer = TypeVar("Layer")
-Shape = tuple[int, int, int]  # of an attention layer: heads, width of a key, width of a value
 Stored = dict[str, npt.NDArray[np.generic]]
+Shape = tuple[int, int, int]  # of an attention layer: heads, width of a key, width of a value
 StateShapes = tuple[tuple[int, ...] | None, ...]  # None: a part that the state does not have
 
 _TOKEN_AXES = {"keys": 2, "values": 2, "kv": 0, "tokens": 0}  # by the name up to its first dot

@@ -23,15 +23,16 @@ from runtime.backends.hf import payload as payloads
 from runtime.backends.hf.adapters import TorchAdapters
 from runtime.backends.hf.arguments import Arguments
 from runtime.backends.hf.attention import OWN, attention_of
-from runtime.backends.hf.cache import JointCache, Shape, SlotLayer, Tensors, TorchPack, make_layers
+from runtime.backends.hf.cache import JointCache, SlotLayer, Tensors, TorchPack, make_layers
 from runtime.backends.hf.codec import codec_of
 from runtime.backends.hf.loading import LoadedModel, load_model, random_copy
+from runtime.backends.hf.offload import Offload
 from runtime.backends.hf.payload import TorchPayload
 from runtime.backends.hf.threads import CHOICE, one_thread
 from runtime.backends.hf.weights import weight_bytes
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
-from runtime.backends.selftest import check_finite, kv_warning, prove, stream_warning
-from runtime.backends.sized import state_size
+from runtime.backends.selftest import Memory, Seconds, first_forward, kv_warning, prove, stream_warning
+from runtime.backends.sized import FirstForward, state_size
 from runtime.backends.small import small_copies
 from runtime.backends.step import joint_stacks, joint_want
 from runtime.backends.stored import Stored
@@ -40,6 +41,8 @@ from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import ModelInfo
 from runtime.loading.model_folder import ModelFolder
 from runtime.options.load import LoadOptions
+
+LIBRARIES = ("torch", "transformers")
 
 
 def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> HfBackend:
@@ -86,7 +89,6 @@ class HfBackend(PackedBackend[TorchPack]):
         count = partial(_count_layer, weakref.ref(self))  # the model may be the caller's, and outlive this
         self._hooks = [layer.register_forward_hook(count) for layers in lists for layer in layers]
         self._adapters = TorchAdapters(self._model, self._dtype, self._device)
-        self._shapes: tuple[Shape, ...] = ()
         layers = make_layers(loaded.config)
         self.recurrent = any(hasattr(layer, "recurrent_states") for layer in layers)
         self._windows = {layer.window for layer in layers if isinstance(layer, SlotLayer)}
@@ -105,15 +107,14 @@ class HfBackend(PackedBackend[TorchPack]):
             ModelLoadError: They depend on how tokens are pushed, or are no numbers.
         """
         loaded = self._loaded
-        check_finite(self)
+        memory = Memory.of(self.info, loaded.weights_digest if loaded.folder else None, LIBRARIES)
+        first_forward(self, memory)
         with one_thread():
             warnings = prove(self, self._copies(options))
-        warnings += kv_warning(self, self._kv) + self._weights_warning()
+        warnings += kv_warning(self, self._kv, memory) + self._weights_warning()
         warnings += stream_warning(self, self._kv) + loaded.passed_over + facts.rope_warning(loaded.config.to_dict())
         if loaded.offload is not None:
-            started = time.monotonic()
-            self.logits_uncached([1])
-            warnings += (loaded.offload.warning(time.monotonic() - started),)
+            warnings += (loaded.offload.warning(self._offloaded_seconds(loaded.offload, memory)),)
         if self._device.type == "cpu" and options.threads is None and loaded.offload is None and loaded.folder:
             CHOICE.measure(loaded.weights_digest, self._weights, lambda: self.logits_uncached([0]))
         self.info = self._describe(options, warnings)
@@ -128,13 +129,27 @@ class HfBackend(PackedBackend[TorchPack]):
     def _copy(self, config: Mapping[str, Any], options: LoadOptions) -> HfBackend:
         return HfBackend(random_copy(self._loaded, config), options)
 
+    def _offloaded_seconds(self, offload: Offload, memory: Memory) -> float:
+        """What a forward takes that reads its weights from disk: the second one after the load, or after an earlier load."""
+        what = f"forward with {offload.on_disk} bytes on disk"
+        found = memory.recall(what, Seconds)
+        if found is None:
+            started = time.monotonic()
+            self.logits_uncached([1])
+            found = Seconds(time.monotonic() - started)
+            memory.keep(what, found)
+        return found.seconds
+
+    def learn_unread(self, found: FirstForward) -> None:
+        self.learn_sizes(found.shapes, self._dtype.itemsize)
+
     @property
     def weight_bytes(self) -> int:
         """Of linear modules: what a token of one stream reads."""
         return weight_bytes(self._model)
 
     def open_pack(self) -> TorchPack:
-        return TorchPack(make_layers(self._loaded.config), self._shapes, torch.empty(0, dtype=self._dtype, device=self._device))
+        return TorchPack(make_layers(self._loaded.config), self.shapes, torch.empty(0, dtype=self._dtype, device=self._device))
 
     def load(self, pack: TorchPack, payload: TorchPayload, parent: int, skip: int = 0) -> Int64:
         base, n = pack.tree.size, payload.n - skip
@@ -161,9 +176,8 @@ class HfBackend(PackedBackend[TorchPack]):
                 logits = self._model(**self._arguments.of(pack, step)).logits[0]  # (rows, vocab)
             if step.hidden or "logits_to_keep" not in self._takes:
                 logits = logits[torch.from_numpy(step.want).to(self._device)]
-            if self._shapes == ():
-                self._shapes = pack.shapes
-                self.learn_sizes(self._shapes, self._dtype.itemsize)
+            if self.shapes == ():
+                self.learn_sizes(pack.shapes, self._dtype.itemsize)
             state: Tensors | None = None
             if self.recurrent:
                 (state,) = pack.get_states(1)
@@ -260,7 +274,7 @@ class HfBackend(PackedBackend[TorchPack]):
 
     def restore(self, tensors: Stored) -> TorchPayload:
         with _computing():
-            return payloads.restore(tensors, self._codec, self._shapes, self.state_shapes, self._dtype, self._device)
+            return payloads.restore(tensors, self._codec, self.shapes, self.state_shapes, self._dtype, self._device)
 
     def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:
         with _computing(), self._adapters.under(stacks, np.array([len(ids) - 1])):
@@ -315,7 +329,7 @@ class HfBackend(PackedBackend[TorchPack]):
 
     def _describe(self, options: LoadOptions, warnings: tuple[str, ...]) -> ModelInfo:
         loaded, config = self._loaded, self._loaded.config
-        geometry = {"shapes": self._shapes, "layers": config.num_hidden_layers}
+        geometry = {"shapes": self.shapes, "layers": config.num_hidden_layers}
         dtype, row = _name(self._dtype), self._codec.row_bytes
         computed = dtype if self._weights == dtype else f"{dtype}, {self._weights} weights"
         kv_print = facts.kv_fingerprint(loaded.weights_digest, "hf", computed, self._kv.name, geometry)
@@ -337,7 +351,7 @@ class HfBackend(PackedBackend[TorchPack]):
             context_length=facts.context_length(config.to_dict(), options),
             whole_context=facts.whole_context(config.to_dict()),
             has_template=loaded.has_template,
-            kv_bytes_per_token=sum(h * (row(k) + row(v)) for h, k, v in self._shapes),
+            kv_bytes_per_token=sum(h * (row(k) + row(v)) for h, k, v in self.shapes),
             kv_fingerprint=kv_print,
             model_fingerprint=facts.model_fingerprint(kv_print, loaded.text_digest),
             options=facts.options_in_force(

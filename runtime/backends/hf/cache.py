@@ -24,13 +24,13 @@ from transformers.cache_utils import (
 from runtime.backends.buckets import Bucket
 from runtime.backends.packed import Step, WorkingPack
 from runtime.backends.sized import MOVED_SLOTS, UNBOUNDED
+from runtime.backends.stored import Shape
 from runtime.backends.tree import Int64
 from runtime.errors import UnsupportedFeatureError
 
 FIRST_CAPACITY = 64  # slots
 
 Tensors = tuple[torch.Tensor | None, ...]
-Shape = tuple[int, int, int]  # heads, width of a key, width of a value
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not followed by mypy

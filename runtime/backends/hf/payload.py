@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from runtime.backends.hf.cache import Shape, Tensors, TorchPack, to_index
+from runtime.backends.hf.cache import Tensors, TorchPack, to_index
 from runtime.backends.hf.codec import Codec
-from runtime.backends.stored import StateShapes, Stored, check_layers, exported, grouped, restored
+from runtime.backends.stored import Shape, StateShapes, Stored, check_layers, exported, grouped, restored
 from runtime.backends.tree import Int64
 from runtime.errors import SnapshotFormatError
 

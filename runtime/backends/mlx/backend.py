@@ -23,7 +23,7 @@ from runtime.backends.buckets import Bucket, reach_of
 from runtime.backends.mlx import payload as payloads
 from runtime.backends.mlx.adapters import MlxAdapters
 from runtime.backends.mlx.blank import Blank
-from runtime.backends.mlx.cache import Arrays, JointCache, MlxPack, Shape, SlotCache, attention_by_pack, make_caches
+from runtime.backends.mlx.cache import Arrays, JointCache, MlxPack, SlotCache, attention_by_pack, make_caches
 from runtime.backends.mlx.codec import codec_of
 from runtime.backends.mlx.corrections import PROVEN, SelectRows, hidden_window
 from runtime.backends.mlx.loading import LoadedModel, check_fits, flat_parameters, full_config, load_model, random_copy
@@ -31,16 +31,8 @@ from runtime.backends.mlx.masks import Window
 from runtime.backends.mlx.parts import parts_of
 from runtime.backends.mlx.payload import MlxPayload
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
-from runtime.backends.selftest import (
-    check_finite,
-    keep_finite,
-    known_finite,
-    kv_warning,
-    note_speed,
-    prove,
-    stream_warning,
-)
-from runtime.backends.sized import state_size
+from runtime.backends.selftest import Memory, first_forward, kv_warning, prove, stream_warning
+from runtime.backends.sized import FirstForward, state_size
 from runtime.backends.small import small_copies
 from runtime.backends.step import joint_stacks, joint_want
 from runtime.backends.stored import Stored
@@ -48,7 +40,6 @@ from runtime.backends.tree import ROOT, Bool, Int64
 from runtime.errors import ForkedError, MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import ModelInfo
 from runtime.loading.model_folder import ModelFolder
-from runtime.loading.progress import report_checking
 from runtime.options.load import LoadOptions
 
 _IMPORTED_BY = os.getpid()
@@ -103,7 +94,6 @@ class MlxBackend(PackedBackend[MlxPack]):
         self._select = SelectRows(self._model)
         self._kv = facts.kv_format(options, _name(loaded.dtype))
         self._codec = codec_of(self._kv)
-        self._shapes: tuple[Shape, ...] = ()
         self._work_dtype = loaded.dtype  # of the packs' buffers
         self._kinds: tuple[str, ...] = ()
         probe = self.open_pack()
@@ -123,16 +113,9 @@ class MlxBackend(PackedBackend[MlxPack]):
         """
         loaded = self._loaded
         on_cpu = mx.default_device() == mx.cpu  # whose kernels go through a row alone; Metal's differ with the number of rows
-        known = known_finite(self, loaded.weights_digest, LIBRARIES) if loaded.ours and not self.recurrent else None
-        if known is None:
-            seconds = check_finite(self)
-            if loaded.ours:
-                keep_finite(self, loaded.weights_digest, LIBRARIES, seconds)
-        else:  # all weights would be read, which takes seconds where they are many
-            note_speed(self, known)
-            self._slow = known > SLOW_SECONDS
-            self._learn_unread()
-        warnings = prove(self, self._copies(options)) + kv_warning(self, self._kv)
+        memory = Memory.of(self.info, loaded.weights_digest if loaded.ours else None, LIBRARIES)
+        self._slow = first_forward(self, memory).seconds > SLOW_SECONDS
+        warnings = prove(self, self._copies(options)) + kv_warning(self, self._kv, memory)
         warnings += stream_warning(self, self._kv, even=on_cpu) + passed_over + facts.rope_warning(loaded.config)
         if loaded.config.get("model_type") not in PROVEN:
             warnings += ("mlx-lm's version of this architecture was not compared with transformers; backend='hf' was",)
@@ -164,7 +147,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         undo = pack.tree.append(chain_parents(base, n, parent))
         try:
             with _memory():
-                payloads.put(pack, self._shapes, payload, base, skip, self._codec, self._work_dtype)
+                payloads.put(pack, self.shapes, payload, base, skip, self._codec, self._work_dtype)
         except BaseException:
             pack.tree.rollback(undo)
             raise
@@ -298,7 +281,7 @@ class MlxBackend(PackedBackend[MlxPack]):
             return self._fetched(pack, logits)
 
     def _fetched(self, pack: MlxPack, logits: Sequence[mx.array]) -> Float32:
-        if not self._shapes:
+        if not self.shapes:
             self._learn(pack)
         arrays = [np.array(part) for part in logits]
         if len(arrays) == 1:
@@ -339,14 +322,14 @@ class MlxBackend(PackedBackend[MlxPack]):
         pack.tree.check_chain(slots)
         state = self._checkpoint(pack, slots)
         with _memory():
-            return payloads.take(pack, self._shapes, slots, state, self._codec)
+            return payloads.take(pack, self.shapes, slots, state, self._codec)
 
     def take_many(self, pack: MlxPack, chains: Sequence[Int64]) -> list[MlxPayload]:
         if self.recurrent or len(chains) < 2:
             return super().take_many(pack, chains)
         pack.tree.check_chains(chains)
         with _memory():
-            return payloads.take_many(pack, self._shapes, chains, self._codec)
+            return payloads.take_many(pack, self.shapes, chains, self._codec)
 
     def split(self, payload: MlxPayload, n: int) -> tuple[MlxPayload, MlxPayload]:
         with _memory():
@@ -376,9 +359,9 @@ class MlxBackend(PackedBackend[MlxPack]):
         return pack.capacity
 
     def resize(self, pack: MlxPack, capacity: int) -> None:
-        if self._shapes:
+        if self.shapes:
             with _memory():
-                pack.resize(max(capacity, pack.tree.size), self._shapes, self._work_dtype)
+                pack.resize(max(capacity, pack.tree.size), self.shapes, self._work_dtype)
 
     def gather(self, pack: MlxPack, slots: Int64, start: int) -> None:
         with _memory():
@@ -396,7 +379,7 @@ class MlxBackend(PackedBackend[MlxPack]):
 
     def restore(self, tensors: Stored) -> MlxPayload:
         with _memory():
-            return payloads.restore(tensors, self._codec, self._shapes, self.state_shapes, self._loaded.dtype)
+            return payloads.restore(tensors, self._codec, self.shapes, self.state_shapes, self._loaded.dtype)
 
     def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:
         with _memory():
@@ -476,9 +459,9 @@ class MlxBackend(PackedBackend[MlxPack]):
             pack.put_states([None])
         return ([out.astype(mx.float32)] if len(step.want) else []), state
 
-    def _learn_unread(self) -> None:
+    def learn_unread(self, found: FirstForward) -> None:  # noqa: ARG002  # windows and dtypes are in the graph too
         """`_learn`, from the graph of a first forward, which is not computed."""
-        report_checking()
+        self._slow = False  # or each layer would be computed as it is reached
         pack, one = self.open_pack(), np.zeros(1, np.int64)
         try:
             pack.tree.append(np.array([ROOT]))
@@ -489,9 +472,9 @@ class MlxBackend(PackedBackend[MlxPack]):
 
     def _learn(self, pack: MlxPack) -> None:
         """After a first forward the layers know their shapes and windows."""
-        self._shapes = tuple(cache.shape for cache in pack.attention if cache.shape is not None)
+        shapes = tuple(cache.shape for cache in pack.attention if cache.shape is not None)
         self._work_dtype = next((cache.keys.dtype for cache in pack.attention if cache.keys is not None), self._work_dtype)
-        self.learn_sizes(self._shapes, self._work_dtype.size)
+        self.learn_sizes(shapes, self._work_dtype.size)
         self.reach = reach_of(cache.window for cache in pack.attention)
         kinds = {"full" if cache.window is None else "sliding" for cache in pack.attention}
         self._kinds = tuple(sorted(kinds | ({"recurrent"} if self.recurrent else set())))
@@ -500,7 +483,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         loaded, config = self._loaded, self._loaded.config
         layers = len(self._model.layers)
         dtype, row = _name(loaded.dtype), self._codec.row_bytes
-        geometry = {"shapes": self._shapes, "layers": layers}
+        geometry = {"shapes": self.shapes, "layers": layers}
         kv_print = facts.kv_fingerprint(loaded.weights_digest, "mlx", dtype, self._kv.name, geometry)
         heads = int(config.get("num_attention_heads") or config.get("n_head") or 0)
         device = "cpu" if mx.default_device() == mx.cpu else "gpu"
@@ -521,7 +504,7 @@ class MlxBackend(PackedBackend[MlxPack]):
             context_length=facts.context_length(config, options),
             whole_context=facts.whole_context(config),
             has_template=loaded.has_template,
-            kv_bytes_per_token=sum(h * (row(k) + row(v)) for h, k, v in self._shapes),
+            kv_bytes_per_token=sum(h * (row(k) + row(v)) for h, k, v in self.shapes),
             kv_fingerprint=kv_print,
             model_fingerprint=facts.model_fingerprint(kv_print, loaded.text_digest),
             options=facts.options_in_force(

@@ -22,6 +22,7 @@ from runtime.backends.buckets import Bucket
 from runtime.backends.mlx.masks import RowMasks, TreeMasks
 from runtime.backends.packed import Step, WorkingPack
 from runtime.backends.sized import MOVED_SLOTS, UNBOUNDED
+from runtime.backends.stored import Shape
 from runtime.backends.tree import Int64
 from runtime.errors import UnsupportedFeatureError
 
@@ -30,7 +31,6 @@ PIECE = 64  # slots that are moved at a time where there is no memory for all
 
 Arrays = tuple[mx.array | None, ...]
 Buffers = tuple[mx.array | None, mx.array | None]  # of one layer: keys, values
-Shape = tuple[int, int, int]  # heads, width of a key, width of a value
 OnLayer = Callable[[mx.array, mx.array], None]
 
 

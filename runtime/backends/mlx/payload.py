@@ -10,9 +10,9 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from runtime.backends.mlx.cache import Arrays, MlxPack, Shape
+from runtime.backends.mlx.cache import Arrays, MlxPack
 from runtime.backends.mlx.codec import Codec
-from runtime.backends.stored import StateShapes, Stored, check_layers, exported, grouped, restored
+from runtime.backends.stored import Shape, StateShapes, Stored, check_layers, exported, grouped, restored
 from runtime.backends.tree import Int64
 from runtime.errors import SnapshotFormatError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from runtime import ModelLoadError, load
 from runtime.backends import selftest
 from runtime.backends.hf.backend import HfBackend
-from runtime.backends.mlx import backend as mlx_backend
 from runtime.backends.mlx.backend import MlxBackend
-from tests.fakes import settled
+from runtime.backends.small import VOCABULARY
+from tests.fakes import engine_of, settled
 from tests.tiny_models import build, tiny_path
 
 BACKENDS: dict[str, Any] = {"hf": HfBackend, "mlx": MlxBackend}
@@ -41,70 +42,144 @@ def test_rounding_to_16_bits_refuses_no_model(backend: str, monkeypatch: pytest.
         assert not any("nats" in warning for warning in model.info.warnings)
 
 
+@pytest.fixture
+def remembered(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A shelf where the loads of small models are remembered too."""
+    monkeypatch.setattr(selftest, "WORTH_SECONDS", 0.0)
+    monkeypatch.setattr(selftest, "WORTH_PARAMETERS", 0)
+    return shelf / ".measured"
+
+
+@pytest.fixture
+def pushed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The model and the product of layers and tokens of each forward that is computed from now on."""
+    found: list[tuple[str, int]] = []
+
+    def note(backend: Any, tokens: int) -> None:
+        found.append((backend.info.name if backend.info.vocab_size > VOCABULARY else "copy", backend.info.layers * tokens))
+
+    for cls in BACKENDS.values():
+        count, uncached = cls.count, cls.logits_uncached
+
+        def counted(self: Any, tokens: int, count: Any = count) -> None:
+            note(self, tokens)
+            count(self, tokens)
+
+        def plain(self: Any, ids: Any, *rest: Any, uncached: Any = uncached) -> Any:
+            note(self, len(ids))
+            return uncached(self, ids, *rest)
+
+        monkeypatch.setattr(cls, "count", counted)
+        monkeypatch.setattr(cls, "logits_uncached", plain)
+    return found
+
+
+@pytest.mark.usefixtures("remembered")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_weights_that_are_no_numbers_are_named(backend: str, value: float, tmp_path: Path) -> None:
+    # given a model that was loaded before, and a number in its last layer that no longer is one
     folder = tmp_path / "broken"
-    shutil.copytree(tiny_path("llama"), folder)
+    shutil.copytree(tiny_path("llama_deep"), folder)
+    load(folder, backend).close()
     weights = load_file(folder / "model.safetensors")
-    weights["model.layers.1.mlp.down_proj.weight"][3, 5] = value
+    weights["model.layers.29.mlp.down_proj.weight"][3, 5] = value
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelLoadError, match=r"weights of broken hold numbers that are not finite \(tensor .*layers\.1\.mlp"):
-        load(folder, backend)
+    # then every load is refused
+    for _ in range(2):
+        with pytest.raises(ModelLoadError, match=r"weights of broken hold .* not finite \(tensor .*layers\.29\.mlp"):
+            load(folder, backend)
 
 
-@pytest.mark.usefixtures("shelf")  # where loads are remembered
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_the_check_is_as_long_for_a_deep_model(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a model of 3 layers and the same with 30
-    pushed: list[int] = []
-    cls = BACKENDS[backend]
-    sound = cls.count
-
-    def counted(self: Any, tokens: int) -> None:
-        pushed.append(self.info.layers * tokens)
-        sound(self, tokens)
-
-    monkeypatch.setattr(cls, "count", counted)
-    taken = {}
-    for name in ("llama", "llama_deep"):
-        pushed.clear()
-        load(tiny_path(name), backend).close()
-        taken[name] = sum(pushed)
-    # then only one token goes through all layers
-    assert taken["llama_deep"] - taken["llama"] == 27
+WAYS: list[tuple[str, dict[str, Any]]] = [
+    ("hf", {}),
+    ("hf", {"kv_dtype": "q8"}),
+    ("hf", {"offload": "disk", "offload_memory_bytes": 1}),
+    ("mlx", {}),
+    ("mlx", {"kv_dtype": "q8"}),
+]
 
 
-@pytest.mark.usefixtures("shelf")
-@pytest.mark.parametrize("name", ["llama", "gemma3", "lfm2"])
-def test_a_model_whose_first_forward_took_long_is_loaded_without_one_the_next_time(
-    name: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("remembered")
+@pytest.mark.parametrize(("backend", "options"), WAYS, ids=lambda value: value if isinstance(value, str) else "+".join(value))
+def test_a_load_is_as_long_for_a_deep_model(
+    backend: str, options: dict[str, Any], pushed: list[tuple[str, int]], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(selftest, "WORTH_SECONDS", 0.0)
-    monkeypatch.setattr(selftest, "WORTH_PARAMETERS", 0)
-    text, checked = [5, 6, 7, 8], 0
-    check = selftest.check_finite
+    # given models of 4 and of 24 layers
+    taken = {}
+    for layers in (4, 24):
+        folder = _llama(layers, tmp_path / str(layers))
+        load(folder, backend, **options).close()
+        first = sum(n for name, n in pushed if name != "copy")
+        if not options:
+            assert first == layers  # one token, which finds weights that are no numbers
+        pushed.clear()
+        # when they are loaded again
+        stages: list[str] = []
+        load(folder, backend, on_progress=lambda p, stages=stages: stages.append(p.stage), **options).close()  # type: ignore[misc]  # mypy cannot infer it
+        taken[layers] = list(pushed)
+        pushed.clear()
+        assert stages[-1] == "checking"
+    # then both compute the same: nothing but a small copy
+    assert taken[4] == taken[24] != []
+    assert {name for name, _ in taken[4]} == {"copy"}
 
-    def counted(backend: Any) -> float:
+
+def _llama(layers: int, folder: Path) -> Path:
+    config = AutoConfig.for_model(
+        "llama", vocab_size=1000, hidden_size=64, intermediate_size=128, num_hidden_layers=layers, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, bos_token_id=0, eos_token_id=2,
+    )  # fmt: skip
+    return build(config, folder)
+
+
+@pytest.mark.usefixtures("remembered")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["llama", "gemma3", "lfm2", "mamba"])
+def test_a_model_that_was_loaded_before_is_the_same_without_a_first_forward(
+    backend: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, checked, check = [5, 6, 7, 8], 0, selftest.check_finite
+
+    def counted(loaded: Any) -> float:
         nonlocal checked
         checked += 1
-        return check(backend)
+        return check(loaded)
 
-    monkeypatch.setattr(mlx_backend, "check_finite", counted)
+    monkeypatch.setattr(selftest, "check_finite", counted)
     found = []
     for _ in range(2):
-        with load(tiny_path(name), "mlx") as model:
-            found.append((model.info, model.next_token_logprobs_sync(text), settled(model)[1].bytes))
-    # then recurrent ones alone are computed again, whose states have no other way to be known
-    (first, row, kept), (second, again, kept_again) = found
-    assert checked == (2 if "recurrent" in first.attention_kinds else 1)
-    # and what is told and answered is the same
+        with load(tiny_path(name), backend) as model:
+            held = engine_of(model).backend
+            sizes = held.slot_bytes, held.state_bytes, held.state_shapes  # type: ignore[attr-defined]  # the Protocol has no shapes
+            found.append((model.info, sizes, model.next_token_logprobs_sync(text), settled(model)[1].bytes))
+    # then what is told and answered is the same
+    (*first, row, kept), (*second, again, kept_again) = found
+    assert checked == 1
     assert (second, kept_again) == (first, kept)
     np.testing.assert_array_equal(again, row)
-    # nor is it remembered of other weights, or in another form
-    with load(tiny_path(name), "mlx", dtype="float16") as model:
+    # nor is it remembered in another form
+    with load(tiny_path(name), backend, dtype="bfloat16") as model:
         assert np.isfinite(model.next_token_logprobs_sync(text)).all()
-    assert checked == (3 if "recurrent" in first.attention_kinds else 2)
+    assert checked == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"seconds": -1.0}, {"shapes": [[0, 1, 1]]}, {"shapes": [[1, 2]]}, {"state_bytes": -1}, {"shapes": None}, {"seconds": "x"}],
+    ids=str,
+)
+def test_a_record_that_is_not_one_is_measured_again(change: dict[str, Any], remembered: Path) -> None:
+    load(tiny_path("llama"), "hf").close()
+    [file] = remembered.iterdir()
+    sound = json.loads(file.read_text())
+    [key] = [key for key in sound if key.startswith("first forward")]
+    file.write_text(json.dumps({**sound, key: {**sound[key], **change}}))
+    with load(tiny_path("llama"), "hf") as model:
+        assert np.isfinite(model.next_token_logprobs_sync([1, 2])).all()
+    measured = json.loads(file.read_text())[key]
+    assert measured["shapes"] == sound[key]["shapes"]
+    assert measured["seconds"] > 0
 
 
 def test_a_library_that_takes_no_mask_of_a_tree_is_pushed_without(tmp_path: Path) -> None:
