@@ -14,6 +14,7 @@ from runtime.info import BlocksSaved, PrefixMatch
 from runtime.numerics.pooling import Pooling
 from runtime.options.generation import GenerationOptions
 from runtime.options.priority import Priority
+from runtime.records import TopLogprobs
 from runtime.transport.arrays import Array, pack_array, pack_run, unpack_array, unpack_run
 from runtime.transport.messages import MessageError, encode
 
@@ -36,6 +37,13 @@ class LogprobsBatch(Arguments, frozen=True, forbid_unknown_fields=True):
 
     batch: list[Array]
     adapters: AdapterUses
+
+
+class TopLogprobsBatch(LogprobsBatch, frozen=True, forbid_unknown_fields=True):
+    """The `n` likeliest tokens, and chosen ids."""
+
+    n: int
+    chosen: list[int]
 
 
 class Score(Query, frozen=True, forbid_unknown_fields=True):
@@ -195,6 +203,23 @@ def _unpack_hypotheses(packed: Sequence[WireHypothesis]) -> list[Hypothesis]:
     return [Hypothesis(unpack_run(one.columns), one.logprob, one.score) for one in packed]
 
 
+class WireTop(msgspec.Struct, frozen=True):
+    """The likeliest tokens after one path."""
+
+    ids: Array
+    logprobs: Array
+    tail_mass: float
+    chosen: dict[int, float]
+
+
+def _pack_tops(tops: Sequence[TopLogprobs]) -> list[WireTop]:
+    return [WireTop(pack_array(top.ids), pack_array(top.logprobs), top.tail_mass, dict(top.chosen)) for top in tops]
+
+
+def _unpack_tops(packed: Sequence[WireTop]) -> list[TopLogprobs]:
+    return [TopLogprobs(unpack_array(top.ids), unpack_array(top.logprobs), top.tail_mass, top.chosen) for top in packed]
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """How a method's answer crosses: its wire type, and the way there and back."""
@@ -268,6 +293,7 @@ def _decoded(decoder: msgspec.msgpack.Decoder[Any], raw: msgspec.Raw) -> Any:  #
 
 METHODS: dict[str, Method] = {
     "logprobs": Method(LogprobsBatch, ARRAY),
+    "top_logprobs": Method(TopLogprobsBatch, Answer(list[WireTop], _pack_tops, _unpack_tops)),
     "logprobs_uncached": Method(Query, ARRAY),
     "score": Method(Score, RUN, progresses=True),
     "generate": Method(Generate, NOTHING, streams=True, progresses=True),
