@@ -80,6 +80,7 @@ if TYPE_CHECKING:
         PrefixMatch,
         PromptProgress,
     )
+    from runtime.lens import LensCost, LensRun
     from runtime.loading.measurements import Perplexities, measured_perplexities, measured_threads
     from runtime.loading.memory_estimate import Fit, estimate_fit, weight_forms
     from runtime.loading.paths import models_dir
@@ -180,6 +181,8 @@ __all__ = [
     "KeychainError",
     "LanguageModel",
     "Latency",
+    "LensCost",
+    "LensRun",
     "LoadOptions",
     "LoadProgress",
     "Manifest",
@@ -381,6 +384,7 @@ _NAMES = {
         "OnProgress",
         "PromptProgress",
     ),
+    "runtime.lens": ("LensCost", "LensRun"),
     "runtime.loading.measurements": (
         "Perplexities",
         "measured_perplexities",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array as packed_ints
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any, Final
 
 import numpy as np
@@ -33,6 +33,12 @@ class RequestChecks:
             ContextOverflowError: More than the context holds.
         """
         return check_ids(ids, vocab=self.vocab_size, context=self.context_length, stage=stage)
+
+    def optional_ids(self, ids: Sequence[int], stage: str) -> Int32:
+        """The same, where there may be none; at most the whole vocabulary."""
+        if isinstance(ids, Sized) and not isinstance(ids, str | bytes) and not len(ids):
+            return np.empty(0, np.int32)
+        return check_ids(ids, vocab=self.vocab_size, context=self.vocab_size, stage=stage)
 
     def batch(self, batch: Sequence[Sequence[int]]) -> list[Int32]:
         """Several sequences.

@@ -18,17 +18,18 @@ from __future__ import annotations
 import asyncio
 import operator
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import update_wrapper
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
+import numpy as np
+
 from runtime import html
 from runtime.adapters.uses import Adapters
-from runtime.api import bulk
 from runtime.api.adapters import AdapterStack
-from runtime.api.checks import RequestChecks, adapter_pairs, check_ids, plain_messages, plain_tools
+from runtime.api.checks import RequestChecks, adapter_pairs, plain_messages, plain_tools
 from runtime.api.kv import KvCache
 from runtime.api.windows import Total, joined, sliding_windows
 from runtime.beams import BeamOptions, Hypothesis, OnStep, given_beams
@@ -36,7 +37,9 @@ from runtime.branches import Branches, Options, Prompts, check_count, check_prom
 from runtime.completion import Completion
 from runtime.errors import InvalidRequestError, RuntimeFault, UnsupportedFeatureError
 from runtime.info import CacheReport, Message, Metrics, ModelInfo, OnProgress
+from runtime.lens import LensCost, LensRun, check_positions
 from runtime.numerics.pooling import Pooling, check_pooling, checked_texts
+from runtime.numerics.scoring import top_k
 from runtime.options.checking import check_value, is_whole, plain_number, shown, whole
 from runtime.options.generation import ALTERNATIVES, GenerationOptions, given
 from runtime.options.priority import Priority, check_priority
@@ -241,11 +244,15 @@ class LanguageModel:
         """The same for several sequences at once; duplicates cost nothing."""
         check_value("n", n, whole(1, of="tokens"))
         vocab, paths = self._checks.vocab_size, self._checks.batch(batch)
-        none = isinstance(chosen, Sized) and not isinstance(chosen, str | bytes) and not len(chosen)
-        wanted = [] if none else check_ids(chosen, vocab=vocab, context=vocab, stage="chosen").tolist()
+        wanted = self._checks.optional_ids(chosen, "chosen").tolist()
         named: dict[str, Any] = {"batch": paths, "adapters": adapter_pairs(adapters)}
-        found: list[TopLogprobs] = await self.transport.call("top_logprobs", n=min(n, vocab), chosen=wanted, **named)
-        return found
+        if "top logprobs" in self.transport.capabilities:
+            found: list[TopLogprobs] = await self.transport.call("top_logprobs", n=min(n, vocab), chosen=wanted, **named)
+            return found
+        rows: Float32 = await self.transport.call("logprobs", **named)
+        ids, values = top_k(rows, min(n, vocab))
+        values_of = [{token: float(row[token]) for token in wanted} for row in rows]
+        return [TopLogprobs.of(top, of_top, vocab, own) for top, of_top, own in zip(ids, values, values_of, strict=True)]
 
     async def next_token_logprobs_uncached_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
         """The same numbers by the library's own plain forward pass, cache neither read nor written, ``(vocab,) float32``.
@@ -336,8 +343,6 @@ class LanguageModel:
         return joined(runs)
 
     score_sync = blocking(score)
-    score_many, top_many = bulk.score_many, bulk.top_many
-    score_many_sync, top_many_sync = bulk.on_a_loop(bulk.score_many), bulk.on_a_loop(bulk.top_many)
 
     # ---- generation ------------------------------------------------------------------------------------------
 
@@ -517,7 +522,7 @@ class LanguageModel:
             for i, prompt in enumerate(prompts):
                 if isinstance(prompt, str):
                     check_fits(self, prompt, stage=f"prompt {i}")
-            tokenized = iter(await self.tokenize_many(texts) if texts else ())
+            tokenized = iter(await self._tokenized(texts) if texts else ())
             paths: list[Int32] = []
             chosen: list[GenerationOptions] = []
             for i, prompt in enumerate(prompts):
@@ -599,13 +604,64 @@ class LanguageModel:
         listed = checked_texts(texts)
         for row, text in enumerate(listed):
             check_fits(self, text, stage=f"texts[{row}]")
-        paths = [self._checks.ids(ids, f"texts[{row}]") for row, ids in enumerate(await self.tokenize_many(listed))]
+        paths = [self._checks.ids(ids, f"texts[{row}]") for row, ids in enumerate(await self._tokenized(listed))]
         vectors: Float32 = await self.transport.call(
             "embed", on_progress=on_progress, paths=paths, pooling=pooling, adapters=adapter_pairs(adapters)
         )
         return vectors
 
     embed_sync = blocking(embed)
+
+    # ---- layers ----------------------------------------------------------------------------------------------
+
+    async def lens(
+        self,
+        ids: Sequence[int],
+        positions: Sequence[int] | None = None,
+        *,
+        top_k: int = 5,
+        tokens: Sequence[int] = (),
+        adapters: Adapters = None,
+        on_progress: OnProgress | None = None,
+    ) -> LensRun:
+        """What the model would say at some positions if it ended after each of its layers (the logit lens).
+
+        A position costs one token's way through the model, its keys and values taken from the cache, and a row of the head
+        for each layer (`LensCost`). The work has the lowest priority, and a cancelled call ends between two forwards. The
+        last layer is compared with the ordinary log-probabilities (`LensRun.deviation`).
+
+        Args:
+            ids: The whole text, from its first token on.
+            positions: Places in it, in any order: what follows the token there is looked at. None: the last one.
+            top_k: Alternatives recorded for each layer.
+            tokens: Ids whose values are wanted at every position, beside the token that follows.
+            adapters: Loaded ones, in order; () is the base, None the model's stack.
+            on_progress: Hears how many positions are done, at the caller.
+
+        Raises:
+            InvalidRequestError: A position outside the text or given twice, an answer that would be too large.
+            UnsupportedFeatureError: The layers cannot be read from here (a server's), or not of this architecture; the
+                message says why.
+        """
+        self._require("lens", "layers that can be read from here: it answers with tokens and their probabilities alone")
+        check_value("top_k", top_k, ALTERNATIVES)
+        path = self._checks.ids(ids)
+        places = check_positions(positions, len(path))
+        wanted = self._checks.optional_ids(tokens, "tokens")
+        LensCost.of(self.info, len(places), top_k, len(wanted)).check()
+        order = np.argsort(places)
+        run: LensRun = await self.transport.call(
+            "lens",
+            on_progress=on_progress,
+            ids=path,
+            positions=places[order],
+            tokens=wanted,
+            top_k=top_k,
+            adapters=adapter_pairs(adapters),
+        )
+        return run[np.argsort(order)]
+
+    lens_sync = blocking(lens)
 
     # ---- text ------------------------------------------------------------------------------------------------
 
@@ -631,10 +687,9 @@ class LanguageModel:
 
     async def tokenize_async(self, text: str) -> list[int]:
         """The ids of `text`; special strings in it stay plain text."""
-        return (await self.tokenize_many([text]))[0]
+        return (await self._tokenized([text]))[0]
 
-    async def tokenize_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """`tokenize_async` of several texts in one call."""
+    async def _tokenized(self, texts: Sequence[str]) -> list[list[int]]:
         ids: list[list[int]] = await self.transport.call("tokenize", texts=[clean_text(text) for text in texts])
         return ids
 

@@ -127,6 +127,22 @@ class Backend(Protocol):
             ContextOverflowError, MemoryBudgetError, UnsupportedFeatureError: The pack is as it was.
         """
 
+    def extend_layers(
+        self, pack: Pack, tokens: npt.NDArray[np.int64], stacks: TokenStacks | None = None
+    ) -> npt.NDArray[np.float32]:
+        """Appends to a pack that is one chain (or empty), and says what each layer would answer after each new token.
+
+        The hidden state after a layer goes through the model's own final norm and head (`runtime.lens`).
+
+        Returns:
+            ``(n, layers + 1, vocab) float32`` raw logits, the caller's own: of the embedding first, of the last layer
+            (the model's answer) last.
+
+        Raises:
+            UnsupportedFeatureError: The architecture is not made of layers, a norm and a head; the reason is named.
+            ContextOverflowError, MemoryBudgetError: After any error the pack is as it was.
+        """
+
     def begin(
         self,
         pack: Pack,

@@ -83,6 +83,7 @@ class ChainedBackend(SizedBackend[P]):
         """One forward: the wanted raw logits ``(len(want), vocab) float32`` and the recurrent state after it.
 
         Where the step says `hidden`: the wanted rows of the last layer after its norm, ``(len(want), hidden) float32``.
+        Where it says `layers`: what every layer would answer, ``(len(want), (layers + 1) * vocab) float32``.
         """
 
     def push_rows(self, pack: P, bucket: Bucket) -> tuple[Float32, Sequence[State | None]]:
@@ -135,12 +136,13 @@ class ChainedBackend(SizedBackend[P]):
 
     def _chains(self, pack: P, step: Step, parents: Int64, base: int) -> Float32:
         """Chains side by side where they may be; states live on at each one's end, and where children may still come."""
-        width = self.info.hidden_size if step.hidden else self.info.vocab_size
+        width = self.info.hidden_size if step.hidden else self.info.vocab_size * (self.info.layers + 1 if step.layers else 1)
         logits = np.empty((len(step.want), width), np.float32)
         chains = segments(parents, base)
         call = Call(step, logits, shared=self._looks_in(pack, chains, parents))
         extended: set[int] = set()
-        together = self.buckets and step.stacks is None and not step.hidden  # under adapters each chain goes alone
+        plain = not (step.hidden or step.layers)
+        together = self.buckets and step.stacks is None and plain  # under adapters each chain goes alone
         for level in levels(chains, parents, base):
             rows = self._rows(pack, level, [int(parents[chain[0]]) for chain in level])
             for group in self._groups(rows, shared=call.shared) if together else ([row] for row in rows):
@@ -226,7 +228,8 @@ class ChainedBackend(SizedBackend[P]):
         slots, positions = step.slots[indices], step.positions[indices]
         stacks = None if step.stacks is None else step.stacks.part(indices)
         none = indices[:0]
-        alone = Step(step.tokens[indices], slots, positions, none, state=row.state, hidden=step.hidden, stacks=stacks)
+        tokens, state, hidden, layers = step.tokens[indices], row.state, step.hidden, step.layers
+        alone = Step(tokens, slots, positions, none, state=state, hidden=hidden, layers=layers, stacks=stacks)
         follows = _consecutive(slots)
         if not self.looks_back(pack) or (follows and positions[0] == slots[0]):  # in place: whatever stands before is its path
             return alone

@@ -289,6 +289,9 @@ class FakeBackend(PackedBackend[FakePack]):
             hidden = self._attend(pack, step, embedded)
         wanted = hidden if step.hidden else self._adapted("head", hidden, hidden @ self._head, changes)
         logits = wanted[step.want].astype(np.float32)
+        if step.layers:  # one layer: the embedding's answer goes before its own
+            before = self._adapted("head", embedded, embedded @ self._head, changes)[step.want]
+            logits = np.concatenate([before.astype(np.float32), logits], axis=1)
         logits[np.isin(step.tokens[step.want], list(self.behaviour.nan_on))] = np.nan
         return logits, state
 

@@ -82,6 +82,9 @@ class MockBackend(PackedBackend[MockPack]):
         self.count(len(step.tokens))
         pack.write(int(step.slots[0]), step.tokens)
         rows = [_logits(pack.tokens[pack.tree.path(int(step.slots[j]))]) for j in step.want]
+        if step.layers:  # one layer, which adds the text to the token's own answer
+            rows = [np.concatenate([_logits(step.tokens[j : j + 1]), row]) for j, row in zip(step.want, rows, strict=True)]
+            return np.stack(rows), None
         width = self.info.hidden_size if step.hidden else VOCABULARY
         return np.stack(rows)[:, :width] if rows else np.empty((0, width), np.float32), None
 

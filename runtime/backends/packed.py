@@ -173,7 +173,7 @@ class PackedBackend(ChainedBackend[P]):
     ) -> tuple[Int64, Callable[[], Float32]]:
         """`forward` in two halves; see `runtime.backends.base.Backend.begin`."""
         tokens, parents, want = (np.asarray(a, np.int64) for a in (tokens, parents, want))
-        return self._append(pack, tokens, parents, want, stacks, hidden=False)
+        return self._append(pack, tokens, parents, want, stacks)
 
     def prepare(
         self, pack: P, parents: Int64, stacks: TokenStacks | None = None
@@ -244,12 +244,29 @@ class PackedBackend(ChainedBackend[P]):
 
     def extend_hidden(self, pack: P, tokens: Int64, stacks: TokenStacks | None = None) -> Float32:
         """Appends to a chain; hidden states ``(n, hidden)``. See `runtime.backends.base.Backend.extend_hidden`."""
+        return self._extend(pack, tokens, stacks, hidden=True)
+
+    def extend_layers(self, pack: P, tokens: Int64, stacks: TokenStacks | None = None) -> Float32:
+        """Appends to a chain; ``(n, layers + 1, vocab)``. See `runtime.backends.base.Backend.extend_layers`."""
+        return self._extend(pack, tokens, stacks, layers=True).reshape(len(tokens), self.info.layers + 1, -1)
+
+    def _extend(
+        self, pack: P, tokens: Int64, stacks: TokenStacks | None, *, hidden: bool = False, layers: bool = False
+    ) -> Float32:
         tokens, size = np.asarray(tokens, np.int64), pack.tree.size
         parents = chain_parents(size, len(tokens), size - 1 if size else ROOT)
-        return self._append(pack, tokens, parents, np.arange(len(tokens)), stacks, hidden=True)[1]()
+        return self._append(pack, tokens, parents, np.arange(len(tokens)), stacks, hidden=hidden, layers=layers)[1]()
 
     def _append(
-        self, pack: P, tokens: Int64, parents: Int64, want: Int64, stacks: TokenStacks | None, *, hidden: bool
+        self,
+        pack: P,
+        tokens: Int64,
+        parents: Int64,
+        want: Int64,
+        stacks: TokenStacks | None,
+        *,
+        hidden: bool = False,
+        layers: bool = False,
     ) -> tuple[Int64, Callable[[], Float32]]:
         self._check_ids(tokens)
         in_place = pack.tree.extends(parents)
@@ -257,7 +274,7 @@ class PackedBackend(ChainedBackend[P]):
         undo = pack.tree.append(parents)
 
         def start() -> Callable[[], Float32]:
-            step = self._step(pack, undo.size, tokens, want, stacks, in_place=in_place or chains, hidden=hidden)
+            step = self._step(pack, undo.size, tokens, want, stacks, in_place=in_place or chains, hidden=hidden, layers=layers)
             if chains:
                 logits = self._chains(pack, step, parents, undo.size)
                 return lambda: logits
@@ -276,12 +293,14 @@ class PackedBackend(ChainedBackend[P]):
         *,
         in_place: bool,
         hidden: bool = False,
+        layers: bool = False,
     ) -> Step:
         """A forward over the newest slots of the tree, from `base` on."""
         positions = pack.tree.depths[base:].copy()
         self._check_context(positions)
         mask = None if in_place else pack.tree.visible(base)
-        return Step(tokens, np.arange(base, base + len(tokens)), positions, want, mask=mask, hidden=hidden, stacks=stacks)
+        slots = np.arange(base, base + len(tokens))
+        return Step(tokens, slots, positions, want, mask=mask, hidden=hidden, layers=layers, stacks=stacks)
 
     def _guarded(self, pack: P, undo: Undo, act: Callable[[], T]) -> T:
         """What fails leaves the pack as it was."""

@@ -28,6 +28,7 @@ class Step:
     mask: Bool | None = None  # a tree's (n, slots in use): who sees whom; None: causal over the path
     state: State | None = None  # recurrent state to start from; None: from nothing
     hidden: bool = False  # hidden states are wanted in place of logits
+    layers: bool = False  # the logits of all layers are wanted, (len(want), (layers + 1) * vocab)
     stacks: TokenStacks | None = None  # of each token; None: the base alone
 
     @property

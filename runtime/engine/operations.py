@@ -35,6 +35,7 @@ from runtime.grammar.constraint import Constraint
 from runtime.grammar.grammars import Grammars, Vocabulary
 from runtime.grammar.source import Grammar
 from runtime.info import Message, ModelInfo, OnProgress, PrefixMatch
+from runtime.lens import LensRun
 from runtime.numerics.pooling import Pooling
 from runtime.numerics.scoring import log_softmax
 from runtime.options.checking import check_callback
@@ -42,7 +43,7 @@ from runtime.options.generation import GenerationOptions
 from runtime.options.load import LoadOptions
 from runtime.options.priority import Priority
 from runtime.options.resolution import resolve_options
-from runtime.records import Float32, Int32, Origin, Scores, TokenRun, TopLogprobs
+from runtime.records import NO_TOKEN, Float32, Int32, Origin, Scores, TokenRun
 from runtime.sampling.chain import Sampler, make_sampler
 from runtime.sampling.draw import fresh_seed
 from runtime.sampling.report import SHOWN
@@ -53,11 +54,11 @@ from runtime.scheduler.jobs import (
     FanJob,
     GenerateJob,
     Job,
+    LensJob,
     QueryJob,
     Rows,
     ScoreJob,
     StayingJob,
-    TopRows,
     settle,
 )
 from runtime.speculation.draft import check_speculative
@@ -104,24 +105,13 @@ class Operations:
     async def logprobs(self, batch: Sequence[Int32], adapters: Adapters) -> Float32:
         """``(n, vocab)``."""
         call: Call[Float32] = Call(self.turns.inbox())
-        self._query(batch, adapters, Rows(call, len(batch)))
-        return await self._answer(call)
-
-    async def top_logprobs(
-        self, batch: Sequence[Int32], n: int, chosen: Sequence[int], adapters: Adapters
-    ) -> list[TopLogprobs]:
-        """The `n` likeliest tokens after each path, and the chosen ones."""
-        call: Call[list[TopLogprobs]] = Call(self.turns.inbox())
-        self._query(batch, adapters, TopRows(call, len(batch), n, chosen))
-        return await self._answer(call)
-
-    def _query(self, batch: Sequence[Int32], adapters: Adapters, rows: Rows) -> None:
-        """Asks for the distributions after the paths, one for each row."""
+        rows = Rows(call, len(batch))
         jobs = []
         for ids, waiter in zip(batch, rows.waiters, strict=True):
             namespace, before = self.route(ids, adapters)
             jobs.append(QueryJob(ids, namespace, before=before, waiters=[waiter]))
         self.turns.submit(*jobs)
+        return await self._answer(call)
 
     def logprobs_uncached(self, ids: Int32, adapters: Adapters) -> Future[Float32]:
         """``(vocab,)``, by the library's own forward."""
@@ -317,6 +307,49 @@ class Operations:
         vectors: Float32 = await self._worked(job, on_progress)
         return vectors
 
+    async def lens(
+        self,
+        ids: Int32,
+        positions: Int32,
+        tokens: Int32,
+        top_k: int,
+        adapters: Adapters,
+        on_progress: OnProgress | None = None,
+    ) -> LensRun:
+        """What each layer would answer at positions, ascending.
+
+        An ordinary query goes ahead: it brings the path's KV into the cache, and the last layer is compared with its answer. A
+        recurrent model goes on from kept states alone: it is asked for the path before the first position as well.
+        """
+        first, last = int(positions[0]), int(positions[-1])
+        following = int(ids[last + 1]) if last + 1 < len(ids) else NO_TOKEN
+        path = ids[: last + 1]
+        namespace, before = self.route(path, adapters)
+        call: Call[Float32] = Call(self.turns.inbox())
+        recurrent = "recurrent" in self._engine.backend.info.attention_kinds
+        ends = [path, ids[:first]] if first and recurrent else [path]
+        rows = Rows(call, len(ends))
+        queries = []
+        for end, waiter in zip(ends, rows.waiters, strict=True):
+            inside = tuple(edge for edge in before if edge[0] < len(end))
+            name = next((name for edge, name in before if edge >= len(end)), namespace)
+            queries.append(QueryJob(end, name, Priority.BACKGROUND, before=inside, waiters=[waiter]))
+        self.turns.submit(self._forgetting(queries[-1]), *queries)
+        ordinary = (await self._answer(call))[0].copy()
+        job = LensJob(
+            path,
+            namespace,
+            Priority.BACKGROUND,
+            before=before,
+            positions=positions,
+            tokens=tokens,
+            following=following,
+            k=top_k,
+            ordinary=ordinary,
+        )
+        run: LensRun = await self._worked(job, on_progress)
+        return run
+
     # ---- text ------------------------------------------------------------------------------------------------
 
     async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
@@ -375,7 +408,7 @@ class Operations:
             for job in jobs:
                 job.fail(error)
 
-    async def _answer(self, call: Call[T]) -> T:
+    async def _answer(self, call: Call[Float32]) -> Float32:
         """The answer to queries, which are dropped where nothing waits for them."""
         try:
             return await call.answer()
@@ -384,7 +417,7 @@ class Operations:
             raise
 
     async def _worked(
-        self, job: ScoreJob | BeamJob | EmbedJob, on_progress: OnProgress | None, on_step: OnStep | None = None
+        self, job: ScoreJob | BeamJob | EmbedJob | LensJob, on_progress: OnProgress | None, on_step: OnStep | None = None
     ) -> Any:  # of the job's kind
         """Hands a job over and waits for its answer."""
         inbox = self.turns.inbox()

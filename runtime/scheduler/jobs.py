@@ -20,7 +20,7 @@ from runtime.numerics.scoring import top_k
 from runtime.options.generation import GenerationOptions
 from runtime.options.priority import Priority
 from runtime.options.sampling import SamplingOptions
-from runtime.records import Float32, Int32, Scores, TokenRun, TopLogprobs
+from runtime.records import NO_TOKEN, Float32, Int32, Scores, TokenRun
 from runtime.sampling.chain import Sampler
 from runtime.scheduler.prefill.distributions import Distribution
 from runtime.trie import Namespace, Span
@@ -154,28 +154,46 @@ class Rows:
         return self._array
 
 
-class TopRows(Rows):
-    """Several queries of which the likeliest tokens and some chosen ids are answered: no array of all rows is made.
+@dataclass(frozen=True, slots=True, eq=False)
+class TopLogprobs:
+    """The likeliest next tokens of `n` paths, and chosen ones.
 
-    Args:
-        waiter: Gets a list of `TopLogprobs`.
-        n: Rows.
-        k: Tokens of each, as far as the vocabulary goes; 0 for the chosen ids alone.
-        chosen: Ids within the vocabulary, of every row.
+    Attributes:
+        ids: ``(n, k) int32``, falling, ties by id; `NO_TOKEN` beyond the vocabulary.
+        logprobs: ``(n, k) float32``; minus infinity beyond the vocabulary.
+        chosen: ``(n,)`` float32 arrays: the log-probabilities of each row's chosen ids, in their order.
     """
 
-    def __init__(self, waiter: Waiter, n: int, k: int, chosen: Sequence[int] = ()) -> None:
+    ids: Int32
+    logprobs: Float32
+    chosen: tuple[Float32, ...]
+
+
+class TopRows(Rows):
+    """Several queries of which the `k` likeliest tokens and some chosen ids are answered: no array of all rows is made.
+
+    Args:
+        waiter: Gets `TopLogprobs`.
+        n: Rows.
+        k: Tokens of each; 0 for the chosen ids alone.
+        chosen: Ids of each row, within the vocabulary; empty: none.
+    """
+
+    def __init__(self, waiter: Waiter, n: int, k: int, chosen: Sequence[Sequence[int]] = ()) -> None:
         super().__init__(waiter, n)
-        self._k, self._chosen = k, chosen
-        self._tops: list[TopLogprobs | None] = [None] * n
+        self._chosen = [np.array(ids, np.int64) for ids in chosen] or [np.empty(0, np.int64)] * n
+        self._ids, self._logprobs = np.full((n, k), NO_TOKEN, np.int32), np.full((n, k), -np.inf, np.float32)
+        self._own: list[Float32] = [np.empty(0, np.float32)] * n
 
     def _write(self, i: int, last: Distribution) -> None:
         row = last.logprobs()
-        ids, logprobs = top_k(row[None], min(self._k, len(row)))
-        self._tops[i] = TopLogprobs.of(ids[0], logprobs[0], len(row), {token: float(row[token]) for token in self._chosen})
+        width = min(self._ids.shape[1], len(row))
+        ids, logprobs = top_k(row[None], width)
+        self._ids[i, :width], self._logprobs[i, :width] = ids[0], logprobs[0]
+        self._own[i] = row[self._chosen[i]]
 
-    def _answer(self) -> object:
-        return self._tops
+    def _answer(self) -> TopLogprobs:
+        return TopLogprobs(self._ids, self._logprobs, tuple(self._own))
 
 
 class RowOf:
@@ -243,6 +261,22 @@ class ScoreJob(Job):
     k: int = 10
     future: Waiter = field(default_factory=Future)
     known: Scores | None = None  # of the whole path, as far as worked out; owner thread
+
+    def fail(self, error: BaseException) -> None:
+        """The waiter gets the error."""
+        settle(self.future, error=error)
+
+
+@dataclass(slots=True, eq=False)
+class LensJob(Job):
+    """The layers' answers at `positions` of the path, which ends with the last of them."""
+
+    positions: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # ascending
+    tokens: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # wanted at each of them
+    following: int = -1  # the token after the path
+    k: int = 5
+    ordinary: Float32 = field(default_factory=lambda: np.empty(0, np.float32))  # (vocab,) log-probabilities after the path
+    future: Waiter = field(default_factory=Future)
 
     def fail(self, error: BaseException) -> None:
         """The waiter gets the error."""

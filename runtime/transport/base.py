@@ -68,7 +68,7 @@ class Transport(Protocol):
         """Operations that not every engine has and this one does.
 
         "kv" (a cache of its own that one can look into and move), "adapters" (loaded from here), "hidden states",
-        "scores" (of given texts), "top logprobs" (without the whole row).
+        "lens" (what its layers would answer), "scores" (of given texts), "top logprobs" (without the whole row).
         """
 
     @property

@@ -41,7 +41,7 @@ class LocalTransport:
         in_use: What keeps the shelf from removing the model's folders.
     """
 
-    capabilities = frozenset({"kv", "adapters", "hidden states", "scores", "top logprobs"})
+    capabilities = frozenset({"kv", "adapters", "hidden states", "lens", "scores"})
 
     def __init__(
         self,
@@ -76,12 +76,12 @@ class LocalTransport:
         }
         self.operation_calls: Mapping[str, Operation] = {
             "logprobs": operations.logprobs,
-            "top_logprobs": operations.top_logprobs,
             "logprobs_uncached": operations.logprobs_uncached,
             "score": operations.score,
             "generate_whole": operations.generate_whole,
             "beam_generate": operations.beam_generate,
             "embed": operations.embed,
+            "lens": operations.lens,
             "tokenize": operations.tokenize,
             "render_chat": operations.render_chat,
             "prefix_match": operations.prefix_match,

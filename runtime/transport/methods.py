@@ -11,11 +11,11 @@ import numpy as np
 
 from runtime.beams import BeamOptions, Hypothesis
 from runtime.info import BlocksSaved, PrefixMatch
+from runtime.lens import LensRun
 from runtime.numerics.pooling import Pooling
 from runtime.options.generation import GenerationOptions
 from runtime.options.priority import Priority
-from runtime.records import TopLogprobs
-from runtime.transport.arrays import Array, pack_array, pack_run, unpack_array, unpack_run
+from runtime.transport.arrays import Array, ArrayError, pack_array, pack_run, unpack_array, unpack_run
 from runtime.transport.messages import MessageError, encode
 
 AdapterUses = list[tuple[str, float]] | None  # (name, scale)
@@ -37,13 +37,6 @@ class LogprobsBatch(Arguments, frozen=True, forbid_unknown_fields=True):
 
     batch: list[Array]
     adapters: AdapterUses
-
-
-class TopLogprobsBatch(LogprobsBatch, frozen=True, forbid_unknown_fields=True):
-    """The `n` likeliest tokens, and chosen ids."""
-
-    n: int
-    chosen: list[int]
 
 
 class Score(Query, frozen=True, forbid_unknown_fields=True):
@@ -87,6 +80,14 @@ class Embed(Arguments, frozen=True, forbid_unknown_fields=True):
     paths: list[Array]
     pooling: Pooling
     adapters: AdapterUses
+
+
+class Lens(Query, frozen=True, forbid_unknown_fields=True):
+    """What each layer would answer at some positions."""
+
+    positions: Array
+    tokens: Array
+    top_k: int
 
 
 class Texts(Arguments, frozen=True, forbid_unknown_fields=True):
@@ -203,21 +204,15 @@ def _unpack_hypotheses(packed: Sequence[WireHypothesis]) -> list[Hypothesis]:
     return [Hypothesis(unpack_run(one.columns), one.logprob, one.score) for one in packed]
 
 
-class WireTop(msgspec.Struct, frozen=True):
-    """The likeliest tokens after one path."""
-
-    ids: Array
-    logprobs: Array
-    tail_mass: float
-    chosen: dict[int, float]
+def _pack_lens(run: LensRun) -> dict[str, Array]:
+    return {name: pack_array(column) for name, column in run.to_columns().items()}
 
 
-def _pack_tops(tops: Sequence[TopLogprobs]) -> list[WireTop]:
-    return [WireTop(pack_array(top.ids), pack_array(top.logprobs), top.tail_mass, dict(top.chosen)) for top in tops]
-
-
-def _unpack_tops(packed: Sequence[WireTop]) -> list[TopLogprobs]:
-    return [TopLogprobs(unpack_array(top.ids), unpack_array(top.logprobs), top.tail_mass, top.chosen) for top in packed]
+def _unpack_lens(columns: dict[str, Array]) -> LensRun:
+    try:
+        return LensRun.from_columns({name: unpack_array(column) for name, column in columns.items()})
+    except (KeyError, IndexError, ValueError, TypeError) as fault:
+        raise ArrayError(f"the columns of a lens do not fit together: {fault}") from fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +288,6 @@ def _decoded(decoder: msgspec.msgpack.Decoder[Any], raw: msgspec.Raw) -> Any:  #
 
 METHODS: dict[str, Method] = {
     "logprobs": Method(LogprobsBatch, ARRAY),
-    "top_logprobs": Method(TopLogprobsBatch, Answer(list[WireTop], _pack_tops, _unpack_tops)),
     "logprobs_uncached": Method(Query, ARRAY),
     "score": Method(Score, RUN, progresses=True),
     "generate": Method(Generate, NOTHING, streams=True, progresses=True),
@@ -304,6 +298,7 @@ METHODS: dict[str, Method] = {
         BeamGenerate, Answer(list[WireHypothesis], _pack_hypotheses, _unpack_hypotheses), progresses=True, steps=True
     ),
     "embed": Method(Embed, ARRAY, progresses=True),
+    "lens": Method(Lens, Answer(dict[str, Array], _pack_lens, _unpack_lens), progresses=True),
     "tokenize": Method(Texts, Answer(list[list[int]])),
     "render_chat": Method(RenderChat, Answer(list[int])),
     "prefix_match": Method(Query, Answer(PrefixMatch)),

@@ -25,6 +25,7 @@ from runtime.backends.hf.arguments import Arguments
 from runtime.backends.hf.attention import OWN, attention_of
 from runtime.backends.hf.cache import JointCache, SlotLayer, Tensors, TorchPack, make_layers
 from runtime.backends.hf.codec import codec_of
+from runtime.backends.hf.lens import LayerReader
 from runtime.backends.hf.loading import LoadedModel, load_model, random_copy
 from runtime.backends.hf.offload import Offload
 from runtime.backends.hf.payload import TorchPayload
@@ -89,6 +90,7 @@ class HfBackend(PackedBackend[TorchPack]):
         count = partial(_count_layer, weakref.ref(self))  # the model may be the caller's, and outlive this
         self._hooks = [layer.register_forward_hook(count) for layers in lists for layer in layers]
         self._adapters = TorchAdapters(self._model, self._dtype, self._device)
+        self._layers = LayerReader(self._model, int(loaded.config.num_hidden_layers))
         layers = make_layers(loaded.config)
         self.recurrent = any(hasattr(layer, "recurrent_states") for layer in layers)
         self._windows = {layer.window for layer in layers if isinstance(layer, SlotLayer)}
@@ -170,11 +172,15 @@ class HfBackend(PackedBackend[TorchPack]):
             if self.recurrent:
                 pack.put_states([step.state])
             self.count(len(step.tokens))
-            if step.hidden:
+            if step.layers:
+                with self._layers.reading(torch.from_numpy(step.want).to(self._device)):
+                    logits = self._model(**self._arguments.of(pack, step)).logits  # gpt2 cuts them into rows
+                logits = logits.reshape(len(step.want), -1)
+            elif step.hidden:
                 logits = self._model.base_model(**self._arguments.of(pack, step)).last_hidden_state[0]  # (n, hidden)
             else:
                 logits = self._model(**self._arguments.of(pack, step)).logits[0]  # (rows, vocab)
-            if step.hidden or "logits_to_keep" not in self._takes:
+            if not step.layers and (step.hidden or "logits_to_keep" not in self._takes):
                 logits = logits[torch.from_numpy(step.want).to(self._device)]
             if self.shapes == ():
                 self.learn_sizes(pack.shapes, self._dtype.itemsize)
@@ -318,7 +324,7 @@ class HfBackend(PackedBackend[TorchPack]):
         self._adapters.close()
         for hook in self._hooks:
             hook.remove()
-        del self._model, self._loaded, self._adapters
+        del self._model, self._loaded, self._adapters, self._layers
         self.reclaim()
 
     def reclaim(self) -> None:

@@ -237,11 +237,11 @@ class SelectRows:
     def __init__(self, model: Any) -> None:
         self.rows: mx.array | None = None  # positions in the one row
         self.batch: mx.array | None = None  # rows of width 1
-        self._body = next((getattr(model, n) for n in ("model", "backbone", "transformer") if hasattr(model, n)), None)
-        if isinstance(self._body, Module):
-            _override_call(self._body, self._chosen)
+        self.body = next((getattr(model, n) for n in ("model", "backbone", "transformer") if hasattr(model, n)), None)
+        if isinstance(self.body, Module):
+            _override_call(self.body, self._chosen)
         else:
-            self._body = None
+            self.body = None
 
     def _chosen(self, out: mx.array) -> mx.array:
         if self.batch is not None:
@@ -254,15 +254,15 @@ class SelectRows:
         Raises:
             UnsupportedFeatureError: The model is not made of a body and a head.
         """
-        if self._body is None:
+        if self.body is None:
             raise UnsupportedFeatureError("mlx-lm gives no hidden states of this architecture; use backend='hf'")
         self.rows = None
-        found: mx.array = self._body(tokens, cache=cache)
+        found: mx.array = self.body(tokens, cache=cache)
         return found
 
     def __bool__(self) -> bool:
         """Whether the model could be fitted with it."""
-        return self._body is not None
+        return self.body is not None
 
 
 def _check_pattern(config: Mapping[str, Any], where: str) -> None:

@@ -324,6 +324,21 @@ class Workspace:
         Raises:
             MemoryBudgetError: As `forward`; the pack is as it was.
         """
+        ids = tokens.astype(np.int64)
+        return self._extend(tokens, slot, lambda: self.backend.extend_hidden(self.pack, ids, stacks))
+
+    def extend_layers(self, tokens: Tagged, slot: int, *, read: bool) -> tuple[npt.NDArray[np.float32], int]:
+        """The same for tagged tokens: what each layer would answer, raw logits ``(n, layers + 1, vocab)``, and its new end.
+
+        Without `read` the tokens are appended alone, and the answer is of no use.
+        """
+        ids, stacks = self.tags.untag(tokens.tolist()) if self.tags.several else (tokens.astype(np.int64), None)
+        extend = self.backend.extend_layers if read else self.backend.extend_hidden
+        return self._extend(tokens, slot, lambda: extend(self.pack, ids, stacks))
+
+    def _extend(
+        self, tokens: Tagged, slot: int, act: Callable[[], npt.NDArray[np.float32]]
+    ) -> tuple[npt.NDArray[np.float32], int]:
         base, end = self.size, slot
         try:
             for token in tokens.tolist():
@@ -331,12 +346,12 @@ class Workspace:
             self._memory.grow(self, len(tokens), states=int(self.recurrent), standing=[] if slot == ROOT else [slot])
             self.unprepare()
             held = self.held
-            hidden = self.twice(lambda: self.backend.extend_hidden(self.pack, tokens.astype(np.int64), stacks))
+            answer = self.twice(act)
         except BaseException:
             self.rollback(base)
             raise
         self.filled(held, len(tokens))
-        return hidden, end
+        return answer, end
 
     def as_part(self, part: PartialForward) -> Part:
         """What the backend is given: plain ids, its own slots, wanted rows, and the adapters where there are any."""

@@ -183,6 +183,7 @@ def test_members_that_a_server_lacks(remote: LanguageModel) -> None:
         lambda: remote.push_lora("x"),
         lambda: remote.next_token_logprobs_uncached([1]),
         lambda: remote.embed_sync(["a"]),
+        lambda: remote.lens_sync([1, 2]),
     ):
         with pytest.raises(UnsupportedFeatureError):
             refused()

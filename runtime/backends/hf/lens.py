@@ -1,0 +1,87 @@
+"""The logit lens on a torch model: hooks on its layers, and every layer's state in place of the last at its final norm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from runtime.errors import UnsupportedFeatureError
+
+
+class LayerReader:
+    """Lets a model's own norm and head, and whatever its class does after them, see the states of all its layers.
+
+    Nothing of an architecture is known by name. Its layers are the one list of as many modules as it has layers; the final
+    norm is what their owner calls next, with what the last layer gave. A model where this does not hold is refused.
+
+    Args:
+        model: A causal language model.
+        layers: How many layers it has.
+    """
+
+    def __init__(self, model: torch.nn.Module, layers: int) -> None:
+        self._name = type(model).__name__
+        owned = [
+            (owner, child)
+            for owner in model.modules()
+            for child in owner.children()
+            if isinstance(child, torch.nn.ModuleList) and len(child) == layers
+        ]
+        self._owned = owned[0] if len(owned) == 1 else None
+        self._count = layers
+
+    @contextmanager
+    def reading(self, want: torch.Tensor) -> Iterator[None]:
+        """In the forward of one row that runs inside, the final norm is given ``(1, len(want) * (layers + 1), hidden)``.
+
+        Args:
+            want: Places in the row; the states of each stand together, the embedding's first.
+
+        Raises:
+            UnsupportedFeatureError: The architecture is not made of layers, a norm and a head.
+        """
+        if self._owned is None:
+            raise self._refusal(f"it has no single list of {self._count} layers")
+        owner, layers = self._owned
+        states: list[torch.Tensor] = []  # (len(want), hidden) each
+        read: list[torch.nn.Module] = []  # the norm
+
+        def take(hidden: Any) -> None:
+            hidden = hidden[0] if isinstance(hidden, tuple) else hidden
+            if not isinstance(hidden, torch.Tensor) or hidden.ndim != 3 or len(hidden) != 1:
+                raise self._refusal("what passes between its layers is not one vector for each token")
+            states.append(hidden[0, want.to(hidden.device)])
+
+        def before_first(_: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+            take(args[0] if args else named.get("hidden_states"))
+
+        def after_layer(_module: Any, _args: Any, out: Any) -> None:
+            take(out)
+
+        def before_norm(module: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            if read or len(states) <= self._count or not args or not isinstance(args[0], torch.Tensor):
+                return None
+            given = args[0]
+            if given.ndim != 3 or not torch.equal(given[0, want.to(given.device)], states[-1].to(given.device)):
+                raise self._refusal("its final norm reads something else than what its last layer gave")
+            read.append(module)
+            together = torch.stack([state.to(given.device, given.dtype) for state in states], dim=1)
+            return (together.flatten(0, 1)[None], *args[1:])
+
+        others = [child for child in owner.children() if child is not layers]
+        hooks = [layers[0].register_forward_pre_hook(before_first, with_kwargs=True)]
+        hooks += [layer.register_forward_hook(after_layer) for layer in layers]
+        hooks += [child.register_forward_pre_hook(before_norm) for child in others]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if not read:
+            raise self._refusal("nothing like a final norm follows its last layer")
+
+    def _refusal(self, why: str) -> UnsupportedFeatureError:
+        return UnsupportedFeatureError(f"the layers of a {self._name} cannot be read through its own norm and head: {why}")

@@ -1,0 +1,92 @@
+"""The logit lens on an mlx-lm model: every layer's state in place of the last at its final norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+
+from runtime.errors import UnsupportedFeatureError
+
+
+class LayerReader:
+    """As `runtime.backends.hf.lens`; where torch has hooks, modules are given a subclass for the time of a forward.
+
+    Args:
+        model: An mlx-lm model.
+        body: Its part below the head; None: it is not made so.
+    """
+
+    def __init__(self, model: Any, body: Module | None) -> None:
+        self._name = str(getattr(model, "model_type", None) or type(model).__name__)
+        self._body = body
+        self._layers: list[Module] = list(model.layers)
+
+    @contextmanager
+    def reading(self, want: mx.array) -> Iterator[None]:
+        """In the forward of one row that runs inside, the final norm is given ``(1, len(want) * (layers + 1), hidden)``.
+
+        Args:
+            want: Places in the row; the states of each stand together, the embedding's first.
+
+        Raises:
+            UnsupportedFeatureError: The architecture is not made of layers, a norm and a head.
+        """
+        if self._body is None:
+            raise self._refusal("it is not made of a body and a head")
+        states: list[mx.array] = []  # (1, n, hidden) each
+        read: list[bool] = []
+
+        def layer(own: Callable[..., Any], hidden: mx.array, *args: Any, **named: Any) -> Any:
+            if not states:
+                take(hidden)
+            out = own(hidden, *args, **named)
+            take(out[0] if isinstance(out, tuple) else out)
+            return out
+
+        def take(hidden: Any) -> None:
+            if not isinstance(hidden, mx.array) or hidden.ndim != 3 or hidden.shape[0] != 1:
+                raise self._refusal("what passes between its layers is not one vector for each token")
+            states.append(hidden)
+
+        def norm(own: Callable[..., Any], given: Any, *args: Any, **named: Any) -> Any:
+            if read or len(states) <= len(self._layers) or not isinstance(given, mx.array):
+                return own(given, *args, **named)
+            if given.shape != states[-1].shape or not mx.array_equal(given, states[-1]).item():
+                raise self._refusal("its final norm reads something else than what its last layer gave")
+            read.append(True)
+            together = mx.stack([state[0, want].astype(given.dtype) for state in states], axis=1)
+            return own(together.flatten(0, 1)[None], *args, **named)
+
+        children: dict[str, Any] = self._body.children()  # type: ignore[no-untyped-call]  # its stub leaves the answer out
+        others = [child for child in children.values() if isinstance(child, Module)]
+        classes = [(module, type(module)) for module in (*self._layers, *others)]
+        try:
+            for module in self._layers:
+                _around(module, layer)
+            for module in others:
+                _around(module, norm)
+            yield
+        finally:
+            for module, own in classes:
+                module.__class__ = own
+        if not read:
+            raise self._refusal("nothing like a final norm follows its last layer")
+
+    def _refusal(self, why: str) -> UnsupportedFeatureError:
+        words = f"the layers of mlx-lm's {self._name} cannot be read through its own norm and head"
+        return UnsupportedFeatureError(f"{words}: {why}")
+
+
+def _around(module: Module, act: Callable[..., Any]) -> None:
+    """Gives one module object a subclass whose call is `act`, with its own call as the first argument."""
+    base: Any = type(module)
+
+    def call(self: Any, *args: Any, **named: Any) -> Any:
+        return act(partial(base.__call__, self), *args, **named)
+
+    module.__class__ = type(base.__name__, (base,), {"__call__": call})

@@ -1,0 +1,214 @@
+"""The logit lens: what a model would say at a position if it ended after each of its layers.
+
+The hidden state after a layer goes through the model's own final norm and head (nostalgebraist, "interpreting GPT: the logit
+lens", 2020, https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru). Row 0 is the embedding, before the first layer; the last
+row is the model's own answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.errors import InvalidRequestError
+from runtime.info import ModelInfo
+from runtime.numerics.scoring import normalised, ranks_of, top_k
+from runtime.options.checking import is_whole, plain_number, shown
+from runtime.records import NO_TOKEN, Float32, Int32
+
+MOST_BYTES = 256 << 20  # of an answer
+MOMENT_BYTES = 256 << 20  # of the rows of logits that are there at once; one position's where that is more
+_SCALARS = ("deviation", "reused")
+ENTRY_BYTES = 12  # of an entry of such a row: as the library has it, as float32, and its weight
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LensRun:
+    """What each layer says after each of n positions. Log-probabilities and entropies are nats.
+
+    Attributes:
+        positions: ``(n,)``: row i is what follows token ``positions[i]``, as in `next_token_logprobs(ids[: position + 1])`.
+        token_ids: ``(n, 1 + m)``: the token that follows in the text (`NO_TOKEN` after the last), then the `tokens` asked for.
+        logprobs: ``(n, layers + 1, 1 + m)`` of those; NaN where there is none.
+        ranks: ``(n, layers + 1, 1 + m)`` of those, 1 = likeliest; 0 where there is none.
+        top_ids: ``(n, layers + 1, k)``, falling probability.
+        top_logprobs: ``(n, layers + 1, k)``.
+        entropy: ``(n, layers + 1)``.
+        deviation: By how many nats the last layer is off the ordinary log-probabilities after the last position, at most, over
+            the tokens that have at least a thousandth of the probability.
+        reused: Tokens before the positions whose keys and values were taken from the cache.
+    """
+
+    positions: Int32
+    token_ids: Int32
+    logprobs: Float32
+    ranks: Int32
+    top_ids: Int32
+    top_logprobs: Float32
+    entropy: Float32
+    deviation: float = 0.0
+    reused: int = 0
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __getitem__(self, rows: slice | npt.NDArray[np.int64]) -> Self:
+        """Some of the positions, or another order of them."""
+        columns = {each.name: getattr(self, each.name)[rows] for each in fields(self) if each.name not in _SCALARS}
+        return replace(self, **columns)
+
+    @property
+    def layers(self) -> int:
+        """Layers of the model; there is one row more."""
+        return int(self.entropy.shape[1]) - 1
+
+    def leads_from(self, column: int = 0) -> Int32:
+        """``(n,)``: the first layer from which a token is the likeliest, without a break up to the last; -1: it is not there.
+
+        Args:
+            column: Of `token_ids`.
+        """
+        leads = self.ranks[:, :, column] == 1
+        behind = leads[:, ::-1].cumprod(axis=1).sum(axis=1)  # how many rows up to the last it has led
+        return np.where(behind > 0, self.entropy.shape[1] - behind, -1).astype(np.int32)
+
+    def to_columns(self) -> dict[str, npt.NDArray[Any]]:
+        """Arrays only, by name."""
+        return {each.name: np.asarray(getattr(self, each.name)) for each in fields(self)}
+
+    @classmethod
+    def from_columns(cls, columns: Mapping[str, npt.NDArray[Any]]) -> Self:
+        """The inverse of `to_columns`.
+
+        Raises:
+            ValueError: Shapes that do not fit together.
+        """
+        n, rows = columns["entropy"].shape
+        wanted, k = columns["token_ids"].shape[1], columns["top_ids"].shape[2]
+        shapes = {"logprobs": (n, rows, wanted), "ranks": (n, rows, wanted), "token_ids": (n, wanted), "positions": (n,)}
+        shapes |= {"top_ids": (n, rows, k), "top_logprobs": (n, rows, k), "entropy": (n, rows), "deviation": (), "reused": ()}
+        if {name: column.shape for name, column in columns.items()} != shapes:
+            raise ValueError(f"a lens of {n} positions has columns of other shapes")
+        found: dict[str, Any] = {**columns, "deviation": float(columns["deviation"]), "reused": int(columns["reused"])}
+        return cls(**found)
+
+
+@dataclass(frozen=True, slots=True)
+class LensCost:
+    """What a lens takes, known before it is computed.
+
+    Attributes:
+        positions: Tokens pushed through the model once more, one for each.
+        head_rows: Rows of the vocabulary that the head computes.
+        answer_bytes: Of the answer.
+        moment_bytes: Of the rows that are there at once.
+        like_tokens: So many tokens of a prompt take about as long, all in all.
+    """
+
+    positions: int
+    head_rows: int
+    answer_bytes: int
+    moment_bytes: int
+    like_tokens: int
+
+    @classmethod
+    def of(cls, info: ModelInfo, positions: int, top_k: int = 5, tokens: int = 0) -> Self:
+        """Of so many positions; computes nothing."""
+        rows = info.layers + 1
+        answer = positions * (8 + 4 * tokens + rows * (4 + 8 * top_k + 8 * (1 + tokens)))
+        moment = min(positions, positions_at_once(info)) * rows * info.vocab_size * ENTRY_BYTES
+        return cls(positions, positions * rows, answer, moment, round(positions * (1 + rows * head_share(info))))
+
+    def check(self) -> None:
+        """Refuses an answer that is too large.
+
+        Raises:
+            InvalidRequestError: With the numbers, and how many positions at a time would do.
+        """
+        if self.answer_bytes > MOST_BYTES:
+            most = self.positions * MOST_BYTES // self.answer_bytes
+            raise InvalidRequestError(
+                f"{self.positions:,} positions are {self.head_rows:,} rows and {self.answer_bytes:,} bytes of answer, more "
+                f"than {MOST_BYTES:,}: ask for {most:,} positions at a time, or a smaller top_k"
+            )
+
+
+def head_share(info: ModelInfo) -> float:
+    """What a row of the head costs, where a token's way through the whole model costs 1."""
+    return min(info.hidden_size * info.vocab_size / max(info.parameters, 1), 1.0)
+
+
+def positions_at_once(info: ModelInfo) -> int:
+    """Positions whose rows of logits may be there together."""
+    return max(MOMENT_BYTES // ((info.layers + 1) * info.vocab_size * ENTRY_BYTES), 1)
+
+
+def check_positions(positions: Sequence[int] | None, n: int) -> Int32:
+    """Places in a text of `n` tokens, ``(p,) int32``, in the order given; None is the last.
+
+    Raises:
+        InvalidRequestError: None at all, one twice, or one outside the text.
+    """
+    if positions is None:
+        return np.array([n - 1], np.int32)
+    if isinstance(positions, str | bytes) or not hasattr(positions, "__len__"):
+        raise InvalidRequestError(f"positions is a list of places in the text, not {shown(positions)}")
+    if not len(positions):
+        raise InvalidRequestError("positions is empty: give at least one, or leave it out for the last token")
+    if len(positions) > n:  # before any list of them is made
+        raise InvalidRequestError(
+            f"{len(positions):,} positions of a text of {n:,} tokens: give each at most once, from 0 to {n - 1:,}"
+        )
+    for position in positions:
+        if not is_whole(plain_number(position), 0, n - 1):
+            raise InvalidRequestError(f"a position lies within 0 and {n - 1:,}, not {shown(position)}")
+    given = np.array([int(position) for position in positions], np.int32)
+    if len(np.unique(given)) < len(given):
+        raise InvalidRequestError("a position is given twice")
+    return given
+
+
+def empty_lens(positions: Int32, ids: Int32, rows: int, k: int, tokens: Int32) -> LensRun:
+    """Room for the answer: what is asked for is filled in, what is computed is not."""
+    n, following = len(positions), np.append(ids[1:], NO_TOKEN)[positions]
+    token_ids = np.concatenate([following[:, None], np.tile(tokens, (n, 1))], axis=1).astype(np.int32)
+    wanted = token_ids.shape[1]
+    return LensRun(
+        positions=positions,
+        token_ids=token_ids,
+        logprobs=np.full((n, rows, wanted), np.nan, np.float32),
+        ranks=np.zeros((n, rows, wanted), np.int32),
+        top_ids=np.full((n, rows, k), NO_TOKEN, np.int32),
+        top_logprobs=np.full((n, rows, k), -np.inf, np.float32),
+        entropy=np.full((n, rows), np.nan, np.float32),
+    )
+
+
+def read_layers(logits: Float32, into: LensRun, first: int) -> Float32:
+    """Fills rows of an answer from raw logits ``(p, layers + 1, vocab)``, which become log-probabilities.
+
+    Args:
+        logits: Written over.
+        into: The answer.
+        first: The row of it that the first position has.
+
+    Returns:
+        ``(vocab,)``: the log-probabilities of the last layer at the last position.
+    """
+    vocab = logits.shape[-1]
+    width = min(into.top_ids.shape[-1], vocab)
+    entropy = np.empty(logits.shape[1])
+    for row, layers in enumerate(logits, first):
+        logprobs = normalised(layers, entropy=entropy, out=layers)
+        into.entropy[row] = entropy
+        into.top_ids[row, :, :width], into.top_logprobs[row, :, :width] = top_k(logprobs, width)
+        for column, token in enumerate(into.token_ids[row].tolist()):
+            if token != NO_TOKEN:
+                into.logprobs[row, :, column] = logprobs[:, token]
+                into.ranks[row, :, column] = ranks_of(logprobs, logprobs[:, token])
+    last: Float32 = logits[-1, -1]
+    return last

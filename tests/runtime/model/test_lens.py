@@ -1,0 +1,227 @@
+"""What each layer would answer is transformers' hidden state of that layer through its own norm and head."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime import (
+    GenerationOptions,
+    InvalidRequestError,
+    LanguageModel,
+    LensCost,
+    UnsupportedFeatureError,
+    load,
+    spawn,
+)
+from runtime.lens import MOST_BYTES
+from runtime.records import NO_TOKEN, Float32
+from tests.fakes import settled
+from tests.runtime.adapters.makers import Peft, adapters_of
+from tests.runtime.backends.reference import log_softmax, random_ids
+from tests.tiny_models import tiny_path
+
+NAMES = ("llama", "qwen3", "gpt2", "gemma2", "gemma3", "gemma3_80", "phi3", "mistral", "mamba", "lfm2", "falcon_h1")
+TOLERANCE = {"hf": 1e-4, "mlx": 1e-3}  # nats
+NORMS = ("norm", "ln_f", "norm_f", "final_layernorm", "embedding_norm")  # what classes of transformers call the final one
+VOCAB = 1000
+IDS = random_ids(7, 40).tolist()  # past the windows of gemma, phi3 and mistral
+PLACES = [5, 6, 7, 39, 20]  # some that follow each other, gaps, no order
+
+
+@functools.cache
+def _model(name: str) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(tiny_path(name), dtype=torch.float32).eval()
+
+
+def through_the_head(name: str, model: Any, ids: Sequence[int]) -> Float32:
+    """``(len(ids), layers + 1, vocab)`` by plain transformers: its hidden states, its norm, its head, its soft cap."""
+    import torch
+
+    with torch.inference_mode():
+        out = model(input_ids=torch.tensor([list(ids)]), use_cache=False, output_hidden_states=True)
+        body = model.base_model
+        before = out.hidden_states[:-1]  # the last one is after the norm
+        if name == "mamba":  # whose list begins after the first layer
+            before = (body.embeddings(torch.tensor([list(ids)])), *before[:-1])
+        norm = next(getattr(body, each) for each in NORMS if hasattr(body, each))
+        rows = [model.get_output_embeddings()(norm(state)[0]) for state in before]
+        if (cap := getattr(model.config, "final_logit_softcapping", None)) is not None:
+            rows = [torch.tanh(row / cap) * cap for row in rows]
+        rows = [row * getattr(model.config, "lm_head_multiplier", 1.0) for row in rows]
+        return log_softmax(torch.stack([*rows, out.logits[0]], dim=1).float().numpy())
+
+
+@pytest.fixture(scope="module", params=[(b, n) for b in ("hf", "mlx") for n in NAMES], ids="-".join)
+def case(request: pytest.FixtureRequest) -> Iterator[tuple[LanguageModel, str]]:
+    backend, name = request.param
+    with load(tiny_path(name), backend) as model:
+        yield model, name
+
+
+def whole(run: Any) -> Float32:
+    """``(n, layers + 1, vocab)`` of a run with all alternatives."""
+    rows = np.empty(run.top_ids.shape, np.float32)
+    np.put_along_axis(rows, run.top_ids, run.top_logprobs, axis=2)
+    return rows
+
+
+def test_every_layer_of_every_architecture(case: tuple[LanguageModel, str]) -> None:
+    model, name = case
+    expected = through_the_head(name, _model(name), IDS)
+    tolerance = TOLERANCE[model.info.backend]
+    # when some positions are looked at, in any order
+    run = model.lens_sync(IDS, PLACES, top_k=VOCAB, tokens=[11, 500])
+    # then each layer says what its hidden state says through the model's own norm and head
+    assert run.layers == model.info.layers == expected.shape[1] - 1
+    assert run.positions.tolist() == PLACES
+    np.testing.assert_allclose(whole(run), expected[PLACES], atol=tolerance, rtol=0)
+    # and the last one is the ordinary answer
+    ordinary = model.batch_next_token_logprobs_sync([IDS[: place + 1] for place in PLACES])
+    np.testing.assert_allclose(whole(run)[:, -1], ordinary, atol=tolerance, rtol=0)
+    assert run.deviation < tolerance
+    # and what else is told fits the rows: the token that follows, the ones asked for, their ranks, the entropy
+    following = [IDS[place + 1] if place < 39 else NO_TOKEN for place in PLACES]
+    assert run.token_ids.tolist() == [[token, 11, 500] for token in following]
+    for row, place in enumerate(PLACES):
+        for column, token in enumerate(run.token_ids[row].tolist()):
+            if token == NO_TOKEN:
+                assert np.isnan(run.logprobs[row, :, column]).all()
+                assert not run.ranks[row, :, column].any()
+                continue
+            np.testing.assert_allclose(run.logprobs[row, :, column], expected[place, :, token], atol=tolerance, rtol=0)
+            np.testing.assert_array_equal(
+                run.ranks[row, :, column], 1 + (whole(run)[row] > run.logprobs[row, :, column, None]).sum(1)
+            )
+    entropy = -(np.exp(expected[PLACES].astype(np.float64)) * expected[PLACES]).sum(axis=2)
+    np.testing.assert_allclose(run.entropy, entropy, atol=10 * tolerance)
+
+
+def test_a_position_costs_one_token(case: tuple[LanguageModel, str]) -> None:
+    model, _ = case
+    ids = random_ids(11, 60).tolist()
+    model.cache_kv(ids)
+    model.next_token_logprobs_sync(ids)
+    model.lens_sync(ids)  # a recurrent model keeps its state before the last token now
+    before = settled(model)[0].tokens_computed
+    model.lens_sync(ids)
+    assert settled(model)[0].tokens_computed - before == 1
+    if "recurrent" not in model.info.attention_kinds:  # what lies between is taken from the cache
+        model.lens_sync(ids, [10, 30, 59])
+        assert settled(model)[0].tokens_computed - before == 4
+    assert settled(model)[1].leases == 0
+
+
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+def test_without_a_cache_it_is_the_same(backend: str) -> None:
+    with load(tiny_path("llama"), backend, cache=False, prefill_chunk_tokens=32) as model:
+        run = model.lens_sync(IDS, PLACES, top_k=VOCAB)
+        np.testing.assert_allclose(whole(run), through_the_head("llama", _model("llama"), IDS)[PLACES], atol=1e-4, rtol=0)
+        assert run.reused == 0
+
+
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+def test_under_adapters(backend: str, tmp_path: Path) -> None:
+    a, b = adapters_of("llama", tmp_path)
+    stack = (("A", 0.5), ("B", -2.0))
+    with load(tiny_path("llama"), backend) as model:
+        base = model.lens_sync(IDS, [38], top_k=VOCAB)
+        for folder in (a, b):
+            model.load_adapter(model.add_adapter(folder))
+        run = model.lens_sync(IDS, [38], top_k=VOCAB, adapters=stack)
+        peft = Peft("llama", A=a, B=b)
+        answer = peft.logprobs(IDS, *stack)  # from here on its model computes under the stack
+        expected = through_the_head("llama", peft.model.base_model.model, IDS)
+        np.testing.assert_allclose(whole(run)[0], expected[38], atol=1e-4, rtol=0)
+        np.testing.assert_allclose(whole(run)[0, -1], answer[38], atol=1e-4, rtol=0)
+        assert np.abs(whole(run) - whole(base)).max() > 0.05
+        np.testing.assert_array_equal(whole(model.lens_sync(IDS, [38], top_k=VOCAB, adapters=())), whole(base))
+
+
+@pytest.mark.parametrize("options", [{"weights": "int8"}, {"dtype": "bfloat16"}, {"kv_dtype": "q8"}], ids=str)
+def test_with_fewer_bits_the_last_layer_is_still_the_answer(options: dict[str, Any]) -> None:
+    with load(tiny_path("llama"), "hf", **options) as model:
+        ordinary = model.next_token_logprobs_sync(IDS)
+        run = model.lens_sync(IDS, top_k=VOCAB)
+        assert run.deviation < 0.5
+        likely = ordinary > -5
+        np.testing.assert_allclose(whole(run)[0, -1][likely], ordinary[likely], atol=0.5, rtol=0)
+
+
+def test_over_the_pipe_and_beside_an_answer() -> None:
+    async def beside() -> tuple[Any, list[Any], LanguageModel]:
+        model = await spawn(tiny_path("llama"), "hf")
+        try:
+            options = GenerationOptions(max_tokens=30, seed=3, ignore_eos=True)
+            stream = asyncio.create_task(_collected(model, options))
+            told: list[Any] = []
+            run = await model.lens(IDS, range(40), top_k=7, tokens=[3], on_progress=told.append)
+            return run, [*told, await stream], model
+        finally:
+            await model.close_async()
+
+    run, [*told, said], _ = asyncio.run(beside())
+    with load(tiny_path("llama"), "hf") as model:
+        here = model.lens_sync(IDS, range(40), top_k=7, tokens=[3])
+        alone = asyncio.run(_collected(model, GenerationOptions(max_tokens=30, seed=3, ignore_eos=True)))
+    np.testing.assert_allclose(run.top_logprobs, here.top_logprobs, atol=1e-4)
+    np.testing.assert_array_equal(run.token_ids, here.token_ids)
+    assert said == alone
+    assert [one.done for one in told] == sorted({one.done for one in told})
+    assert (told[-1].done, told[-1].total) == (40, 40)
+
+
+async def _collected(model: LanguageModel, options: GenerationOptions) -> list[int]:
+    return [record.token_id async for record in model.generate(IDS[:10], options)]
+
+
+def test_refusals_come_before_compute() -> None:
+    with load(tiny_path("llama"), "hf") as model:
+        before = settled(model)[0].tokens_computed
+        for ids, named, words in (
+            (IDS, {"positions": [40]}, "within 0 and 39, not 40"),
+            (IDS, {"positions": [-1]}, "within 0 and 39, not -1"),
+            (IDS, {"positions": [3, 3]}, "given twice"),
+            (IDS, {"positions": []}, "positions is empty"),
+            (IDS, {"positions": "12"}, "positions is a list"),
+            (IDS, {"positions": 3}, "positions is a list"),
+            (IDS, {"positions": [1.5]}, "not 1.5"),
+            (IDS, {"positions": [True]}, "not True"),
+            (IDS, {"positions": range(10**6)}, "1,000,000 positions of a text of 40 tokens"),
+            (IDS, {"positions": range(10**15)}, "positions of a text of 40 tokens"),
+            ([], {}, "empty"),
+            (IDS, {"tokens": [VOCAB]}, "1000"),
+            (IDS, {"top_k": -1}, "top_k"),
+        ):
+            with pytest.raises(InvalidRequestError, match=words):
+                model.lens_sync(ids, **named)
+        assert settled(model)[0].tokens_computed == before
+        # and the cost of any number of positions is known without a computation
+        cost = LensCost.of(model.info, 10**6, top_k=1000)
+        assert cost.head_rows == 4 * 10**6
+        assert cost.answer_bytes > MOST_BYTES
+        assert cost.moment_bytes <= 256 << 20
+        with pytest.raises(InvalidRequestError, match="positions at a time"):
+            cost.check()
+
+
+def test_an_architecture_that_is_made_otherwise_is_refused_with_the_reason() -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    # given a model whose norm is not given what its last layer gave
+    own = AutoModelForCausalLM.from_pretrained(tiny_path("llama"))
+    own.model.norm.register_forward_pre_hook(lambda _, args: (args[0] * 2,))
+    with load((own, AutoTokenizer.from_pretrained(tiny_path("llama"))), "hf") as model:
+        with pytest.raises(UnsupportedFeatureError, match=r"LlamaForCausalLM .*: its final norm reads something else"):
+            model.lens_sync(IDS)
+        assert len(model.next_token_logprobs_sync(IDS)) == VOCAB  # it answers as before
+        assert settled(model)[1].leases == 0

@@ -1,0 +1,113 @@
+"""Lens jobs beside everything else: cancellation, memory, faults, adapters that begin in the text."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime import LanguageModel, NonFiniteLogitsError, PromptProgress, RuntimeFault
+from runtime.backends.fake import Behaviour
+from runtime.errors import MemoryBudgetError
+from tests.fakes import KINDS, TOLERANCE, Gate, fake_model, reference, settled, some_ids
+from tests.runtime.adapters.toys import INVOCATION, toy_adapter
+
+TOKEN = 256  # bytes of a fake token's KV
+
+
+def last_layers(model: LanguageModel, ids: list[int], places: list[int], **named: Any) -> Any:
+    run = model.lens_sync(ids, places, top_k=model.info.vocab_size, **named)
+    rows = np.empty((len(places), model.info.vocab_size), np.float32)
+    np.put_along_axis(rows, run.top_ids[:, -1], run.top_logprobs[:, -1], axis=1)
+    return rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("cache", [True, False])
+def test_the_last_layer_is_the_answer_whatever_is_held(kind: str, cache: bool) -> None:
+    behaviour = Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")
+    ids, places = some_ids(1, 300), [299, 0, 17, 18, 150]
+    with fake_model(behaviour, cache=cache, prefill_chunk_tokens=64) as model:
+        for _ in range(2):  # cold, then warm
+            got = last_layers(model, ids, places)
+            for row, place in zip(got, places, strict=True):
+                np.testing.assert_allclose(row, reference(ids[: place + 1], kind), atol=TOLERANCE, rtol=0)
+
+
+def test_progress_counts_positions() -> None:
+    told: list[PromptProgress] = []
+    with fake_model(prefill_chunk_tokens=32) as model:
+        asyncio.run(model.lens(some_ids(1, 90), range(80), on_progress=told.append))
+        assert model.metrics().recent[-1].kind == "lens"
+    assert len(told) > 2
+    assert [one.done for one in told] == sorted(one.done for one in told)
+    assert (told[-1].done, told[-1].total, told[-1].computed) == (80, 80, 80)
+
+
+def test_cancelled_between_two_forwards() -> None:
+    gate, ids = Gate(), some_ids(1, 2000)
+    with fake_model(Behaviour(before_forward=gate), prefill_chunk_tokens=32) as model:
+        model.next_token_logprobs_sync(ids)
+        before = settled(model)[0].tokens_computed
+
+        async def cancelled() -> None:
+            gate.shut(after=1)
+            task = asyncio.create_task(model.lens(ids, range(2000)))
+            await asyncio.to_thread(gate.reached.wait, 10)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            gate.open()
+
+        asyncio.run(cancelled())
+        assert settled(model)[0].tokens_computed - before <= 3 * 32
+        assert settled(model)[1].leases == 0
+        assert len(model.lens_sync(ids)) == 1
+
+
+def test_a_path_that_cannot_fit_is_refused_and_one_that_must_wait_is_answered() -> None:
+    gate, ids = Gate(), some_ids(1, 600)
+    with fake_model(Behaviour(before_forward=gate), kv_cache_bytes=1000 * TOKEN) as model:
+        with pytest.raises(MemoryBudgetError, match="budget"):
+            model.lens_sync(some_ids(2, 1100))
+
+        async def both() -> tuple[Any, Any]:
+            other = asyncio.create_task(model.next_token_logprobs(some_ids(3, 700)))
+            lens = asyncio.create_task(model.lens(ids, range(590, 600), top_k=256))
+            return await asyncio.gather(other, lens)
+
+        row, run = asyncio.run(both())
+        np.testing.assert_allclose(row, reference(some_ids(3, 700)), atol=TOLERANCE, rtol=0)
+        assert len(run) == 10
+        assert model.cache_report().bytes <= 1000 * TOKEN
+
+
+def test_a_fault_is_the_job_s_own() -> None:
+    ids = some_ids(1, 50)
+    bomb = (set(range(256)) - set(ids)).pop()
+    with fake_model(Behaviour(raise_on={bomb: ValueError("boom")}, nan_on=frozenset({ids[-1]}))) as model:
+        with pytest.raises(NonFiniteLogitsError):
+            model.lens_sync(ids)
+        with pytest.raises((ValueError, RuntimeFault)):
+            model.lens_sync([*ids[:20], bomb])
+        good = [one for one in ids if one != ids[-1]]
+        np.testing.assert_allclose(last_layers(model, good, [len(good) - 1])[0], reference(good), atol=TOLERANCE, rtol=0)
+
+
+def test_an_adapter_that_begins_in_the_text(tmp_path: Path) -> None:
+    head, tail = (
+        [int(i) for i in some_ids(4, 30) if i not in INVOCATION],
+        [int(i) for i in some_ids(5, 20) if i not in INVOCATION],
+    )
+    ids = [*head, *INVOCATION, *tail]
+    with fake_model() as model:
+        model.load_adapter(model.add_adapter(toy_adapter(tmp_path / "act", 3, invocation=INVOCATION)))
+        places = [*range(len(head) - 3, len(ids))]
+        got = last_layers(model, ids, places, adapters=["act"])
+        for row, place in zip(got, places, strict=True):
+            want = model.next_token_logprobs_uncached(ids[: place + 1], adapters=["act"])
+            if place < len(head) or place >= len(head) + len(INVOCATION) - 1:  # in between it is not known yet that it begins
+                np.testing.assert_allclose(row, want, atol=TOLERANCE, rtol=0)
