@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # One worker per processor, four at most (each may have engines of its own); the one that is done first takes over from the others.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: run help setup model lint test test-fast test-slow test-vllm reliability bench bench-quick screenshots sample system clean
+.PHONY: run help setup model lint test test-fast test-slow test-vllm reliability bench bench-quick package package-test screenshots sample system clean
 
 run: setup  ## sets everything up and opens the window (what `make` alone does)
 	$(BIN)/elsewise
@@ -62,6 +62,13 @@ bench: setup  ## the benchmark; BENCH_ARGS="--quick --only W5" adds options of `
 
 bench-quick: setup  ## the same as BENCH_ARGS=--quick
 	$(BIN)/elsewise bench --quick
+
+package: setup  ## builds an app of its own: dist/elsewise_VERSION_amd64.deb and .tar.gz on Linux, dist/Elsewise.app on macOS
+	$(BIN)/python -m pip install --quiet -r packaging/requirements-package.txt
+	QT_PACKAGES="$(QT_PACKAGES)" $(BIN)/python -P packaging/package.py
+
+package-test: setup  ## tries what `make package` built, without any Python in reach (Linux, as root)
+	sh packaging/try_package.sh dist/elsewise_*.deb
 
 screenshots: setup  ## draws the pictures in docs, with fonts for all scripts in them
 	@PYTHON="$(PYTHON)" QT_PACKAGES="$(QT_PACKAGES)" EXTRA_PACKAGES="fonts-noto-cjk fonts-noto-color-emoji" sh packaging/system.sh

@@ -1,11 +1,12 @@
-"""The About box: name, version, licence. Plain text, never blocking."""
+"""The About box: name, version, licences of all that is installed with it."""
 
 from __future__ import annotations
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QDialog, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDialog, QPlainTextEdit, QVBoxLayout, QWidget
 
+from resources.licences import notices
 from ui.port.tokens import __version__
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import button, row
@@ -30,6 +31,22 @@ class AboutBox(QDialog):
             "soft",
         )
         column.addWidget(words)
-        close = button(self.tr("Close"))
+        licences, close = button(self.tr("Licences…")), button(self.tr("Close"))
+        licences.clicked.connect(self._show_licences)
         close.clicked.connect(self.close)
+        column.addLayout(row(licences, 1, close))
+
+    def _show_licences(self) -> None:
+        """All notices, as plain text that can be copied."""
+        box = QDialog(self)
+        box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        box.setWindowTitle(self.tr("Licences"))
+        box.resize(720, 520)
+        text = QPlainTextEdit(notices())
+        text.setReadOnly(True)
+        close = button(self.tr("Close"))
+        close.clicked.connect(box.close)
+        column = QVBoxLayout(box)
+        column.addWidget(text)
         column.addLayout(row(1, close))
+        box.open()

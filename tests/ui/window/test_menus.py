@@ -10,7 +10,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction
 from PySide6.QtGui import Qt as RichText
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QDialog, QLabel, QMenu, QPushButton, QToolBar, QWidget
+from PySide6.QtWidgets import QApplication, QDialog, QLabel, QMenu, QPlainTextEdit, QPushButton, QToolBar, QWidget
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
@@ -201,5 +201,21 @@ def test_what_looks_like_words_has_the_cursor_of_a_link(in_window: Play) -> None
                 kinds.setdefault(part.property("kind"), set()).add(part.cursor().shape())
         assert kinds["link"] == kinds["plain"] == {Qt.CursorShape.PointingHandCursor}
         assert kinds["quiet"] == {Qt.CursorShape.ArrowCursor}
+
+    in_window(scene)
+
+
+def test_about_shows_the_licences_of_what_is_shipped(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        window.acts.about.trigger()
+        box = next(each for each in window.findChildren(QDialog) if each.isVisible())
+        (licences,) = [each for each in box.findChildren(QPushButton) if each.text() == "Licences…"]
+        # when
+        QTest.mouseClick(licences, Qt.MouseButton.LeftButton)
+        # then Qt's terms, and a line for each distribution
+        (shown,) = box.findChildren(QPlainTextEdit)
+        assert shown.isVisible()
+        assert "GNU Lesser General Public License" in shown.toPlainText()
+        assert "\ntransformers 5." in shown.toPlainText()
 
     in_window(scene)

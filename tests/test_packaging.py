@@ -1,0 +1,229 @@
+"""What `make package` and the workflows run, without a bundle: the macOS script with stand-ins, the man page, the pins."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import types
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from app.cli.group import COMMANDS
+from tests.pages import ROOT
+
+IDENTITY = "Developer ID Application: Example (TEAM123456)"
+MACH_O = bytes.fromhex("cffaedfe") + bytes(60)
+# Each logs its name and arguments, one call a line; xcrun and hdiutil also refuse what Apple's would.
+STAND_INS = {
+    "codesign": 'case "$*" in *--sign*|--verify*) ;; *) exit 2;; esac\nfor last; do :; done\n[ -e "$last" ] || exit 3',
+    "xcrun": 'case "$1 $2" in "notarytool submit") [ -f "$3" ] ;; "stapler staple") [ -d "$3" ] ;; *) exit 2 ;; esac',
+    "hdiutil": 'for last; do :; done\n[ "$1" = create ] || exit 2\n: > "$last"',
+    "ditto": 'for last; do :; done\n: > "$last"',
+    "iconutil": "exit 0",
+    "python": 'case "$*" in *package.py) mkdir -p dist/Elsewise.app ;; *) echo 1.2.3 ;; esac',
+}
+
+
+class Mac:
+    """A checkout with a bundle in it, and Apple's tools as stand-ins."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.log, self.app = root, root / "log", root / "dist" / "Elsewise.app"
+        shutil.copytree(ROOT / "packaging", root / "packaging", ignore=shutil.ignore_patterns("__pycache__"))
+        self.tools = root / "tools"
+        self.tools.mkdir()
+        for name, body in STAND_INS.items():
+            tool = self.tools / name
+            tool.write_text(f'#!/bin/sh\necho "{name} $*" >> "{self.log}"\n{body}\n', "utf-8")
+            tool.chmod(0o755)
+
+    def make_app(self) -> None:
+        files = {
+            "MacOS/elsewise": b'#!/bin/sh\necho "ran $*"\n',
+            "Frameworks/Python": MACH_O,
+            "Frameworks/QtCore.framework/Versions/A/QtCore": MACH_O,
+            "Resources/mlx/lib/libmlx.dylib": MACH_O,
+            "Resources/mlx/lib/mlx.metallib": b"MTLB",
+            "Resources/notes.txt": b"no code",
+        }
+        for name, data in files.items():
+            path = self.app / "Contents" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        (self.app / "Contents/MacOS/elsewise").chmod(0o755)
+
+    def run(self, *arguments: str, without: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+        if without:
+            (self.tools / without).unlink()
+        env: Mapping[str, str] = {"PATH": f"{self.tools}:{os.environ['PATH']}", "PYTHON": "python", **variables}
+        script = ["sh", str(self.root / "packaging" / "macos.sh"), *arguments]
+        return subprocess.run(script, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+    def calls(self, tool: str) -> list[str]:
+        lines = self.log.read_text("utf-8").splitlines() if self.log.exists() else []
+        return [line for line in lines if line.startswith(f"{tool} ")]
+
+
+@pytest.fixture
+def mac(tmp_path: Path) -> Mac:
+    return Mac(tmp_path)
+
+
+def test_signing_goes_from_the_libraries_to_the_bundle_with_a_hardened_runtime(mac: Mac) -> None:
+    mac.make_app()
+    done = mac.run("sign", ELSEWISE_SIGN_IDENTITY=IDENTITY)
+    assert done.returncode == 0, done.stderr
+    *inner, whole, verified = mac.calls("codesign")
+    # then every library is signed once, what is no code is not, a framework after its library
+    assert [line.rpartition("/")[2] for line in inner] == ["Python", "QtCore", "libmlx.dylib", "QtCore.framework"]
+    assert all(f"--force --options runtime --timestamp --sign {IDENTITY}" in line for line in inner)
+    # and the bundle last, with the entitlements, which its libraries do not get
+    assert whole.endswith(f"--timestamp --entitlements packaging/entitlements.plist --sign {IDENTITY} dist/Elsewise.app")
+    assert verified == "codesign --verify --deep --strict dist/Elsewise.app"
+
+
+def test_a_signature_for_this_machine_has_no_timestamp_and_is_not_notarised(mac: Mac) -> None:
+    mac.make_app()
+    assert mac.run("sign", ELSEWISE_SIGN_IDENTITY="-").returncode == 0
+    assert all("--timestamp=none" in line for line in mac.calls("codesign")[:-1])
+    refused = mac.run("notarise", ELSEWISE_SIGN_IDENTITY="-", ELSEWISE_NOTARY_PROFILE="profile")
+    assert refused.returncode == 1
+    assert "cannot be notarised" in refused.stderr
+
+
+def test_notarising_stapling_and_the_image(mac: Mac) -> None:
+    mac.make_app()
+    for step in ("notarise", "staple", "dmg"):
+        done = mac.run(step, ELSEWISE_SIGN_IDENTITY=IDENTITY, ELSEWISE_NOTARY_PROFILE="profile")
+        assert done.returncode == 0, done.stderr
+    assert mac.calls("ditto") == ["ditto -c -k --keepParent dist/Elsewise.app build/Elsewise.zip"]
+    assert mac.calls("xcrun") == [
+        "xcrun notarytool submit build/Elsewise.zip --keychain-profile profile --wait",
+        "xcrun stapler staple dist/Elsewise.app",
+    ]
+    image = "dist/Elsewise-1.2.3-arm64.dmg"
+    assert mac.calls("hdiutil") == [f"hdiutil create -volname Elsewise -srcfolder build/dmg -fs HFS+ -format UDZO -ov {image}"]
+    assert mac.calls("codesign") == [f"codesign --timestamp --sign {IDENTITY} {image}"]
+    assert (mac.root / "build/dmg/Applications").readlink() == Path("/Applications")
+    assert done.stdout.strip() == image
+
+
+def test_all_steps_in_order(mac: Mac) -> None:
+    mac.make_app()
+    done = mac.run("all", ELSEWISE_SIGN_IDENTITY=IDENTITY, ELSEWISE_NOTARY_PROFILE="profile")
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^-- (\w+)$", done.stdout, re.MULTILINE) == ["build", "sign", "verify", "notarise", "staple", "dmg"]
+    assert "ran --version" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        ("Resources/libmlx.dylib", "not exactly one libmlx"),
+        ("Resources/torch/lib/libtorch_cpu.dylib", "torch is in the bundle"),
+    ],
+)
+def test_a_bundle_with_what_must_not_be_in_it_is_refused(mac: Mac, file: str, reason: str) -> None:
+    mac.make_app()
+    path = mac.app / "Contents" / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(MACH_O)
+    done = mac.run("verify")
+    assert done.returncode == 1
+    assert reason in done.stderr
+
+
+def test_a_metallib_elsewhere_than_beside_its_library_is_refused(mac: Mac) -> None:
+    mac.make_app()
+    (mac.app / "Contents/Resources/mlx/lib/mlx.metallib").rename(mac.app / "Contents/mlx.metallib")
+    assert "mlx.metallib is not beside" in mac.run("verify").stderr
+
+
+@pytest.mark.parametrize(
+    ("step", "without", "lacks"),
+    [
+        ("build", "iconutil", "the tool 'iconutil' is missing"),
+        ("sign", "codesign", "the tool 'codesign' is missing"),
+        ("sign", "", "Elsewise.app is missing"),
+        ("notarise", "xcrun", "the tool 'xcrun' is missing"),
+        ("staple", "xcrun", "the tool 'xcrun' is missing"),
+        ("dmg", "hdiutil", "the tool 'hdiutil' is missing"),
+        ("dmg", "", "Elsewise.app is missing"),
+        ("verify", "", "Elsewise.app is missing"),
+    ],
+)
+def test_a_step_says_what_it_lacks(mac: Mac, step: str, without: str, lacks: str) -> None:
+    done = mac.run(step, without=without)
+    assert done.returncode == 1
+    assert f"macos.sh {step}: " in done.stderr
+    assert lacks in done.stderr
+
+
+def test_variables_that_are_not_set_and_steps_that_are_none_are_named(mac: Mac) -> None:
+    mac.make_app()
+    assert "ELSEWISE_SIGN_IDENTITY is not set" in mac.run("sign").stderr
+    assert "ELSEWISE_NOTARY_PROFILE is not set" in mac.run("notarise", ELSEWISE_SIGN_IDENTITY=IDENTITY).stderr
+    unknown = mac.run("polish")
+    assert unknown.returncode == 2
+    assert "no step 'polish'" in unknown.stderr
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """packaging/package.py, which is a script."""
+    monkeypatch.syspath_prepend(str(ROOT / "packaging"))
+    spec = importlib.util.spec_from_file_location("package_script", ROOT / "packaging" / "package.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_man_page_has_every_command_and_is_sound(package: types.ModuleType) -> None:
+    page = package.man_page()
+    for command in (*COMMANDS, "models import", "sessions export"):
+        assert f".SS elsewise {command} " in page
+    assert {line.partition(" ")[0] for line in page.splitlines() if line.startswith(".")} == {".TH", ".SH", ".SS", ".TP", ".B"}
+    assert not [line for line in page.splitlines() if line.startswith("'")]
+
+
+def test_what_is_shipped_leaves_tests_headers_and_traces_of_this_machine_out(package: types.ModuleType) -> None:
+    shipped = package.collect.required(("hf",))
+    assert {"torch", "transformers", "mlx", "numpy", "pip", "elsewise", "pyside6-essentials"} <= shipped.keys()
+    assert shipped.keys().isdisjoint({"pytest", "mypy", "ruff", "pyinstaller"})
+    names = [inside for each in shipped.values() for inside, _ in package.collect.files(each)]
+    assert not [name for name in names if re.search(r"^torch/(test|include)/|direct_url\.json$|\.pyc$|^\.\.", name)]
+    assert [name for name in names if Path(name).name.startswith("libmlx.")] in (
+        ["mlx/lib/libmlx.so"],
+        ["mlx/lib/libmlx.dylib"],
+    )
+    assert not [name for name in names if name.startswith("PySide6/")]  # PyInstaller's hooks collect Qt
+
+
+def test_actions_are_pinned_by_commit_and_workflows_may_only_read() -> None:
+    files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    assert [path.name for path in files] == ["ci.yml", "macos.yml", "release.yml"]
+    for path in files:
+        text = path.read_text("utf-8")
+        used = re.findall(r"uses: (.*)", text)
+        assert used
+        assert all(re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line) for line in used)
+        assert "\npermissions:\n  contents: read\n" in text
+        assert ("secrets." in text, "contents: write" in text) == (
+            (True, True) if path.name == "release.yml" else (False, False)
+        )
+        assert "pull_request_target" not in text
+
+
+def test_a_release_has_the_section_of_its_version_and_fails_without() -> None:
+    script = ["sh", str(ROOT / "packaging" / "changelog_section.sh")]
+    shown = subprocess.run([*script, "0.1.0"], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "### Added" in shown
+    assert "## [0" not in shown
+    assert subprocess.run([*script, "9.9.9"], capture_output=True, check=False, timeout=60).returncode == 1
