@@ -28,6 +28,7 @@ import numpy as np
 
 from runtime import html
 from runtime.adapters.uses import Adapters
+from runtime.api import bulk
 from runtime.api.adapters import AdapterStack
 from runtime.api.checks import RequestChecks, adapter_pairs, plain_messages, plain_tools
 from runtime.api.kv import KvCache
@@ -39,7 +40,6 @@ from runtime.errors import InvalidRequestError, RuntimeFault, UnsupportedFeature
 from runtime.info import CacheReport, Message, Metrics, ModelInfo, OnProgress
 from runtime.lens import LensCost, LensRun, check_positions
 from runtime.numerics.pooling import Pooling, check_pooling, checked_texts
-from runtime.numerics.scoring import top_k
 from runtime.options.checking import check_value, is_whole, plain_number, shown, whole
 from runtime.options.generation import ALTERNATIVES, GenerationOptions, given
 from runtime.options.priority import Priority, check_priority
@@ -246,13 +246,8 @@ class LanguageModel:
         vocab, paths = self._checks.vocab_size, self._checks.batch(batch)
         wanted = self._checks.optional_ids(chosen, "chosen").tolist()
         named: dict[str, Any] = {"batch": paths, "adapters": adapter_pairs(adapters)}
-        if "top logprobs" in self.transport.capabilities:
-            found: list[TopLogprobs] = await self.transport.call("top_logprobs", n=min(n, vocab), chosen=wanted, **named)
-            return found
-        rows: Float32 = await self.transport.call("logprobs", **named)
-        ids, values = top_k(rows, min(n, vocab))
-        values_of = [{token: float(row[token]) for token in wanted} for row in rows]
-        return [TopLogprobs.of(top, of_top, vocab, own) for top, of_top, own in zip(ids, values, values_of, strict=True)]
+        found: list[TopLogprobs] = await self.transport.call("top_logprobs", n=min(n, vocab), chosen=wanted, **named)
+        return found
 
     async def next_token_logprobs_uncached_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
         """The same numbers by the library's own plain forward pass, cache neither read nor written, ``(vocab,) float32``.
@@ -343,6 +338,8 @@ class LanguageModel:
         return joined(runs)
 
     score_sync = blocking(score)
+    score_many, top_many = bulk.score_many, bulk.top_many
+    score_many_sync, top_many_sync = bulk.on_a_loop(bulk.score_many), bulk.on_a_loop(bulk.top_many)
 
     # ---- generation ------------------------------------------------------------------------------------------
 
@@ -522,7 +519,7 @@ class LanguageModel:
             for i, prompt in enumerate(prompts):
                 if isinstance(prompt, str):
                     check_fits(self, prompt, stage=f"prompt {i}")
-            tokenized = iter(await self._tokenized(texts) if texts else ())
+            tokenized = iter(await self.tokenize_many(texts) if texts else ())
             paths: list[Int32] = []
             chosen: list[GenerationOptions] = []
             for i, prompt in enumerate(prompts):
@@ -604,7 +601,7 @@ class LanguageModel:
         listed = checked_texts(texts)
         for row, text in enumerate(listed):
             check_fits(self, text, stage=f"texts[{row}]")
-        paths = [self._checks.ids(ids, f"texts[{row}]") for row, ids in enumerate(await self._tokenized(listed))]
+        paths = [self._checks.ids(ids, f"texts[{row}]") for row, ids in enumerate(await self.tokenize_many(listed))]
         vectors: Float32 = await self.transport.call(
             "embed", on_progress=on_progress, paths=paths, pooling=pooling, adapters=adapter_pairs(adapters)
         )
@@ -687,9 +684,10 @@ class LanguageModel:
 
     async def tokenize_async(self, text: str) -> list[int]:
         """The ids of `text`; special strings in it stay plain text."""
-        return (await self._tokenized([text]))[0]
+        return (await self.tokenize_many([text]))[0]
 
-    async def _tokenized(self, texts: Sequence[str]) -> list[list[int]]:
+    async def tokenize_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """`tokenize_async` of several texts in one call."""
         ids: list[list[int]] = await self.transport.call("tokenize", texts=[clean_text(text) for text in texts])
         return ids
 

@@ -43,7 +43,7 @@ from runtime.options.generation import GenerationOptions
 from runtime.options.load import LoadOptions
 from runtime.options.priority import Priority
 from runtime.options.resolution import resolve_options
-from runtime.records import NO_TOKEN, Float32, Int32, Origin, Scores, TokenRun
+from runtime.records import NO_TOKEN, Float32, Int32, Origin, Scores, TokenRun, TopLogprobs
 from runtime.sampling.chain import Sampler, make_sampler
 from runtime.sampling.draw import fresh_seed
 from runtime.sampling.report import SHOWN
@@ -59,6 +59,7 @@ from runtime.scheduler.jobs import (
     Rows,
     ScoreJob,
     StayingJob,
+    TopRows,
     settle,
 )
 from runtime.speculation.draft import check_speculative
@@ -105,13 +106,24 @@ class Operations:
     async def logprobs(self, batch: Sequence[Int32], adapters: Adapters) -> Float32:
         """``(n, vocab)``."""
         call: Call[Float32] = Call(self.turns.inbox())
-        rows = Rows(call, len(batch))
+        self._query(batch, adapters, Rows(call, len(batch)))
+        return await self._answer(call)
+
+    async def top_logprobs(
+        self, batch: Sequence[Int32], n: int, chosen: Sequence[int], adapters: Adapters
+    ) -> list[TopLogprobs]:
+        """The `n` likeliest tokens after each path, and the chosen ones."""
+        call: Call[list[TopLogprobs]] = Call(self.turns.inbox())
+        self._query(batch, adapters, TopRows(call, len(batch), n, chosen))
+        return await self._answer(call)
+
+    def _query(self, batch: Sequence[Int32], adapters: Adapters, rows: Rows) -> None:
+        """Asks for the distributions after the paths, one for each row."""
         jobs = []
         for ids, waiter in zip(batch, rows.waiters, strict=True):
             namespace, before = self.route(ids, adapters)
             jobs.append(QueryJob(ids, namespace, before=before, waiters=[waiter]))
         self.turns.submit(*jobs)
-        return await self._answer(call)
 
     def logprobs_uncached(self, ids: Int32, adapters: Adapters) -> Future[Float32]:
         """``(vocab,)``, by the library's own forward."""
@@ -408,7 +420,7 @@ class Operations:
             for job in jobs:
                 job.fail(error)
 
-    async def _answer(self, call: Call[Float32]) -> Float32:
+    async def _answer(self, call: Call[T]) -> T:
         """The answer to queries, which are dropped where nothing waits for them."""
         try:
             return await call.answer()

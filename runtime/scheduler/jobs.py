@@ -20,7 +20,7 @@ from runtime.numerics.scoring import top_k
 from runtime.options.generation import GenerationOptions
 from runtime.options.priority import Priority
 from runtime.options.sampling import SamplingOptions
-from runtime.records import NO_TOKEN, Float32, Int32, Scores, TokenRun
+from runtime.records import Float32, Int32, Scores, TokenRun, TopLogprobs
 from runtime.sampling.chain import Sampler
 from runtime.scheduler.prefill.distributions import Distribution
 from runtime.trie import Namespace, Span
@@ -154,46 +154,28 @@ class Rows:
         return self._array
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TopLogprobs:
-    """The likeliest next tokens of `n` paths, and chosen ones.
-
-    Attributes:
-        ids: ``(n, k) int32``, falling, ties by id; `NO_TOKEN` beyond the vocabulary.
-        logprobs: ``(n, k) float32``; minus infinity beyond the vocabulary.
-        chosen: ``(n,)`` float32 arrays: the log-probabilities of each row's chosen ids, in their order.
-    """
-
-    ids: Int32
-    logprobs: Float32
-    chosen: tuple[Float32, ...]
-
-
 class TopRows(Rows):
-    """Several queries of which the `k` likeliest tokens and some chosen ids are answered: no array of all rows is made.
+    """Several queries of which the likeliest tokens and some chosen ids are answered: no array of all rows is made.
 
     Args:
-        waiter: Gets `TopLogprobs`.
+        waiter: Gets a list of `TopLogprobs`.
         n: Rows.
-        k: Tokens of each; 0 for the chosen ids alone.
-        chosen: Ids of each row, within the vocabulary; empty: none.
+        k: Tokens of each, as far as the vocabulary goes; 0 for the chosen ids alone.
+        chosen: Ids within the vocabulary, of every row.
     """
 
-    def __init__(self, waiter: Waiter, n: int, k: int, chosen: Sequence[Sequence[int]] = ()) -> None:
+    def __init__(self, waiter: Waiter, n: int, k: int, chosen: Sequence[int] = ()) -> None:
         super().__init__(waiter, n)
-        self._chosen = [np.array(ids, np.int64) for ids in chosen] or [np.empty(0, np.int64)] * n
-        self._ids, self._logprobs = np.full((n, k), NO_TOKEN, np.int32), np.full((n, k), -np.inf, np.float32)
-        self._own: list[Float32] = [np.empty(0, np.float32)] * n
+        self._k, self._chosen = k, chosen
+        self._tops: list[TopLogprobs | None] = [None] * n
 
     def _write(self, i: int, last: Distribution) -> None:
         row = last.logprobs()
-        width = min(self._ids.shape[1], len(row))
-        ids, logprobs = top_k(row[None], width)
-        self._ids[i, :width], self._logprobs[i, :width] = ids[0], logprobs[0]
-        self._own[i] = row[self._chosen[i]]
+        ids, logprobs = top_k(row[None], min(self._k, len(row)))
+        self._tops[i] = TopLogprobs.of(ids[0], logprobs[0], len(row), {token: float(row[token]) for token in self._chosen})
 
-    def _answer(self) -> TopLogprobs:
-        return TopLogprobs(self._ids, self._logprobs, tuple(self._own))
+    def _answer(self) -> object:
+        return self._tops
 
 
 class RowOf:

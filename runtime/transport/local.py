@@ -41,7 +41,7 @@ class LocalTransport:
         in_use: What keeps the shelf from removing the model's folders.
     """
 
-    capabilities = frozenset({"kv", "adapters", "hidden states", "lens", "scores"})
+    capabilities = frozenset({"kv", "adapters", "hidden states", "lens", "scores", "top logprobs"})
 
     def __init__(
         self,
@@ -76,6 +76,7 @@ class LocalTransport:
         }
         self.operation_calls: Mapping[str, Operation] = {
             "logprobs": operations.logprobs,
+            "top_logprobs": operations.top_logprobs,
             "logprobs_uncached": operations.logprobs_uncached,
             "score": operations.score,
             "generate_whole": operations.generate_whole,

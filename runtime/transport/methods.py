@@ -15,6 +15,7 @@ from runtime.lens import LensRun
 from runtime.numerics.pooling import Pooling
 from runtime.options.generation import GenerationOptions
 from runtime.options.priority import Priority
+from runtime.records import TopLogprobs
 from runtime.transport.arrays import Array, ArrayError, pack_array, pack_run, unpack_array, unpack_run
 from runtime.transport.messages import MessageError, encode
 
@@ -37,6 +38,13 @@ class LogprobsBatch(Arguments, frozen=True, forbid_unknown_fields=True):
 
     batch: list[Array]
     adapters: AdapterUses
+
+
+class TopLogprobsBatch(LogprobsBatch, frozen=True, forbid_unknown_fields=True):
+    """The `n` likeliest tokens, and chosen ids."""
+
+    n: int
+    chosen: list[int]
 
 
 class Score(Query, frozen=True, forbid_unknown_fields=True):
@@ -215,6 +223,23 @@ def _unpack_lens(columns: dict[str, Array]) -> LensRun:
         raise ArrayError(f"the columns of a lens do not fit together: {fault}") from fault
 
 
+class WireTop(msgspec.Struct, frozen=True):
+    """The likeliest tokens after one path."""
+
+    ids: Array
+    logprobs: Array
+    tail_mass: float
+    chosen: dict[int, float]
+
+
+def _pack_tops(tops: Sequence[TopLogprobs]) -> list[WireTop]:
+    return [WireTop(pack_array(top.ids), pack_array(top.logprobs), top.tail_mass, dict(top.chosen)) for top in tops]
+
+
+def _unpack_tops(packed: Sequence[WireTop]) -> list[TopLogprobs]:
+    return [TopLogprobs(unpack_array(top.ids), unpack_array(top.logprobs), top.tail_mass, top.chosen) for top in packed]
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """How a method's answer crosses: its wire type, and the way there and back."""
@@ -288,6 +313,7 @@ def _decoded(decoder: msgspec.msgpack.Decoder[Any], raw: msgspec.Raw) -> Any:  #
 
 METHODS: dict[str, Method] = {
     "logprobs": Method(LogprobsBatch, ARRAY),
+    "top_logprobs": Method(TopLogprobsBatch, Answer(list[WireTop], _pack_tops, _unpack_tops)),
     "logprobs_uncached": Method(Query, ARRAY),
     "score": Method(Score, RUN, progresses=True),
     "generate": Method(Generate, NOTHING, streams=True, progresses=True),

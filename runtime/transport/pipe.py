@@ -108,7 +108,7 @@ class PipeTransport:
         loaded: What it said of the model.
     """
 
-    capabilities = frozenset({"kv", "adapters", "hidden states", "lens", "scores"})
+    capabilities = frozenset({"kv", "adapters", "hidden states", "lens", "scores", "top logprobs"})
 
     def __init__(self, link: EngineLink, loaded: Loaded) -> None:
         self._link, self._first = link, loaded

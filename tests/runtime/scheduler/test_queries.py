@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +13,7 @@ import pytest
 from runtime.backends.fake import Behaviour
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
-from runtime.records import NO_TOKEN
-from runtime.scheduler.jobs import TopLogprobs, TopRows
-from tests.fakes import KINDS, Gate, assert_right, engine_of, fake_model, query_job, settled, some_ids, wait_for_jobs
+from tests.fakes import KINDS, Gate, assert_right, engine_of, fake_model, settled, some_ids, wait_for_jobs
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -275,37 +272,27 @@ def test_an_answer_beside_others_leaves_their_places_alone() -> None:
 
 def test_the_likeliest_and_chosen_tokens_are_those_of_the_whole_rows() -> None:
     # given rows of which two are equal, one unrelated, and one that was asked before
-    batch, k = [some_ids(1, 20), some_ids(2, 9), some_ids(1, 20), [*some_ids(1, 20), 7]], 5
-    chosen = [[3], [], [9, 200], [1, 2, 3]]
+    batch, k, chosen = [some_ids(1, 20), some_ids(2, 9), some_ids(1, 20), [*some_ids(1, 20), 7]], 5, [9, 200, 3]
     with fake_model() as model:
         model.next_token_logprobs_sync(batch[0])
-        answer: Future[TopLogprobs] = Future()
-        waiters = TopRows(answer, len(batch), k, chosen).waiters
-        engine_of(model).submit([query_job(model, ids, waiter) for ids, waiter in zip(batch, waiters, strict=True)])
-        top = answer.result(60)
+        tops = model.batch_top_logprobs_sync(batch, k, chosen=chosen)
         rows = model.batch_next_token_logprobs_sync(batch)
         # then they are what the rows say, to the bit
-        for i, row in enumerate(rows):
-            assert top.ids[i].tolist() == np.argsort(-row, kind="stable")[:k].tolist()
-            assert top.logprobs[i].tolist() == row[top.ids[i]].tolist()
-            assert top.chosen[i].tolist() == row[chosen[i]].tolist()
+        for top, row in zip(tops, rows, strict=True):
+            assert top.ids.tolist() == np.argsort(-row, kind="stable")[:k].tolist()
+            assert top.logprobs.tolist() == row[top.ids].tolist()
+            assert top.chosen == {token: float(row[token]) for token in chosen}
+            assert top.tail_mass == pytest.approx(1 - np.exp(np.sort(row)[-k:]).sum(), abs=1e-6)
         assert model.metrics().tokens_computed == 20 + 9 + 1
 
 
-def test_more_alternatives_than_tokens_are_filled_up() -> None:
+def test_more_alternatives_than_tokens_are_the_whole_vocabulary() -> None:
     with fake_model() as model:
-        answer: Future[TopLogprobs] = Future()
-        engine_of(model).submit([query_job(model, [1, 2], TopRows(answer, 1, 300).waiters[0])])
-        top = answer.result(60)
-        vocabulary = model.info.vocab_size
-        assert (top.ids[0, vocabulary:] == NO_TOKEN).all()
-        assert np.exp(top.logprobs[0].astype(np.float64)).sum() == pytest.approx(1.0, abs=1e-6)
+        top = model.top_logprobs_sync([1, 2], 300)
+        assert len(top.ids) == model.info.vocab_size
+        assert top.tail_mass == 0.0
 
 
 def test_an_error_of_one_row_is_the_answer_of_all() -> None:
-    with fake_model(Behaviour(raise_on={77: ValueError("bad")})) as model:
-        answer: Future[TopLogprobs] = Future()
-        waiters = TopRows(answer, 2, 3).waiters
-        engine_of(model).submit([query_job(model, ids, w) for ids, w in zip([[1, 2], [3, 77]], waiters, strict=True)])
-        with pytest.raises(ValueError, match="bad"):
-            answer.result(60)
+    with fake_model(Behaviour(raise_on={77: ValueError("bad")})) as model, pytest.raises(ValueError, match="bad"):
+        model.batch_top_logprobs_sync([[1, 2], [3, 77]], 3)

@@ -1,0 +1,302 @@
+"""Many texts: scores and likeliest tokens of a stream of inputs, in bounded memory.
+
+Inputs are read as they are needed and results are yielded as they come, so that neither is held whole. The requests in
+flight share forwards and the KV of their common beginnings, as any requests do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Container,
+    Generator,
+    Iterable,
+    Sequence,
+    Sized,
+)
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from runtime.adapters.uses import Adapters
+from runtime.aio import LoopThread
+from runtime.api.checks import check_ids
+from runtime.errors import InvalidRequestError, RuntimeFault
+from runtime.options.checking import check_callback, check_value, shown, whole
+from runtime.options.priority import Priority
+from runtime.records import TokenRun, TopLogprobs
+from runtime.text.pieces import check_fits
+
+if TYPE_CHECKING:
+    from runtime.api.language_model import LanguageModel
+
+TextsOrIds = Iterable[str | Sequence[int]] | AsyncIterable[str | Sequence[int]]
+Batch = int | Literal["auto"]
+OnCount = Callable[[int, int | None], None]  # texts done, and in all where that is known
+OnFault = Callable[[int, RuntimeFault], None]  # the text's number
+Answer = TypeVar("Answer")
+
+AUTO_TEXTS = 128  # in flight, or fewer if they have so many tokens:
+AUTO_TOKENS = 1 << 16
+READ_AT_ONCE = 32  # texts that are tokenised in one call
+
+
+async def score_many(
+    model: LanguageModel,
+    texts: TextsOrIds,
+    top_k: int = 10,
+    *,
+    batch: Batch = "auto",
+    ordered: bool = True,
+    skip: Container[int] = (),
+    adapters: Adapters = None,
+    priority: Priority = Priority.BACKGROUND,
+    progress: bool | OnCount = False,
+    on_fault: OnFault | None = None,
+) -> AsyncGenerator[tuple[int, TokenRun], None]:
+    """Scores many texts: ``(number, run)`` for each, in bounded memory; called without await.
+
+    What was yielded before an interruption is complete; `skip` leaves it out the next time.
+
+    Args:
+        model: What scores them.
+        texts: Texts or token ids, of any kind of iterable; it is read as results are taken.
+        top_k: Alternatives recorded per token.
+        batch: Texts in flight; "auto": up to 128 texts or 65,536 tokens.
+        ordered: Whether results come in the order of the texts, or as they are completed.
+        skip: Numbers (from 0) of texts that are done already: they are read, but not computed.
+        adapters: As of `next_token_logprobs`.
+        priority: Before which other requests the texts are read.
+        progress: True draws a tqdm bar; a callable gets the texts done and in all (None: not known).
+        on_fault: Gets the number and the error of a text that cannot be scored (empty, too long); the others go on. Without
+            it the error is raised, with the number as a note.
+    """
+
+    async def score(ids: Sequence[int]) -> TokenRun:
+        return await model.score_run(ids, top_k, adapters=adapters, priority=priority)
+
+    stream = _Bulk(model, batch, ordered, skip, on_fault).answers(texts, score, progress)
+    async with aclosing(stream) as answers:
+        async for answer in answers:
+            yield answer
+
+
+async def top_many(
+    model: LanguageModel,
+    texts: TextsOrIds,
+    n: int = 20,
+    *,
+    chosen: Sequence[int] = (),
+    batch: Batch = "auto",
+    ordered: bool = True,
+    skip: Container[int] = (),
+    adapters: Adapters = None,
+    progress: bool | OnCount = False,
+    on_fault: OnFault | None = None,
+) -> AsyncGenerator[tuple[int, TopLogprobs], None]:
+    """The `n` likeliest next tokens after each of many texts: ``(number, TopLogprobs)``; otherwise as `score_many`.
+
+    Args:
+        model: What is asked.
+        texts: As of `score_many`.
+        n: As of `top_logprobs`, as is `chosen`.
+        chosen: Ids whose values are wanted wherever they stand.
+        batch: As of `score_many`, as what follows.
+        ordered: In the order of the texts, or as they are completed.
+        skip: Numbers of texts that are done already.
+        adapters: As of `next_token_logprobs`.
+        progress: A tqdm bar, or a callable.
+        on_fault: Gets the errors of single texts.
+    """
+    stream = _Bulk(model, batch, ordered, skip, on_fault).answers(
+        texts, partial(model.top_logprobs, n=n, chosen=chosen, adapters=adapters), progress
+    )
+    async with aclosing(stream) as answers:
+        async for answer in answers:
+            yield answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Bulk:
+    """One call."""
+
+    model: LanguageModel
+    batch: Batch
+    ordered: bool
+    skip: Container[int]
+    on_fault: OnFault | None
+
+    async def answers(
+        self, texts: TextsOrIds, work: Callable[[Sequence[int]], Awaitable[Answer]], progress: bool | OnCount
+    ) -> AsyncGenerator[tuple[int, Answer], None]:
+        """The answers of `work` to each input."""
+        if isinstance(texts, str | bytes) or not isinstance(texts, Iterable | AsyncIterable):
+            raise InvalidRequestError(f"texts is an iterable of texts or of token ids, not {shown(texts)}")
+        if self.batch != "auto":
+            check_value("batch", self.batch, whole(1, of="texts"))
+        check_callback(self.on_fault, "on_fault")
+        flight: deque[tuple[int, int, asyncio.Task[Answer]]] = deque()  # number, tokens
+        inputs = self._inputs(texts)
+        with counting(progress, len(texts) if isinstance(texts, Sized) else None) as count:
+            try:
+                more = True
+                while more or flight:
+                    while more and self._room(flight):
+                        try:
+                            number, ids = await anext(inputs)
+                        except StopAsyncIteration:
+                            more = False
+                        else:
+                            tokens = 0 if ids is None or isinstance(ids, RuntimeFault) else len(ids)
+                            flight.append((number, tokens, asyncio.ensure_future(_worked(ids, work))))
+                    if flight:
+                        place = await self._next(flight)
+                        number, _, task = flight[place]
+                        del flight[place]
+                        answer = self._answer(number, task)
+                        count()
+                        if answer is not None:
+                            yield number, answer
+            finally:
+                for _, _, task in flight:
+                    task.cancel()
+                await asyncio.gather(*(task for _, _, task in flight), return_exceptions=True)
+                await inputs.aclose()
+
+    def _room(self, flight: Sequence[tuple[int, int, Any]]) -> bool:
+        if self.batch != "auto":
+            return len(flight) < self.batch
+        return len(flight) < AUTO_TEXTS and sum(tokens for _, tokens, _ in flight) < AUTO_TOKENS
+
+    async def _next(self, flight: Sequence[tuple[int, int, asyncio.Task[Any]]]) -> int:
+        """The place of the task whose answer is yielded next; it is done."""
+        if self.ordered:
+            await asyncio.wait([flight[0][2]])
+            return 0
+        if not any(task.done() for _, _, task in flight):
+            await asyncio.wait([task for _, _, task in flight], return_when=asyncio.FIRST_COMPLETED)
+        return next(place for place, (_, _, task) in enumerate(flight) if task.done())
+
+    def _answer(self, number: int, task: asyncio.Task[Answer | None]) -> Answer | None:
+        try:
+            return task.result()
+        except RuntimeFault as fault:
+            if self.on_fault is None or self.model.ended is not None:
+                fault.add_note(f"text {number:,}")
+                raise
+            self.on_fault(number, fault)
+            return None
+
+    async def _inputs(self, texts: TextsOrIds) -> AsyncGenerator[tuple[int, Sequence[int] | RuntimeFault | None], None]:
+        """Number and ids of each input; the fault of one that has none, None for one that is skipped."""
+        size = READ_AT_ONCE if self.batch == "auto" else min(self.batch, READ_AT_ONCE)
+        held: list[tuple[int, str | Sequence[int] | RuntimeFault | None]] = []
+        number = 0
+        async for text in _any(texts):
+            held.append((number, None if number in self.skip else self._checked(text)))
+            number += 1
+            if len(held) == size:
+                for item in await self._tokenised(held):
+                    yield item
+                held = []
+        for item in await self._tokenised(held):
+            yield item
+
+    def _checked(self, text: object) -> str | Sequence[int] | RuntimeFault:
+        try:
+            if isinstance(text, str):
+                check_fits(self.model, text, stage="text")
+                return text
+            return self._ids(text)
+        except RuntimeFault as fault:
+            return fault
+
+    def _ids(self, ids: Any) -> Sequence[int]:
+        info = self.model.info
+        return check_ids(ids, vocab=info.vocab_size, context=info.context_length, stage="text")  # type: ignore[return-value]  # an array of them
+
+    async def _tokenised(
+        self, held: Sequence[tuple[int, str | Sequence[int] | RuntimeFault | None]]
+    ) -> list[tuple[int, Sequence[int] | RuntimeFault | None]]:
+        ids = iter(await self.model.tokenize_many([text for _, text in held if isinstance(text, str)]))
+        found: list[tuple[int, Sequence[int] | RuntimeFault | None]] = []
+        for number, text in held:
+            if not isinstance(text, str):
+                found.append((number, text))
+                continue
+            try:
+                found.append((number, self._ids(next(ids))))
+            except RuntimeFault as fault:
+                found.append((number, fault))
+        return found
+
+
+async def _worked(ids: Sequence[int] | RuntimeFault | None, work: Callable[[Sequence[int]], Awaitable[Answer]]) -> Any:
+    if isinstance(ids, RuntimeFault):
+        raise ids
+    return None if ids is None else await work(ids)
+
+
+async def _any(texts: TextsOrIds) -> AsyncIterator[str | Sequence[int]]:
+    if isinstance(texts, AsyncIterable):
+        async for text in texts:
+            yield text
+    else:
+        for text in texts:
+            yield text
+
+
+@contextmanager
+def counting(progress: bool | OnCount, total: int | None) -> Generator[Callable[[], None], None, None]:
+    """What is called for each text that is done; the bar, if there is one, stands as long as the block runs."""
+    if progress is True:
+        from tqdm import tqdm
+
+        class Bar(tqdm):  # type: ignore[misc]  # has no types
+            monitor_interval = 0  # no thread beside it
+
+        with Bar(total=total, unit="text") as bar:
+            yield lambda: bar.update()
+        return
+    check_callback(progress or None, "progress")
+    done = 0
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        if callable(progress):
+            progress(done, total)
+
+    yield count
+
+
+def on_a_loop(member: Callable[..., AsyncGenerator[Answer, None]]) -> Callable[..., Generator[Answer, None, None]]:
+    """The blocking twin of an async generator that makes tasks: it runs on a loop in a thread of its own."""
+
+    def twin(*arguments: Any, **named: Any) -> Generator[Answer, None, None]:
+        source = member(*arguments, **named)
+        thread = LoopThread("bulk")
+        try:
+            while True:
+                try:
+                    item = thread.submit(_next(source)).result()
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:  # also of Ctrl-C while it waits: the end of the loop cancels what is in flight and closes the source
+            thread.stop()
+            thread.join()
+
+    twin.__name__, twin.__doc__ = f"{member.__name__}_sync", f"`{member.__name__}`, blocking: a plain generator."
+    return twin
+
+
+async def _next(source: AsyncGenerator[Answer, None]) -> Answer:
+    return await anext(source)

@@ -1,0 +1,156 @@
+"""Scores and likeliest tokens of many texts: as alone, in order or not, in bounded memory, in spite of faults."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, redirect_stderr
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime import InvalidRequestError, LanguageModel, RuntimeFault, TokenRun, load, run_sync, spawn
+from runtime.api.bulk import AUTO_TEXTS
+from runtime.backends.fake import Behaviour
+from tests.fakes import fake_model, some_ids
+from tests.tiny_models import tiny_path
+
+TEXTS = ["one", "two and two", "", "three <b>", "x " * 200_000, "\ud800", "one"]
+BAD = [2, 4]  # nothing to score; too long
+
+
+@pytest.fixture(params=["fake", "spawned", "hf", "mlx"])
+def model(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
+    match request.param:
+        case "spawned":
+            made = run_sync(spawn("x", backend="fake"))
+        case "fake":
+            made = load("x", backend="fake")
+        case backend:
+            made = load(tiny_path("llama"), backend=backend)
+    with made:
+        yield made
+
+
+def assert_alone(model: LanguageModel, ids: Sequence[int], run: TokenRun, top_k: int) -> None:
+    alone = model.score_sync(ids, top_k)
+    assert run.ids.tolist() == list(ids)
+    assert [record.logprob for record in run][1:] == pytest.approx([record.logprob for record in alone][1:], abs=1e-4)
+    assert run.top_k == top_k
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_each_is_scored_as_alone_and_a_fault_ends_alone(model: LanguageModel, ordered: bool) -> None:
+    faults: dict[int, RuntimeFault] = {}
+    counted: list[tuple[int, int | None]] = []
+    found = dict(
+        model.score_many_sync(
+            TEXTS, 3, ordered=ordered, progress=lambda *done: counted.append(done), on_fault=faults.__setitem__
+        )
+    )
+    assert sorted(faults) == BAD
+    assert sorted(found) == [0, 1, 3, 5, 6]
+    if ordered:
+        assert list(found) == sorted(found)
+    assert counted == [(n, len(TEXTS)) for n in range(1, len(TEXTS) + 1)]
+    for number, run in found.items():
+        assert_alone(model, model.tokenize(TEXTS[number]), run, 3)
+
+
+def test_the_likeliest_are_those_of_each_alone(model: LanguageModel) -> None:
+    paths = [model.tokenize("one"), model.tokenize("two and two")]
+    found = dict(model.top_many_sync([paths[0], "two and two"], 4, chosen=[5, 6]))
+    for number, ids in enumerate(paths):
+        row = model.next_token_logprobs_sync(ids)
+        np.testing.assert_allclose(found[number].logprobs, np.sort(row)[::-1][:4], atol=1e-4)
+        assert found[number].chosen == pytest.approx({5: row[5], 6: row[6]}, abs=1e-4)
+        assert found[number].tail_mass == pytest.approx(1 - np.exp(np.sort(row)[-4:].astype(float)).sum(), abs=1e-4)
+
+
+def test_without_a_listener_a_fault_is_raised_with_its_number_behind_what_was_before() -> None:
+    with load("x", backend="fake") as model:
+        stream = model.score_many_sync(TEXTS)
+        assert [number for number, _ in islice(stream, 2)] == [0, 1]
+        with pytest.raises(InvalidRequestError) as caught:
+            next(stream)
+        assert caught.value.__notes__ == ["text 2"]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_inputs_are_read_as_results_are_taken(ordered: bool) -> None:
+    # given a hundred thousand texts from a generator
+    read = 0
+
+    async def endless() -> AsyncIterator[str]:
+        nonlocal read
+        for read in range(1, 100_001):  # counts
+            yield f"text {read}"
+
+    async def main(model: LanguageModel) -> None:
+        # when 300 are taken
+        taken = 0
+        async with aclosing(model.score_many(endless(), 0, ordered=ordered)) as stream:
+            async for _ in stream:
+                taken += 1
+                if taken == 300:
+                    break
+        # then not many more were read, and nothing goes on
+        assert read <= 300 + 2 * AUTO_TEXTS
+        assert len(asyncio.all_tasks()) == 1
+
+    with load("x", backend="fake") as model:
+        asyncio.run(main(model))
+        model.next_token_logprobs_sync([1])
+        assert model.metrics().requests_active == 0
+
+
+def test_shared_beginnings_are_computed_once() -> None:
+    prefix = some_ids(1, 60)
+    with fake_model() as model:
+        texts = [[*prefix, *some_ids(seed, 4)] for seed in range(2, 202)]
+        runs = dict(model.score_many_sync(texts, 0))
+        assert len(runs) == 200
+        assert model.metrics().tokens_computed <= 60 + 200 * 4 + 60  # some of a first batch may begin beside each other
+
+
+def test_what_is_done_is_skipped() -> None:
+    with fake_model() as model:
+        texts = [some_ids(seed, 10) for seed in range(6)]
+        assert [number for number, _ in model.score_many_sync(texts, skip=range(4))] == [4, 5]
+        assert model.metrics().tokens_computed == 20
+
+
+def test_a_bar_is_drawn_and_leaves_no_thread() -> None:
+    with load("x", backend="fake") as model, redirect_stderr(io.StringIO()) as err:
+        list(model.score_many_sync(["a", "b"], progress=True))
+    assert "2/2" in err.getvalue()
+
+
+def test_a_generator_that_is_given_up_stops_the_work() -> None:
+    with fake_model(Behaviour(delay=0.01)) as model:
+        stream = model.score_many_sync([some_ids(seed, 30) for seed in range(300)])
+        next(stream)
+        stream.close()
+        model.next_token_logprobs_sync([1])
+        assert model.metrics().requests_active == 0
+        assert model.metrics().tokens_computed < 300 * 30
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"texts": "a text"}, "texts is an iterable"),
+        ({"texts": 3}, "texts is an iterable"),
+        ({"texts": [], "batch": 0}, "batch"),
+        ({"texts": [], "batch": "all"}, "batch"),
+        ({"texts": [], "progress": 3}, "progress"),
+        ({"texts": [b"bytes"]}, "token ids"),
+        ({"texts": [None]}, "token ids|flat"),
+    ],
+)
+def test_what_cannot_be_is_refused(given: dict[str, Any], why: str) -> None:
+    with load("x", backend="fake") as model, pytest.raises(InvalidRequestError, match=why):
+        list(model.score_many_sync(**given))
