@@ -33,6 +33,7 @@ from runtime.options.checking import check_callback, check_value, shown, whole
 from runtime.options.priority import Priority
 from runtime.records import TokenRun, TopLogprobs
 from runtime.text.pieces import check_fits
+from runtime.text.utf8 import clean_text
 
 if TYPE_CHECKING:
     from runtime.api.language_model import LanguageModel
@@ -141,6 +142,8 @@ class _Bulk:
             raise InvalidRequestError(f"texts is an iterable of texts or of token ids, not {shown(texts)}")
         if self.batch != "auto":
             check_value("batch", self.batch, whole(1, of="texts"))
+        if isinstance(self.skip, str | bytes) or not isinstance(self.skip, Container):
+            raise InvalidRequestError(f"skip is a set or range of numbers, not {shown(self.skip)}")
         check_callback(self.on_fault, "on_fault")
         flight: deque[tuple[int, int, asyncio.Task[Answer]]] = deque()  # number, tokens
         inputs = self._inputs(texts)
@@ -225,7 +228,8 @@ class _Bulk:
     async def _tokenised(
         self, held: Sequence[tuple[int, str | Sequence[int] | RuntimeFault | None]]
     ) -> list[tuple[int, Sequence[int] | RuntimeFault | None]]:
-        ids = iter(await self.model.tokenize_many([text for _, text in held if isinstance(text, str)]))
+        texts = [clean_text(text) for _, text in held if isinstance(text, str)]
+        ids = iter(await self.model.transport.call("tokenize", texts=texts))
         found: list[tuple[int, Sequence[int] | RuntimeFault | None]] = []
         for number, text in held:
             if not isinstance(text, str):

@@ -519,7 +519,7 @@ class LanguageModel:
             for i, prompt in enumerate(prompts):
                 if isinstance(prompt, str):
                     check_fits(self, prompt, stage=f"prompt {i}")
-            tokenized = iter(await self.tokenize_many(texts) if texts else ())
+            tokenized = iter(await self._tokenized(texts) if texts else ())
             paths: list[Int32] = []
             chosen: list[GenerationOptions] = []
             for i, prompt in enumerate(prompts):
@@ -601,7 +601,7 @@ class LanguageModel:
         listed = checked_texts(texts)
         for row, text in enumerate(listed):
             check_fits(self, text, stage=f"texts[{row}]")
-        paths = [self._checks.ids(ids, f"texts[{row}]") for row, ids in enumerate(await self.tokenize_many(listed))]
+        paths = [self._checks.ids(ids, f"texts[{row}]") for row, ids in enumerate(await self._tokenized(listed))]
         vectors: Float32 = await self.transport.call(
             "embed", on_progress=on_progress, paths=paths, pooling=pooling, adapters=adapter_pairs(adapters)
         )
@@ -684,10 +684,9 @@ class LanguageModel:
 
     async def tokenize_async(self, text: str) -> list[int]:
         """The ids of `text`; special strings in it stay plain text."""
-        return (await self.tokenize_many([text]))[0]
+        return (await self._tokenized([text]))[0]
 
-    async def tokenize_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """`tokenize_async` of several texts in one call."""
+    async def _tokenized(self, texts: Sequence[str]) -> list[list[int]]:
         ids: list[list[int]] = await self.transport.call("tokenize", texts=[clean_text(text) for text in texts])
         return ids
 
