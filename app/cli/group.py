@@ -28,6 +28,7 @@ COMMANDS = (
     "chat",
     "doctor",
     "embed",
+    "lens",
     "models",
     "score",
     "serve",

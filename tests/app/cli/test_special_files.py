@@ -15,6 +15,7 @@ pytestmark = pytest.mark.timeout(60)
 COMMANDS = {
     "score": ("score", "FILE"),
     "embed": ("embed", "FILE"),
+    "lens": ("lens", "FILE"),
     "batch": ("ask", "--batch", "FILE"),
     "schema": ("ask", "hi", "--schema", "FILE"),
     "lark": ("ask", "hi", "--lark", "FILE"),
