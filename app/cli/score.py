@@ -7,6 +7,7 @@ import csv
 import json
 import math
 import sys
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -27,6 +28,7 @@ from app.cli.options import (
     weights_of,
 )
 from app.cli.printing import shown, token_table
+from app.cli.score_files import check_out, score_files
 from app.cli.settings import Settings
 from runtime import (
     ContextOverflowError,
@@ -42,7 +44,7 @@ LONGEST_IN_WINDOWS: Final = 16 << 20  # characters: some 4,000,000 tokens, and 2
 
 
 @click.command()
-@click.argument("file")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @click.option("--model", help="A model folder, a GGUF file, or a name on the shelf.")
 @connect_options
 @click.option("--backend", help="auto, hf, mlx, mock, or a registered one.")
@@ -69,10 +71,19 @@ LONGEST_IN_WINDOWS: Final = 16 << 20  # characters: some 4,000,000 tokens, and 2
 @click.option("--load", "loads", multiple=True, help="Any option of loading by its name. Example: --load kv_dtype=q8")
 @click.option("--against-load", "against_loads", multiple=True, help="The same for that one; alone: the same model so.")
 @click.option("--kl", is_flag=True, help="With --against: KL(A || B) at every token, where the vocabularies are the same.")
+@click.option("--parquet", type=click.Path(path_type=Path, dir_okay=False), help="As --out FILE.parquet.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help='Score many texts into FILE.parquet, FILE.jsonl or FILE.csv: each "text" of .jsonl, .csv and .parquet files, other '
+    "files as one text each.",
+)
+@click.option("--rows", type=click.Choice(["token", "text"]), default="token", show_default=True, help="With --out: of each.")
+@click.option("--resume", is_flag=True, help="With --out: go on where the last run was stopped.")
 @click.pass_obj
 def score(
     settings: Settings,
-    file: str,
+    files: tuple[str, ...],
     model: str | None,
     connect_to: str | None,
     plain_http: bool,
@@ -91,8 +102,20 @@ def score(
     loads: tuple[str, ...],
     against_loads: tuple[str, ...],
     kl: bool,
+    parquet: Path | None,
+    out: Path | None,
+    rows: str,
+    resume: bool,
 ) -> None:
     """Log-probability, rank, entropy and top-k of every token of FILE ("-" for stdin)."""
+    if parquet and (out or parquet.suffix.lower() != ".parquet"):
+        raise click.UsageError("--parquet takes a name that ends in .parquet, and stands without --out")
+    out = out or parquet
+    if out is None and (len(files) > 1 or resume or rows != "token"):
+        raise click.UsageError("several files, --rows and --resume need --out FILE.parquet (or .jsonl, .csv)")
+    if out is not None and (as_json or as_csv or stride or against or against_backend or against_adapters or against_weights):
+        raise click.UsageError("--out takes no --json, --csv, --stride or --against: its name says the format")
+    file = files[0]
     if as_json and as_csv:
         raise click.UsageError("choose one of --json and --csv")
     beside = bool(against or against_backend or against_adapters or against_weights or against_loads)
@@ -109,6 +132,12 @@ def score(
     count = next((given for given in (alternatives, top_k) if given is not None), 3)
     own = load_options("--load", loads) | weights_of(weights)
     other = load_options("--against-load", against_loads) | weights_of(against_weights) | adapter_options(against_adapters)
+    if out is not None:
+        check_out(out)
+        own |= connection_of(connect_to, model, tokenizer, plain_http=plain_http)
+        with load_model(model or settings.model, backend or settings.backend, **own) as loaded:
+            score_files(loaded, files, out, top_k=count, per_text=rows == "text", resume=resume)
+        return
     text = read_text(file)
     if not text:
         raise click.ClickException(f"{file}: empty; there is nothing to score")

@@ -286,21 +286,30 @@ def on_a_loop(member: Callable[..., AsyncGenerator[Answer, None]]) -> Callable[.
 
     def twin(*arguments: Any, **named: Any) -> Generator[Answer, None, None]:
         source = member(*arguments, **named)
+        waits: list[asyncio.Task[Any]] = []
+
+        async def following() -> Answer:
+            waits[:] = [task for task in (asyncio.current_task(),) if task is not None]
+            return await anext(source)
+
+        async def closed() -> None:
+            for task in waits:  # not over where Ctrl-C came while it waited
+                task.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+            await source.aclose()
+
         thread = LoopThread("bulk")
         try:
             while True:
                 try:
-                    item = thread.submit(_next(source)).result()
+                    item = thread.submit(following()).result()
                 except StopAsyncIteration:
                     return
                 yield item
-        finally:  # also of Ctrl-C while it waits: the end of the loop cancels what is in flight and closes the source
+        finally:
+            thread.submit(closed()).result()
             thread.stop()
             thread.join()
 
     twin.__name__, twin.__doc__ = f"{member.__name__}_sync", f"`{member.__name__}`, blocking: a plain generator."
     return twin
-
-
-async def _next(source: AsyncGenerator[Answer, None]) -> Answer:
-    return await anext(source)
