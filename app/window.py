@@ -16,7 +16,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QFileSystemWatcher, QMessageLogContext, QSocketNotifier, QtMsgType, qInstallMessageHandler
+from PySide6.QtCore import (
+    QEvent,
+    QFileSystemWatcher,
+    QMessageLogContext,
+    QSocketNotifier,
+    QtMsgType,
+    Signal,
+    qInstallMessageHandler,
+)
+from PySide6.QtGui import QFileOpenEvent
 from PySide6.QtWidgets import QApplication
 from qasync import QEventLoop
 
@@ -27,7 +36,7 @@ from app.supervisor import Supervisor
 from app.windows import AppWindows
 from app.workbench import AppWorkbench, Services
 from app.workbench.models.settings import blocks_in
-from storage import DataFolderLock, SessionStore, StoreDamagedError, StoreError, request_focus
+from storage import DataFolderLock, SessionStore, StoreDamagedError, StoreError, read_focus, request_focus
 from ui import AppSettings, Collector, MainWindow, Scheme, apply_theme
 
 log = logging.getLogger(__name__)
@@ -37,15 +46,15 @@ DISPLAYS = ("WAYLAND_DISPLAY", "DISPLAY")
 COMPLETE = "the window stands with its first session after"  # what `--verbose` says, and the benchmark waits for
 
 
-def open_window(data: DataFolder, model: str, backend: str, *, demo: bool = False) -> int:
+def open_window(data: DataFolder, model: str, backend: str, *, demo: bool = False, files: Sequence[Path] = ()) -> int:
     """Opens the window and returns when it is closed: the exit code.
 
-    A second window on the same data folder calls the first one to the front and returns 0.
+    A second window on the same data folder calls the first one to the front, which opens the `files`, and returns 0.
     """
     lock = DataFolderLock(data.root, "window")
     try:
         if not lock.acquire():
-            request_focus(data.root)
+            request_focus(data.root, files)
             return 0
     except StoreError as fault:
         sys.stderr.write(f"elsewise: {fault}; choose another folder with --data-dir\n")
@@ -59,18 +68,31 @@ def open_window(data: DataFolder, model: str, backend: str, *, demo: bool = Fals
         sys.stderr.write(f"elsewise: {fault}\n{remedies(data)}\n")
         instead = _rescued(application, data, fault)
         lock.release()
-        return 1 if instead is None else open_window(instead, model, backend, demo=demo)
+        return 1 if instead is None else open_window(instead, model, backend, demo=demo, files=files)
     except (StoreError, OSError) as fault:
         sys.stderr.write(f"elsewise: {fault}\n")
         lock.release()
         return 1
     try:
         with asyncio.Runner(loop_factory=lambda: QEventLoop(application)) as runner:
-            runner.run(run_window(data, store, model, backend, demo=demo))
+            runner.run(run_window(data, store, model, backend, demo=demo, files=files))
     finally:
         store.close_sync()
         lock.release()
     return 0
+
+
+class Application(QApplication):
+    """Qt's, which hears what macOS asks the app to open."""
+
+    file_opened = Signal(Path)
+
+    def event(self, event: QEvent) -> bool:
+        """Of the application itself, which are few."""
+        if isinstance(event, QFileOpenEvent) and event.file():
+            self.file_opened.emit(Path(event.file()))
+            return True
+        return super().event(event)
 
 
 def _application() -> QApplication:
@@ -85,7 +107,7 @@ def _application() -> QApplication:
             os._exit(1)
 
     before = qInstallMessageHandler(hear)
-    application = QApplication.instance() or QApplication(["elsewise"])
+    application = QApplication.instance() or Application(["elsewise"])
     qInstallMessageHandler(before)
     if said:
         sys.stderr.write("\n".join([*said, ""]))
@@ -122,6 +144,7 @@ async def run_window(
     backend: str,
     *,
     demo: bool = False,
+    files: Sequence[Path] = (),
     on_shown: Callable[[MainWindow, AppWorkbench], None] | None = None,
 ) -> None:
     """Shows the window, and those opened from it, until the last is closed; all is saved and the engine has ended on return.
@@ -146,7 +169,10 @@ async def run_window(
     known = [row.id for row in rows]
     latest = sample if demo or not rows else rows[0].id
     window.start(windows.session(known) or latest)
-    watcher = _watch_focus(data.focus, windows)
+    watcher = _watch_focus(data, windows)
+    application = QApplication.instance()
+    if isinstance(application, Application):
+        application.file_opened.connect(windows.open_file)
     with _closing_on_signals(windows):
         await filled.wait()
         window.repaint()  # now, before the engine wants the processor
@@ -156,6 +182,8 @@ async def run_window(
         collector = Collector()
         if on_shown is not None:
             on_shown(window, workbench)
+        for path in files:
+            windows.open_file(path)
         if not demo:
             workbench.models.warm_up()
         workbench.services.tidy_up()
@@ -198,14 +226,21 @@ def _closing_on_signals(windows: AppWindows) -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def _watch_focus(focus: Path, windows: AppWindows) -> QFileSystemWatcher:
-    """A second start of the app touches the file: come to the front."""
-    watcher = QFileSystemWatcher()
+def _watch_focus(data: DataFolder, windows: AppWindows) -> QFileSystemWatcher:
+    """A second start of the app writes the file: come to the front, open what it was started with."""
+    watcher, focus = QFileSystemWatcher(), data.focus
+    known = read_focus(data.root)
     if focus.exists():
         watcher.addPath(str(focus))
 
     def come_forward() -> None:
+        nonlocal known
         windows.come_forward()
+        asked = read_focus(data.root)
+        if asked is not None and asked != known:  # one write is heard more than once
+            known = asked
+            for name in asked.files:
+                windows.open_file(Path(name))
         if str(focus) not in watcher.files() and focus.exists():
             watcher.addPath(str(focus))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from app.workbench import AppWorkbench
@@ -54,6 +55,11 @@ class AppWindows:
         """The app was started once more."""
         if self.front is not None:
             self.front.come_forward()
+
+    def open_file(self, path: Path) -> None:
+        """In the front window: the desktop, or the command line, has named a file."""
+        if self.front is not None:
+            self.front.open_file(path)
 
     def close(self) -> None:
         """All of them: the app ends."""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD, DIST = ROOT / "build", ROOT / "dist"
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "packaging")]
 os.environ["QT_QPA_PLATFORM"] = "offscreen"  # icons are drawn without a screen
 
 import click
@@ -44,7 +44,8 @@ Type=Application
 Name=Elsewise
 GenericName=Language models
 Comment=Run language models locally and see what else they might have said
-Exec=elsewise
+Exec=elsewise window %F
+MimeType=application/vnd.elsewise.session;application/x-gguf;
 Icon=elsewise
 Terminal=false
 Categories=Science;Education;ArtificialIntelligence;

@@ -34,7 +34,7 @@ set -eu
 cd "$HOME"
 step() { echo "-- $*"; "$@" > last.log 2>&1 || { cat last.log; echo "FAILED: $*"; exit 1; }; }
 step elsewise --version
-for command in ask bench chat doctor embed models score serve sessions; do step elsewise $command --help; done
+for command in ask bench chat doctor embed models score serve sessions window; do step elsewise $command --help; done
 for group in models sessions; do
   for command in $(elsewise $group --help | sed -n '/^Commands:/,$ s/^  \([a-z-]*\)  .*/\1/p'); do step elsewise $group $command --help; done
 done

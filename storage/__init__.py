@@ -29,7 +29,7 @@ from storage.errors import (
 
 if TYPE_CHECKING:
     from storage.blocks.file import BlockFile, BlockFileStats, open_blocks
-    from storage.lock import DataFolderLock, request_focus
+    from storage.lock import DataFolderLock, read_focus, request_focus
     from storage.repair.row_repair import salvage
     from storage.rows import (
         DamageRow,
@@ -89,6 +89,7 @@ __all__ = [
     "export_portable",
     "export_text",
     "open_blocks",
+    "read_focus",
     "request_focus",
     "salvage",
     "vocabulary_digest",
@@ -97,7 +98,7 @@ __all__ = [
 _NAMES = {
     "storage.blocks.file": ("BlockFile", "BlockFileStats", "open_blocks"),
     "storage.tables.key_value": ("vocabulary_digest",),
-    "storage.lock": ("DataFolderLock", "request_focus"),
+    "storage.lock": ("DataFolderLock", "read_focus", "request_focus"),
     "storage.tables.places": ("Places",),
     "storage.rows": (
         "DamageRow",

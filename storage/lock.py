@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import filelock
@@ -19,6 +20,13 @@ class _Holder(msgspec.Struct, frozen=True):
     pid: int
     started: float  # of the process, so that a reused pid is not taken for the holder
     what: str
+
+
+class FocusRequest(msgspec.Struct, frozen=True):
+    """What a second start of the app asks of the first: `stamp` differs from request to request."""
+
+    stamp: int
+    files: tuple[str, ...] = ()
 
 
 class DataFolderLock:
@@ -81,16 +89,24 @@ class DataFolderLock:
         return f"{holder.what}, pid {holder.pid}" if alive else None
 
 
-def request_focus(data_dir: Path) -> None:
-    """Asks the window that holds `data_dir` to come to the front: touches `focus` in it, which the window watches.
+def request_focus(data_dir: Path, files: Sequence[Path] = ()) -> None:
+    """Asks the window that holds `data_dir` to come to the front and open `files`: writes `focus` in it, which it watches.
 
     Raises:
         StoreReadOnlyError: The folder cannot be written.
     """
     try:
-        _write(data_dir / "focus", str(time.time_ns()).encode())
+        _write(data_dir / "focus", msgspec.json.encode(FocusRequest(time.time_ns(), tuple(map(str, files)))))
     except OSError as error:
         raise StoreReadOnlyError(f"{data_dir}: the data folder cannot be written ({error.strerror})") from error
+
+
+def read_focus(data_dir: Path) -> FocusRequest | None:
+    """The last request; None where there is none, or it is being written."""
+    try:
+        return msgspec.json.decode((data_dir / "focus").read_bytes(), type=FocusRequest)
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -33,6 +34,7 @@ COMMANDS = (
     "score",
     "serve",
     "sessions",
+    "window",
 )  # modules of `app.cli`, each its command
 
 
@@ -83,14 +85,20 @@ def cli(context: click.Context, data_dir: Path | None, verbose: bool, model: str
     folder = DataFolder(data_dir.resolve()) if data_dir else DataFolder.default()
     context.obj = Settings(folder, model, backend)
     if context.invoked_subcommand is None:
-        if backend != "auto":
-            _check_known(backend)
-        gc.disable()  # what start-up makes stays: looking through it again and again takes a tenth of the time
-        # PySide6 reads the source of each module that is loaded after it: what has no Qt comes first, a tenth of the start.
-        import app.workbench  # noqa: F401  # for that alone
-        from app.window import open_window  # Qt is loaded for the window alone
+        start_window(context, demo=demo)
 
-        context.exit(open_window(folder, model, backend, demo=demo))
+
+def start_window(context: click.Context, *, demo: bool = False, files: Sequence[Path] = ()) -> NoReturn:
+    """Opens the window, and `files` in it; exits when it is closed."""
+    settings: Settings = context.obj
+    if settings.backend != "auto":
+        _check_known(settings.backend)
+    gc.disable()  # what start-up makes stays: looking through it again and again takes a tenth of the time
+    # PySide6 reads the source of each module that is loaded after it: what has no Qt comes first, a tenth of the start.
+    import app.workbench  # noqa: F401  # for that alone
+    from app.window import open_window  # Qt is loaded for the window alone
+
+    context.exit(open_window(settings.data, settings.model, settings.backend, demo=demo, files=files))
 
 
 def _check_known(backend: str) -> None:

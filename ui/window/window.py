@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QByteArray, QCoreApplication, Qt, Signal
@@ -229,6 +230,14 @@ class MainWindow(QMainWindow):
 
     def _open_models(self) -> None:
         self.settings.open_models(get=True)
+
+    def open_file(self, path: Path) -> None:
+        """Imports a file of sessions, or a GGUF model, whose form is asked where there is a choice."""
+        if path.suffix.lower() == ".gguf":
+            self.settings.open_models(get=True)
+            self.controller.shelf.plan_import(path)
+        else:
+            self.transfers.take(path)
 
     def _show_load(self, name: str) -> None:
         """What loading a model takes, and the ways to load it."""
