@@ -20,20 +20,32 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 CANCEL_SECONDS = 1.0  # for an engine that is still starting to be ended
 _OWN = ("blocks", "draft_model", "context_length", "adapters", "weights")  # options that suit one engine, or one model
+SERVER_OPTIONS = ("chat_format", "chat_template_file", "context_length")  # of `LoadOptions`: those that a server's model takes
 Starter = Callable[..., Awaitable[LanguageModel]]  # (source, backend, on_progress=..., **options)
 
 
-async def spawn_engine(source: str, backend: str, **options: Any) -> LanguageModel:
-    """`runtime.spawn`; what it needs is loaded on a thread, for the window is on the screen by now and must not stall."""
+async def open_model(source: str, backend: str, **options: Any) -> LanguageModel:
+    """A model in an engine process (`runtime.spawn`), or on a server where `source` is the name of a connection or an address.
+
+    What it needs is loaded on a thread, for the window is on the screen by now and must not stall.
+    """
     with ThreadPoolExecutor(1, thread_name_prefix="load-client") as thread:
-        spawn = await asyncio.wrap_future(thread.submit(_spawn))
-    return await spawn(source, backend, **options)
+        start = await asyncio.wrap_future(thread.submit(_starter, source, backend))
+    return await start(**options)
 
 
-def _spawn() -> Starter:
-    from runtime import spawn  # nothing of the pipe is loaded before an engine is wanted
+def _starter(source: str, backend: str) -> Callable[..., Awaitable[LanguageModel]]:
+    from runtime import connect_async, find_connection, spawn  # nothing of it is loaded before a model is wanted
 
-    return spawn
+    connection = find_connection(source)
+    if connection is None:
+        return partial(spawn, source, backend)
+    given = connection.arguments()
+
+    async def start(**options: Any) -> LanguageModel:
+        return await connect_async(**given, **{name: value for name, value in options.items() if name in SERVER_OPTIONS})
+
+    return start
 
 
 class Supervisor:
@@ -46,7 +58,7 @@ class Supervisor:
         options: For `start`: `LoadOptions` by name, `log_path`.
     """
 
-    def __init__(self, source: str, backend: str = "auto", *, start: Starter = spawn_engine, **options: Any) -> None:
+    def __init__(self, source: str, backend: str = "auto", *, start: Starter = open_model, **options: Any) -> None:
         self.source = source
         self.backend = backend
         self.options = options

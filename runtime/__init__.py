@@ -94,8 +94,16 @@ if TYPE_CHECKING:
     from runtime.options.resolution import AnswerEnds, ResolvedOptions, resolve_options
     from runtime.options.sampling import SAMPLER_STAGES, SamplingOptions
     from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun, TopLogprobs
-    from runtime.remote.connect import connect, connect_async
-    from runtime.remote.saved import Connection, connections, find_connection, forget_connection, keep_connection, key_for
+    from runtime.remote.connect import add_connection, connect, connect_async
+    from runtime.remote.saved import (
+        Connection,
+        connections,
+        find_connection,
+        forget_connection,
+        keep_connection,
+        key_for,
+        server_address,
+    )
     from runtime.sampling.chain import Sampler, make_sampler
     from runtime.sampling.draw import fresh_seed
     from runtime.sampling.history import History
@@ -247,6 +255,7 @@ __all__ = [
     "UnknownBackendError",
     "UnsupportedFeatureError",
     "__version__",
+    "add_connection",
     "aligned",
     "available_backends",
     "block_keys",
@@ -298,6 +307,7 @@ __all__ = [
     "resolve_options",
     "run_sync",
     "search_models",
+    "server_address",
     "spawn",
     "texts_of",
     "token_in_environment",
@@ -430,6 +440,7 @@ _NAMES = {
         "TopLogprobs",
     ),
     "runtime.remote.connect": (
+        "add_connection",
         "connect",
         "connect_async",
     ),
@@ -440,6 +451,7 @@ _NAMES = {
         "forget_connection",
         "keep_connection",
         "key_for",
+        "server_address",
     ),
     "runtime.sampling.chain": (
         "Sampler",

@@ -73,16 +73,26 @@ def _named_folder(_context: click.Context, _option: click.Parameter, folder: str
 @click.option("--verbose", is_flag=True, help="Say more on stderr.")
 @click.option("--model", default="smollm2", show_default=True, help="A model folder, a GGUF file, or a name on the shelf.")
 @click.option("--backend", default="auto", show_default=True, help="auto, hf, mlx, mock, or a registered one.")
+@click.option("--connect", metavar="URL", help="Open the window with a model on a server; --model is its id there.")
 @click.option("--demo", is_flag=True, help="Open the window on the sample session, without a model.")
 @click.version_option(__version__, prog_name="elsewise")
 @click.pass_context
-def cli(context: click.Context, data_dir: Path | None, verbose: bool, model: str, backend: str, demo: bool) -> None:
+def cli(
+    context: click.Context, data_dir: Path | None, verbose: bool, model: str, backend: str, connect: str | None, demo: bool
+) -> None:
     """Runs language models on this machine and shows what else they might have said.
 
     Without a command, opens the window.
     """
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(name)s: %(message)s")
     folder = DataFolder(data_dir.resolve()) if data_dir else DataFolder.default()
+    if connect is not None:
+        if context.invoked_subcommand is not None:
+            raise click.UsageError(
+                f"--connect goes behind the command: elsewise {context.invoked_subcommand} --connect {connect}"
+            )
+        named = context.get_parameter_source("model") is not click.core.ParameterSource.DEFAULT
+        model = _address(connect) + (f"#{model}" if named else "")
     context.obj = Settings(folder, model, backend)
     if context.invoked_subcommand is None:
         start_window(context, demo=demo)
@@ -111,6 +121,17 @@ def _check_known(backend: str) -> None:
 
     with suppress(BackendUnavailableError):
         check_backend(backend)
+
+
+def _address(url: str) -> str:
+    """The address of a server, as a model's source.
+
+    Raises:
+        InvalidRequestError: It is none, or unencrypted to another machine.
+    """
+    from runtime import server_address  # HTTP is loaded for it
+
+    return server_address(url)
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:

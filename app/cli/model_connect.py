@@ -7,7 +7,7 @@ import sys
 import click
 
 from app.cli.common import console
-from runtime import Connection, connect, keep_connection, key_for
+from runtime import Connection, add_connection
 
 EXAMPLES = """\b
 Examples:
@@ -32,12 +32,8 @@ def connect_command(name: str, url: str, model: str | None, tokenizer: str | Non
     key = ""
     if with_key:
         key = click.prompt("key", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline()
-    made = Connection(name, url, model, plain_http, tokenizer)
     with console.status(f"connecting to {url}"):
-        remote = connect(url, model, api_key=key.strip() or key_for(url) or None, plain_http=plain_http, tokenizer=tokenizer)
-    with remote:
-        info = remote.info
-    kept_in = keep_connection(made, key.strip())
+        info, kept_in = add_connection(Connection(name, url, model, plain_http, tokenizer), key.strip())
     click.echo(f"{name}: {info.name}, {info.backend} {info.options['server_version']}".rstrip())
     click.echo(f"it has: {', '.join(info.capabilities)}")
     for warning in info.warnings:

@@ -620,8 +620,6 @@ def top_k_of(flags: Flags) -> int | None:
 def _check_company(flags: Flags, load: Mapping[str, Any], *, chats: bool) -> None:
     """Options that make no sense together."""
     in_session = chats or flags["session"] is not None
-    if in_session and flags["connect_to"]:
-        raise click.UsageError("a saved session goes on with a model of this machine: leave out --connect")
     if flags["session"] is not None and not chats and (flags["system"] or flags["raw"]):
         raise click.UsageError("--session keeps its own system prompt and template: leave out --system and --raw")
     if in_session and load.get("chat_format") == "none":
@@ -661,14 +659,8 @@ def load_model(model: str, backend: str, *, connection: Connection | None = None
     connection = connection or find_connection(model)
     if connection is not None:
         with console.status(f"connecting to {connection.base_url}"):
-            remote = connect(
-                connection.base_url,
-                connection.model,
-                api_key=connection.key or None,
-                plain_http=connection.plain_http,
-                tokenizer=connection.tokenizer,
-                **options,
-            )
+            known = {name: value for name, value in options.items() if name != "blocks"}  # KV is the server's
+            remote = connect(**connection.arguments(), **known)
         for warning in remote.info.warnings:
             click.echo(f"note: {warning}", err=True)
         return remote

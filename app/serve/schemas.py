@@ -144,6 +144,7 @@ class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
     tokens: list[Token]
     model: str | None = None
+    return_token_bytes: bool = False  # an extension: a token may be a part of a character
 
 
 # ---- answers -----------------------------------------------------------------------------------------------------
@@ -292,10 +293,11 @@ class Tokenized(Struct):
     token_strs: list[str] | None = None
 
 
-class Detokenized(Struct):
-    """Answer of /detokenize."""
+class Detokenized(Struct, omit_defaults=True):
+    """Answer of /detokenize; the bytes of each token are hexadecimal."""
 
     prompt: str
+    token_bytes: list[str] | None = None
 
 
 class TokenizerInfo(Struct):

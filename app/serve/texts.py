@@ -93,4 +93,5 @@ async def tokenizer_info(engine: Engine) -> TokenizerInfo:
 async def detokenize(engine: Engine, request: DetokenizeRequest) -> Detokenized:
     """The text of ids; bytes that are no UTF-8 become U+FFFD."""
     model = await engine.model_for(request.model)
-    return Detokenized(model.detokenize(request.tokens))
+    pieces = [model.decode_token(token).hex() for token in request.tokens] if request.return_token_bytes else None
+    return Detokenized(model.detokenize(request.tokens), pieces)

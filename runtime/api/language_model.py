@@ -125,7 +125,7 @@ class LanguageModel:
         Raises:
             UnsupportedFeatureError: It has none that can be reached, such as a server's.
         """
-        self._require("kv", "a KV cache that can be looked into, saved or pinned from here")
+        self._require("kv", "KV cache that can be looked into, saved or pinned from here")
         return self._kv
 
     @property
@@ -138,8 +138,12 @@ class LanguageModel:
         self._require("adapters", "adapters that can be loaded from here")
         return self._adapters
 
+    def has(self, capability: str) -> bool:
+        """Whether the engine has what not every engine has: "kv", "adapters", "hidden states", "scores", "top logprobs"."""
+        return capability in self.transport.capabilities
+
     def _require(self, capability: str, what: str) -> None:
-        if capability not in self.transport.capabilities:
+        if not self.has(capability):
             raise UnsupportedFeatureError(f"the engine of {self.info.name} has no {what}")
 
     # ---- state -----------------------------------------------------------------------------------------------
@@ -676,6 +680,13 @@ class LanguageModel:
     def byte_vocab(self) -> list[bytes]:
         """The exact bytes of every id, ``vocab_size`` entries; empty bytes where an id has none (padding)."""
         return list(self.transport.text.byte_vocab)
+
+    async def byte_vocab_async(self) -> list[bytes]:
+        """The same; a server that tokenises is asked for every id, in hundreds of requests, where it has said few yet."""
+        if self.has("kv"):
+            return self.byte_vocab
+        pieces: list[bytes] = await self.transport.call("byte_vocab")
+        return pieces
 
     @property
     def str_vocab(self) -> list[str]:

@@ -22,6 +22,7 @@ from runtime.remote.dialect import UNKNOWN_CONTEXT, Abilities, Dialect, Facts, P
 from runtime.remote.dialects import BY_NAME, DIALECTS
 from runtime.remote.http import IDLE_SECONDS, Address, HttpClient
 from runtime.remote.operations import RemoteOperations
+from runtime.remote.saved import Connection, keep_connection
 from runtime.remote.text import RemoteText, choose_text
 from runtime.remote.transport import RemoteTransport, end_soon
 from runtime.session.manifest import tokenizer_digest
@@ -98,6 +99,25 @@ async def connect_async(
 
 connect = blocking(connect_async)
 connect.__name__ = connect.__qualname__ = "connect"
+
+
+def add_connection(connection: Connection, key: str = "") -> tuple[ModelInfo, str]:
+    """Connects once, to see that it works, then keeps the connection under its name and the key in the keychain.
+
+    Args:
+        connection: In place of an earlier one of its name.
+        key: The server's; empty: the one that is kept or in the environment.
+
+    Returns:
+        The model, and the keychain's name, empty where no key was given.
+
+    Raises:
+        RuntimeFault: What `connect` and `keep_connection` raise; nothing was stored then.
+    """
+    given = {**connection.arguments(), **({"api_key": key} if key else {})}
+    with connect(**given) as remote:
+        info = remote.info
+    return info, keep_connection(connection, key)
 
 
 async def _connected(

@@ -216,6 +216,7 @@ class Dialect(Protocol):
     name: str
     pages: tuple[str, ...]  # that tell it apart, beside /v1/models
     checks_ids: bool  # refuses ids that it does not have
+    exact_bytes: bool  # has `token_bytes`; others say the texts of tokens alone
     returns_eos: bool  # the token that ended an answer is among its tokens, and comes with the reason
 
     def recognise(self, probe: Probe) -> str | None:
@@ -242,6 +243,9 @@ class Dialect(Protocol):
 
     async def detokenize(self, client: HttpClient, model: str, ids: Sequence[int]) -> str:
         """The text of ids."""
+
+    async def token_bytes(self, client: HttpClient, model: str, ids: Sequence[int]) -> list[bytes]:
+        """The bytes of each id."""
 
     async def render_chat(
         self,

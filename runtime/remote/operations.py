@@ -97,6 +97,7 @@ class RemoteOperations:
             "generate_whole": self.generate_whole,
             "embed": self.embed,
             "tokenize": self.text.tokenize,
+            "byte_vocab": self.byte_vocab,
             "render_chat": self.render_chat,
             "reset_queries": self.reset_queries,
         }
@@ -223,6 +224,11 @@ class RemoteOperations:
             finish=np.zeros(len(ids), np.uint8),
             draw=np.full(len(ids), np.nan, np.float32),
         )
+
+    async def byte_vocab(self) -> list[bytes]:
+        """The bytes of every id; a server that tokenises is asked for all that it has not told yet."""
+        await self.text.learn(range(self.text.vocab))
+        return list(self.text.facts.byte_vocab)
 
     async def reset_queries(self) -> None:
         """Drops unanswered queries."""

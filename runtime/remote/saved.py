@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -43,6 +43,16 @@ class Connection:
         """The server's key, from the keychain or the environment; empty where there is none."""
         return key_for(self.base_url)
 
+    def arguments(self) -> dict[str, Any]:
+        """For `connect`. The keychain is read: blocks, and the system may ask its user."""
+        return {
+            "base_url": self.base_url,
+            "model": self.model,
+            "api_key": self.key or None,
+            "plain_http": self.plain_http,
+            "tokenizer": self.tokenizer,
+        }
+
 
 def key_for(base_url: str) -> str:
     """The key that the keychain has for an address, else `KEY_VARIABLE`, which is for the host in `HOST_VARIABLE` alone.
@@ -63,6 +73,15 @@ def key_for(base_url: str) -> str:
     return key if named.host == address.host else ""
 
 
+def server_address(base_url: str) -> str:
+    """The address that a user wrote, in full.
+
+    Raises:
+        InvalidRequestError: It is none, or unencrypted to another machine.
+    """
+    return Address.parse(base_url).url
+
+
 def connections() -> list[Connection]:
     """All of them, by name.
 
@@ -81,7 +100,10 @@ def connections() -> list[Connection]:
 
 
 def find_connection(name: str) -> Connection | None:
-    """The connection of that name."""
+    """The connection of that name; for an address, ``http://host:port`` or ``http://host:port#model``, one that is not kept."""
+    if name.startswith(("http://", "https://")):
+        base_url, _, model = name.partition("#")
+        return Connection(name, base_url, model or None)
     return next((each for each in connections() if each.name == name), None)
 
 

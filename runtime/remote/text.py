@@ -164,11 +164,12 @@ class ServerText:
             GenerationOptions(),
             AnswerEnds(eos_token_ids=facts.eos),
         )
-        host = client.address.host
+        host, self._exact = client.address.host, dialect.exact_bytes
+        parts = "" if self._exact else "a token that is a part of a character shows as U+FFFD, "
         self.warnings: tuple[str, ...] = (
             f"no tokenizer of {facts.model} is on this machine: {host} tokenises. Bytes of tokens that were not seen yet are "
-            "empty, a token that is a part of a character shows as U+FFFD, and control tokens spelt in a text become control "
-            "tokens (connect(..., tokenizer=FOLDER) names a tokenizer)",
+            f"empty, {parts}and control tokens spelt in a text become control tokens (connect(..., tokenizer=FOLDER) names a "
+            "tokenizer)",
         )
 
     async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
@@ -189,27 +190,33 @@ class ServerText:
     async def learn(self, ids: Iterable[int]) -> None:
         """Asks for the texts of those that are new, many in one request."""
         unknown = [token for token in dict.fromkeys(ids) if self._checked(token) and not self._known[token]]
+        if self._exact:
+            await asyncio.gather(*(self._learn_bytes(part) for part in _parts(unknown)))
+            return
         if unknown and self._break is None:
             candidates = await self._dialect.tokenize(self._client, self._model, "\n")
             for token in candidates[-1:]:
                 if await self._text([token]) == "\n":
-                    self._note(token, "\n")
+                    self._note(token, b"\n")
                     self._break = token
         unknown = [token for token in unknown if not self._known[token]]
-        parts = [unknown[at : at + _AT_ONCE] for at in range(0, len(unknown), _AT_ONCE)]
-        await asyncio.gather(*map(self._learn, parts))
+        await asyncio.gather(*map(self._learn, _parts(unknown)))
+
+    async def _learn_bytes(self, ids: list[int]) -> None:
+        for token, piece in zip(ids, await self._dialect.token_bytes(self._client, self._model, ids), strict=True):
+            self._note(token, piece)
 
     async def _learn(self, ids: list[int]) -> None:
         if len(ids) == 1 or self._break is None:
             for token in ids:
-                self._note(token, await self._text([token]))
+                self._note(token, (await self._text([token])).encode("utf-8", "replace"))
             return
         between = self._break
         text = await self._text([between, *(each for token in ids for each in (token, between))])
         texts = text.split("\n")
         if len(texts) == len(ids) + 2 and not texts[0] and not texts[-1]:
             for token, own in zip(ids, texts[1:-1], strict=True):
-                self._note(token, own)
+                self._note(token, own.encode("utf-8", "replace"))
             return
         half = len(ids) // 2  # one of them has a line break itself
         await asyncio.gather(self._learn(ids[:half]), self._learn(ids[half:]))
@@ -217,8 +224,7 @@ class ServerText:
     async def _text(self, ids: Sequence[int]) -> str:
         return await self._dialect.detokenize(self._client, self._model, ids)
 
-    def _note(self, token: int, text: str) -> None:
-        piece = text.encode("utf-8", "replace")
+    def _note(self, token: int, piece: bytes) -> None:
         if len(piece) > _MOST_TOKEN_BYTES:
             raise malformed(f"the text of token {token} has {len(piece):,} bytes")
         self._pieces[token], self._known[token] = piece, 1
@@ -304,6 +310,10 @@ async def choose_text(
         )
     width = vocab or facts.vocab or await _vocab_by_asking(dialect, client, facts, abilities)
     return ServerText(dialect, client, facts, width, abilities.chat)
+
+
+def _parts(ids: list[int]) -> list[list[int]]:
+    return [ids[at : at + _AT_ONCE] for at in range(0, len(ids), _AT_ONCE)]
 
 
 def text_folder(source: str | Path) -> ModelFolder:

@@ -665,10 +665,10 @@ async def prefill_path(
     """
     scoring, keeping = _Counted(on_progress), _Counted(on_progress)
     run = None
-    if top_k is not None and start < len(ids) and "scores" in model.transport.capabilities:
+    if top_k is not None and start < len(ids) and model.has("scores"):
         run = await model.score_run(ids, top_k, start, adapters=adapters, on_progress=scoring)
     # Where all scores were remembered, the KV, its checkpoint or the last vector may not be.
-    if not scoring.computed and "kv" in model.transport.capabilities:
+    if not scoring.computed and model.has("kv"):
         await model.cache_kv_async(ids, adapters=adapters, on_progress=keeping)
     return Prefilled(scoring.computed + keeping.computed, run)
 

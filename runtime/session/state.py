@@ -117,7 +117,7 @@ class SessionPin:
         self._length = len(ids)
         if not ids:
             self.release()
-        elif "kv" not in self._model.transport.capabilities:
+        elif not self._model.has("kv"):
             return  # a server keeps what it keeps
         elif self._pin is not None and self._pin.users == 1:
             self._model.pin(ids, self._pin.number, adapters=self._adapters)

@@ -32,6 +32,7 @@ from ui import (
     PathComparison,
     Refusal,
     SecondChoice,
+    Server,
     SettingsView,
     ShelfModel,
     TokenView,
@@ -110,6 +111,17 @@ class FakeShelf(_Group):
         self._bench.on_shelf.append(ShelfModel(path.name, path.name, str(path), 10_000_000, "link", linked=True))
         self._bench.emit(ModelsChanged())
         return path.name
+
+    async def connect(self, server: Server) -> str:
+        self._bench.note("connect", server)
+        if self._bench.asking is not None:
+            await self._bench.asking.wait()
+        if self._bench.problem:
+            raise Refusal(self._bench.problem)
+        name = server.name or "server"
+        self._bench.on_shelf.append(ShelfModel(name, name, "", 0, "on 127.0.0.1:8000", kind="server"))
+        self._bench.emit(ModelsChanged())
+        return f"{name} is on the list"
 
     async def plan_gguf(self, path: Path) -> GgufPlan:
         self._bench.note("plan_gguf", path)

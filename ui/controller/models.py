@@ -9,7 +9,7 @@ from PySide6.QtCore import QObject, Signal
 
 from ui.controller.showing import Showing
 from ui.core.tasks import Stoppables, tell
-from ui.port import Bits, Download, LoadChoice, ModelPlan, Refusal
+from ui.port import Bits, Download, LoadChoice, ModelPlan, Refusal, Server
 
 
 class ModelsController(QObject):
@@ -100,6 +100,8 @@ class ShelfController(QObject):
     quantise_ended = Signal(str, str)  # name, why nothing was made; "" where it was stopped
     token = Signal(object)  # TokenView
     token_refused = Signal(str)
+    server_connected = Signal(str)  # what is known of it
+    server_refused = Signal(str)
     removed = Signal(str, int)  # name, bytes that are free again
     refused = Signal(str)
 
@@ -171,6 +173,13 @@ class ShelfController(QObject):
     def add_folder(self, path: Path) -> None:
         """A folder that stays where it is."""
         self._tasks.run(tell(self.import_ended.emit, self._shelf.add_folder, path), self.refused.emit)
+
+    def connect_server(self, server: Server) -> None:
+        """Asks it what it is; an older question is let go."""
+        self._tasks.latest("connect", self._connect(server), self.server_refused.emit)
+
+    def drop_connecting(self) -> None:
+        self._tasks.drop("connect")
 
     def plan_import(self, path: Path) -> None:
         """What taking in a GGUF file means; an older question is let go."""
@@ -245,6 +254,10 @@ class ShelfController(QObject):
             await self._open(name)
         else:
             self.load_planned.emit(name, await self._workbench.models.load_plan(name, None))
+
+    async def _connect(self, server: Server) -> None:
+        self.server_connected.emit(await self._shelf.connect(server))
+        await self._list()
 
     async def _remember(self, name: str, context: int) -> None:
         await self._workbench.models.remember_context(name, context)

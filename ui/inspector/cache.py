@@ -228,6 +228,7 @@ class CacheTab(InspectorTab):
             Tier.WARM: self.tr("warm, in memory"),
             Tier.DISK: self.tr("on disk"),
             Tier.COLD: self.tr("cold, to be computed"),
+            Tier.SERVER: self.tr("on the server"),
         }[tier]
 
 

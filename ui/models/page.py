@@ -13,6 +13,7 @@ from ui.controller.models import ShelfController
 from ui.models.bars import ImportBar, ThinBar
 from ui.models.downloads import DownloadRow
 from ui.models.getting import GetSection
+from ui.models.server_form import ServerForm
 from ui.models.shelf_row import ShelfRow
 from ui.port import Download, GgufPlan, LoadPlan, ShelfModel
 from ui.widgets.controls import Page, button, row, words
@@ -38,6 +39,8 @@ class ModelsPage(Page):
         self.empty = words(self.tr("No model is here yet. Get one below, or add a folder that has one."))
         self.add_button = button(self.tr("Add folder…"))
         self.import_button = button(self.tr("Import GGUF…"))
+        self.server_button = button(self.tr("Connect to a server…"))
+        self.server_form = ServerForm(self.server_button)
         self.import_form = ImportBar(self.import_button)
         self.importing, self.import_words = ThinBar(self.tr("Importing")), words("", "soft")
         self.stop_import_button = button(self.tr("Stop"), "plain")
@@ -113,7 +116,7 @@ class ModelsPage(Page):
 
     def _say_removed(self, _name: str, freed: int) -> None:
         free = self.tr("removed; {0} are free again").format(size(freed))
-        self.notice.say(free if freed else self.tr("taken off the shelf; its folder stays where it is"))
+        self.notice.say(free if freed else self.tr("taken off the list"))
         self.add_button.setFocus(Qt.FocusReason.OtherFocusReason)  # the row that had the keyboard is gone
 
     # ---- what is asked ------------------------------------------------------------------------------------------------
@@ -136,6 +139,15 @@ class ModelsPage(Page):
         self.import_form.ask_form(plan)
         if not self.import_form.isHidden():
             self._see(self.import_form)
+
+    def _ask_server(self) -> None:
+        self.notice.clear()
+        self.server_form.ask()
+        self._see(self.server_form)
+
+    def _say_connected(self, words: str) -> None:
+        self.server_form.leave()
+        self.notice.say(words)
 
     def _dialog(self, title: str) -> QFileDialog:
         self.notice.clear()
@@ -182,6 +194,11 @@ class ModelsPage(Page):
         self.import_form.wanted.connect(controller.import_gguf)
         controller.importing.connect(self._show_import)
         controller.import_ended.connect(self._end_import)
+        controller.server_connected.connect(self._say_connected)
+        controller.server_refused.connect(self.server_form.show_refused)
+        self.server_form.wanted.connect(controller.connect_server)
+        self.server_form.dropped.connect(controller.drop_connecting)
+        self.server_button.clicked.connect(self._ask_server)
         controller.removed.connect(self._say_removed)
         controller.refused.connect(self.notice.say)
         self.get.seen_wanted.connect(self._see)
@@ -220,7 +237,8 @@ class ModelsPage(Page):
         for model in self.models.values():
             parts += model.buttons
         form = self.import_form.buttons
-        parts += [self.add_button, self.import_button, *form, self.stop_import_button, *self.get.buttons]
+        parts += [self.add_button, self.import_button, self.server_button, *form, self.stop_import_button]
+        parts += [*self.server_form.buttons, *self.get.buttons]
         for first, second in pairwise(parts):
             QWidget.setTabOrder(first, second)
 
@@ -232,7 +250,8 @@ class ModelsPage(Page):
         self.head(self.tr("On this machine"))
         column.addWidget(self.empty)
         column.addLayout(self._model_rows)
-        column.addLayout(row(self.add_button, self.import_button, 1))
+        column.addLayout(row(self.add_button, self.import_button, self.server_button, 1))
+        column.addWidget(self.server_form)
         column.addWidget(self.import_form)
         column.addWidget(self.importing)
         column.addLayout(row(self.import_words, self.stop_import_button))

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 from ui.models.bars import AskBar, QuantiseBar, ThinBar
 from ui.models.load_card import LoadCard
 from ui.models.wording import facts_of
-from ui.port import LoadPlan, ShelfModel
+from ui.port import LoadChoice, LoadPlan, ShelfModel
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import button, row, words
 from ui.widgets.labels import ElidedLabel, Hairline, Label
@@ -69,11 +69,15 @@ class ShelfRow(QWidget):
         self.title.setText(name)
         self.setAccessibleName(name)
         self.in_use.setVisible(model.loaded)
-        self.size_label.setText(size(model.size))
+        server = model.kind == "server"
+        self.size_label.setText("" if server else size(model.size))
         self.facts.setText(facts_of(model, time.time()))
         self.problem.setText(model.problem)
         self.problem.setVisible(bool(model.problem))
-        self.open_button.setVisible(model.kind == "model")
+        self.open_button.setVisible(model.kind != "adapter")
+        self.open_button.setText(self.tr("Open") if server else self.tr("Open…"))
+        for part in (self.verify_button, self.reveal_button):  # it has no files here
+            part.setVisible(not server)
         self.open_button.setEnabled(not model.problem)
         self.quantise_button.setVisible(model.convertible)
         for part, what in (
@@ -147,7 +151,7 @@ class ShelfRow(QWidget):
         self.state.setVisible(bool(text))
 
     def _connect(self) -> None:
-        self.open_button.clicked.connect(lambda: self.plan_wanted.emit(self.model.name, None))
+        self.open_button.clicked.connect(self._open)
         self.verify_button.clicked.connect(self._ask_verify)
         self.quantise_button.clicked.connect(self._ask_quantise)
         self.stop_button.clicked.connect(self._stop)
@@ -176,10 +180,19 @@ class ShelfRow(QWidget):
     def _stop(self) -> None:
         (self.stop_quantise_wanted if self._quantising else self.stop_wanted).emit(self.model.name)
 
+    def _open(self) -> None:
+        """At once on a server; else first what loading it takes."""
+        if self.model.kind == "server":
+            self.open_wanted.emit(self.model.name, LoadChoice())
+        else:
+            self.plan_wanted.emit(self.model.name, None)
+
     def _ask_remove(self) -> None:
         self.card.leave()
         self.quantise.leave()
-        if self.model.linked:
+        if self.model.kind == "server":
+            question = self.tr("take it off the list, and its key out of the keychain? nothing on the server changes")
+        elif self.model.linked:
             question = self.tr("take it off the shelf? its folder stays where it is, nothing is freed")
         else:
             question = self.tr("delete it for good? {0} are free again").format(size(self.model.size))

@@ -44,6 +44,7 @@ from ui.port.models import (
     ModelPlan,
     ModelsChanged,
     Offer,
+    Server,
     ShelfModel,
     TokenView,
 )
@@ -136,6 +137,7 @@ __all__ = [
     "PathComparison",
     "Refusal",
     "SecondChoice",
+    "Server",
     "SessionChanged",
     "SessionCopied",
     "SessionSetup",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal, Protocol
@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 from ui.port.transfers import OnTransfer
 
 Holds = Literal["model", "adapter"]  # what a folder or a repository holds
+Kind = Literal["model", "adapter", "server"]  # of a row of the shelf
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class ShelfModel:
         problem: Why it cannot be used; "" where it can.
         loaded: It is the one in use here.
         linked: It stays in a folder elsewhere, which removing it leaves alone.
-        kind: A model, or an adapter.
+        kind: A model, an adapter, or a model on a server, which has neither folder nor size here.
         own_load: What it alone is loaded with, in a few words; "" where the settings hold.
         convertible: It can be quantised for mlx.
     """
@@ -47,7 +48,7 @@ class ShelfModel:
     problem: str = ""
     loaded: bool = False
     linked: bool = False
-    kind: Holds = "model"
+    kind: Kind = "model"
     own_load: str = ""
     convertible: bool = False
 
@@ -241,6 +242,25 @@ Bits = Literal[4, 8]
 
 
 @dataclass(frozen=True, slots=True)
+class Server:
+    """A model on a server that is to be connected to.
+
+    Attributes:
+        url: ``http://127.0.0.1:8000``, ``https://host/v1``.
+        name: What it is called here; "" names it after the address.
+        model: Its id there; "" where the server has one.
+        key: The server's; "" where it wants none. It goes into the system keychain, and to that host alone.
+        plain_http: Unencrypted HTTP to another machine was confirmed.
+    """
+
+    url: str
+    name: str = ""
+    model: str = ""
+    key: str = field(default="", repr=False)
+    plain_http: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class GgufPlan:
     """What taking in a GGUF file means, by its header.
 
@@ -288,6 +308,9 @@ class ShelfCommands(Protocol):
 
     async def add_folder(self, path: Path) -> str:
         """Puts a model folder on the shelf that stays where it is; its name there."""
+
+    async def connect(self, server: Server) -> str:
+        """Asks a server what it is and can do, and puts its model on the list; what is known of it, in words."""
 
     async def plan(self, wanted: str) -> ModelPlan:
         """Asks the hub what fetching ``ORG/NAME[@REVISION]`` means. May be cancelled."""

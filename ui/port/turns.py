@@ -89,6 +89,7 @@ class Tier(StrEnum):
     WARM = "warm"
     DISK = "disk"
     COLD = "cold"
+    SERVER = "server"  # the server's matter
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,12 @@ class StatusBar(QWidget):
         if status.reused is not None and status.computed is not None and status.reused + status.computed:
             reused = self.tr("reused {0:,} of {1:,}").format(status.reused, status.reused + status.computed)
         kv = self.tr("KV {0} of {1}").format(size(status.kv_bytes), size(status.kv_budget)) if status.kv_budget else ""
-        names = {Tier.WARM: self.tr("warm"), Tier.DISK: self.tr("disk"), Tier.COLD: self.tr("cold")}
+        names = {
+            Tier.WARM: self.tr("warm"),
+            Tier.DISK: self.tr("disk"),
+            Tier.COLD: self.tr("cold"),
+            Tier.SERVER: self.tr("on the server"),
+        }
         return (
             self.tr("KV on disk is full") if status.disk_note else "",  # first: the others may find no room
             "" if speed is None else rate(speed),

@@ -10,7 +10,7 @@ import numpy as np
 
 from app.faults import not_loaded
 from app.supervisor import Supervisor, ended
-from app.workbench.compare.second_choices import second_choices, words
+from app.workbench.compare.second_choices import other_models, second_choices, words
 from app.workbench.compare.second_engine import SecondEngine, room_for
 from app.workbench.models.settings import Settings
 from app.workbench.models.views import backend_choices, models_here
@@ -57,6 +57,9 @@ class Comparison:
         entries = await asyncio.to_thread(models_here)
         session = self._sessions.opened(session_id)
         info = None if self._supervisor.running is None else self._supervisor.running.info
+        running = self._supervisor.running
+        if running is not None and not running.has("kv"):  # on a server: it is compared with models of this machine
+            return other_models(entries, backend_choices(self._supervisor.backend), self._set_weights)
         digest = next((entry.fingerprint for entry in entries if entry.name == self._supervisor.source), None) or ""
         return second_choices(
             self._supervisor.source,

@@ -55,6 +55,14 @@ def second_choices(
     ]
 
 
+def other_models(
+    entries: Sequence[ShelfEntry], backends: Sequence[BackendChoice], set_weights: Callable[[str, str], str]
+) -> list[SecondChoice]:
+    """Every model of the shelf, beside one that is on a server."""
+    now = next((choice.name for choice in backends if choice.chosen), "auto")
+    return [_other_model(entry, now, backends, set_weights) for entry in entries]
+
+
 def _other_adapters(source: str, backend: str, name: str, stack: Sequence[AdapterChoice]) -> list[SecondChoice]:
     """The model under every other stack that is made of at most one adapter: its engine has them all."""
     on = tuple(choice for choice in stack if choice.on)

@@ -12,7 +12,16 @@ from app.supervisor import Supervisor
 from app.workbench.answers.answer import RunningAnswers
 from app.workbench.background import BackgroundTasks
 from app.workbench.models.settings import Settings
-from app.workbench.models.views import backend_choices, detail_of, fit_of, models_here
+from app.workbench.models.views import (
+    backend_choices,
+    detail_of,
+    find_server,
+    fit_of,
+    models_here,
+    place_of,
+    servers_here,
+    title_of,
+)
 from app.workbench.prompt.vocabulary import Vocabulary
 from app.workbench.refusals import BUSY, refused
 from app.workbench.sessions.open_sessions import OpenSessions
@@ -22,7 +31,7 @@ from storage import StoreError
 from ui import BackendChoice, LoadChoice, LoadPlan, ModelChoice, ModelsChanged, Refusal, WeightsForm, translate
 
 if TYPE_CHECKING:
-    from runtime import Fit, ShelfEntry
+    from runtime import Connection, Fit, ShelfEntry
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +80,12 @@ class Models:
 
     async def list(self) -> Sequence[ModelChoice]:
         """What is on the shelf."""
-        entries = await asyncio.to_thread(models_here)
-        return [ModelChoice(e.name, self._label(e), detail_of(e), e.name == self._supervisor.source) for e in entries]
+        source = self._supervisor.source
+        entries, servers = await asyncio.to_thread(lambda: (models_here(), servers_here(source)))
+        return [
+            *(ModelChoice(e.name, self._label(e), detail_of(e), e.name == source) for e in entries),
+            *(ModelChoice(c.name, self._server_label(c), place_of(c), c.name == source) for c in servers),
+        ]
 
     def _label(self, entry: ShelfEntry) -> str:
         """A model's title; of the one that runs, behind the form of its weights where that was asked for."""
@@ -81,6 +94,12 @@ class Models:
             return entry.title
         return f"{running.info.options['weights']} · {entry.title}"  # in front: what is too long is cut at its end
 
+    def _server_label(self, connection: Connection) -> str:
+        """The name that it was given; of one without a name what the server says, once it has answered."""
+        running = self._supervisor.running
+        answered = running is not None and connection.name == self._supervisor.source and "://" in connection.name
+        return running.info.name if answered and running is not None else title_of(connection)
+
     async def choose(self, source: str) -> None:
         """Another model."""
         await self._settings.load()
@@ -88,7 +107,10 @@ class Models:
 
     def backends(self) -> Sequence[BackendChoice]:
         """The engines that are known, without the toys."""
-        return backend_choices(self._supervisor.backend)
+        choices = backend_choices(self._supervisor.backend)
+        running = self._supervisor.running
+        remote = running is not None and not running.has("kv")  # no engine of this machine is in use
+        return [replace(choice, chosen=False) for choice in choices] if remote else choices
 
     async def choose_backend(self, name: str) -> None:
         """Another engine."""
@@ -118,6 +140,8 @@ class Models:
         """By the headers of its weights."""
         await self._settings.load()
         chosen = self._settings.own.of(name) if choice is None else choice
+        if await refused(asyncio.to_thread(find_server, name)) is not None:
+            return LoadPlan(chosen, None)  # it takes nothing of this machine
         options = {key: value for key, value in self._settings.options_for(name, chosen).items() if value is not None}
         entry, fit, forms = await refused(asyncio.to_thread(_reckon, name, options, self._supervisor.backend))
         values = self._settings.values

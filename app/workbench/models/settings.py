@@ -223,7 +223,7 @@ class Settings:
     async def _set_budget(self, value: object) -> None:
         """How much KV is kept holds at once; what the engine chose itself it chooses again when the model is loaded."""
         model = self._supervisor.running
-        if model is None or not isinstance(value, int):
+        if model is None or not isinstance(value, int) or not model.has("kv"):
             return
         try:
             await model.set_kv_budget_async(value)

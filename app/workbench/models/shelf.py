@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from app.supervisor import Supervisor
 from app.workbench.background import stoppable
 from app.workbench.models.downloads import Downloads
 from app.workbench.models.settings import Settings
-from app.workbench.models.views import adapter_of, find_of, fit_of, model_of, offer_of, plan_of
+from app.workbench.models.views import adapter_of, find_of, fit_of, model_of, offer_of, plan_of, server_of, servers_here
 from app.workbench.refusals import refused
 from app.workbench.windows import Windows
 from ui import (
@@ -26,13 +27,14 @@ from ui import (
     Offer,
     OnTransfer,
     Refusal,
+    Server,
     ShelfModel,
     TokenView,
     translate,
 )
 
 if TYPE_CHECKING:
-    from runtime import DownloadPlan, DownloadProgress, Fit, Progress, ShelfEntry, ShelvedAdapter
+    from runtime import Connection, DownloadPlan, DownloadProgress, Fit, Progress, ShelfEntry, ShelvedAdapter
 
     OnStep = Callable[[Progress], None]
     OnDownload = Callable[[DownloadProgress], None]
@@ -62,10 +64,15 @@ class Shelf:
     async def list(self) -> Sequence[ShelfModel]:
         """Models, then adapters."""
         await self._downloads.find()
-        entries, adapters = await asyncio.to_thread(_on_the_shelf)
+        source = self._supervisor.source
+        entries, adapters, servers = await refused(asyncio.to_thread(_on_the_shelf, source))
         await self._settings.load()
         own = self._settings.own.of
-        return [*(model_of(entry, self._supervisor.source, own(entry.name)) for entry in entries), *map(adapter_of, adapters)]
+        return [
+            *(model_of(entry, source, own(entry.name)) for entry in entries),
+            *(server_of(each, source) for each in servers),
+            *map(adapter_of, adapters),
+        ]
 
     async def verify(self, name: str, progress: OnTransfer) -> None:
         """Reads every file once."""
@@ -76,7 +83,7 @@ class Shelf:
         if name == self._supervisor.source and self._supervisor.state not in (EngineState.NONE, EngineState.DIED):
             # it may be loading: its lock is not held yet
             raise Refusal(translate("Workbench", "{0} is in use here; open another model first").format(name))
-        freed = await refused(asyncio.to_thread(_remove, name))
+        freed = await refused(asyncio.to_thread(_remove, name))  # a server is only forgotten
         await self._settings.own.forget(name)
         self._windows.tell(ModelsChanged())
         return freed
@@ -86,6 +93,12 @@ class Shelf:
         name = await refused(asyncio.to_thread(_add, path))
         self._windows.tell(ModelsChanged())
         return name
+
+    async def connect(self, server: Server) -> str:
+        """Asks the server what it is; kept if it answers."""
+        made = await refused(asyncio.to_thread(_connect, server))
+        self._windows.tell(ModelsChanged())
+        return made
 
     async def plan(self, wanted: str) -> ModelPlan:
         """Asks the hub."""
@@ -163,10 +176,10 @@ class Shelf:
 # ---- on a thread; what they need of the runtime is loaded there, for the window opens without it --------------------------
 
 
-def _on_the_shelf() -> tuple[list[ShelfEntry], list[ShelvedAdapter]]:
+def _on_the_shelf(source: str) -> tuple[list[ShelfEntry], list[ShelvedAdapter], list[Connection]]:
     from runtime import list_models, list_shelf_adapters
 
-    return list_models(), list_shelf_adapters()
+    return list_models(), list_shelf_adapters(), [each for each in servers_here(source) if "://" not in each.name]
 
 
 def _verify(name: str, progress: OnStep) -> None:
@@ -176,8 +189,10 @@ def _verify(name: str, progress: OnStep) -> None:
 
 
 def _remove(name: str) -> int:
-    from runtime import ModelShelf
+    from runtime import ModelShelf, forget_connection
 
+    if forget_connection(name):
+        return 0
     return ModelShelf().remove(name)
 
 
@@ -185,6 +200,17 @@ def _add(path: Path) -> str:
     from runtime import ModelShelf
 
     return ModelShelf().add(path).name
+
+
+def _connect(server: Server) -> str:
+    from runtime import Connection, add_connection
+
+    name = server.name or re.sub(r"[^\w.-]+", "-", server.url.partition("://")[2] or server.url).strip("-.")
+    made = Connection(name, server.url, server.model or None, server.plain_http)
+    info, kept_in = add_connection(made, server.key)
+    said = [translate("Workbench", "{0} is on the list: {1}, {2}").format(name, info.name, ", ".join(info.capabilities))]
+    said += [translate("Workbench", "the key is kept in {0}").format(kept_in)] if kept_in else []
+    return ". ".join([*said, *info.warnings])
 
 
 def _plan(wanted: str, progress: OnDownload) -> DownloadPlan:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ui import BackendChoice, FitView, HubFind, LoadChoice, ModelPlan, Offer, ShelfModel, translate
 
 if TYPE_CHECKING:
-    from runtime import CatalogueModel, DownloadPlan, Fit, HubModel, ShelfEntry, ShelvedAdapter
+    from runtime import CatalogueModel, Connection, DownloadPlan, Fit, HubModel, ShelfEntry, ShelvedAdapter
 
 
 def model_of(entry: ShelfEntry, source: str, own: LoadChoice) -> ShelfModel:
@@ -139,6 +139,45 @@ def models_here() -> list[ShelfEntry]:
     from runtime import list_models  # knows every format: loaded when it is first asked, with the window on the screen
 
     return list_models()
+
+
+def servers_here(source: str) -> list[Connection]:
+    """Models on servers by the names that were given to them, and the one in use where it has none; blocking, any thread."""
+    from runtime import connections, find_connection
+
+    kept = connections()
+    used = None if any(each.name == source for each in kept) else find_connection(source)
+    return kept if used is None else [*kept, used]
+
+
+def find_server(name: str) -> Connection | None:
+    """The model on a server of that name; blocking, any thread."""
+    from runtime import find_connection
+
+    return find_connection(name)
+
+
+def title_of(connection: Connection) -> str:
+    """Its name; of one that has none its id on the server."""
+    return connection.name if "://" not in connection.name else connection.model or place_of(connection)
+
+
+def place_of(connection: Connection) -> str:
+    """Where it is."""
+    return translate("Workbench", "on {0}").format(connection.base_url.partition("://")[2].rstrip("/").removesuffix("/v1"))
+
+
+def server_of(connection: Connection, source: str) -> ShelfModel:
+    """A model on a server; `source` is in use."""
+    return ShelfModel(
+        name=connection.name,
+        title=title_of(connection),
+        folder="",
+        size=0,
+        form=" · ".join(part for part in (connection.model or "", place_of(connection)) if part),
+        loaded=connection.name == source,
+        kind="server",
+    )
 
 
 def words_of(choice: LoadChoice) -> str:

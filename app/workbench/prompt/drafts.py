@@ -70,6 +70,8 @@ class Drafts:
         model = self._supervisor.running
         if model is None:
             return Composition(None, None, used, None)
+        if model.info.options.get("tokenizer") == "server":  # what is typed leaves this machine when it is sent, not before
+            return Composition(None, None, used, model.info.context_length, takes_roles=model.info.has_template)
         try:
             tokens = len(await model.tokenize_async(clean_text(text))) if text else 0
             composition = _with_whole_context(
@@ -89,6 +91,8 @@ class Drafts:
         """Bits of what is typed; None where there is no idle model, or the context before it would have to be read first."""
         model = self._supervisor.running
         if self._sessions.find(session_id) is None or model is None or len(self._running) or not text.strip():
+            return None
+        if not model.has("kv"):  # a server is not sent what was not sent
             return None
         session = await self._sessions.whole(session_id, replaces)
         try:

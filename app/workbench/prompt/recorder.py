@@ -121,6 +121,8 @@ async def score_prompt(
         ContextOverflowError: The prompt does not fit; nothing was computed.
         StoreError: The numbers cannot be saved.
     """
+    if not speaker.model.has("scores"):  # a server that does not score prompts
+        return
     runs = [session.runs.get(segment.node.id, EMPTY)[: segment.stop] for segment in segments]
     unscored = np.flatnonzero(TokenRun.concat(runs).rank[1:] == 0) + 1  # nothing precedes the first token
     if not unscored.size:

@@ -71,7 +71,7 @@ class Vocabulary(TokenBytes):
         if self._of == model.info.model_fingerprint:
             return
         self._told.clear()
-        self._tokens = model.byte_vocab
+        self._tokens = await model.byte_vocab_async()
         self._of = model.info.model_fingerprint
         digest = vocabulary_digest(self._tokens)
         if await self._held(digest) != self._tokens:  # nothing is there, it is damaged, or something else was planted

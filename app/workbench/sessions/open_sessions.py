@@ -230,7 +230,8 @@ class OpenSessions:
     async def find_warm(self, session: OpenSession) -> None:
         """How much of the path the engine holds, and how much of it stands in the block file."""
         model, session.warm, session.stored = (None if self.closing else self._supervisor.running), 0, 0
-        if model is None or session.path_length() > model.info.context_length:
+        session.on_server = model is not None and not model.has("kv")
+        if model is None or session.on_server or session.path_length() > model.info.context_length:
             return
         try:
             whole = await read_whole(self._store, session, session.tip)

@@ -61,6 +61,7 @@ class OpenSession:
         self.unsaved: Ending | Endings | None = None  # of an answer that is on the screen and could not be written
         self.has_hope = False  # the model is another one since an answer failed for good
         self.warm = 0  # tokens of the path the engine holds
+        self.on_server = False  # where the engine's KV is
         self.stored = 0  # those that it holds or can read from the block file
         self.values: SessionValues | None = None  # what it is set to; None until that was read
         turns = self.tree.turn_count(self.tip)
@@ -350,7 +351,7 @@ class OpenSession:
         warm = said & (held <= self.warm + 1) if self.warm else np.zeros_like(said)
         disk = said & ~warm & (held <= self.stored + 1) if self.stored else np.zeros_like(said)
         counts = {Tier.WARM: int(warm.sum()), Tier.DISK: int(disk.sum())}
-        return {tier: counts.get(tier, len(lengths) - sum(counts.values())) for tier in Tier}
+        return {**counts, self._rest: len(lengths) - sum(counts.values())}
 
     def last_stats(self) -> TurnStats | None:
         """How the last answer that is shown was made."""
@@ -368,13 +369,18 @@ class OpenSession:
             return ()
         return cards(self._content(turn), self.tools())
 
+    @property
+    def _rest(self) -> Tier:
+        """Where the KV is of what neither memory nor disk has here."""
+        return Tier.SERVER if self.on_server else Tier.COLD
+
     def _tier(self, start: int, length: int) -> Tier:
         """Of `length` tokens after `start`; the last token's KV follows with the next turn."""
         if not length:
-            return Tier.COLD
+            return self._rest
         if self.warm and start + length <= self.warm + 1:
             return Tier.WARM
-        return Tier.DISK if self.stored and start + length <= self.stored + 1 else Tier.COLD
+        return Tier.DISK if self.stored and start + length <= self.stored + 1 else self._rest
 
     def _status(self, node: NodeRow) -> TurnStatus:
         if node.id in self.states:

@@ -97,6 +97,7 @@ class OpenAI:
     name = "openai"
     pages: tuple[str, ...] = ()
     checks_ids = False
+    exact_bytes = False
     returns_eos = False
 
     def recognise(self, probe: Probe) -> str | None:
@@ -199,6 +200,11 @@ class OpenAI:
         raise UnsupportedFeatureError(
             f"{client.address.host} does not tokenise, and no tokenizer of {model} is on this machine"
         )
+
+    async def token_bytes(self, client: HttpClient, model: str, ids: Sequence[int]) -> list[bytes]:
+        """Not this server."""
+        del model, ids
+        raise client.wrong("says texts of tokens alone")
 
     async def detokenize(self, client: HttpClient, model: str, ids: Sequence[int]) -> str:
         """It does not."""

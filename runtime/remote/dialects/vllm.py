@@ -34,6 +34,10 @@ class _Text(msgspec.Struct):
     prompt: str
 
 
+class _Pieces(msgspec.Struct):
+    token_bytes: list[Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2})*$")]]
+
+
 class VLLM(OpenAI):
     """A server of the vLLM project."""
 
@@ -179,11 +183,20 @@ class Elsewise(VLLM):
     """Another Elsewise (`elsewise serve`), which has vLLM's shapes and says more of its model."""
 
     name = "elsewise"
+    exact_bytes = True
     grammars = frozenset({"json_schema", "regex", "lark"})
 
     async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
         """As vLLM's, with chosen ids, and without a salt: all clients share one cache."""
         return replace(await super().abilities(client, facts, probe), cache_salt=False, chosen_ids=CHOSEN_IDS)
+
+    async def token_bytes(self, client: HttpClient, model: str, ids: Sequence[int]) -> list[bytes]:
+        """``/detokenize`` with the bytes of each token."""
+        body = {"model": model, "tokens": list(ids), "return_token_bytes": True}
+        found = decoded(await client.post("/detokenize", body), _Pieces).token_bytes
+        if len(found) != len(ids):
+            raise malformed(f"{len(found):,} tokens' bytes for {len(ids):,} ids")
+        return [bytes.fromhex(piece) for piece in found]
 
     def recognise(self, probe: Probe) -> str | None:
         """Models that it owns."""

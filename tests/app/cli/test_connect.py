@@ -50,6 +50,22 @@ def test_ask_score_and_embed(elsewise: Elsewise, server: Server, tmp_path: Path)
     assert KEY not in asked.out + asked.err + scored.err + vectors.err
 
 
+def test_a_session_goes_on_with_a_server_and_the_window_opens_on_one(
+    elsewise: Elsewise, server: Server, tmp_path: Path
+) -> None:
+    here = ("--connect", server.base_url, "--tokenizer", str(tokenizer_folder(tmp_path / "tokenizer")))
+    few = ("--session", "Far", "--temperature", "0", "--max-tokens", "4")
+    first = elsewise("ask", "Hi", *here, *few)
+    assert first.code == 0, first.err
+    assert elsewise("ask", "And then?", *here, *few).code == 0
+    shown = elsewise("sessions", "show", "1").out
+    assert shown.index("Hi") < shown.index(first.out.strip()) < shown.index("And then?")
+    # the option of the window does not slip into a command
+    misplaced = elsewise("--connect", server.base_url, "ask", "Hi")
+    assert (misplaced.code, "goes behind the command" in misplaced.err) == (2, True), misplaced.err
+    assert "unencrypted" in elsewise("--connect", "http://example.com").err
+
+
 def test_a_connection_by_name(elsewise: Elsewise, server: Server, tmp_path: Path) -> None:
     folder = str(tokenizer_folder(tmp_path / "tokenizer"))
     made = elsewise("models", "connect", "far", server.base_url, "--tokenizer", folder)
@@ -80,7 +96,6 @@ def test_the_key_of_one_host_is_not_sent_to_another(
         (("--connect", "http://example.com"), 1, "unencrypted"),
         (("--connect", "http://127.0.0.1:9"), 1, "no connection"),
         (("--plain-http",), 2, "goes with --connect"),
-        (("--connect", "http://127.0.0.1:9", "--session", "x"), 2, "leave out --connect"),
     ],
 )
 def test_refusals(elsewise: Elsewise, options: tuple[str, ...], code: int, said: str) -> None:

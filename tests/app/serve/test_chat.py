@@ -229,6 +229,8 @@ def test_texts_and_ids_are_turned_into_each_other(served: Served) -> None:
     assert (answer["tokens"], answer["count"]) == (ids, len(ids))
     assert (answer["max_model_len"], len(answer["token_strs"])) == (served.model.info.context_length, len(ids))
     assert served.post("/detokenize", tokens=ids) == {"prompt": text}
+    pieces = served.post("/detokenize", tokens=ids, return_token_bytes=True)["token_bytes"]
+    assert pieces == [served.model.decode_token(token).hex() for token in ids]
     for header in (True, False):
         rendered = served.post("/tokenize", messages=HELLO, add_generation_prompt=header)["tokens"]
         assert rendered == served.model.render_chat(HELLO, add_generation_prompt=header)

@@ -218,7 +218,7 @@ def test_the_keyboard_goes_from_top_to_bottom(in_window: Play, bench: FakeWorkbe
             QTest.keyClick(window.settings, Qt.Key.Key_Tab)
         inside = [part for part in seen if part is not None and page.isAncestorOf(part)]
         heights = [part.mapTo(page, part.rect().center()).y() for part in inside]
-        assert len(inside) == 2 + 5 + 4 + 2 + 3 + 1 + 3  # download, models, folder and import, field, token, proposals
+        assert len(inside) == 2 + 5 + 4 + 3 + 3 + 1 + 3  # download, models, folder, import and server, field, token, proposals
         assert heights == sorted(heights)
         assert all(part.accessibleName() or getattr(part, "text", str)() for part in inside)
 

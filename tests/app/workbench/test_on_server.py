@@ -1,0 +1,150 @@
+"""The window's use cases with a model on a server: Elsewise's own, over HTTP, with a real little model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.supervisor import open_model
+from runtime import Origin, connections
+from tests.app.serve.conftest import Served, serving, tiny
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import Scene, until
+from ui import EngineState, Refusal, Server, Tier, TurnStatus, TurnView
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "models"))
+    with serving(tiny()) as one:
+        yield one
+
+
+async def connected(s: Scene, served: Served) -> None:
+    said = await s.workbench.shelf.connect(Server(served.url, "big"))
+    assert said.startswith("big is on the list: ")
+    await s.workbench.models.choose("big")
+
+
+def own(turn: TurnView) -> list[int]:
+    return [int(i) for i, origin in zip(turn.run.ids, turn.run.origin, strict=True) if origin != Origin.TEMPLATE]
+
+
+def test_a_session_goes_on_with_a_model_on_a_server(play: Play, served: Served) -> None:
+    async def scene(s: Scene) -> None:
+        await connected(s, served)
+        assert [(each.name, each.kind, each.loaded) for each in await s.workbench.shelf.list()] == [("big", "server", True)]
+        assert [(each.source, each.loaded) for each in await s.workbench.models.list()] == [("big", True)]
+        assert (await s.workbench.models.load_plan("big")).fit is None
+        session_id = await s.asked("hello 中文 🙂")
+        answer = await s.last(session_id)
+        assert len(own(answer)) == 12
+        # every token of the prompt has numbers, and the answer has alternatives
+        _, *rest = [turn.run for turn in (await s.view(session_id)).turns]
+        assert all(np.isfinite(run.logprob[1:]).all() and run.top_ids.shape[1] == 10 for run in rest)
+        assert (rest[0].rank[1:] > 0).all()
+        # every alternative has its bytes, also where a token is a part of a character
+        pieces = s.workbench.answers.token_text(session_id, range(served.model.info.vocab_size))
+        assert list(pieces) == served.model.byte_vocab
+        # the numbers name the model and the server
+        made = s.workbench.answers.how_made(session_id, answer.node_id)
+        assert made is not None
+        host = served.url.partition("://")[2]
+        assert (made.facts["model"], made.facts["engine"]) == (f"tiny-llama at {host}", f"elsewise · {host}")
+        # drawn again with the same seed, it is the same
+        await s.workbench.answers.regenerate_exactly(session_id, answer.node_id)
+        again = await s.last(session_id)
+        assert again.node_id != answer.node_id
+        assert own(again) == own(answer)
+        # a branch at a token
+        at = len(again.run) - 6
+        other = int(again.run.top_ids[at][1])
+        await s.workbench.answers.branch(session_id, again.node_id, at, other)
+        branch = await s.last(session_id)
+        assert branch.run.ids[at] == other
+        assert branch.run.ids[:at].tolist() == again.run.ids[:at].tolist()
+        # why, with the whole row of the server
+        drawing = await s.workbench.drawings.find(session_id, again.node_id, at)
+        row = await s.workbench.drawings.whole_row(session_id, again.node_id, at)
+        assert drawing is not None
+        assert np.isclose(row[again.run.ids[at]], again.run.logprob[at], atol=1e-4)
+        # the same numbers as the model's own, here
+        prompt = (await s.path_ids(session_id))[:-1]
+        there = (await s.workbench.services.supervisor.model()).next_token_logprobs_sync(prompt)
+        assert np.abs(there - served.model.next_token_logprobs_sync(prompt)).max() < 1e-4
+
+    play(scene, engine=open_model)
+
+
+def test_what_a_server_cannot_do_is_said_where_it_is_asked_for(play: Play, served: Served) -> None:
+    async def scene(s: Scene) -> None:
+        await connected(s, served)
+        session_id = await s.asked()
+        answer = await s.last(session_id)
+        assert answer.tier is Tier.SERVER
+        await s.workbench.services.sessions.find_tiers()
+        assert s.workbench.status.tiers[Tier.SERVER] == len((await s.view(session_id)).turns)
+        view = s.workbench.cache.view(session_id)
+        assert view is not None
+        assert view.ended == "the KV is on the server"
+        for refused in (
+            s.workbench.cache.clear(),
+            s.workbench.cache.keep_path(session_id, True),
+            s.workbench.cache.check_uncached(session_id),
+            s.workbench.continuations.beams(session_id, answer.node_id, 10, 2),
+        ):
+            with pytest.raises(Refusal, match=r"server|KV cache that can be looked into"):
+                await refused
+        # what is typed is not sent before it is sent
+        requests = sum(served.engine.responses.values())
+        assert await s.workbench.drafts.score(session_id, "secret") is None
+        assert (await s.workbench.drafts.compose(session_id, "secret")).tokens is None
+        assert sum(served.engine.responses.values()) == requests
+        # it is compared with models of this machine alone
+        assert await s.workbench.comparison.choices(session_id) == []
+        assert not any(choice.chosen for choice in s.workbench.models.backends())
+        await s.workbench.settings.change("kv_cache_bytes", 1 << 30)  # holds for models of this machine
+
+    play(scene, engine=open_model)
+
+
+def test_a_lost_connection_keeps_the_text_and_waits_for_a_click(play: Play, served: Served) -> None:
+    async def scene(s: Scene) -> None:
+        await connected(s, served)
+        session_id = await s.asked()
+        s.call["max_tokens"] = 3000
+        sending = asyncio.create_task(s.workbench.answers.send(session_id, "go on"))
+        before = s.arrived(session_id)
+        await until(lambda: s.arrived(session_id) > before + 5)
+        await asyncio.gather(asyncio.to_thread(served.model.close), sending)
+        answer = await s.last(session_id)
+        assert answer.status is TurnStatus.PARTIAL
+        assert len(own(answer)) > 5
+        assert answer.can_retry
+        assert s.workbench.status.engine is EngineState.READY
+        # nothing was tried again meanwhile; a click does, on the same connection
+        await s.workbench.answers.continue_turn(session_id, answer.node_id)
+        assert len(own(await s.last(session_id))) > len(own(answer))
+
+    play(scene, engine=open_model)
+
+
+def test_a_server_that_is_not_there_is_refused_and_nothing_is_kept(play: Play, served: Served) -> None:
+    async def scene(s: Scene) -> None:
+        with pytest.raises(Refusal, match=r"no connection to 127\.0\.0\.1:1: "):
+            await s.workbench.shelf.connect(Server("http://127.0.0.1:1"))
+        with pytest.raises(Refusal, match="unencrypted"):
+            await s.workbench.shelf.connect(Server("http://vllm.example:8000"))
+        assert connections() == []
+        # a name is made of the address; taking it off the list leaves the server alone
+        await s.workbench.shelf.connect(Server(served.url))
+        name = served.url.partition("://")[2].replace(":", "-")
+        assert [each.name for each in connections()] == [name]
+        assert await s.workbench.shelf.remove(name) == 0
+        assert connections() == []
+
+    play(scene, engine=open_model)

@@ -1,0 +1,111 @@
+"""The form that connects a model on a server."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QLineEdit, QPushButton, QVBoxLayout, QWidget
+
+from ui.models.token_row import Aside
+from ui.port import Server
+from ui.theme.fonts import interface_font
+from ui.widgets.controls import Check, button, row, words
+
+
+class ServerForm(Aside):
+    """Address, id, name and key. The server is asked when *Connect* is pressed, never before.
+
+    Args:
+        home: The button that opens it.
+    """
+
+    wanted = Signal(object)  # Server
+    dropped = Signal()  # an answer is not waited for any more
+
+    def __init__(self, home: QPushButton) -> None:
+        super().__init__(home, "card")
+        self.url = _field(self.tr("http://127.0.0.1:8000 or https://host/v1"), self.tr("Address of the server"))
+        self.model_id = _field(self.tr("model, where the server has several"), self.tr("Model on the server"))
+        self.name = _field(self.tr("name in this list (optional)"), self.tr("Name in this list"))
+        self.key = _field(self.tr("key, if it wants one"), self.tr("Key of the server"))
+        self.key.setEchoMode(QLineEdit.EchoMode.Password)
+        self.plain_http = Check(self.tr("Allow unencrypted HTTP to another machine: others on the way can read along"))
+        self.connect_button, self.cancel_button = button(self.tr("Connect")), button(self.tr("Cancel"), "plain")
+        self.said = words("", "warm")
+        self._lay_out()
+        for each in self._fields:
+            each.returnPressed.connect(self._connect)
+        self.connect_button.clicked.connect(self._connect)
+        self.cancel_button.clicked.connect(self.leave)
+
+    @property
+    def _fields(self) -> tuple[QLineEdit, ...]:
+        return self.url, self.model_id, self.name, self.key
+
+    @property
+    def buttons(self) -> tuple[QWidget, ...]:
+        return *self._fields, self.plain_http, self.connect_button, self.cancel_button
+
+    def ask(self) -> None:
+        """Opens with empty fields."""
+        for each in self._fields:
+            each.clear()
+        self.plain_http.setChecked(False)
+        self._say("")
+        self.open_at(self.url)
+
+    def show_refused(self, why: str) -> None:
+        """What kept it from connecting; the form stays, for another try."""
+        self._say(why)
+        self.plain_http.setVisible(self.plain_http.isVisible() or "unencrypted" in why)
+
+    def leave(self) -> None:
+        """Nothing is connected; a server that was asked is not waited for."""
+        self.key.clear()
+        self.dropped.emit()
+        super().leave()
+
+    def _connect(self) -> None:
+        if not self.url.text().strip():
+            self.url.setFocus()
+            return
+        if not self.connect_button.isEnabled():
+            return
+        self._say(self.tr("asking the server…"), "soft")
+        self.connect_button.setEnabled(False)
+        url, model, name, key = (each.text().strip() for each in self._fields)
+        self.wanted.emit(Server(url, name, model, key, self.plain_http.isChecked()))
+
+    def _say(self, text: str, kind: str = "warm") -> None:
+        self.connect_button.setEnabled(True)
+        self.said.setProperty("kind", kind)
+        self.said.style().unpolish(self.said)
+        self.said.style().polish(self.said)
+        self.said.setText(text)
+        self.said.setVisible(bool(text))
+
+    def _lay_out(self) -> None:
+        column = QVBoxLayout(self)
+        column.setSpacing(8)
+        hint = self.tr(
+            "A model on a vLLM server, another Elsewise (elsewise serve), llama.cpp, SGLang, mlx_lm or any server with "
+            "OpenAI's completions. Messages, and what is scored, are sent to it; drafts are not. The key goes into the "
+            "system keychain, and to that server alone."
+        )
+        column.addWidget(words(hint))
+        column.addWidget(self.url)
+        column.addLayout(row(self.model_id, self.name))
+        column.addWidget(self.key)
+        column.addWidget(self.plain_http)
+        column.addWidget(self.said)
+        column.addLayout(row(self.connect_button, self.cancel_button, 1))
+        self.plain_http.hide()
+
+
+def _field(hint: str, name: str) -> QLineEdit:
+    made = QLineEdit()
+    made.setProperty("kind", "field")
+    made.setFont(interface_font(13))
+    made.setMaxLength(1000)
+    made.setPlaceholderText(hint)
+    made.setAccessibleName(name)
+    return made
