@@ -8,6 +8,7 @@ loaded when they are first asked for.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -128,9 +129,21 @@ if not TYPE_CHECKING:  # or a name that is not there would pass the type checker
     def __getattr__(name: str) -> object:
         if name not in _HOMES:
             raise AttributeError(f"module 'storage' has no attribute {name!r}")
+        _import_library()
         found = getattr(import_module(_HOMES[name]), name)
         globals()[name] = found  # from now on it is found without asking
         return found
+
+
+def _import_library() -> None:
+    """Without pandas, which sqlite-utils imports where it is installed and which delays the window's start by half a second."""
+    if "sqlite_utils" in sys.modules or "pandas" in sys.modules:
+        return
+    sys.modules["pandas"] = None  # type: ignore[assignment]  # says that there is none
+    try:
+        import_module("sqlite_utils")
+    finally:
+        del sys.modules["pandas"]
 
 
 def __dir__() -> list[str]:
