@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from runtime import Origin, Pooling, TokenRun
+from runtime import LensRun, Origin, Pooling, TokenRun
 from tests.ui.fake_state import FakeState
 from tests.ui.spoken import run_of
 from ui import (
@@ -191,6 +191,11 @@ class FakeDrawings(_Group):
     async def find(self, session_id: int, node_id: int, index: int) -> Drawing | None:
         self._bench.calls.append(("drawing", session_id, node_id, index))
         return self._bench.drawn
+
+    async def depth(self, session_id: int, node_id: int, index: int) -> LensRun:
+        self._bench.note("depth", session_id, node_id, index)
+        assert self._bench.layers is not None
+        return self._bench.layers
 
     async def whole_row(self, session_id: int, node_id: int, index: int) -> npt.NDArray[np.float32]:
         self._bench.note("whole_row", session_id, node_id, index)

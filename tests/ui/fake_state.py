@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from runtime import Origin, Pooling
+from runtime import LensRun, Origin, Pooling
 from tests.ui.spoken import Vocabulary, run_of
 from ui import (
     BackendChoice,
@@ -227,6 +227,7 @@ class FakeState:
         self.status = StatusView(EngineState.READY)
         self.closed = False
         self.drawn: Drawing | None = None
+        self.layers: LensRun | None = None  # what `depth` answers
         self.row = np.log(np.full(4, 0.25, np.float32))
         self.before: dict[int, tuple[TurnView, ...]] = {}  # what `show_earlier` brings
         self.made: dict[int, Made] = {}  # by node

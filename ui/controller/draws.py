@@ -27,6 +27,8 @@ class DrawsController(QObject):
     drawing_found = Signal(int, int, object)  # node id, index, Drawing | None
     row_found = Signal(int, int, object)  # node id, index, (vocab,) float32
     row_refused = Signal(str)
+    depth_found = Signal(int, int, object)  # node id, index, LensRun
+    depth_refused = Signal(str)
 
     def __init__(self, showing: Showing) -> None:
         super().__init__(showing)
@@ -101,3 +103,8 @@ class DrawsController(QObject):
         """Asks the model for everything it might have said at a place."""
         found, ask = partial(self.row_found.emit, node_id, index), self._workbench.drawings.whole_row
         self._showing.ask_latest("row", lambda session: tell(found, ask, session, node_id, index), self.row_refused.emit)
+
+    def ask_depth(self, node_id: int, index: int) -> None:
+        """Asks the model at which layer it had the token of a place."""
+        found, ask = partial(self.depth_found.emit, node_id, index), self._workbench.drawings.depth
+        self._showing.ask_latest("depth", lambda session: tell(found, ask, session, node_id, index), self.depth_refused.emit)

@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QPushButton, QVBoxLayout, QWidget
 from ui.controller import Controller
 from ui.core.shown import Spot
 from ui.inspector.cache import CacheTab
+from ui.inspector.depth import DepthTab
 from ui.inspector.path import PathTab
 from ui.inspector.tab import BytesOf, HowMade, InspectorTab
 from ui.inspector.token import TokenTab
@@ -39,6 +40,7 @@ class Inspector(QWidget):
         self.path = self._add(PathTab())
         self.cache = self._add(CacheTab())
         self.why = self._add(WhyTab())
+        self.layers = self._add(DepthTab())
         self.tabs = self._row.buttons
         self._path: tuple[TurnView, ...] = ()
         self._how_made: HowMade = lambda _node: None

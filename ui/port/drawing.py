@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ui.port.sampling import SamplingOptions
 from ui.port.tokens import TokenRun
+
+if TYPE_CHECKING:  # a type alone: the window opens without its module
+    from runtime import LensRun as LensRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,12 @@ class DrawingCommands(Protocol):
 
     async def whole_row(self, session_id: int, node_id: int, index: int) -> npt.NDArray[np.float32]:
         """``(vocab,) float32``: raw log-probabilities before token `index`, from the model that runs; one forward at most."""
+
+    async def depth(self, session_id: int, node_id: int, index: int) -> LensRun:
+        """What each layer of the model that runs would answer before token `index`; its alternatives are followed beside it.
+
+        One position; the token itself is column 0.
+        """
 
     async def preview(self, session_id: int, node_id: int, index: int, token_id: int, most: int) -> Sequence[bytes]:
         """The likeliest words after another token at that place, `most` tokens at most, at low priority; nothing is saved."""

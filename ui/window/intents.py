@@ -263,7 +263,7 @@ class Intents(QObject):
         inspector.token.columns_wanted.connect(self.find_columns_at)
         inspector.token.preview_wanted.connect(parts.transcript.preview)
         inspector.path.token_chosen.connect(presenter.pin)
-        for tab in (inspector.token, inspector.path, inspector.why):
+        for tab in (inspector.token, inspector.path, inspector.why, inspector.layers):
             tab.empty.token_wanted.connect(parts.transcript.next_uncertain)
             tab.empty.message_wanted.connect(parts.composer.setFocus)
         for number in range(1, 10):

@@ -22,7 +22,7 @@ from app.workbench.setup.adapters import Adapters
 from app.workbench.setup.values import spoken_name, with_weights
 from app.workbench.tree.runs import EMPTY
 from app.workbench.tree.session import WholeSession
-from runtime import LanguageModel, RuntimeFault, SamplingOptions
+from runtime import LanguageModel, LensRun, RuntimeFault, SamplingOptions
 from storage import NodeRow, SessionStore
 from ui import QT_TRANSLATE_NOOP, Drawing, Refusal, translate
 
@@ -68,8 +68,7 @@ class Drawings:
         model = self._supervisor.running
         mine = None if model is None else await self._numbers_now(session, model)
         theirs = node.kv_fingerprint or mine  # a node that is being written is the running model's
-        held = node.stats.get(MADE)
-        made = held if isinstance(held, Mapping) else {}
+        made = _made(node)
         said = made.get("options")
         seed, branch, sampling = ((said or node.stats).get(name) for name in ("seed", "branch", "sampling"))
         options = self._running.options_of(node.id)
@@ -103,6 +102,36 @@ class Drawings:
         if model is None:
             raise Refusal(translate("Workbench", NO_MODEL))
         return await self._asked(model, session, place[0], ids)
+
+    async def depth(self, session_id: int, node_id: int, index: int) -> LensRun:
+        """What each layer of the model that runs would answer before a token.
+
+        Raises:
+            Refusal: None runs, another one wrote the token, or its layers cannot be read.
+        """
+        session = await self._sessions.whole(session_id, node_id)
+        place = session.locate(node_id, index)
+        if place is None:
+            raise Refusal(translate("Workbench", GONE))
+        node, offset = place
+        ids = ids_before(session, node, offset)
+        if not ids:
+            raise Refusal(translate("Workbench", "nothing stands before the first token: no layer was asked for it"))
+        model = self._supervisor.running
+        if model is None:
+            raise Refusal(translate("Workbench", NO_MODEL))
+        mine = await self._numbers_now(session, model)
+        if node.kv_fingerprint and node.kv_fingerprint != mine:
+            maker = await self._name_of(node.kv_fingerprint, model) or translate("Workbench", "another model")
+            words = translate("Workbench", "these tokens are those of {0}, and {1} is in use: its layers did not decide them")
+            raise Refusal(words.format(maker, in_use(session, model, _made(node))))
+        record = session.runs[node.id].record(offset)
+        async with refusing(self._supervisor, model):
+            check_tokens(model, session, session.tree.path(node.id))
+            speaker = await self._adapters.speaker(session, model)
+            tokens = [token for token in record.top_ids if token != record.token_id]
+            path = [*ids, record.token_id]
+            return await model.lens(path, [len(ids) - 1], tokens=tokens, adapters=speaker.adapters)
 
     async def preview(self, session_id: int, node_id: int, index: int, token_id: int, most: int) -> Sequence[bytes]:
         """The likeliest tokens after another token at a place, by queries, which answers go before. Nothing is saved.
@@ -172,6 +201,11 @@ class Drawings:
         if settings.dry_multiplier:
             settings = replace(settings, dry_breakers=self._vocabulary.holding(settings.dry_breakers))
         return settings
+
+
+def _made(node: NodeRow) -> Mapping[str, Any]:
+    held = node.stats.get(MADE)
+    return held if isinstance(held, Mapping) else {}
 
 
 def _maker(made: Mapping[str, Any]) -> str:

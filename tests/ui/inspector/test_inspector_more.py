@@ -124,7 +124,8 @@ def test_an_empty_tab_has_one_thing_to_do(in_window: Play, bench: FakeWorkbench)
         # where there are none, to where one writes
         window.controller.new_session()
         await until(lambda: window.controller.shown is not None and window.controller.shown.session_id != TRIP)
-        for place, empty in ((0, inspector.token.empty), (1, inspector.path.empty), (3, inspector.why.empty)):
+        own = (inspector.token.empty, inspector.path.empty, inspector.why.empty, inspector.layers.empty)
+        for place, empty in zip((0, 1, 3, 4), own, strict=True):
             window.parts.transcript.setFocus()
             inspector.tabs[place].click()
             await frames(1)

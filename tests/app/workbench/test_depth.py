@@ -1,0 +1,64 @@
+"""The layers of the running model at a token: its own numbers, under its adapters; another model's are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import Scene, own_tokens
+from tests.runtime.adapters.toys import toy_adapter
+from ui import Refusal
+
+
+def test_the_last_layer_is_what_is_stored(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked("hi")
+        turn = await s.last(session_id)
+        for at in own_tokens(turn)[:3]:
+            run = await s.workbench.drawings.depth(session_id, turn.node_id, at)
+            record = turn.run.record(at)
+            assert run.token_ids[0, 0] == record.token_id
+            assert run.ranks[0, -1, 0] == record.rank
+            np.testing.assert_allclose(run.logprobs[0, -1, 0], turn.run.logprob[at], atol=1e-5)
+            # the stored alternatives are followed beside it
+            assert run.token_ids[0, 1:].tolist() == [token for token in record.top_ids if token != record.token_id]
+        with pytest.raises(Refusal, match="not part of this session"):
+            await s.workbench.drawings.depth(session_id, turn.node_id, 10_000)
+        path = (await s.workbench.sessions.open(session_id)).turns
+        first = next(turn for turn in path if len(turn.run))
+        with pytest.raises(Refusal, match="nothing stands before the first token"):
+            await s.workbench.drawings.depth(session_id, first.node_id, 0)
+
+    play(scene)
+
+
+def test_another_models_tokens_and_a_model_without_layers_are_refused_with_the_reason(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(toy_adapter(tmp_path / "pirate", 1))
+
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked("hi")
+        turn, model = await s.last(session_id), s.workbench.services.supervisor.running
+        assert model is not None
+        at = own_tokens(turn)[1]
+        # given the answer of the base, when the session is under an adapter
+        await s.workbench.setup.add_adapter(session_id, folder)
+        with pytest.raises(Refusal, match="with the adapters pirate × 1 is in use: its layers did not decide them"):
+            await s.workbench.drawings.depth(session_id, turn.node_id, at)
+        # then an answer under it has its layers
+        await s.workbench.answers.regenerate(session_id, turn.node_id)
+        turn = await s.last(session_id)
+        run = await s.workbench.drawings.depth(session_id, turn.node_id, at)
+        np.testing.assert_allclose(run.logprobs[0, -1, 0], turn.run.logprob[at], atol=1e-5)
+        # and what a server lacks is said in its words
+        transport = model.transport
+        monkeypatch.setattr(type(transport), "capabilities", frozenset({"scores"}))
+        with pytest.raises(Refusal, match="no layers that can be read from here: it answers with tokens"):
+            await s.workbench.drawings.depth(session_id, turn.node_id, at)
+        monkeypatch.undo()
+
+    play(scene)

@@ -1,0 +1,307 @@
+"""The tab that shows at which layer of the model a token takes the lead (the logit lens)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QColor, QFont, QFontMetrics, QMouseEvent, QPainter, QPaintEvent, QPen, QShowEvent
+from PySide6.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
+
+from ui.controller import Controller
+from ui.core.shown import Spot
+from ui.inspector import words
+from ui.inspector.facts import Empty
+from ui.inspector.tab import BytesOf, InspectorTab
+from ui.port import QT_TRANSLATE_NOOP, EngineState, StatusView
+from ui.theme.fonts import caption_font, interface_font, mono_font, scaled
+from ui.theme.scheme import current_theme
+from ui.theme.text_size import panel_width
+from ui.widgets.labels import ElidedLabel, Label
+from ui.widgets.numbers import count, to_bits
+
+if TYPE_CHECKING:  # a type alone: the window opens without its module
+    from ui.port.drawing import LensRun
+
+ROW_HEIGHT, HEAD_HEIGHT = 21, 20
+LAYER_PX, RANK_PX, CURVE_PX = 22, 50, 52
+CELLS = 3  # tokens of a layer
+_CENTRE = int(Qt.AlignmentFlag.AlignCenter)
+_RIGHT = int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight)
+
+
+class DepthTab(InspectorTab):
+    """Shows the layers' answers for a `Spot`; asks for them when it can be seen: one token's way through the model."""
+
+    title = QT_TRANSLATE_NOOP("Inspector", "Depth")
+    depth_wanted = Signal(int, int)  # node id, index
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._spot: Spot | None = None
+        self._engine: EngineState | None = None  # as last told
+        self._asked = False
+        self.empty = Empty(self.tr("Click a token to see at which layer of the model it took the lead."))
+        self.large = ElidedLabel("", "", mono_font(17, QFont.Weight.DemiBold))
+        self.verdict = Label("", "", interface_font(13, QFont.Weight.Medium))
+        self.note = Label("", "soft", interface_font(11.5))
+        self.layers = Layers()
+        self.layers.pointed.connect(self._say_pointed)
+        for label in (self.verdict, self.note):
+            label.setWordWrap(True)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(16, 14, 16, 16)
+        column.setSpacing(0)
+        for part, after in ((self.empty, 0), (self.large, 2), (self.verdict, 4), (self.note, 8), (self.layers, 0)):
+            column.addWidget(part)
+            column.addSpacing(after)
+        column.addStretch(1)
+        self._show()
+
+    def bind(self, controller: Controller) -> None:
+        self.depth_wanted.connect(controller.draws.ask_depth)
+        controller.draws.depth_found.connect(self.show_depth)
+        controller.draws.depth_refused.connect(self.say)
+
+    def set_has_tokens(self, has: bool) -> None:
+        self.empty.set_has_tokens(has)
+
+    def show_status(self, status: StatusView) -> None:
+        """Another model may be in use: the layers are asked for again."""
+        if status.engine is not self._engine:
+            self._engine, self._asked = status.engine, False
+            self._ask()
+
+    def show_spot(
+        self, spot: Spot | None, vocabulary: BytesOf, *, can_choose: bool = False, can_continue: bool = False
+    ) -> None:
+        """Shows a token; the same one again keeps what is shown."""
+        del can_choose, can_continue  # the other tabs'
+        self.layers.vocabulary = vocabulary
+        held, self._spot = self._spot, spot
+        if held is not None and spot is not None and _same(held, spot):
+            return
+        self._asked = False
+        self.layers.show_run(None)
+        self._show()
+        self._ask()
+
+    def show_depth(self, node_id: int, index: int, run: LensRun) -> None:
+        """The layers' answers, if the token is still the one that is shown."""
+        if self._spot is None or (self._spot.node_id, self._spot.index) != (node_id, index):
+            return
+        self.layers.show_run(run)
+        lead = int(run.leads_from()[0])
+        if lead >= 0:
+            self.verdict.setText(self.tr("leads from layer {0} of {1}").format(lead, run.layers))
+        else:
+            rank = count(int(run.ranks[0, -1, 0]))
+            self.verdict.setText(self.tr("does not lead: rank {0} after layer {1}").format(rank, run.layers))
+        self._say_pointed(-1)
+        self._show()
+
+    def say(self, refusal: str) -> None:
+        """Why there is nothing to show."""
+        self.layers.show_run(None)
+        self.verdict.setText("")
+        self.note.setText(refusal)
+        self._show()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._ask()
+
+    def _ask(self) -> None:
+        if self._spot is None or self._asked or not self.isVisible():
+            return
+        self._asked = True
+        self.verdict.setText("")
+        self.note.setText(self.tr("Reading the layers…"))
+        self._show()
+        self.depth_wanted.emit(self._spot.node_id, self._spot.index)
+
+    def _say_pointed(self, token: int) -> None:
+        """What the thin line of the token under the pointer comes to; without one, how to read the table."""
+        run = self.layers.run
+        if run is None:
+            return
+        column = self.layers.column_of(token)
+        if column is None or token < 0:
+            self.note.setText(
+                self.tr("A layer’s likeliest tokens in each row; the line: this token’s rank, likeliest at the right.")
+            )
+            return
+        lead = int(run.leads_from(column)[0])
+        name = self.layers.name_of(token)
+        if lead >= 0:
+            self.note.setText(self.tr("{0}: leads from layer {1}").format(name, lead))
+        else:
+            self.note.setText(self.tr("{0}: rank {1} after the last layer").format(name, count(int(run.ranks[0, -1, column]))))
+
+    def _show(self) -> None:
+        spot = self._spot
+        self.empty.setVisible(spot is None)
+        for part in (self.large, self.verdict, self.note, self.layers):
+            part.setVisible(spot is not None)
+        self.verdict.setVisible(spot is not None and bool(self.verdict.text()))
+        if spot is not None:
+            self.large.setText(words.token(spot.record.token_bytes))
+
+
+class Layers(QWidget):
+    """A painted table: a row for each layer with its likeliest tokens in the surprise ramp, and a line of ranks.
+
+    `pointed` carries the token under the pointer, -1 for none.
+    """
+
+    pointed = Signal(int)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = current_theme()
+        self._theme.scaled.connect(self._take_fonts)
+        self.vocabulary: BytesOf = lambda _ids: []
+        self.run: LensRun | None = None
+        self._pointed = -1
+        self._take_fonts()
+        self.setMouseTracking(True)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+
+    def sizeHint(self) -> QSize:
+        rows = 0 if self.run is None else self.run.layers + 1
+        return QSize(300, (scaled(HEAD_HEIGHT) if rows else 0) + scaled(ROW_HEIGHT) * rows)
+
+    def _take_fonts(self) -> None:
+        self._number, self._head, self._mono = interface_font(11.5), caption_font(), mono_font(12)
+        self._layer_px, self._rank_px, self._curve_px = (panel_width(px) for px in (LAYER_PX, RANK_PX, CURVE_PX))
+        self.updateGeometry()
+        self.update()
+
+    def show_run(self, run: LensRun | None) -> None:
+        """Shows the first position of a run; None empties the table."""
+        self.run, self._pointed = run, -1
+        self.setAccessibleName(self.tr("Layers"))
+        self.setAccessibleDescription("" if run is None else "; ".join(self._spoken(layer) for layer in range(run.layers + 1)))
+        self.updateGeometry()
+        self.update()
+
+    def column_of(self, token: int) -> int | None:
+        """The column of the run that follows a token."""
+        if self.run is None:
+            return None
+        found = np.flatnonzero(self.run.token_ids[0] == token)
+        return int(found[0]) if len(found) else None
+
+    def name_of(self, token: int) -> str:
+        """A token as it is written in a cell; its number where it has no bytes."""
+        return words.token(b"".join(self.vocabulary([token])), 20) or f"#{token}"
+
+    def cell_at(self, x: float, y: float) -> int:
+        """The token of the cell there; -1 for none."""
+        if self.run is None:
+            return -1
+        layer = int((y - scaled(HEAD_HEIGHT)) // scaled(ROW_HEIGHT))
+        place = int((x - self._layer_px) // self._cell_px)
+        inside = 0 <= layer <= self.run.layers and 0 <= place < self._cells and y >= scaled(HEAD_HEIGHT)
+        return int(self.run.top_ids[0, layer, place]) if inside else -1
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:
+        self._point(self.cell_at(event.position().x(), event.position().y()))
+
+    def leaveEvent(self, event: QEvent) -> None:
+        super().leaveEvent(event)
+        self._point(-1)
+
+    def _point(self, token: int) -> None:
+        if token != self._pointed:
+            self._pointed = token
+            self.pointed.emit(token)
+            self.update()
+
+    @property
+    def _cells(self) -> int:
+        return 0 if self.run is None else min(CELLS, self.run.top_ids.shape[2])
+
+    @property
+    def _cell_px(self) -> float:
+        return max((self.width() - self._layer_px - self._rank_px - self._curve_px) / max(self._cells, 1), 1.0)
+
+    def _spoken(self, layer: int) -> str:
+        run = self.run
+        assert run is not None
+        likeliest = self.name_of(int(run.top_ids[0, layer, 0]))
+        return self.tr("layer {0}: {1}, rank {2}").format(layer, likeliest, count(int(run.ranks[0, layer, 0])))
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
+        run = self.run
+        if run is None:
+            return
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        palette, lead = self._theme.palette, int(run.leads_from()[0])
+        painter.setFont(self._head)
+        painter.setPen(QColor(palette.faint))
+        painter.drawText(QRectF(0, 0, self.width(), scaled(HEAD_HEIGHT) - 4), _RIGHT, self.tr("RANK"))
+        for layer in range(run.layers + 1):
+            self._paint_row(painter, layer, leading=0 <= lead <= layer)
+        if lead >= 0:
+            y = scaled(HEAD_HEIGHT) + lead * scaled(ROW_HEIGHT)
+            painter.setPen(QPen(QColor(palette.accent), 1.5))
+            painter.drawLine(QPointF(0, y), QPointF(self.width(), y))
+        column = self.column_of(self._pointed)
+        if column:
+            self._paint_ranks(painter, column, palette.soft, 1.0)
+        self._paint_ranks(painter, 0, palette.accent, 1.6)
+        painter.end()
+
+    def _paint_row(self, painter: QPainter, layer: int, *, leading: bool) -> None:
+        run, palette, height = self.run, self._theme.palette, scaled(ROW_HEIGHT)
+        assert run is not None
+        y = scaled(HEAD_HEIGHT) + layer * height
+        painter.setFont(self._number)
+        painter.setPen(QColor(palette.accent if leading else palette.faint))
+        painter.drawText(QRectF(0, y, self._layer_px - 5, height), _RIGHT, str(layer))
+        painter.setPen(QColor(palette.text if leading else palette.soft))
+        painter.drawText(QRectF(0, y, self.width(), height), _RIGHT, count(int(run.ranks[0, layer, 0])))
+        painter.setFont(self._mono)
+        metrics = QFontMetrics(self._mono)
+        for place in range(self._cells):
+            token = int(run.top_ids[0, layer, place])
+            if token < 0:
+                continue
+            box = QRectF(self._layer_px + place * self._cell_px + 1, y + 1, self._cell_px - 2, height - 2)
+            step = palette.step(to_bits(-float(run.top_logprobs[0, layer, place])))
+            ground = palette.surprise[step]
+            painter.setPen(Qt.PenStyle.NoPen)
+            if ground is not None:
+                painter.setBrush(QColor(ground))
+                painter.drawRoundedRect(box, 3, 3)
+            if token == int(run.token_ids[0, 0]) or token == self._pointed:
+                painter.setBrush(Qt.BrushStyle.NoBrush)
+                painter.setPen(QPen(QColor(palette.accent if token == int(run.token_ids[0, 0]) else palette.soft), 1.2))
+                painter.drawRoundedRect(box, 3, 3)
+            painter.setPen(QColor(palette.on_strongest if step == 5 else palette.text))
+            text = self.name_of(token)
+            painter.drawText(box, _CENTRE, metrics.elidedText(text, Qt.TextElideMode.ElideRight, round(box.width()) - 4))
+
+    def _paint_ranks(self, painter: QPainter, column: int, colour: str, width: float) -> None:
+        """The ranks of a token over the layers, on a logarithmic scale: the likeliest at the right."""
+        run = self.run
+        assert run is not None
+        ranks = np.maximum(run.ranks[0, :, column], 1)
+        deepest = math.log(max(int(run.ranks.max()), 2))
+        left = self.width() - self._rank_px - self._curve_px + 4
+        room = self._curve_px - 10
+        points = [
+            QPointF(left + room * (1 - math.log(rank) / deepest), scaled(HEAD_HEIGHT) + (layer + 0.5) * scaled(ROW_HEIGHT))
+            for layer, rank in enumerate(ranks.tolist())
+        ]
+        painter.setBrush(Qt.BrushStyle.NoBrush)
+        painter.setPen(QPen(QColor(colour), width))
+        painter.drawPolyline(points)
+
+
+def _same(held: Spot, spot: Spot) -> bool:
+    return (held.node_id, held.index, held.record.token_id) == (spot.node_id, spot.index, spot.record.token_id)
