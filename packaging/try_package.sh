@@ -23,7 +23,7 @@ cp "$deb" "$base/elsewise.deb"
 install -m 644 "$model" "$base/model.gguf"
 chroot "$base" env DEBIAN_FRONTEND=noninteractive sh -c '
   apt-get install -y -qq --no-install-recommends /elsewise.deb xvfb xdotool procps fonts-dejavu-core >/dev/null
-  id reader >/dev/null 2>&1 || useradd --create-home reader'
+  id reader >/dev/null 2>&1 || useradd --create-home --home-dir /srv/reader reader'
 rm "$base/elsewise.deb"
 if chroot "$base" sh -c 'command -v python3 || command -v python || command -v cc'; then
   echo "the fresh system has a Python or a compiler: this would show nothing" >&2
@@ -83,11 +83,11 @@ step elsewise sessions list
 cat last.log
 STEPS
 chmod 644 "$base/steps.sh"
-unshare --net --ipc --pid --fork --mount-proc="$base/proc" chroot --userspec=reader:reader "$base" env -i HOME=/home/reader PATH=/usr/bin:/bin LANG=C.UTF-8 sh /steps.sh
-for picture in "$base"/home/reader/*.xwd; do
+unshare --net --ipc --pid --fork --mount-proc="$base/proc" chroot --userspec=reader:reader "$base" env -i HOME=/srv/reader PATH=/usr/bin:/bin LANG=C.UTF-8 sh /steps.sh
+for picture in "$base"/srv/reader/*.xwd; do
   convert "xwd:$picture" "$out/$(basename "$picture" .xwd).png" || cp "$picture" "$out"
 done
-chroot "$base" sh -c 'DEBIAN_FRONTEND=noninteractive dpkg --remove elsewise >/dev/null && ! command -v elsewise && test -s /home/reader/.local/share/elsewise/sessions.db'
-rm -rf "$base/home/reader" "$base/model.gguf"
+chroot "$base" sh -c 'DEBIAN_FRONTEND=noninteractive dpkg --remove elsewise >/dev/null && ! command -v elsewise && test -s /srv/reader/.local/share/elsewise/sessions.db'
+rm -rf "$base/srv/reader" "$base/model.gguf"
 chroot "$base" userdel reader
 echo "passed: without Python, compilers and network; pictures in $out"
