@@ -19,7 +19,7 @@ from app.workbench.answers.provenance import MADE
 from app.workbench.models.settings import back_up, blocks_in, disk_budget
 from app.workbench.setup.values import stored_sources, told_options
 from runtime import Finish, GenerationOptions, LanguageModel, TokenRun, clean_text
-from storage import DataFolderLock, SessionStore
+from storage import DataFolderLock, SessionStore, StoreError
 from ui import Event, Refusal, SessionSetup, TokensArrived
 
 Decode = Callable[[int], bytes]
@@ -142,6 +142,9 @@ async def _send(
     try:
         await workbench.answers.send(session_id, text)
     except Refusal as refusal:
+        if isinstance(fault := refusal.__cause__, StoreError):  # a window would save the rest later
+            said = f"{fault}. The answer ended there; what had arrived of it is in the session {title!r}"
+            raise click.ClickException(said) from fault
         raise click.ClickException(str(refusal)) from refusal
     last = (await workbench.sessions.open(session_id)).turns[-1]
     if finish is Finish.NONE:

@@ -375,9 +375,8 @@ def open_batch(folder: Path, _: Sequence[bytes]) -> Read:
 
     from app.cli.group import cli
 
-    os.environ["ELSEWISE_DATA"] = str(folder / "data")
     file = folder / "lines.jsonl"
-    command = ["ask", "--batch", str(file), "--backend", "fake", "--max-tokens", "2"]
+    command = ["--data-dir", str(folder / "data"), "ask", "--batch", str(file), "--backend", "fake", "--max-tokens", "2"]
 
     def read(_: int, data: bytes) -> str:
         file.write_bytes(data)

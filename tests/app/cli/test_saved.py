@@ -17,7 +17,7 @@ import pytest
 from app.cli import options, saved_session
 from app.workbench.setup.values import SessionValues
 from runtime import GenerationOptions, LanguageModel, ModelLoadError, SamplingOptions
-from storage import DataFolderLock, NewNode, SessionStore
+from storage import DataFolderLock, NewNode, SessionStore, StoreFullError
 from tests.app.cli.conftest import Elsewise
 from tests.app.workbench.scene import rows
 from tests.runtime.adapters.toys import toy_adapter
@@ -369,3 +369,24 @@ def test_damage_keeps_nobody_in_the_terminal_from_a_backup(elsewise: Elsewise, d
     assert elsewise("ask", "hello", "--session", "Other", *ASK).code == 0
     assert len(list((data / "backups").glob("sessions.daily-*"))) == 1
     assert elsewise("sessions", "verify").code == 0
+
+
+def test_a_command_promises_nothing_that_only_a_window_can_do(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a disk that is full when an answer ends, and has room again when the command does
+    finish, refused = SessionStore.finish_node, []
+
+    async def full_once(store: SessionStore, *arguments: Any, **named: Any) -> Any:
+        if not refused:
+            refused.append(arguments)
+            raise StoreFullError("sessions.db: the disk is full")
+        return await finish(store, *arguments, **named)
+
+    monkeypatch.setattr(SessionStore, "finish_node", full_once)
+    done = elsewise("ask", "hi", "--session", "Trip", "--backend", "fake", "--max-tokens", "3")
+    # then it says what is where, and that is so
+    assert done.code == 1
+    (told,) = [line for line in done.err.splitlines() if "the disk is full" in line]
+    assert told.endswith("what had arrived of it is in the session 'Trip'")
+    shown = elsewise("sessions", "show", "1").out
+    assert "assistant: " in shown
+    assert shown.rstrip().endswith(done.out.rstrip())
