@@ -373,7 +373,7 @@ def test_damage_keeps_nobody_in_the_terminal_from_a_backup(elsewise: Elsewise, d
 
 def test_a_command_promises_nothing_that_only_a_window_can_do(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a disk that is full when an answer ends, and has room again when the command does
-    finish, refused = SessionStore.finish_node, []
+    finish, refused = SessionStore.finish_node, list[Any]()
 
     async def full_once(store: SessionStore, *arguments: Any, **named: Any) -> Any:
         if not refused:
