@@ -19,6 +19,7 @@ from runtime.info import ModelInfo
 from runtime.numerics.scoring import normalised, ranks_of, top_k
 from runtime.options.checking import is_whole, plain_number, shown
 from runtime.records import NO_TOKEN, Float32, Int32
+from runtime.tables import Columns, Tabular, token_numbers
 
 MOST_BYTES = 256 << 20  # of an answer
 MOMENT_BYTES = 256 << 20  # of the rows of logits that are there at once; one position's where that is more
@@ -27,7 +28,7 @@ ENTRY_BYTES = 12  # of an entry of such a row: as the library has it, as float32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LensRun:
+class LensRun(Tabular):
     """What each layer says after each of n positions. Log-probabilities and entropies are nats.
 
     Attributes:
@@ -75,6 +76,22 @@ class LensRun:
         leads = self.ranks[:, :, column] == 1
         behind = leads[:, ::-1].cumprod(axis=1).sum(axis=1)  # how many rows up to the last it has led
         return np.where(behind > 0, self.entropy.shape[1] - behind, -1).astype(np.int32)
+
+    def table_columns(self) -> Columns:
+        """A row per position and layer; `after` is the position looked at, `position` that of the token which follows."""
+        n, rows = self.entropy.shape
+        following: npt.NDArray[Any] = np.ma.masked_equal(np.repeat(self.token_ids[:, 0], rows), NO_TOKEN)
+        after = np.repeat(self.positions, rows)
+        numbers = [self.logprobs[:, :, 0].ravel(), self.ranks[:, :, 0].ravel(), self.entropy.ravel()]
+        return {
+            "after": after,
+            "layer": np.tile(np.arange(rows, dtype=np.int32), n),
+            "position": np.ma.array(after + 1, mask=np.ma.getmaskarray(following)),
+            "token_id": following,
+            **token_numbers(*numbers),
+            "top_ids": self.top_ids.reshape(n * rows, -1),
+            "top_logprobs": self.top_logprobs.reshape(n * rows, -1),
+        }
 
     def to_columns(self) -> dict[str, npt.NDArray[Any]]:
         """Arrays only, by name."""

@@ -225,3 +225,15 @@ def test_an_architecture_that_is_made_otherwise_is_refused_with_the_reason() -> 
             model.lens_sync(IDS)
         assert len(model.next_token_logprobs_sync(IDS)) == VOCAB  # it answers as before
         assert settled(model)[1].leases == 0
+
+
+def test_it_is_a_table_with_the_names_of_the_view() -> None:
+    with load(tiny_path("llama"), "hf") as model:
+        run = model.lens_sync(IDS, [38, 39], top_k=2)
+    rows = list(run.rows())
+    assert [(row["after"], row["layer"]) for row in rows] == [(place, layer) for place in (38, 39) for layer in range(4)]
+    assert (rows[3]["position"], rows[3]["token_id"], rows[3]["rank"]) == (39, IDS[39], run.ranks[0, 3, 0])
+    assert rows[3]["logprob"] == pytest.approx(float(run.logprobs[0, 3, 0]))
+    assert rows[3]["top_ids"] == run.top_ids[0, 3].tolist()
+    assert rows[7]["position"] is rows[7]["token_id"] is rows[7]["logprob"] is rows[7]["rank"] is None  # nothing follows
+    assert run.to_arrow().num_rows == 8
