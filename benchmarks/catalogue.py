@@ -8,6 +8,7 @@ from enum import Enum
 
 from benchmarks.clock import Told
 from benchmarks.findings import Case, Findings
+from benchmarks.parts.bulk import bulk
 from benchmarks.parts.decode import decode, embedded_model, many, overhead, rows, score
 from benchmarks.parts.files import files
 from benchmarks.parts.grammar import grammar
@@ -77,6 +78,7 @@ PARTS = (
     Part("rows", "recurrent rows together", On.BACKENDS, rows),
     Part("overhead", "per-token overhead", On.TINY, overhead),
     Part("W6", "score a text", On.ALL, score),
+    Part("bulk", "many texts: unrelated ones, a shared beginning", On.ALL, bulk),
     Part("W7", "chats under a byte budget", On.TINY, budget),
     Part("kv", "one store: bytes held, little memory, unrelated texts", On.TINY, store),
     Part("many", "branches of one prompt, beams", On.ALL, many),

@@ -34,6 +34,7 @@ class Sizes:
     contexts: tuple[int, ...] = (300, 1000, 3000)  # per-token overhead
     overhead_tokens: int = 48
     score_tokens: int = 1000  # W6
+    bulk_texts: int = 96
     chats: int = 8  # W7
     visits: int = 120
     message: int = 40
@@ -101,6 +102,7 @@ QUICK = Sizes(
     contexts=(100, 600),
     overhead_tokens=12,
     score_tokens=150,
+    bulk_texts=24,
     visits=32,
     budget_tokens=1200,
     many_prompt=96,

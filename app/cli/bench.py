@@ -9,7 +9,7 @@ import click
 
 # As benchmarks.catalogue has them, without its imports.
 PARTS = (
-    *("W1", "W2", "W3", "W4", "W5", "cpu", "rows", "overhead", "W6", "W7", "kv", "many", "W8"),
+    *("W1", "W2", "W3", "W4", "W5", "cpu", "rows", "overhead", "W6", "bulk", "W7", "kv", "many", "W8"),
     *("swap", "sampler", "grammar", "speculative", "serve", "trie", "shelf", "files", "view", "window", "start"),
 )
 INTERRUPTED = 130  # as shells say it of ctrl-C
@@ -20,7 +20,7 @@ PARTS_TOLD = """\b
 Parts:
   W1 particles, W2 chat, W3 branches, W4 reopening (in another process),
   W5 decode, cpu (SmolLM2, weights in fewer bits), rows (recurrent models),
-  overhead (per token), W6 score, W7 byte budget, kv (bytes held, little
+  overhead (per token), W6 score, bulk (many texts), W7 byte budget, kv (bytes held, little
   memory), many (branches of one prompt, beams), W8 event-loop latency, swap
   (of adapters), sampler, grammar, speculative (decoding), serve (over HTTP), trie, shelf (saved sessions, KV
   blocks), files (of models), view (the window's text and list), window (the

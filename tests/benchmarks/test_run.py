@@ -104,12 +104,16 @@ def test_quick_runs_take_one_model_of_each_backend_or_one_in_all(cases: list[Cas
 
     nowhere = dict.fromkeys(("sampler", "trie", "shelf", "files", "view", "start"), 0)
     once = dict.fromkeys(("W4", "cpu", "rows", "kv", "many", "W8", "swap", "grammar", "speculative", "serve", "window"), 1)
-    assert meant(quick=True) == {**nowhere, **once, **dict.fromkeys(("W1", "W2", "W3", "W5", "overhead", "W6", "W7"), 2)}
+    assert meant(quick=True) == {
+        **nowhere,
+        **once,
+        **dict.fromkeys(("W1", "W2", "W3", "W5", "overhead", "W6", "bulk", "W7"), 2),
+    }
     both = dict.fromkeys(("W4", "cpu", "rows", "W8", "swap", "grammar", "speculative", "serve", "window"), 2)
     assert meant(quick=False) == {
         **nowhere,
         **both,
-        **dict.fromkeys(("W1", "W2", "W3", "W5", "overhead", "W6", "W7", "kv", "many"), 4),
+        **dict.fromkeys(("W1", "W2", "W3", "W5", "overhead", "W6", "bulk", "W7", "kv", "many"), 4),
     }
     large = Case("hf", "smollm2", Path(), 10)
     left = {part.name for part in PARTS if part.meant_for(large, [large], quick=False)}
