@@ -92,6 +92,9 @@ class FakeAnswers(_Group):
     def token_text(self, session_id: int, token_ids: Sequence[int]) -> Sequence[bytes]:
         return self._bench.vocabulary.bytes_of(token_ids)
 
+    def find_tokens(self, session_id: int, text: str, most: int) -> Sequence[int]:
+        return self._bench.vocabulary.ids_with(text)[:most]
+
     async def _stream(self, session_id: int, start: TokenRun | None = None, beside: tuple[int, ...] = ()) -> None:
         self._bench._stopped.discard(session_id)
         node = self._bench.new_id()

@@ -24,6 +24,9 @@ class Vocabulary:
     def id_of(self, word: str) -> int:
         return self._ids.setdefault(word, 1000 + len(self._ids))
 
+    def ids_with(self, text: str) -> list[int]:
+        return [token_id for word, token_id in self._ids.items() if text.lower() in word.lower()]
+
     def bytes_of(self, ids: Sequence[int]) -> list[bytes]:
         known = {token_id: word.encode() for word, token_id in self._ids.items()}
         return [known.get(token_id, b"") for token_id in ids]

@@ -75,6 +75,10 @@ class Controller(Showing):
         """The bytes of any tokens, for showing alternatives."""
         return [] if self.shown is None else list(self.workbench.answers.token_text(self.shown.session_id, ids))
 
+    def find_tokens(self, text: str, most: int) -> Sequence[int]:
+        """The tokens of the vocabulary that contain a text, best match first."""
+        return () if self.shown is None else self.workbench.answers.find_tokens(self.shown.session_id, text, most)
+
     def start(self, session_id: int | None, *, fresh: bool = False) -> None:
         """Listens, lists the sessions and opens one: the given one, else (not `fresh`) the first listed, else an empty one."""
         self.workbench.subscribe(self.events.push)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from PySide6.QtCore import QPointF, QRectF, QSize, Qt, Signal
+from PySide6.QtCore import QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QFontMetrics, QKeyEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QAbstractButton, QDoubleSpinBox, QHBoxLayout, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
@@ -95,6 +95,7 @@ class AlternativeButton(QAbstractButton):
         super().__init__(parent)
         self.alternative: Alternative | None = None
         self.token_px = TOKEN_PX
+        self._marked = False
         self._theme = current_theme()
         self._theme.scaled.connect(self._take_fonts)
         self._take_fonts()
@@ -126,6 +127,11 @@ class AlternativeButton(QAbstractButton):
         self.show()
         self.update()
 
+    def mark(self, marked: bool) -> None:  # a state, not an option
+        """Whether the keyboard's next Return is for this one."""
+        self._marked = marked
+        self.update()
+
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() == Qt.Key.Key_Space and self.alternative is not None:
             self.previewed.emit(self.alternative.token_id)
@@ -143,6 +149,10 @@ class AlternativeButton(QAbstractButton):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         middle = int(Qt.AlignmentFlag.AlignVCenter)
         height, width = self.height(), self.width()
+        if self._marked:
+            painter.setPen(Qt.PenStyle.NoPen)
+            painter.setBrush(QColor(palette.selection))
+            painter.drawRoundedRect(QRectF(0, 0.5, width, height - 1), 4, 4)
         painter.setFont(self._number)
         painter.setPen(QColor(palette.faint))
         painter.drawText(QRectF(0, 0, scaled(_TOKEN_LEFT) - 2, height), middle, str(shown.place))
@@ -165,11 +175,6 @@ class AlternativeButton(QAbstractButton):
         resting = palette.hairline if shown.forbidden else palette.bar_rest
         painter.setBrush(QColor(palette.bar if shown.chosen or hovered else resting))
         painter.drawRoundedRect(bar, 3, 3)
-        if shown.so_far is not None:  # stairs over all rows together: each draws its step
-            painter.setPen(QPen(QColor(palette.faint), 1))
-            painter.setBrush(Qt.BrushStyle.NoBrush)
-            before, so_far = (round(left + room * min(mass, 1.0)) + 0.5 for mass in shown.so_far)  # on whole pixels
-            painter.drawPolyline([QPointF(before, 0.5), QPointF(so_far, 0.5), QPointF(so_far, height)])
         if shown.forbidden:
             painter.setFont(self._number)
             painter.setPen(QColor(palette.soft))

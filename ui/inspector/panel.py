@@ -68,6 +68,10 @@ class Inspector(QWidget):
             page.set_has_tokens(has_tokens)
         self._refresh_path()
 
+    def show_page(self, page: InspectorTab) -> None:
+        """Brings a tab to the front."""
+        self._row.show_page(self._pages.index(page))
+
     def show_status(self, status: StatusView) -> None:
         for page in self._pages:
             page.show_status(status)

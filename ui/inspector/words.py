@@ -26,7 +26,7 @@ def hexadecimal(data: bytes, most: int = 4) -> str:
 
 def likely(logprob: float | None) -> str:
     """A log-probability written as probability."""
-    return UNKNOWN if logprob is None else probability(math.exp(logprob))
+    return UNKNOWN if logprob is None or math.isnan(logprob) else probability(math.exp(logprob))
 
 
 def in_nats(value: float | None) -> str:

@@ -72,6 +72,9 @@ class AnswerCommands(Protocol):
     def token_text(self, session_id: int, token_ids: Sequence[int]) -> Sequence[bytes]:
         """The bytes of any token (alternatives), without the engine; empty where the vocabulary is not known."""
 
+    def find_tokens(self, session_id: int, text: str, most: int) -> Sequence[int]:
+        """The ids of at most `most` tokens that contain a text in any ASCII case; best match first, without the engine."""
+
 
 class TurnStatus(StrEnum):
     """Where a turn stands."""

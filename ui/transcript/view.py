@@ -17,7 +17,7 @@ from ui.transcript.overlay.strip import EntropyStrip
 from ui.transcript.pane.find import Finder, Match, beginning
 from ui.transcript.pane.pane import OF_TURNS
 from ui.transcript.pane.selection import Veil
-from ui.transcript.path import Path
+from ui.transcript.path import Path, Turn
 from ui.transcript.read_mode.read_pane import ReadPane
 from ui.transcript.text.faces import Faces
 from ui.transcript.text.ink import Ink
@@ -33,6 +33,7 @@ class TranscriptView(QWidget):
 
     token_clicked = Signal(int, int)
     token_pinned = Signal(object)  # (node_id, index) or None
+    card_wanted = Signal()  # of the pinned token: it was clicked, or Return was pressed
     range_selected = Signal(object)  # in Tokens: ((node_id, first token, behind the last one), ...); () for none
     alternative_chosen = Signal(int, int, int)  # node_id, index, token_id
     preview_wanted = Signal(int, int, int)  # node_id, index, token_id; `show_preview` answers
@@ -86,7 +87,7 @@ class TranscriptView(QWidget):
         column.addWidget(self._below)
 
     def _connect(self) -> None:
-        self._pass_on(self.tokens, "token_clicked", "token_pinned", "range_selected", "alternative_chosen")
+        self._pass_on(self.tokens, "token_clicked", "token_pinned", "card_wanted", "range_selected", "alternative_chosen")
         self.tokens.preview_wanted.connect(self.preview)
         self.tokens.ghost_left.connect(self.preview_left)
         self.strip.token_clicked.connect(self._strip_clicked)
@@ -107,6 +108,22 @@ class TranscriptView(QWidget):
 
     def _panes(self) -> tuple[TokensPane, ReadPane]:
         return self.tokens, self.read
+
+    @property
+    def turns(self) -> Sequence[Turn]:
+        """Those of the path."""
+        return self._path.turns
+
+    @property
+    def hover_shown(self) -> bool:
+        """Whether a token under the pointer shows its numbers."""
+        return self._pointing.shown
+
+    @hover_shown.setter
+    def hover_shown(self, shown: bool) -> None:  # a state, not an option
+        self._pointing.shown = shown
+        if not shown:
+            self.card.leave()
 
     # ---- what is shown --------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from ui.sidebar.sidebar import Sidebar
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import panel_width
 from ui.transcript import TranscriptView
+from ui.transcript.overlay.pinned_card import PinnedCard
 from ui.transcript.overlay.tool_cards import ToolCards
 from ui.window.bars import CoachMark, FindBar, LinkBar
 from ui.window.status import StatusBar
@@ -54,6 +55,8 @@ class Frame(QWidget):
         self.link = LinkBar()
         self.first = FirstModels()
         self.cards = ToolCards(self.transcript)
+        self.column = QWidget()
+        self.pinned = PinnedCard(self.transcript, self.column)
         self.composer = Composer()
         self.inspector = Inspector()
         self.status = StatusBar()
@@ -126,7 +129,7 @@ class Frame(QWidget):
         self.panels_changed.emit()
 
     def _lay_out(self) -> None:
-        column = QWidget()
+        column = self.column
         column.setObjectName("column")
         column.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         middle = QVBoxLayout(column)

@@ -15,6 +15,7 @@ from ui.comparison.presenters import SimilarPresenter
 from ui.controller import Controller
 from ui.controller.setup import SetupController
 from ui.core.shown import typed_text
+from ui.inspector.words import token as spoken_token
 from ui.port import SessionSetup, TextFile
 from ui.port.settings import SetupCommands
 from ui.window.frame import Frame
@@ -54,6 +55,7 @@ class Intents(QObject):
         self._wire_transcript()
         self._wire_finder()
         self._wire_inspector()
+        self._wire_pinned_card()
         self._wire_columns()
 
     # ---- sessions -----------------------------------------------------------------------------------------------
@@ -119,6 +121,27 @@ class Intents(QObject):
         else:
             self._presenter.follow(node_id, index)
             self._controller.answers.branch(node_id, index, token_id)
+
+    def ban(self, token_id: int) -> None:
+        """The model does not draw that token in this session any more."""
+        name = b"".join(self._controller.token_bytes([token_id]))
+
+        async def ban(commands: SetupCommands, session_id: int) -> SessionSetup:
+            options = (await commands.view(session_id)).options
+            held = next((option.own for option in options if option.name == "banned_tokens"), None)
+            others = [each for each in held if each != token_id] if isinstance(held, list | tuple) else []
+            setup = await commands.set_option(session_id, "banned_tokens", [*others, token_id])
+            words = self.tr("{0} is banned in this session; the list of bans is under Sampling").format(spoken_token(name))
+            self._parts.composer.notice.say(words)
+            return setup
+
+        self._parts.composer.notice.clear()
+        self._setup.change(ban, self._parts.composer.notice.say)
+
+    def show_why(self) -> None:
+        """How the pinned token was drawn, in the inspector."""
+        self._parts.show_inspector(True)
+        self._parts.inspector.show_page(self._parts.inspector.why)
 
     def find_columns_at(self, node_id: int, index: int, count: int, beams: bool) -> None:  # as the signal brings it
         """Several continuations in front of a token."""
@@ -270,6 +293,19 @@ class Intents(QObject):
             # Text fields keep their digits: they claim printable keys before shortcuts do.
             key = QShortcut(QKeySequence(str(number)), self._window)
             key.activated.connect(lambda number=number: inspector.token.alternatives.press(number))
+
+    def _wire_pinned_card(self) -> None:
+        controller, parts = self._controller, self._parts
+        card = parts.pinned
+        card.find_tokens = controller.find_tokens
+        parts.transcript.card_wanted.connect(card.open)
+        card.alternative_chosen.connect(self.branch)
+        card.preview_wanted.connect(parts.transcript.preview)
+        card.columns_wanted.connect(self.find_columns_at)
+        card.ban_wanted.connect(self.ban)
+        card.why_wanted.connect(self.show_why)
+        card.row_wanted.connect(controller.draws.ask_row_quietly)
+        controller.draws.row_found.connect(card.show_row)
 
     def _wire_columns(self) -> None:
         controller, parts = self._controller, self._parts

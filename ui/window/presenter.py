@@ -85,6 +85,7 @@ class Presenter(QObject):
 
     def set_mode(self, mode: Mode) -> None:
         self.mode = mode
+        self._parts.pinned.close_again()
         self._parts.transcript.set_mode(mode)
         self._parts.top.modes.show_mode(mode)
         self._parts.status.show_legend(mode is Mode.TOKENS)
@@ -116,7 +117,8 @@ class Presenter(QObject):
         can_choose = turn is not None and turn.role != "system"
         own = spot is not None and spot.record.origin is not Origin.TEMPLATE
         can_continue = own and turn is not None and turn.role == "assistant" and not self._lacks_model
-        self._parts.inspector.show_spot(spot, self._controller.token_bytes, can_choose=can_choose, can_continue=can_continue)
+        for part in (self._parts.inspector, self._parts.pinned):
+            part.show_spot(spot, self._controller.token_bytes, can_choose=can_choose, can_continue=can_continue)
         self.second.show_spot(spot)
 
     def show_range(self, parts: Sequence[tuple[int, int, int]]) -> None:

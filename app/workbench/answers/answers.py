@@ -293,6 +293,10 @@ class Answers:
         """Bytes of any token, without the engine."""
         return [self._vocabulary.bytes_of(token) for token in token_ids]
 
+    def find_tokens(self, session_id: int, text: str, most: int) -> Sequence[int]:  # noqa: ARG002  # one vocabulary so far
+        """Tokens that contain a text."""
+        return self._vocabulary.containing(text, most)
+
     # ---- how ----------------------------------------------------------------------------------------------------------
 
     async def _go_on(self, answer: Answer, new: NewNode, given: Given, *, instead_of: int | None = None) -> None:

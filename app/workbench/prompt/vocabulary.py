@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -43,6 +44,17 @@ class TokenBytes:
         """The longest token that a text begins with; empty where there is none."""
         wanted = text.encode()
         return max((data for data in self._tokens if data and wanted.startswith(data)), key=len, default=b"")
+
+    def containing(self, text: str, most: int) -> tuple[int, ...]:
+        """The tokens that contain a text, in any ASCII case: equal ones, then those that begin with it; short ones first."""
+        wanted = text.lower().encode(errors="replace")
+        found = [(token, data.lower()) for token, data in enumerate(self._tokens) if wanted in data.lower()] if wanted else []
+
+        def order(each: tuple[int, bytes]) -> tuple[bool, bool, int, int]:
+            bare = each[1].strip(b" ") if wanted.strip(b" ") == wanted else each[1]
+            return bare != wanted, not bare.startswith(wanted), len(bare), each[0]
+
+        return tuple(token for token, _ in heapq.nsmallest(most, found, key=order))
 
     def holding(self, sought: Sequence[int | str] | None) -> tuple[int, ...]:
         """The ids among `sought`, and those of all tokens that contain one of its texts."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.workbench.prompt.vocabulary import Vocabulary
+from app.workbench.prompt.vocabulary import TokenBytes, Vocabulary
 from storage import SessionStore, vocabulary_digest
 from tests.fakes import fake_model
 from tests.storage.helpers import sql, with_store
@@ -31,3 +31,11 @@ def test_a_wrong_vocabulary_is_replaced(tmp_path: Path, damage: str) -> None:
         if damage == "damaged":
             sql(path, "UPDATE vocabularies SET sha256 = x'00'")
         with_store(path, learn)
+
+
+def test_tokens_are_found_by_what_they_contain() -> None:
+    found = TokenBytes([b"rain", b" Rain", b"ing", b" train", b"rainbow", b" rains", b"\xff"])
+    assert found.containing("rain", 9) == (0, 1, 5, 4, 3)
+    assert found.containing("RAIN", 2) == (0, 1)
+    assert found.containing(" rain", 9) == (1, 5)
+    assert found.containing("", 9) == found.containing("snow", 9) == ()

@@ -81,6 +81,7 @@ class Pointing(QObject):
     def __init__(self, tokens: TokensPane, card: Card, path: Path) -> None:
         super().__init__(tokens)
         self._tokens, self._card, self._path = tokens, card, path
+        self.shown = True  # False while the pinned token has its card
         self.resolve: Resolver = lambda ids: [b""] * len(ids)  # the bytes of alternatives
         tokens.token_hovered.connect(self._hovered)
 
@@ -96,7 +97,7 @@ class Pointing(QObject):
             self._tokens.set_ghost(ghost.with_tail(b"".join(words)))
 
     def _hovered(self, at: tuple[int, int] | None) -> None:
-        content = None if at is None else self._content(*at)
+        content = None if at is None or not self.shown else self._content(*at)
         box = None if at is None else self._tokens.token_box(*at)
         if content is None or box is None:
             self._card.leave()

@@ -131,6 +131,15 @@ class MarkedPane(Pane[TokensBody]):
         rects = self._page.boxes[turn].body.rects_of(index)
         return None if not rects else self._to_viewport(turn, rects[0]).toAlignedRect()
 
+    def line_box(self, node_id: int) -> QRect | None:
+        """Where the line under a turn is, in the viewport's pixels, with its actions."""
+        turn = self._page.index_of(node_id)
+        if turn is None:
+            return None
+        box = self._page.boxes[turn]
+        top = box.top + box.meta_top - self.verticalScrollBar().value()
+        return QRect(self._left, top, int(self._page.width), box.meta.reach)
+
     def _make_body(self, turn: Turn, faces: Faces, width: float) -> TokensBody:
         return TokensBody(turn, faces, width, template=self._template)
 

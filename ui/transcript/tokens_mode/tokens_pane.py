@@ -25,6 +25,7 @@ class TokensPane(MarkedPane):
     """The custom-painted view of tokens: what mouse and keys do to them."""
 
     token_clicked = Signal(int, int)
+    card_wanted = Signal()  # of the pinned token
     alternative_chosen = Signal(int, int, int)
     token_hovered = Signal(object)  # (node_id, index) or None
     preview_wanted = Signal(int, int, int)  # node_id, index, token_id: what would follow that alternative?
@@ -32,6 +33,7 @@ class TokensPane(MarkedPane):
     def __init__(self, ink: Ink, faces: Faces, parent: QWidget | None = None) -> None:
         super().__init__(ink, faces, parent)
         self._under: TokenAt | None = None  # the token under the mouse
+        self._rests: QPoint | None = None  # where the mouse was moved to last
         self._pressed: QPoint | None = None
         self._hover_timer = QTimer(self)
         self._hover_timer.setSingleShot(True)
@@ -75,6 +77,9 @@ class TokensPane(MarkedPane):
         if self._pressed is not None and event.buttons() & Qt.MouseButton.LeftButton:
             self._drag(point)
             return
+        if point == self._rests:
+            return  # the text moved, as when more streams in, not the mouse
+        self._rests = point
         under = self._token_in(index, point)
         over_action = under is None and self._pointed is not Action.NONE
         self._show_cursor(Qt.CursorShape.PointingHandCursor if over_action else Qt.CursorShape.IBeamCursor)
@@ -94,6 +99,7 @@ class TokensPane(MarkedPane):
             return
         self._pin_and_tell(found)
         self.token_clicked.emit(self._page.boxes[found.turn].turn.node_id, found.token)
+        self.card_wanted.emit()
 
     def viewportEvent(self, event: QEvent) -> bool:
         if event.type() is QEvent.Type.Leave:
@@ -136,6 +142,7 @@ class TokensPane(MarkedPane):
     def _announce_hover(self) -> None:
         under = self._under
         known = under is not None and under.turn < len(self._page.boxes)
+        known = known and self._rests is not None and self._token_at(self._rests) == under  # the text may have moved
         self.token_hovered.emit((self._page.boxes[under.turn].turn.node_id, under.token) if under and known else None)
 
     def _announce_leave(self) -> None:
@@ -158,13 +165,15 @@ class TokensPane(MarkedPane):
     def _plain_key(self, event: QKeyEvent) -> bool:
         key = event.key()
         if key in (Qt.Key.Key_Left, Qt.Key.Key_Right):
-            self._step(-1 if key == Qt.Key.Key_Left else 1)
+            self.step(-1 if key == Qt.Key.Key_Left else 1)
         elif Qt.Key.Key_1 <= key <= Qt.Key.Key_9 and self._pinned is not None:
             self._choose(key - Qt.Key.Key_1)
         elif key == Qt.Key.Key_Space and self._pinned is not None:
             self._preview_next()
         elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self._ghost is not None:
             self.alternative_chosen.emit(self._ghost.node_id, self._ghost.index, self._ghost.token_id)
+        elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self._pinned is not None:
+            self.card_wanted.emit()
         elif key == Qt.Key.Key_Escape and self._ghost is not None:
             self.set_ghost(None)
         elif key == Qt.Key.Key_N:
@@ -182,7 +191,8 @@ class TokensPane(MarkedPane):
             return False
         return True
 
-    def _step(self, by: int) -> None:
+    def step(self, by: int) -> None:
+        """Pins the token before (-1) or after (+1) the pinned one."""
         pin = self._pin
         if pin is not None:
             found = walk.neighbour(self._turns(), pin, by, template=self._template)

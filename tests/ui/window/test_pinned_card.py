@@ -1,0 +1,200 @@
+"""The card of the pinned token, with mouse and keys in a whole window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+from hypothesis import given
+from hypothesis import strategies as st
+from PySide6.QtCore import QEvent, QPoint, QPointF, QRect, Qt
+from PySide6.QtGui import QMouseEvent
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QWidget
+
+from tests.ui.conftest import Scene, frames, until
+from tests.ui.fakes import TRIP, FakeWorkbench
+from tests.ui.spoken import run_of
+from tests.ui.transcript.conftest import centre
+from tests.ui.window.test_conversation import finish
+from ui import MainWindow, TokensArrived
+from ui.transcript.overlay.pinned_card import PinnedCard, best_place
+
+Play = Callable[[Scene], None]
+LISBON = 3
+
+
+def visit_of(bench: FakeWorkbench) -> int:
+    return bench.views[TRIP].turns[1].node_id
+
+
+async def pin(window: MainWindow, node: int, index: int = LISBON) -> PinnedCard:
+    """A click on a token."""
+    window.activateWindow()
+    view = window.parts.transcript
+    QTest.mouseClick(view.tokens.viewport(), Qt.MouseButton.LeftButton, pos=centre(view, node, index))
+    await until(lambda: window.parts.pinned.isVisible())
+    return window.parts.pinned
+
+
+def move(widget: QWidget, at: QPoint) -> None:
+    """The mouse comes to a point of a widget."""
+    none = Qt.MouseButton.NoButton
+    where = QPointF(at), QPointF(widget.mapToGlobal(at))
+    QApplication.sendEvent(widget, QMouseEvent(QEvent.Type.MouseMove, *where, none, none, Qt.KeyboardModifier.NoModifier))
+
+
+def shown(card: PinnedCard) -> list[str]:
+    return [bar.alternative.data.decode() for bar in card.rows if bar.isVisible() and bar.alternative is not None]
+
+
+def test_a_click_pins_a_card_and_a_number_branches(in_window: Play, bench: FakeWorkbench) -> None:
+    visit = visit_of(bench)
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        window.parts.show_inspector(False)
+        card = await pin(window, visit)
+        assert shown(card)[:3] == [" Paris", " Rome", " Lisbon"]
+        assert len(shown(card)) == 10
+        # it stays while the pointer moves into it, and no second card opens
+        move(card, card.rect().center())
+        await frames(6)
+        assert card.isVisible()
+        assert not window.parts.transcript.card.isVisible()
+        # a press elsewhere closes it; Return on the pinned token opens it again; Escape closes it, and the pin stays
+        QTest.mouseClick(window.parts.composer.field.viewport(), Qt.MouseButton.LeftButton)
+        assert not card.isVisible()
+        QTest.keyClick(window.parts.transcript.tokens, Qt.Key.Key_Return)
+        assert card.isVisible()
+        QTest.keyClick(card.field, Qt.Key.Key_Escape)
+        assert not card.isVisible()
+        assert window.parts.transcript.pinned == (visit, LISBON)
+        # Return on the token itself branches to nothing; a number does
+        QTest.keyClick(window.parts.transcript.tokens, Qt.Key.Key_Return)
+        QTest.keyClick(card.field, Qt.Key.Key_Return)
+        assert bench.asked("branch") == []
+        QTest.keyClick(card.field, Qt.Key.Key_2)
+        await until(lambda: bench.asked("branch") == [(TRIP, visit, LISBON, 1001)])
+        assert not card.isVisible()
+        await until(lambda: not window.controller.running)
+
+    in_window(scene)
+
+
+def test_keys_mark_preview_search_and_step(in_window: Play, bench: FakeWorkbench) -> None:
+    visit = visit_of(bench)
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        card = await pin(window, visit)
+        QTest.keyClick(card.field, Qt.Key.Key_Up)
+        QTest.keyClick(card.field, Qt.Key.Key_Space)
+        await until(lambda: [call[3] for call in bench.asked("preview")] == [1001])
+        # an arrow goes to the neighbour, and the card goes along
+        QTest.keyClick(card.field, Qt.Key.Key_Right)
+        assert window.parts.transcript.pinned == (visit, LISBON + 1)
+        assert card.isVisible()
+        # typing looks through the vocabulary; a digit is a digit there
+        QTest.keyClicks(card.field, "bak")
+        assert shown(card) == [" bakery"]
+        assert card.rows[0].accessibleName().startswith("␣bakery, probability –")
+        QTest.keyClicks(card.field, "7")
+        assert shown(card) == []
+        assert card.nothing.text() == "No token contains “bak7”."
+        QTest.keyClick(card.field, Qt.Key.Key_Backspace)
+        QTest.keyClick(card.field, Qt.Key.Key_Return)
+        await until(lambda: [call[1:3] for call in bench.asked("branch")] == [(visit, LISBON + 1)])
+        await until(lambda: not window.controller.running)
+
+    in_window(scene)
+
+
+def test_the_buttons_of_the_card(in_window: Play, bench: FakeWorkbench) -> None:
+    visit = visit_of(bench)
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        parts = window.parts
+        parts.show_inspector(False)
+        card = await pin(window, visit)
+        QTest.keyClick(card.field, Qt.Key.Key_Up)
+        QTest.mouseClick(card.ban, Qt.MouseButton.LeftButton)
+        await until(lambda: bench.asked("set_option") == [(TRIP, "banned_tokens", [1001])])
+        await until(lambda: "␣Rome is banned" in parts.composer.notice.words)
+        QTest.mouseClick(card.why, Qt.MouseButton.LeftButton)
+        assert parts.inspector.isVisible()
+        assert parts.inspector.why.isVisible()
+        QTest.mouseClick(card.ways[4], Qt.MouseButton.LeftButton)
+        await until(lambda: bench.asked("continue_many") == [(TRIP, visit, LISBON, 4)])
+        await until(lambda: not window.controller.running)
+
+    in_window(scene)
+
+
+def test_it_covers_neither_the_token_nor_the_actions(in_window: Play, bench: FakeWorkbench) -> None:
+    visit = visit_of(bench)
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        parts = window.parts
+        parts.show_inspector(False)
+        for width, height, index in product((560, 900, 1360), (480, 640, 860), (LISBON, 20)):
+            window.resize(width, height)
+            await frames()
+            parts.transcript.set_pinned(visit, index)
+            await frames(2)
+            card = await pin(window, visit, index)
+            pane = parts.transcript.tokens
+            token, line = pane.token_box(visit, index), pane.line_box(visit)
+            assert token is not None
+            assert line is not None
+            corner = pane.viewport().mapTo(parts.column, QPoint(0, 0))
+            assert parts.column.rect().contains(card.sheet())
+            assert not card.sheet().intersects(token.translated(corner))
+            if height > 480:  # else there is no room beside both
+                assert not card.sheet().intersects(line.translated(corner))
+            assert len(shown(card)) >= 3
+            for part in card.findChildren(QWidget):
+                assert not part.isVisible() or card.rect().contains(part.geometry()), part
+            card.close_again()
+
+    in_window(scene)
+
+
+def test_streaming_text_under_a_resting_pointer_opens_nothing(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        view = window.parts.transcript
+        last = bench.views[TRIP].turns[-1].node_id
+        end = centre(view, last, 7)
+        rests = QPoint(end.x() + 90, end.y())  # where the text will come to
+        move(view.tokens.viewport(), rests)
+        await frames(6)
+        assert view.card.content is None
+        bench.emit(TokensArrived(TRIP, last, run_of(bench.vocabulary, [" and", " long", " lunches", " outside"])))
+        await until(lambda: view.tokens.token_box(last, 11) is not None)
+        move(view.tokens.viewport(), rests)  # as a screen sends it when what is under the pointer changed
+        await frames(8)
+        assert view.card.content is None
+        move(view.tokens.viewport(), rests + QPoint(3, 0))
+        await until(lambda: view.card.content is not None)
+
+    in_window(scene)
+
+
+@given(
+    height=st.integers(100, 500), token=st.integers(0, 700), lines=st.integers(1, 30), room=st.integers(300, 1200),
+)  # fmt: skip
+def test_the_best_place_is_free_where_any_is(height: int, token: int, lines: int, room: int) -> None:
+    token = min(token, room - 30)  # a card is shown only for a token that is in sight
+    span, line = QRect(40, token, 50, 24), QRect(0, token + 28 * lines, 600, 20)
+    top, free = best_place(height, span, line, QRect(0, 0, 600, room))
+    if free < height:  # then it is the largest there is
+        assert free >= room - line.bottom() - 9
+        assert free >= token - 9
+        return
+    sheet = QRect(40, token - 8 - height if top is None else top, 372, height)
+    assert not sheet.intersects(span)
+    assert not sheet.intersects(line)
+    assert sheet.top() >= 0
+    assert sheet.bottom() <= room

@@ -1,0 +1,404 @@
+"""The card of the pinned token: alternatives that are buttons, a search in the vocabulary, what can be done from here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from PySide6.QtCore import QEvent, QObject, QPoint, QRect, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QColor, QHideEvent, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen, QShowEvent
+from PySide6.QtWidgets import QApplication, QLineEdit, QPushButton, QVBoxLayout, QWidget
+
+from ui.core.shown import Spot
+from ui.inspector import words
+from ui.inspector.alternatives import COUNTS, Alternative, AlternativeButton
+from ui.inspector.tab import BytesOf
+from ui.inspector.token import alternatives_of
+from ui.theme.fonts import interface_font, scaled
+from ui.theme.scheme import current_theme
+from ui.theme.text_size import panel_width
+from ui.transcript.overlay.card import words_before
+from ui.transcript.text.ink import SHADOW_PX, paint_shadow
+from ui.transcript.view import TranscriptView
+from ui.widgets.controls import button, row
+from ui.widgets.labels import ElidedLabel, Label
+
+WIDTH = 372
+MOST_FOUND = 10
+LEAST_ROWS = 3
+_GAP_PX = 8  # from the token, or from the line under its turn
+_EDGE_PX = 6
+_RADIUS = 10
+Find = Callable[[str, int], Sequence[int]]  # ids of the tokens that contain a text, best first
+
+
+class PinnedCard(QWidget):
+    """Stands beside the pinned token until Escape, a choice, or a press outside it.
+
+    Args:
+        transcript: Has the token.
+        parent: The card is placed inside this widget.
+    """
+
+    alternative_chosen = Signal(int, int, int)  # node id, index, token id
+    preview_wanted = Signal(int, int, int)
+    columns_wanted = Signal(int, int, int, bool)  # node id, index, how many, whether by a beam search
+    ban_wanted = Signal(int)  # token id
+    why_wanted = Signal()
+    row_wanted = Signal(int, int)  # node id, index: the probabilities of all tokens
+
+    def __init__(self, transcript: TranscriptView, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._transcript = transcript
+        self._spot: Spot | None = None
+        self._bytes_of: BytesOf = lambda _ids: []
+        self._can_choose = self._can_continue = False
+        self._row: Sequence[float] | None = None  # log-probability of each token of the vocabulary
+        self._listed: list[Alternative] = []
+        self._at = 0  # the current alternative
+        self._first = 0  # the first one that has a row, where there is no room for all
+        self.find_tokens: Find = lambda _text, _most: ()
+        self.before, self.choice = ElidedLabel("", "", interface_font(12.5)), Label("", "soft", interface_font(12.5))
+        self.rows = [AlternativeButton() for _ in range(MOST_FOUND + 1)]
+        self.nothing = Label("", "soft", interface_font(12.5))
+        self.nothing.setWordWrap(True)
+        self.field = QLineEdit()
+        self.field.setProperty("kind", "field")
+        self.field.setFont(interface_font(12.5))
+        self.field.setPlaceholderText(self.tr("type to find any token…"))
+        self.field.setAccessibleName(self.tr("Find a token in the vocabulary"))
+        self.field.textChanged.connect(lambda _text: self._search())
+        self.field.installEventFilter(self)
+        self.branch, self.preview = button(self.tr("Branch"), "link"), button(self.tr("Preview"), "link")
+        self.ways = {count: button(str(count), "link") for count in COUNTS}
+        self.why, self.ban = button(self.tr("Why"), "link"), button(self.tr("Ban"), "link")
+        self._ways_label = Label(self.tr("ways"), "soft", interface_font(12))
+        self._lay_out()
+        self._connect()
+        self.setAccessibleName(self.tr("Alternatives of the pinned token"))
+        self.hide()
+
+    def _lay_out(self) -> None:
+        column = QVBoxLayout(self)
+        edge = SHADOW_PX
+        column.setContentsMargins(edge + 14, edge + 10, edge + 14, edge + 10)
+        column.setSpacing(0)
+        head = row(self.before, self.choice)
+        head.setStretchFactor(self.before, 1)
+        column.addLayout(head)
+        column.addSpacing(4)
+        for each in self.rows:
+            each.clicked.connect(lambda _checked=False, each=each: self._choose(each.alternative))
+            each.previewed.connect(self._preview)
+            column.addWidget(each)
+        column.addWidget(self.nothing)
+        column.addSpacing(6)
+        column.addWidget(self.field)
+        column.addSpacing(4)
+        for action, tip in (
+            (self.branch, self.tr("Branch to the marked token (Return, or its number)")),
+            (self.preview, self.tr("Show what would follow the marked token (Space)")),
+            (self.why, self.tr("Show how this token was drawn")),
+            (self.ban, self.tr("Ban the marked token in this session")),
+        ):
+            action.setToolTip(tip)
+        for count, choice in self.ways.items():
+            choice.setAccessibleName(self.tr("{0} continuations from here").format(count))
+            choice.setToolTip(choice.accessibleName())
+        column.addLayout(
+            row(self.branch, self.preview, *self.ways.values(), self._ways_label, self.why, self.ban, 1, spacing=11)
+        )
+
+    def _connect(self) -> None:
+        pressed: tuple[tuple[QPushButton, Callable[[], None]], ...] = (
+            (self.branch, lambda: self._choose(self._current)),
+            (self.preview, self._preview_current),
+            (self.why, self.why_wanted.emit),
+            (self.ban, self._ban),
+        )
+        for action, run in pressed:
+            action.clicked.connect(lambda _checked=False, run=run: run())
+        for count, choice in self.ways.items():
+            choice.clicked.connect(lambda _checked=False, count=count: self._continue(count))
+        bar = self._transcript.tokens.verticalScrollBar()
+        bar.valueChanged.connect(lambda _value: self._place())
+        bar.rangeChanged.connect(lambda _least, _most: self._place())
+        self._transcript.column_changed.connect(lambda _left, _width: self._place())
+        current_theme().changed.connect(self.update)
+        current_theme().scaled.connect(self._place)
+
+    # ---- what is shown --------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Shows the card for the spot it was given, and takes the keyboard."""
+        if self._spot is None:
+            return
+        self.field.clear()
+        self._search()
+        self.show()
+        self.raise_()
+        self._place()
+        if self.isVisible():
+            self.field.setFocus(Qt.FocusReason.PopupFocusReason)
+
+    def close_again(self) -> None:
+        """Closes; the keyboard goes back to the text."""
+        focused = QApplication.focusWidget()
+        inside = focused is not None and self.isAncestorOf(focused)
+        self.hide()
+        if inside:
+            self._transcript.tokens.setFocus(Qt.FocusReason.PopupFocusReason)
+
+    def show_spot(self, spot: Spot | None, bytes_of: BytesOf, *, can_choose: bool, can_continue: bool) -> None:
+        """Another token is pinned, or the same one has other numbers; None closes the card."""
+        held, self._spot, self._bytes_of = self._spot, spot, bytes_of
+        self._can_choose, self._can_continue = can_choose, can_continue
+        if spot is None:
+            self.close_again()
+            return
+        if held is None or (held.node_id, held.index) != (spot.node_id, spot.index):
+            self._row = None
+        if self.isVisible():
+            if held is not None and (held.node_id, held.index, held.record) == (spot.node_id, spot.index, spot.record):
+                self._fill()
+                return
+            self.field.clear()
+            self._search()
+
+    def show_row(self, node_id: int, index: int, logprobs: Sequence[float]) -> None:
+        """The log-probabilities of all tokens at a place, ``(vocab,) float32``."""
+        if self._spot is not None and (self._spot.node_id, self._spot.index) == (node_id, index):
+            self._row = logprobs
+            if self.isVisible() and self.field.text():
+                self._search()
+
+    @property
+    def _current(self) -> Alternative | None:
+        return self._listed[self._at] if self._at < len(self._listed) else None
+
+    def _search(self) -> None:
+        spot, text = self._spot, self.field.text()
+        if spot is None:
+            return
+        if text and self._row is None:
+            self.row_wanted.emit(spot.node_id, spot.index)
+        self._listed = self._found(spot, text) if text else alternatives_of(spot.record, self._bytes_of)
+        own = (place for place, one in enumerate(self._listed) if one.chosen)
+        self._at, self._first = 0 if text else next(own, 0), 0
+        self._fill()
+        self._place()
+
+    def _found(self, spot: Spot, text: str) -> list[Alternative]:
+        """Tokens of the vocabulary that contain a text, best match first."""
+        record, ids = spot.record, list(self.find_tokens(text, MOST_FOUND))
+        stored = dict(zip(record.top_ids, record.top_logprobs, strict=True))
+        row = self._row
+        known = {token: row[token] if row is not None and token < len(row) else stored.get(token, math.nan) for token in ids}
+        top = max((value for value in known.values() if not math.isnan(value)), default=0.0)
+        return [
+            Alternative(
+                token, data, known[token], place, 0.0 if math.isnan(known[token]) else math.exp(known[token] - top),
+                chosen=token == record.token_id,
+            )
+            for place, (token, data) in enumerate(zip(ids, self._bytes_of(ids), strict=True), 1)
+        ]  # fmt: skip
+
+    def _fill(self, room: int | None = None) -> None:
+        """Shows the alternatives in rows; `room`: the most rows there is room for."""
+        spot, count = self._spot, len(self.rows) if room is None else room
+        if spot is None:
+            return
+        path = self._transcript.turns
+        turn = next((place for place, one in enumerate(path) if one.node_id == spot.node_id), None)
+        before = "" if turn is None else words_before(path, turn, spot.index)
+        self.before.setText(self.tr("after “{0}”").format(before) if before else self.tr("at the start"))
+        open_bits = spot.record.entropy
+        self.choice.setText("" if open_bits is None else self.tr("{0} of choice").format(words.in_bits(open_bits)))
+        self.choice.setToolTip(self.tr("entropy: how open the choice was"))
+        self._first = min(max(self._first, self._at - count + 1), self._at)
+        shown = self._listed[self._first : self._first + count]
+        widest = max((self.fontMetrics().horizontalAdvance(words.token(one.data)) for one in shown), default=0)
+        for place, bar in enumerate(self.rows):
+            bar.setVisible(place < len(shown))
+            if place < len(shown):
+                bar.token_px = min(max(widest + 12, scaled(74)), scaled(130))
+                bar.show_alternative(shown[place], can_choose=self._can_choose and not shown[place].chosen)
+                bar.mark(self._first + place == self._at)
+        text, current = self.field.text(), self._current
+        self.nothing.setVisible(not shown)
+        self.nothing.setText(
+            self.tr("No token contains “{0}”.").format(text) if text else self.tr("Not scored: the model has not read it yet.")
+        )
+        self.field.setVisible(self._can_choose)
+        can_branch = self._can_choose and current is not None and not current.chosen
+        self.branch.setEnabled(can_branch)
+        self.preview.setVisible(self._can_continue)
+        self.preview.setEnabled(can_branch)
+        self.ban.setEnabled(current is not None)
+        for part in (*self.ways.values(), self._ways_label):
+            part.setVisible(self._can_continue)
+
+    # ---- where it stands ------------------------------------------------------------------------------------------
+
+    def _place(self) -> None:
+        """Beside the token and outside the line under its turn, with as many rows as there is room for."""
+        spot, parent = self._spot, self.parentWidget()
+        if spot is None or self.isHidden() or parent is None:
+            return
+        pane = self._transcript.tokens
+        token, line = pane.token_box(spot.node_id, spot.index), pane.line_box(spot.node_id)
+        viewport = pane.viewport()
+        if token is None or line is None or not viewport.rect().intersects(token):
+            self.close_again()
+            return
+        corner = viewport.mapTo(parent, QPoint(0, 0))
+        token, line = token.translated(corner), line.translated(corner)
+        within = parent.rect().adjusted(_EDGE_PX, _EDGE_PX, -_EDGE_PX, -_EDGE_PX)
+        width = min(panel_width(WIDTH), within.width())
+        self._fill()
+        full = self._sheet_height(width)
+        top, room = best_place(full, token, line, within)
+        if room < full:
+            spare = -(-(full - room) // max(self.rows[0].height(), 1))
+            self._fill(max(min(len(self._listed), len(self.rows)) - spare, LEAST_ROWS))
+        height = self._sheet_height(width)
+        if top is None:  # above: its lower edge is beside the token
+            top = token.top() - _GAP_PX - height
+        top = max(min(top, within.bottom() - height), within.top())
+        left = max(min(token.left() - 14, within.right() - width), within.left())
+        sheet = QRect(left, top, width, height)
+        self.setGeometry(sheet.adjusted(-SHADOW_PX, -SHADOW_PX, SHADOW_PX, SHADOW_PX))
+
+    def _sheet_height(self, width: int) -> int:
+        layout = self.layout()
+        assert layout is not None
+        layout.invalidate()
+        wanted = width + 2 * SHADOW_PX
+        height = layout.totalHeightForWidth(wanted) if layout.hasHeightForWidth() else layout.totalSizeHint().height()
+        return height - 2 * SHADOW_PX
+
+    def sheet(self) -> QRect:
+        """The card without its shadow, in its parent's pixels."""
+        return self.geometry().adjusted(SHADOW_PX, SHADOW_PX, -SHADOW_PX, -SHADOW_PX)
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(0, 0)
+
+    # ---- what is asked --------------------------------------------------------------------------------------------
+
+    def _choose(self, alternative: Alternative | None) -> None:
+        spot = self._spot
+        if spot is not None and alternative is not None and not alternative.chosen and self._can_choose:
+            self.close_again()
+            self.alternative_chosen.emit(spot.node_id, spot.index, alternative.token_id)
+
+    def _preview(self, token_id: int) -> None:
+        if self._spot is not None and self._can_continue:
+            self.preview_wanted.emit(self._spot.node_id, self._spot.index, token_id)
+
+    def _preview_current(self) -> None:
+        if self._current is not None and not self._current.chosen:
+            self._preview(self._current.token_id)
+
+    def _continue(self, count: int) -> None:
+        if self._spot is not None:
+            self.close_again()
+            self.columns_wanted.emit(self._spot.node_id, self._spot.index, count, False)
+
+    def _ban(self) -> None:
+        if self._current is not None:
+            self.ban_wanted.emit(self._current.token_id)
+
+    def _move(self, by: int) -> None:
+        self._at = min(max(self._at + by, 0), max(len(self._listed) - 1, 0))
+        self._fill(sum(not bar.isHidden() for bar in self.rows) or None)
+        if self._current is not None:
+            self.field.setAccessibleDescription(words.token(self._current.data))
+
+    # ---- keys and mouse -------------------------------------------------------------------------------------------
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Escape:
+            self.close_again()
+        elif not self._take_key(event):
+            super().keyPressEvent(event)
+
+    def _take_key(self, event: QKeyEvent) -> bool:
+        """The keys of the card; letters, and digits behind a letter, go into the field."""
+        key, empty = event.key(), not self.field.text()
+        if event.modifiers() & ~(Qt.KeyboardModifier.KeypadModifier | Qt.KeyboardModifier.ShiftModifier):
+            return False
+        if key in (Qt.Key.Key_Up, Qt.Key.Key_Down):
+            self._move(-1 if key == Qt.Key.Key_Up else 1)
+        elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+            self._choose(self._current)
+        elif empty and Qt.Key.Key_1 <= key <= Qt.Key.Key_9:
+            place = key - Qt.Key.Key_1
+            self._choose(self._listed[place] if place < len(self._listed) else None)
+        elif empty and key == Qt.Key.Key_Space:
+            self._preview_current()
+        elif empty and key in (Qt.Key.Key_Left, Qt.Key.Key_Right):
+            self._transcript.tokens.step(-1 if key == Qt.Key.Key_Left else 1)
+            self._place()
+        else:
+            return False
+        return True
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if watched is self.field and isinstance(event, QKeyEvent) and event.type() is QEvent.Type.KeyPress:
+            return self._take_key(event)
+        if event.type() is QEvent.Type.MouseButtonPress and isinstance(event, QMouseEvent) and isinstance(watched, QWidget):
+            if watched.window() is self.window() and not self._holds(watched, event):
+                self.close_again()
+        elif watched is self.parentWidget() and event.type() is QEvent.Type.Resize:
+            self._place()
+        return False
+
+    def _holds(self, watched: QWidget, event: QMouseEvent) -> bool:
+        """Whether a press is on the card, and not on its shadow."""
+        own = watched is self or self.isAncestorOf(watched)
+        at = self.mapFromGlobal(event.globalPosition().toPoint())
+        return own and self.sheet().translated(-self.pos()).contains(at)
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._transcript.hover_shown = False
+        QApplication.instance().installEventFilter(self)  # type: ignore[union-attr]  # there is one, widgets exist
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        super().hideEvent(event)
+        self._transcript.hover_shown = True
+        QApplication.instance().removeEventFilter(self)  # type: ignore[union-attr]  # there is one, widgets exist
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
+        palette = current_theme().palette
+        sheet = QRectF(self.rect()).adjusted(SHADOW_PX, SHADOW_PX, -SHADOW_PX, -SHADOW_PX)
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        paint_shadow(painter, sheet, _RADIUS, dark=palette.dark)
+        painter.setPen(QPen(QColor(palette.hairline), 1))
+        painter.setBrush(QColor(palette.card))
+        painter.drawRoundedRect(sheet, _RADIUS, _RADIUS)
+        painter.end()
+
+
+def best_place(height: int, token: QRect, line: QRect, within: QRect) -> tuple[int | None, int]:
+    """Where a card stands that covers neither a token nor the line under its turn.
+
+    Args:
+        height: Pixels that the card wants.
+        token: Where the token is.
+        line: Where the line with the turn's actions is.
+        within: The card stays inside.
+
+    Returns:
+        The card's top (None: it ends above the token), and the pixels there are.
+    """
+    between, under, top = token.bottom() + _GAP_PX, line.bottom() + _GAP_PX, within.top()
+    places = (
+        (between, min(line.top(), within.bottom()) - between),
+        (under, within.bottom() - under),
+        (None, token.top() - _GAP_PX - top),
+    )
+    fits = next((place for place in places if place[1] >= height), None)
+    return fits or max(places, key=lambda place: place[1])
