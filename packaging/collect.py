@@ -62,6 +62,18 @@ def modules(distribution: importlib.metadata.Distribution) -> set[str]:
     return {top for top in tops if top.isidentifier()}
 
 
+def not_analysed() -> set[str]:
+    """Top-level names of all that is installed here: what is shipped is shipped whole, the tools of developers not at all."""
+    found = importlib.metadata.distributions()
+    names = set().union(*(modules(each) for each in found if each.metadata["Name"].lower().replace("_", "-") not in ANALYSED))
+    return names - sys.stdlib_module_names - {"app", "elsewise", "resources", "runtime", "storage", "ui", "PySide6", "shiboken6"}
+
+
+def not_shipped(extras: tuple[str, ...]) -> set[str]:
+    """Those of them that no bundle may have."""
+    return not_analysed() - set().union(*map(modules, required(extras).values()))
+
+
 def licence_texts(distribution: importlib.metadata.Distribution) -> list[Path]:
     """The files with the text of its licence."""
     words = ("licen", "copying", "notice", "authors")

@@ -48,7 +48,7 @@ Exec=elsewise window %F
 MimeType=application/vnd.elsewise.session;application/x-gguf;
 Icon=elsewise
 Terminal=false
-Categories=Science;Education;ArtificialIntelligence;
+Categories=Science;ArtificialIntelligence;
 Keywords=LLM;GGUF;chat;tokens;
 StartupNotify=true
 StartupWMClass=elsewise
@@ -151,6 +151,8 @@ def build_folder() -> Path:
     unchanged = py_compile.PycInvalidationMode.UNCHECKED_HASH
     # Templates among them are no valid Python: what cannot be compiled here is not needed compiled there.
     compileall.compile_dir(str(shipped), quiet=2, workers=0, invalidation_mode=unchanged, stripdir=str(shipped))
+    if foreign := [name for name in sorted(collect.not_shipped(collect.extras())) if (shipped / name).exists()]:
+        sys.exit(f"the bundle has what Elsewise does not require: {', '.join(foreign)}")
     if len(list(folder.rglob("libmlx.*"))) != 1:
         sys.exit("the bundle has not exactly one libmlx: its metallib would not be found")
     return folder

@@ -197,6 +197,10 @@ def test_what_is_shipped_leaves_tests_headers_and_traces_of_this_machine_out(pac
     shipped = package.collect.required(("hf",))
     assert {"torch", "transformers", "mlx", "numpy", "pip", "elsewise", "pyside6-essentials"} <= shipped.keys()
     assert shipped.keys().isdisjoint({"pytest", "mypy", "ruff", "pyinstaller"})
+    assert {"torch", "pandas", "pytest"} <= package.collect.not_analysed()
+    assert package.collect.not_analysed().isdisjoint({"PySide6", "runtime", "json", "tkinter"})
+    assert {"pandas", "pytest"} <= package.collect.not_shipped(("hf",))
+    assert "torch" not in package.collect.not_shipped(("hf",))
     names = [inside for each in shipped.values() for inside, _ in package.collect.files(each)]
     assert not [name for name in names if re.search(r"^torch/(test|include)/|direct_url\.json$|\.pyc$|^\.\.", name)]
     assert [name for name in names if Path(name).name.startswith("libmlx.")] in (
