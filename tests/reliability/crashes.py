@@ -44,6 +44,8 @@ ORPHAN_SECONDS = 15  # for an engine to end after its app was killed, on a busy 
 PATIENCE_SECONDS = 60
 STRACE_CALLS = 30  # strace counts the calls of each thread separately, so that higher counts may never be reached
 MESSAGES = 4  # of an app that is killed
+START_SECONDS = 4.0  # within which an app is killed that has said nothing
+AFTER_A_LINE = 0.2  # seconds within which an app is killed that has
 BLOCK_ROUNDS = 2
 BLOCK_FAULTS = (("pwrite64", "ENOSPC"), ("pwrite64", "EIO"), ("fdatasync", "EIO"))
 
@@ -111,21 +113,25 @@ def app_at_writes(order: Order) -> Tally:
 
 
 def app_at_moments(order: Order) -> Tally:
-    """Kills the app, with an engine process beside it, at a random moment; the engine ends too."""
-    tally, chance = Tally(), random.Random(order.seed)
-    began = time.monotonic()
-    assert run(talker(order.folder / "whole.sqlite3", MESSAGES, "process"))[-1] == ["done"]
-    whole = time.monotonic() - began
-    for number in range(order.count):
-        path, after = order.folder / f"{number}.sqlite3", chance.uniform(0.2, 1.1) * whole
+    """Kills the app, with an engine process beside it, at a random moment; the engine ends too.
 
-        def act(path: Path = path, after: float = after) -> str:
+    The moment lies in the start, or soon after one of the lines that the app prints, however fast the machine is.
+    """
+    tally, chance = Tally(), random.Random(order.seed)
+    printed = len(run(talker(order.folder / "whole.sqlite3", MESSAGES, "process")))
+    for number in range(order.count):
+        path, lines = order.folder / f"{number}.sqlite3", chance.randrange(printed)
+        after = chance.uniform(0, AFTER_A_LINE if lines else START_SECONDS)
+
+        def act(path: Path = path, lines: int = lines, after: float = after) -> str:
             with subprocess.Popen(talker(path, MESSAGES, "process"), cwd=REPOSITORY, stdout=subprocess.PIPE) as process:
+                assert process.stdout is not None
+                output = [process.stdout.readline() for _ in range(lines)]
                 time.sleep(after)
                 engines = [child for child in psutil.Process(process.pid).children() if process.poll() is None]
                 process.kill()
-                output = process.communicate()[0]
-            said = [json.loads(line) for line in output.splitlines()]
+                output += process.stdout.readlines()
+            said = [json.loads(line) for line in output]
             _, alive = psutil.wait_procs(engines, timeout=ORPHAN_SECONDS)
             for engine in alive:
                 engine.kill()
@@ -134,7 +140,7 @@ def app_at_moments(order: Order) -> Tally:
                 check_sessions(path, said)
             return "after an answer" if any(words[0] == "answered" for words in said) else "before the first answer"
 
-        tally.attempt(f"killed after {after:.2f} s", act)
+        tally.attempt(f"killed {after:.2f} s after line {lines}", act)
     return tally
 
 
