@@ -22,7 +22,7 @@ def not_loaded(error: BaseException) -> str:
         return f"{str(error).partition(': ')[0]}; {_another_engine()}"
     if isinstance(error, BackendUnavailableError):
         return translate("Workbench", "{0}; or {1}").format(error, _another_engine())
-    if isinstance(error, ModelMissingError):  # its message names commands; the window has an action beside this
+    if isinstance(error, ModelMissingError) and error.source:  # its message names commands; what a server lacks has no source
         name = Path(error.source).name or translate("Workbench", "the model")
         return translate("Workbench", "{0} is not on this computer").format(name)
     return str(error)

@@ -29,8 +29,11 @@ async def open_model(source: str, backend: str, **options: Any) -> LanguageModel
 
     What it needs is loaded on a thread, for the window is on the screen by now and must not stall.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="load-client") as thread:
+    thread = ThreadPoolExecutor(1, thread_name_prefix="load-client")
+    try:
         start = await asyncio.wrap_future(thread.submit(_starter, source, backend))
+    finally:
+        thread.shutdown(wait=False)  # where the start is cancelled, a keychain may still be asking its user
     return await start(**options)
 
 

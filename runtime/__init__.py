@@ -97,6 +97,7 @@ if TYPE_CHECKING:
     from runtime.remote.connect import add_connection, connect, connect_async
     from runtime.remote.saved import (
         Connection,
+        check_connection_name,
         connections,
         find_connection,
         forget_connection,
@@ -262,6 +263,7 @@ __all__ = [
     "brings_text",
     "catalogue",
     "check_backend",
+    "check_connection_name",
     "check_fits",
     "clean_text",
     "compare_models",
@@ -446,6 +448,7 @@ _NAMES = {
     ),
     "runtime.remote.saved": (
         "Connection",
+        "check_connection_name",
         "connections",
         "find_connection",
         "forget_connection",

@@ -22,6 +22,7 @@ from runtime.records import NO_TOKEN, Float32, Int32
 from runtime.tables import Columns, Tabular, token_numbers
 
 MOST_BYTES = 256 << 20  # of an answer
+MOST_TOKENS = 64  # asked for by their ids: each is ranked among the whole vocabulary, in every layer
 MOMENT_BYTES = 256 << 20  # of the rows of logits that are there at once; one position's where that is more
 _SCALARS = ("deviation", "reused")
 ENTRY_BYTES = 12  # of an entry of such a row: as the library has it, as float32, and its weight

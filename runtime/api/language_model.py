@@ -38,7 +38,7 @@ from runtime.branches import Branches, Options, Prompts, check_count, check_prom
 from runtime.completion import Completion
 from runtime.errors import InvalidRequestError, RuntimeFault, UnsupportedFeatureError
 from runtime.info import CacheReport, Message, Metrics, ModelInfo, OnProgress
-from runtime.lens import LensCost, LensRun, check_positions
+from runtime.lens import MOST_TOKENS, LensCost, LensRun, check_positions
 from runtime.numerics.pooling import Pooling, check_pooling, checked_texts
 from runtime.options.checking import check_value, is_whole, plain_number, shown, whole
 from runtime.options.generation import ALTERNATIVES, GenerationOptions, given
@@ -635,7 +635,7 @@ class LanguageModel:
             ids: The whole text, from its first token on.
             positions: Places in it, in any order: what follows the token there is looked at. None: the last one.
             top_k: Alternatives recorded for each layer.
-            tokens: Ids whose values are wanted at every position, beside the token that follows.
+            tokens: Ids whose values are wanted at every position, beside the token that follows; at most 64.
             adapters: Loaded ones, in order; () is the base, None the model's stack.
             on_progress: Hears how many positions are done, at the caller.
 
@@ -649,6 +649,10 @@ class LanguageModel:
         path = self._checks.ids(ids)
         places = check_positions(positions, len(path))
         wanted = self._checks.optional_ids(tokens, "tokens")
+        if len(wanted) > MOST_TOKENS:
+            raise InvalidRequestError(
+                f"{len(wanted):,} tokens, more than {MOST_TOKENS}, are asked for; top_k has the likeliest"
+            )
         LensCost.of(self.info, len(places), top_k, len(wanted)).check()
         order = np.argsort(places)
         run: LensRun = await self.transport.call(

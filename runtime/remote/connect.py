@@ -22,7 +22,7 @@ from runtime.remote.dialect import UNKNOWN_CONTEXT, Abilities, Dialect, Facts, P
 from runtime.remote.dialects import BY_NAME, DIALECTS
 from runtime.remote.http import IDLE_SECONDS, Address, HttpClient
 from runtime.remote.operations import RemoteOperations
-from runtime.remote.saved import Connection, keep_connection
+from runtime.remote.saved import Connection, check_connection_name, keep_connection
 from runtime.remote.text import RemoteText, choose_text
 from runtime.remote.transport import RemoteTransport, end_soon
 from runtime.session.manifest import tokenizer_digest
@@ -114,6 +114,7 @@ def add_connection(connection: Connection, key: str = "") -> tuple[ModelInfo, st
     Raises:
         RuntimeFault: What `connect` and `keep_connection` raise; nothing was stored then.
     """
+    check_connection_name(connection.name)
     given = {**connection.arguments(), **({"api_key": key} if key else {})}
     with connect(**given) as remote:
         info = remote.info
@@ -189,7 +190,7 @@ def _chosen_model(client: HttpClient, probe: Probe, model: str | None) -> str:
     if model in ids or not ids:
         return model
     known = client.without_key(nearest(model, ids))
-    raise ModelMissingError(f"{client.address.host} has no model {model!r:.100}: {known}", model)
+    raise ModelMissingError(f"{client.address.host} has no model {model!r:.100}: {known}")
 
 
 def _info(

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import filelock
 import msgspec
 
 from runtime.errors import InvalidRequestError, ModelLoadError
 from runtime.hub.credentials import forget_key, keep_key, kept_key
-from runtime.loading.paths import is_model_id, models_dir
+from runtime.loading.paths import is_model_id, models_dir, shelf_path
 from runtime.remote.http import Address
 
 KEY_VARIABLE: Final = "ELSEWISE_API_KEY"
 HOST_VARIABLE: Final = "ELSEWISE_API_HOST"
 _FILE: Final = "connections.json"
 _MOST_BYTES: Final = 1 << 20
+_LOCK_SECONDS: Final = 10.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +107,21 @@ def connections() -> list[Connection]:
 
 
 def find_connection(name: str) -> Connection | None:
-    """The connection of that name; for an address, ``http://host:port`` or ``http://host:port#model``, one that is not kept."""
+    """The connection of that name; for an address, ``http://host:port`` or ``http://host:port#model``, one that is not kept.
+
+    A model of the shelf goes before a connection of its name. A list that cannot be read has none: it keeps no model of this
+    machine from being loaded.
+    """
     if name.startswith(("http://", "https://")):
         base_url, _, model = name.partition("#")
         return Connection(name, base_url, model or None)
-    return next((each for each in connections() if each.name == name), None)
+    if not is_model_id(name) or shelf_path(name).exists():
+        return None
+    try:
+        return next((each for each in connections() if each.name == name), None)
+    except ModelLoadError as fault:
+        log.warning("%s", fault)
+        return None
 
 
 def keep_connection(connection: Connection, key: str = "") -> str:
@@ -116,32 +133,56 @@ def keep_connection(connection: Connection, key: str = "") -> str:
     Raises:
         InvalidRequestError: No name, or no address.
         KeychainError: There is a key and no keychain; nothing was stored.
+        ModelLoadError: The list cannot be read or written.
     """
-    if not is_model_id(connection.name):
-        raise InvalidRequestError(f"a connection is called like a model (letters, digits, - _ .), not {connection.name!r:.80}")
+    check_connection_name(connection.name)
     address = Address.parse(connection.base_url, plain_http=connection.plain_http)
     kept_in = keep_key(address.url, key) if key else ""
-    _write([each for each in connections() if each.name != connection.name] + [connection])
+    with _list_held() as path:
+        _write(path, [each for each in connections() if each.name != connection.name] + [connection])
     return kept_in
+
+
+def check_connection_name(name: str) -> None:
+    """Refuses a name that no connection can have.
+
+    Raises:
+        InvalidRequestError: It is not formed like a model's, or a model of the shelf has it.
+    """
+    if not is_model_id(name):
+        raise InvalidRequestError(f"a connection is called like a model (letters, digits, - _ .), not {name!r:.80}")
+    if shelf_path(name).exists():
+        raise InvalidRequestError(f"{name} is a model of the shelf: give the connection another name")
 
 
 def forget_connection(name: str) -> bool:
     """Removes a connection and its key, unless another connection to the same server needs it; False without one."""
-    all_of_them = connections()
-    gone = next((each for each in all_of_them if each.name == name), None)
-    if gone is None:
-        return False
-    rest = [each for each in all_of_them if each.name != name]
-    _write(rest)
+    with _list_held() as path:
+        all_of_them = connections()
+        gone = next((each for each in all_of_them if each.name == name), None)
+        if gone is None:
+            return False
+        rest = [each for each in all_of_them if each.name != name]
+        _write(path, rest)
     address = Address.parse(gone.base_url, plain_http=True).url
     if not any(Address.parse(each.base_url, plain_http=True).url == address for each in rest):
         forget_key(address)
     return True
 
 
-def _write(entries: list[Connection]) -> None:
+@contextmanager
+def _list_held() -> Iterator[Path]:
+    """The list, which one thread of one process changes at a time."""
     path = models_dir() / _FILE
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with filelock.FileLock(f"{path}.lock", timeout=_LOCK_SECONDS, mode=0o600):
+            yield path
+    except (filelock.Timeout, OSError) as fault:
+        raise ModelLoadError(f"{path} cannot be written: {fault}") from fault
+
+
+def _write(path: Path, entries: list[Connection]) -> None:
     fresh = Path(f"{path}.{os.getpid()}")
     fresh.touch(mode=0o600)
     fresh.write_bytes(msgspec.json.format(msgspec.json.encode(entries), indent=2) + b"\n")

@@ -117,12 +117,17 @@ class Embeddings:
         vectors = np.empty((sum(copies), self._backend.info.hidden_size), np.float32)
         self.running.append(_Work(job, order, vectors, total, len(order)))
 
+    @property
+    def waits(self) -> bool:
+        """Others have to leave before anything can be computed."""
+        unchanged = self._departures == self._cache.departures or self._cache.room.spare() < (self._lacking or 0)
+        return self._lacking is not None and bool(self._cache.live) and unchanged
+
     def step(self, *, beside: bool) -> None:
         """One slice, of whom was served longest ago; `beside`: others wait for this step's end."""
-        if self._lacking is not None and self._cache.live:
-            looked, self._departures = self._departures, self._cache.departures
-            if looked == self._departures or self._cache.room.spare() < self._lacking:
-                return
+        waits, self._departures = self.waits, self._cache.departures
+        if waits:
+            return
         self._lacking = None
         quota = min(self._pace.chunk(beside=beside), self._options.max_batch_tokens)
         work = self.running.pop(0)

@@ -162,7 +162,8 @@ class Scheduler:
         if self._prompts.running:
             self._prompts.step(decoding=self._decodes)
         if self._background and not (self._decodes and self._prompts.running):
-            working = self._embeddings if self._embeddings.running else self._lenses
+            lens = self._lenses.running and (not self._embeddings.running or self._embeddings.waits)
+            working = self._lenses if lens else self._embeddings
             working.step(beside=self._decodes or bool(self._prompts.running))
         self.cache.account()
         self.counters.publish(self.cache)

@@ -34,6 +34,10 @@ def test_a_model_that_is_not_here_is_said_without_commands(source: str, name: st
     assert not_loaded(missing) == f"{name} is not on this computer"
 
 
+def test_what_a_server_lacks_is_said_with_what_it_has() -> None:
+    assert not_loaded(ModelMissingError("host has 2 models: name one of a, b")) == "host has 2 models: name one of a, b"
+
+
 @pytest.mark.parametrize(
     ("own", "way_out"),
     [(9_000, "Edit your message to shorten it"), (854, "start a new session"), (855, "Edit your message to shorten it")],

@@ -34,6 +34,7 @@ class ServerForm(Aside):
         self._lay_out()
         for each in self._fields:
             each.returnPressed.connect(self._connect)
+        self.url.textChanged.connect(self._forget_consent)
         self.connect_button.clicked.connect(self._connect)
         self.cancel_button.clicked.connect(self.leave)
 
@@ -63,6 +64,11 @@ class ServerForm(Aside):
         self.key.clear()
         self.dropped.emit()
         super().leave()
+
+    def _forget_consent(self) -> None:
+        """It was for another address."""
+        self.plain_http.setChecked(False)
+        self.plain_http.hide()
 
     def _connect(self) -> None:
         if not self.url.text().strip():

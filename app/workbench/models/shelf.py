@@ -96,9 +96,21 @@ class Shelf:
 
     async def connect(self, server: Server) -> str:
         """Asks the server what it is; kept if it answers."""
-        made = await refused(asyncio.to_thread(_connect, server))
+        connection, arguments = await refused(asyncio.to_thread(_connection, server))
+        return await refused(self._connect(connection, arguments, server.key))
+
+    async def _connect(self, connection: Connection, arguments: dict[str, Any], key: str) -> str:
+        """Cancelled, it closes the socket and keeps nothing."""
+        from runtime import connect_async, keep_connection
+
+        async with await connect_async(**arguments) as model:
+            info = model.info
+        kept_in = await asyncio.to_thread(keep_connection, connection, key)
         self._windows.tell(ModelsChanged())
-        return made
+        can = ", ".join(info.capabilities)
+        said = [translate("Workbench", "{0} is on the list: {1}, {2}").format(connection.name, info.name, can)]
+        said += [translate("Workbench", "the key is kept in {0}").format(kept_in)] if kept_in else []
+        return ". ".join([*said, *info.warnings])
 
     async def plan(self, wanted: str) -> ModelPlan:
         """Asks the hub."""
@@ -189,9 +201,9 @@ def _verify(name: str, progress: OnStep) -> None:
 
 
 def _remove(name: str) -> int:
-    from runtime import ModelShelf, forget_connection
+    from runtime import ModelShelf, find_connection, forget_connection
 
-    if forget_connection(name):
+    if find_connection(name) is not None and forget_connection(name):
         return 0
     return ModelShelf().remove(name)
 
@@ -202,15 +214,15 @@ def _add(path: Path) -> str:
     return ModelShelf().add(path).name
 
 
-def _connect(server: Server) -> str:
-    from runtime import Connection, add_connection
+def _connection(server: Server) -> tuple[Connection, dict[str, Any]]:
+    """The connection, named after model and host where it was given no name, and what `connect_async` takes."""
+    from runtime import Connection, check_connection_name, connect_async  # noqa: F401  # HTTP is loaded here, not on the loop
 
-    name = server.name or re.sub(r"[^\w.-]+", "-", server.url.partition("://")[2] or server.url).strip("-.")
-    made = Connection(name, server.url, server.model or None, server.plain_http)
-    info, kept_in = add_connection(made, server.key)
-    said = [translate("Workbench", "{0} is on the list: {1}, {2}").format(name, info.name, ", ".join(info.capabilities))]
-    said += [translate("Workbench", "the key is kept in {0}").format(kept_in)] if kept_in else []
-    return ". ".join([*said, *info.warnings])
+    host = server.url.partition("://")[2] or server.url
+    plain = re.sub(r"[^A-Za-z0-9._]+", "-", f"{server.model.rpartition('/')[2]}-{host}").strip("-._")[:100]
+    connection = Connection(server.name or plain, server.url, server.model or None, server.plain_http)
+    check_connection_name(connection.name)
+    return connection, {**connection.arguments(), **({"api_key": server.key} if server.key else {})}
 
 
 def _plan(wanted: str, progress: OnDownload) -> DownloadPlan:

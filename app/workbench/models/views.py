@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from ui import BackendChoice, FitView, HubFind, LoadChoice, ModelPlan, Offer, ShelfModel, translate
 
 if TYPE_CHECKING:
     from runtime import CatalogueModel, Connection, DownloadPlan, Fit, HubModel, ShelfEntry, ShelvedAdapter
+
+
+log = logging.getLogger(__name__)
 
 
 def model_of(entry: ShelfEntry, source: str, own: LoadChoice) -> ShelfModel:
@@ -143,9 +147,13 @@ def models_here() -> list[ShelfEntry]:
 
 def servers_here(source: str) -> list[Connection]:
     """Models on servers by the names that were given to them, and the one in use where it has none; blocking, any thread."""
-    from runtime import connections, find_connection
+    from runtime import ModelLoadError, connections, find_connection
 
-    kept = connections()
+    try:
+        kept = [each for each in connections() if find_connection(each.name) is not None]
+    except ModelLoadError as fault:  # models of this machine are listed all the same
+        log.warning("%s", fault)
+        kept = []
     used = None if any(each.name == source for each in kept) else find_connection(source)
     return kept if used is None else [*kept, used]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from app.supervisor import open_model
-from runtime import Origin, connections
+from runtime import Origin, connections, find_connection
 from tests.app.serve.conftest import Served, serving, tiny
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Scene, until
@@ -133,7 +133,33 @@ def test_a_lost_connection_keeps_the_text_and_waits_for_a_click(play: Play, serv
     play(scene, engine=open_model)
 
 
-def test_a_server_that_is_not_there_is_refused_and_nothing_is_kept(play: Play, served: Served) -> None:
+def test_a_server_that_is_given_up_is_not_kept(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "models"))
+
+    async def scene(s: Scene) -> None:
+        closed = asyncio.Event()
+
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()  # to its end: the client closes the socket
+            closed.set()
+            writer.close()
+
+        async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            connecting = asyncio.create_task(s.workbench.shelf.connect(Server(url, "slow")))
+            await asyncio.sleep(1.0)
+            connecting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await connecting
+            await asyncio.wait_for(closed.wait(), 10)
+        assert connections() == []
+
+    play(scene, engine=open_model)
+
+
+def test_a_server_that_is_not_there_is_refused_and_nothing_is_kept(play: Play, tmp_path: Path, served: Served) -> None:
+    models_dir = tmp_path / "models"
+
     async def scene(s: Scene) -> None:
         with pytest.raises(Refusal, match=r"no connection to 127\.0\.0\.1:1: "):
             await s.workbench.shelf.connect(Server("http://127.0.0.1:1"))
@@ -142,9 +168,19 @@ def test_a_server_that_is_not_there_is_refused_and_nothing_is_kept(play: Play, s
         assert connections() == []
         # a name is made of the address; taking it off the list leaves the server alone
         await s.workbench.shelf.connect(Server(served.url))
-        name = served.url.partition("://")[2].replace(":", "-")
+        name = served.url.partition("://")[2].replace(":", "-")  # "127.0.0.1-8000"
         assert [each.name for each in connections()] == [name]
         assert await s.workbench.shelf.remove(name) == 0
         assert connections() == []
+        # a model of the shelf keeps its name, also where it came later
+        await s.workbench.shelf.connect(Server(served.url, "big"))
+        (models_dir / "big").mkdir()
+        with pytest.raises(Refusal, match="model of the shelf"):
+            await s.workbench.shelf.connect(Server(served.url, "big"))
+        assert find_connection("big") is None
+        # a list that is damaged keeps no other model from being loaded
+        (models_dir / "connections.json").write_text("{")
+        assert [each.name for each in await s.workbench.shelf.list()] == ["big"]
+        assert [each.source for each in await s.workbench.models.list()] == ["big"]
 
     play(scene, engine=open_model)

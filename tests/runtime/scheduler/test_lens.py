@@ -11,7 +11,7 @@ import pytest
 
 from runtime import LanguageModel, NonFiniteLogitsError, PromptProgress, RuntimeFault
 from runtime.backends.fake import Behaviour
-from runtime.errors import MemoryBudgetError
+from runtime.errors import InvalidRequestError, MemoryBudgetError
 from tests.fakes import KINDS, TOLERANCE, Gate, fake_model, reference, settled, some_ids
 from tests.runtime.adapters.toys import INVOCATION, toy_adapter
 
@@ -83,6 +83,29 @@ def test_a_path_that_cannot_fit_is_refused_and_one_that_must_wait_is_answered() 
         np.testing.assert_allclose(row, reference(some_ids(3, 700)), atol=TOLERANCE, rtol=0)
         assert len(run) == 10
         assert model.cache_report().bytes <= 1000 * TOKEN
+
+
+def test_a_lens_and_a_text_to_embed_that_do_not_fit_together_both_end() -> None:
+    gate = Gate()
+    with fake_model(Behaviour(before_forward=gate), kv_cache_bytes=1000 * TOKEN, prefill_chunk_tokens=64) as model:
+
+        async def both() -> tuple[Any, Any]:
+            gate.shut(after=13)  # the first ten are the ordinary query, which goes ahead
+            lens = asyncio.create_task(model.lens(some_ids(1, 600), range(100, 600)))
+            await asyncio.to_thread(gate.reached.wait, 10)
+            embed = asyncio.create_task(model.embed(["x" * 700]))
+            await asyncio.sleep(0.05)
+            gate.open()
+            return await asyncio.wait_for(asyncio.gather(lens, embed), 20)
+
+        run, vectors = asyncio.run(both())
+        assert (len(run), len(vectors)) == (500, 1)
+        assert settled(model)[1].leases == 0
+
+
+def test_few_tokens_are_ranked_beside_the_likeliest() -> None:
+    with fake_model() as model, pytest.raises(InvalidRequestError, match="more than 64"):
+        model.lens_sync(some_ids(1, 5), tokens=range(65))
 
 
 def test_a_fault_is_the_job_s_own() -> None:

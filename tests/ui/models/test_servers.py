@@ -36,6 +36,14 @@ def test_a_server_is_connected_opened_and_taken_off_the_list(in_window: Play, be
         assert form.connect_button.isEnabled()
         bench.problem = ""
         form.plain_http.setChecked(True)
+        form.url.setText("http://other.example:8000")  # it was for another address
+        assert (form.plain_http.isChecked(), form.plain_http.isVisible()) == (False, False)
+        form.url.setText("http://vllm.example:8000")
+        bench.problem = UNENCRYPTED
+        QTest.mouseClick(form.connect_button, LEFT)
+        await until(form.plain_http.isVisible)
+        bench.problem = ""
+        form.plain_http.setChecked(True)
         QTest.mouseClick(form.connect_button, LEFT)
         await until(lambda: "big" in page.models)
         assert not form.isVisible()
@@ -43,7 +51,7 @@ def test_a_server_is_connected_opened_and_taken_off_the_list(in_window: Play, be
         assert page.notice.words == "big is on the list"
         asked = [call[0] for call in bench.asked("connect")]
         assert asked == [
-            Server("http://vllm.example:8000", "big", "", "sk-secret"),
+            *[Server("http://vllm.example:8000", "big", "", "sk-secret")] * 2,
             Server("http://vllm.example:8000", "big", "", "sk-secret", plain_http=True),
         ]
         assert "sk-secret" not in repr(asked)
