@@ -152,6 +152,7 @@ async def run_window(
     `on_shown` is called when the first window stands on the screen with its first session in it (or what keeps it from being
     opened), and before anything of the engine is loaded.
     """
+    began = time.time_ns()
     supervisor = Supervisor(model, backend, log_path=data.engine_log, blocks=blocks_in(data))
     workbench = AppWorkbench(Services(store, supervisor, reopens=True))
     kept = await store.setting(WINDOW_SETTING)
@@ -169,7 +170,7 @@ async def run_window(
     known = [row.id for row in rows]
     latest = sample if demo or not rows else rows[0].id
     window.start(windows.session(known) or latest)
-    watcher = _watch_focus(data, windows)
+    watcher = _watch_focus(data, windows, began)
     application = QApplication.instance()
     if isinstance(application, Application):
         application.file_opened.connect(windows.open_file)
@@ -226,12 +227,21 @@ def _closing_on_signals(windows: AppWindows) -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def _watch_focus(data: DataFolder, windows: AppWindows) -> QFileSystemWatcher:
-    """A second start of the app writes the file: come to the front, open what it was started with."""
+def _watch_focus(data: DataFolder, windows: AppWindows, since: int) -> QFileSystemWatcher:
+    """A second start of the app writes the file: come to the front, open what it was started with.
+
+    Args:
+        data: Has the file.
+        windows: Open what is asked for.
+        since: `time.time_ns` of the start: what was asked for after it, and before there was a window, is opened now.
+    """
     watcher, focus = QFileSystemWatcher(), data.focus
     known = read_focus(data.root)
     if focus.exists():
         watcher.addPath(str(focus))
+    if known is not None and known.stamp >= since:
+        for name in known.files:
+            windows.open_file(Path(name))
 
     def come_forward() -> None:
         nonlocal known

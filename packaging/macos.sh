@@ -43,8 +43,9 @@ is_code() {
   esac
 }
 
-timestamp() {
-  if [ "$ELSEWISE_SIGN_IDENTITY" = "-" ]; then echo --timestamp=none; else echo --timestamp; fi
+# A hardened process loads only libraries of its own team, and a signature for this machine alone (-) names none.
+how() {
+  if [ "$ELSEWISE_SIGN_IDENTITY" = "-" ]; then echo --timestamp=none; else echo --options runtime --timestamp; fi
 }
 
 build() {
@@ -60,14 +61,14 @@ sign() {
   find "$app" -type f | sort > build/signed-files
   while IFS= read -r file; do
     if is_code "$file" && [ "$file" != "$app/Contents/MacOS/elsewise" ]; then
-      codesign --force --options runtime "$(timestamp)" --sign "$ELSEWISE_SIGN_IDENTITY" "$file"
+      codesign --force $(how) --sign "$ELSEWISE_SIGN_IDENTITY" "$file"
     fi
   done < build/signed-files
   find "$app" -type d -name '*.framework' | sort -r > build/signed-files
   while IFS= read -r framework; do
-    codesign --force --options runtime "$(timestamp)" --sign "$ELSEWISE_SIGN_IDENTITY" "$framework"
+    codesign --force $(how) --sign "$ELSEWISE_SIGN_IDENTITY" "$framework"
   done < build/signed-files
-  codesign --force --options runtime "$(timestamp)" --entitlements "$entitlements" --sign "$ELSEWISE_SIGN_IDENTITY" "$app"
+  codesign --force $(how) --entitlements "$entitlements" --sign "$ELSEWISE_SIGN_IDENTITY" "$app"
   codesign --verify --deep --strict "$app"
 }
 

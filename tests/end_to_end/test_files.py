@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from app.paths import DataFolder
@@ -48,6 +51,20 @@ def test_the_open_window_imports_sessions_and_models(
 
     open_app("x", "fake", scene)
     lock.release()
+
+
+def test_what_was_asked_for_while_the_window_started_is_opened(data: DataFolder, open_app: OpenApp, tmp_path: Path) -> None:
+    messages = tmp_path / "river.json"
+    messages.write_text(json.dumps([{"role": "user", "content": "Name a river."}]), "utf-8")
+    data.make()
+    coming = time.time_ns() + 10**12  # later than the start
+    data.focus.write_bytes(msgspec.json.encode({"stamp": coming, "files": [str(messages)]}))
+
+    async def scene(_: MainWindow, workbench: AppWorkbench) -> None:
+        while not any(row.title == "Name a river." for row in await workbench.services.store.sessions()):
+            await asyncio.sleep(0.02)
+
+    open_app("x", "fake", scene)
 
 
 def test_what_is_no_request_opens_nothing(data: DataFolder) -> None:
