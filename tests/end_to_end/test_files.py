@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -60,9 +59,8 @@ def test_what_was_asked_for_while_the_window_started_is_opened(data: DataFolder,
     coming = time.time_ns() + 10**12  # later than the start
     data.focus.write_bytes(msgspec.json.encode({"stamp": coming, "files": [str(messages)]}))
 
-    async def scene(_: MainWindow, workbench: AppWorkbench) -> None:
-        while not any(row.title == "Name a river." for row in await workbench.services.store.sessions()):
-            await asyncio.sleep(0.02)
+    async def scene(window: MainWindow, _: AppWorkbench) -> None:
+        await until(lambda: window.controller.shown is not None and window.controller.shown.view.title == "Name a river.")
 
     open_app("x", "fake", scene)
 
