@@ -140,7 +140,7 @@ class LanguageModel:
 
     def has(self, capability: str) -> bool:
         """Whether the engine has what not every engine has: "kv", "adapters", "hidden states", "scores", "top logprobs"."""
-        return capability in self.transport.capabilities
+        return isinstance(capability, str) and capability in self.transport.capabilities
 
     def _require(self, capability: str, what: str) -> None:
         if not self.has(capability):

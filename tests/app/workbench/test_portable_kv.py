@@ -9,6 +9,7 @@ import pytest
 
 from app.block_files import apart, put_into, take_from
 from app.portable_kv import carries_blocks, keys_of
+from resources.processes import child_command
 from runtime import BlockOptions
 from storage import SessionStore
 from tests.app.workbench.scene import Engine, Scene
@@ -119,7 +120,7 @@ def test_the_window_opens_no_block_file_itself(tmp_path: Path) -> None:
 
 
 def test_a_process_that_dies_of_a_block_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.block_files.__name__", "tests.no_such_module")
+    monkeypatch.setattr("app.block_files.child_command", lambda _: child_command("tests.no_such_module"))
     with pytest.raises(OSError, match="the process that reads it has ended"):
         apart(tmp_path / "a.elsewise", tmp_path / "blocks.db", [])
 

@@ -14,6 +14,7 @@ from PySide6.QtWidgets import QAbstractButton, QApplication, QComboBox, QWidget
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import FakeWorkbench
+from tests.ui.inspector.test_depth import layers_of
 from tests.ui.window.test_conversation import finish
 from ui import MainWindow
 from ui.controller.setup import FORM, MODEL, SAMPLING, TOOLS
@@ -93,6 +94,7 @@ def seen(top: QWidget) -> Iterator[str]:
 
 def test_nothing_that_is_seen_bypasses_the_translators(marks: None, in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
+    bench.layers = layers_of(bench.vocabulary)
     found: set[str] = set()
 
     async def scene(window: MainWindow) -> None:
