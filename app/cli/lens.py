@@ -18,6 +18,7 @@ from app.cli.settings import Settings
 from runtime import LanguageModel, LensCost, LensRun, check_fits
 
 MOST_LISTED: Final = 1_000_000  # positions of one range: more than any context holds
+MOST_DIGITS: Final = 18  # of a position
 EXAMPLES = """\b
 Examples:
   elsewise lens text.txt
@@ -158,6 +159,10 @@ def _places(given: str) -> range:
     first, dash, last = given.partition("-")
     if not (first.isdecimal() and (last.isdecimal() if dash else True)):
         raise click.UsageError(f"--position {given}: give a number from 0 on, or a range such as 0-40")
+    if max(len(first), len(last)) > MOST_DIGITS:
+        raise click.UsageError(
+            f"--position {given[:MOST_DIGITS]}...: a number of more than {MOST_DIGITS} digits; no text is so long"
+        )
     found = range(int(first), (int(last) if dash else int(first)) + 1)
     if not found:
         raise click.UsageError(f"--position {given}: the first is behind the last")

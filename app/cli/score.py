@@ -133,10 +133,10 @@ def score(
     own = load_options("--load", loads) | weights_of(weights)
     other = load_options("--against-load", against_loads) | weights_of(against_weights) | adapter_options(against_adapters)
     if out is not None:
-        check_out(out)
-        own |= connection_of(connect_to, model, tokenizer, plain_http=plain_http)
-        with load_model(model or settings.model, backend or settings.backend, **own) as loaded:
-            score_files(loaded, files, out, top_k=count, per_text=rows == "text", resume=resume)
+        check_out(out, files, resume=resume)
+        connection = connection_of(connect_to, model, tokenizer, plain_http=plain_http)
+        with load_model(model or settings.model, backend or settings.backend, **own, **connection) as loaded:
+            score_files(loaded, files, out, top_k=count, per_text=rows == "text", resume=resume, loading=own)
         return
     text = read_text(file)
     if not text:

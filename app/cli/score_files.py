@@ -1,18 +1,23 @@
 """`elsewise score FILES --parquet OUT`: many texts into one file of numbers, resumable.
 
 While it runs, results are appended to an Arrow stream beside the file (`.OUT.part`), which can be read up to where it was cut
-off. At the end it becomes a file under another temporary name, which is renamed: OUT is whole, or is not there.
+off. A resumed run appends to a stream of its own (`.OUT.part2`, ...) and changes none of those before. At the end they become a
+file under another temporary name, which is renamed: OUT is whole, or is not there.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from importlib import import_module
+from itertools import count, takewhile
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -20,13 +25,26 @@ import click
 
 from app.cli.common import console, read_text
 from app.cli.options import in_options
+from resources.files import open_regular
 from runtime import LanguageModel, RuntimeFault, TokenRun, __version__
 
 FORMATS: Final = (".parquet", ".jsonl", ".csv")
-FLUSHED_ROWS: Final = 20_000  # that are held before they are written
+FLUSHED_TOKENS: Final = 20_000  # that are held before they are written
+FLUSHED_SECONDS: Final = 5.0  # after which what is held is written in any case
+GROUPED_ROWS: Final = 20_000  # of OUT that are written at once,
+GROUPED_BYTES: Final = 64 << 20  # or so many bytes
 LEFT_OUT: Final = ("origin", "finish_reason", "draw")  # of a run's columns: they say nothing of a text that was given
-MOST_OF_A_FIELD: Final = 1 << 27  # characters of a field in CSV
+LONGEST_LINE: Final = 1 << 27  # bytes of a line, characters of a field in CSV
 IN_ORDER: Final = 1 << 10  # rows of an input in Parquet that are read at a time
+OF_ONE_TEXT: Final = {
+    "text": "string",
+    "tokens": "int64",
+    "logprob": "float64",
+    "surprisal_bits": "float64",
+    "perplexity": "float64",  # null for a single token
+}
+# load options that the numbers do not depend on
+NO_NUMBERS: Final = frozenset(("threads", "kv_cache_bytes", "offload", "offload_memory_bytes", "blocks"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +56,8 @@ class Input:
     text: str
 
 
-def check_out(out: Path) -> None:
-    """Refuses a name that nothing can be written under, and says which library is missing.
+def check_out(out: Path, files: tuple[str, ...], *, resume: bool) -> None:
+    """Refuses a name that nothing can be written under, and inputs that cannot be resumed; says which library is missing.
 
     Raises:
         click.ClickException, click.UsageError: See above.
@@ -48,14 +66,39 @@ def check_out(out: Path) -> None:
         raise click.UsageError(f"{out}: choose a name that ends in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
     if not out.absolute().parent.is_dir():
         raise click.ClickException(f"{out}: there is no folder {out.absolute().parent}")
+    for file in files:
+        if out.exists() and Path(file).exists() and out.samefile(file):
+            raise click.UsageError(f"{out} is one of the inputs: choose another name for --out")
+        if resume and not _readable_again(file):
+            what = "stdin" if file == "-" else file
+            raise click.UsageError(f"--resume reads the inputs again, which {what} does not allow: save its text in a file")
     _arrow()
 
 
-def score_files(model: LanguageModel, files: tuple[str, ...], out: Path, *, top_k: int, per_text: bool, resume: bool) -> None:
+def score_files(
+    model: LanguageModel,
+    files: tuple[str, ...],
+    out: Path,
+    *,
+    top_k: int,
+    per_text: bool,
+    resume: bool,
+    loading: Mapping[str, Any],
+) -> None:
     """Scores every text of the files.
+
+    Args:
+        model: What scores them.
+        files: The inputs.
+        out: The file that is made.
+        top_k: Alternatives of each token.
+        per_text: Whether a row is a text, or a token.
+        resume: Whether what an earlier run has done is taken over.
+        loading: The load options that were given: what is resumed must have the same.
 
     Raises:
         click.ClickException: A file that cannot be read, a full disk, or a partial file of something else.
+        RuntimeFault: The model or its server failed.
     """
     metadata = {
         "elsewise": __version__,
@@ -65,46 +108,79 @@ def score_files(model: LanguageModel, files: tuple[str, ...], out: Path, *, top_
         "model_fingerprint": model.info.model_fingerprint,
         "numbers_fingerprint": model.info.numbers_fingerprint,
         "options": {"alternatives": top_k, "rows": "text" if per_text else "token"},
-        "inputs": [[file, Path(file).stat().st_size if Path(file).is_file() else 0] for file in files],
+        "loading": {name: value for name, value in loading.items() if name not in NO_NUMBERS},
+        "inputs": [_state(file) for file in files],
     }
+    metadata = json.loads(json.dumps(metadata))  # as it is read back
     part = _Part(out.with_name(f".{out.name}.part"), metadata, per_text=per_text)
-    if resume and not part.path.exists() and out.exists():
+    if resume and not part.paths() and out.exists():
+        if not _made_with(out, metadata):
+            raise click.ClickException(
+                f"{out} is there, but does not say that it was made of these inputs with this model and these options; "
+                "leave out --resume to make it anew"
+            )
         click.echo(f"{out}: complete; there is nothing to go on with", err=True)
         return
+    again = ": go on with --resume" if all(map(_readable_again, files)) else ""
+    given: dict[int, Input] = {}
+
+    def texts() -> Iterator[str]:
+        for number, each in enumerate(inputs(files)):
+            if number not in part.done:
+                given[number] = each
+            yield each.text
+
+    def left_out(number: int, fault: RuntimeFault) -> None:
+        where = given.pop(number)
+        click.echo(f"{where.file}, row {where.row:,}: left out: {in_options(fault)}", err=True)
+
     try:
-        done = part.open(resume=resume)
-        told = f"{len(done):,} texts are done already; " if done else ""
-        given: dict[int, Input] = {}
-
-        def texts() -> Iterator[str]:
-            for number, each in enumerate(inputs(files)):
-                if number not in done:
-                    given[number] = each
-                yield each.text
-
-        faults: dict[int, RuntimeFault] = {}
+        part.open(resume=resume)
+        told = f"{len(part.done):,} texts are done already; " if part.done else ""
         stream = model.score_many_sync(
-            texts(), top_k, skip=done, ordered=True, progress=console.is_terminal, on_fault=faults.__setitem__
+            texts(), top_k, skip=part.done, ordered=True, progress=console.is_terminal, on_fault=left_out
         )
-        try:
+        with closing(part), closing(stream):
             for number, run in stream:
                 part.add(number, given.pop(number), run)
-        finally:
-            stream.close()
-            part.close()
-        for number, fault in faults.items():
-            where = given[number]
-            click.echo(f"{where.file}, row {where.row:,}: left out: {in_options(fault)}", err=True)
-        if not part.texts + len(done):
+        if not part.texts + len(part.done):
             raise click.ClickException(f"{', '.join(files)}: there is no text that can be scored")
         rows = part.finish(out)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo(f"stopped; the results so far are in {part.path}: go on with --resume", err=True)
+    except (KeyboardInterrupt, click.Abort, RuntimeFault):
+        if part.paths():
+            click.echo(f"stopped; the results so far are in {part.path}{again}", err=True)
         raise
     except OSError as error:
-        left = f"; the results so far are in {part.path}: go on with --resume" if part.path.exists() else ""
+        left = f"; the results so far are in {part.path}{again}" if part.paths() else ""
         raise click.ClickException(f"{out}: {error.strerror or error}{left}") from error
     click.echo(f"{told}{part.texts:,} texts scored, {rows:,} rows in {out}", err=True)
+
+
+def _readable_again(file: str) -> bool:
+    """Whether a second run can read the same of it; a file that is missing is refused where it is read."""
+    return file != "-" and (Path(file).is_file() or not Path(file).exists())
+
+
+def _state(file: str) -> list[Any]:
+    """Name, bytes and time of the last change of an input."""
+    if not Path(file).is_file():
+        return [file, 0, 0]
+    info = Path(file).stat()
+    return [file, info.st_size, info.st_mtime_ns]
+
+
+def _made_with(out: Path, metadata: Mapping[str, Any]) -> bool:
+    """Whether a file says of itself that it was made so; one in CSV says nothing."""
+    try:
+        with open_regular(out) as file:
+            if out.suffix.lower() == ".jsonl":
+                return bool(json.loads(file.readline(LONGEST_LINE)) == {"metadata": metadata})
+            if out.suffix.lower() == ".parquet":
+                found = import_module("pyarrow.parquet").read_schema(file).metadata or {}
+                return all(found.get(name.encode()) == text.encode() for name, text in _texts_of(metadata).items())
+    except (OSError, ValueError, RecursionError):  # ArrowInvalid is a ValueError
+        pass
+    return False
 
 
 # ---- what is read --------------------------------------------------------------------------------------------------------
@@ -127,45 +203,62 @@ def inputs(files: tuple[str, ...]) -> Iterator[Input]:
 
 
 def _read_json_lines(file: str) -> Iterator[object]:
-    with _opened(file) as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                found = json.loads(line)
-            except ValueError as error:
-                raise click.ClickException(f"{file}, line {number:,}: no JSON ({error})") from error
-            yield found.get("text") if isinstance(found, dict) else found
+    for number, line in enumerate(_lines(file), 1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except ValueError as error:
+            raise click.ClickException(f"{file}, line {number:,}: no JSON ({error})") from error
+        except RecursionError as error:
+            raise click.ClickException(f"{file}, line {number:,}: nested too deeply to be read") from error
+        yield found.get("text") if isinstance(found, dict) else found
 
 
 def _read_csv(file: str) -> Iterator[object]:
-    csv.field_size_limit(MOST_OF_A_FIELD)
-    with _opened(file) as lines:
-        try:
-            for row in csv.DictReader(lines, strict=True):
-                yield row.get("text")
-        except csv.Error as error:
-            raise click.ClickException(f"{file}: no CSV ({error})") from error
+    csv.field_size_limit(LONGEST_LINE)
+    rows = csv.DictReader((part for line in _lines(file) for part in io.StringIO(line, newline="")), strict=True)
+    try:
+        for row in rows:
+            yield row.get("text")
+    except csv.Error as error:
+        raise click.ClickException(f"{file}, line {rows.reader.line_num:,}: no CSV ({error})") from error
 
 
 def _read_parquet(file: str) -> Iterator[object]:
     arrow = _arrow()
     parquet = import_module("pyarrow.parquet")
+    row = 0
     try:
-        with parquet.ParquetFile(file) as table:
+        with open_regular(Path(file)) as stream, parquet.ParquetFile(stream) as table:
             if "text" not in table.schema_arrow.names:
                 raise click.ClickException(f'{file}: no column "text"; it has {", ".join(table.schema_arrow.names)}')
             for batch in table.iter_batches(IN_ORDER, columns=["text"]):
-                yield from batch.column(0).to_pylist()
+                for value in batch.column(0):
+                    row += 1
+                    yield value.as_py()
+    except UnicodeDecodeError as error:
+        raise click.ClickException(f"{file}, row {row:,}: not UTF-8 at byte {error.start:,} of the text") from error
     except arrow.ArrowInvalid as error:
         raise click.ClickException(f"{file}: no whole Parquet file: it is cut short, damaged or of another format") from error
     except OSError as error:
         raise click.ClickException(f"{file}: cannot be read as Parquet: {error.strerror or 'it is damaged'}") from error
 
 
-def _opened(file: str) -> IO[str]:
+def _lines(file: str) -> Iterator[str]:
+    """The lines of a file with their ends, without a byte order mark."""
     try:
-        return Path(file).open(encoding="utf-8-sig", errors="strict", newline="")
+        with open_regular(Path(file)) as stream:
+            for number in count(1):
+                line = stream.readline(LONGEST_LINE + 1)
+                if len(line) > LONGEST_LINE:
+                    raise click.ClickException(f"{file}, line {number:,}: longer than {LONGEST_LINE:,} bytes")
+                if not line:
+                    return
+                try:
+                    yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError as error:
+                    raise click.ClickException(f"{file}, line {number:,}: not UTF-8 at byte {error.start:,} of it") from error
     except OSError as error:
         raise click.ClickException(f"{file}: {error.strerror}") from error
 
@@ -175,38 +268,40 @@ def _opened(file: str) -> IO[str]:
 
 @dataclass(slots=True)
 class _Part:
-    """The results so far, in a stream of Arrow batches."""
+    """The results so far, in streams of Arrow batches: one of each run. A text's rows are in one batch."""
 
-    path: Path
+    path: Path  # of the first
     metadata: Mapping[str, Any]
     per_text: bool
     texts: int = 0  # added in this run
+    done: set[int] = field(default_factory=set)  # numbers of the texts of runs before
     _held: list[Any] = field(default_factory=list)
+    _held_tokens: int = 0
+    _flushed: float = 0.0  # when
     _file: IO[bytes] | None = None
     _writer: Any = None
+    _broken: bool = False
 
-    def open(self, *, resume: bool) -> set[int]:
-        """The numbers of the texts that are done, whose results are taken over.
+    def paths(self) -> list[Path]:
+        """The streams that are there, in order."""
+        names = (self.path if n == 1 else self.path.with_name(f"{self.path.name}{n}") for n in count(1))
+        return list(takewhile(Path.exists, names))
+
+    def open(self, *, resume: bool) -> None:
+        """Begins a stream; with `resume` behind those that are there, whose texts are done, else in their place.
 
         Raises:
             click.ClickException: They are of another model, other options or other files.
         """
-        before = self.path.with_name(f"{self.path.name}.before")
-        done: set[int] = set()
-        if resume and self.path.exists():
-            self.path.replace(before)
-        try:
-            self._file = self.path.open("wb")
-            for table in self._batches(before) if before.exists() else ():
-                self._write(table)
-                done.update(table.column("text_id").to_pylist())
-        except BaseException:
-            self.close()
-            if before.exists():
-                before.replace(self.path)
-            raise
-        before.unlink(missing_ok=True)
-        return done
+        if resume:
+            for table in self._batches():
+                self.done.update(_numbers(table))
+        else:
+            for path in reversed(self.paths()):  # so that no gap hides the rest if this is cut off
+                path.unlink()
+        there = len(self.paths())
+        self._file = (self.path.with_name(f"{self.path.name}{there + 1}") if there else self.path).open("xb")
+        self._flushed = time.monotonic()
 
     def add(self, number: int, given: Input, run: TokenRun) -> None:
         """The scores of one text."""
@@ -222,67 +317,122 @@ class _Part:
                 "surprisal_bits": bits,
                 "perplexity": 2.0 ** min(mean, 1000.0) if len(scored) else None,
             }
-            table = arrow.table({name: [value] for name, value in own.items()})
+            table = arrow.table({name: arrow.array([own[name]], kind) for name, kind in OF_ONE_TEXT.items()})
         else:
             table = run.to_arrow().drop_columns(list(LEFT_OUT))
         for name, value, kind in (("row", given.row, "int64"), ("file", given.file, "string"), ("text_id", number, "int64")):
             table = table.add_column(0, name, arrow.array([value] * len(table), kind))
         self._held.append(table)
+        self._held_tokens += len(run)
         self.texts += 1
-        if sum(map(len, self._held)) >= FLUSHED_ROWS:
+        if self._held_tokens >= FLUSHED_TOKENS or time.monotonic() - self._flushed >= FLUSHED_SECONDS:
             self._flush()
 
     def close(self) -> None:
-        """What is held is written, and the file closed."""
-        try:
-            if self._file is not None and not self._file.closed:
+        """What is held is written, and the file closed; one with nothing in it is removed."""
+        if self._file is None:
+            return
+        with closing(self._file):
+            if not self._broken:  # else what is added now would be read as the rest of what was cut off
                 self._flush()
                 if self._writer is not None:
                     self._writer.close()
-        finally:
-            if self._file is not None:
-                self._file.close()
+        if self._writer is None:
+            Path(self._file.name).unlink()
 
     def finish(self, out: Path) -> int:
-        """Makes the file of it; how many rows it has."""
+        """Makes the file of it; how many rows it has.
+
+        Raises:
+            click.ClickException: Not all texts could be read back; the streams stay.
+        """
         made = out.with_name(f".{out.name}.made")
+        found = 0
+
+        def counted() -> Iterator[Any]:
+            nonlocal found
+            for table in self._batches():
+                found += len(_numbers(table))
+                yield table
+
         try:
             with made.open("wb") as file:
-                rows = _written(self._batches(self.path), file, out.suffix.lower(), self.metadata)
+                rows = _written(_grouped(counted()), file, out.suffix.lower(), self.metadata)
+                file.flush()
+                os.fsync(file.fileno())
+            if found != self.texts + len(self.done):
+                raise click.ClickException(
+                    f"{self.path} has {found:,} of {self.texts + len(self.done):,} texts: it was changed or is damaged; "
+                    "go on with --resume"
+                )
             made.replace(out)
         finally:
             made.unlink(missing_ok=True)
-        self.path.unlink()
+        for path in reversed(self.paths()):
+            path.unlink()
         return rows
 
     def _flush(self) -> None:
         if self._held:
+            self._broken = True  # until all of it is written
             self._write(_arrow().concat_tables(self._held))
             self._held.clear()
-        if self._file is not None:
-            self._file.flush()
+            self._held_tokens = 0
+            self._broken = False
+        self._flushed = time.monotonic()
 
     def _write(self, table: Any) -> None:
+        assert self._file is not None
         if self._writer is None:
             schema = table.schema.with_metadata({"elsewise": json.dumps(self.metadata)})
             self._writer = import_module("pyarrow.ipc").new_stream(self._file, schema)
         self._writer.write_table(table.replace_schema_metadata(None).combine_chunks())
+        self._file.flush()
 
-    def _batches(self, path: Path) -> Iterator[Any]:
-        """The tables of a partial file up to where it was cut off."""
+    def _batches(self) -> Iterator[Any]:
+        """The tables of all streams, of each up to where it was cut off."""
         arrow = _arrow()
-        with path.open("rb") as file:
-            try:
-                stream = import_module("pyarrow.ipc").open_stream(file)
-            except arrow.ArrowInvalid:
-                return  # cut off before the first
-            if json.loads((stream.schema.metadata or {}).get(b"elsewise", b"null")) != self.metadata:
-                raise click.ClickException(
-                    f"{path}: it was begun with another model, other options or other files; leave out --resume to begin anew"
-                )
-            with suppress(arrow.ArrowInvalid, StopIteration, OSError):
-                while True:
-                    yield arrow.Table.from_batches([stream.read_next_batch()])
+        for path in self.paths():
+            with path.open("rb") as file:
+                try:
+                    stream = import_module("pyarrow.ipc").open_stream(file)
+                    if json.loads((stream.schema.metadata or {}).get(b"elsewise", b"null")) != self.metadata:
+                        raise click.ClickException(
+                            f"{path}: it was begun with another model, other options or other files; leave out --resume to "
+                            "begin anew"
+                        )
+                    for batch in stream:
+                        yield arrow.Table.from_batches([batch])
+                except arrow.ArrowInvalid:  # cut off
+                    continue
+                except OSError as error:
+                    if error.errno is not None:  # the disk's: pyarrow's own, of a stream that was cut off, has none
+                        raise
+
+
+def _numbers(table: Any) -> list[int]:
+    """Of the texts whose rows a table has."""
+    numbers: list[int] = table.column("text_id").unique().to_pylist()
+    return numbers
+
+
+def _grouped(tables: Iterable[Any]) -> Iterator[Any]:
+    """The same rows in fewer tables: each becomes a row group of a Parquet file."""
+    held: list[Any] = []
+    rows = size = 0
+    for table in tables:
+        held.append(table)
+        rows, size = rows + len(table), size + table.nbytes
+        if rows >= GROUPED_ROWS or size >= GROUPED_BYTES:
+            yield _arrow().concat_tables(held)
+            held, rows, size = [], 0, 0
+    if held:
+        yield _arrow().concat_tables(held)
+
+
+def _texts_of(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """The metadata as a Parquet file has them."""
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in metadata.items()}
 
 
 def _written(tables: Iterator[Any], file: IO[bytes], suffix: str, metadata: Mapping[str, Any]) -> int:
@@ -298,9 +448,7 @@ def _written(tables: Iterator[Any], file: IO[bytes], suffix: str, metadata: Mapp
                 file.writelines(json.dumps(_plain(row), ensure_ascii=False).encode() + b"\n" for row in table.to_pylist())
                 continue
             if writer is None:
-                schema = table.schema.with_metadata(
-                    {k: v if isinstance(v, str) else json.dumps(v) for k, v in metadata.items()}
-                )
+                schema = table.schema.with_metadata(_texts_of(metadata))
                 if suffix == ".csv":
                     schema = _flat(table).schema
                     writer = import_module("pyarrow.csv").CSVWriter(file, schema)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from runtime.adapters.uses import Adapters
 from runtime.aio import LoopThread
 from runtime.api.checks import check_ids
-from runtime.errors import InvalidRequestError, RuntimeFault
+from runtime.errors import InvalidRequestError, NonFiniteLogitsError, OptionError, RuntimeFault
 from runtime.options.checking import check_callback, check_value, shown, whole
 from runtime.options.priority import Priority
 from runtime.records import TokenRun, TopLogprobs
@@ -76,8 +76,9 @@ async def score_many(
         adapters: As of `next_token_logprobs`.
         priority: Before which other requests the texts are read.
         progress: True draws a tqdm bar; a callable gets the texts done and in all (None: not known).
-        on_fault: Gets the number and the error of a text that cannot be scored (empty, too long); the others go on. Without
-            it the error is raised, with the number as a note.
+        on_fault: Gets the number and the error of a text that cannot be scored (`InvalidRequestError`: empty, too long;
+            `NonFiniteLogitsError`); the others go on. Any other error (a server that is gone, memory that is full) is raised,
+            as is each without `on_fault`, with the number as a note.
     """
 
     async def score(ids: Sequence[int]) -> TokenRun:
@@ -191,7 +192,8 @@ class _Bulk:
         try:
             return task.result()
         except RuntimeFault as fault:
-            if self.on_fault is None or self.model.ended is not None:
+            of_the_text = isinstance(fault, InvalidRequestError | NonFiniteLogitsError) and not isinstance(fault, OptionError)
+            if self.on_fault is None or self.model.ended is not None or not of_the_text:
                 fault.add_note(f"text {number:,}")
                 raise
             self.on_fault(number, fault)

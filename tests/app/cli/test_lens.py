@@ -58,6 +58,8 @@ def test_a_table_names_the_layer_that_leads(elsewise: Elsewise, file: str) -> No
         (("--position", "5-2"), "behind the last"),
         (("--position", "0-99999999"), "more positions than"),
         (("--position", "4000"), "not 4000"),
+        (("--position", "9" * 5000), "no text is so long"),
+        (("--position", "0-" + "9" * 5000), "no text is so long"),
         (("--position", "1", "--position", "1"), "given twice"),
         (("--token", ""), "empty"),
     ],

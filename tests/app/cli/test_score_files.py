@@ -7,17 +7,21 @@ import errno
 import io
 import json
 import math
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 import pyarrow as pa  # what the command writes with
+import pyarrow.ipc as ipc  # as above
 import pyarrow.parquet as pq  # as above
 import pytest
 
 from app.cli import score_files
-from runtime import LanguageModel, load
+from runtime import LanguageModel, RemoteError, load
 from tests.app.cli.conftest import Elsewise
+from tests.runtime.remote.servers import Refused, serving, tokenizer_folder
 
 TEXTS = ["one <b>", 'two, "quoted"\nlines', "naïve 🌧", "שלום"]
 FAKE = ("--backend", "fake")
@@ -130,6 +134,180 @@ def test_a_run_that_was_stopped_goes_on(
     assert "complete" in elsewise("score", str(texts), *FAKE, "--out", str(out), "--resume").err
 
 
+def test_a_server_that_dies_ends_the_run_which_goes_on_later(
+    elsewise: Elsewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts, out, dead = tmp_path / "in.jsonl", tmp_path / "out.parquet", True
+    texts.write_text("".join(f'"{text}"\n' for text in ("one", "two", "x" * 77, "four")), "utf-8")
+    monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "models"))
+    with load("mock", backend="mock") as model, serving(model) as server:
+        answer = server.answer
+
+        async def dying(method: str, path: str, body: Any) -> Any:
+            if dead and path == "/v1/completions" and len(body["prompt"]) == 77:
+                raise Refused(500, "engine dead")
+            return await answer(method, path, body)
+
+        monkeypatch.setattr(server, "answer", dying)
+        folder = tokenizer_folder(tmp_path / "tokenizer")
+        words = ("score", str(texts), "--connect", server.base_url, "--tokenizer", str(folder), "--out", str(out))
+        done = elsewise(*words)
+        assert (done.code, out.exists(), "left out" in done.err) == (1, False, False)
+        assert "engine dead" in done.err
+        assert "go on with --resume" in done.err
+        dead = False
+        done = elsewise(*words, "--resume")
+    assert done.code == 0
+    assert "2 texts are done already; 2 texts scored" in done.err
+    assert sorted(set(pq.read_table(out).column("text_id").to_pylist())) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("rows", ["token", "text"])
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+def test_texts_of_one_token_have_the_types_of_others(
+    elsewise: Elsewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, rows: str
+) -> None:
+    path, out = tmp_path / "in.jsonl", tmp_path / f"out.{kind}"
+    path.write_text('"a"\n"bcd"\n"e"\n', "utf-8")
+    monkeypatch.setattr(score_files, "FLUSHED_TOKENS", 1)  # each in a batch of its own
+    monkeypatch.setattr(score_files, "GROUPED_ROWS", 1)
+    words = ("score", str(path), *FAKE, "--out", str(out), "--rows", rows)
+    assert elsewise(*words).code == 0
+    if kind == "parquet":
+        table = pq.read_table(out)
+        assert [table.schema.field(name).type for name in ("logprob", "surprisal_bits")] in (
+            [pa.float32(), pa.float64()],
+            [pa.float64(), pa.float64()],
+        )
+        if rows == "text":
+            assert [value is None for value in table.column("perplexity").to_pylist()] == [True, False, True]
+
+
+def test_results_are_written_every_few_seconds_and_survive_a_kill(
+    elsewise: Elsewise, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.parquet"
+    with monkeypatch.context() as killed:  # nothing more is written at the end
+        killed.setattr(score_files, "FLUSHED_SECONDS", 0.0)
+        killed.setattr(score_files._Part, "close", lambda part: part._file.close())
+        stopped_after(killed, 2, click.Abort())
+        elsewise("score", str(texts), *FAKE, "--out", str(out))
+    synced: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda _: synced.append(out.exists()))
+    done = elsewise("score", str(texts), *FAKE, "--out", str(out), "--resume")
+    assert "2 texts are done already; 2 texts scored" in done.err
+    assert synced == [False]  # before it has its name
+    assert pq.ParquetFile(out).num_row_groups == 1
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), click.Abort()])
+def test_a_resumed_run_changes_nothing_of_what_is_done(
+    elsewise: Elsewise, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    whole, out, part = tmp_path / "whole.parquet", tmp_path / "out.parquet", tmp_path / ".out.parquet.part"
+    elsewise("score", str(texts), *FAKE, "--out", str(whole))
+    words = ("score", str(texts), *FAKE, "--out", str(out))
+    with monkeypatch.context() as faulty:
+        stopped_after(faulty, 2, click.Abort())
+        elsewise(*words)
+    before = part.read_bytes()
+    for n in (0, 1):
+        with monkeypatch.context() as faulty:
+            stopped_after(faulty, n, error)
+            assert elsewise(*words, "--resume").code == 1
+        assert part.read_bytes() == before
+    assert left_in(tmp_path) == [".out.parquet.part", ".out.parquet.part2"]
+    assert "3 texts are done already; 1 texts scored" in elsewise(*words, "--resume").err
+    assert pq.read_table(out).to_pylist() == pq.read_table(whole).to_pylist()
+    assert left_in(tmp_path) == []
+
+
+def test_without_resume_all_that_was_done_is_removed(
+    elsewise: Elsewise, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("score", str(texts), *FAKE, "--out", str(tmp_path / "out.parquet"))
+    with monkeypatch.context() as faulty:
+        stopped_after(faulty, 1, click.Abort())
+        elsewise(*words)
+        stopped_after(faulty, 1, click.Abort())
+        elsewise(*words, "--resume")
+    assert "already" not in elsewise(*words).err
+    assert left_in(tmp_path) == []
+
+
+def test_nothing_is_written_behind_a_write_that_failed(
+    elsewise: Elsewise, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_off(self: score_files._Part, _: Any) -> None:
+        assert self._file is not None
+        self._file.write(b"a half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write, writes = score_files._Part._write, 0
+
+    def second_fails(self: score_files._Part, table: Any) -> None:
+        nonlocal writes
+        writes += 1
+        (cut_off if writes == 2 else write)(self, table)
+
+    monkeypatch.setattr(score_files, "FLUSHED_TOKENS", 1)
+    monkeypatch.setattr(score_files._Part, "_write", second_fails)
+    words = ("score", str(texts), *FAKE, "--out", str(tmp_path / "out.parquet"))
+    assert "No space left on device" in elsewise(*words).err
+    assert (tmp_path / ".out.parquet.part").read_bytes().endswith(b"a half")
+    assert "1 texts are done already; 3 texts scored" in elsewise(*words, "--resume").err
+
+
+def test_what_cannot_be_read_back_at_the_end_is_not_left_out(
+    elsewise: Elsewise, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(_: object) -> Any:
+        raise OSError(errno.EIO, "Input/output error")
+
+    close = score_files._Part.close
+
+    def damaged(self: score_files._Part) -> None:
+        close(self)
+        self.path.write_bytes(self.path.read_bytes()[:-20])
+
+    out = tmp_path / "out.parquet"
+    for module, name, fault, words in (
+        (ipc, "open_stream", unreadable, "Input/output error"),
+        (score_files._Part, "close", damaged, "has 3 of 4 texts"),
+    ):
+        with monkeypatch.context() as faulty:
+            faulty.setattr(score_files, "FLUSHED_TOKENS", 1)
+            faulty.setattr(module, name, fault)
+            done = elsewise("score", str(texts), *FAKE, "--out", str(out))
+        assert (done.code, out.exists(), left_in(tmp_path)) == (1, False, [".out.parquet.part"])
+        assert words in done.err
+    assert "3 texts are done already" in elsewise("score", str(texts), *FAKE, "--out", str(out), "--resume").err
+
+
+def test_a_stream_that_fails_to_close_loses_no_result(
+    elsewise: Elsewise, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = LanguageModel.score_many_sync
+
+    class Closing:
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            self._stream = many(*arguments, **named)
+
+        def __iter__(self) -> Iterator[Any]:
+            return self._stream
+
+        def close(self) -> None:
+            self._stream.close()
+            raise RemoteError("the server is gone")
+
+    words = ("score", str(texts), *FAKE, "--out", str(tmp_path / "out.parquet"))
+    with monkeypatch.context() as faulty:
+        faulty.setattr(LanguageModel, "score_many_sync", lambda *a, **k: Closing(*a, **k))
+        done = elsewise(*words)
+    assert (done.code, "the server is gone" in done.err) == (1, True)
+    assert "4 texts are done already" in elsewise(*words, "--resume").err
+
+
 def test_a_disk_that_is_full_at_the_end_leaves_no_half_file(
     elsewise: Elsewise, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,10 +332,58 @@ def test_a_partial_file_of_something_else_is_not_gone_on_with(
     with monkeypatch.context() as faulty:
         stopped_after(faulty, 2, click.Abort())
         elsewise("score", str(texts), *FAKE, "--out", str(out))
-    done = elsewise("score", str(texts), *FAKE, "--out", str(out), "--resume", "--alternatives", "7")
-    assert (done.code, "begun with another model, other options" in done.err) == (1, True)
-    assert left_in(tmp_path) == [".out.parquet.part"]  # as it was
-    assert elsewise("score", str(texts), *FAKE, "--out", str(out), "--resume").code == 0
+    words = ("score", str(texts), *FAKE, "--out", str(out), "--resume")
+    for more in (("--alternatives", "7"), ("--load", "context_length=64")):
+        done = elsewise(*words, *more)
+        assert (done.code, "begun with another model, other options" in done.err) == (1, True)
+        assert left_in(tmp_path) == [".out.parquet.part"]  # as it was
+    text, was = texts.read_text("utf-8"), texts.stat()
+    texts.write_text(text.replace("one", "two"), "utf-8")  # as long as before
+    done = elsewise(*words)
+    assert (done.code, "other files" in done.err) == (1, True)
+    texts.write_text(text, "utf-8")
+    os.utime(texts, ns=(was.st_atime_ns, was.st_mtime_ns))
+    assert elsewise(*words, "--load", "threads=1").code == 0  # no other numbers
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv"])
+def test_a_file_is_called_complete_where_it_says_that_it_was_made_so(
+    elsewise: Elsewise, texts: Path, tmp_path: Path, kind: str
+) -> None:
+    out = tmp_path / f"out.{kind}"
+    words = ("score", str(texts), *FAKE, "--out", str(out), "--resume")
+    elsewise(*words)
+    made = out.read_bytes()
+    same, other = elsewise(*words), elsewise(*words, "--alternatives", "7")
+    out.write_bytes(b"of something else")
+    foreign = elsewise(*words)
+    if kind != "csv":  # which does not say it
+        assert (same.code, "complete" in same.err) == (0, True)
+    for done in (other, foreign, *([same] if kind == "csv" else ())):
+        assert (done.code, "does not say that it was made of these inputs" in done.err) == (1, True)
+    assert out.read_bytes() == b"of something else"
+    assert elsewise(*words[:-1]).code == 0
+    assert out.read_bytes()[:100] == made[:100]
+
+
+def test_what_cannot_be_read_again_is_not_resumed(elsewise: Elsewise, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.jsonl"
+    os.mkfifo(pipe)
+    for file, named in (("-", "stdin"), (str(pipe), "pipe.jsonl")):
+        done = elsewise("score", file, *FAKE, "--out", str(tmp_path / "out.parquet"), "--resume")
+        assert done.code == 2
+        assert f"which {named} does not allow" in done.err.replace(str(tmp_path) + "/", "")
+
+
+@pytest.mark.parametrize("link", [None, Path.symlink_to, Path.hardlink_to])
+def test_an_input_is_not_written_over(elsewise: Elsewise, texts: Path, tmp_path: Path, link: Any) -> None:
+    before, out = texts.read_bytes(), texts
+    if link is not None:
+        out = tmp_path / "other.jsonl"
+        link(out, texts)
+    done = elsewise("score", str(texts), *FAKE, "--out", str(out))
+    assert (done.code, "is one of the inputs" in done.err) == (2, True)
+    assert texts.read_bytes() == before
 
 
 def test_what_cannot_be_scored_is_named_and_the_rest_goes_on(elsewise: Elsewise, tmp_path: Path) -> None:
@@ -180,11 +406,19 @@ def test_what_cannot_be_scored_is_named_and_the_rest_goes_on(elsewise: Elsewise,
         ("bad.jsonl", b'{"txt": "a"}\n', 'there is no "text"'),
         ("bad.csv", b"a,b\n1,2\n", 'there is no "text"'),
         ("missing.jsonl", b"", "No such file"),
+        ("bad.jsonl", b'"a"\n"\xff"\n', "bad.jsonl, line 2: not UTF-8"),
+        ("bad.csv", b"text\na\n\xff\n", "bad.csv, line 3: not UTF-8"),
+        ("bad.csv", b'text\na\n"b', "bad.csv, line 3: no CSV"),
+        ("deep.jsonl", b'"a"\n' + b"[" * 100_000, "deep.jsonl, line 2: nested too deeply"),
+        ("long.jsonl", b'"a"\n"' + b"b" * 200_000 + b'"', "long.jsonl, line 2: longer than 150,000 bytes"),
+        ("long.csv", b"text\n" + b"b" * 200_000, "long.csv, line 2: longer than 150,000 bytes"),
+        ("long.csv", b'text\n"' + b"b\n" * 100_000, "long.csv, line 75,002: no CSV (field larger"),
     ],
 )
 def test_files_that_cannot_be_read_are_refused_in_words(
-    elsewise: Elsewise, tmp_path: Path, name: str, content: bytes | None, why: str
+    elsewise: Elsewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes | None, why: str
 ) -> None:
+    monkeypatch.setattr(score_files, "LONGEST_LINE", 150_000)
     path, out = tmp_path / name, tmp_path / "out.parquet"
     if content is None:
         pq.write_table(pa.table({"text": TEXTS * 100}), path)

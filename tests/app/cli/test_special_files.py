@@ -15,6 +15,9 @@ pytestmark = pytest.mark.timeout(60)
 COMMANDS = {
     "score": ("score", "FILE"),
     "embed": ("embed", "FILE"),
+    "jsonl": ("score", "FILE.jsonl", "--out", "OUT.parquet"),
+    "csv": ("score", "FILE.csv", "--out", "OUT.parquet"),
+    "parquet": ("score", "FILE.parquet", "--out", "OUT.parquet"),
     "lens": ("lens", "FILE"),
     "batch": ("ask", "--batch", "FILE"),
     "schema": ("ask", "hi", "--schema", "FILE"),
@@ -28,7 +31,8 @@ COMMANDS = {
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_waits_for_no_special_file(command: str, kind: str, elsewise: Elsewise, tmp_path: Path) -> None:
     # given
-    file = tmp_path / "given"
+    [word] = [word for word in COMMANDS[command] if word.startswith("FILE")]
+    file = tmp_path / word.replace("FILE", "given")
     if kind == "pipe":
         os.mkfifo(file)
     elif kind == "device":
@@ -36,7 +40,7 @@ def test_a_command_waits_for_no_special_file(command: str, kind: str, elsewise: 
     else:
         with file.open("wb") as stream:
             stream.truncate(1 << 40)
-    words = [str(file) if word == "FILE" else word for word in COMMANDS[command]]
+    words = [str(file) if each == word else each.replace("OUT", f"{tmp_path}/out") for each in COMMANDS[command]]
     model = [] if command in ("sessions", "models") else ["--model", str(tiny_path("llama"))]
     # when
     done = elsewise(*words, *model)

@@ -12,7 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import InvalidRequestError, LanguageModel, RuntimeFault, TokenRun, load, run_sync, spawn
+from runtime import (
+    InvalidRequestError,
+    LanguageModel,
+    MemoryBudgetError,
+    NonFiniteLogitsError,
+    OptionError,
+    RemoteError,
+    RuntimeFault,
+    TokenRun,
+    load,
+    run_sync,
+    spawn,
+)
 from runtime.api.bulk import AUTO_TEXTS
 from runtime.backends.fake import Behaviour
 from tests.fakes import fake_model, some_ids
@@ -77,6 +89,25 @@ def test_without_a_listener_a_fault_is_raised_with_its_number_behind_what_was_be
         with pytest.raises(InvalidRequestError) as caught:
             next(stream)
         assert caught.value.__notes__ == ["text 2"]
+
+
+@pytest.mark.parametrize("fault", [RemoteError("lost", "lost"), MemoryBudgetError("full"), OptionError("no", "top_k")])
+def test_a_listener_hears_of_the_texts_own_faults_alone(fault: RuntimeFault, monkeypatch: pytest.MonkeyPatch) -> None:
+    score, faults = LanguageModel.score_run, dict[int, RuntimeFault]()
+
+    async def failing(self: LanguageModel, ids: Sequence[int], *arguments: Any, **named: Any) -> TokenRun:
+        if 9 in ids:
+            raise fault
+        return await score(self, ids, *arguments, **named)
+
+    monkeypatch.setattr(LanguageModel, "score_run", failing)
+    with fake_model(Behaviour(nan_on=frozenset({7}))) as model:
+        stream = model.score_many_sync([[1, 2], [3, 7, 4], [5, 6], [8, 9]], on_fault=faults.__setitem__)
+        assert [number for number, _ in islice(stream, 2)] == [0, 2]
+        with pytest.raises(type(fault)) as caught:
+            next(stream)
+    assert caught.value.__notes__[-1] == "text 3"
+    assert [(number, type(found)) for number, found in faults.items()] == [(1, NonFiniteLogitsError)]
 
 
 @pytest.mark.parametrize("ordered", [True, False])
