@@ -200,8 +200,9 @@ class FakeDrawings(_Group):
         assert self._bench.layers is not None
         return self._bench.layers
 
-    async def whole_row(self, session_id: int, node_id: int, index: int) -> npt.NDArray[np.float32]:
-        self._bench.note("whole_row", session_id, node_id, index)
+    async def whole_row(self, session_id: int, node_id: int, index: int, *, here: bool = False) -> npt.NDArray[np.float32]:
+        self._bench.note("whole_row", session_id, node_id, index, *(["here"] if here else []))
+        await self._bench.pause()
         return self._bench.row
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from PySide6.QtCore import QObject, Signal
@@ -102,15 +101,13 @@ class DrawsController(QObject):
 
     def ask_row(self, node_id: int, index: int) -> None:
         """Asks the model for everything it might have said at a place."""
-        self._ask_row(node_id, index, self.row_refused.emit)
+        found, ask = partial(self.row_found.emit, node_id, index), self._workbench.drawings.whole_row
+        self._showing.ask_latest("row", lambda session: tell(found, ask, session, node_id, index), self.row_refused.emit)
 
     def ask_row_quietly(self, node_id: int, index: int) -> None:
-        """Likewise, for a list that is complete without it: a refusal is not shown."""
-        self._ask_row(node_id, index, in_silence)
-
-    def _ask_row(self, node_id: int, index: int, refused: Callable[[str], None]) -> None:
+        """Likewise, because of a key press: no server is asked, and a refusal is not shown."""
         found, ask = partial(self.row_found.emit, node_id, index), self._workbench.drawings.whole_row
-        self._showing.ask_latest("row", lambda session: tell(found, ask, session, node_id, index), refused)
+        self._showing.ask_latest("quiet row", lambda session: tell(found, ask, session, node_id, index, here=True), in_silence)
 
     def ask_depth(self, node_id: int, index: int) -> None:
         """Asks the model at which layer it had the token of a place."""

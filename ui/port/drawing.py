@@ -119,8 +119,11 @@ class DrawingCommands(Protocol):
     async def find(self, session_id: int, node_id: int, index: int) -> Drawing | None:
         """How token `index` of the turn was drawn; None where there is no such token. Asks no model."""
 
-    async def whole_row(self, session_id: int, node_id: int, index: int) -> npt.NDArray[np.float32]:
-        """``(vocab,) float32``: raw log-probabilities before token `index`, from the model that runs; one forward at most."""
+    async def whole_row(self, session_id: int, node_id: int, index: int, *, here: bool = False) -> npt.NDArray[np.float32]:
+        """``(vocab,) float32``: raw log-probabilities before token `index`, from the model that runs; one forward at most.
+
+        `here`: only from a model of this machine; one on a server is refused, and nothing is sent to it.
+        """
 
     async def depth(self, session_id: int, node_id: int, index: int) -> LensRun:
         """What each layer of the model that runs would answer before token `index`; its alternatives are followed beside it.

@@ -6,6 +6,8 @@ through `ui.window.presenter`.
 
 from __future__ import annotations
 
+from functools import partial
+
 from PySide6.QtCore import QObject, QUrl
 from PySide6.QtGui import QDesktopServices, QKeySequence, QShortcut
 from PySide6.QtWidgets import QApplication, QWidget
@@ -15,6 +17,7 @@ from ui.comparison.presenters import SimilarPresenter
 from ui.controller import Controller
 from ui.controller.setup import SetupController
 from ui.core.shown import typed_text
+from ui.core.undo import Undo
 from ui.inspector.words import token as spoken_token
 from ui.port import SessionSetup, TextFile
 from ui.port.settings import SetupCommands
@@ -127,16 +130,26 @@ class Intents(QObject):
         name = b"".join(self._controller.token_bytes([token_id]))
 
         async def ban(commands: SetupCommands, session_id: int) -> SessionSetup:
-            options = (await commands.view(session_id)).options
-            held = next((option.own for option in options if option.name == "banned_tokens"), None)
-            others = [each for each in held if each != token_id] if isinstance(held, list | tuple) else []
-            setup = await commands.set_option(session_id, "banned_tokens", [*others, token_id])
+            setup = await commands.view(session_id)
+            held = next(option for option in setup.options if option.name == "banned_tokens")
+            banned = held.value if isinstance(held.value, list | tuple) else ()  # also those of a preset
+            if token_id not in banned:
+                setup = await commands.set_option(session_id, "banned_tokens", [*banned, token_id])
+                back = partial(self._set_bans, setup.session_id, held.own)
+                self._controller.undo_stack.remember(Undo(self.tr("Ban"), back))
             words = self.tr("{0} is banned in this session; the list of bans is under Sampling").format(spoken_token(name))
             self._parts.composer.notice.say(words)
             return setup
 
         self._parts.composer.notice.clear()
         self._setup.change(ban, self._parts.composer.notice.say)
+
+    async def _set_bans(self, session_id: int, own: object) -> None:
+        """What a session itself says of bans; None: nothing."""
+        say = self._parts.composer.notice.say
+        self._setup.change(
+            lambda commands, session: commands.set_option(session, "banned_tokens", own), say, session_id=session_id
+        )
 
     def show_why(self) -> None:
         """How the pinned token was drawn, in the inspector."""
@@ -250,7 +263,7 @@ class Intents(QObject):
     def _wire_transcript(self) -> None:
         controller, parts, presenter = self._controller, self._parts, self._presenter
         view = parts.transcript
-        view.token_pinned.connect(presenter.show_pin)
+        view.token_pinned.connect(presenter.take_pin)
         view.range_selected.connect(presenter.show_range)
         view.alternative_chosen.connect(self.branch)
         view.preview_wanted.connect(controller.draws.ask_preview)

@@ -29,6 +29,7 @@ from ui.window.actions import Actions, Possible
 from ui.window.frame import Frame
 
 METER_MS = 250  # between two counts of the context while an answer streams
+Place = tuple[int, int]  # node id, index
 
 
 class Presenter(QObject):
@@ -42,11 +43,12 @@ class Presenter(QObject):
         self.mode = Mode.TOKENS
         self.second = ComparisonPresenter(parts, acts, self.set_mode, self)
         self._link_of: int | None = None  # the session whose link is asked about
+        self._runs = False  # as last told: a model is loaded
         self._lacks_model = False  # as last told: what needs one is left until one is chosen
         self._offering = False  # the draft is a message that did not fit; when it is counted, what can be done is asked
         self._counted_at: tuple[EngineState, bool] | None = None
-        self._carried: tuple[int, int] | None = None  # what is to be pinned in the copy that is shown next
-        self._followed: tuple[int, int] | None = None  # a branch leaves here; its token at this place is pinned next
+        self._carried: tuple[Place | None, Place | None] | None = None  # pinned and followed, in the copy that is shown next
+        self._followed: Place | None = None  # a branch leaves here; its token at this place is pinned next
         controller.session_shown.connect(self._show_session)
         controller.copy_shown.connect(self._carry_pin)
         controller.turn_changed.connect(self._show_turn)
@@ -68,6 +70,7 @@ class Presenter(QObject):
         controller.drafts.file_read.connect(parts.composer.attach)
         controller.drafts.left_out.connect(self._show_left_out)
         controller.refused.connect(parts.composer.notice.say)
+        controller.refused.connect(lambda _words: self._unfollow())
         controller.sessions.trashed.connect(parts.sidebar.sessions.offer_undo)
         controller.sessions.restored.connect(parts.sidebar.sessions.withdraw_undo)
         controller.undo_stack.changed.connect(self.refresh)
@@ -103,13 +106,22 @@ class Presenter(QObject):
     def pin(self, node_id: int, index: int) -> None:
         """Pins a token, in the transcript and in the inspector."""
         self._parts.transcript.set_pinned(node_id, index)
-        self.show_pin((node_id, index))
+        self.take_pin((node_id, index))
+
+    def take_pin(self, place: Place | None) -> None:
+        """A token was pinned by hand, or (None) the pin was lost with its path, as by the branch that is followed."""
+        if place is not None:
+            self._unfollow()
+        self.show_pin(place)
 
     def follow(self, node_id: int, index: int) -> None:
         """Pins the token that a branch has at this place, as soon as it is shown."""
         self._followed = (node_id, index)
 
-    def show_pin(self, place: tuple[int, int] | None) -> None:
+    def _unfollow(self) -> None:
+        self._followed = None
+
+    def show_pin(self, place: Place | None) -> None:
         """Shows in the inspector what is pinned in the transcript."""
         shown = self._controller.shown
         spot = shown.spot(*place) if shown is not None and place is not None else None
@@ -160,27 +172,29 @@ class Presenter(QObject):
         if view.session_id != self._link_of:
             self._link_of = view.session_id
             parts.link.dismiss()
+            self._unfollow()
         parts.inspector.show_path(view.turns, self._controller.answers.how_made)
         self._show_pin_again()
         if self._carried is not None:
-            carried, self._carried = self._carried, None
-            self.pin(*carried)
+            (pinned, followed), self._carried = self._carried, None
+            if pinned is not None:
+                self.pin(*pinned)
+            self._followed = followed
         if self._followed is not None:
             left, index = self._followed
             beside = (turn for turn in view.turns if left in turn.variants and turn.node_id != left and len(turn.run) > index)
             branch = next(beside, None)
             if branch is not None:
-                self._followed = None
                 self.pin(branch.node_id, index)
         self._controller.drafts.compose(parts.composer.message, parts.composer.replaces)
 
     def _carry_pin(self, nodes: Mapping[int, int]) -> None:
         """The token that is pinned has another number in the copy."""
 
-        def carried(place: tuple[int, int] | None) -> tuple[int, int] | None:
+        def carried(place: Place | None) -> Place | None:
             return (nodes[place[0]], place[1]) if place is not None and place[0] in nodes else None
 
-        self._carried, self._followed = carried(self._parts.transcript.pinned), carried(self._followed)
+        self._carried = carried(self._parts.transcript.pinned), carried(self._followed)
 
     def _show_turn(self, turn: TurnView) -> None:
         self._parts.transcript.update_turn(turn)
@@ -240,7 +254,11 @@ class Presenter(QObject):
 
     def _show_status(self, status: StatusView) -> None:
         self._parts.status.show_status(status)
-        self._acts.clear_cache.setEnabled(status.engine in (EngineState.READY, EngineState.BUSY))
+        runs = status.engine in (EngineState.READY, EngineState.BUSY)
+        self._acts.clear_cache.setEnabled(runs)
+        if runs != self._runs:  # it was unloaded, or another one is loaded
+            self._runs = runs
+            self._parts.pinned.forget_row()
         wait = self.tr("{0}: choose a model first").format(status.reason) if status.lacks_model else ""
         self._parts.composer.set_waiting(wait)
         if status.lacks_model != self._lacks_model:

@@ -85,8 +85,14 @@ class Drawings:
             beams=beams_of(node),
         )
 
-    async def whole_row(self, session_id: int, node_id: int, index: int) -> npt.NDArray[np.float32]:
+    async def whole_row(self, session_id: int, node_id: int, index: int, *, here: bool = False) -> npt.NDArray[np.float32]:
         """Raw log-probabilities before a token, from the model that runs.
+
+        Args:
+            session_id: Which session.
+            node_id: The turn.
+            index: The token.
+            here: Only from a model of this machine: nothing is sent to a server.
 
         Raises:
             Refusal: None runs, or it cannot.
@@ -101,6 +107,8 @@ class Drawings:
         model = self._supervisor.running
         if model is None:
             raise Refusal(translate("Workbench", NO_MODEL))
+        if here and not model.has("kv"):
+            raise Refusal(translate("Workbench", "the model is on a server, which is asked only on request"))
         return await self._asked(model, session, place[0], ids)
 
     async def depth(self, session_id: int, node_id: int, index: int) -> LensRun:

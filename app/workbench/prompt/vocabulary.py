@@ -24,7 +24,11 @@ class TokenBytes:
     """Bytes by id, and back."""
 
     def __init__(self, tokens: list[bytes]) -> None:
+        self._take(tokens)
+
+    def _take(self, tokens: list[bytes]) -> None:
         self._tokens = tokens
+        self._lowered: list[bytes] = []  # made by the first search
 
     def bytes_of(self, token_id: int) -> bytes:
         """Empty where the vocabulary is not known."""
@@ -48,7 +52,9 @@ class TokenBytes:
     def containing(self, text: str, most: int) -> tuple[int, ...]:
         """The tokens that contain a text, in any ASCII case: equal ones, then those that begin with it; short ones first."""
         wanted = text.lower().encode(errors="replace")
-        found = [(token, data.lower()) for token, data in enumerate(self._tokens) if wanted in data.lower()] if wanted else []
+        if not self._lowered:
+            self._lowered = [data.lower() for data in self._tokens]
+        found = [(token, data) for token, data in enumerate(self._lowered) if wanted in data] if wanted else []
 
         def order(each: tuple[int, bytes]) -> tuple[bool, bool, int, int]:
             bare = each[1].strip(b" ") if wanted.strip(b" ") == wanted else each[1]
@@ -76,14 +82,14 @@ class Vocabulary(TokenBytes):
         """Reads the one that was used last, if none is there yet."""
         if not self._tokens:
             digest = await self._store.setting(SETTING)
-            self._tokens = (await self._store.vocabulary(digest) if isinstance(digest, str) else None) or []
+            self._take((await self._store.vocabulary(digest) if isinstance(digest, str) else None) or [])
 
     async def learn(self, model: LanguageModel) -> None:
         """Takes the model's, and saves it for later."""
         if self._of == model.info.model_fingerprint:
             return
         self._told.clear()
-        self._tokens = await model.byte_vocab_async()
+        self._take(await model.byte_vocab_async())
         self._of = model.info.model_fingerprint
         digest = vocabulary_digest(self._tokens)
         if await self._held(digest) != self._tokens:  # nothing is there, it is damaged, or something else was planted

@@ -103,6 +103,8 @@ def test_what_a_server_cannot_do_is_said_where_it_is_asked_for(play: Play, serve
         requests = sum(served.engine.responses.values())
         assert await s.workbench.drafts.score(session_id, "secret") is None
         assert (await s.workbench.drafts.compose(session_id, "secret")).tokens is None
+        with pytest.raises(Refusal, match="asked only on request"):
+            await s.workbench.drawings.whole_row(session_id, answer.node_id, 10, here=True)
         assert sum(served.engine.responses.values()) == requests
         # it is compared with models of this machine alone
         assert await s.workbench.comparison.choices(session_id) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.workbench.prompt.vocabulary import TokenBytes, Vocabulary
+from app.workbench.prompt.vocabulary import SETTING, TokenBytes, Vocabulary
 from storage import SessionStore, vocabulary_digest
 from tests.fakes import fake_model
 from tests.storage.helpers import sql, with_store
@@ -39,3 +39,30 @@ def test_tokens_are_found_by_what_they_contain() -> None:
     assert found.containing("RAIN", 2) == (0, 1)
     assert found.containing(" rain", 9) == (1, 5)
     assert found.containing("", 9) == found.containing("snow", 9) == ()
+
+
+def test_the_vocabulary_is_lowered_once_and_anew_for_another_model(tmp_path: Path) -> None:
+    lowered: list[bytes] = []
+
+    class Counted(bytes):
+        def lower(self) -> bytes:
+            lowered.append(self)
+            return super().lower()
+
+    found = TokenBytes([Counted(b"Rain"), Counted(b"ing")])
+    assert found.containing("r", 9) == found.containing("ra", 9) == (0,)
+    assert lowered == [b"Rain", b"ing"]
+
+    async def learn(store: SessionStore) -> None:
+        digest = vocabulary_digest([b"planted"])
+        await store.save_vocabulary(digest, [b"planted"])
+        await store.set_setting(SETTING, digest)
+        vocabulary = Vocabulary(store)
+        assert vocabulary.containing("planted", 1) == ()
+        await vocabulary.load()
+        assert vocabulary.containing("planted", 1) == (0,)
+        with fake_model() as model:
+            await vocabulary.learn(model)
+        assert vocabulary.containing("planted", 1) == ()
+
+    with_store(tmp_path / "sessions.sqlite3", learn)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PySide6.QtCore import QEvent, QPoint, QPointF, QRect, Qt
@@ -17,11 +21,11 @@ from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.spoken import run_of
 from tests.ui.transcript.conftest import centre
 from tests.ui.window.test_conversation import finish
-from ui import MainWindow, TokensArrived
+from ui import EngineState, MainWindow, StatusChanged, StatusView, TokensArrived
 from ui.transcript.overlay.pinned_card import PinnedCard, best_place
 
 Play = Callable[[Scene], None]
-LISBON = 3
+LISBON, BOAT = 3, 4
 
 
 def visit_of(bench: FakeWorkbench) -> int:
@@ -128,6 +132,124 @@ def test_the_buttons_of_the_card(in_window: Play, bench: FakeWorkbench) -> None:
         QTest.mouseClick(card.ways[4], Qt.MouseButton.LeftButton)
         await until(lambda: bench.asked("continue_many") == [(TRIP, visit, LISBON, 4)])
         await until(lambda: not window.controller.running)
+
+    in_window(scene)
+
+
+def test_a_ban_adds_to_those_of_the_preset_and_is_undone(in_window: Play, bench: FakeWorkbench) -> None:
+    options = [
+        replace(each, value=(7, 8), source="preset") if each.name == "banned_tokens" else each
+        for each in bench.held_setup(TRIP).options
+    ]
+    bench.keep_setup(TRIP, options=options)
+
+    async def scene(window: MainWindow) -> None:
+        card = await pin(window, visit_of(bench))
+        QTest.keyClick(card.field, Qt.Key.Key_Up)
+        QTest.mouseClick(card.ban, Qt.MouseButton.LeftButton)
+        await until(lambda: bench.asked("set_option") == [(TRIP, "banned_tokens", [7, 8, 1001])])
+        await until(lambda: window.controller.undo_stack.label == "Ban")
+        # once more it is nothing new, and nothing to take back
+        QTest.mouseClick(card.ban, Qt.MouseButton.LeftButton)
+        await until(lambda: not len(window.controller.tasks))
+        window.acts.undo.trigger()
+        await until(lambda: bench.asked("set_option")[1:] == [(TRIP, "banned_tokens", None)])
+        assert window.controller.undo_stack.label == ""
+
+    in_window(scene)
+
+
+def test_the_mark_stays_on_its_token_when_the_row_arrives(in_window: Play, bench: FakeWorkbench) -> None:
+    visit = visit_of(bench)
+    finish(bench)
+    for word in (" rain", " rains", " train"):  # the first ones may be words of the trip
+        bench.vocabulary.id_of(word)
+
+    async def scene(window: MainWindow) -> None:
+        card = await pin(window, visit)
+        bench.gate = asyncio.Semaphore(0)
+        QTest.keyClicks(card.field, "rain")
+        QTest.keyClick(card.field, Qt.Key.Key_Down)
+        QTest.keyClick(card.field, Qt.Key.Key_Down)
+        # the row is asked for once, however long it takes
+        await until(lambda: bench.asked("whole_row") == [(TRIP, visit, LISBON, "here")])
+        bench.row = np.full(2000, -8.0, np.float32)
+        bench.gate.release()
+        await until(lambda: "probability –" not in card.rows[0].accessibleName())
+        bench.gate = None
+        assert shown(card)[2] == " train"
+        QTest.keyClick(card.field, Qt.Key.Key_Return)
+        wanted = bench.vocabulary.id_of(" train")
+        await until(lambda: bench.asked("branch") == [(TRIP, visit, LISBON, wanted)])
+        await until(lambda: not window.controller.running)
+
+    in_window(scene)
+
+
+def test_a_refused_row_is_not_asked_for_again_until_another_model_runs(in_window: Play, bench: FakeWorkbench) -> None:
+    visit = visit_of(bench)
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        card = await pin(window, visit)
+        bench.refusal = "the model is on a server"
+        QTest.keyClicks(card.field, "b")
+        await until(lambda: len(bench.asked("whole_row")) == 1 and not bench.refusal)
+        await until(lambda: not len(window.controller.tasks))
+        QTest.keyClicks(card.field, "ak")
+        await frames(4)
+        assert len(bench.asked("whole_row")) == 1
+        assert shown(card) == [" bakery"]
+        assert window.parts.composer.notice.words == ""
+        # when the model is unloaded and another one is there, it is asked
+        bench.row = np.full(2000, -8.0, np.float32)
+        bench.refusal = "no model runs"
+        bench.emit(StatusChanged(StatusView(EngineState.STARTING)))
+        await until(lambda: not bench.refusal)
+        bench.emit(StatusChanged(StatusView(EngineState.READY)))
+        await until(lambda: "probability –" not in card.rows[0].accessibleName())
+        assert len(bench.asked("whole_row")) == 3
+        # and what it said is forgotten with it
+        bench.refusal = "no model runs"
+        bench.emit(StatusChanged(StatusView(EngineState.DIED)))
+        await until(lambda: "probability –" in card.rows[0].accessibleName())
+
+    in_window(scene)
+
+
+@pytest.mark.parametrize("ended", ["refused", "pinned", "left"])
+def test_a_branch_that_does_not_come_pins_nothing_later(in_window: Play, bench: FakeWorkbench, ended: str) -> None:
+    visit = visit_of(bench)
+    finish(bench)
+
+    async def branch(session_id: int, node_id: int, index: int, token_id: int) -> None:
+        bench.note("branch", session_id, node_id, index, token_id)
+
+    bench.answers.branch = branch  # type: ignore[method-assign]  # it is on its way for ever
+
+    async def scene(window: MainWindow) -> None:
+        card = await pin(window, visit)
+        if ended == "refused":
+            bench.refusal = "an answer is under way"
+        QTest.keyClick(card.field, Qt.Key.Key_2)
+        await until(lambda: len(bench.asked("branch")) == 1)
+        if ended == "refused":
+            await until(lambda: window.parts.composer.notice.words == "an answer is under way")
+        elif ended == "pinned":
+            await pin(window, visit, LISBON + 2)
+        else:
+            for session in (BOAT, TRIP):
+                window.controller.open(session)
+                await until(lambda session=session: window.controller.is_shown(session))  # type: ignore[misc]
+        # when a sibling of the answer is shown, it is as it was chosen there
+        pinned, turns = window.parts.transcript.pinned, bench.views[TRIP].turns
+        other = bench.new_id()
+        sibling = replace(turns[1], node_id=other, variants=(visit, other))
+        bench.change(TRIP, [turns[0], sibling])
+        await until(lambda: window.controller.shown is not None and window.controller.shown.turn(other) is not None)
+        await frames(2)
+        assert window.parts.transcript.pinned != (other, LISBON)
+        assert pinned is None or pinned[0] == visit
 
     in_window(scene)
 

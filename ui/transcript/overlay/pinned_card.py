@@ -54,6 +54,7 @@ class PinnedCard(QWidget):
         self._bytes_of: BytesOf = lambda _ids: []
         self._can_choose = self._can_continue = False
         self._row: Sequence[float] | None = None  # log-probability of each token of the vocabulary
+        self._asked = False  # for the row of this spot
         self._listed: list[Alternative] = []
         self._at = 0  # the current alternative
         self._first = 0  # the first one that has a row, where there is no room for all
@@ -157,7 +158,7 @@ class PinnedCard(QWidget):
             self.close_again()
             return
         if held is None or (held.node_id, held.index) != (spot.node_id, spot.index):
-            self._row = None
+            self._row, self._asked = None, False
         if self.isVisible():
             if held is not None and (held.node_id, held.index, held.record) == (spot.node_id, spot.index, spot.record):
                 self._fill()
@@ -169,8 +170,23 @@ class PinnedCard(QWidget):
         """The log-probabilities of all tokens at a place, ``(vocab,) float32``."""
         if self._spot is not None and (self._spot.node_id, self._spot.index) == (node_id, index):
             self._row = logprobs
-            if self.isVisible() and self.field.text():
-                self._search()
+            self._search_again()
+
+    def forget_row(self) -> None:
+        """Another model may run: its row is asked for anew."""
+        self._row, self._asked = None, False
+        self._search_again()
+
+    def _search_again(self) -> None:
+        """The same text with other probabilities: the marked alternative stays marked."""
+        if not (self.isVisible() and self.field.text()):
+            return
+        marked, first = self._current, self._first
+        self._search()
+        if marked is not None:
+            same = (place for place, one in enumerate(self._listed) if one.token_id == marked.token_id)
+            self._at, self._first = next(same, 0), first
+            self._place()
 
     @property
     def _current(self) -> Alternative | None:
@@ -180,7 +196,8 @@ class PinnedCard(QWidget):
         spot, text = self._spot, self.field.text()
         if spot is None:
             return
-        if text and self._row is None:
+        if text and self._row is None and not self._asked:  # once per spot: a refusal would be the same again
+            self._asked = True
             self.row_wanted.emit(spot.node_id, spot.index)
         self._listed = self._found(spot, text) if text else alternatives_of(spot.record, self._bytes_of)
         own = (place for place, one in enumerate(self._listed) if one.chosen)
