@@ -91,8 +91,10 @@ def test_speeds_have_their_figures_beside_their_bars(timed: Findings) -> None:
         "many branches": [(1.0, False)],
         "many beams": [(1.0, False)],
         "trie": [(1.0, False), (50.0, False)],
+        "bulk unrelated": [(1.0, False)] * 2 + [(1.0, True)] * 2,
+        "bulk shared": [(1.0, False)] * 2 + [(3.0, True)] * 2,
     }
-    assert exact(timed) == {"W6 score", "many tokens", "adapter swap", "trie", "kv"}
+    assert exact(timed) == {"W6 score", "many tokens", "adapter swap", "trie", "kv", "bulk unrelated", "bulk shared"}
     assert say_the_same(timed.timings)
 
 
