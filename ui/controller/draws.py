@@ -107,7 +107,7 @@ class DrawsController(QObject):
     def ask_row_quietly(self, node_id: int, index: int) -> None:
         """Likewise, because of a key press: no server is asked, and a refusal is not shown."""
         found, ask = partial(self.row_found.emit, node_id, index), self._workbench.drawings.whole_row
-        self._showing.ask_latest("quiet row", lambda session: tell(found, ask, session, node_id, index, here=True), in_silence)
+        self._showing.ask_latest("quiet-row", lambda session: tell(found, ask, session, node_id, index, here=True), in_silence)
 
     def ask_depth(self, node_id: int, index: int) -> None:
         """Asks the model at which layer it had the token of a place."""
