@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ParamSpec
 
 from PySide6.QtCore import QObject, Signal
 
 from ui.controller.showing import Showing
-from ui.core.undo import Undo, UndoStack
+from ui.core.undo import Step, UndoStack, Work
 from ui.port import FolderView, SessionSummary
 
 P = ParamSpec("P")
@@ -82,9 +83,14 @@ class SessionsController(QObject):
     def rename(self, session_id: int, title: str) -> None:
         """Gives a session another title; can be undone."""
         row = self.rows.get(session_id)
-        back = None if row is None else self._undoing(self.tr("Rename"), self._workbench.sessions.rename, session_id, row.title)
+        rename, label = self._workbench.sessions.rename, self.tr("Rename")
+        step = (
+            None
+            if row is None
+            else self._step(label, partial(rename, session_id, row.title), partial(rename, session_id, title))
+        )
         self._note(session_id, title=title)
-        self._run(back, self._workbench.sessions.rename, session_id, title)
+        self._run(step, rename, session_id, title)
 
     def pin(self, session_id: int, pinned: bool) -> None:  # a state, not an option
         """To the top of the list, or back to its day."""
@@ -97,9 +103,10 @@ class SessionsController(QObject):
     def tag(self, session_id: int, tags: Sequence[str]) -> None:
         """These tags and no others; can be undone."""
         row = self.rows.get(session_id)
-        back = None if row is None else self._undoing(self.tr("Tags"), self._workbench.sessions.tag, session_id, row.tags)
+        tag, label = self._workbench.sessions.tag, self.tr("Tags")
+        step = None if row is None else self._step(label, partial(tag, session_id, row.tags), partial(tag, session_id, tags))
         self._note(session_id, tags=tuple(tags))
-        self._run(back, self._workbench.sessions.tag, session_id, tags)
+        self._run(step, tag, session_id, tags)
 
     def arrange(self, session_ids: Sequence[int]) -> None:
         self._run(None, self._workbench.sessions.arrange, session_ids)
@@ -107,9 +114,13 @@ class SessionsController(QObject):
     def move(self, session_id: int, folder_id: int | None) -> None:
         """Into a folder, or back to the list; can be undone."""
         row = self.rows.get(session_id)
-        back = None if row is None else self._undoing(self.tr("Move to Folder"), self._move, session_id, row.folder_id)
+        move, label = self._move, self.tr("Move to Folder")
+        before = None if row is None else row.folder_id
+        step = (
+            None if row is None else self._step(label, partial(move, session_id, before), partial(move, session_id, folder_id))
+        )
         self._note(session_id, folder_id=folder_id)
-        self._run(back, self._workbench.sessions.move, session_id, folder_id)
+        self._run(step, self._workbench.sessions.move, session_id, folder_id)
 
     def create_folder(self, name: str, session_id: int | None) -> None:
         """A new folder, for a session where one is named; can be undone."""
@@ -118,9 +129,12 @@ class SessionsController(QObject):
     def rename_folder(self, folder_id: int, name: str) -> None:
         """Another name; can be undone."""
         before = self._folders.get(folder_id)
-        back = None if before is None else self._undoing(self.tr("Rename Folder"), self._rename_folder, folder_id, before)
+        rename, label = self._rename_folder, self.tr("Rename Folder")
+        step = (
+            None if before is None else self._step(label, partial(rename, folder_id, before), partial(rename, folder_id, name))
+        )
         self._folders[folder_id] = name
-        self._run(back, self._workbench.sessions.rename_folder, folder_id, name)
+        self._run(step, self._workbench.sessions.rename_folder, folder_id, name)
 
     def remove_folder(self, folder_id: int) -> None:
         """Its sessions stay; can be undone."""
@@ -137,7 +151,12 @@ class SessionsController(QObject):
                 await self._move(session_id, before)
             await self._workbench.sessions.remove_folder(self._now(folder) or folder)
 
-        self._undo.remember(Undo(self.tr("New Folder"), self._listing(back)))
+        async def again() -> None:
+            self._made_again[self._now(folder) or folder] = made = await self._workbench.sessions.create_folder(name)
+            if session_id is not None:
+                await self._workbench.sessions.move(session_id, made)
+
+        self._undo.remember(self._step(self.tr("New Folder"), back, again))
         self.folder_made.emit(folder)
 
     async def _remove_folder(self, folder_id: int) -> None:
@@ -147,12 +166,14 @@ class SessionsController(QObject):
         await self._workbench.sessions.remove_folder(folder_id)
 
         async def back() -> None:
-            again = await self._workbench.sessions.create_folder(name)
-            self._made_again[folder_id] = again
+            self._made_again[self._now(folder_id) or folder_id] = made = await self._workbench.sessions.create_folder(name)
             for session_id in held:
-                await self._workbench.sessions.move(session_id, again)
+                await self._workbench.sessions.move(session_id, made)
 
-        self._undo.remember(Undo(self.tr("Remove Folder"), self._listing(back)))
+        async def again() -> None:
+            await self._workbench.sessions.remove_folder(self._now(folder_id) or folder_id)
+
+        self._undo.remember(self._step(self.tr("Remove Folder"), back, again))
 
     async def _move(self, session_id: int, folder_id: int | None) -> None:
         await self._workbench.sessions.move(session_id, self._now(folder_id))
@@ -171,15 +192,10 @@ class SessionsController(QObject):
         if session_id in self.rows:
             self.rows[session_id] = replace(self.rows[session_id], **changes)
 
-    def _undoing(
-        self, label: str, command: Callable[P, Coroutine[Any, Any, object]], *arguments: P.args, **named: P.kwargs
-    ) -> Undo:
-        async def back() -> None:
-            await command(*arguments, **named)
+    def _step(self, label: str, undo: Work, redo: Work) -> Step:
+        return Step(label, None, self._listing(undo), self._listing(redo))
 
-        return Undo(label, self._listing(back))
-
-    def _listing(self, work: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Coroutine[Any, Any, None]]:
+    def _listing(self, work: Work) -> Work:
         """The same, then lists what came of it."""
 
         async def run() -> None:
@@ -191,12 +207,12 @@ class SessionsController(QObject):
         return run
 
     def _run(
-        self, back: Undo | None, command: Callable[P, Coroutine[Any, Any, object]], *arguments: P.args, **named: P.kwargs
+        self, step: Step | None, command: Callable[P, Coroutine[Any, Any, object]], *arguments: P.args, **named: P.kwargs
     ) -> None:
         async def work() -> None:
             await command(*arguments, **named)
-            if back is not None:
-                self._undo.remember(back)
+            if step is not None:
+                self._undo.remember(step)
 
         self._tasks.run(self._listing(work)())
 
@@ -223,8 +239,12 @@ class SessionsController(QObject):
         self._run(None, self._workbench.sessions.empty_trash, session_ids)
 
     async def _trash(self, session_id: int, title: str) -> None:
+        await self._throw(session_id, title)
+        back, again = partial(self._restore, session_id), partial(self._throw, session_id, title)
+        self._undo.remember(Step(self.tr("Move to Trash"), None, back, again, restores=session_id))
+
+    async def _throw(self, session_id: int, title: str) -> None:
         stopped = await self._workbench.sessions.trash(session_id)
-        self._undo.remember(Undo(self.tr("Move to Trash"), lambda: self._restore(session_id), session_id))
         self.trashed.emit(session_id, title, stopped)
         await self._list()
         await self._leave(session_id)

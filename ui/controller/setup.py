@@ -38,7 +38,7 @@ class SetupController(QObject):
         if shown is not None:
             self._controller.tasks.latest(
                 "setup",
-                self._change(lambda setup, session: setup.view(session), shown.session_id),
+                self.changed_by(lambda setup, session: setup.view(session), shown.session_id),
                 self.refused.emit,
             )
 
@@ -54,7 +54,7 @@ class SetupController(QObject):
         if session_id is None and shown is not None:
             session_id = shown.session_id
         if session_id is not None:
-            self._controller.tasks.run(self._change(change, session_id), refused or self.refused.emit)
+            self._controller.tasks.run(self.changed_by(change, session_id), refused or self.refused.emit)
 
     def check_format(self, answer_format: AnswerFormat) -> None:
         """Asks what is wrong with a form; the answer to an older question is not told."""
@@ -64,7 +64,8 @@ class SetupController(QObject):
         """Asks what tools are defined, likewise."""
         self._controller.tasks.latest("check tools", self._check_tools(source), self.refused.emit)
 
-    async def _change(self, change: Change, session_id: int) -> None:
+    async def changed_by(self, change: Change, session_id: int) -> None:
+        """Carries out a change of a session and tells what holds then; raises its refusal."""
         try:
             setup = await change(self._workbench.setup, session_id)
         except Exception:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from PySide6.QtCore import QObject, Signal
 
 from ui.controller.showing import Showing
-from ui.core.undo import Undo, UndoStack
+from ui.core.undo import Step, UndoStack
 
 
 class TreeController(QObject):
@@ -67,15 +69,19 @@ class TreeController(QObject):
 
     async def _select_and_remember(self, session_id: int, node_id: int, before: int) -> None:
         view = await self._workbench.branches.select(session_id, node_id)
-        self._undo.remember(Undo(self.tr("Branch Selection"), lambda: self._select(session_id, before)))
+        self._remember_selection(session_id, before, node_id)
         self._showing.show_answer(view)
 
     async def _go_to(self, session_id: int, node_id: int, before: int) -> None:
         view = await self._workbench.branches.show_turn(session_id, node_id)
         if view.turns[-1].node_id != before:
-            self._undo.remember(Undo(self.tr("Branch Selection"), lambda: self._select(session_id, before)))
+            self._remember_selection(session_id, before, view.turns[-1].node_id)
         self._showing.show_answer(view)
         self.turn_shown.emit(node_id)
+
+    def _remember_selection(self, session_id: int, before: int, after: int) -> None:
+        back, again = partial(self._select, session_id, before), partial(self._select, session_id, after)
+        self._undo.remember(Step(self.tr("Branch Selection"), session_id, back, again))
 
     async def _select(self, session_id: int, node_id: int) -> None:
         """Back to a branch; where another session is shown by now, this one is opened, so that the undone step is seen."""
@@ -98,4 +104,6 @@ class TreeController(QObject):
             if self._showing.is_shown(session_id) and pruned:
                 await self._select(session_id, before)
 
-        self._undo.remember(Undo(self.tr("Prune Branch") if pruned else self.tr("Restore Branch"), back))
+        again = partial(self._workbench.branches.prune, session_id, *branch, pruned)
+        label = self.tr("Prune Branch") if pruned else self.tr("Restore Branch")
+        self._undo.remember(Step(label, session_id, back, again))

@@ -1,58 +1,122 @@
-"""What can be taken back, the last first."""
+"""What can be taken back and done again, the last first: a history for each session, and one for the list of sessions."""
 
 from __future__ import annotations
 
+import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
 from ui.core.tasks import Tasks
 
-MOST_UNDO = 50
+MOST_UNDO = 50  # steps of one history
+
+Work = Callable[[], Coroutine[Any, Any, None]]
+Scope = int | None  # whose history: a session's, or (None) the list's
 
 
 @dataclass(frozen=True, slots=True)
-class Undo:
-    """One step back: its name for the menu, and what does it."""
+class Step:
+    """One change: its name for the menu, and how it is taken back and done again."""
 
     label: str
-    work: Callable[[], Coroutine[Any, Any, None]]
-    restores: int | None = None  # the session it brings back out of the trash
+    scope: Scope
+    undo: Work
+    redo: Work
+    restores: int | None = None  # the session that undo brings back out of the trash
+
+
+@dataclass(slots=True)
+class History:
+    """The steps of one scope, the last one at the end of each list."""
+
+    done: list[Step] = field(default_factory=list)
+    undone: list[Step] = field(default_factory=list)
 
 
 class UndoStack(QObject):
-    """Changes of the tree and of the list. Each has its own way back; nothing is kept of the way itself.
+    """Changes of the trees and of the list. Only what is in sight is taken back.
 
     Args:
         tasks: Runs the steps.
         parent: Owns it.
+
+    Attributes:
+        in_sight: The histories whose changes can be seen now, the one to begin with first.
     """
 
     changed = Signal()
+    was_undone = Signal(str)  # the label of a step, when that is over
+    was_redone = Signal(str)
 
     def __init__(self, tasks: Tasks, parent: QObject) -> None:
         super().__init__(parent)
         self._tasks = tasks
-        self._steps: list[Undo] = []
+        self._histories: defaultdict[Scope, History] = defaultdict(History)
+        self._turn = asyncio.Lock()  # steps run one after the other, in the order of the keys
+        self.in_sight: Callable[[], tuple[Scope, ...]] = lambda: (None,)
 
     @property
     def label(self) -> str:
         """What the next undo takes back; "" when there is nothing."""
-        return self._steps[-1].label if self._steps else ""
+        return _label(self._offered(_done))
 
-    def remember(self, step: Undo) -> None:
-        self._steps = [*self._steps, step][-MOST_UNDO:]
+    @property
+    def redo_label(self) -> str:
+        """What the next redo does again; "" when there is nothing."""
+        return _label(self._offered(_undone))
+
+    def remember(self, step: Step) -> None:
+        history = self._histories[step.scope]
+        history.done = [*history.done, step][-MOST_UNDO:]
+        history.undone = []  # they began from what is not there any more
         self.changed.emit()
 
     def forget_restoring(self, session_id: int) -> None:
         """That session was brought back in another way."""
-        self._steps = [step for step in self._steps if step.restores != session_id]
+        history = self._histories[None]
+        history.done = [step for step in history.done if step.restores != session_id]
         self.changed.emit()
 
     def undo(self) -> None:
-        if self._steps:
-            step = self._steps.pop()
-            self.changed.emit()
-            self._tasks.run(step.work())
+        """Takes back the last step of what is in sight."""
+        steps = self._offered(_done)
+        if steps:
+            self._begin(steps.pop(), back=True)
+
+    def redo(self) -> None:
+        """Does again what was taken back last."""
+        steps = self._offered(_undone)
+        if steps:
+            self._begin(steps.pop(), back=False)
+
+    def _offered(self, way: Callable[[History], list[Step]]) -> list[Step]:
+        """The steps that way of the first history in sight that has any."""
+        return next((steps for scope in self.in_sight() if (steps := way(self._histories[scope]))), [])
+
+    def _begin(self, step: Step, *, back: bool) -> None:
+        self.changed.emit()
+        self._tasks.run(self._run(step, back=back))
+
+    async def _run(self, step: Step, *, back: bool) -> None:
+        """A step that was refused is in neither direction any more: what it began from does not hold."""
+        async with self._turn:
+            await (step.undo if back else step.redo)()
+        (_undone if back else _done)(self._histories[step.scope]).append(step)
+        self.changed.emit()
+        (self.was_undone if back else self.was_redone).emit(step.label)
+
+
+def _done(history: History) -> list[Step]:
+    return history.done
+
+
+def _undone(history: History) -> list[Step]:
+    return history.undone
+
+
+def _label(steps: list[Step]) -> str:
+    return steps[-1].label if steps else ""

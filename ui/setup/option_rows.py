@@ -72,9 +72,12 @@ class OptionRows(QWidget):
             field.setModified(False)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        if event.type() == QEvent.Type.KeyPress and isinstance(watched, QLineEdit):
-            assert isinstance(event, QKeyEvent)
-            if event.key() == Qt.Key.Key_Escape and watched.isModified():
+        if isinstance(event, QKeyEvent) and isinstance(watched, QLineEdit) and watched.isModified():
+            escape = event.key() == Qt.Key.Key_Escape
+            if escape and event.type() is QEvent.Type.ShortcutOverride:
+                event.accept()  # or the key would close the popover
+                return True
+            if escape and event.type() is QEvent.Type.KeyPress:
                 name = next(name for name, field in self.fields.items() if field is watched)
                 watched.setText(self._text(name, self._own[name]))
                 return True

@@ -116,6 +116,7 @@ QPushButton[kind="link"]:disabled { color: $faint; }
 QFrame[kind="column"] { background: transparent; border: none; border-left: 1px solid $hairline; }
 QWidget#columns { background: $window; }
 QFrame[kind="notice"] { background: $notice; border: none; border-radius: 8px; }
+QFrame[kind="toast"] { background: $card; border: 1px solid $bar_rest; border-radius: 8px; }
 QFrame[kind="undo"] { background: $selection; border: none; border-radius: 6px; }
 
 QMenu { background: $card; color: $text; border: 1px solid $hairline; padding: 4px; }

@@ -140,7 +140,7 @@ class Notice(QFrame):
         self._action.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self._action.clicked.connect(self._act)
         dismiss = IconButton("x", self.tr("Dismiss"))
-        dismiss.clicked.connect(self._dismiss)
+        dismiss.clicked.connect(self.dismiss)
         row = QHBoxLayout(self)
         row.setContentsMargins(12, 6, 6, 6)
         row.setSpacing(12)
@@ -169,7 +169,8 @@ class Notice(QFrame):
         self.hide()
         self.acted.emit()
 
-    def _dismiss(self) -> None:
+    def dismiss(self) -> None:
+        """Hides it, as its button does."""
         self.hide()
         self.dismissed.emit()
 

@@ -48,6 +48,7 @@ class Possible:
     lacks_model: bool
     summary: SessionSummary | None  # of the session shown; None while it is not listed
     undo: str  # the label of the step that would be undone
+    redo: str  # likewise done again
 
     @property
     def own(self) -> bool:
@@ -123,6 +124,8 @@ class Actions(QObject):
 
         self.undo = command(EDIT, self.tr("Undo"), lambda: w.controller.undo_stack.undo(), "Ctrl+Z",
             can=lambda now: bool(now.undo))
+        self.redo = command(EDIT, self.tr("Redo"), lambda: w.controller.undo_stack.redo(), "Ctrl+Shift+Z",
+            can=lambda now: bool(now.redo))
         self.copy = command(EDIT, self.tr("Copy"), copy_focused, "Ctrl+C")
         self.find = command(EDIT, self.tr("Find in Session…"), lambda: w.parts.finder.open(), "Ctrl+F", separated=True)
         self.find_next = command(EDIT, self.tr("Find Next"), lambda: w.parts.finder.step(+1), "Ctrl+G")
@@ -200,6 +203,7 @@ class Actions(QObject):
         pinned = now.summary is not None and now.summary.pinned
         self.pin.setText(self.tr("Unpin Session") if pinned else self.tr("Pin Session"))
         self.undo.setText(self.tr("Undo {0}").format(now.undo) if now.undo else self.tr("Undo"))
+        self.redo.setText(self.tr("Redo {0}").format(now.redo) if now.redo else self.tr("Redo"))
 
     def menus(self) -> list[QMenu]:
         """The menus, in their order; the caller puts them into a menu bar or a popup."""

@@ -141,13 +141,11 @@ class FindBar(QFrame):
             self.closed.emit()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        if isinstance(event, QKeyEvent) and event.type() is QEvent.Type.KeyPress:
-            if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
-                self.step_wanted.emit(-1 if event.modifiers() & Qt.KeyboardModifier.ShiftModifier else +1)
-                return True
-            if event.key() == Qt.Key.Key_Escape:
-                self.dismiss()
-                return True
+        if not isinstance(event, QKeyEvent) or event.type() is not QEvent.Type.KeyPress:
+            return False
+        if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+            self.step_wanted.emit(-1 if event.modifiers() & Qt.KeyboardModifier.ShiftModifier else +1)
+            return True
         return super().eventFilter(watched, event)
 
     def _button(self, sign: str, words: str, by: int) -> StepButton:
@@ -208,12 +206,6 @@ class CoachMark(QFrame):
         if watched in (self._parent, self._anchor) and event.type() in (QEvent.Type.Resize, QEvent.Type.Move):
             self._place()
         return False
-
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() == Qt.Key.Key_Escape:
-            self.dismiss()
-        else:
-            super().keyPressEvent(event)
 
     def _place(self) -> None:
         room = self._parent.rect().adjusted(EDGE, 0, -EDGE, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QKeyEvent, QResizeEvent
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from ui.comparison.branches import ComparePane
@@ -24,6 +24,7 @@ from ui.transcript.overlay.pinned_card import PinnedCard
 from ui.transcript.overlay.tool_cards import ToolCards
 from ui.window.bars import CoachMark, FindBar, LinkBar
 from ui.window.status import StatusBar
+from ui.window.toast import Toast
 from ui.window.topbar import TopBar
 
 INSPECTOR_NEEDS = 1060  # pixels of window below which the inspector folds: the text keeps 480
@@ -57,6 +58,7 @@ class Frame(QWidget):
         self.cards = ToolCards(self.transcript)
         self.column = QWidget()
         self.pinned = PinnedCard(self.transcript, self.column)
+        self.toast = Toast(self.transcript, self.column)
         self.composer = Composer()
         self.inspector = Inspector()
         self.status = StatusBar()
@@ -116,12 +118,6 @@ class Frame(QWidget):
             self._show(self.inspector, self.wants_inspector and room[1])
         if self.width() < BOTH_NEED + self._grown() and not self.sidebar.isHidden() and not self.inspector.isHidden():
             self._show(self.inspector, show=False)
-
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() == Qt.Key.Key_Escape and self.link.isVisible():
-            self.link.dismiss()
-        else:
-            super().keyPressEvent(event)
 
     def _show(self, panel: QWidget, show: bool) -> None:  # a state, not an option
         panel.setVisible(show)

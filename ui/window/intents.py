@@ -17,7 +17,7 @@ from ui.comparison.presenters import SimilarPresenter
 from ui.controller import Controller
 from ui.controller.setup import SetupController
 from ui.core.shown import typed_text
-from ui.core.undo import Undo
+from ui.core.undo import Step
 from ui.inspector.words import token as spoken_token
 from ui.port import SessionSetup, TextFile
 from ui.port.settings import SetupCommands
@@ -135,8 +135,9 @@ class Intents(QObject):
             banned = held.value if isinstance(held.value, list | tuple) else ()  # also those of a preset
             if token_id not in banned:
                 setup = await commands.set_option(session_id, "banned_tokens", [*banned, token_id])
-                back = partial(self._set_bans, setup.session_id, held.own)
-                self._controller.undo_stack.remember(Undo(self.tr("Ban"), back))
+                own, more = held.own, [*banned, token_id]
+                back, again = (partial(self._set_bans, setup.session_id, bans) for bans in (own, more))
+                self._controller.undo_stack.remember(Step(self.tr("Ban"), setup.session_id, back, again))
             words = self.tr("{0} is banned in this session; the list of bans is under Sampling").format(spoken_token(name))
             self._parts.composer.notice.say(words)
             return setup
@@ -146,10 +147,7 @@ class Intents(QObject):
 
     async def _set_bans(self, session_id: int, own: object) -> None:
         """What a session itself says of bans; None: nothing."""
-        say = self._parts.composer.notice.say
-        self._setup.change(
-            lambda commands, session: commands.set_option(session, "banned_tokens", own), say, session_id=session_id
-        )
+        await self._setup.changed_by(lambda commands, session: commands.set_option(session, "banned_tokens", own), session_id)
 
     def show_why(self) -> None:
         """How the pinned token was drawn, in the inspector."""
@@ -163,6 +161,7 @@ class Intents(QObject):
     def find_columns(self, count: int, *, beams: bool, at: tuple[int, int] | None = None) -> None:
         """From the pinned token's place unless one is given, else from the end of the last answer."""
         self._parts.composer.notice.clear()
+        self._parts.pinned.close_again()  # it would stand over them
         shown = self._controller.shown
         at = at or self._parts.transcript.pinned
         rules = self._parts.inspector.token.beam_rows.rules if beams else None
@@ -324,6 +323,7 @@ class Intents(QObject):
         controller, parts = self._controller, self._parts
         parts.columns.kept.connect(lambda _node_id: controller.draws.close_columns())  # they stay among the branches
         parts.columns.kept.connect(controller.tree.select)
+        parts.columns.kept.connect(lambda _node_id: parts.composer.setFocus())  # the next message can be written
         parts.columns.stopped.connect(controller.answers.stop)
         parts.columns.closed.connect(controller.draws.close_columns)
 

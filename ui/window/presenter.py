@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from PySide6.QtCore import QObject, QTimer, Signal
-from PySide6.QtWidgets import QMainWindow
+from PySide6.QtWidgets import QApplication, QMainWindow, QWidget
 
 from ui.comparison.presenters import ComparisonPresenter
 from ui.controller import Controller
@@ -73,7 +73,19 @@ class Presenter(QObject):
         controller.refused.connect(lambda _words: self._unfollow())
         controller.sessions.trashed.connect(parts.sidebar.sessions.offer_undo)
         controller.sessions.restored.connect(parts.sidebar.sessions.withdraw_undo)
-        controller.undo_stack.changed.connect(self.refresh)
+        self._in_list = False  # the list of sessions has the keyboard
+        steps = controller.undo_stack
+        steps.in_sight = self._histories
+        steps.changed.connect(self.refresh)
+        steps.was_undone.connect(
+            lambda label: self._tell_step(self.tr("Undone: {0}").format(label), self.tr("Redo"), steps.redo)
+        )
+        steps.was_redone.connect(
+            lambda label: self._tell_step(self.tr("Done again: {0}").format(label), self.tr("Undo"), steps.undo)
+        )
+        parts.toast.acted.connect(lambda: self._toast_step())
+        self._toast_step: Callable[[], None] = steps.redo
+        QApplication.instance().focusChanged.connect(self._take_focus)  # type: ignore[union-attr]  # there is one, widgets exist
         controller.draws.columns_changed.connect(self._show_columns)
         controller.draws.column_tokens.connect(parts.columns.append)
         parts.panels_changed.connect(self.refresh)
@@ -145,12 +157,30 @@ class Presenter(QObject):
         shown, running, parts = self._controller.shown, self._controller.running, self._parts
         parts.composer.set_running(running)
         parts.cards.show_turns(shown.view.turns if shown is not None else (), running=running)
-        self._acts.refresh(
-            Possible(shown, running, self._lacks_model, self._controller.sessions.row_shown, self._controller.undo_stack.label)
-        )
+        steps, row = self._controller.undo_stack, self._controller.sessions.row_shown
+        self._acts.refresh(Possible(shown, running, self._lacks_model, row, steps.label, steps.redo_label))
         self._acts.sidebar.setChecked(not parts.sidebar.isHidden())
         self._acts.inspector.setChecked(not parts.inspector.isHidden())
         self._count_again()
+
+    def _histories(self) -> tuple[int | None, ...]:
+        """Whose changes can be undone: of the session and of the list, as far as they are in sight; what is used now first."""
+        shown = self._controller.shown
+        session = () if shown is None else (shown.session_id,)
+        if self._parts.sidebar.isHidden():
+            return session
+        return (None, *session) if self._in_list else (*session, None)
+
+    def _take_focus(self, _old: QWidget | None, now: QWidget | None) -> None:
+        if now is not None and now.window() is self._window:
+            in_list = self._parts.sidebar.sessions.isAncestorOf(now)
+            if in_list != self._in_list:
+                self._in_list = in_list
+                self.refresh()
+
+    def _tell_step(self, words: str, other_way: str, step: Callable[[], None]) -> None:
+        self._toast_step = step
+        self._parts.toast.say(words, other_way)
 
     def _count_again(self) -> None:
         """The context meter moves when an answer ends, and can be read only once an engine is there."""

@@ -24,6 +24,7 @@ from ui.theme.text_size import resize_text
 from ui.transcript import Measure, Mode
 from ui.transcript.text.faces import reading_font
 from ui.window.actions import Actions
+from ui.window.escape import Closes, EscapeKey
 from ui.window.frame import Frame
 from ui.window.intents import Intents
 from ui.window.menu import come_forward, known_paths
@@ -118,6 +119,15 @@ class MainWindow(QMainWindow):
         self.welcome = Welcome(self.controller, self.parts, self)
         self.similar = SimilarPresenter(self.controller, self.parts, self.acts, self)
         self.intents = Intents(self, self.controller, self.parts, self.presenter, self.similar, self.setup)
+        self.escape = EscapeKey(self)
+        for rank, part, close in (
+            (Closes.CARD, self.parts.pinned, self._close_card),
+            (Closes.POPOVER, self.parts.coach, self.parts.coach.dismiss),
+            (Closes.POPOVER, self.parts.link, self.parts.link.dismiss),
+            (Closes.EDIT, self.parts.composer.version, self.parts.composer.version.dismiss),
+            (Closes.SEARCH, self.parts.finder, self.parts.finder.dismiss),
+        ):
+            self.escape.add(rank, part, close)
         self.parts.sidebar.sessions.window_wanted.connect(self.window_wanted.emit)
         self.controller.front_wanted.connect(self.come_forward)
         self.controller.left.connect(self.hide)
@@ -161,6 +171,7 @@ class MainWindow(QMainWindow):
         from ui.setup.popover import SetupPopover
 
         made = SetupPopover(self.setup, self.parts.top.model, self.parts)
+        self.escape.add(Closes.POPOVER, made, made.close_again)
         made.model.models_wanted.connect(self.controller.models.ask_menu)
         made.model.comparison_wanted.connect(made.close_again)
         made.model.comparison_wanted.connect(self.controller.second.ask_menu)
@@ -178,6 +189,11 @@ class MainWindow(QMainWindow):
         made.shown.connect(lambda view: self.apply(view.values))
         made.colours_wanted.connect(self.presenter.colour_by)
         return made
+
+    def _close_card(self) -> None:
+        """With what it previewed."""
+        self.parts.pinned.close_again()
+        self.parts.transcript.tokens.set_ghost(None)
 
     def _wire_setup(self) -> None:
         controller = self.controller

@@ -76,6 +76,7 @@ def test_eight_ways_on_from_a_token_stream_side_by_side(in_window: Play, idle: F
         await until(lambda: idle.asked("select") == [(TRIP, kept)])
         await until(lambda: not panel.isVisible())
         assert window.acts.undo.isEnabled()
+        assert window.parts.composer.field.hasFocus()  # the next message can be written
 
     in_window(scene)
 

@@ -189,7 +189,7 @@ def test_emptying_the_trash_asks_inline(in_window: Play, bench: FakeWorkbench) -
         await choose(panel, panel.rows.index_of(BOAT), "Empty Trash…")
         assert "Delete 2 sessions for good?" in panel.question.words
         assert bench.asked("empty_trash") == []
-        panel.question._dismiss()
+        panel.question.dismiss()
         await frames()
         assert bench.asked("empty_trash") == []
         await choose(panel, panel.rows.index_of(BOAT), "Delete for Good…")

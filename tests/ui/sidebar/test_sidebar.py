@@ -165,7 +165,8 @@ def test_the_trash_notes_button_undoes_nothing_else(in_window: Play, bench: Fake
         await until(lambda: bench.asked("restore_session") == [(5,)])
         await until(lambda: window.parts.top.title.text() == "Recipe without an oven")
         assert len(bench.asked("select")) == 1
-        assert window.acts.undo.text() == "Undo Branch Selection"
+        window.controller.open(TRIP)
+        await until(lambda: window.acts.undo.text() == "Undo Branch Selection")
         assert panel.undo_bar.words == ""
 
     in_window(scene)

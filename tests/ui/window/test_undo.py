@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication
 
-from tests.ui.conftest import Scene, until
+from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.window.test_conversation import finish
 from ui import FolderView, MainWindow
@@ -107,21 +108,120 @@ def test_what_was_refused_leaves_nothing_to_undo(in_window: Play, bench: FakeWor
     in_window(scene)
 
 
-def test_a_branch_is_undone_where_it_was_chosen(in_window: Play, bench: FakeWorkbench) -> None:
-    """Given another session that was opened meanwhile: the one with the branch comes back, through the workbench."""
+def test_a_branch_is_undone_where_it_was_chosen_and_done_again(in_window: Play, bench: FakeWorkbench) -> None:
+    """Given another session that was opened meanwhile: nothing that is out of sight is changed."""
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
+        acts, toast = window.acts, window.parts.toast
         before = bench.views[TRIP].turns[-1].node_id
         window.controller.tree.select(41)
-        await until(lambda: window.acts.undo.isEnabled())
+        await until(lambda: acts.undo.isEnabled())
         window.controller.open(BOAT)
         await until(lambda: window.controller.is_shown(BOAT))
-        opened = len(bench.asked("open_session"))
-        undo(window, "Branch Selection")
+        assert (acts.undo.text(), acts.undo.isEnabled()) == ("Undo", False)
+        QTest.keyClick(window, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier)
+        await frames()
+        assert [call[1] for call in bench.asked("select")] == [41]
+        # in the session itself it is undone, and the window says so
+        window.controller.open(TRIP)
         await until(lambda: window.controller.is_shown(TRIP))
+        undo(window, "Branch Selection")
+        await until(lambda: toast.words == "Undone: Branch Selection")
         assert bench.asked("select")[-1] == (TRIP, before)
-        assert bench.asked("open_session")[opened:] == [(TRIP,)]  # or the workbench would think the other one is shown
+        assert (acts.undo.isEnabled(), acts.redo.text()) == (False, "Redo Branch Selection")
+        # and done again, by the button of the message and by the key
+        QTest.mouseClick(toast.action, Qt.MouseButton.LeftButton)
+        await until(lambda: toast.words == "Done again: Branch Selection")
+        assert bench.asked("select")[-1] == (TRIP, 41)
+        assert not acts.redo.isEnabled()
+        undo(window, "Branch Selection")
+        await until(lambda: acts.redo.isEnabled())
+        QTest.keyClick(window, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier)
+        await until(lambda: bench.asked("select")[-1] == (TRIP, 41) and acts.undo.isEnabled())
+        # a change of its own is the end of what could be done again
+        undo(window, "Branch Selection")
+        await until(lambda: acts.redo.isEnabled())
+        window.controller.tree.select(41)
+        await until(lambda: acts.undo.isEnabled())
+        assert not acts.redo.isEnabled()
+
+    in_window(scene)
+
+
+def test_the_list_and_the_session_are_undone_each_for_itself(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        panel, acts = window.parts.sidebar.sessions, window.acts
+        await until(lambda: window.controller.sessions.rows)
+        panel.renamed.emit(BOAT, "Another name")
+        await until(lambda: acts.undo.text() == "Undo Rename")
+        window.controller.tree.select(41)
+        await until(lambda: acts.undo.text() == "Undo Branch Selection")
+        # what has the keyboard goes first
+        panel.view.setFocus()
+        undo(window, "Rename")
+        await until(lambda: bench.summaries[BOAT].title == "Names for a small boat")
+        await until(lambda: acts.redo.text() == "Redo Rename")
+        QTest.keyClick(window, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier)
+        await until(lambda: bench.summaries[BOAT].title == "Another name")
+        window.parts.transcript.setFocus()
+        assert acts.undo.text() == "Undo Branch Selection"
+        # without the sidebar the change of the list would not be seen
+        undo(window, "Branch Selection")
+        await until(lambda: acts.undo.text() == "Undo Rename")
+        window.parts.show_sidebar(False)
+        assert not acts.undo.isEnabled()
+
+    in_window(scene)
+
+
+def test_a_session_is_thrown_away_again(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        await until(lambda: window.controller.sessions.rows)
+        window.controller.sessions.trash(BOAT)
+        await until(lambda: window.acts.undo.text() == "Undo Move to Trash")
+        undo(window, "Move to Trash")
+        await until(lambda: window.acts.redo.text() == "Redo Move to Trash")
+        assert BOAT not in bench.trash
+        window.acts.redo.trigger()
+        await until(lambda: BOAT in bench.trash and window.acts.undo.isEnabled())
+        undo(window, "Move to Trash")
+        await until(lambda: BOAT not in bench.trash and not window.acts.undo.isEnabled())
+
+    in_window(scene)
+
+
+def test_escape_closes_card_popover_edit_and_search_in_this_order(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        parts = window.parts
+        question, visit = (turn.node_id for turn in bench.views[TRIP].turns[:2])
+        window.activateWindow()
+        await until(lambda: window.isActiveWindow() and bool(parts.transcript.tokens.page.boxes))
+        parts.finder.open()
+        QTest.keyClicks(parts.finder.field, "we")
+        window.intents.edit(question)
+        text = parts.composer.draft
+        window.popover.open()
+        window.presenter.pin(visit, 3)
+        parts.pinned.open()
+        parts.finder.field.setFocus()  # whichever part has the keyboard
+        everything = (parts.pinned, window.popover, parts.composer.version, parts.finder)
+        for gone in range(4):
+            assert [part.isVisible() for part in everything] == [False] * gone + [True] * (4 - gone)
+            focused = QApplication.focusWidget()
+            assert focused is not None
+            QTest.keyClick(focused, Qt.Key.Key_Escape)
+        assert not any(part.isVisible() for part in everything)
+        assert (parts.composer.draft, parts.composer.replaces) == (text, None)  # what was written stays
+        # with nothing open the key is the text's own again
+        parts.transcript.tokens.setFocus()
+        assert parts.transcript.pinned == (visit, 3)
+        QTest.keyClick(parts.transcript.tokens, Qt.Key.Key_Escape)
+        assert parts.transcript.pinned is None
 
     in_window(scene)
 

@@ -335,9 +335,7 @@ class PinnedCard(QWidget):
     # ---- keys and mouse -------------------------------------------------------------------------------------------
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() == Qt.Key.Key_Escape:
-            self.close_again()
-        elif not self._take_key(event):
+        if not self._take_key(event):
             super().keyPressEvent(event)
 
     def _take_key(self, event: QKeyEvent) -> bool:

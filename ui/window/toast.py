@@ -1,0 +1,88 @@
+"""A line that says what a key has just done, and goes by itself."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QEvent, QObject, QTimer, Signal
+from PySide6.QtGui import QEnterEvent, QFont, QHideEvent
+from PySide6.QtWidgets import QFrame, QWidget
+
+from ui.theme.fonts import interface_font
+from ui.widgets.controls import button, row
+from ui.widgets.labels import Label
+
+SHOWN_MS = 5000
+_GAP_PX = 10  # to the lower edge of what it floats over
+
+
+class Toast(QFrame):
+    """Floats over the foot of the conversation, so that nothing moves when it comes or goes.
+
+    Args:
+        over: Where it floats.
+        parent: Holds `over`.
+    """
+
+    acted = Signal()
+
+    def __init__(self, over: QWidget, parent: QWidget) -> None:
+        super().__init__(parent)
+        self.setProperty("kind", "toast")
+        self._over = over
+        self._words = Label(font=interface_font(12.5))
+        self.action = button("", "link")
+        self.action.setFont(interface_font(12.5, QFont.Weight.Medium))
+        self.action.clicked.connect(self._act)
+        line = row(self._words, self.action, spacing=14)
+        line.setContentsMargins(14, 7, 14, 7)
+        self.setLayout(line)
+        self._time = QTimer(self, singleShot=True, interval=SHOWN_MS)
+        self._time.timeout.connect(self.hide)
+        for watched in (parent, over):
+            watched.installEventFilter(self)
+        self.hide()
+
+    @property
+    def words(self) -> str:
+        """What it says, "" while hidden."""
+        return "" if self.isHidden() else self._words.text()
+
+    def say(self, words: str, action: str) -> None:
+        """Shows `words` for a while, with a button that says `action`."""
+        self._words.setText(words)
+        self.setAccessibleName(words)
+        self.action.setText(action)
+        self.show()
+        self.raise_()
+        self._place()
+        self._time.start()
+
+    def enterEvent(self, event: QEnterEvent) -> None:
+        super().enterEvent(event)
+        self._time.stop()  # it does not go from under the pointer
+
+    def leaveEvent(self, event: QEvent) -> None:
+        super().leaveEvent(event)
+        self._time.start()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        super().hideEvent(event)
+        self._time.stop()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: ARG002  # the signature is Qt's
+        if event.type() in (QEvent.Type.Resize, QEvent.Type.Move):
+            self._place()
+        return False
+
+    def _act(self) -> None:
+        self.hide()
+        self.acted.emit()
+
+    def _place(self) -> None:
+        if self.isHidden():
+            return
+        parent, room = self.parentWidget(), self._over.geometry()
+        assert parent is not None
+        size = self.sizeHint().boundedTo(room.size())
+        self.setGeometry(
+            room.center().x() - size.width() // 2, room.bottom() - size.height() - _GAP_PX, size.width(), size.height()
+        )
