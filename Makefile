@@ -73,6 +73,7 @@ package-test: setup  ## tries what `make package` built, without any Python in r
 screenshots: setup  ## draws the pictures in docs, with fonts for all scripts in them
 	@PYTHON="$(PYTHON)" QT_PACKAGES="$(QT_PACKAGES)" EXTRA_PACKAGES="fonts-noto-cjk fonts-noto-color-emoji" sh packaging/system.sh
 	QT_QPA_PLATFORM=offscreen $(BIN)/python -m tests.tools.screenshots docs
+	$(BIN)/python -m tests.tools.notebooks docs/notebooks
 
 sample: setup  ## records resources/sample from SmolLM2 again
 	$(BIN)/python -m tests.tools.record_sample

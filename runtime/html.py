@@ -1,4 +1,4 @@
-"""Results in a notebook: tokens coloured by surprise with their numbers as hover text, and tables of names and values.
+"""Results in a notebook: tokens coloured by surprise with their numbers as hover text, tables of values.
 
 The pieces are self-contained (no script, no file, no address), escaped, and follow the light or dark scheme of the page.
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Final
 
 from resources import ramp
 from runtime.text.utf8 import clean_text
 
-MOST_TOKENS: Final = 2000  # shown of a run; a page with more of them is slow
+MOST_TOKENS: Final = 2000  # shown of a run or a grid; a page with more of them is slow
 LIGHT_COLOURS: Final = ("#1d1d1b", "#fcfcfa", "#6b6b65")  # text, ground, soft text: of the window's palettes
 DARK_COLOURS: Final = ("#ecece7", "#1c1d1c", "#a2a29b")
 ON_STRONGEST: Final = "#ffffff"
@@ -49,6 +50,30 @@ def table(rows: Iterable[tuple[str, object]]) -> str:
     return f"<table>{''.join(lines)}</table>"
 
 
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Of a grid: a text on the step of the ramp of its surprisal in bits (NaN: none), with its hover text; framed if marked."""
+
+    text: str
+    bits: float
+    title: str
+    marked: bool = False
+
+    @property
+    def html(self) -> str:
+        """As a cell of a table."""
+        kind = f"s{ramp.step_of(self.bits)}{' marked' if self.marked else ''}"
+        return f'<td class="{kind}" title="{visible_lines(self.title)}">{visible(self.text)}</td>'
+
+
+def grid(head: Sequence[str], rows: Iterable[tuple[str, Sequence[Cell]]], left: str = "") -> str:
+    """A table of cells with a name above each column and before each row; `left` says what is left out beside it."""
+    names = "".join(f"<th>{visible(name)}</th>" for name in ("", *head))
+    lines = [f"<tr><th>{visible(name)}</th>{''.join(cell.html for cell in cells)}</tr>" for name, cells in rows]
+    more = f"<em>{visible(left)}</em>" if left else ""
+    return f'<div class="grid"><table><tr>{names}</tr>{"".join(lines)}</table>{more}</div>'
+
+
 def outline(lines: Iterable[str]) -> str:
     """Indented lines."""
     return f"<pre>{visible(chr(10).join(lines))}</pre>"
@@ -58,7 +83,7 @@ def page(*parts: str, caption: str = "") -> str:
     """The parts in one box with their style.
 
     Args:
-        *parts: HTML of `tokens` and `table`.
+        *parts: HTML of `tokens`, `table`, `grid` and `outline`.
         caption: Text above them.
     """
     head = f'<div class="caption">{visible(caption)}</div>' if caption else ""
@@ -76,6 +101,8 @@ _STYLE: Final = (
     ".elsewise{padding:.5em .75em;line-height:1.6}.elsewise .tokens{white-space:pre-wrap;overflow-wrap:anywhere}"
     ".elsewise pre{margin:0;background:none;color:inherit;white-space:pre-wrap}"
     ".elsewise th{text-align:left;font-weight:normal;padding-right:1em}.elsewise td{text-align:left}"
+    ".elsewise .grid{overflow-x:auto}.elsewise .grid td{white-space:pre}"
+    ".elsewise .marked{outline:1px solid;outline-offset:-1px}"
     f"{_scheme(LIGHT_COLOURS, ramp.LIGHT)}.elsewise .s5{{color:{ON_STRONGEST}}}"
     f"@media (prefers-color-scheme:dark){{{_scheme(DARK_COLOURS, ramp.DARK)}}}"
 )

@@ -8,29 +8,33 @@ row is the model's own answer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from runtime import html
 from runtime.errors import InvalidRequestError
 from runtime.info import ModelInfo
 from runtime.numerics.scoring import normalised, ranks_of, top_k
 from runtime.options.checking import is_whole, plain_number, shown
 from runtime.records import NO_TOKEN, Float32, Int32
-from runtime.tables import Columns, Tabular, token_numbers
+from runtime.tables import LN2, Columns, Tabular, token_numbers, top_columns
 
 MOST_BYTES = 256 << 20  # of an answer
 MOST_TOKENS = 64  # asked for by their ids: each is ranked among the whole vocabulary, in every layer
 MOMENT_BYTES = 256 << 20  # of the rows of logits that are there at once; one position's where that is more
 _SCALARS = ("deviation", "reused")
+_NAMED, _LISTED = 20, 8  # characters of a token in a cell; tokens in its hover text
 ENTRY_BYTES = 12  # of an entry of such a row: as the library has it, as float32, and its weight
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class LensRun(Tabular):
     """What each layer says after each of n positions. Log-probabilities and entropies are nats.
+
+    In a notebook, a row for each layer and a column for each position: the likeliest token, coloured by its surprise.
 
     Attributes:
         positions: ``(n,)``: row i is what follows token ``positions[i]``, as in `next_token_logprobs(ids[: position + 1])`.
@@ -43,6 +47,7 @@ class LensRun(Tabular):
         deviation: By how many nats the last layer is off the ordinary log-probabilities after the last position, at most, over
             the tokens that have at least a thousandth of the probability.
         reused: Tokens before the positions whose keys and values were taken from the cache.
+        vocabulary: The bytes of every id, shared with the model, by which tokens are shown; empty: they are shown by id.
     """
 
     positions: Int32
@@ -54,14 +59,53 @@ class LensRun(Tabular):
     entropy: Float32
     deviation: float = 0.0
     reused: int = 0
+    vocabulary: Sequence[bytes] = field(default=(), kw_only=True)
 
     def __len__(self) -> int:
         return len(self.positions)
 
     def __getitem__(self, rows: slice | npt.NDArray[np.int64]) -> Self:
         """Some of the positions, or another order of them."""
-        columns = {each.name: getattr(self, each.name)[rows] for each in fields(self) if each.name not in _SCALARS}
-        return replace(self, **columns)
+        return replace(self, **{name: getattr(self, name)[rows] for name in _COLUMNS if name not in _SCALARS})
+
+    def __repr__(self) -> str:
+        return f"LensRun({self.summary})"
+
+    def _repr_html_(self) -> str:
+        shown = self[: max(html.MOST_TOKENS // (self.layers + 1), 1)]
+        places, left = range(len(shown)), len(self) - len(shown)
+        head = [f"{shown.positions[place]:,} {self._name(shown.token_ids[place, 0])}" for place in places]
+        rows = [(str(layer), [self._cell(place, layer) for place in places]) for layer in range(self.layers + 1)]
+        return html.page(html.grid(head, rows, f"... and {left:,} more positions" if left else ""), caption=self.summary)
+
+    @property
+    def summary(self) -> str:
+        """Positions and layers, and where the token leads that follows in the text."""
+        text = f"{len(self):,} position{'s' * (len(self) != 1)}, {self.layers} layers"
+        leads = self.leads_from()
+        if len(self) == 1 and leads[0] >= 0:
+            return f"{text}, {self._name(self.token_ids[0, 0])!r} leads from layer {leads[0]}"
+        following = int((self.token_ids[:, 0] != NO_TOKEN).sum())
+        return f"{text}, {int((leads >= 0).sum()):,} of {following:,} tokens lead at the end"
+
+    def _name(self, token: int) -> str:
+        if token == NO_TOKEN:
+            return ""
+        return self.vocabulary[token].decode(errors="replace")[:_NAMED] if token < len(self.vocabulary) else f"id {token}"
+
+    def _cell(self, place: int, layer: int) -> html.Cell:
+        """The likeliest token of a layer; marked where it is the one that follows."""
+        ids, logprobs = self.top_ids[place, layer].tolist(), self.top_logprobs[place, layer].tolist()
+        following, rank = int(self.token_ids[place, 0]), int(self.ranks[place, layer, 0])
+        lines = [f"layer {layer} after token {self.positions[place]:,}, entropy {self.entropy[place, layer] / LN2:.2f} bits"]
+        lines += [
+            f"{self._name(token)!r}  {np.exp(p):.2%}" for token, p in zip(ids, logprobs, strict=True) if token != NO_TOKEN
+        ][:8]
+        if rank:
+            lines.append(f"{self._name(following)!r}, which follows: rank {rank:,}")
+        if not ids:
+            return html.Cell("", np.nan, "\n".join(lines))
+        return html.Cell(self._name(ids[0]), -logprobs[0] / LN2, "\n".join(lines), marked=rank == 1)
 
     @property
     def layers(self) -> int:
@@ -90,13 +134,12 @@ class LensRun(Tabular):
             "position": np.ma.array(after + 1, mask=np.ma.getmaskarray(following)),
             "token_id": following,
             **token_numbers(*numbers),
-            "top_ids": self.top_ids.reshape(n * rows, -1),
-            "top_logprobs": self.top_logprobs.reshape(n * rows, -1),
+            **top_columns(self.top_ids.reshape(n * rows, -1), self.top_logprobs.reshape(n * rows, -1)),
         }
 
     def to_columns(self) -> dict[str, npt.NDArray[Any]]:
-        """Arrays only, by name."""
-        return {each.name: np.asarray(getattr(self, each.name)) for each in fields(self)}
+        """Arrays only, by name; without the vocabulary."""
+        return {name: np.asarray(getattr(self, name)) for name in _COLUMNS}
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, npt.NDArray[Any]]) -> Self:
@@ -113,6 +156,9 @@ class LensRun(Tabular):
             raise ValueError(f"a lens of {n} positions has columns of other shapes")
         found: dict[str, Any] = {**columns, "deviation": float(columns["deviation"]), "reused": int(columns["reused"])}
         return cls(**found)
+
+
+_COLUMNS = tuple(each.name for each in fields(LensRun) if each.name != "vocabulary")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from runtime import html
 from runtime.errors import InvalidRequestError
 from runtime.numerics.stage_table import Stage, StageTable
-from runtime.tables import LN2, Columns, Tabular, token_numbers
+from runtime.tables import LN2, Columns, Tabular, token_numbers, top_columns
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
@@ -181,8 +181,6 @@ class TokenRun(Tabular):
 
     def table_columns(self) -> Columns:
         """Position in the run, token, numbers, and the alternatives as lists."""
-        top_ids = np.ma.masked_equal(self.top_ids, NO_TOKEN)
-        mask = np.ma.getmaskarray(top_ids)
         return {
             "position": np.arange(len(self), dtype=np.int32),
             "token_id": self.ids,
@@ -193,8 +191,7 @@ class TokenRun(Tabular):
             "origin": [Origin(origin).name.lower() for origin in self.origin.tolist()],
             "finish_reason": [Finish(finish).label for finish in self.finish.tolist()],
             "draw": self.draw,
-            "top_ids": top_ids,
-            "top_logprobs": np.ma.masked_array(self.top_logprobs, mask),
+            **top_columns(self.top_ids, self.top_logprobs),
         }
 
     @property
@@ -397,8 +394,7 @@ class Scores(Tabular):
             "position": np.arange(len(self), dtype=np.int32),
             **token_numbers(self.logprob, self.rank, self.entropy),
             "covered_mass": self.covered_mass,
-            "top_ids": self.top_ids,
-            "top_logprobs": self.top_logprobs,
+            **top_columns(self.top_ids, self.top_logprobs),
         }
 
 

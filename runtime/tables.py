@@ -108,6 +108,12 @@ def token_numbers(logprob: npt.NDArray[Any], rank: npt.NDArray[Any], entropy: np
     return {"logprob": logprob, "rank": ranks, "entropy": entropy, "surprisal_bits": -logprob.astype(np.float64) / LN2}
 
 
+def top_columns(top_ids: npt.NDArray[Any], top_logprobs: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+    """The columns `top_ids` and `top_logprobs`, ``(n, k)`` each; places without a token (a negative id) are left out."""
+    ids: npt.NDArray[Any] = np.ma.masked_less(top_ids, 0)
+    return {"top_ids": ids, "top_logprobs": np.ma.array(top_logprobs, mask=np.ma.getmaskarray(ids))}
+
+
 def _known(column: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
     """The values, and which of them are known."""
     values: npt.NDArray[Any] = np.ma.getdata(column)

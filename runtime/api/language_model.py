@@ -20,6 +20,7 @@ import operator
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import update_wrapper
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
@@ -664,7 +665,7 @@ class LanguageModel:
             top_k=top_k,
             adapters=adapter_pairs(adapters),
         )
-        return run[np.argsort(order)]
+        return replace(run[np.argsort(order)], vocabulary=self.transport.text.byte_vocab)
 
     lens_sync = blocking(lens)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from resources import ramp
-from runtime import GenerationOptions, UnsupportedFeatureError, compare_models, load, run_sync
+from runtime import GenerationOptions, LensRun, UnsupportedFeatureError, compare_models, load, run_sync
 from runtime.beams import Hypothesis
 from runtime.html import DARK_COLOURS, LIGHT_COLOURS, MOST_TOKENS, ON_STRONGEST, visible
 from runtime.records import NO_TOKEN, Origin, Scores, TokenRun, TopLogprobs
@@ -33,6 +33,7 @@ class Tags(HTMLParser):
         self.tags: list[str] = []
         self.titles: list[str] = []
         self.classes: list[str] = []
+        self.cells: list[str] = []  # classes of a grid's
         self.data: list[str] = []
         self.feed(text)
 
@@ -42,6 +43,7 @@ class Tags(HTMLParser):
         assert not any(name.startswith("on") or name in ("src", "href") for name in found)
         self.titles += [found["title"] or ""] if "title" in found else []
         self.classes += [found["class"] or ""] if tag == "span" else []
+        self.cells += [found["class"] or ""] if tag == "td" and "class" in found else []
 
     def handle_data(self, data: str) -> None:
         if self.tags[-1:] != ["style"] or not data.startswith(".elsewise"):
@@ -150,6 +152,63 @@ def test_a_long_run_shows_its_beginning() -> None:
     run = TokenRun.unscored([1] * n, [b"x"] * n, ["x"] * n, Origin.TYPED)
     assert Tags(run._repr_html_()).tags.count("span") == MOST_TOKENS
     assert "and 5 more tokens" in run._repr_html_()
+
+
+def lens_of(n: int, vocabulary: tuple[bytes, ...] = ()) -> LensRun:
+    """Two layers: the token that follows, id 1, is third, then the likeliest; after the last position nothing follows."""
+    ids = np.full((n, 1), 1, np.int32)
+    ids[-1] = NO_TOKEN
+    ranks = np.tile(np.array([[[3], [2], [1]]], np.int32), (n, 1, 1))
+    ranks[-1] = 0
+    return LensRun(
+        positions=np.arange(n, dtype=np.int32),
+        token_ids=ids,
+        logprobs=np.full((n, 3, 1), -1.0, np.float32),
+        ranks=ranks,
+        top_ids=np.tile(np.array([[[2, 0], [2, 1], [1, NO_TOKEN]]], np.int32), (n, 1, 1)),
+        top_logprobs=np.tile(np.log(np.array([[[0.5, 0.25], [0.5, 0.25], [1.0, 0.0]]], np.float32) + 1e-30), (n, 1, 1)),
+        entropy=np.ones((n, 3), np.float32),
+        vocabulary=vocabulary,
+    )
+
+
+def test_a_lens_is_a_grid_of_layers_and_positions() -> None:
+    run = lens_of(2, (b"a", b"<b>", "\u202ec".encode()))
+    found = Tags(run._repr_html_())
+    assert set(found.tags) == {"div", "style", "table", "tr", "th", "td"}
+    assert found.tags.count("td") == 3 * 2
+    shown = "".join(found.data)
+    assert "0 <b>" in shown  # the head: a position and what follows it
+    assert "[U+202E]c" in shown
+    # the cell of the last layer is the token that follows, certain, and marked; nothing follows the last position
+    assert found.cells == ["s1", "s1", "s1", "s1", "s0 marked", "s0"]
+    assert "layer 1 after token 0, entropy 1.44 bits" in found.titles[2]
+    assert "50.00%" in found.titles[2]
+    assert "'<b>', which follows: rank 2" in found.titles[2]
+    assert "which follows" not in found.titles[3]
+    assert "-1" not in "".join((*found.titles, shown))
+    assert repr(run) == "LensRun(2 positions, 2 layers, 1 of 1 tokens lead at the end)"
+    assert repr(run[:1]) == "LensRun(1 position, 2 layers, '<b>' leads from layer 2)"
+    # without a vocabulary tokens are told by id, and of many positions the first ones are shown
+    many = Tags(lens_of(MOST_TOKENS)._repr_html_())
+    assert "id 2" in "".join(many.data)
+    assert len(many.cells) <= MOST_TOKENS
+    assert f"and {MOST_TOKENS - len(many.cells) // 3:,} more positions" in "".join(many.data)
+
+
+def test_places_without_a_token_are_null_in_every_table() -> None:
+    numbers = {"logprob": -1.0, "rank": 1, "entropy": 1.0, "covered_mass": 1.0}
+    columns = {name: np.full(2, value, np.float32) for name, value in numbers.items()}
+    logprobs = np.array([[-0.1, -np.inf], [-0.7, -0.9]], np.float32)
+    top = {"top_ids": np.array([[3, NO_TOKEN], [4, 5]], np.int32), "top_logprobs": logprobs}
+    scores = Scores(**columns, **top)  # type: ignore[arg-type]  # columns by name
+    for result in (scores, lens_of(1)):
+        table = result.to_arrow()
+        assert table.to_pylist() == list(result.rows())
+        assert all(token >= 0 for row in result.rows() for token in row["top_ids"])
+    assert [row["top_ids"] for row in scores.rows()] == [[3], [4, 5]]
+    assert [len(row["top_logprobs"]) for row in scores.rows()] == [1, 2]
+    assert [(row["token_id"], row["position"]) for row in lens_of(1).rows()] == [(None, None)] * 3
 
 
 def test_a_missing_library_is_an_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
