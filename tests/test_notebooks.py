@@ -97,3 +97,32 @@ def test_await_and_the_blocking_members_work_in_a_cell(tmp_path: Path) -> None:
     lines = printed(notebook).splitlines()
     assert lines == ["scores True", "tokens 4 True", "many [0, 1, 2] [0, 1, 2]", "lens True", "run_sync 9"]
     assert [output["output_type"] for output in outputs(notebook) if "data" in output] == ["execute_result"]
+
+
+def test_an_interrupt_of_a_cell_keeps_what_is_done(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "import os, signal\n"
+        "from runtime import load\n"
+        "model = load('x', backend='fake')\n"
+        "texts = [f'text {number}' for number in range(200)]\n"
+        "def stop(done, total):\n"
+        "    if done == 5:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)  # as the button of a notebook does",
+        "# fails: of a coroutine\n"
+        "awaited = []\n"
+        "async for number, run in model.score_many(texts, batch=2, progress=stop):\n"
+        "    awaited.append(number)",
+        "# fails: of a blocking member\n"
+        "blocking = []\n"
+        "for number, run in model.score_many_sync(texts, batch=2, progress=stop):\n"
+        "    blocking.append(number)",
+        "print(5 <= len(awaited) < 200, awaited == list(range(len(awaited))))\n"
+        "print(4 <= len(blocking) < 200, blocking == list(range(len(blocking))))\n"
+        "rest = {number for number, run in model.score_many_sync(texts, skip=set(awaited))}\n"
+        "print(rest == set(range(200)) - set(awaited))\n"
+        "model.close()",
+    )
+    notebook = execute(path, tmp_path / "out")
+    assert printed(notebook) == "True True\nTrue True\nTrue\n"
+    assert len([output for output in outputs(notebook) if output["output_type"] == "error"]) == 2

@@ -20,7 +20,7 @@ from collections.abc import (
     Sequence,
     Sized,
 )
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from runtime.adapters.uses import Adapters
 from runtime.aio import LoopThread
 from runtime.api.checks import check_ids
+from runtime.api.progress import ShowProgress, reporting
 from runtime.errors import InvalidRequestError, NonFiniteLogitsError, OptionError, RuntimeFault
 from runtime.options.checking import check_callback, check_value, shown, whole
 from runtime.options.priority import Priority
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 TextsOrIds = Iterable[str | Sequence[int]] | AsyncIterable[str | Sequence[int]]
 Batch = int | Literal["auto"]
-OnCount = Callable[[int, int | None], None]  # texts done, and in all where that is known
 OnFault = Callable[[int, RuntimeFault], None]  # the text's number
 Answer = TypeVar("Answer")
 
@@ -59,7 +59,7 @@ async def score_many(
     skip: Container[int] = (),
     adapters: Adapters = None,
     priority: Priority = Priority.BACKGROUND,
-    progress: bool | OnCount = False,
+    progress: ShowProgress = False,
     on_fault: OnFault | None = None,
 ) -> AsyncGenerator[tuple[int, TokenRun], None]:
     """Scores many texts: ``(number, run)`` for each, in bounded memory; called without await.
@@ -100,7 +100,7 @@ async def top_many(
     ordered: bool = True,
     skip: Container[int] = (),
     adapters: Adapters = None,
-    progress: bool | OnCount = False,
+    progress: ShowProgress = False,
     on_fault: OnFault | None = None,
 ) -> AsyncGenerator[tuple[int, TopLogprobs], None]:
     """The `n` likeliest next tokens after each of many texts: ``(number, TopLogprobs)``; otherwise as `score_many`.
@@ -136,7 +136,7 @@ class _Bulk:
     on_fault: OnFault | None
 
     async def answers(
-        self, texts: TextsOrIds, work: Callable[[Sequence[int]], Awaitable[Answer]], progress: bool | OnCount
+        self, texts: TextsOrIds, work: Callable[[Sequence[int]], Awaitable[Answer]], progress: ShowProgress
     ) -> AsyncGenerator[tuple[int, Answer], None]:
         """The answers of `work` to each input."""
         if isinstance(texts, str | bytes) or not isinstance(texts, Iterable | AsyncIterable):
@@ -148,9 +148,9 @@ class _Bulk:
         check_callback(self.on_fault, "on_fault")
         flight: deque[tuple[int, int, asyncio.Task[Answer]]] = deque()  # number, tokens
         inputs = self._inputs(texts)
-        with counting(progress, len(texts) if isinstance(texts, Sized) else None) as count:
+        with reporting(progress, "text") as say:
             try:
-                more = True
+                more, done, total = True, 0, len(texts) if isinstance(texts, Sized) else None
                 while more or flight:
                     while more and self._room(flight):
                         try:
@@ -165,9 +165,10 @@ class _Bulk:
                         number, _, task = flight[place]
                         del flight[place]
                         answer = self._answer(number, task)
-                        count()
                         if answer is not None:
                             yield number, answer
+                        done += 1
+                        say(done, total)
             finally:
                 for _, _, task in flight:
                     task.cancel()
@@ -257,30 +258,6 @@ async def _any(texts: TextsOrIds) -> AsyncIterator[str | Sequence[int]]:
     else:
         for text in texts:
             yield text
-
-
-@contextmanager
-def counting(progress: bool | OnCount, total: int | None) -> Generator[Callable[[], None], None, None]:
-    """What is called for each text that is done; the bar, if there is one, stands as long as the block runs."""
-    if progress is True:
-        from tqdm import tqdm
-
-        class Bar(tqdm):  # type: ignore[misc]  # has no types
-            monitor_interval = 0  # no thread beside it
-
-        with Bar(total=total, unit="text") as bar:
-            yield lambda: bar.update()
-        return
-    check_callback(progress or None, "progress")
-    done = 0
-
-    def count() -> None:
-        nonlocal done
-        done += 1
-        if callable(progress):
-            progress(done, total)
-
-    yield count
 
 
 def on_a_loop(member: Callable[..., AsyncGenerator[Answer, None]]) -> Callable[..., Generator[Answer, None, None]]:

@@ -33,6 +33,7 @@ from runtime.api import bulk
 from runtime.api.adapters import AdapterStack
 from runtime.api.checks import RequestChecks, adapter_pairs, plain_messages, plain_tools
 from runtime.api.kv import KvCache
+from runtime.api.progress import ShowProgress, reporting, reporting_ends, reporting_prompt, reporting_steps
 from runtime.api.windows import Total, joined, sliding_windows
 from runtime.beams import BeamOptions, Hypothesis, OnStep, given_beams
 from runtime.branches import Branches, Options, Prompts, check_count, check_prompts, naming_prompt, options_for, records_of
@@ -286,6 +287,7 @@ class LanguageModel:
         stride: int | None = None,
         adapters: Adapters = None,
         priority: Priority = Priority.INSPECTOR,
+        progress: ShowProgress = False,
         on_progress: OnProgress | None = None,
     ) -> list[TokenRecord]:
         """What the model thinks of each given token.
@@ -301,6 +303,9 @@ class LanguageModel:
                 None: what does not fit is refused. What fits is scored as without.
             adapters: As of `next_token_logprobs`.
             priority: Before which requests it is read; a generation's prompt is read as `Priority.CHAT`.
+            progress: True draws a tqdm bar; a callable gets the tokens done and in all. So of all members that have it, with
+                what they count: `generate` tokens of its answer, `continue_many` and `generate_many` answers that have ended,
+                `embed` tokens, `lens` positions, `beam_generate` steps.
             on_progress: Hears how far it is after each chunk, at the caller, in order; the last time before the answer. So of
                 `generate`, for its prompt. Of windows it counts the tokens of all.
 
@@ -310,7 +315,14 @@ class LanguageModel:
         """
         return list(
             await self.score_run(
-                ids, top_k, start, stride=stride, adapters=adapters, priority=priority, on_progress=on_progress
+                ids,
+                top_k,
+                start,
+                stride=stride,
+                adapters=adapters,
+                priority=priority,
+                progress=progress,
+                on_progress=on_progress,
             )
         )
 
@@ -323,6 +335,7 @@ class LanguageModel:
         stride: int | None = None,
         adapters: Adapters = None,
         priority: Priority = Priority.INSPECTOR,
+        progress: ShowProgress = False,
         on_progress: OnProgress | None = None,
     ) -> TokenRun:
         """`score` as columns."""
@@ -332,14 +345,16 @@ class LanguageModel:
             path = self._checks.ids(ids)
             if not is_whole(plain_number(start), 0, len(path) - 1):
                 raise InvalidRequestError(f"start must lie within 0 and {len(path) - 1}, not {shown(start)}")
-            run: TokenRun = await self.transport.call("score", on_progress=on_progress, ids=path, start=int(start), **under)
+            with reporting_prompt(progress, "token", on_progress) as hear:
+                run: TokenRun = await self.transport.call("score", on_progress=hear, ids=path, start=int(start), **under)
             return run
         path, windows = sliding_windows(ids, self.info, start, stride)
-        total = None if on_progress is None else Total(on_progress, windows)
         runs: list[TokenRun] = []
-        for begin, end, first in windows:
-            hears = None if total is None else total.next_window()
-            runs.append(await self.transport.call("score", on_progress=hears, ids=path[begin:end], start=first, **under))
+        with reporting_prompt(progress, "token", on_progress) as hear:
+            total = None if hear is None else Total(hear, windows)
+            for begin, end, first in windows:
+                hears = None if total is None else total.next_window()
+                runs.append(await self.transport.call("score", on_progress=hears, ids=path[begin:end], start=first, **under))
         return joined(runs)
 
     score_sync = blocking(score)
@@ -353,6 +368,7 @@ class LanguageModel:
         ids: Sequence[int],
         options: GenerationOptions | None = None,
         *,
+        progress: ShowProgress = False,
         on_progress: OnProgress | None = None,
         **named: Any,
     ) -> AsyncGenerator[TokenRecord, None]:
@@ -364,19 +380,30 @@ class LanguageModel:
         The last record has a `finish_reason` (eos's own record included). Closing the generator early, best with
         `contextlib.aclosing`, stops the generation. Records that were yielded before an error stay valid.
         """
-        async with aclosing(self.generate_runs(ids, given(options, named), on_progress=on_progress)) as runs:
+        stream = self.generate_runs(ids, given(options, named), progress=progress, on_progress=on_progress)
+        async with aclosing(stream) as runs:
             async for run in runs:
                 for record in run:
                     yield record
 
     async def generate_runs(
-        self, ids: Sequence[int], options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        options: GenerationOptions | None = None,
+        *,
+        progress: ShowProgress = False,
+        on_progress: OnProgress | None = None,
     ) -> AsyncGenerator[TokenRun, None]:
         """`generate` in chunks of one or more tokens: whatever has arrived since the caller last asked."""
-        stream = self.transport.stream("generate", on_progress=on_progress, ids=self._checks.ids(ids), options=given(options))
-        async with aclosing(stream) as runs:
-            async for _, run in runs:
-                yield run
+        chosen = given(options)
+        stream = self.transport.stream("generate", on_progress=on_progress, ids=self._checks.ids(ids), options=chosen)
+        with reporting(progress, "token") as say:
+            done = 0
+            async with aclosing(stream) as runs:
+                async for _, run in runs:
+                    yield run
+                    done += len(run)
+                    say(done, chosen.max_tokens)
 
     generate_sync = blocking_iterator(generate)
 
@@ -464,7 +491,13 @@ class LanguageModel:
     # with weights in bfloat16, int8 or int4, it can be something else under the same seed: `ModelInfo.warnings` says so.
 
     def continue_many(
-        self, ids: Sequence[int], n: int, options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        n: int,
+        options: GenerationOptions | None = None,
+        *,
+        progress: ShowProgress = False,
+        on_progress: OnProgress | None = None,
     ) -> Branches[TokenRecord]:
         """Draws `n` continuations of one point, ``(branch, record)`` as they come; called without await.
 
@@ -476,16 +509,23 @@ class LanguageModel:
             ids: The point: all tokens up to it.
             n: Branches, 1 to 1,024.
             options: Of every branch; greedy ones all say the same, and share their rows.
+            progress: As of `score`.
             on_progress: Hears how far the prefix is.
 
         Raises:
             UnsupportedFeatureError: `speculative` with more than one branch.
         """
-        runs = self.continue_many_runs(ids, n, options, on_progress=on_progress)
+        runs = self.continue_many_runs(ids, n, options, progress=progress, on_progress=on_progress)
         return Branches(records_of(runs), runs.drop)
 
     def continue_many_runs(
-        self, ids: Sequence[int], n: int, options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        n: int,
+        options: GenerationOptions | None = None,
+        *,
+        progress: ShowProgress = False,
+        on_progress: OnProgress | None = None,
     ) -> Branches[TokenRun]:
         """`continue_many` in chunks: for each branch whatever has arrived since the caller last asked."""
 
@@ -498,11 +538,14 @@ class LanguageModel:
                     "`speculative` out, or ask for n=1"
                 )
             path = self._checks.ids(ids)
-            return self.transport.stream("continue_many", on_progress=on_progress, ids=path, n=n, options=chosen)
+            stream = self.transport.stream("continue_many", on_progress=on_progress, ids=path, n=n, options=chosen)
+            return reporting_ends(stream, progress, n)
 
         return Branches.later(begin)
 
-    def generate_many(self, prompts: Prompts, options: Options = None) -> Branches[TokenRecord]:
+    def generate_many(
+        self, prompts: Prompts, options: Options = None, *, progress: ShowProgress = False
+    ) -> Branches[TokenRecord]:
         """Answers different prompts in one batch, ``(prompt's number, record)`` as they come; called without await.
 
         Row i says what ``generate(prompts[i], options of i)`` says. Prompts are checked before any is computed; an error names
@@ -511,11 +554,14 @@ class LanguageModel:
         Args:
             prompts: Token ids, or raw text, which is tokenised as it is: no template, no roles.
             options: For all, or one for each prompt: its own grammar, stops, seed. Without a seed each gets its own.
+            progress: As of `score`.
         """
-        runs = self.generate_many_runs(prompts, options)
+        runs = self.generate_many_runs(prompts, options, progress=progress)
         return Branches(records_of(runs), runs.drop)
 
-    def generate_many_runs(self, prompts: Prompts, options: Options = None) -> Branches[TokenRun]:
+    def generate_many_runs(
+        self, prompts: Prompts, options: Options = None, *, progress: ShowProgress = False
+    ) -> Branches[TokenRun]:
         """`generate_many` in chunks."""
 
         async def begin() -> Branches[TokenRun]:
@@ -531,7 +577,7 @@ class LanguageModel:
                 with naming_prompt(i):
                     paths.append(self._checks.ids(next(tokenized) if isinstance(prompt, str) else prompt))
                     chosen.append(given(each[i]))
-            return self.transport.stream("generate_many", prompts=paths, options=chosen)
+            return reporting_ends(self.transport.stream("generate_many", prompts=paths, options=chosen), progress, len(paths))
 
         return Branches.later(begin)
 
@@ -541,6 +587,7 @@ class LanguageModel:
         options: BeamOptions | None = None,
         *,
         adapters: Adapters = None,
+        progress: ShowProgress = False,
         on_progress: OnProgress | None = None,
         on_step: OnStep | None = None,
     ) -> list[Hypothesis]:
@@ -553,17 +600,20 @@ class LanguageModel:
             ids: What is continued.
             options: Width, length, when to end.
             adapters: Loaded ones, in order; () is the base, None the model's stack.
+            progress: As of `score`.
             on_progress: Hears how far the prefix is.
             on_step: Hears the beams after each step, at the caller, in order.
         """
-        hypotheses: list[Hypothesis] = await self.transport.call(
-            "beam_generate",
-            on_progress=on_progress,
-            on_step=on_step,
-            options=given_beams(options, self._checks.vocab_size),
-            ids=self._checks.ids(ids),
-            adapters=adapter_pairs(adapters),
-        )
+        chosen, path = given_beams(options, self._checks.vocab_size), self._checks.ids(ids)
+        with reporting_steps(progress, chosen.max_tokens, on_step) as hear:
+            hypotheses: list[Hypothesis] = await self.transport.call(
+                "beam_generate",
+                on_progress=on_progress,
+                on_step=hear,
+                options=chosen,
+                ids=path,
+                adapters=adapter_pairs(adapters),
+            )
         return hypotheses
 
     # ---- vectors ---------------------------------------------------------------------------------------------
@@ -574,6 +624,7 @@ class LanguageModel:
         pooling: Pooling = "last",
         *,
         adapters: Adapters = None,
+        progress: ShowProgress = False,
         on_progress: OnProgress | None = None,
     ) -> Float32:
         """One vector per text, made of the model's last hidden states (after the final norm).
@@ -587,6 +638,7 @@ class LanguageModel:
             pooling: "last" (the last token's state, the one that has seen everything), "mean", "max" (each number's largest
                 over the text) or "cls" (the first token's; of use only where a model was trained for it).
             adapters: Loaded ones, in order; () is the base, None the model's stack.
+            progress: As of `score`.
             on_progress: Hears how many tokens of all texts are done after each slice, at the caller; `computed` counts
                 what was pushed through the model, padding too.
 
@@ -607,9 +659,10 @@ class LanguageModel:
         for row, text in enumerate(listed):
             check_fits(self, text, stage=f"texts[{row}]")
         paths = [self._checks.ids(ids, f"texts[{row}]") for row, ids in enumerate(await self._tokenized(listed))]
-        vectors: Float32 = await self.transport.call(
-            "embed", on_progress=on_progress, paths=paths, pooling=pooling, adapters=adapter_pairs(adapters)
-        )
+        with reporting_prompt(progress, "token", on_progress) as hear:
+            vectors: Float32 = await self.transport.call(
+                "embed", on_progress=hear, paths=paths, pooling=pooling, adapters=adapter_pairs(adapters)
+            )
         return vectors
 
     embed_sync = blocking(embed)
@@ -624,6 +677,7 @@ class LanguageModel:
         top_k: int = 5,
         tokens: Sequence[int] = (),
         adapters: Adapters = None,
+        progress: ShowProgress = False,
         on_progress: OnProgress | None = None,
     ) -> LensRun:
         """What the model would say at some positions if it ended after each of its layers (the logit lens).
@@ -638,6 +692,7 @@ class LanguageModel:
             top_k: Alternatives recorded for each layer.
             tokens: Ids whose values are wanted at every position, beside the token that follows; at most 64.
             adapters: Loaded ones, in order; () is the base, None the model's stack.
+            progress: As of `score`.
             on_progress: Hears how many positions are done, at the caller.
 
         Raises:
@@ -656,15 +711,9 @@ class LanguageModel:
             )
         LensCost.of(self.info, len(places), top_k, len(wanted)).check()
         order = np.argsort(places)
-        run: LensRun = await self.transport.call(
-            "lens",
-            on_progress=on_progress,
-            ids=path,
-            positions=places[order],
-            tokens=wanted,
-            top_k=top_k,
-            adapters=adapter_pairs(adapters),
-        )
+        under: dict[str, Any] = {"tokens": wanted, "top_k": top_k, "adapters": adapter_pairs(adapters)}
+        with reporting_prompt(progress, "position", on_progress) as hear:
+            run: LensRun = await self.transport.call("lens", on_progress=hear, ids=path, positions=places[order], **under)
         return replace(run[np.argsort(order)], vocabulary=self.transport.text.byte_vocab)
 
     lens_sync = blocking(lens)

@@ -1,0 +1,81 @@
+"""How far a long call is: `progress=True` draws a tqdm bar, a callable hears how many are done, and of how many."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+
+from runtime.beams import BeamStep, OnStep
+from runtime.branches import Branches
+from runtime.info import OnProgress, PromptProgress
+from runtime.options.checking import check_callback
+from runtime.records import TokenRun
+
+OnCount = Callable[[int, int | None], None]  # done, and in all where that is known
+ShowProgress = bool | OnCount
+
+
+@contextmanager
+def reporting(progress: ShowProgress, unit: str) -> Iterator[OnCount]:
+    """What is told how many are done, and of how many; the bar, if there is one, stands as long as the block runs."""
+    if progress is not True:
+        check_callback(progress or None, "progress")
+        yield progress if callable(progress) else lambda _done, _total: None
+        return
+    from tqdm import tqdm
+
+    class Bar(tqdm):  # type: ignore[misc]  # has no types
+        monitor_interval = 0  # no thread beside it
+
+    with Bar(unit=unit) as bar:
+
+        def say(done: int, total: int | None) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield say
+
+
+@contextmanager
+def reporting_prompt(progress: ShowProgress, unit: str, on_progress: OnProgress | None) -> Iterator[OnProgress | None]:
+    """An `on_progress` that tells both."""
+    check_callback(on_progress)
+    with reporting(progress, unit) as say:
+
+        def hear(heard: PromptProgress) -> None:
+            say(heard.done, heard.total)
+            if on_progress is not None:
+                on_progress(heard)
+
+        yield hear if progress else on_progress
+
+
+@contextmanager
+def reporting_steps(progress: ShowProgress, most: int | None, on_step: OnStep | None) -> Iterator[OnStep | None]:
+    """An `on_step` of a beam search that tells both."""
+    check_callback(on_step, "on_step")
+    with reporting(progress, "step") as say:
+
+        def hear(step: BeamStep) -> None:
+            say(step.step, most)
+            if on_step is not None:
+                on_step(step)
+
+        yield hear if progress else on_step
+
+
+def reporting_ends(runs: Branches[TokenRun], progress: ShowProgress, total: int) -> Branches[TokenRun]:
+    """The same branches; `progress` is told how many have come to their end."""
+
+    async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
+        done = 0
+        with reporting(progress, "answer") as say:
+            say(done, total)
+            async with aclosing(runs):
+                async for branch, run in runs:
+                    yield branch, run
+                    if len(run) and run.finish[-1]:
+                        done += 1
+                        say(done, total)
+
+    return Branches(read(), runs.drop) if progress else runs

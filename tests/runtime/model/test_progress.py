@@ -1,0 +1,120 @@
+"""`progress` of long calls: a bar, or a callable that hears how many are done; an interrupt keeps what is done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime import BeamOptions, GenerationOptions, LanguageModel, OptionError, PromptProgress, load, run_sync
+from tests.fakes import fake_model, settled, some_ids
+
+IDS = some_ids(1, 300)
+OPTIONS = GenerationOptions(max_tokens=6, seed=1, ignore_eos=True)
+Call = Callable[..., Any]
+
+
+async def collected(stream: Any) -> list[str]:
+    return sorted([repr(item) async for item in stream])  # answers of a batch come in any order
+
+
+# name -> (the call, what it counts in all, its unit)
+CALLS: dict[str, tuple[Call, int, str]] = {
+    "score": (lambda model, **named: model.score(IDS, **named), 300, "token"),
+    "generate": (lambda model, **named: collected(model.generate(IDS, OPTIONS, **named)), 6, "token"),
+    "named options": (lambda model, **named: collected(model.generate(IDS, max_tokens=6, seed=1, **named)), 6, "token"),
+    "continue_many": (lambda model, **named: collected(model.continue_many(IDS, 3, OPTIONS, **named)), 3, "answer"),
+    "generate_many": (lambda model, **named: collected(model.generate_many([IDS, "text"], OPTIONS, **named)), 2, "answer"),
+    "beam_generate": (lambda model, **named: model.beam_generate(IDS, BeamOptions(2, 5, ignore_eos=True), **named), 5, "step"),
+    "embed": (lambda model, **named: model.embed(["one", "three"], **named), 8, "token"),
+    "lens": (lambda model, **named: model.lens(IDS, range(40), **named), 40, "position"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_callable_hears_how_many_are_done(name: str) -> None:
+    call, total, _ = CALLS[name]
+    counted: list[tuple[int, int | None]] = []
+    with fake_model(prefill_chunk_tokens=32) as model:
+        plain = asyncio.run(call(model))
+        told = asyncio.run(call(model, progress=lambda *heard: counted.append(heard)))
+    assert counted[-1] == (total, total)
+    assert [done for done, _ in counted] == sorted(done for done, _ in counted)
+    assert repr(told) == repr(plain)  # which is as without
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_true_draws_a_bar_that_is_full_at_the_end(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    call, total, unit = CALLS[name]
+    with fake_model() as model:
+        asyncio.run(call(model, progress=True))
+        drawn = capfd.readouterr().err
+        assert f"{total}/{total}" in drawn
+        assert f"{unit}/s" in drawn or f"s/{unit}" in drawn
+        with pytest.raises(OptionError, match="progress"):
+            asyncio.run(call(model, progress=3))
+        asyncio.run(call(model))
+    assert capfd.readouterr().err == ""
+
+
+def test_both_listeners_hear_it() -> None:
+    counted: list[tuple[int, int | None]] = []
+    heard: list[PromptProgress] = []
+    with fake_model(prefill_chunk_tokens=32) as model:
+        model.score_sync(IDS, progress=lambda *one: counted.append(one), on_progress=heard.append)
+    assert counted == [(one.done, one.total) for one in heard]
+    assert len(counted) > 5
+
+
+def interrupted(done: int, _total: int | None) -> None:
+    if done >= 100:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_score_keeps_what_is_computed() -> None:
+    with fake_model(prefill_chunk_tokens=32) as model:
+        with pytest.raises(KeyboardInterrupt):
+            model.score_sync(IDS, progress=interrupted)
+        computed = settled(model)[0].tokens_computed
+        assert 100 <= computed < len(IDS)
+        run = run_sync(model.score_run(IDS))
+        assert settled(model)[0].tokens_computed <= len(IDS) + 1  # none twice but the one that was the last
+    with fake_model() as fresh:
+        np.testing.assert_allclose(run.logprob, run_sync(fresh.score_run(IDS)).logprob, atol=1e-4)
+
+
+def test_windows_count_the_tokens_of_all() -> None:
+    counted: list[tuple[int, int | None]] = []
+    with load("x", backend="fake", context_length=64) as model:
+        model.score_sync(some_ids(2, 150), stride=32, progress=lambda *heard: counted.append(heard))
+    assert counted[-1][0] == counted[-1][1]
+    assert len({total for _, total in counted}) == 1
+
+
+@pytest.mark.parametrize("many", [True, False])
+def test_what_came_before_an_interrupt_is_there(many: bool) -> None:
+    def stop(done: int, _total: int | None) -> None:
+        if done >= 2:
+            raise KeyboardInterrupt
+
+    async def read(model: LanguageModel, got: list[Any], progress: Any = False) -> None:
+        prompts = [IDS, IDS[:50], IDS[:20]]
+        each = [GenerationOptions(max_tokens=n, seed=1, ignore_eos=True) for n in (200, 2, 4)]
+        stream: Any = model.generate_many(prompts, each, progress=progress)
+        if not many:
+            stream = model.generate(IDS, each[0], progress=progress)
+        async for item in stream:
+            got.append(item)  # noqa: PERF401  # a comprehension would lose what came
+
+    got: list[Any] = []
+    with fake_model() as model:
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(read(model, got, stop))
+        assert settled(model)[1].leases == 0
+        whole: list[Any] = []
+        asyncio.run(read(model, whole))
+    assert 2 <= len(got) < len(whole)
+    assert all(item in whole for item in got)
