@@ -74,6 +74,14 @@ class FakeAnswers(_Group):
         self._bench.change(session_id, turns[:at])
         await self._stream(session_id, start, beside=turns[at].variants)
 
+    async def write(self, session_id: int, node_id: int, index: int, text: str) -> None:
+        self._bench.note("write", session_id, node_id, index, text)
+        turns = self._bench.views[session_id].turns
+        at = next(i for i, turn in enumerate(turns) if turn.node_id == node_id)
+        start = TokenRun.concat([turns[at].run[:index], run_of(self._bench.vocabulary, [text], origin=Origin.TYPED)])
+        self._bench.change(session_id, turns[:at])
+        await self._stream(session_id, start, beside=turns[at].variants)
+
     async def regenerate(self, session_id: int, node_id: int) -> None:
         self._bench.note("regenerate", session_id, node_id)
 

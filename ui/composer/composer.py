@@ -139,16 +139,23 @@ class Composer(QWidget):
             self.field.clear()
             self.chips.show_files(())
 
-    def edit(self, node_id: int, old: str, text: str) -> None:
+    def edit(self, node_id: int, old: str, text: str, behind: str = "") -> None:
         """Begins another version of the user's turn `node_id`, which says `old`; nothing is sent yet.
 
         What was being written is put behind it rather than lost.
+
+        Args:
+            node_id: The turn.
+            old: What it says.
+            text: What the version says up to the cursor.
+            behind: What it says behind it.
         """
         kept = self.draft if self._replaces is None else ""
         self._replaces = node_id
         short = one_line(old)
         self.version.say(self.tr("Another version of “{0}”").format(short if len(short) <= 48 else short[:47] + "…"))
-        self.field.setPlainText(f"{text}\n\n{kept}" if kept.strip() else text)
+        whole = text + behind
+        self.field.setPlainText(f"{whole}\n\n{kept}" if kept.strip() else whole)
         self._put_cursor(utf16_length(text))
         self.field.setFocus()
 

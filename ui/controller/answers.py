@@ -95,6 +95,12 @@ class AnswersController(QObject):
     def branch(self, node_id: int, index: int, token_id: int) -> None:
         self._showing.ask(lambda session: self._workbench.answers.branch(session, node_id, index, token_id))
 
+    def write(self, node_id: int, index: int, text: str, refused: Callable[[str], None]) -> None:
+        """A branch that has these words from a token on; why there is none is told to `refused`."""
+        shown = self._showing.shown
+        if shown is not None:
+            self._showing.tasks.run(self._workbench.answers.write(shown.session_id, node_id, index, text), refused)
+
     def answer_call(self, node_id: int, results: Sequence[str]) -> None:
         self._showing.ask(lambda session: self._workbench.answers.answer_call(session, node_id, results))
 

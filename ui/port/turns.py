@@ -48,6 +48,9 @@ class AnswerCommands(Protocol):
     async def branch(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
         """Makes a sibling that replaces token `index` of the turn (an index into its run) by `token_id` and streams on."""
 
+    async def write(self, session_id: int, node_id: int, index: int, text: str) -> None:
+        """Makes a sibling that has these words in the place of token `index` and what follows it, and streams on."""
+
     async def regenerate(self, session_id: int, node_id: int) -> None:
         """Another answer beside the model's turn `node_id`."""
 

@@ -125,6 +125,22 @@ class Intents(QObject):
             self._presenter.follow(node_id, index)
             self._controller.answers.branch(node_id, index, token_id)
 
+    def write(self, node_id: int, index: int, text: str) -> None:
+        """Words of one's own at that place: the model goes on from them; in a message they are a draft, with the rest of it."""
+        self._parts.composer.notice.clear()
+        turn = self._controller.shown.turn(node_id) if self._controller.shown is not None else None
+        if turn is not None and turn.role == "user":
+            start = typed_text(turn.run[:index]) + text
+            self._parts.composer.edit(node_id, typed_text(turn.run), start, typed_text(turn.run[index:]))
+        elif turn is not None:
+            self._presenter.follow(node_id, index)
+            self._controller.answers.write(node_id, index, text, partial(self._give_back, node_id, index, text))
+
+    def _give_back(self, node_id: int, index: int, text: str, why: str) -> None:
+        self._presenter.unfollow()
+        self._parts.composer.notice.say(why)
+        self._parts.pinned.type_again(node_id, index, text)
+
     def ban(self, token_id: int) -> None:
         """The model does not draw that token in this session any more."""
         name = b"".join(self._controller.token_bytes([token_id]))
@@ -312,6 +328,7 @@ class Intents(QObject):
         card.find_tokens = controller.find_tokens
         parts.transcript.card_wanted.connect(card.open)
         card.alternative_chosen.connect(self.branch)
+        card.text_written.connect(self.write)
         card.preview_wanted.connect(parts.transcript.preview)
         card.columns_wanted.connect(self.find_columns_at)
         card.ban_wanted.connect(self.ban)

@@ -70,7 +70,7 @@ class Presenter(QObject):
         controller.drafts.file_read.connect(parts.composer.attach)
         controller.drafts.left_out.connect(self._show_left_out)
         controller.refused.connect(parts.composer.notice.say)
-        controller.refused.connect(lambda _words: self._unfollow())
+        controller.refused.connect(lambda _words: self.unfollow())
         controller.sessions.trashed.connect(parts.sidebar.sessions.offer_undo)
         controller.sessions.restored.connect(parts.sidebar.sessions.withdraw_undo)
         self._in_list = False  # the list of sessions has the keyboard
@@ -123,14 +123,15 @@ class Presenter(QObject):
     def take_pin(self, place: Place | None) -> None:
         """A token was pinned by hand, or (None) the pin was lost with its path, as by the branch that is followed."""
         if place is not None:
-            self._unfollow()
+            self.unfollow()
         self.show_pin(place)
 
     def follow(self, node_id: int, index: int) -> None:
         """Pins the token that a branch has at this place, as soon as it is shown."""
         self._followed = (node_id, index)
 
-    def _unfollow(self) -> None:
+    def unfollow(self) -> None:
+        """The branch that was asked for is not to come."""
         self._followed = None
 
     def show_pin(self, place: Place | None) -> None:
@@ -202,7 +203,7 @@ class Presenter(QObject):
         if view.session_id != self._link_of:
             self._link_of = view.session_id
             parts.link.dismiss()
-            self._unfollow()
+            self.unfollow()
         parts.inspector.show_path(view.turns, self._controller.answers.how_made)
         self._show_pin_again()
         if self._carried is not None:

@@ -13,7 +13,7 @@ from app.workbench.answers.provenance import Repeat, stack_made_with
 from app.workbench.answers.provenance_text import how_made, refusal
 from app.workbench.answers.resolve_options import Continued
 from app.workbench.answers.streaming import Prepare, Streaming
-from app.workbench.prompt.prompt import Tokeniser, check_tokens
+from app.workbench.prompt.prompt import Tokeniser, check_tokens, typed_run
 from app.workbench.prompt.vocabulary import Vocabulary
 from app.workbench.refusals import GONE
 from app.workbench.sessions.copying import Copies, begin_with
@@ -147,6 +147,26 @@ class Answers:
         with self._running.claim(target.session) as answer:
             await self._running.settle(target.session)
             await self._go_on(answer, target.place(new), Given(picked, node.kv_fingerprint))
+
+    async def write(self, session_id: int, node_id: int, index: int, text: str) -> None:
+        """A sibling that has these words from `index` on, and goes on from there."""
+        session = await self._sessions.whole(session_id, node_id)
+        new = beside(session, node_id, index)
+        text = clean_text(text).replace("\0", "\ufffd")  # as the store keeps it
+        if not text:
+            raise Refusal(translate("Workbench", "write what the answer should say from here on"))
+        self._running.check_idle(session_id)
+        model = await self._streaming.model()
+        try:
+            check_tokens(model, session, session.tree.path(node_id))
+            speaker = await self._adapters.speaker(session, model)
+            given = Given(await typed_run(model, text), speaker.numbers)
+        except RuntimeFault as fault:
+            raise Refusal(str(fault)) from fault
+        target = await self._copies.target(session)
+        with self._running.claim(target.session) as answer:
+            await self._running.settle(target.session)
+            await self._go_on(answer, target.place(replace(new, text=text)), given)
 
     async def regenerate(self, session_id: int, node_id: int) -> None:
         """Another answer beside the model's turn; with a seed of its own, also where one was chosen for the session."""

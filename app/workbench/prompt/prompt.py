@@ -262,6 +262,14 @@ def as_run(model: LanguageModel, ids: Sequence[int], content: str) -> TokenRun:
     return replace(run, origin=np.where(typed, int(Origin.TYPED), int(Origin.TEMPLATE)).astype(np.uint8))
 
 
+async def typed_run(model: LanguageModel, text: str) -> TokenRun:
+    """Unscored tokens of words that a person wrote inside a turn; what stands before them keeps its own."""
+    begin, ids = await model.tokenize_async(""), await model.tokenize_async(text)
+    said = ids[len(begin) :] if ids[: len(begin)] == begin else ids
+    token_bytes = [model.decode_token(i) for i in said]
+    return TokenRun.unscored(said, token_bytes, texts_of(token_bytes), Origin.TYPED)
+
+
 class Tokeniser:
     """Turns what was typed into ids, with the template of the model that answers."""
 

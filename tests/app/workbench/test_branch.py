@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from runtime import Finish, GenerationOptions, Origin, SamplingOptions
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.scene import Scene, alternative, answered, assert_same_run, own_tokens, rows
-from ui import TurnStatus
+from tests.app.workbench.scene import Scene, alternative, answered, assert_same_run, own_tokens, rows, words
+from ui import Refusal, TurnStatus
 
 
 def test_another_token_makes_a_sibling_that_shares_the_prefix_and_computes_one_token(play: Play) -> None:
@@ -50,6 +51,35 @@ def test_the_picked_token_has_the_numbers_of_the_record_it_replaces(play: Play) 
         assert picked.logprob == was.top_logprobs[place]
         assert picked.rank == place + 1 != rank
         assert picked.token_bytes == s.workbench.answers.token_text(session_id, [token])[0]
+
+    play(scene)
+
+
+def test_words_make_a_sibling_that_goes_on_from_them(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        at = own_tokens(old)[4]
+        await s.workbench.answers.write(session_id, old.node_id, at, " two words")
+        new = await s.last(session_id)
+        written = words(" two words")
+
+        assert_same_run(new.run[:at], old.run[:at])
+        assert new.run.ids[at : at + len(written)].tolist() == written
+        assert set(new.run.origin[at : at + len(written)].tolist()) == {int(Origin.TYPED)}
+        assert not np.isnan(new.run.logprob[at : at + len(written)]).any()  # the model says how likely they were
+        assert len(own_tokens(new)) == 4 + len(written) + 12
+        assert new.variants == (old.node_id, new.node_id)
+        assert s.engine.prompts[-1] == (await s.path_ids(session_id))[:-12]
+        # read again it is the same
+        view = await s.workbench.branches.select(session_id, old.node_id)
+        assert_same_run(view.turns[-1].run, old.run)
+        view = await s.workbench.branches.select(session_id, new.node_id)
+        assert_same_run(view.turns[-1].run, new.run)
+        # nothing, and words in a message, are refused
+        question = view.turns[-2]
+        for node_id, text, why in ((new.node_id, "", "write what"), (question.node_id, "x", "your own text")):
+            with pytest.raises(Refusal, match=why):
+                await s.workbench.answers.write(session_id, node_id, len(question.run) - 1, text)
 
     play(scene)
 

@@ -135,6 +135,7 @@ def test_the_text_is_painted_as_it_was_once_the_ghost_is_gone(in_window: Play, i
     async def scene(window: MainWindow) -> None:
         tokens = window.parts.transcript.tokens
         await pinned(window, idle)
+        window.parts.pinned.close_again()  # with the caret of what is typed into it
         await frames()
         before = tokens.viewport().grab().toImage()
         QTest.keyClick(tokens, Qt.Key.Key_Space)

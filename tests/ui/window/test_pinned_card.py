@@ -114,6 +114,87 @@ def test_keys_mark_preview_search_and_step(in_window: Play, bench: FakeWorkbench
     in_window(scene)
 
 
+def test_words_typed_at_a_token_are_a_branch_that_the_model_goes_on_from(in_window: Play, bench: FakeWorkbench) -> None:
+    visit = visit_of(bench)
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        tokens = window.parts.transcript.tokens
+        card = await pin(window, visit)
+        token = tokens.token_box(visit, LISBON)
+        assert token is not None
+        caret = tokens.viewport().grab(token).toImage()
+        # typed words stand in the text, in the place of the token and what follows it
+        assert not card.write.isVisible()
+        QTest.keyClicks(card.field, "Porto or Braga")
+        assert tokens.ghost is not None
+        assert tokens.ghost.text == " Porto or Braga"
+        assert tokens.viewport().grab(token).toImage() != caret
+        assert card.write.text() == "Write “Porto or Braga” and go on"
+        # no token has these words: Return writes them, and the model goes on; both versions are there
+        QTest.keyClick(card.field, Qt.Key.Key_Return)
+        await until(lambda: bench.asked("write") == [(TRIP, visit, LISBON, " Porto or Braga")])
+        await until(lambda: not window.controller.running)
+        assert not card.isVisible()
+        assert tokens.ghost is None
+        new = bench.views[TRIP].turns[-1]
+        assert visit in new.variants
+        assert new.run.texts[LISBON] == " Porto or Braga"
+        assert window.acts.previous.isEnabled()  # to the version that was there before
+        # words that a token has too are written with Ctrl; Escape leaves everything as it is
+        await until(lambda: tokens.token_box(new.node_id, 1) is not None)
+        card = await pin(window, new.node_id, 1)
+        QTest.keyClicks(card.field, "bak")
+        assert shown(card) == [" bakery"]
+        QTest.keyClick(card.field, Qt.Key.Key_Escape)
+        assert tokens.ghost is None
+        card = await pin(window, new.node_id, 1)
+        QTest.keyClicks(card.field, "bak")
+        QTest.keyClick(card.field, Qt.Key.Key_Return, Qt.KeyboardModifier.ControlModifier)
+        await until(lambda: [call[3] for call in bench.asked("write")[1:]] in (["bak"], [" bak"]))
+        await until(lambda: not window.controller.running)
+
+    in_window(scene)
+
+
+def test_words_that_cannot_be_written_are_in_the_card_again(in_window: Play, bench: FakeWorkbench) -> None:
+    visit = visit_of(bench)
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        card = await pin(window, visit)
+        QTest.keyClicks(card.field, "Porto or Braga")
+        await until(lambda: not len(window.controller.tasks))
+        bench.refusal = "no model is loaded"
+        QTest.mouseClick(card.write, Qt.MouseButton.LeftButton)
+        await until(lambda: window.parts.composer.notice.words == "no model is loaded")
+        assert card.isVisible()
+        assert card.field.text() == " Porto or Braga"
+
+    in_window(scene)
+
+
+def test_words_typed_in_a_message_are_another_version_of_it_as_a_draft(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+    question = bench.views[TRIP].turns[0]
+
+    async def scene(window: MainWindow) -> None:
+        field = window.parts.composer.field
+        place = next(i for i, text in enumerate(question.run.texts) if "April" in text)
+        card = await pin(window, question.node_id, place)
+        QTest.keyClicks(card.field, "early or late")
+        QTest.keyClick(card.field, Qt.Key.Key_Return)
+        assert field.toPlainText() == "Where should we go in early or late April?"
+        assert field.textCursor().position() == len("Where should we go in early or late")
+        assert field.hasFocus()
+        assert bench.asked("send") == []
+        QTest.keyClick(field, Qt.Key.Key_Return)
+        await until(lambda: bench.asked("send") == [(TRIP, "Where should we go in early or late April?", question.node_id)])
+        await until(lambda: not window.controller.running)
+
+    in_window(scene)
+
+
 def test_the_buttons_of_the_card(in_window: Play, bench: FakeWorkbench) -> None:
     visit = visit_of(bench)
     finish(bench)

@@ -12,6 +12,7 @@ from ui.transcript.text.ink import Ink
 from ui.widgets.visible import is_right_to_left, utf16_length, visible
 
 WAITING = "…"
+TYPED = -1  # in the place of a token's id: words that are being typed
 _VEIL = 0.82  # how much of the text that would not be there is hidden
 
 
@@ -37,6 +38,11 @@ class Ghost:
 def ghost_of(node_id: int, index: int, token_id: int, data: bytes) -> Ghost:
     """A ghost whose token has these bytes."""
     return Ghost(node_id, index, token_id, _shown(data) or f"#{token_id}")
+
+
+def typed_ghost(node_id: int, index: int, text: str) -> Ghost:
+    """What is being typed in the place of a token."""
+    return Ghost(node_id, index, TYPED, _shown(text.encode()), "")
 
 
 def next_alternative(ids: tuple[int, ...], own: int, before: int | None) -> int | None:

@@ -18,6 +18,7 @@ from ui.theme.fonts import interface_font, scaled
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import panel_width
 from ui.transcript.overlay.card import words_before
+from ui.transcript.overlay.ghost import TYPED, typed_ghost
 from ui.transcript.text.ink import SHADOW_PX, paint_shadow
 from ui.transcript.view import TranscriptView
 from ui.widgets.controls import button, row
@@ -29,6 +30,7 @@ LEAST_ROWS = 3
 _GAP_PX = 8  # from the token, or from the line under its turn
 _EDGE_PX = 6
 _RADIUS = 10
+_SHORT = 28  # characters of what was typed, on the button that writes it
 Find = Callable[[str, int], Sequence[int]]  # ids of the tokens that contain a text, best first
 
 
@@ -41,6 +43,7 @@ class PinnedCard(QWidget):
     """
 
     alternative_chosen = Signal(int, int, int)  # node id, index, token id
+    text_written = Signal(int, int, str)  # node id, index, the words that stand there instead
     preview_wanted = Signal(int, int, int)
     columns_wanted = Signal(int, int, int, bool)  # node id, index, how many, whether by a beam search
     ban_wanted = Signal(int)  # token id
@@ -66,10 +69,12 @@ class PinnedCard(QWidget):
         self.field = QLineEdit()
         self.field.setProperty("kind", "field")
         self.field.setFont(interface_font(12.5))
-        self.field.setPlaceholderText(self.tr("type to find any token…"))
-        self.field.setAccessibleName(self.tr("Find a token in the vocabulary"))
+        self.field.setPlaceholderText(self.tr("type to write here, or to find a token…"))
+        self.field.setAccessibleName(self.tr("Write here, or find a token in the vocabulary"))
         self.field.textChanged.connect(lambda _text: self._search())
         self.field.installEventFilter(self)
+        self.write = button("", "link")
+        self.write.setToolTip(self.tr("Ctrl+Return; Return where no token contains it"))
         self.branch, self.preview = button(self.tr("Branch"), "link"), button(self.tr("Preview"), "link")
         self.ways = {count: button(str(count), "link") for count in COUNTS}
         self.why, self.ban = button(self.tr("Why"), "link"), button(self.tr("Ban"), "link")
@@ -95,6 +100,7 @@ class PinnedCard(QWidget):
         column.addWidget(self.nothing)
         column.addSpacing(6)
         column.addWidget(self.field)
+        column.addLayout(row(self.write, 1))
         column.addSpacing(4)
         for action, tip in (
             (self.branch, self.tr("Branch to the marked token (Return, or its number)")),
@@ -113,6 +119,7 @@ class PinnedCard(QWidget):
     def _connect(self) -> None:
         pressed: tuple[tuple[QPushButton, Callable[[], None]], ...] = (
             (self.branch, lambda: self._choose(self._current)),
+            (self.write, self._write),
             (self.preview, self._preview_current),
             (self.why, self.why_wanted.emit),
             (self.ban, self._ban),
@@ -199,6 +206,7 @@ class PinnedCard(QWidget):
         if text and self._row is None and not self._asked:  # once per spot: a refusal would be the same again
             self._asked = True
             self.row_wanted.emit(spot.node_id, spot.index)
+        self._show_typed()
         self._listed = self._found(spot, text) if text else alternatives_of(spot.record, self._bytes_of)
         own = (place for place, one in enumerate(self._listed) if one.chosen)
         self._at, self._first = 0 if text else next(own, 0), 0
@@ -247,6 +255,11 @@ class PinnedCard(QWidget):
             self.tr("No token contains “{0}”.").format(text) if text else self.tr("Not scored: the model has not read it yet.")
         )
         self.field.setVisible(self._can_choose)
+        self.write.setVisible(self._can_choose and bool(text))
+        short = text if len(text) <= _SHORT else text[: _SHORT - 1] + "…"
+        self.write.setText(
+            (self.tr("Write “{0}” and go on") if self._can_continue else self.tr("Write “{0}” here")).format(short)
+        )
         can_branch = self._can_choose and current is not None and not current.chosen
         self.branch.setEnabled(can_branch)
         self.preview.setVisible(self._can_continue)
@@ -309,6 +322,33 @@ class PinnedCard(QWidget):
             self.close_again()
             self.alternative_chosen.emit(spot.node_id, spot.index, alternative.token_id)
 
+    def _write(self) -> None:
+        spot, words = self._spot, self.typed
+        if spot is not None and words and self._can_choose:
+            self.close_again()
+            self.text_written.emit(spot.node_id, spot.index, words)
+
+    @property
+    def typed(self) -> str:
+        """What was typed, as it would stand in the text: behind the space that the token in its place begins with."""
+        text = self.field.text()
+        spaced = self._spot is not None and self._spot.record.token_bytes.startswith(b" ")
+        return f" {text}" if text and spaced and not text[0].isspace() else text
+
+    def type_again(self, node_id: int, index: int, text: str) -> None:
+        """What was typed at a place could not be written there: it is in the field again."""
+        if self._spot is not None and (self._spot.node_id, self._spot.index) == (node_id, index):
+            self.open()
+            self.field.setText(text)
+
+    def _show_typed(self) -> None:
+        """The words stand in the text, grey, while they are typed."""
+        spot, tokens = self._spot, self._transcript.tokens
+        if spot is not None and self.typed and self._can_choose:
+            tokens.set_ghost(typed_ghost(spot.node_id, spot.index, self.typed))
+        elif tokens.ghost is not None and tokens.ghost.token_id == TYPED:
+            tokens.set_ghost(None)
+
     def _preview(self, token_id: int) -> None:
         if self._spot is not None and self._can_continue:
             self.preview_wanted.emit(self._spot.node_id, self._spot.index, token_id)
@@ -341,12 +381,16 @@ class PinnedCard(QWidget):
     def _take_key(self, event: QKeyEvent) -> bool:
         """The keys of the card; letters, and digits behind a letter, go into the field."""
         key, empty = event.key(), not self.field.text()
+        enter = key in (Qt.Key.Key_Return, Qt.Key.Key_Enter)
+        if enter and event.modifiers() & Qt.KeyboardModifier.ControlModifier:
+            self._write()
+            return True
         if event.modifiers() & ~(Qt.KeyboardModifier.KeypadModifier | Qt.KeyboardModifier.ShiftModifier):
             return False
         if key in (Qt.Key.Key_Up, Qt.Key.Key_Down):
             self._move(-1 if key == Qt.Key.Key_Up else 1)
-        elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
-            self._choose(self._current)
+        elif enter:
+            self._choose(self._current) if self._listed else self._write()
         elif empty and Qt.Key.Key_1 <= key <= Qt.Key.Key_9:
             place = key - Qt.Key.Key_1
             self._choose(self._listed[place] if place < len(self._listed) else None)
@@ -378,11 +422,14 @@ class PinnedCard(QWidget):
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         self._transcript.hover_shown = False
+        self._transcript.tokens.show_caret(self._can_choose)
         QApplication.instance().installEventFilter(self)  # type: ignore[union-attr]  # there is one, widgets exist
 
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
         self._transcript.hover_shown = True
+        self._transcript.tokens.show_caret(False)
+        self.field.clear()  # and with it what it shows in the text
         QApplication.instance().removeEventFilter(self)  # type: ignore[union-attr]  # there is one, widgets exist
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's

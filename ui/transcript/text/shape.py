@@ -84,6 +84,14 @@ class ShapedLine:
         """The place between characters that is nearest to x."""
         return self.composed.place(self.line.xToCursor(x))
 
+    def x_at(self, place: Place) -> float:
+        """Where a place between characters is; at the nearer end of the line where it stands on another one."""
+        composed = self.composed
+        for piece, token in enumerate(composed.tokens):
+            if token == place.token:
+                return float(x_of(self.line, composed.starts[piece] + max(place.offset - composed.offsets[piece], 0)))
+        return 0.0 if composed.tokens and place.token < composed.tokens[0] else self.end_x
+
     def ranges(self, first: Place, last: Place) -> list[tuple[float, float]]:
         """Where the text between two places stands, left and right of each part."""
         found = []

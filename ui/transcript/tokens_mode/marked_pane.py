@@ -41,6 +41,7 @@ class MarkedPane(Pane[TokensBody]):
         self._pinned: tuple[int, int] | None = None
         self._ghost: Ghost | None = None
         self._selection: Selection | None = None
+        self._caret = False
 
     # ---- the pin and the preview ------------------------------------------------------------------------------------
 
@@ -101,6 +102,11 @@ class MarkedPane(Pane[TokensBody]):
         if ghost != self._ghost:
             self._ghost = ghost
             self.viewport().update()
+
+    def show_caret(self, shown: bool) -> None:  # a state, not an option
+        """Whether what is typed goes in front of the pinned token: a caret stands there."""
+        self._caret = shown
+        self.viewport().update()
 
     def set_template_visible(self, visible: bool) -> None:
         anchor = self.anchor()
@@ -190,6 +196,8 @@ class MarkedPane(Pane[TokensBody]):
             self._paint_ghost(painter, self._ghost, pin)
         elif pin is not None:
             self._paint_pin(painter, pin)
+            if self._caret:
+                self._paint_typing(painter, pin)
 
     def _paint_caret(self, painter: QPainter, box: Box[TokensBody]) -> None:
         if box.turn.view.status is not TurnStatus.STREAMING or not self._is_in_sight(box):
@@ -197,6 +205,13 @@ class MarkedPane(Pane[TokensBody]):
         at, faces = box.body.end_of_text(), self._page.faces
         top = box.top - self.verticalScrollBar().value() + at.y()
         painter.fillRect(QRectF(self._left + at.x() + 2, top, _CARET_PX, faces.glyphs), self._ink.accent)
+
+    def _paint_typing(self, painter: QPainter, pin: TokenAt) -> None:
+        box, faces = self._page.boxes[pin.turn], self._page.faces
+        if box.body.rects_of(pin.token) and self._is_in_sight(box):
+            at = box.body.before(pin.token)
+            top = box.top - self.verticalScrollBar().value() + at.y()
+            painter.fillRect(QRectF(self._left + at.x() - _CARET_PX / 2, top, _CARET_PX, faces.glyphs), self._ink.accent)
 
     def _paint_pin(self, painter: QPainter, pin: TokenAt) -> None:
         if not self._is_in_sight(self._page.boxes[pin.turn]):

@@ -132,6 +132,13 @@ class TokensBody:
             rects += [self._rect(span, candidate * self._faces.pitch) for span in spans]
         return rects
 
+    def before(self, token: int) -> QPointF:
+        """Where the caret in front of a token's first visible character stands: left and top of the glyphs."""
+        text = self._tokens.texts[token]
+        place = Place(token, len(text) - len(text.lstrip(" ")) if text.strip(" ") else 0)
+        line = self._table.line_of(Place(token, 1))  # a leading space may hang on the line before
+        return QPointF(self.shaped(line).x_at(place), line * self._faces.pitch + self._faces.lead)
+
     def end_of_text(self) -> QPointF:
         """Where the caret of a stream stands: left and top of the glyphs."""
         line = max(len(self._table) - 1, 0)
