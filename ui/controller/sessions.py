@@ -38,6 +38,11 @@ class SessionsController(QObject):
         self._in_trash = False
         self.rows: dict[int, SessionSummary] = {}  # as last listed, and as changed since
         self._folders: dict[int, str] = {}  # their names, likewise
+        self._answering: set[int] = set()  # sessions, as last listed
+        self._unseen: set[int] = set()  # in which an answer has ended since they were shown
+        self._was_running = False  # in the session shown
+        showing.other_shown.connect(self._take_shown)  # before the next one, which speaks of the session shown then
+        showing.activity_changed.connect(self._note_activity)
         self._made_again: dict[int, int] = {}  # folders that were removed and brought back: their numbers now
 
     # ---- the list -----------------------------------------------------------------------------------------------
@@ -74,9 +79,24 @@ class SessionsController(QObject):
             self._take(await self._workbench.sessions.list(self._query), await self._workbench.sessions.folders())
 
     def _take(self, sessions: Sequence[SessionSummary], folders: Sequence[FolderView]) -> None:
+        listed = {row.session_id for row in sessions}
+        answering = {row.session_id for row in sessions if row.answering}
+        seen = {row.session_id for row in sessions if row.elsewhere or self._showing.is_shown(row.session_id)}
+        self._unseen |= (self._answering - answering) & listed - seen
+        self._answering = answering | (self._answering - listed)
+        sessions = [replace(row, unseen=row.session_id in self._unseen) for row in sessions]
         self.rows = {row.session_id: row for row in sessions}
         self._folders = {folder.folder_id: folder.name for folder in folders}
         self.listed.emit(sessions, folders)
+
+    def _note_activity(self) -> None:
+        self._was_running = self._showing.running
+
+    def _take_shown(self, session_id: int) -> None:
+        """Another session is shown: it is seen; an answer in the one before goes on out of sight."""
+        if session_id in self._unseen or self._was_running:
+            self._unseen.discard(session_id)
+            self.ask()
 
     # ---- titles, tags and folders -------------------------------------------------------------------------------
 

@@ -39,6 +39,8 @@ class SessionSummary:
     folder_id: int | None = None
     tags: tuple[str, ...] = ()
     elsewhere: bool = False  # another window shows it
+    answering: bool = False  # an answer is written in it
+    unseen: bool = False  # an answer has ended there while another session was shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QObject, QPoint, QRect, QSize, Qt
+from PySide6.QtCore import QObject, QPoint, QRect, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QFontMetrics, QKeyEvent, QPainter, QPen
 from PySide6.QtWidgets import (
     QAbstractItemView,
@@ -21,6 +21,7 @@ from ui.theme.fonts import caption_font, interface_font, scaled
 from ui.theme.scheme import current_theme
 from ui.widgets.visible import one_line
 
+_MARK = 7  # pixels of the dot of a session that answers (a ring) or has answered out of sight
 LONGEST_TAG = 12  # characters that a row shows of its first tag
 
 
@@ -119,6 +120,13 @@ class SessionDelegate(QStyledItemDelegate):
         inner = rect.adjusted(8, 0, -8, 0)
         session: SessionSummary | TrashedSession = index.data(SUMMARY)
         count = self._note(session, is_open=is_open)
+        if isinstance(session, SessionSummary) and (session.answering or session.unseen):
+            across = scaled(_MARK)
+            mark = QRectF(inner.right() - across, inner.center().y() + 0.5 - across / 2, across, across)
+            painter.setPen(QPen(QColor(palette.accent), 1.5))
+            painter.setBrush(QColor(palette.accent) if session.unseen else Qt.BrushStyle.NoBrush)
+            painter.drawEllipse(mark)
+            inner.setRight(inner.right() - across - 8)
         painter.setFont(self._count)
         painter.setPen(QColor(palette.faint))
         painter.drawText(inner.adjusted(0, -2, 0, -2), int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight), count)

@@ -142,6 +142,8 @@ class SessionRows(QAbstractListModel):
                 return self._editable(row)
             case Qt.ItemDataRole.AccessibleTextRole:
                 return self._spoken(row)
+            case Qt.ItemDataRole.ToolTipRole if isinstance(row, SessionSummary) and (row.answering or row.unseen):
+                return self.tr("answering") if row.answering else self.tr("answered, not seen yet")
         return None
 
     def setData(self, index: Index, value: object, role: int = int(Qt.ItemDataRole.EditRole)) -> bool:
@@ -269,4 +271,5 @@ class SessionRows(QAbstractListModel):
                 return self.tr("{0}, deleted in {1} days").format(row.title, row.days_left)
         branches = self.tr(", {0} branches").format(row.branches) if row.branches > 1 else ""
         tags = self.tr(", tagged {0}").format(", ".join(row.tags)) if row.tags else ""
-        return f"{row.title}{branches}{tags}"
+        state = self.tr(", answering") if row.answering else self.tr(", answered, not seen yet") if row.unseen else ""
+        return f"{row.title}{branches}{tags}{state}"

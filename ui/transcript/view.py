@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import QEvent, QObject, Signal
 from PySide6.QtWidgets import QApplication, QStackedWidget, QVBoxLayout, QWidget
 
 from ui.port import SessionView, TurnView
@@ -22,6 +22,9 @@ from ui.transcript.read_mode.read_pane import ReadPane
 from ui.transcript.text.faces import Faces
 from ui.transcript.text.ink import Ink
 from ui.transcript.tokens_mode.tokens_pane import TokensPane
+from ui.widgets.controls import button
+
+_FAR = 0.5  # of the viewport's height: so far above the end there is a button that leads there
 
 
 class TranscriptView(QWidget):
@@ -69,6 +72,9 @@ class TranscriptView(QWidget):
         self._stack.addWidget(self.tokens)
         self._stack.addWidget(self.read)
         self.veil = Veil(self._stack)
+        self.latest = button(self.tr("Jump to latest ↓"), "quiet")
+        self.latest.setParent(self._stack)
+        self.latest.hide()
         self._lay_out()
         self._connect()
         self.read.retire()
@@ -92,7 +98,11 @@ class TranscriptView(QWidget):
         self.tokens.ghost_left.connect(self.preview_left)
         self.strip.token_clicked.connect(self._strip_clicked)
         self._pass_on(self.read, "link_requested")
+        self.latest.clicked.connect(lambda _checked=False: self._go_down())
+        self._stack.installEventFilter(self)
         for pane in self._panes():
+            pane.verticalScrollBar().valueChanged.connect(lambda _value: self._show_way_down())
+            pane.verticalScrollBar().rangeChanged.connect(lambda _least, _most: self._show_way_down())
             pane.column_changed.connect(self._align)
             pane.beginning_near.connect(self._near_beginning)
             self._pass_on(pane, *OF_TURNS)
@@ -184,6 +194,7 @@ class TranscriptView(QWidget):
         new.show_under(self._under)
         if held is not None and any(part.isAncestorOf(held) for part in self._under.values()):
             held.setFocus()  # what is being typed under a turn goes on there
+        self._show_way_down()
         self.setFocusProxy(new)
         if focused:
             new.setFocus()
@@ -247,6 +258,8 @@ class TranscriptView(QWidget):
         self._show_match(beginning(self._path.turns, None if node_id is None else self._path.index(node_id)))
 
     def _tell_found(self) -> None:
+        for pane in self._panes():
+            pane.show_hits(self._finder.found, self._finder.words)
         self.found_changed.emit(self._finder.place, self._finder.total)
 
     def _show_match(self, match: Match | None) -> None:
@@ -255,6 +268,27 @@ class TranscriptView(QWidget):
     def scroll_to_end(self) -> None:
         """Shows the end and stays there, as after sending."""
         self._pane().scroll_to_end()
+
+    def _go_down(self) -> None:
+        self._pane().setFocus()  # the button is about to go
+        self.scroll_to_end()
+
+    def _show_way_down(self) -> None:
+        """A button leads to the end while that is out of sight."""
+        pane = self._pane()
+        bar = pane.verticalScrollBar()
+        self.latest.setVisible(bar.maximum() - bar.value() > pane.viewport().height() * _FAR)
+        if not self.latest.isHidden():
+            size, (left, width) = self.latest.sizeHint(), pane.column()
+            self.latest.setGeometry(
+                left + width - size.width(), self._stack.height() - size.height() - 10, size.width(), size.height()
+            )
+            self.latest.raise_()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() is QEvent.Type.Resize:
+            self._show_way_down()
+        return super().eventFilter(watched, event)
 
     def column(self) -> tuple[int, int]:
         """Left edge and width of the text column in this widget."""

@@ -85,6 +85,7 @@ class SessionList:
                 row.folder_id,
                 row.tags,
                 elsewhere=self._windows.holder(row.id, but=self._window) is not None,
+                answering=row.id in self._running,
             )
             for row in rows
             if row.branches or row.id in shown or row.title != UNTITLED or row.folder_id is not None or row.tags

@@ -19,8 +19,10 @@ def test_stop_keeps_what_arrived_and_marks_it(play: Play) -> None:
         session_id = await s.new()
         sending = asyncio.create_task(s.workbench.answers.send(session_id, "hello"))
         await until(lambda: s.arrived(session_id) == 5)
+        assert [row.session_id for row in await s.workbench.sessions.list() if row.answering] == [session_id]
         s.workbench.answers.stop(session_id)
         await sending
+        assert not any(row.answering for row in await s.workbench.sessions.list())
         view = await s.view(session_id)
         answer = view.turns[-1]
         assert answer.status is TurnStatus.PARTIAL

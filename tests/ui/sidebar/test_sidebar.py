@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import pytest
 from PySide6.QtCore import QPoint, Qt
+from PySide6.QtGui import QImage
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QLineEdit, QMenu, QPushButton
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import SAMPLE, TRIP, FakeWorkbench
-from ui import BranchRow, MainWindow, SessionSummary
+from ui import BranchRow, MainWindow, SessionsChanged, SessionSummary
 from ui.sidebar.branch_tree import BranchTree
 from ui.sidebar.sessions import SessionPanel
 
@@ -146,6 +147,42 @@ def test_an_undo_by_key_takes_the_trash_note_away(in_window: Play, bench: FakeWo
         await until(lambda: window.parts.top.title.text() == "A spring trip")
         assert panel.undo_bar.words == ""
         assert not window.acts.undo.isEnabled()
+
+    in_window(scene)
+
+
+def test_a_session_that_answers_out_of_sight_is_marked_until_it_is_seen(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.sidebar.sessions
+        spoken = int(Qt.ItemDataRole.AccessibleTextRole)
+        await until(lambda: panel.rows.rowCount() == 8)
+
+        def words() -> str:
+            return str(panel.rows.index_of(TRIP).data(spoken))
+
+        def marks() -> QImage:
+            rect = panel.view.visualRect(panel.rows.index_of(TRIP))
+            return panel.view.viewport().grab(rect.adjusted(rect.width() - 20, 0, 0, 0)).toImage()
+
+        # an answer begins, and another session is looked at
+        bench.summaries[TRIP] = replace(bench.summaries[TRIP], answering=True)
+        bench.emit(SessionsChanged())
+        await until(lambda: words().endswith(", answering"))
+        window.controller.open(3)
+        await until(lambda: window.controller.is_shown(3))
+        during = marks()
+        # when it has ended, it is marked otherwise
+        bench.summaries[TRIP] = replace(bench.summaries[TRIP], answering=False)
+        bench.emit(SessionsChanged())
+        await until(lambda: words().endswith(", answered, not seen yet"))
+        ended = marks()
+        assert ended != during
+        # until it is looked at
+        window.controller.open(TRIP)
+        await until(lambda: window.controller.is_shown(TRIP) and "answered" not in words())
+        window.controller.open(3)
+        await until(lambda: window.controller.is_shown(3))
+        assert marks() not in (during, ended)
 
     in_window(scene)
 

@@ -3,15 +3,97 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from PySide6.QtCore import Qt
+import numpy as np
+import pytest
+from PySide6.QtCore import QRect, Qt
+from PySide6.QtGui import QImage
 from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QAbstractScrollArea
 
-from tests.ui.conftest import Scene, until
+from runtime import Origin, TokenRun
+from tests.ui.conftest import Scene, frames, until
+from tests.ui.fakes import TRIP, FakeWorkbench
 from ui import MainWindow
+from ui.transcript import Mode
 
 Play = Callable[[Scene], None]
 Key = Qt.Key
+TEXT = "A needle in a haystack, a needle and one more Needle."
+
+
+def seen(pane: QAbstractScrollArea, top: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """The pixels of the first line of a turn that begins at `top`, ``(height, width, 4) uint8``."""
+    image = (
+        pane.viewport().grab(QRect(0, top, pane.viewport().width(), 28)).toImage().convertToFormat(QImage.Format.Format_RGB32)
+    )
+    return np.frombuffer(image.constBits(), np.uint8).reshape(image.height(), image.bytesPerLine() // 4, 4).copy()
+
+
+@pytest.mark.parametrize("mode", [Mode.TOKENS, Mode.READ])
+def test_all_places_are_marked_in_either_mode_and_in_text_without_numbers(
+    in_window: Play, bench: FakeWorkbench, mode: Mode
+) -> None:
+    """Given a session of which no model has read a word."""
+    turns = [bench.turn("user", [TEXT]), bench.turn("assistant", [TEXT])]
+    plain = [replace(turn, run=TokenRun.unscored([0], [TEXT.encode()], [TEXT], Origin.TYPED)) for turn in turns]
+    bench.add(bench.summaries[TRIP], plain, branches=())
+
+    async def scene(window: MainWindow) -> None:
+        bar, view = window.parts.finder, window.parts.transcript
+        window.presenter.set_mode(mode)
+        pane = view.tokens if mode is Mode.TOKENS else view.read
+        await until(lambda: bool(pane.page.boxes) and all(box.body.done for box in pane.page.boxes))
+        window.acts.find.trigger()
+        await frames()
+        QTest.keyClicks(bar.field, "needl?")
+        await frames()
+        assert bar.count.text() == "not found"
+        tops = [box.top - pane.verticalScrollBar().value() for box in pane.page.boxes]
+        before = [seen(pane, top) for top in tops]
+        QTest.keyClick(bar.field, Key.Key_Backspace)
+        QTest.keyClicks(bar.field, "e")
+        await frames()
+        # the first of six is selected, and three places are marked in each of two lines
+        assert bar.count.text() == "1 of 6"
+        assert pane.selected_text == "needle"
+        for top, plain in zip(tops, before, strict=True):
+            columns = np.flatnonzero((seen(pane, top) != plain).any(axis=(0, 2)))
+            assert 1 + int((np.diff(columns) > 12).sum()) == 3
+        QTest.keyClick(bar.field, Key.Key_Backspace)
+        QTest.keyClicks(bar.field, "?")
+        await frames()
+        assert all((seen(pane, top) == plain).all() for top, plain in zip(tops, before, strict=True))
+
+    in_window(scene)
+
+
+def test_a_button_leads_to_the_end(in_window: Play, bench: FakeWorkbench) -> None:
+    bench.add(
+        bench.summaries[TRIP], [bench.turn("user", ["word "] * 400), bench.turn("assistant", ["word "] * 1500)], branches=()
+    )
+
+    async def scene(window: MainWindow) -> None:
+        view = window.parts.transcript
+        await until(lambda: bool(view.tokens.page.boxes) and all(box.body.done for box in view.tokens.page.boxes))
+        assert view.tokens.is_at_end
+        assert not view.latest.isVisible()
+        view.tokens.setFocus()
+        QTest.keyClick(view.tokens, Key.Key_Home)
+        assert view.latest.isVisible()
+        QTest.mouseClick(view.latest, Qt.MouseButton.LeftButton)
+        assert view.tokens.is_at_end
+        assert not view.latest.isVisible()
+        # the same in Read
+        window.presenter.set_mode(Mode.READ)
+        await until(lambda: all(box.body.done for box in view.read.page.boxes))
+        QTest.keyClick(view.read, Key.Key_Home)
+        await until(view.latest.isVisible)
+        QTest.mouseClick(view.latest, Qt.MouseButton.LeftButton)
+        await until(lambda: view.read.is_at_end and not view.latest.isVisible())
+
+    in_window(scene)
 
 
 def test_words_are_found_by_keys_alone(in_window: Play) -> None:

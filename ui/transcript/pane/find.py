@@ -41,6 +41,11 @@ class Finder:
         self.place: int | None = None  # of the one that is shown
 
     @property
+    def found(self) -> Sequence[Match]:
+        """All places, in reading order."""
+        return self._found
+
+    @property
     def total(self) -> int:
         return len(self._found)
 

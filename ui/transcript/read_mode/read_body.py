@@ -20,6 +20,7 @@ class ReadBody:
     def __init__(self, turn: Turn, faces: Faces, width: float) -> None:
         self._turn = turn
         self.layout = ReadLayout(turn, faces, width)
+        self.words = ""  # marked wherever they are
         self.selection: tuple[ReadPlace, ReadPlace] | None = None
 
     @property
@@ -59,7 +60,7 @@ class ReadBody:
     def paint(self, painter: QPainter, ink: Ink, clip: tuple[float, float]) -> None:
         """Draws what meets the heights `clip`; the painter's origin is the text's top left."""
         self.layout.set_palette_of(ink.palette)
-        paint_stretches(painter, ink, self.layout, clip, self.selection)
+        paint_stretches(painter, ink, self.layout, clip, self.selection, self.words)
         if self._turn.view.status is TurnStatus.STREAMING:
             paint_caret(painter, ink, self.layout)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from PySide6.QtCore import QPointF, QRectF
-from PySide6.QtGui import QAbstractTextDocumentLayout, QColor, QPainter, QPalette, QPen, QTextCharFormat
+from PySide6.QtGui import QAbstractTextDocumentLayout, QColor, QPainter, QPalette, QPen, QTextCharFormat, QTextDocument
 
 from ui.transcript.read_mode.read_layout import ReadLayout, ReadPlace
 from ui.transcript.text.faces import x_of
@@ -19,16 +21,26 @@ def paint_stretches(
     layout: ReadLayout,
     clip: tuple[float, float],
     selection: tuple[ReadPlace, ReadPlace] | None,
+    words: str,
 ) -> None:
-    """Draws the stretches that meet the heights `clip`; the painter's origin is the text's top left."""
+    """Draws the stretches that meet the heights `clip`; the painter's origin is the text's top left.
+
+    Args:
+        painter: Of the viewport.
+        ink: Colours.
+        layout: The stretches.
+        clip: First and last height.
+        selection: From where to where text is selected.
+        words: Marked wherever they are; "" for none.
+    """
     tops = layout.tops()
     for number, top in enumerate(tops[:-1]):
         if top < clip[1] and tops[number + 1] > clip[0]:
-            _paint_stretch(painter, ink, layout, number, selection)
+            _paint_stretch(painter, ink, layout, number, selection, words)
 
 
 def _paint_stretch(
-    painter: QPainter, ink: Ink, layout: ReadLayout, number: int, selection: tuple[ReadPlace, ReadPlace] | None
+    painter: QPainter, ink: Ink, layout: ReadLayout, number: int, selection: tuple[ReadPlace, ReadPlace] | None, words: str
 ) -> None:
     document = layout.document(number)
     if layout.is_code(number):
@@ -37,16 +49,29 @@ def _paint_stretch(
         painter.drawRoundedRect(layout.box(number).adjusted(0.5, 0.5, -0.5, -0.5), _CODE_RADIUS, _CODE_RADIUS)
     context = QAbstractTextDocumentLayout.PaintContext()
     context.palette.setColor(QPalette.ColorRole.Text, ink.text)
+    context.selections = list(_hits(document, words, ink)) if words else []
     if selection is not None and selection[0].stretch <= number <= selection[1].stretch:
         chosen = QAbstractTextDocumentLayout.Selection()
         chosen.cursor = layout.cursor(number, *selection)
         chosen.format = QTextCharFormat()
         chosen.format.setBackground(ink.selection)
-        context.selections = [chosen]
+        context.selections = [*context.selections, chosen]
     painter.save()
     painter.translate(layout.origin(number))
     document.documentLayout().draw(painter, context)
     painter.restore()
+
+
+def _hits(document: QTextDocument, words: str, ink: Ink) -> Iterator[QAbstractTextDocumentLayout.Selection]:
+    cursor = document.find(words, 0)
+    while not cursor.isNull():
+        hit = QAbstractTextDocumentLayout.Selection()
+        hit.cursor, hit.format = cursor, QTextCharFormat()
+        hit.format.setBackground(ink.hit)
+        hit.format.setFontUnderline(True)
+        hit.format.setUnderlineColor(ink.accent)
+        yield hit
+        cursor = document.find(words, cursor)
 
 
 def paint_caret(painter: QPainter, ink: Ink, layout: ReadLayout) -> None:

@@ -38,6 +38,7 @@ class ReadPane(Pane[ReadBody]):
 
     def __init__(self, ink: Ink, faces: Faces, parent: QWidget | None = None) -> None:
         super().__init__(TranscriptPage(ReadBody, faces), ink, parent)
+        self._words = ""  # that are looked for
         self._anchor_spot: _Spot | None = None
         self._head_spot: _Spot | None = None
         self._pressed: QPoint | None = None
@@ -93,6 +94,11 @@ class ReadPane(Pane[ReadBody]):
         found = self._page.boxes[match.turn].body.nearest(match.first.token, match.words)
         first, last = (None, None) if found is None else (_Spot(match.turn, found[0]), _Spot(match.turn, found[1]))
         self._select(first, last)
+
+    def show_hits(self, found: Sequence[Match], words: str) -> None:
+        """Marks all words that were found, as far as they are typeset as they were written."""
+        self._words = words if found else ""
+        self.viewport().update()
 
     def _select(self, anchor: _Spot | None, head: _Spot | None) -> None:
         self._anchor_spot, self._head_spot = anchor, head
@@ -170,6 +176,8 @@ class ReadPane(Pane[ReadBody]):
     # ---- the copy word on a block of code -------------------------------------------------------------------------
 
     def _paint(self, painter: QPainter, clip: QRect) -> None:
+        for index in self._in_sight():
+            self._page.boxes[index].body.words = self._words
         super()._paint(painter, clip)
         if self._code is not None:
             painter.setFont(self._page.faces.meta)

@@ -26,6 +26,7 @@ class Ink:
     accent: QColor = field(init=False)
     disk: QColor = field(init=False)
     selection: QColor = field(init=False)
+    hit: QColor = field(init=False)  # the ground of words that were looked for
     steps: tuple[QBrush | None, ...] = field(init=False)
     strongest: int | None = field(init=False)  # the step whose text has a colour of its own
     stamps: Stamps = field(init=False)
@@ -41,6 +42,9 @@ class Ink:
         selection = QColor(p.accent)
         selection.setAlphaF(0.26)
         object.__setattr__(self, "selection", selection)
+        hit = QColor(p.accent)
+        hit.setAlphaF(0.14)
+        object.__setattr__(self, "hit", hit)
         ramp = p.difference if self.diverging else p.surprise
         object.__setattr__(self, "steps", tuple(None if c is None else QBrush(QColor(c)) for c in ramp))
         object.__setattr__(self, "strongest", None if self.diverging else len(ramp) - 1)

@@ -16,6 +16,7 @@ from ui.transcript.pane.pane import Pane
 from ui.transcript.pane.scroller import Anchor
 from ui.transcript.pane.selection import Selection, TextPosition
 from ui.transcript.path import Turn
+from ui.transcript.text.compose import Place
 from ui.transcript.text.faces import Faces
 from ui.transcript.text.ink import Ink
 from ui.transcript.tokens_mode import walk
@@ -42,6 +43,7 @@ class MarkedPane(Pane[TokensBody]):
         self._ghost: Ghost | None = None
         self._selection: Selection | None = None
         self._caret = False
+        self._hits: dict[int, list[tuple[Place, Place]]] = {}  # by turn
 
     # ---- the pin and the preview ------------------------------------------------------------------------------------
 
@@ -123,6 +125,14 @@ class MarkedPane(Pane[TokensBody]):
         if match is not None:
             self.go_to(match.turn, match.first.token)
 
+    def show_hits(self, found: Sequence[Match], words: str) -> None:
+        """Marks all words that were found; they were looked for as `words`."""
+        del words
+        self._hits = {}
+        for match in found:
+            self._hits.setdefault(match.turn, []).append((match.first, match.last))
+        self.viewport().update()
+
     def repaint_numbers(self) -> None:
         """The same tokens have other colours."""
         for body in self._made():
@@ -188,6 +198,8 @@ class MarkedPane(Pane[TokensBody]):
     # ---- painting -------------------------------------------------------------------------------------------------
 
     def _paint(self, painter: QPainter, clip: QRect) -> None:
+        for index in self._in_sight():
+            self._page.boxes[index].body.hits = self._hits.get(index, ())
         super()._paint(painter, clip)
         if self._page.boxes:
             self._paint_caret(painter, self._page.boxes[-1])

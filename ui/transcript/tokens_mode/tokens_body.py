@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
 from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QPainter, QRegion
 
@@ -13,6 +16,7 @@ from ui.transcript.text.shape import ShapedLine, Span
 from ui.transcript.text.wrap import LineTable
 
 _KEPT_LINES = 120  # shaped lines a turn keeps; a tall screen shows about 60
+_HIT_LINE_PX = 1.5
 _PADDING = 1.5  # above and below the glyphs
 
 
@@ -28,6 +32,7 @@ class TokensBody:
         self._next: LineTable | None = None
         self._shaped: dict[int, ShapedLine] = {}
         self.selection: tuple[Place, Place] | None = None
+        self.hits: Sequence[tuple[Place, Place]] = ()  # words that were looked for, in order
 
     @property
     def height(self) -> int:
@@ -171,12 +176,26 @@ class TokensBody:
         for span in shaped.spans:
             if span.step:
                 ink.stamps.draw(painter, QRectF(span.x0, y, span.x1 - span.x0, height), span.step, ratio)
+        for first, last in self._hits_on(shaped):
+            for left, right in shaped.ranges(first, last):
+                painter.fillRect(QRectF(left, top + 1, right - left, self._faces.pitch - 2), ink.hit)
+                painter.fillRect(
+                    QRectF(left, top + self._faces.pitch - 2 - _HIT_LINE_PX, right - left, _HIT_LINE_PX), ink.accent
+                )
         if self.selection is not None:
             for left, right in shaped.ranges(*self.selection):
                 painter.fillRect(QRectF(left, top + 1, right - left, self._faces.pitch - 2), ink.selection)
         baseline = top + self._faces.lead + self._faces.ascent
         self._paint_glyphs(painter, ink, shaped, top, baseline)
         self._underline(painter, ink, shaped, baseline)
+
+    def _hits_on(self, shaped: ShapedLine) -> Sequence[tuple[Place, Place]]:
+        """The words looked for that touch a line."""
+        held = shaped.composed.tokens
+        if not self.hits or not held:
+            return ()
+        first = bisect_left(self.hits, held[0], key=lambda hit: hit[1].token)
+        return self.hits[first : bisect_right(self.hits, held[-1], key=lambda hit: hit[0].token)]
 
     def _paint_glyphs(self, painter: QPainter, ink: Ink, shaped: ShapedLine, top: float, baseline: float) -> None:
         """Each colour in its own part of the line (of two touching ranges of formats Qt would colour only one)."""
