@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -179,6 +180,41 @@ async def similar_narrow(window: MainWindow, workbench: AppWorkbench, folder: Pa
     """The previous scene in a small window."""
     window.resize(900, 640)
     await similar(window, workbench, folder, name)
+
+
+async def depth(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
+    """An answer coloured by the layer at which each token was decided, one of them in the Depth tab."""
+    window.controller.new_session()
+    await settled(window)
+    assert window.controller.shown is not None
+    await workbench.setup.set_option(window.controller.shown.session_id, "max_tokens", 60)
+    await said(window, "Why does a prism split light into colours? Answer in two sentences.")
+    answer, inspector = window.controller.shown.view.turns[-1], window.parts.inspector
+    QTest.mouseClick(inspector.tabs[4], Qt.MouseButton.LeftButton)
+    leading = np.flatnonzero((answer.run.rank == 1) & (answer.run.logprob < -0.2))
+    window.presenter.pin(answer.node_id, int(leading[len(leading) // 2]))
+    row = inspector.layers.turn
+    await until(row.isVisible)
+    QTest.mouseClick(row.button, Qt.MouseButton.LeftButton)
+    await until(lambda: not row.button.isVisible())
+    await settled(window)
+    keep(window, folder / f"{name}.png")
+
+
+async def depth_narrow(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
+    """The same in a small window."""
+    window.resize(900, 700)
+    window.parts.show_inspector(True)
+    await depth(window, workbench, folder, name)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Waits for the model."""
+    for _tenth in range(10 * MODEL_SECONDS):
+        if holds():
+            return
+        await asyncio.sleep(0.1)
+    raise TimeoutError("the model has not answered")
 
 
 async def narrow(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:

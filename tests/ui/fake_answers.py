@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,6 +37,8 @@ from ui import (
     TextFile,
     Tier,
     TokensArrived,
+    TurnDepth,
+    TurnDepthCost,
     TurnStats,
     TurnStatus,
     TurnView,
@@ -207,6 +209,19 @@ class FakeDrawings(_Group):
         self._bench.note("depth", session_id, node_id, index)
         assert self._bench.layers is not None
         return self._bench.layers
+
+    async def turn_depth_cost(self, session_id: int, node_id: int) -> TurnDepthCost:
+        self._bench.note("turn_depth_cost", session_id, node_id)
+        return TurnDepthCost(412, 3100)
+
+    async def turn_depth(self, session_id: int, node_id: int, on_progress: Callable[[int, int], None]) -> TurnDepth:
+        self._bench.note("turn_depth", session_id, node_id)
+        found = self._bench.turn_layers
+        assert found is not None
+        for done in range(1, len(found.leads) + 1):
+            await self._bench.pause()
+            on_progress(done, len(found.leads))
+        return found
 
     async def whole_row(self, session_id: int, node_id: int, index: int, *, here: bool = False) -> npt.NDArray[np.float32]:
         self._bench.note("whole_row", session_id, node_id, index, *(["here"] if here else []))

@@ -45,6 +45,7 @@ from ui import (
     SimilarTurn,
     StatusView,
     TurnChanged,
+    TurnDepth,
     TurnStatus,
     TurnView,
     WeightsForm,
@@ -228,6 +229,7 @@ class FakeState:
         self.closed = False
         self.drawn: Drawing | None = None
         self.layers: LensRun | None = None  # what `depth` answers
+        self.turn_layers: TurnDepth | None = None  # what `turn_depth` answers, after a pause for each token
         self.row = np.log(np.full(4, 0.25, np.float32))
         self.before: dict[int, tuple[TurnView, ...]] = {}  # what `show_earlier` brings
         self.made: dict[int, Made] = {}  # by node

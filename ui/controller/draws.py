@@ -12,6 +12,7 @@ from ui.port import BeamRules, Columns, ColumnTokens
 
 PREVIEW_TOKENS = 8
 PREVIEW = "preview"
+TURN_DEPTH = "turn-depth"
 
 
 class DrawsController(QObject):
@@ -29,6 +30,11 @@ class DrawsController(QObject):
     row_refused = Signal(str)
     depth_found = Signal(int, int, object)  # node id, index, LensRun
     depth_refused = Signal(str)
+    turn_depth_cost_found = Signal(int, object)  # node id, TurnDepthCost
+    turn_depth_progress = Signal(int, int, int)  # node id, tokens done, in all
+    turn_depth_found = Signal(int, object)  # node id, TurnDepth
+    turn_depth_refused = Signal(int, str)  # node id, why
+    turn_depth_stopped = Signal()
 
     def __init__(self, showing: Showing) -> None:
         super().__init__(showing)
@@ -37,6 +43,7 @@ class DrawsController(QObject):
         self._columns: dict[int, Columns] = {}  # by session, until they are closed
         self._closed: set[int] = set()  # their nodes
         showing.watch(self._is_running)
+        showing.other_shown.connect(lambda _session_id: self.stop_turn_depth())
         showing.other_shown.connect(lambda session_id: self.columns_changed.emit(self._columns.get(session_id)))
 
     # ---- several continuations ----------------------------------------------------------------------------------
@@ -113,3 +120,18 @@ class DrawsController(QObject):
         """Asks the model at which layer it had the token of a place."""
         found, ask = partial(self.depth_found.emit, node_id, index), self._workbench.drawings.depth
         self._showing.ask_latest("depth", lambda session: tell(found, ask, session, node_id, index), self.depth_refused.emit)
+
+    def ask_turn_depth_cost(self, node_id: int) -> None:
+        """Asks what it would take to find the layers at which a whole turn was decided; a refusal is not shown."""
+        found, ask = partial(self.turn_depth_cost_found.emit, node_id), self._workbench.drawings.turn_depth_cost
+        self._showing.ask_latest("turn-depth-cost", lambda session: tell(found, ask, session, node_id), in_silence)
+
+    def ask_turn_depth(self, node_id: int) -> None:
+        """Asks the model at which layer it had each token of a turn; of one turn at a time."""
+        found, ask = partial(self.turn_depth_found.emit, node_id), self._workbench.drawings.turn_depth
+        heard, refused = partial(self.turn_depth_progress.emit, node_id), partial(self.turn_depth_refused.emit, node_id)
+        self._showing.ask_latest(TURN_DEPTH, lambda session: tell(found, ask, session, node_id, heard), refused)
+
+    def stop_turn_depth(self) -> None:
+        self._showing.tasks.drop(TURN_DEPTH)
+        self.turn_depth_stopped.emit()

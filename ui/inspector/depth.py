@@ -15,10 +15,11 @@ from ui.core.shown import Spot
 from ui.inspector import words
 from ui.inspector.facts import Empty
 from ui.inspector.tab import BytesOf, InspectorTab
-from ui.port import QT_TRANSLATE_NOOP, EngineState, StatusView
+from ui.port import QT_TRANSLATE_NOOP, EngineState, StatusView, TurnDepthCost
 from ui.theme.fonts import caption_font, interface_font, mono_font, scaled
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import panel_width
+from ui.widgets.controls import button
 from ui.widgets.labels import ElidedLabel, Label
 from ui.widgets.numbers import count, to_bits
 
@@ -37,6 +38,7 @@ class DepthTab(InspectorTab):
 
     title = QT_TRANSLATE_NOOP("Inspector", "Depth")
     depth_wanted = Signal(int, int)  # node id, index
+    cost_wanted = Signal(int)  # node id: of its whole turn
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -48,13 +50,21 @@ class DepthTab(InspectorTab):
         self.verdict = Label("", "", interface_font(13, QFont.Weight.Medium))
         self.note = Label("", "soft", interface_font(11.5))
         self.layers = Layers()
+        self.turn = TurnRow()
         self.layers.pointed.connect(self._say_pointed)
         for label in (self.verdict, self.note):
             label.setWordWrap(True)
         column = QVBoxLayout(self)
         column.setContentsMargins(16, 14, 16, 16)
         column.setSpacing(0)
-        for part, after in ((self.empty, 0), (self.large, 2), (self.verdict, 4), (self.note, 8), (self.layers, 0)):
+        for part, after in (
+            (self.empty, 0),
+            (self.large, 2),
+            (self.verdict, 4),
+            (self.note, 8),
+            (self.turn, 8),
+            (self.layers, 0),
+        ):
             column.addWidget(part)
             column.addSpacing(after)
         column.addStretch(1)
@@ -64,6 +74,8 @@ class DepthTab(InspectorTab):
         self.depth_wanted.connect(controller.draws.ask_depth)
         controller.draws.depth_found.connect(self.show_depth)
         controller.draws.depth_refused.connect(self.say)
+        self.cost_wanted.connect(controller.draws.ask_turn_depth_cost)
+        self.turn.bind(controller)
 
     def set_has_tokens(self, has: bool) -> None:
         self.empty.set_has_tokens(has)
@@ -85,6 +97,8 @@ class DepthTab(InspectorTab):
             return
         self._asked = False
         self.layers.show_run(None)
+        if spot is None or held is None or spot.node_id != held.node_id:
+            self.turn.show_turn(None if spot is None else spot.node_id)
         self._show()
         self._ask()
 
@@ -101,10 +115,12 @@ class DepthTab(InspectorTab):
             self.verdict.setText(self.tr("does not lead: rank {0} after layer {1}").format(rank, run.layers))
         self._say_pointed(-1)
         self._show()
+        self.cost_wanted.emit(node_id)
 
     def say(self, refusal: str) -> None:
         """Why there is nothing to show."""
         self.layers.show_run(None)
+        self.turn.show_turn(None if self._spot is None else self._spot.node_id)
         self.verdict.setText("")
         self.note.setText(refusal)
         self._show()
@@ -148,6 +164,93 @@ class DepthTab(InspectorTab):
         self.verdict.setVisible(spot is not None and bool(self.verdict.text()))
         if spot is not None:
             self.large.setText(words.token(spot.record.token_bytes))
+
+
+class TurnRow(QWidget):
+    """Offers to colour a whole turn by layer: its cost, how far it is, and a way to stop. Hidden until the cost is known."""
+
+    begun = Signal(int)  # node id
+    stopped = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._node: int | None = None  # the turn that is shown
+        self._cost: TurnDepthCost | None = None  # of it
+        self._running: int | None = None
+        self._coloured: set[int] = set()
+        self.words = Label("", "soft", interface_font(11.5))
+        self.words.setWordWrap(True)
+        self.button = button("", "plain")
+        self.button.clicked.connect(self._clicked)
+        row = QVBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(4)
+        row.addWidget(self.words)
+        row.addWidget(self.button, 0, Qt.AlignmentFlag.AlignLeft)
+        self.hide()
+
+    def bind(self, controller: Controller) -> None:
+        self.begun.connect(controller.draws.ask_turn_depth)
+        self.stopped.connect(controller.draws.stop_turn_depth)
+        controller.draws.turn_depth_cost_found.connect(self.show_cost)
+        controller.draws.turn_depth_progress.connect(self.show_progress)
+        controller.draws.turn_depth_found.connect(self._take)
+        controller.draws.turn_depth_refused.connect(self._refuse)
+        controller.draws.turn_depth_stopped.connect(lambda: self._end(None))
+
+    def show_turn(self, node_id: int | None) -> None:
+        """Another turn, whose cost is not known yet; None: none."""
+        self._node, self._cost = node_id, None
+        self.hide()
+
+    def show_cost(self, node_id: int, cost: TurnDepthCost) -> None:
+        """What the turn would take, if it is still the one that is shown."""
+        if node_id == self._node:
+            self._cost = cost
+            self._show()
+
+    def show_progress(self, node_id: int, done: int, total: int) -> None:
+        if node_id == self._node == self._running:
+            self.words.setText(self.tr("Reading the layers: {0} of {1} tokens").format(count(done), count(total)))
+
+    def _clicked(self) -> None:
+        if self._running is not None and self._running == self._node:
+            self.stopped.emit()
+        elif self._node is not None:
+            self._running = self._node
+            self._show()
+            self.begun.emit(self._node)
+
+    def _take(self, node_id: int, _depth: object) -> None:
+        self._coloured.add(node_id)
+        self._end(node_id)
+
+    def _refuse(self, node_id: int, why: str) -> None:
+        self._end(node_id)
+        if node_id == self._node:
+            self.words.setText(why)
+
+    def _end(self, node_id: int | None) -> None:
+        """The work ended: that of a turn, or (None) whatever runs."""
+        if node_id is None or node_id == self._running:
+            self._running = None
+        self._show()
+
+    def _show(self) -> None:
+        cost = self._cost
+        self.setVisible(cost is not None)
+        if cost is None:
+            return
+        runs = self._running == self._node
+        self.button.setText(self.tr("Stop") if runs else self.tr("Colour the turn by layer"))
+        self.button.setVisible(runs or self._node not in self._coloured)
+        if runs:
+            self.words.setText(self.tr("Reading the layers: {0} of {1} tokens").format(count(0), count(cost.tokens)))
+        elif self._node in self._coloured:
+            self.words.setText(self.tr("This turn can be coloured by layer: View > Colour By, or the legend."))
+        else:
+            words = self.tr("The whole turn is {0} tokens: as much work as reading {1}.")
+            self.words.setText(words.format(count(cost.tokens), count(cost.like_tokens)))
 
 
 class Layers(QWidget):

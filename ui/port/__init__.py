@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ui.port.cache import CacheCheck, CacheView, EdgeView, SimilarTurn, SimilarTurns
 from ui.port.comparison import NoRoomRefusal, OnCompared, PathComparison, SecondChoice
-from ui.port.drawing import BeamRules, Column, ColumnKind, Columns, Drawing
+from ui.port.drawing import BeamRules, Column, ColumnKind, Columns, Drawing, TurnDepth, TurnDepthCost
 from ui.port.engine import (
     BackendChoice,
     EngineState,
@@ -160,6 +160,8 @@ __all__ = [
     "ToolCard",
     "TrashedSession",
     "TurnChanged",
+    "TurnDepth",
+    "TurnDepthCost",
     "TurnStats",
     "TurnStatus",
     "TurnView",

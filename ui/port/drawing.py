@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -45,6 +45,33 @@ class Drawing:
     def position(self) -> int:
         """How many tokens stand before it."""
         return len(self.history)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnDepth:
+    """At which layer each token of a turn was decided.
+
+    Attributes:
+        leads: ``(n,) int32``: the layer from which the token is the likeliest, without a break up to the last; -1: it is not
+            there, -2: not known, as of the first token of a text.
+        layers: Of the model.
+    """
+
+    leads: npt.NDArray[np.int32]
+    layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnDepthCost:
+    """What `turn_depth` takes.
+
+    Attributes:
+        tokens: Of the turn.
+        like_tokens: Reading so many tokens of a prompt takes about as long.
+    """
+
+    tokens: int
+    like_tokens: int
 
 
 class ColumnKind(StrEnum):
@@ -129,6 +156,15 @@ class DrawingCommands(Protocol):
         """What each layer of the model that runs would answer before token `index`; its alternatives are followed beside it.
 
         One position; the token itself is column 0.
+        """
+
+    async def turn_depth_cost(self, session_id: int, node_id: int) -> TurnDepthCost:
+        """What `turn_depth` would take; computes nothing."""
+
+    async def turn_depth(self, session_id: int, node_id: int, on_progress: Callable[[int, int], None]) -> TurnDepth:
+        """At which layer of the model that runs each token of a turn was decided, at the lowest priority; nothing is saved.
+
+        `on_progress` hears the tokens done and in all. Cancelling it stops the work.
         """
 
     async def preview(self, session_id: int, node_id: int, index: int, token_id: int, most: int) -> Sequence[bytes]:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from resources.ramp import STEPS_BITS
+from ui.port import TurnDepth
 from ui.port.tokens import TokenRun
 
 
@@ -32,6 +33,7 @@ class Measure(StrEnum):
     RANK = "rank"
     ENTROPY = "entropy"
     MARGIN = "margin"
+    LAYER = "layer"  # of a turn for which it was asked: see `layer_steps`
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ SCALES: Final = {
     Measure.RANK: Scale((2, 3, 6, 11, 101), counts=True),
     Measure.ENTROPY: Scale((0.5, 1.5, 2.5, 4.0, 6.0), "bits"),
     Measure.MARGIN: Scale((4.0, 2.0, 1.0, 0.5, 0.2), "bits", falls=True),  # between the two likeliest tokens
+    Measure.LAYER: Scale((40, 60, 80, 95, 101)),  # per cent of the layers; beyond: it does not lead at the end
 }
 
 
@@ -65,10 +68,19 @@ def steps(run: TokenRun, measure: Measure) -> npt.NDArray[np.uint8]:
     return np.where(np.isnan(numbers) | (run.rank <= 0), 0, found).astype(np.uint8)
 
 
+def layer_steps(depth: TurnDepth) -> npt.NDArray[np.uint8]:
+    """Likewise of the layer from which each token of a turn leads; the strongest where it never does."""
+    shares = 100 * depth.leads / max(depth.layers, 1)
+    found = np.searchsorted(np.array(SCALES[Measure.LAYER].borders), shares, side="right")
+    return np.select([depth.leads < -1, depth.leads < 0], [0, 5], found).astype(np.uint8)
+
+
 def _numbers(run: TokenRun, measure: Measure) -> npt.NDArray[np.float64]:
     """The measure itself, ``(n,) float64``; NaN where it is not known."""
     if measure is Measure.PROBABILITY:
         return np.exp(run.logprob.astype(np.float64))
+    if measure is Measure.LAYER:  # is no part of a run
+        return np.full(len(run), np.nan)
     if measure is Measure.RANK:
         return run.rank.astype(np.float64)
     if measure is Measure.ENTROPY:

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from ui.comparison.model_facts import Compared
-from ui.port import QT_TRANSLATE_NOOP, SessionView, TurnStatus, TurnView, translate
+from ui.port import QT_TRANSLATE_NOOP, SessionView, TurnDepth, TurnStatus, TurnView, translate
 from ui.port.tokens import Origin, TokenRecord, TokenRun
-from ui.transcript.measure import Measure
+from ui.transcript.measure import Measure, layer_steps
 from ui.transcript.read_mode.markup import open_call
 from ui.transcript.text.compose import is_hidden
 from ui.transcript.tokens import Over, Tokens
@@ -21,6 +21,8 @@ ROLES = {
     "system": QT_TRANSLATE_NOOP("Transcript", "system"),
     "tool": QT_TRANSLATE_NOOP("Transcript", "tool"),
 }
+
+UNDERLINED = 5  # the step of a token that leads after no layer
 
 
 def has_own_words(run: TokenRun) -> bool:
@@ -151,6 +153,7 @@ class Path:
         template: Whether what the chat template added is shown.
         compared: The numbers of a second model; None where none are known.
         shows_difference: They colour tokens, in the place of `measure`.
+        depths: Layers of the turns for which they were asked, by node id; they colour tokens where `measure` is LAYER.
     """
 
     def __init__(self) -> None:
@@ -160,6 +163,7 @@ class Path:
         self.template = False
         self.compared: Compared | None = None
         self.shows_difference = False
+        self.depths: dict[int, TurnDepth] = {}
 
     def take(self, view: SessionView) -> Sequence[int]:
         """Takes a session, or another path of it; the places of turns that were there and changed."""
@@ -194,6 +198,13 @@ class Path:
         self.measure = measure
         for turn in self.turns:
             turn.colour_by(measure)
+            self._lay_over(turn)
+
+    def take_depth(self, node_id: int, depth: TurnDepth) -> None:
+        """The layers of a turn are known."""
+        self.depths[node_id] = depth
+        for turn in self.turns:
+            self._lay_over(turn)
 
     def compare(self, compared: Compared | None, *, coloured: bool) -> None:
         """The numbers of a second model are known; None: not any more.
@@ -209,6 +220,10 @@ class Path:
     def _lay_over(self, turn: Turn) -> None:
         if self.compared is not None and self.shows_difference:
             turn.lay_over(self.compared.marks(turn.node_id))
+        elif self.measure is Measure.LAYER:
+            depth = self.depths.get(turn.node_id)
+            steps = layer_steps(depth) if depth is not None else np.empty(0, np.uint8)
+            turn.lay_over((steps, steps == UNDERLINED))
         else:
             turn.lay_over(None)
 

@@ -126,6 +126,7 @@ def name_of(measure: Measure) -> str:
         Measure.RANK: translate("Legend", "rank"),
         Measure.ENTROPY: translate("Legend", "entropy"),
         Measure.MARGIN: translate("Legend", "margin"),
+        Measure.LAYER: translate("Legend", "layer"),
     }[measure]
 
 
@@ -138,6 +139,7 @@ def meaning(measure: Measure) -> str:
         Measure.RANK: translate("Legend", "its place among all tokens"),
         Measure.ENTROPY: translate("Legend", "how undecided the model was here"),
         Measure.MARGIN: translate("Legend", "how far the first was ahead of the second"),
+        Measure.LAYER: translate("Legend", "from which layer it led; turns are read in Depth"),
     }[measure]
 
 
@@ -149,6 +151,12 @@ def ranges(measure: Measure) -> list[str]:
         stretches = [(int(low), int(high) - 1) for low, high in pairwise((1.0, *scale.borders))]
         counted = [str(low) if low == high else translate("Legend", "{0} to {1}").format(low, high) for low, high in stretches]
         return [*counted, translate("Legend", "{0} and more").format(int(scale.borders[-1]))]
+    if measure is Measure.LAYER:
+        shares = [f"{border:g}" for border in (0, *scale.borders[:-1])]
+        through = translate("Legend", "{0} to {1} % of the layers")
+        within = [through.format(low, high) for low, high in pairwise(shares)]
+        last = translate("Legend", "{0} % of the layers and more").format(f"{scale.borders[-2]:g}")
+        return [*within, last, translate("Legend", "the token does not lead")]
     edges = [f"{border:g}" for border in scale.borders]
     unit = f" {scale.unit}" if scale.unit else ""
     least, most = translate("Legend", "below {0}"), translate("Legend", "{0} and more")

@@ -19,6 +19,7 @@ from ui.port import (
     SessionSummary,
     SessionView,
     StatusView,
+    TurnDepth,
     TurnView,
 )
 from ui.port.tokens import Origin
@@ -87,6 +88,7 @@ class Presenter(QObject):
         self._toast_step: Callable[[], None] = steps.redo
         QApplication.instance().focusChanged.connect(self._take_focus)  # type: ignore[union-attr]  # there is one, widgets exist
         controller.draws.columns_changed.connect(self._show_columns)
+        controller.draws.turn_depth_found.connect(self._show_turn_depth)
         controller.draws.column_tokens.connect(parts.columns.append)
         parts.panels_changed.connect(self.refresh)
         parts.transcript.set_vocabulary(controller.token_bytes)
@@ -114,6 +116,11 @@ class Presenter(QObject):
         self._parts.columns.colour_by(measure)
         self._parts.status.legend.show_measure(measure)
         self._acts.colours[measure].setChecked(True)
+
+    def _show_turn_depth(self, node_id: int, depth: TurnDepth) -> None:
+        """Colours a turn by the layers that were asked for."""
+        self._parts.transcript.colours.show_depth(node_id, depth)
+        self.colour_by(Measure.LAYER)
 
     def pin(self, node_id: int, index: int) -> None:
         """Pins a token, in the transcript and in the inspector."""

@@ -138,7 +138,8 @@ class MainWindow(QMainWindow):
             self.restoreGeometry(QByteArray.fromBase64(state.geometry.encode()))
         # those of a newer version may be unknown
         self.presenter.set_mode(Mode(state.mode) if state.mode in set(Mode) else Mode.TOKENS)
-        self.presenter.colour_by(Measure(state.colours) if state.colours in set(Measure) else Measure.SURPRISAL)
+        lasting = set(Measure) - {Measure.LAYER}  # layers are not kept
+        self.presenter.colour_by(Measure(state.colours) if state.colours in lasting else Measure.SURPRISAL)
         self.presenter.refresh()
 
     def start(self, session_id: int | None = None, *, fresh: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -22,11 +22,12 @@ from app.workbench.setup.adapters import Adapters
 from app.workbench.setup.values import spoken_name, with_weights
 from app.workbench.tree.runs import EMPTY
 from app.workbench.tree.session import WholeSession
-from runtime import LanguageModel, LensRun, RuntimeFault, SamplingOptions
+from runtime import LanguageModel, LensCost, LensRun, RuntimeFault, SamplingOptions
 from storage import NodeRow, SessionStore
-from ui import QT_TRANSLATE_NOOP, Drawing, Refusal, translate
+from ui import QT_TRANSLATE_NOOP, Drawing, Refusal, TurnDepth, TurnDepthCost, translate
 
 NO_MODEL = QT_TRANSLATE_NOOP("Workbench", "no model runs; send a message, or choose a model, and it starts")
+UNKNOWN_LAYER = -2  # of a token that nothing stands before
 _SETTINGS = {field.name for field in fields(SamplingOptions)}
 
 
@@ -125,14 +126,7 @@ class Drawings:
         ids = ids_before(session, node, offset)
         if not ids:
             raise Refusal(translate("Workbench", "nothing stands before the first token: no layer was asked for it"))
-        model = self._supervisor.running
-        if model is None:
-            raise Refusal(translate("Workbench", NO_MODEL))
-        mine = await self._numbers_now(session, model)
-        if node.kv_fingerprint and node.kv_fingerprint != mine:
-            maker = await self._name_of(node.kv_fingerprint, model) or translate("Workbench", "another model")
-            words = translate("Workbench", "these tokens are those of {0}, and {1} is in use: its layers did not decide them")
-            raise Refusal(words.format(maker, in_use(session, model, _made(node))))
+        model = await self._maker_of(session, node)
         record = session.runs[node.id].record(offset)
         async with refusing(self._supervisor, model):
             check_tokens(model, session, session.tree.path(node.id))
@@ -140,6 +134,40 @@ class Drawings:
             tokens = [token for token in record.top_ids if token != record.token_id]
             path = [*ids, record.token_id]
             return await model.lens(path, [len(ids) - 1], tokens=tokens, adapters=speaker.adapters)
+
+    async def turn_depth_cost(self, session_id: int, node_id: int) -> TurnDepthCost:
+        """What `turn_depth` would take.
+
+        Raises:
+            Refusal: As `turn_depth`.
+        """
+        session = await self._sessions.whole(session_id, node_id)
+        nodes, count = _turn(session, node_id)
+        model = await self._maker_of(session, *nodes)
+        return TurnDepthCost(count, LensCost.of(model.info, count, 0).like_tokens)
+
+    async def turn_depth(self, session_id: int, node_id: int, on_progress: Callable[[int, int], None]) -> TurnDepth:
+        """At which layer of the model that runs each token of a turn was decided.
+
+        Raises:
+            Refusal: None runs, another one wrote the turn, or its layers cannot be read.
+        """
+        session = await self._sessions.whole(session_id, node_id)
+        nodes, count = _turn(session, node_id)
+        model = await self._maker_of(session, *nodes)
+        async with refusing(self._supervisor, model):
+            path = session.tree.path(node_id)
+            check_tokens(model, session, path)
+            speaker = await self._adapters.speaker(session, model)
+            ids = session.path_ids(path)
+            places = range(max(len(ids) - count - 1, 0), len(ids) - 1)
+            leads = np.full(count, UNKNOWN_LAYER, np.int32)
+            if places:
+                run = await model.lens(
+                    ids, places, top_k=0, adapters=speaker.adapters, on_progress=lambda p: on_progress(p.done, p.total)
+                )
+                leads[count - len(places) :] = run.leads_from()
+            return TurnDepth(leads, model.info.layers)
 
     async def preview(self, session_id: int, node_id: int, index: int, token_id: int, most: int) -> Sequence[bytes]:
         """The likeliest tokens after another token at a place, by queries, which answers go before. Nothing is saved.
@@ -162,6 +190,25 @@ class Drawings:
             ids.append(int(row.argmax()))
             words.append(b"" if model.is_eos(ids[-1]) else model.decode_token(ids[-1]))
         return [word for word in words if word]
+
+    async def _maker_of(self, session: WholeSession, *nodes: NodeRow) -> LanguageModel:
+        """The model that runs, if its layers decided the tokens of all these nodes.
+
+        Raises:
+            Refusal: None runs, or another one wrote them.
+        """
+        model = self._supervisor.running
+        if model is None:
+            raise Refusal(translate("Workbench", NO_MODEL))
+        mine = await self._numbers_now(session, model)
+        for node in nodes:
+            if node.kv_fingerprint and node.kv_fingerprint != mine:
+                maker = await self._name_of(node.kv_fingerprint, model) or translate("Workbench", "another model")
+                words = translate(
+                    "Workbench", "these tokens are those of {0}, and {1} is in use: its layers did not decide them"
+                )
+                raise Refusal(words.format(maker, in_use(session, model, _made(node))))
+        return model
 
     async def _name_of(self, fingerprint: str | None, model: LanguageModel | None) -> str:
         if fingerprint is None:
@@ -209,6 +256,20 @@ class Drawings:
         if settings.dry_multiplier:
             settings = replace(settings, dry_breakers=self._vocabulary.holding(settings.dry_breakers))
         return settings
+
+
+def _turn(session: WholeSession, node_id: int) -> tuple[list[NodeRow], int]:
+    """The nodes of the turn that a node ends, and how many tokens it has on the path.
+
+    Raises:
+        Refusal: There is no such turn, or it has no tokens.
+    """
+    turns = session.tree.turns(node_id)
+    segments = turns[-1].segments if turns else ()
+    count = len(session.path_ids(segments))
+    if not count:
+        raise Refusal(translate("Workbench", GONE))
+    return [segment.node for segment in segments], count
 
 
 def _made(node: NodeRow) -> Mapping[str, Any]:

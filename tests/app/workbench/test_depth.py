@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +37,58 @@ def test_the_last_layer_is_what_is_stored(play: Play) -> None:
     play(scene)
 
 
+def _note(told: list[tuple[int, int]], done: int, total: int) -> None:
+    told.append((done, total))
+
+
+def test_a_whole_turn_has_at_each_token_the_layer_that_its_depth_has(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked("hi")
+        await s.workbench.answers.send(session_id, "and then?")
+        drawings = s.workbench.drawings
+        for turn in (await s.workbench.sessions.open(session_id)).turns:
+            told: list[tuple[int, int]] = []
+            if not len(turn.run):
+                with pytest.raises(Refusal, match="not part of this session"):
+                    await drawings.turn_depth_cost(session_id, turn.node_id)
+                continue
+            cost = await drawings.turn_depth_cost(session_id, turn.node_id)
+            assert cost.tokens == len(turn.run)
+            assert cost.like_tokens >= cost.tokens
+            found = await drawings.turn_depth(session_id, turn.node_id, partial(_note, told))
+            assert len(found.leads) == len(turn.run)
+            assert told[-1][0] == told[-1][1]
+            for at in range(len(turn.run)):
+                try:
+                    one = await drawings.depth(session_id, turn.node_id, at)
+                except Refusal:
+                    assert (turn.run.rank[at], found.leads[at]) == (0, -2)  # nothing stands before it
+                    continue
+                assert found.leads[at] == one.leads_from()[0]
+                assert found.layers == one.layers
+        with pytest.raises(Refusal, match="not part of this session"):
+            await drawings.turn_depth(session_id, 10_000, print)
+
+    play(scene)
+
+
+def test_a_turn_that_is_stopped_leaves_nothing_behind(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked("hi")
+        turn, model = await s.last(session_id), s.workbench.services.supervisor.running
+        assert model is not None
+        begun = asyncio.Event()
+        work = asyncio.create_task(s.workbench.drawings.turn_depth(session_id, turn.node_id, lambda *_heard: begun.set()))
+        await begun.wait()
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        found = await s.workbench.drawings.turn_depth(session_id, turn.node_id, lambda *_heard: None)
+        assert len(found.leads) == len(turn.run)
+
+    play(scene)
+
+
 def test_another_models_tokens_and_a_model_without_layers_are_refused_with_the_reason(
     play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,6 +103,10 @@ def test_another_models_tokens_and_a_model_without_layers_are_refused_with_the_r
         await s.workbench.setup.add_adapter(session_id, folder)
         with pytest.raises(Refusal, match="with the adapters pirate × 1 is in use: its layers did not decide them"):
             await s.workbench.drawings.depth(session_id, turn.node_id, at)
+        with pytest.raises(Refusal, match="its layers did not decide them"):
+            await s.workbench.drawings.turn_depth(session_id, turn.node_id, lambda *_heard: None)
+        with pytest.raises(Refusal, match="its layers did not decide them"):
+            await s.workbench.drawings.turn_depth_cost(session_id, turn.node_id)
         # then an answer under it has its layers
         await s.workbench.answers.regenerate(session_id, turn.node_id)
         turn = await s.last(session_id)
@@ -59,6 +117,8 @@ def test_another_models_tokens_and_a_model_without_layers_are_refused_with_the_r
         monkeypatch.setattr(type(transport), "capabilities", frozenset({"scores"}))
         with pytest.raises(Refusal, match="no layers that can be read from here: it answers with tokens"):
             await s.workbench.drawings.depth(session_id, turn.node_id, at)
+        with pytest.raises(Refusal, match="no layers that can be read from here"):
+            await s.workbench.drawings.turn_depth(session_id, turn.node_id, lambda *_heard: None)
         monkeypatch.undo()
 
     play(scene)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import numpy as np
@@ -15,8 +16,10 @@ from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.inspector.test_inspector import spot_of
 from tests.ui.spoken import Vocabulary, run_of
 from tests.ui.transcript.conftest import centre
-from ui import EngineState, MainWindow, SessionView, StatusChanged, StatusView
+from ui import EngineState, MainWindow, SessionView, StatusChanged, StatusView, TurnDepth
 from ui.inspector import Inspector
+from ui.transcript import Measure
+from ui.transcript.tokens import STEP
 
 Play = Callable[[Scene], None]
 LISBON = [40, 12, 3, 1, 1]  # ranks of the token after each of five rows; it leads from layer 3 of 4
@@ -99,5 +102,84 @@ def test_the_window_asks_only_while_it_can_be_seen_and_says_what_is_refused(in_w
         await until(lambda: depth.note.text() == "these tokens are those of A, and B is in use")
         assert depth.layers.run is None
         assert not depth.verdict.isVisible()
+
+    in_window(scene)
+
+
+def steps_of(window: MainWindow, node_id: int) -> list[int]:
+    turn = next(turn for turn in window.parts.transcript.turns if turn.node_id == node_id)
+    return [mark & STEP for mark in turn.tokens.marks]
+
+
+def test_a_turn_is_coloured_by_layer_on_request(in_window: Play, bench: FakeWorkbench) -> None:
+    words = [" Lisbon", " Rome", " Kyoto", " Rome", " Lisbon"]
+    question = bench.turn("user", ["Where", "?"])
+    answer = bench.turn("assistant", [], run=run_of(bench.vocabulary, words, [3.0, 1.0, 9.0, 0.1, 4.0]))
+    bench.views[TRIP] = SessionView(TRIP, "A spring trip", (question, answer), ())
+    bench.layers = layers_of(bench.vocabulary)
+    bench.turn_layers = TurnDepth(np.array([-2, 3, 12, 30, -1], np.int32), 30)
+    bench.gate = gate = asyncio.Semaphore(0)
+
+    async def scene(window: MainWindow) -> None:
+        row, tokens = window.parts.inspector.layers.turn, window.parts.transcript.tokens.viewport()
+        QTest.mouseClick(window.parts.inspector.tabs[4], Qt.MouseButton.LeftButton)
+        QTest.mouseClick(tokens, Qt.MouseButton.LeftButton, pos=centre(window.parts.transcript, answer.node_id, 1))
+        # given: the cost is told first, and nothing is computed
+        await until(lambda: row.isVisible())
+        assert "412 tokens: as much work as reading 3,100" in row.words.text()
+        assert bench.asked("turn_depth") == []
+        before = steps_of(window, answer.node_id)
+        # when it is begun, it says how far it is, and can be stopped
+        QTest.mouseClick(row.button, Qt.MouseButton.LeftButton)
+        gate.release()
+        gate.release()
+        await until(lambda: row.words.text() == "Reading the layers: 2 of 5 tokens")
+        assert row.button.text() == "Stop"
+        QTest.mouseClick(row.button, Qt.MouseButton.LeftButton)
+        await until(lambda: row.button.text() == "Colour the turn by layer")
+        assert steps_of(window, answer.node_id) == before
+        # and when it is begun again and comes to its end
+        for _ in range(9):
+            gate.release()
+        QTest.mouseClick(row.button, Qt.MouseButton.LeftButton)
+        await until(lambda: not row.button.isVisible())
+        # then that turn is coloured by the layers, the strongest where the token does not lead, and no other turn is
+        assert window.parts.status.legend.measure is Measure.LAYER
+        assert steps_of(window, answer.node_id) == [0, 0, 1, 4, 5]
+        assert set(steps_of(window, question.node_id)) == {0}
+        assert "the token does not lead" in window.parts.status.legend.accessibleName()
+        # and another measure, and back, needs no model
+        window.presenter.colour_by(Measure.SURPRISAL)
+        assert steps_of(window, answer.node_id) == before
+        window.presenter.colour_by(Measure.LAYER)
+        assert steps_of(window, answer.node_id) == [0, 0, 1, 4, 5]
+        assert len(bench.asked("turn_depth")) == 2
+
+    in_window(scene)
+
+
+def test_a_turn_that_is_refused_says_why_and_another_session_stops_the_work(in_window: Play, bench: FakeWorkbench) -> None:
+    answer = bench.turn("assistant", [], run=run_of(bench.vocabulary, [" Lisbon", " Rome"], [3.0, 1.0]))
+    bench.views[TRIP] = SessionView(TRIP, "A spring trip", (bench.turn("user", ["Where", "?"]), answer), ())
+    bench.layers, bench.turn_layers = layers_of(bench.vocabulary), TurnDepth(np.array([1, 2], np.int32), 4)
+
+    async def scene(window: MainWindow) -> None:
+        row, tokens = window.parts.inspector.layers.turn, window.parts.transcript.tokens.viewport()
+        QTest.mouseClick(window.parts.inspector.tabs[4], Qt.MouseButton.LeftButton)
+        QTest.mouseClick(tokens, Qt.MouseButton.LeftButton, pos=centre(window.parts.transcript, answer.node_id, 1))
+        await until(lambda: row.isVisible())
+        bench.refusal = "the engine stopped"
+        QTest.mouseClick(row.button, Qt.MouseButton.LeftButton)
+        await until(lambda: row.words.text() == "the engine stopped")
+        assert row.button.text() == "Colour the turn by layer"
+        assert window.parts.transcript.measure is Measure.SURPRISAL
+        # when it runs and another session is shown
+        bench.gate = asyncio.Semaphore(0)
+        QTest.mouseClick(row.button, Qt.MouseButton.LeftButton)
+        await until(lambda: row.button.text() == "Stop")
+        window.controller.new_session()
+        await until(lambda: not row.isVisible())
+        bench.gate = None
+        assert window.parts.transcript.measure is Measure.SURPRISAL
 
     in_window(scene)

@@ -56,9 +56,10 @@ def test_the_next_window_has_the_same(in_window: Play, bench: FakeWorkbench) -> 
         window = MainWindow(bench, state=WindowState(colours="margin"))
         assert window.parts.transcript.measure is Measure.MARGIN
         window.deleteLater()
-        other = MainWindow(bench, state=WindowState(colours="a newer version's"))
-        assert other.parts.transcript.measure is Measure.SURPRISAL
-        other.deleteLater()
+        for colours in ("a newer version's", "layer"):  # of which nothing is kept
+            other = MainWindow(bench, state=WindowState(colours=colours))
+            assert other.parts.transcript.measure is Measure.SURPRISAL
+            other.deleteLater()
 
     in_window(scene)
 
@@ -67,3 +68,11 @@ def test_ranges_read_as_the_steps_are() -> None:
     assert ranges(Measure.RANK) == ["1", "2", "3 to 5", "6 to 10", "11 to 100", "101 and more"]
     assert ranges(Measure.PROBABILITY)[0] == "0.9 and more"
     assert ranges(Measure.MARGIN)[-1] == "below 0.2 bits"
+    assert ranges(Measure.LAYER) == [
+        "0 to 40 % of the layers",
+        "40 to 60 % of the layers",
+        "60 to 80 % of the layers",
+        "80 to 95 % of the layers",
+        "95 % of the layers and more",
+        "the token does not lead",
+    ]

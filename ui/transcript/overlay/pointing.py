@@ -8,6 +8,7 @@ from dataclasses import replace
 from PySide6.QtCore import QObject, QPoint
 
 from ui.comparison.model_facts import Compared, compared_lines
+from ui.port import TurnDepth
 from ui.theme.palette import Palette
 from ui.transcript.measure import Measure
 from ui.transcript.overlay.card import Card, CardContent, card_content, words_before, words_of
@@ -42,6 +43,11 @@ class Colouring:
         if measure is not self._path.measure:
             self._path.colour_by(measure)
             self._tokens.repaint_numbers()
+
+    def show_depth(self, node_id: int, depth: TurnDepth) -> None:
+        """The layers of a turn are known; they are shown as `Measure.LAYER`."""
+        self._path.take_depth(node_id, depth)
+        self._tokens.repaint_numbers()
 
     @property
     def shows_difference(self) -> bool:
