@@ -14,8 +14,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,15 +24,17 @@ from typing import Any
 import psutil
 
 from app.faults import STOPPED
+from app.paths import DataFolder
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench, Services
 from runtime import BlockOptions, LanguageModel
 from storage import BlockFile, SessionStore
 from tests.app.saving_engine import PATHS, path_of
-from tests.app.workbench.scene import until
+from tests.app.workbench.scene import Engine, until
 from tests.fakes import assert_right, fake_model
 from tests.reliability.suite import REPOSITORY, Order, Tally
 from tests.reliability.talker import OPTIONS
+from tests.reliability.talking_window import own_bytes
 from tests.storage.blocks.helpers import BUDGET, block, expected, keys
 from tests.storage.blocks.writer import NBYTES
 from tests.storage.failing_vfs import Fault
@@ -46,6 +49,9 @@ STRACE_CALLS = 30  # strace counts the calls of each thread separately, so that 
 MESSAGES = 4  # of an app that is killed
 START_SECONDS = 4.0  # within which an app is killed that has said nothing
 AFTER_A_LINE = 0.2  # seconds within which an app is killed that has
+WINDOW_LINES = 12  # of a window, after one of which it is killed
+WINDOW_SECONDS = 8.0  # within which a window is killed that has shown nothing
+WINDOWS_ON_A_SESSION = 4
 BLOCK_ROUNDS = 2
 BLOCK_FAULTS = (("pwrite64", "ENOSPC"), ("pwrite64", "EIO"), ("fdatasync", "EIO"))
 
@@ -142,6 +148,106 @@ def app_at_moments(order: Order) -> Tally:
 
         tally.attempt(f"killed {after:.2f} s after line {lines}", act)
     return tally
+
+
+# ---- the window ---------------------------------------------------------------------------------------------------------
+
+Shown = dict[int, dict[int, tuple[str, str, bool]]]  # session -> turn -> role, bytes as Latin-1, whether it has ended
+
+
+def windows_at_moments(order: Order) -> Tally:
+    """Kills the window at a random moment, again and again on one data folder: each opens what the last one left.
+
+    What a window has shown as saved is in a copy of the sessions file, read by the use cases, and the next window starts with
+    it. The moment lies in the start, or soon after the window has shown something new.
+    """
+    tally, chance = Tally(), random.Random(order.seed)
+    data, shown = DataFolder(order.folder / "data"), Shown()
+    for number in range(order.count):
+        lines, new = chance.randrange(WINDOW_LINES), number % WINDOWS_ON_A_SESSION == 0
+        after = chance.uniform(0, AFTER_A_LINE if lines else WINDOW_SECONDS)
+
+        def act(number: int = number, lines: int = lines, new: bool = new, after: float = after) -> str:
+            said = killed_window(data, new, lines, after)
+            for what, session_id, turns in said:
+                expected = shown.setdefault(session_id, {})
+                if what == "opened":
+                    assert session_id >= max(filter(shown.get, shown), default=0), "it starts with an older session"
+                    check_opened(expected, turns)
+                expected.update({node_id: (role, text, ended) for node_id, role, text, ended in turns if text})
+            if data.sessions.exists():
+                copy = order.folder / f"{number}"
+                copy.mkdir()
+                for file in data.root.glob(f"{data.sessions.name}*"):
+                    shutil.copyfile(file, copy / file.name)
+                check_shown(copy / data.sessions.name, shown)
+                shutil.rmtree(copy)
+            if not said:
+                return "while it started"
+            return "during an answer" if not all(turn[3] for turn in said[-1][2]) else "between two"
+
+        tally.attempt(f"killed {after:.2f} s after line {lines}", act)
+    return tally
+
+
+def killed_window(data: DataFolder, new: bool, lines: int, after: float) -> list[list[Any]]:
+    """What a window has said that was killed so many seconds after so many lines; its engine has ended."""
+    command = [sys.executable, "-m", "tests.reliability.talking_window", str(data.root), "0", "new" if new else "old"]
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=errors) as process,
+    ):
+        assert process.stdout is not None
+        output = [process.stdout.readline() for _ in range(lines)]
+        time.sleep(after)
+        if process.poll() is not None:
+            errors.seek(0)
+            raise AssertionError(f"it ended by itself, with {process.returncode}: {errors.read().decode(errors='replace')}")
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        output += process.stdout.readlines()
+    _, alive = psutil.wait_procs(family, timeout=ORPHAN_SECONDS)
+    for child in alive:
+        child.kill()
+    assert not alive, f"{len(alive)} child processes have outlived it"
+    return [json.loads(line) for line in output if line.endswith(b"\n")]
+
+
+def check_opened(expected: Mapping[int, tuple[str, str, bool]], turns: Sequence[tuple[int, str, str, bool]]) -> None:
+    """Asserts that a window starts with turns as the window before it had shown them."""
+    for node_id, role, text, ended in turns:
+        assert ended, f"turn {node_id} is still open"
+        before = expected.get(node_id)
+        if before is not None:
+            assert_same(node_id, before, role, text)
+
+
+def assert_same(node_id: int, before: tuple[str, str, bool], role: str, text: str) -> None:
+    """Asserts that a turn is as it was shown; one that was being written is a beginning, or goes on."""
+    assert role == before[0]
+    if before[2]:
+        assert text == before[1], f"turn {node_id} was {before[1]!r}, and is {text!r}"
+    else:
+        assert text.startswith(before[1]) or before[1].startswith(text), f"turn {node_id} was {before[1]!r}, and is {text!r}"
+
+
+def check_shown(path: Path, shown: Shown) -> None:
+    """Asserts that every turn that any window has shown is in the file, on whatever branch, and that nothing is damaged."""
+
+    async def look() -> None:
+        store = SessionStore.open(path)
+        workbench = AppWorkbench(Services(store, Supervisor("x", start=Engine())))
+        assert await store.verify() == []
+        for session_id, turns in shown.items():
+            await workbench.sessions.open(session_id)
+            for node_id, before in turns.items():
+                view = await workbench.branches.select(session_id, node_id)
+                [turn] = [turn for turn in view.turns if turn.node_id == node_id]
+                assert turn.status in (TurnStatus.COMPLETE, TurnStatus.PARTIAL)
+                assert_same(node_id, before, turn.role, own_bytes(turn).decode("latin-1"))
+        await workbench.close()
+
+    asyncio.run(look())
 
 
 # ---- the engine ---------------------------------------------------------------------------------------------------------

@@ -102,6 +102,7 @@ class Row:
 ROWS: Sequence[Row] = (
     Row("app killed at a write", "tests.reliability.crashes:app_at_writes", 120, 8, 1800),
     Row("app killed at a random moment", "tests.reliability.crashes:app_at_moments", 100, 5, 1800),
+    Row("window killed at a random moment", "tests.reliability.crashes:windows_at_moments", 100, 3, 3600),
     Row("engine killed at a write", "tests.reliability.crashes:engine_at_writes", 120, 8, 1800),
     Row("engine killed at a random moment", "tests.reliability.crashes:engine_at_moments", 100, 10, 1800),
     Row("sessions on a full disk", "tests.reliability.crashes:sessions_on_a_full_disk", 400, 12, 1800),
