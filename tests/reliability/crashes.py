@@ -240,7 +240,10 @@ def check_shown(path: Path, shown: Shown) -> None:
         assert await store.verify() == []
         for session_id, turns in shown.items():
             await workbench.sessions.open(session_id)
+            saved = {node.id for node in (await store.load_session(session_id)).nodes if node.token_count}
             for node_id, before in turns.items():
+                if not before[2] and node_id not in saved:
+                    continue  # an answer whose first tokens were being written: they are saved every 0.4 s
                 view = await workbench.branches.select(session_id, node_id)
                 [turn] = [turn for turn in view.turns if turn.node_id == node_id]
                 assert turn.status in (TurnStatus.COMPLETE, TurnStatus.PARTIAL)
