@@ -182,6 +182,7 @@ def windows_at_moments(order: Order) -> Tally:
                     shutil.copyfile(file, copy / file.name)
                 check_shown(copy / data.sessions.name, shown)
                 shutil.rmtree(copy)
+            assert len(said) >= lines, f"it has shown {len(said)} times"
             if not said:
                 return "while it started"
             return "during an answer" if not all(turn[3] for turn in said[-1][2]) else "between two"

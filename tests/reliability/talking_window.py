@@ -24,7 +24,7 @@ from app.window import run_window
 from app.workbench import AppWorkbench
 from storage import SessionStore
 from tests.app.workbench.scene import own_tokens
-from tests.end_to_end.test_window import at_rest, click, generated, last, new_session, until, whole
+from tests.end_to_end.test_window import at_rest, click, generated, last, until, whole
 from tests.end_to_end.test_window import say as type_message
 from tests.reliability.talker import say
 from ui import MainWindow, Scheme, TurnStatus, TurnView, apply_theme
@@ -94,9 +94,11 @@ async def branch(window: MainWindow) -> None:
 async def talk(window: MainWindow, workbench: AppWorkbench, messages: int, new: bool) -> None:
     await until(lambda: window.controller.shown is not None)
     tell(window, "opened")
-    if new:
-        await new_session(window)
     assert window.controller.shown is not None
+    if new:
+        before = window.controller.shown.session_id
+        window.acts.new_session.trigger()
+        await until(lambda: window.controller.shown is not None and window.controller.shown.session_id != before)
     for name, value in (("max_tokens", TOKENS), ("banned_tokens", UNPRINTABLE)):
         await workbench.setup.set_option(window.controller.shown.session_id, name, value)
     for number in range(messages) if messages else count():
