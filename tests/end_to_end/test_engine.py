@@ -12,17 +12,8 @@ import pytest
 
 from app.workbench import AppWorkbench
 from runtime import LanguageModel
-from tests.end_to_end.test_window import (
-    OpenApp,
-    answered,
-    endless_session,
-    engine_pid,
-    generated,
-    last,
-    new_session,
-    say,
-    until,
-)
+from tests.end_to_end.driving import generated, last, say, until
+from tests.end_to_end.test_window import OpenApp, answered, endless_session, engine_pid, new_session
 from tests.tiny_models import tiny_folder
 from ui import EngineState, MainWindow, TurnStatus
 

@@ -7,7 +7,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
 from app.workbench import AppWorkbench
-from tests.end_to_end.test_window import OpenApp, answered, endless_session, generated, last, say, until
+from tests.end_to_end.driving import generated, last, say, until
+from tests.end_to_end.test_window import OpenApp, answered, endless_session
 from tests.tiny_models import tiny_folder
 from ui import MainWindow, TurnStatus, TurnView
 

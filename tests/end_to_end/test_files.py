@@ -15,7 +15,7 @@ from app.window import open_window
 from app.workbench import AppWorkbench
 from storage import DataFolderLock, read_focus
 from tests.end_to_end.conftest import Scene
-from tests.end_to_end.test_window import until
+from tests.end_to_end.driving import until
 from tests.runtime.loading.gguf_files import small_llama
 from ui import MainWindow
 

@@ -12,7 +12,8 @@ from PySide6.QtTest import QTest
 
 from app.workbench import AppWorkbench
 from runtime import ModelLoadError, ModelShelf
-from tests.end_to_end.test_window import OpenApp, new_session, until
+from tests.end_to_end.driving import until
+from tests.end_to_end.test_window import OpenApp, new_session
 from tests.runtime.hub.local_hub import LocalHub, running
 from tests.tiny_models import tiny_folder, tiny_path
 from ui import EngineState, MainWindow

@@ -11,7 +11,8 @@ from PySide6.QtTest import QTest
 
 from app.workbench import AppWorkbench
 from app.workbench.tree.runs import content_of
-from tests.end_to_end.test_window import OpenApp, last, new_session, say, until
+from tests.end_to_end.driving import last, say, until
+from tests.end_to_end.test_window import OpenApp, new_session
 from tests.runtime.adapters.makers import save_adapter
 from tests.tiny_models import tiny_folder
 from ui import EngineState, MainWindow

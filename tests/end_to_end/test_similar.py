@@ -12,7 +12,8 @@ from PySide6.QtTest import QTest
 
 from app.workbench import AppWorkbench
 from tests.end_to_end.conftest import Scene
-from tests.end_to_end.test_window import last, say, seeded_session, until
+from tests.end_to_end.driving import last, say, until
+from tests.end_to_end.test_window import seeded_session
 from tests.fakes import settled_report
 from tests.tiny_models import tiny_folder
 from ui import MainWindow, TurnView

@@ -11,7 +11,8 @@ from PySide6.QtTest import QTest
 
 from app.workbench import AppWorkbench
 from tests.end_to_end.conftest import Scene
-from tests.end_to_end.test_window import answered, at_rest, click, generated, last, say, seeded_session, until, whole
+from tests.end_to_end.driving import at_rest, click, generated, last, say, until, whole
+from tests.end_to_end.test_window import answered, seeded_session
 from tests.tiny_models import tiny_folder
 from ui import MainWindow, TurnStatus, TurnView
 

@@ -19,37 +19,14 @@ from app.paths import DataFolder
 from app.workbench import AppWorkbench
 from app.workbench.answers.reopening import DONE
 from app.workbench.transfer.exports import FORMATS
-from runtime import LanguageModel, Origin, TokenRun
+from runtime import LanguageModel, TokenRun
 from tests.end_to_end.conftest import Scene
+from tests.end_to_end.driving import PATIENCE_SECONDS, at_rest, click, generated, last, say, until, whole
 from tests.end_to_end.paced import SPECIALS
 from tests.tiny_models import tiny_folder
-from tests.ui.transcript.conftest import centre
 from ui import EngineState, MainWindow, SessionView, Tier, TurnStatus, TurnView
 
 OpenApp = Callable[[str, str, Scene], None]
-PATIENCE_SECONDS = 150  # how long a condition may take on a busy machine; one that holds costs nothing
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Lets the app run until the condition holds."""
-    give_up = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < give_up, "the condition never held"
-        await asyncio.sleep(0.005)
-
-
-def last(window: MainWindow) -> TurnView:
-    assert window.controller.shown is not None
-    return window.controller.shown.view.turns[-1]
-
-
-def say(window: MainWindow, text: str) -> None:
-    field = window.parts.composer.field
-    if text.isascii():
-        QTest.keyClicks(field, text)
-    else:
-        field.insertPlainText(text)  # there are no keys for it: an input method would bring it so
-    QTest.keyClick(window.parts.composer.field, Qt.Key.Key_Return)
 
 
 def scored(window: MainWindow) -> bool:
@@ -57,18 +34,6 @@ def scored(window: MainWindow) -> bool:
     assert window.controller.shown is not None
     path = TokenRun.concat([turn.run for turn in window.controller.shown.view.turns])
     return len(path) > 1 and bool((path.rank[1:] > 0).all())
-
-
-def generated(turn: TurnView) -> list[int]:
-    """Indices of the tokens the model made."""
-    return [i for i, origin in enumerate(turn.run.origin.tolist()) if origin in (Origin.SAMPLED, Origin.PICKED)]
-
-
-def whole(turn: TurnView, after: int) -> int:
-    """The first token the model made beyond `after` with characters of its own: random weights also say parts of one."""
-    texts = turn.run.texts
-    own = (i for i in generated(turn)[:-1] if i > after and texts[i].isascii() and texts[i].strip() and texts[i].isprintable())
-    return next(i for i in own if texts[i - 1] and texts[i + 1].isascii())
 
 
 async def new_session(window: MainWindow) -> None:
@@ -100,20 +65,6 @@ async def answered(window: MainWindow, tokens: int) -> TurnView:
 
     await until(arrived)
     return last(window)
-
-
-async def at_rest(window: MainWindow) -> None:
-    """Waits until no work of the shown session is pending, and all of its events are painted."""
-    await until(lambda: not window.controller.running and window.controller.events.idle)
-
-
-async def click(window: MainWindow, node_id: int, index: int) -> None:
-    """A real click on a token, once the text stands still."""
-    view = window.parts.transcript
-    await until(lambda: not window.controller.running and all(box.body.done for box in view.tokens.page.boxes))
-    await asyncio.sleep(0.1)
-    QTest.mouseClick(view.tokens.viewport(), Qt.MouseButton.LeftButton, pos=centre(view, node_id, index))
-    await until(lambda: view.pinned == (node_id, index))
 
 
 def engine_pid(workbench: AppWorkbench) -> int:

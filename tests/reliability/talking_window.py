@@ -24,8 +24,8 @@ from app.window import run_window
 from app.workbench import AppWorkbench
 from storage import SessionStore
 from tests.app.workbench.scene import own_tokens
-from tests.end_to_end.test_window import at_rest, click, generated, last, until, whole
-from tests.end_to_end.test_window import say as type_message
+from tests.end_to_end.driving import at_rest, click, generated, last, until, whole
+from tests.end_to_end.driving import say as type_message
 from tests.reliability.talker import say
 from ui import MainWindow, Scheme, TurnStatus, TurnView, apply_theme
 

@@ -205,3 +205,52 @@ def test_no_way_into_a_model_tokenises_what_cannot_fit() -> None:
                     pass
 
         asyncio.run(each())
+
+
+LATIN_1 = r"$'caf\xe9'"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        f"ask {LATIN_1}",
+        f"ask hi --system {LATIN_1}",
+        f"ask hi --session {LATIN_1}",
+        f"ask hi --stop {LATIN_1}",
+        f"ask hi --regex {LATIN_1}",
+        'ask hi --schema $\'{"title": "\\xe9"}\'',
+        "ask hi --lark $'start: \"\\xe9\"'",
+        "ask hi --option $'logit_bias={\"\\xe9\": 1}'",
+        f"sessions search {LATIN_1}",
+    ],
+)
+def test_other_bytes_than_utf_8_are_refused_in_the_command_line_too(tmp_path: Path, arguments: str) -> None:
+    done = process("--data-dir", str(tmp_path), "--backend", "fake", "--model", "x", arguments)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"it is not UTF-8" in done.stderr
+
+
+def test_texts_of_the_command_line_are_utf_8_where_the_locale_is_ascii(tmp_path: Path) -> None:
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    ours = ("--data-dir", str(tmp_path), "--backend", "fake", "--model", "x")
+    assert process(*ours, "ask", "Zürich", "--session", "Größe", "--max-tokens", "1", **ascii_only).returncode == 0
+    shown = process("--data-dir", str(tmp_path), "sessions", "show", "1").stdout.decode()
+    assert "# Größe" in shown
+    assert "user: Zürich" in shown
+
+
+def test_a_piped_message_that_is_not_utf_8_is_not_sent(tmp_path: Path) -> None:
+    ours = ("--data-dir", str(tmp_path), "chat", "--backend", "fake", "--model", "x", "--max-tokens", "1", "--session", "s")
+    done = process(*ours, shell=r"< <(printf 'caf\xe9\nhello\n')")
+    assert done.returncode == 1
+    assert b"that message was not sent: it is not UTF-8" in done.stderr
+    shown = process("--data-dir", str(tmp_path), "sessions", "show", "1").stdout.decode()
+    assert shown.count("user:") == 1
+    assert "user: hello" in shown
+
+
+def test_a_warning_says_nothing_of_the_module_that_it_comes_from(tmp_path: Path) -> None:
+    (tmp_path / "blocks.db").mkdir()
+    done = process("--data-dir", str(tmp_path), "ask", "hi", "--backend", "fake", "--model", "x", "--session", "s")
+    assert b"elsewise: the block file:" in done.stderr
+    assert b"runtime." not in done.stderr
