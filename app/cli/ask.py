@@ -32,7 +32,7 @@ from app.cli.options import (
 )
 from app.cli.printing import UNSOUND, Printer
 from app.cli.saved_session import ask_saved
-from app.cli.settings import ESCAPE, Settings
+from app.cli.settings import ESCAPE, TEXT, Settings
 from app.workbench.answers.provenance import plain_options
 from app.workbench.setup.values import told_options
 from runtime import (
@@ -61,7 +61,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("text", required=False)
+@click.argument("text", type=TEXT, required=False)
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),

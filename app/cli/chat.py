@@ -23,7 +23,7 @@ from app.cli.common import console, print_table
 from app.cli.options import AnswerOptions, Flags, answer_options, precision_note
 from app.cli.printing import Wrapper, guessed, probability, shown, token_table
 from app.cli.saved_session import Opened, check_stack, opened, session_called
-from app.cli.settings import Settings
+from app.cli.settings import Settings, utf8
 from app.workbench.setup.values import spoken_name
 from app.workbench.tree.runs import content_of
 from app.workbench.workbench import PRESET
@@ -240,6 +240,7 @@ class Chat:
             if not text.strip():
                 continue
             try:
+                text = _utf8(text)
                 if text.startswith("/"):
                     await run_command(self, text)
                 else:
@@ -358,6 +359,18 @@ class Chat:
         if turn.note and turn.status is TurnStatus.WAITING and console.is_terminal:
             self._status.update(turn.note)
             self._status.start()
+
+
+def _utf8(text: str) -> str:
+    """A message that was read.
+
+    Raises:
+        Refusal: Its bytes are not UTF-8.
+    """
+    try:
+        return utf8(text)
+    except UnicodeError as error:
+        raise Refusal("that message was not sent: it is not UTF-8") from error
 
 
 def _text(run: TokenRun) -> str:

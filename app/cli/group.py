@@ -84,7 +84,8 @@ def cli(
 
     Without a command, opens the window.
     """
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(name)s: %(message)s")
+    said = "%(name)s: %(message)s" if verbose else "elsewise: %(message)s"  # warnings are for users, the rest for bug reports
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format=said)
     folder = DataFolder(data_dir.resolve()) if data_dir else DataFolder.default()
     if connect is not None:
         if context.invoked_subcommand is not None:

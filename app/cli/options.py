@@ -14,7 +14,7 @@ from typing import Any, Final, TypedDict, TypeVar
 import click
 
 from app.cli.common import console, read_text
-from app.cli.settings import Settings
+from app.cli.settings import TEXT, Settings, utf8
 from runtime import (
     CHAT_FORMATS,
     OPTION_NAMES,
@@ -178,18 +178,32 @@ def lark_of(given: str | None) -> str | None:
     """The grammar's text itself (it has rules, so it has colons), or a file's.
 
     Raises:
+        click.UsageError: The text is not UTF-8.
         click.ClickException: The file cannot be read.
     """
-    return given if given is None or (":" in given and not _is_path(given)) else read_text(given, MAX_GRAMMAR_BYTES)
+    if given is None or (":" in given and not _is_path(given)):
+        return given if given is None else _typed(given, "--lark")
+    return read_text(given, MAX_GRAMMAR_BYTES)
 
 
 def schema_of(given: str | None) -> str | None:
     """The JSON text itself, or a file's.
 
     Raises:
+        click.UsageError: The text is not UTF-8.
         click.ClickException: The file cannot be read.
     """
-    return given if given is None or given.lstrip().startswith(("{", "[")) else read_text(given, MAX_GRAMMAR_BYTES)
+    if given is None or given.lstrip().startswith(("{", "[")):
+        return given if given is None else _typed(given, "--schema")
+    return read_text(given, MAX_GRAMMAR_BYTES)
+
+
+def _typed(given: str, option: str) -> str:
+    """A text that stands in the command line, where a file could be named."""
+    try:
+        return utf8(given)
+    except UnicodeError as error:
+        raise click.UsageError(f"{option}: it is not UTF-8") from error
 
 
 def _is_path(given: str) -> bool:
@@ -421,9 +435,11 @@ OPTIONS = (
         help="Any option of loading by its name, the value as JSON or text; may be given again. Examples: --load kv_dtype=q8 "
         "--load draft_model=MODEL (of the same vocabulary; it guesses ahead with --option 'speculative={}')",
     ),
-    click.option("--system", help='A system prompt. Example: --system "Answer in one word."'),
+    click.option("--system", type=TEXT, help='A system prompt. Example: --system "Answer in one word."'),
     click.option("--raw", is_flag=True, help="Continue TEXT as it is: no template, no roles."),
-    click.option("--session", help="Continue the saved session of this title, or create it. Example: --session colours"),
+    click.option(
+        "--session", type=TEXT, help="Continue the saved session of this title, or create it. Example: --session colours"
+    ),
     click.option(
         "--batch",
         metavar="FILE",
@@ -432,14 +448,16 @@ OPTIONS = (
         '"stop", "temperature" and the like. One JSON line each comes back when it is done, with its "id" and "line".',
     ),
     click.option("--max-tokens", type=click.IntRange(1), **_preset("max_tokens"), help="End after so many tokens."),
-    click.option("--stop", multiple=True, help="End before this text; may be given again. Example: --stop . --stop '?'"),
+    click.option(
+        "--stop", type=TEXT, multiple=True, help="End before this text; may be given again. Example: --stop . --stop '?'"
+    ),
     click.option(
         "--schema",
         metavar="FILE|JSON",
         help="Answer with JSON that this JSON schema describes. "
         """Example: --schema '{"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}'""",
     ),
-    click.option("--regex", help="Answer with a text that matches. Example: --regex '(yes|no)'"),
+    click.option("--regex", type=TEXT, help="Answer with a text that matches. Example: --regex '(yes|no)'"),
     click.option(
         "--lark",
         metavar="FILE|GRAMMAR",
@@ -466,6 +484,7 @@ OPTIONS = (
     click.option(
         "--option",
         "named",
+        type=TEXT,
         multiple=True,
         metavar="NAME=VALUE",
         help="Any other option of the sampler by its name, the value as JSON; may be given again. Examples: "

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from app.block_files import put_into, take_from
 from app.cli.common import PIPE_WIDTH, console, print_table, with_store
-from app.cli.settings import Settings
+from app.cli.settings import TEXT, Settings
 from app.portable_kv import carries_blocks, keys_of
 from app.rescue import recover_in_terminal, remedies
 from app.workbench.compare.branch_diff import compare
@@ -47,7 +47,7 @@ def list_command(settings: Settings) -> None:
 
 
 @sessions.command("search")
-@click.argument("query")
+@click.argument("query", type=TEXT)
 @click.pass_obj
 def search_command(settings: Settings, query: str) -> None:
     """Sessions whose title or text matches QUERY, over all branches."""
@@ -205,7 +205,7 @@ def _print_rows(rows: list[SessionRow], folders: Mapping[int, str]) -> None:
 
 
 @sessions.command("export")
-@click.argument("session")
+@click.argument("session", type=TEXT)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--format", "form", type=click.Choice(_FORMATS), help="What is written; by default the file's ending says so.")
 @click.option("--portable", is_flag=True, help="A session file to be opened elsewhere, with the whole tree.")
@@ -294,7 +294,7 @@ def _locked(settings: Settings, what: str, instead: str) -> Iterator[None]:
 
 
 @sessions.command("diff")
-@click.argument("session")
+@click.argument("session", type=TEXT)
 @click.argument("a", type=click.IntRange(1), required=False)
 @click.argument("b", type=click.IntRange(1), required=False)
 @click.pass_obj

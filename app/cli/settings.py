@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Final
+
+import click
 
 from app.paths import DataFolder
 
@@ -17,3 +20,30 @@ class Settings:
     data: DataFolder
     model: str
     backend: str
+
+
+def utf8(text: str) -> str:
+    """A text as its bytes have it: Python decodes arguments and stdin by the locale, and keeps what it cannot as surrogates.
+
+    Raises:
+        UnicodeError: The bytes are not UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return os.fsencode(text).decode()
+    return text
+
+
+class Utf8Text(click.types.StringParamType):
+    """A text that a model or a session gets, in contrast to a name or a path: UTF-8 under every locale."""
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuses other bytes than UTF-8, as files and stdin are."""
+        try:
+            return utf8(super().convert(value, param, ctx))
+        except UnicodeError:
+            self.fail("it is not UTF-8", param, ctx)
+
+
+TEXT: Final = Utf8Text()
