@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
 from typing import Any, Final
 
 import click
@@ -65,7 +66,8 @@ def lens(
 ) -> None:
     """What each layer of a model would answer after a token of FILE ("-" for stdin).
 
-    Row 0 is the embedding; the last row is the model's own answer. The cost is written to stderr first.
+    Row 0 is the embedding; the last row is the model's own answer. The cost is written to stderr
+    first, and afterwards what it took.
     """
     places = [place for given in positions for place in _places(given)]
     options = load_options("--load", loads) | adapter_options(adapters)
@@ -78,9 +80,11 @@ def lens(
         followed = [_first_token(loaded, each) for each in tokens]
         cost = LensCost.of(loaded.info, len(places) or 1, alternatives, len(followed))
         click.echo(cost_words(cost, len(ids)), err=True)
+        began = time.monotonic()
         with reading() as on_progress:
             looked = loaded.lens(ids, places or None, top_k=alternatives, tokens=followed, on_progress=on_progress)
             run = asyncio.run(looked)
+        click.echo(spent_words(cost, time.monotonic() - began), err=True)
         for row in range(len(run)):
             found = position_of(run, row, ids, loaded)
             if as_json:
@@ -96,6 +100,12 @@ def cost_words(cost: LensCost, tokens: int) -> str:
         f"{where} of {tokens:,} tokens, {cost.head_rows:,} rows of the vocabulary: about as long as "
         f"{cost.like_tokens:,} tokens of a prompt, {cost.moment_bytes / 1e6:,.1f} MB at once"
     )
+
+
+def spent_words(cost: LensCost, seconds: float) -> str:
+    """What it took, the text before the positions included."""
+    each, size = 1000 * seconds / cost.positions, cost.answer_bytes // cost.positions
+    return f"{seconds:,.2f} s: {each:,.1f} ms and {size:,} bytes of answer for each position"
 
 
 def position_of(run: LensRun, row: int, ids: list[int], model: LanguageModel) -> dict[str, Any]:

@@ -82,8 +82,18 @@ def test_the_first_columns_are_those_of_the_view_of_the_sessions_file() -> None:
     page = PAGES["docs/sql.md"]
     row = next(line for line in page.splitlines() if line.startswith("| `tokens` |"))
     names = re.findall(r"`(\w+)`", row)
-    own = list(scored().table_columns())
-    assert names[names.index("position") :] == own[: own.index("bytes")]
+    shared = names[names.index("position") :]
+    assert shared == scored().to_arrow().column_names[: len(shared)]
+    # and a relative has no other name for any of these numbers
+    own = {
+        "Scores": {"position", "logprob", "rank", "entropy", "surprisal_bits"},
+        "TopLogprobs": {"token_id", "logprob", "rank", "surprisal_bits"},
+        "LensRun": {"position", "token_id", "logprob", "rank", "entropy", "surprisal_bits"},
+    }
+    scores = Scores(*(getattr(scored(), name) for name in COLUMNS))
+    top = TopLogprobs.of(np.array([4, 2], np.int32), np.array([-0.5, -1.5], np.float32), 9)
+    for result in (scores, top, lens_of(2)):
+        assert {*shared} & {*result.to_arrow().column_names} == own[type(result).__name__]
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from runtime import load
+from runtime import LensCost, load
 from tests.app.cli.conftest import Elsewise
 from tests.tiny_models import tiny_path
 
@@ -27,10 +28,14 @@ def test_json_holds_the_models_numbers(elsewise: Elsewise, file: str) -> None:
     rows = [json.loads(line) for line in done.out.splitlines()]
     with load(model, "hf") as loaded:
         ids = loaded.tokenize(TEXT)
-        run = loaded.lens_sync(ids, [2, 3, 0], top_k=3)
+        run, info = loaded.lens_sync(ids, [2, 3, 0], top_k=3), loaded.info
     assert [row["position"] for row in rows] == [2, 3, 0]
     assert "3 positions" in done.err  # the cost, first
     assert "12 rows of the vocabulary" in done.err
+    taken = re.search(r"^([0-9.]+) s: ([0-9.,]+) ms and ([0-9,]+) bytes of answer for each position$", done.err, re.MULTILINE)
+    assert taken is not None  # and what it took, afterwards
+    assert float(taken[1]) > 0
+    assert int(taken[3]) * 3 == LensCost.of(info, 3, 3).answer_bytes
     for at, row in enumerate(rows):
         [followed] = row["followed"]
         assert (followed["id"], followed["leads_from"]) == (ids[row["position"] + 1], run.leads_from()[at])

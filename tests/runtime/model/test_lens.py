@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import html
+import json
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -148,9 +150,34 @@ def test_under_adapters(backend: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(whole(model.lens_sync(IDS, [38], top_k=VOCAB, adapters=())), whole(base))
 
 
-@pytest.mark.parametrize("options", [{"weights": "int8"}, {"dtype": "bfloat16"}, {"kv_dtype": "q8"}], ids=str)
-def test_with_fewer_bits_the_last_layer_is_still_the_answer(options: dict[str, Any]) -> None:
-    with load(tiny_path("llama"), "hf", **options) as model:
+def quantised(folder: Path) -> Path:
+    """The llama with weights of four bits, as mlx_lm writes them."""
+    from mlx_lm.utils import load_model, quantize_model, save_model
+
+    model, config = quantize_model(*load_model(tiny_path("llama")), group_size=32, bits=4)
+    shutil.copytree(tiny_path("llama"), folder, ignore=shutil.ignore_patterns("*.safetensors*"))
+    save_model(folder, model)
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [
+        ("hf", {"weights": "int8"}),
+        ("hf", {"weights": "int4"}),
+        ("hf", {"dtype": "bfloat16"}),
+        ("hf", {"kv_dtype": "q8"}),
+        ("mlx", {}),  # of a quantised folder
+        ("mlx", {"dtype": "bfloat16"}),
+        ("mlx", {"kv_dtype": "q8"}),
+    ],
+    ids=str,
+)
+def test_with_fewer_bits_the_last_layer_is_still_the_answer(backend: str, options: dict[str, Any], tmp_path: Path) -> None:
+    folder = tiny_path("llama") if options else quantised(tmp_path / "llama-4bit")
+    with load(folder, backend, **options) as model:
+        assert bool(model.info.quantisation) == (not {"dtype", "kv_dtype"} & {*options})
         ordinary = model.next_token_logprobs_sync(IDS)
         run = model.lens_sync(IDS, top_k=VOCAB)
         assert run.deviation < 0.5
@@ -213,6 +240,29 @@ def test_refusals_come_before_compute() -> None:
         assert cost.moment_bytes <= 256 << 20
         with pytest.raises(InvalidRequestError, match="positions at a time"):
             cost.check()
+
+
+def test_a_lone_surrogate_is_read_as_the_sign_of_what_is_no_character() -> None:
+    with load("x", "fake") as model:
+        ids = model.tokenize("a \ud800 b")
+        assert ids == model.tokenize("a \ufffd b")
+        run = model.lens_sync(ids, range(len(ids)))
+        json.dumps(list(run.rows())).encode()
+        run._repr_html_().encode()
+
+
+def test_an_interrupted_lens_leaves_the_model_as_it_was() -> None:
+    with load(tiny_path("llama"), "hf", prefill_chunk_tokens=32) as model:
+        ordinary = model.next_token_logprobs_sync(IDS)
+
+        def interrupted(done: int, _total: int | None) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            model.lens_sync(IDS, range(0, 40, 2), progress=interrupted)
+        assert settled(model)[1].leases == 0
+        np.testing.assert_array_equal(model.next_token_logprobs_sync(IDS), ordinary)
+        assert len(model.lens_sync(IDS, range(40))) == 40
 
 
 def test_an_architecture_that_is_made_otherwise_is_refused_with_the_reason() -> None:
