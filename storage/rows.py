@@ -36,6 +36,16 @@ class SessionRow:
 
 
 @dataclass(frozen=True, slots=True)
+class SearchHit:
+    """Where the words of a search stand in a session: in the text of a node, with some of what is around them."""
+
+    node_id: int
+    before: str
+    words: str  # as they stand there
+    behind: str
+
+
+@dataclass(frozen=True, slots=True)
 class FolderRow:
     """A folder of sessions."""
 

@@ -14,9 +14,20 @@ from storage.database import Database, transaction
 from storage.errors import StoreDamagedError
 from storage.repair import integrity, row_repair
 from storage.repair.backup import back_up_daily, back_up_now
-from storage.rows import DamageRow, Imported, NewChunk, NewNode, NodeRow, SessionCopy, SessionRow, SessionTree, StoredChunk
+from storage.rows import (
+    DamageRow,
+    Imported,
+    NewChunk,
+    NewNode,
+    NodeRow,
+    SearchHit,
+    SessionCopy,
+    SessionRow,
+    SessionTree,
+    StoredChunk,
+)
 from storage.schema import open_sessions
-from storage.tables import key_value, nodes, places, sessions, token_chunks, trash
+from storage.tables import key_value, nodes, places, search, sessions, token_chunks, trash
 from storage.tables.node_columns import SessionShape
 from storage.tables.places import Places
 
@@ -84,6 +95,10 @@ class SessionStore:
         With a query: those where every word is found in the title or in any branch (see `storage.tables.search`).
         """
         return await self._database.read(lambda db: sessions.listing(db, query))
+
+    async def search_hits(self, query: str) -> dict[int, SearchHit]:
+        """By session, one place in its text where words of a query stand; none where only the title has them."""
+        return await self._database.read(lambda db: search.hits(db, query))
 
     async def trashed_sessions(self) -> list[SessionRow]:
         """The trash, the last changed first."""

@@ -7,10 +7,20 @@ sentence is found, also one or two characters (SQLite's trigram tokenizer needs 
 
 from __future__ import annotations
 
+import json
+import re
+import unicodedata
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final
 
 import sqlite_utils
+
+from storage.rows import SearchHit
+
+MOST_HITS: Final = 100  # sessions of which a place is looked for
+_AROUND: Final = 80  # characters before and behind the words
+_LOOKED_THROUGH: Final = 200_000  # characters of a text
 
 _SPACELESS: Final = (
     r"[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}"
@@ -50,6 +60,48 @@ def find(db: sqlite_utils.Database, query: str) -> set[int]:
     return found or set()
 
 
+def hits(db: sqlite_utils.Database, query: str) -> dict[int, SearchHit]:
+    """By session, the latest node that has all words of `query`, or else its first; of `MOST_HITS` sessions."""
+    words = [word for word in query.split() if word[:1] != "#" and _compiled(_WORD).search(spaced(word))]
+    if not words:
+        return {}
+    nodes: dict[int, int] = {}
+    for phrase in (" ".join(map(_phrase, words)), _phrase(words[0])):
+        rows = db.execute(
+            "SELECT session_id, max(rowid) FROM search WHERE search MATCH ? AND rowid > 0 GROUP BY session_id", [phrase]
+        )
+        nodes = {int(session): int(node) for session, node in rows} | nodes
+    latest = sorted(nodes.items(), key=lambda each: -each[1])[:MOST_HITS]
+    ids = json.dumps([node for _session, node in latest])
+    texts = dict(
+        db.execute(
+            "SELECT id, substr(text, 1, ?) FROM nodes WHERE id IN (SELECT value FROM json_each(?))", [_LOOKED_THROUGH, ids]
+        )
+    )
+    found = {session: _hit(node, texts.get(node, ""), query, words) for session, node in latest}
+    return {session: hit for session, hit in found.items() if hit is not None}
+
+
+def _hit(node_id: int, text: str, query: str, words: Sequence[str]) -> SearchHit | None:
+    plain = _folded(text)
+    for wanted in (query.strip(), *words):
+        found = re.search(rf"(?<!\w){re.escape(_folded(wanted))}", plain) or re.search(re.escape(_folded(wanted)), plain)
+        if found is not None:
+            start, stop = found.span()
+            return SearchHit(node_id, text[max(start - _AROUND, 0) : start], text[start:stop], text[stop : stop + _AROUND])
+    return None
+
+
+def _folded(text: str) -> str:
+    """The text without accents and capitals, character for character."""
+    return text.lower() if text.isascii() else "".join(unicodedata.normalize("NFD", sign)[0].lower()[:1] for sign in text)
+
+
+def _phrase(word: str) -> str:
+    """A word and what begins with it; quoted: no operator of FTS5 can be meant."""
+    return '"' + spaced(word).replace('"', '""') + '"*'
+
+
 def spaced(text: str) -> str:
     """`text` as it is indexed: signs of spaceless scripts apart, emoji as words."""
     return str(_compiled(_EMOJI).sub(lambda m: f" u{ord(m[0]):x} ", _compiled(_SPACELESS).sub(r" \g<0> ", text)))
@@ -64,10 +116,8 @@ def _compiled(pattern: str) -> Any:
 
 
 def _with_word(db: sqlite_utils.Database, word: str) -> set[int]:
-    indexed = spaced(word)
-    if _compiled(_WORD).search(indexed):
-        phrase = '"' + indexed.replace('"', '""') + '"*'  # quoted: no operator of FTS5 can be meant
-        rows = db.execute("SELECT DISTINCT session_id FROM search WHERE search MATCH ?", [phrase])
+    if _compiled(_WORD).search(spaced(word)):
+        rows = db.execute("SELECT DISTINCT session_id FROM search WHERE search MATCH ?", [_phrase(word)])
     else:  # nothing but signs, such as "->": rare enough to look through everything
         rows = db.execute("SELECT DISTINCT session_id FROM search WHERE instr(body, ?)", [word])
     return {int(row[0]) for row in rows}

@@ -61,6 +61,54 @@ def test_a_query_finds_its_session(store: SessionStore, query: str, found: str |
     assert asyncio.run(run()) == ([found] if found else [])
 
 
+@pytest.mark.parametrize(
+    ("query", "found", "around"),
+    [
+        ("CAFÉ", "french", "cafe"),
+        ("巴黎 回家", "chinese", "巴黎"),
+        ("京都", "japanese", "京都"),
+        ("#tag cafe", "french", "cafe"),
+        ("->", "code", None),  # nothing but signs is found, and no place of it is shown
+    ],
+)
+def test_a_hit_says_where_the_words_stand(store: SessionStore, query: str, found: str, around: str | None) -> None:
+    async def run() -> None:
+        ids = {}
+        for title, text in TEXTS.items():
+            ids[title] = session = await store.create_session(title)
+            await store.add_node(NewNode(session, None, "user", text))
+        hits = await store.search_hits(query)
+        if around is None:
+            assert hits == {}
+            return
+        assert list(hits) == [ids[found]]
+        hit = hits[ids[found]]
+        assert hit.words.lower().startswith(around[:3]) or "é" in hit.words
+        assert hit.before + hit.words + hit.behind in TEXTS[found]
+
+    asyncio.run(run())
+
+
+def test_a_hit_is_in_the_latest_text_that_has_all_words(store: SessionStore) -> None:
+    async def run() -> None:
+        session, user, _ = await chat(store, "Holidays", text="Where should we go?")
+        one = await store.add_node(
+            NewNode(session, user, "assistant", "To Lisbon. " + "Then on. " * 50 + "When it rains, to Porto.")
+        )
+        other = await store.add_node(NewNode(session, user, "assistant", "To Porto"))
+        assert (await store.search_hits("porto"))[session].node_id == other
+        hit = (await store.search_hits("rain porto"))[session]
+        assert (hit.node_id, hit.words) == (one, "rain")
+        assert hit.before.endswith("Then on. When it ")
+        assert hit.behind == "s, to Porto."
+        assert len(hit.before) == 80
+        await store.rename_session(session, "Journeys")
+        assert await store.search_hits("journeys") == {}  # the title alone has it
+        assert await store.search_hits("") == {}
+
+    asyncio.run(run())
+
+
 def test_words_may_stand_in_title_and_in_different_branches(store: SessionStore) -> None:
     async def run() -> None:
         session, user, _ = await chat(store, "Holidays", text="Where should we go?")

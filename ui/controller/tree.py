@@ -8,6 +8,7 @@ from PySide6.QtCore import QObject, Signal
 
 from ui.controller.showing import Showing
 from ui.core.undo import Step, UndoStack
+from ui.port import Hit
 
 
 class TreeController(QObject):
@@ -19,6 +20,7 @@ class TreeController(QObject):
     """
 
     compared = Signal(object)  # BranchDiff of the session that is shown
+    hit_shown = Signal(int, str)  # a turn of the path that is shown, and words that stand in it
     turn_shown = Signal(int)  # a turn that was gone to; its path is shown
 
     def __init__(self, showing: Showing, undo: UndoStack) -> None:
@@ -40,6 +42,10 @@ class TreeController(QObject):
             self.turn_shown.emit(node_id)
         elif before is not None:
             self._showing.ask_latest("open", lambda session: self._go_to(session, node_id, before))
+
+    def open_at(self, session_id: int, hit: Hit) -> None:
+        """Opens a session where words were found, on whatever branch that is."""
+        self._showing.tasks.latest("open", self._open_at(session_id, hit))
 
     def step_variant(self, by: int) -> None:
         """To the previous (-1) or next (+1) sibling of the deepest turn that has any."""
@@ -82,6 +88,27 @@ class TreeController(QObject):
     def _remember_selection(self, session_id: int, before: int, after: int) -> None:
         back, again = partial(self._select, session_id, before), partial(self._select, session_id, after)
         self._undo.remember(Step(self.tr("Branch Selection"), session_id, back, again))
+
+    async def _open_at(self, session_id: int, hit: Hit) -> None:
+        if not self._showing.is_shown(session_id):
+            await self._showing.open_session(session_id)
+        shown = self._showing.shown
+        if shown is None or shown.session_id != session_id:  # another window has it
+            return
+        if shown.turn(hit.node_id) is None:
+            before = self._tip
+            view = await self._workbench.branches.show_turn(session_id, hit.node_id)
+            if not self._showing.is_shown(session_id):
+                return
+            if before is not None and view.turns[-1].node_id != before:
+                self._remember_selection(session_id, before, view.turns[-1].node_id)
+            self._showing.show_answer(view)
+        else:
+            view = shown.view
+        # the path leads through the node, and nodes have higher numbers than those they go on from
+        turn = next((turn.node_id for turn in view.turns if turn.node_id >= hit.node_id), None)
+        if turn is not None:
+            self.hit_shown.emit(turn, hit.words)
 
     async def _select(self, session_id: int, node_id: int) -> None:
         """Back to a branch; where another session is shown by now, this one is opened, so that the undone step is seen."""

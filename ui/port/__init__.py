@@ -49,7 +49,7 @@ from ui.port.models import (
     TokenView,
 )
 from ui.port.refusals import QT_TRANSLATE_NOOP, ModelRefusal, Refusal, ShownElsewhere, translate, translate_with
-from ui.port.sessions import BranchRow, FolderView, SessionSummary, SessionView, TrashedSession
+from ui.port.sessions import BranchRow, FolderView, Hit, SessionSummary, SessionView, TrashedSession
 from ui.port.settings import (
     AdapterChoice,
     AdapterLine,
@@ -117,6 +117,7 @@ __all__ = [
     "FormatKind",
     "GgufPlan",
     "Guess",
+    "Hit",
     "Holds",
     "HubFind",
     "ImportResult",

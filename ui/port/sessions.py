@@ -27,6 +27,16 @@ class BranchRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Hit:
+    """Where the words of a search stand in a session."""
+
+    node_id: int
+    before: str
+    words: str  # as they stand there
+    behind: str
+
+
+@dataclass(frozen=True, slots=True)
 class SessionSummary:
     """One line of the session list."""
 
@@ -40,6 +50,7 @@ class SessionSummary:
     tags: tuple[str, ...] = ()
     elsewhere: bool = False  # another window shows it
     answering: bool = False  # an answer is written in it
+    hit: Hit | None = None  # of the search that it is a result of
     unseen: bool = False  # an answer has ended there while another session was shown
 
 

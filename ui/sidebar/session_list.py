@@ -15,8 +15,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from ui.port import SessionSummary, TrashedSession
-from ui.sidebar.session_rows import IS_OPEN, LEAST_ROWS, ROW_HEIGHT, SUMMARY, Head, Index, SessionRows
+from ui.port import Hit, SessionSummary, TrashedSession
+from ui.sidebar.session_rows import IS_OPEN, LEAST_ROWS, ROW_HEIGHT, SUMMARY, Found, Head, Index, SessionRows
 from ui.theme.fonts import caption_font, interface_font, scaled
 from ui.theme.scheme import current_theme
 from ui.widgets.visible import one_line
@@ -81,6 +81,7 @@ class SessionDelegate(QStyledItemDelegate):
 
     def take_fonts(self) -> None:
         self._head, self._title, self._count = caption_font(), interface_font(), interface_font(11)
+        self._found = interface_font(12)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         entry = index.data(SUMMARY)
@@ -88,6 +89,8 @@ class SessionDelegate(QStyledItemDelegate):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         if isinstance(entry, Head):
             self._paint_head(painter, option, entry)
+        elif isinstance(entry, Found):
+            self._paint_found(painter, option, entry.hit)
         else:
             self._paint_session(painter, option, index)
         painter.restore()
@@ -135,6 +138,27 @@ class SessionDelegate(QStyledItemDelegate):
         painter.setPen(QColor(palette.text))
         title = QFontMetrics(self._title).elidedText(str(index.data()), Qt.TextElideMode.ElideRight, room)
         painter.drawText(inner, int(Qt.AlignmentFlag.AlignVCenter), title)
+
+    def _paint_found(self, painter: QPainter, option: QStyleOptionViewItem, hit: Hit) -> None:
+        """The words in the accent, with as much around them as there is room for."""
+        palette, rect = self._theme.palette, QRect(option.rect)
+        paint_row_ground(painter, rect, None, option.state, palette.accent)
+        inner = rect.adjusted(18, -3, -8, -3)
+        metrics = QFontMetrics(self._found)
+        before, words, behind = (one_line(part) for part in (hit.before + "|", hit.words, "|" + hit.behind))
+        before, behind = before[:-1], behind[1:]  # spaces beside the words stay
+        words = metrics.elidedText(words, Qt.TextElideMode.ElideRight, inner.width())
+        left = min(metrics.horizontalAdvance(before), max((inner.width() - metrics.horizontalAdvance(words)) // 2, 0))
+        painter.setFont(self._found)
+        for text, colour, elide, room in (
+            (before, palette.soft, Qt.TextElideMode.ElideLeft, left),
+            (words, palette.accent, Qt.TextElideMode.ElideRight, inner.width()),
+            (behind, palette.soft, Qt.TextElideMode.ElideRight, inner.width()),
+        ):
+            painter.setPen(QColor(colour))
+            shown = metrics.elidedText(text, elide, min(room, inner.width()))
+            painter.drawText(inner, int(Qt.AlignmentFlag.AlignVCenter), shown)
+            inner.setLeft(inner.left() + metrics.horizontalAdvance(shown))
 
     def _note(self, session: SessionSummary | TrashedSession, *, is_open: bool) -> str:
         if isinstance(session, TrashedSession):

@@ -16,7 +16,7 @@ from PySide6.QtCore import (
     Signal,
 )
 
-from ui.port import FolderView, SessionSummary, TrashedSession
+from ui.port import FolderView, Hit, SessionSummary, TrashedSession
 from ui.theme.fonts import scaled
 from ui.widgets.visible import one_line
 
@@ -40,7 +40,15 @@ class Head:
     is_closed: bool = False  # a folder whose sessions are not shown
 
 
-Row = Head | SessionSummary | TrashedSession
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The line under a session that a search has found: the words with what is around them."""
+
+    session_id: int
+    hit: Hit
+
+
+Row = Head | SessionSummary | TrashedSession | Found
 
 
 class SessionRows(QAbstractListModel):
@@ -119,7 +127,7 @@ class SessionRows(QAbstractListModel):
         match row:
             case Head(folder_id=None, opens=""):
                 return Qt.ItemFlag.NoItemFlags
-            case Head(folder_id=None):
+            case Head(folder_id=None) | Found():
                 return usable
             case Head():
                 return usable | Qt.ItemFlag.ItemIsEditable | Qt.ItemFlag.ItemIsDropEnabled
@@ -137,7 +145,7 @@ class SessionRows(QAbstractListModel):
             case int(role) if role == IS_OPEN:
                 return isinstance(row, SessionSummary) and row.session_id == self._open
             case Qt.ItemDataRole.DisplayRole:
-                return one_line(row.name if isinstance(row, Head) else row.title)
+                return one_line(_words(row))
             case Qt.ItemDataRole.EditRole:
                 return self._editable(row)
             case Qt.ItemDataRole.AccessibleTextRole:
@@ -148,7 +156,7 @@ class SessionRows(QAbstractListModel):
 
     def setData(self, index: Index, value: object, role: int = int(Qt.ItemDataRole.EditRole)) -> bool:
         row, text = self._rows[index.row()], " ".join(str(value).split())
-        if role != Qt.ItemDataRole.EditRole or isinstance(row, TrashedSession) or text == self._editable(row):
+        if role != Qt.ItemDataRole.EditRole or isinstance(row, TrashedSession | Found) or text == self._editable(row):
             return False
         if isinstance(row, SessionSummary) and self.tagging == row.session_id:
             self.tagged.emit(row.session_id, [word.lstrip("#") for word in text.split() if word.lstrip("#")])
@@ -229,7 +237,7 @@ class SessionRows(QAbstractListModel):
     def _show(self, rows: list[Row]) -> None:
         self.beginResetModel()
         self._rows = rows
-        self._places = {row.session_id: place for place, row in enumerate(rows) if not isinstance(row, Head)}
+        self._places = {row.session_id: place for place, row in enumerate(rows) if not isinstance(row, Head | Found)}
         self.endResetModel()
 
     def _grouped(self, sessions: Sequence[SessionSummary], now: datetime.datetime, folders: Sequence[FolderView]) -> list[Row]:
@@ -245,25 +253,27 @@ class SessionRows(QAbstractListModel):
                 held[session.folder_id].append(session)
             else:
                 ages[0 if session.updated >= today else 1 if session.updated >= week else 2].append(session)
-        rows: list[Row] = [Head(self.tr("Pinned")), *pinned] if pinned else []
+        rows: list[Row] = [Head(self.tr("Pinned")), *_with_hits(pinned)] if pinned else []
         for folder in folders:
             inside = held[folder.folder_id]
             closed = folder.folder_id in self._closed
             rows.append(Head(folder.name, folder.folder_id, count=len(inside), is_closed=closed))
-            rows += [] if closed else inside
+            rows += [] if closed else _with_hits(inside)
         for head, group in zip((self.tr("Today"), self.tr("This week"), self.tr("Earlier")), ages, strict=True):
-            rows += [Head(head), *group] if group else []
+            rows += [Head(head), *_with_hits(group)] if group else []
         return rows
 
     def _editable(self, row: Row) -> str:
         if isinstance(row, SessionSummary) and self.tagging == row.session_id:
             return " ".join(f"#{tag}" for tag in row.tags)
-        return " ".join((row.name if isinstance(row, Head) else row.title).split())
+        return " ".join(_words(row).split())
 
     def _spoken(self, row: Row) -> str:
         match row:
             case Head(folder_id=None):
                 return row.name
+            case Found():
+                return self.tr("found: {0}").format(one_line(_words(row)))
             case Head():
                 state = self.tr("closed") if row.is_closed else self.tr("open")
                 return self.tr("folder {0}, {1} sessions, {2}").format(row.name, row.count, state)
@@ -273,3 +283,20 @@ class SessionRows(QAbstractListModel):
         tags = self.tr(", tagged {0}").format(", ".join(row.tags)) if row.tags else ""
         state = self.tr(", answering") if row.answering else self.tr(", answered, not seen yet") if row.unseen else ""
         return f"{row.title}{branches}{tags}{state}"
+
+
+def _words(row: Row) -> str:
+    match row:
+        case Head():
+            return row.name
+        case Found(hit=hit):
+            return f"{hit.before}{hit.words}{hit.behind}"
+    return row.title
+
+
+def _with_hits(sessions: Sequence[SessionSummary]) -> list[Row]:
+    """Under each session the words that were found in it."""
+    rows: list[Row] = []
+    for each in sessions:
+        rows += [each] if each.hit is None else [each, Found(each.session_id, each.hit)]
+    return rows

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QLineEdit, QMenu, QSizePolicy, QVBoxLayout, QWidge
 
 from ui.port import FolderView, SessionSummary, TrashedSession
 from ui.sidebar.session_list import SessionsView
-from ui.sidebar.session_rows import IS_OPEN, SUMMARY, Head, SessionRows
+from ui.sidebar.session_rows import IS_OPEN, SUMMARY, Found, Head, SessionRows
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import button, row
 from ui.widgets.labels import Label, Notice
@@ -28,6 +28,7 @@ class SessionPanel(QWidget):
     """
 
     chosen = Signal(int)
+    found_chosen = Signal(int, object)  # a session, and the Hit that it is to be shown at
     renamed = Signal(int, str)
     pinned = Signal(int, bool)  # or not any more
     trashed = Signal(int)
@@ -167,7 +168,9 @@ class SessionPanel(QWidget):
 
     def _choose(self, index: QModelIndex) -> None:
         row = index.data(SUMMARY)
-        if isinstance(row, SessionSummary):
+        if isinstance(row, Found) or (isinstance(row, SessionSummary) and row.hit is not None):
+            self.found_chosen.emit(row.session_id, row.hit)
+        elif isinstance(row, SessionSummary):
             self.chosen.emit(row.session_id)
         elif isinstance(row, Head) and row.folder_id is not None:
             self.rows.toggle(row.folder_id)

@@ -242,10 +242,15 @@ class TranscriptView(QWidget):
 
     # ---- finding --------------------------------------------------------------------------------------------------
 
-    def look_for(self, words: str) -> None:
-        """Looks for words from what is in sight on, and shows where they are; "" looks for nothing any more."""
-        anchor = self._pane().anchor()
-        self._finder.look_for(words, (anchor.turn, anchor.token))
+    def look_for(self, words: str, node_id: int | None = None) -> None:
+        """Looks for words, and shows where they are; "" looks for nothing any more.
+
+        Args:
+            words: What to look for.
+            node_id: The turn from which on; None: from what is in sight on.
+        """
+        anchor, turn = self._pane().anchor(), None if node_id is None else self._path.index(node_id)
+        self._finder.look_for(words, (anchor.turn, anchor.token) if turn is None else (turn, 0))
         self._tell_found()
 
     def find_next(self, by: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QObject, QPoint, Qt, QUrl, Signal
+from PySide6.QtCore import QEvent, QObject, QPoint, QSignalBlocker, Qt, QUrl, Signal
 from PySide6.QtGui import QFont, QKeyEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QSizePolicy, QVBoxLayout, QWidget
 
@@ -115,6 +115,12 @@ class FindBar(QFrame):
         self.field.setFocus()
         self.field.selectAll()
         self.wanted.emit(self.field.text())
+
+    def show_words(self, words: str) -> None:
+        """Comes up with words that were looked for elsewhere; the keyboard stays where it is."""
+        with QSignalBlocker(self.field):
+            self.field.setText(words)
+        self.show()
 
     def step(self, by: int) -> None:
         """To the next place; comes up first where it is hidden."""

@@ -73,6 +73,11 @@ class Intents(QObject):
         self._parts.show_sidebar(True)
         self._parts.sidebar.sessions.search.setFocus()
 
+    def show_hit(self, node_id: int, words: str) -> None:
+        """Words that were found in a turn, as if they had been looked for in the session."""
+        self._parts.finder.show_words(words)
+        self._parts.transcript.look_for(words, node_id)
+
     def rename(self) -> None:
         """Edits the title of the session shown, in the list."""
         if self._controller.shown is not None:
@@ -228,6 +233,8 @@ class Intents(QObject):
         controller, parts = self._controller, self._parts
         panel = parts.sidebar.sessions
         panel.chosen.connect(controller.open)
+        panel.found_chosen.connect(controller.tree.open_at)
+        controller.tree.hit_shown.connect(self.show_hit)
         panel.renamed.connect(controller.sessions.rename)
         panel.pinned.connect(controller.sessions.pin)
         panel.trashed.connect(controller.sessions.trash)

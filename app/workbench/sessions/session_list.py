@@ -19,6 +19,7 @@ from runtime import clean_text
 from storage import SessionStore
 from ui import (
     FolderView,
+    Hit,
     SessionsChanged,
     SessionSummary,
     SessionTrashed,
@@ -73,6 +74,7 @@ class SessionList:
     async def list(self, query: str = "") -> Sequence[SessionSummary]:
         """Pinned first, then the latest; an empty one only while it is shown, or where it was named or sorted."""
         rows = await stored(self._store.sessions(query))
+        hits = await stored(self._store.search_hits(query)) if query.strip() else {}
         shown = {session.id for session in self._windows.shown()}
         return [
             SessionSummary(
@@ -86,6 +88,7 @@ class SessionList:
                 row.tags,
                 elsewhere=self._windows.holder(row.id, but=self._window) is not None,
                 answering=row.id in self._running,
+                hit=Hit(hit.node_id, hit.before, hit.words, hit.behind) if (hit := hits.get(row.id)) is not None else None,
             )
             for row in rows
             if row.branches or row.id in shown or row.title != UNTITLED or row.folder_id is not None or row.tags

@@ -15,11 +15,12 @@ from PySide6.QtWidgets import QAbstractScrollArea
 from runtime import Origin, TokenRun
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
-from ui import MainWindow
+from ui import Hit, MainWindow
 from ui.transcript import Mode
 
 Play = Callable[[Scene], None]
 Key = Qt.Key
+BOAT = 4
 TEXT = "A needle in a haystack, a needle and one more Needle."
 
 
@@ -65,6 +66,33 @@ def test_all_places_are_marked_in_either_mode_and_in_text_without_numbers(
         QTest.keyClicks(bar.field, "?")
         await frames()
         assert all((seen(pane, top) == plain).all() for top, plain in zip(tops, before, strict=True))
+
+    in_window(scene)
+
+
+def test_a_search_shows_the_words_that_it_found_and_opens_the_session_at_them(in_window: Play, bench: FakeWorkbench) -> None:
+    lines = [bench.turn("user", ["Go", " on"]), bench.turn("assistant", ["word "] * 1500), bench.turn("user", [TEXT])]
+    bench.add(bench.summaries[BOAT], [*lines, bench.turn("assistant", ["word "] * 1500)], branches=())
+    hit = Hit(lines[2].node_id, "in a haystack, a ", "needle", " and one more Needle.")
+    bench.summaries[BOAT] = replace(bench.summaries[BOAT], hit=hit)
+
+    async def scene(window: MainWindow) -> None:
+        panel, view, bar = window.parts.sidebar.sessions, window.parts.transcript, window.parts.finder
+        await until(lambda: panel.rows.rowCount() > 0)
+        place = panel.rows.index_of(BOAT)
+        found = panel.rows.index(place.row() + 1)
+        assert found.data() == "in a haystack, a needle and one more Needle."
+        assert str(found.data(int(Qt.ItemDataRole.AccessibleTextRole))).startswith("found: in a haystack")
+        assert not panel.view.grab().isNull()
+        # a click on the words opens the session there, with every place marked
+        QTest.mouseClick(panel.view.viewport(), Qt.MouseButton.LeftButton, pos=panel.view.visualRect(found).center())
+        await until(lambda: window.controller.is_shown(BOAT) and bar.isVisible())
+        assert bar.field.text() == "needle"
+        assert bar.count.text() == "1 of 3"
+        await until(lambda: view.tokens.selected_text == "needle")
+        await until(lambda: all(box.body.done for box in view.tokens.page.boxes))
+        box = view.tokens.page.boxes[2]
+        assert 0 <= box.top - view.tokens.verticalScrollBar().value() < view.tokens.viewport().height()
 
     in_window(scene)
 
