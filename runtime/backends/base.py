@@ -19,6 +19,7 @@ from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends.stored import Stored
 from runtime.info import ModelInfo
+from runtime.records import Scores
 
 Payload = Any  # immutable, contiguous, evaluated KV of consecutive tokens; only its backend looks inside
 Pack = Any  # a backend's working tree; only its backend looks inside
@@ -44,6 +45,26 @@ class Part:
     stacks: TokenStacks | None = None
 
 
+class DeviceLogits(Protocol):
+    """Raw logits ``(n, vocab)`` of a forward that stay where they were computed; what is asked for crosses to the host."""
+
+    def __len__(self) -> int:
+        """Rows."""
+
+    def rows(self, chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """Some rows ``(len(chosen), vocab)``, the caller's own."""
+
+    def score(
+        self, chosen: npt.NDArray[np.int64], targets: npt.NDArray[np.int32], k: int
+    ) -> tuple[Scores, npt.NDArray[np.bool_]]:
+        """What some rows say of the tokens that followed, computed on the device: O(k) numbers cross for each.
+
+        Returns:
+            The scores of `targets` ``(len(chosen),)`` with `k` alternatives, falling, ties by id; and which rows held
+            numbers only: the others' scores mean nothing.
+        """
+
+
 class Backend(Protocol):
     """A model behind the runtime. Not thread-safe: one owner thread calls everything."""
 
@@ -57,6 +78,7 @@ class Backend(Protocol):
     lent: int  # bytes that copies may take in the middle of a `forward`; fewer than `copy_cost`: in more calls of the model
     together: bool  # whether one forward may run over several packs (`begin_together`)
     overlaps: bool  # whether a forward that was begun computes while the caller does something else
+    on_device: bool  # whether logits can stay where they are computed (`forward_on_device`); needs `together`
 
     def open_pack(self) -> Pack:
         """An empty pack."""
@@ -173,6 +195,13 @@ class Backend(Protocol):
         Returns:
             What waits for the wanted raw logits ``(sum of len(part.want), vocab) float32``, in the order of `parts`. Either
             half may raise as `forward` does; then every pack is as it was.
+        """
+
+    def forward_on_device(self, parts: Sequence[Part]) -> DeviceLogits:
+        """`begin_together` without the wait, for a backend that says `on_device`; one part will do.
+
+        Raises:
+            MemoryBudgetError: And what else `forward` raises; then every pack is as it was.
         """
 
     def prepare_together(

@@ -22,7 +22,7 @@ import psutil
 
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
-from runtime.backends.base import Part, Payload
+from runtime.backends.base import DeviceLogits, Part, Payload
 from runtime.backends.chains import ChainedBackend
 from runtime.backends.sized import FirstForward, P, State, WorkingPack
 from runtime.backends.step import Float32, Step, joined, steps_of
@@ -39,9 +39,11 @@ class PackedBackend(ChainedBackend[P]):
 
     Attributes:
         overlaps: Whether a forward that was begun computes while the caller does something else.
+        on_device: Whether logits can stay where they are computed.
     """
 
     overlaps: bool = False
+    on_device: bool = False
 
     @abstractmethod
     def open_pack(self) -> P:
@@ -145,6 +147,14 @@ class PackedBackend(ChainedBackend[P]):
         """`launch` over several packs; for libraries that say `together`."""
         raise UnsupportedFeatureError(f"the {self.info.backend} backend computes one pack at a time")
 
+    def launch_on_device(
+        self,
+        packs: Sequence[P],  # noqa: ARG002  # for who can
+        steps: Sequence[Step],  # noqa: ARG002  # the same
+    ) -> DeviceLogits:
+        """`launch_together` whose logits stay; for libraries that say `on_device`."""
+        raise UnsupportedFeatureError(f"the {self.info.backend} backend computes logits for the host")
+
     def ready_together(
         self,
         packs: Sequence[P],  # noqa: ARG002  # for who can
@@ -205,6 +215,12 @@ class PackedBackend(ChainedBackend[P]):
         steps = self._guarded_all(undos, lambda: [self._appended(part, undos) for part in parts])
         waiting = self._guarded_all(undos, lambda: self.launch_together([part.pack for part in parts], steps))
         return lambda: self._guarded_all(undos, waiting)
+
+    def forward_on_device(self, parts: Sequence[Part]) -> DeviceLogits:
+        """One forward whose logits stay; see `runtime.backends.base.Backend.forward_on_device`."""
+        undos: list[tuple[P, Undo]] = []
+        steps = self._guarded_all(undos, lambda: [self._appended(part, undos) for part in parts])
+        return self._guarded_all(undos, lambda: self.launch_on_device([part.pack for part in parts], steps))
 
     def prepare_together(self, parts: Sequence[Part]) -> Callable[[Int64], Callable[[], Float32]] | None:
         """The half of it that needs no tokens; see `runtime.backends.base.Backend.prepare_together`."""

@@ -13,6 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from runtime.adapters.adapter import LowRank, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends.adapting import Change, LinearAdapters
+from runtime.backends.hf.logits import to_device
 from runtime.backends.hf.offload import own_weight
 from runtime.backends.hf.weights import PackedLinear
 from runtime.backends.tree import Int64
@@ -88,10 +89,10 @@ class TorchAdapters(LinearAdapters[torch.nn.Module, torch.Tensor]):
         return a, b, pair.scaling
 
     def _scales(self, scales: Float32) -> torch.Tensor:
-        return torch.from_numpy(scales).to(self._device, self._dtype)
+        return to_device(scales, self._device).to(self._dtype)
 
     def _places(self, rows: Int64) -> torch.Tensor:
-        return torch.from_numpy(rows).to(self._device)
+        return to_device(rows, self._device)
 
     def _tokens(self, x: torch.Tensor) -> int:
         return int(x.shape[-2])

@@ -10,6 +10,7 @@ import torch
 
 from runtime.backends.buckets import Bucket
 from runtime.backends.hf.cache import JointCache, TorchPack
+from runtime.backends.hf.logits import to_device
 from runtime.backends.step import Step
 from runtime.backends.tree import Bool, Int64
 
@@ -34,10 +35,10 @@ class Arguments:
 
     def of(self, pack: TorchPack, step: Step) -> dict[str, Any]:
         """For tokens that go on from a pack, as one row."""
-        arguments: dict[str, Any] = {"input_ids": torch.from_numpy(step.tokens).to(self._device)[None], "use_cache": True}
+        arguments: dict[str, Any] = {"input_ids": to_device(step.tokens, self._device)[None], "use_cache": True}
         arguments["past_key_values" if "past_key_values" in self._takes else "cache_params"] = pack.cache
         if "position_ids" in self._takes:
-            arguments["position_ids"] = torch.from_numpy(step.positions).to(self._device)[None]
+            arguments["position_ids"] = to_device(step.positions, self._device)[None]
         if "logits_to_keep" in self._takes and not (step.hidden or step.layers):
             arguments["logits_to_keep"] = self._kept(step.want, len(step.tokens))
         if step.mask is not None:  # a tree; else the library's own causal mask serves
@@ -50,8 +51,8 @@ class Arguments:
         """For tokens of several packs, as one row; `JointLayer` knows what each one sees."""
         tokens, positions = (np.concatenate(each) for each in zip(*((s.tokens, s.positions) for s in steps), strict=True))
         arguments: dict[str, Any] = {
-            "input_ids": torch.from_numpy(tokens).to(self._device)[None],
-            "position_ids": torch.from_numpy(positions).to(self._device)[None],
+            "input_ids": to_device(tokens, self._device)[None],
+            "position_ids": to_device(positions, self._device)[None],
             "past_key_values": joint.cache,
             "use_cache": True,
             "attention_mask": self._masks({w: np.ones((1, len(tokens)), np.bool_) for w in self._windows}),  # never read
@@ -62,10 +63,10 @@ class Arguments:
 
     def of_rows(self, pack: TorchPack, bucket: Bucket) -> dict[str, Any]:
         """The same for chains side by side; the library's own causal mask serves where they are equally long."""
-        arguments: dict[str, Any] = {"input_ids": torch.from_numpy(bucket.tokens).to(self._device), "use_cache": True}
+        arguments: dict[str, Any] = {"input_ids": to_device(bucket.tokens, self._device), "use_cache": True}
         arguments["past_key_values" if "past_key_values" in self._takes else "cache_params"] = pack.cache
         if "position_ids" in self._takes:
-            arguments["position_ids"] = torch.from_numpy(bucket.positions).to(self._device)
+            arguments["position_ids"] = to_device(bucket.positions, self._device)
         if "logits_to_keep" in self._takes:
             arguments["logits_to_keep"] = self._kept(bucket.columns, bucket.tokens.shape[1])
         if bucket.masked:
@@ -77,7 +78,7 @@ class Arguments:
             return 0  # all
         if len(want) == 1 and want[0] == n - 1:
             return 1  # the last
-        return torch.from_numpy(want).to(self._device)
+        return to_device(want, self._device)
 
     def _masks(self, by_window: Mapping[int | None, Bool]) -> torch.Tensor | dict[str, torch.Tensor]:
         """4-D masks for a call; where full and sliding layers alternate, one for each kind.
@@ -91,7 +92,7 @@ class Arguments:
 
     def _mask(self, mask: Bool) -> torch.Tensor:
         rows = mask if mask.ndim == 3 else mask[None]
-        seen = torch.from_numpy(rows).to(self._device)[:, None]  # (rows, 1, n, slots)
+        seen = to_device(rows, self._device)[:, None]  # (rows, 1, n, slots)
         if not self._eager:
             return seen
         return torch.zeros(seen.shape, dtype=self._dtype, device=self._device).masked_fill(~seen, torch.finfo(self._dtype).min)

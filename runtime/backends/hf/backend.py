@@ -27,6 +27,7 @@ from runtime.backends.hf.cache import JointCache, SlotLayer, Tensors, TorchPack,
 from runtime.backends.hf.codec import codec_of
 from runtime.backends.hf.lens import LayerReader
 from runtime.backends.hf.loading import LoadedModel, load_model, random_copy
+from runtime.backends.hf.logits import TorchLogits, to_device
 from runtime.backends.hf.offload import Offload
 from runtime.backends.hf.payload import TorchPayload
 from runtime.backends.hf.threads import CHOICE, one_thread
@@ -100,6 +101,7 @@ class HfBackend(PackedBackend[TorchPack]):
         self.tree = not self.recurrent and "position_ids" in self._takes
         self.shares = self.recurrent and attention_of(self._model) == OWN
         self.together = self.tree and attention_of(self._model) == OWN
+        self.on_device = self.together and self._device.type == "cuda"
         self.info = self._describe(options, warnings=())
 
     def check(self, options: LoadOptions) -> None:
@@ -173,7 +175,7 @@ class HfBackend(PackedBackend[TorchPack]):
                 pack.put_states([step.state])
             self.count(len(step.tokens))
             if step.layers:
-                with self._layers.reading(torch.from_numpy(step.want).to(self._device)):
+                with self._layers.reading(to_device(step.want, self._device)):
                     logits = self._model(**self._arguments.of(pack, step)).logits  # gpt2 cuts them into rows
                 logits = logits.reshape(len(step.want), -1)
             elif step.hidden:
@@ -181,7 +183,7 @@ class HfBackend(PackedBackend[TorchPack]):
             else:
                 logits = self._model(**self._arguments.of(pack, step)).logits[0]  # (rows, vocab)
             if not step.layers and (step.hidden or "logits_to_keep" not in self._takes):
-                logits = logits[torch.from_numpy(step.want).to(self._device)]
+                logits = logits[to_device(step.want, self._device)]
             if self.shapes == ():
                 self.learn_sizes(pack.shapes, self._dtype.itemsize)
             state: Tensors | None = None
@@ -191,15 +193,26 @@ class HfBackend(PackedBackend[TorchPack]):
             return logits.float().cpu().numpy(), state
 
     def launch_together(self, packs: Sequence[TorchPack], steps: Sequence[Step]) -> Callable[[], Float32]:
+        got = self._joint(packs, steps)
+
+        def wait() -> Float32:
+            with _computing():
+                logits: Float32 = got.float().cpu().numpy()
+                return logits
+
+        return wait
+
+    def launch_on_device(self, packs: Sequence[TorchPack], steps: Sequence[Step]) -> TorchLogits:
+        return TorchLogits(self._joint(packs, steps), _computing)
+
+    def _joint(self, packs: Sequence[TorchPack], steps: Sequence[Step]) -> torch.Tensor:
+        """One forward over several packs: the wanted raw logits ``(rows, vocab)`` on the device."""
         want = joint_want(steps)
         with _computing(), self._adapters.under(joint_stacks(steps), want):
             joint = JointCache(packs, steps, self._device)
             self.count(sum(len(step.tokens) for step in steps))
-            logits = self._model(**self._arguments.of_joint(joint, steps, want)).logits[0]  # (rows, vocab)
-            if "logits_to_keep" not in self._takes:
-                logits = logits[torch.from_numpy(want).to(self._device)]
-            got: Float32 = logits.float().cpu().numpy()
-        return lambda: got
+            logits: torch.Tensor = self._model(**self._arguments.of_joint(joint, steps, want)).logits[0]
+            return logits if "logits_to_keep" in self._takes else logits[to_device(want, self._device)]
 
     def push_rows(self, pack: TorchPack, bucket: Bucket) -> tuple[Float32, Sequence[State | None]]:
         rows, width = bucket.tokens.shape
@@ -213,7 +226,7 @@ class HfBackend(PackedBackend[TorchPack]):
             wanted = bucket.wanted(chosen=logits.shape[1] < width)
             logits = logits.flatten(0, 1)
             if wanted is not None:
-                logits = logits[torch.from_numpy(wanted).to(self._device)]
+                logits = logits[to_device(wanted, self._device)]
             if self.recurrent:
                 states = pack.get_states(rows)
                 pack.clear_state()
@@ -267,7 +280,7 @@ class HfBackend(PackedBackend[TorchPack]):
 
     def gather(self, pack: TorchPack, slots: Int64, start: int) -> None:
         with _computing():
-            pack.gather(torch.from_numpy(slots).to(self._device), start)
+            pack.gather(to_device(slots, self._device), start)
 
     def close(self, pack: TorchPack) -> None:
         pack.cache.layers.clear()
@@ -284,13 +297,13 @@ class HfBackend(PackedBackend[TorchPack]):
 
     def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:
         with _computing(), self._adapters.under(stacks, np.array([len(ids) - 1])):
-            tokens = torch.from_numpy(as_ids(ids)).to(self._device)[None]
+            tokens = to_device(as_ids(ids), self._device)[None]
             logits: Float32 = self._model(input_ids=tokens, use_cache=False).logits[0, -1].float().cpu().numpy()
             return logits
 
     def hidden_states(self, tokens: Int64, stacks: TokenStacks | None = None) -> Float32:
         with _computing(), self._adapters.under(stacks, np.arange(tokens.size)):
-            ids = torch.from_numpy(np.asarray(tokens, np.int64)).to(self._device)
+            ids = to_device(np.asarray(tokens, np.int64), self._device)
             self.count(tokens.size)
             hidden = self._model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # (rows, length, hidden)
             got: Float32 = hidden.float().cpu().numpy()

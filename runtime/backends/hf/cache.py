@@ -22,6 +22,7 @@ from transformers.cache_utils import (
 )
 
 from runtime.backends.buckets import Bucket
+from runtime.backends.hf.logits import to_device
 from runtime.backends.packed import Step, WorkingPack
 from runtime.backends.sized import MOVED_SLOTS, UNBOUNDED
 from runtime.backends.stored import Shape
@@ -229,8 +230,8 @@ class TorchPack(WorkingPack):
         """Prepares every layer for one forward."""
         path = slots = None
         if step.path is not None:
-            path = torch.from_numpy(step.path).to(device)
-            slots = torch.from_numpy(step.slots).to(device)
+            path = to_device(step.path, device)
+            slots = to_device(step.slots, device)
         for layer in self.attention:
             layer.begin(step, path, slots)
 
@@ -238,7 +239,7 @@ class TorchPack(WorkingPack):
         """Prepares every layer for one forward of chains side by side."""
         if self.attention:
             slots, shared = to_index(bucket.slots.ravel(), device), bucket.shared
-            seen = torch.from_numpy(bucket.seen).to(device) if shared is None else None
+            seen = to_device(bucket.seen, device) if shared is None else None
             blank = None if shared is None else to_index(shared.blank, device)
             for layer in self.attention:
                 layer.begin_rows(bucket, seen, slots, blank)
@@ -348,7 +349,7 @@ class JointCache:
             mask = step.mask
             if window is not None:
                 mask = pack.tree.within(mask, mask.shape[1] - n, window)
-            return torch.from_numpy(mask).to(self._device)[None, None]
+            return to_device(mask, self._device)[None, None]
         seen, _ = layer.get_mask_sizes(n)
         if n == 1 or (seen == n and (window is None or n <= window)):
             return None
@@ -434,4 +435,4 @@ def to_index(slots: Int64, device: torch.device) -> slice | torch.Tensor:
         return slice(0, 0)
     if int(slots[-1]) - int(slots[0]) == len(slots) - 1 and (np.diff(slots) == 1).all():
         return slice(int(slots[0]), int(slots[-1]) + 1)
-    return torch.from_numpy(slots).to(device)
+    return to_device(slots, device)

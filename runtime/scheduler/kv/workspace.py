@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.adapters.stacks import Tags, TokenStacks
-from runtime.backends.base import ROOT, Backend, Part, Payload
+from runtime.backends.base import ROOT, Backend, DeviceLogits, Part, Payload
 from runtime.backends.tree import count_chains
 from runtime.errors import MemoryBudgetError
 from runtime.records import Int32
@@ -511,6 +511,15 @@ def forward(parts: Sequence[PartialForward]) -> npt.NDArray[np.float32]:
     Raises:
         MemoryBudgetError: No room for them in the budget, or on the device even after others gave way.
     """
+    return _filled(parts, _now)
+
+
+def forward_on_device(parts: Sequence[PartialForward]) -> DeviceLogits:
+    """The same, of a backend that says `on_device`: the logits stay there."""
+    return _filled(parts, lambda backend, arrays: backend.forward_on_device(arrays))
+
+
+def _filled(parts: Sequence[PartialForward], act: Callable[[Backend, Sequence[Part]], T]) -> T:
     first = parts[0].workspace
     states = 0
     for part in parts:
@@ -523,9 +532,7 @@ def forward(parts: Sequence[PartialForward]) -> npt.NDArray[np.float32]:
     if len(parts) == 1:
         first.borrow(arrays[0].parents, states)
         held, arrays = [first.held], [first.as_part(parts[0])]  # making room may have moved its slots
-        logits = first.twice(lambda: _alone(first.backend, arrays[0]))
-    else:
-        logits = first.twice(lambda: first.backend.begin_together(arrays)())
+    logits = first.twice(lambda: act(first.backend, arrays))
     for part, before in zip(parts, held, strict=True):
         part.workspace.filled(before, len(part.tokens))
     return logits
@@ -595,7 +602,10 @@ def _check_room(parts: Sequence[PartialForward]) -> None:
         raise NoRoomError("the budget has no room for these requests at once")
 
 
-def _alone(backend: Backend, one: Part) -> npt.NDArray[np.float32]:
+def _now(backend: Backend, arrays: Sequence[Part]) -> npt.NDArray[np.float32]:
+    if len(arrays) > 1:
+        return backend.begin_together(arrays)()
+    (one,) = arrays
     return backend.forward(one.pack, one.tokens, one.parents, one.want, *_adapted(one))[1]
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from runtime.backends.base import DeviceLogits
 from runtime.errors import NonFiniteLogitsError
 from runtime.numerics.ranking import Ranked, ranked_rows
-from runtime.numerics.scoring import asked_temperatures, empty_peaks, heated_masses, normalised, normalisers
-from runtime.records import Float32
+from runtime.numerics.scoring import asked_temperatures, empty_peaks, heated_masses, normalised, normalisers, score_logits
+from runtime.records import Float32, Int32, Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +95,11 @@ class ChunkLogits:
     """The raw logits of one forward; the rows at which paths end are normalised together, when the first is asked for.
 
     Args:
-        raw: ``(n, vocab)``, read-only from here on.
+        raw: ``(n, vocab)``, read-only from here on; or where they were computed.
         ends: Rows after which a path is complete, or this forward's part of it.
     """
 
-    raw: Float32
+    raw: Float32 | DeviceLogits
     ends: Sequence[int]
     _after: dict[int, Distribution | None] | None = None  # None: no numbers
 
@@ -134,8 +135,16 @@ class ChunkLogits:
             )
         }
 
+    def score(self, chosen: Sequence[int], targets: Int32, k: int) -> tuple[Scores, npt.NDArray[np.bool_]]:
+        """What some rows, ascending, say of the tokens that followed: see `score_logits`."""
+        if isinstance(self.raw, np.ndarray):
+            return score_logits(self.rows(chosen), targets, k)
+        return self.raw.score(np.array(chosen, np.int64), targets, k)
+
     def rows(self, chosen: Sequence[int]) -> Float32:
-        """Some rows, ascending; no copy where they lie side by side."""
+        """Some rows, ascending; no copy where they lie side by side on the host."""
+        if not isinstance(self.raw, np.ndarray):
+            return self.raw.rows(np.array(chosen, np.int64))
         start, stop = chosen[0], chosen[-1] + 1
         rows: Float32 = self.raw[start:stop] if stop - start == len(chosen) else self.raw[np.array(chosen)]
         return rows

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.info import PromptProgress
-from runtime.scheduler.jobs import Job, nothing
+from runtime.scheduler.jobs import Job, ScoreJob, nothing
 from runtime.scheduler.kv.slot_paths import NOTHING
-from runtime.scheduler.kv.workspace import PartialForward, Workspace, forward
+from runtime.scheduler.kv.workspace import PartialForward, Workspace, forward, forward_on_device
 from runtime.scheduler.prefill.distributions import ChunkLogits, non_finite
 from runtime.trie import Lease
 
@@ -122,6 +122,7 @@ class Batch:
     def __init__(self) -> None:
         self.portions: dict[Workspace, Portion] = {}
         self.size = 0  # tokens
+        self._scored = False  # whether more rows are wanted for their scores than for what follows them
 
     def advance(self, prefill: Prefill, quota: int, stop: int) -> None:
         """Adds up to `quota` of the job's next tokens before `stop`, sharing rows with jobs that are in the batch already."""
@@ -149,6 +150,7 @@ class Batch:
             if wanted:
                 portion.wanted.setdefault(prefill.slot - portion.base, []).append((prefill, prefill.at))
             prefill.at += 1
+        self._scored |= isinstance(prefill.job, ScoreJob)
         if prefill.slot >= portion.base:
             portion.last[prefill.slot - portion.base] = prefill.at - 1
         self.size += added
@@ -169,7 +171,8 @@ class Batch:
             return
         wants = [portion.want for portion in portions]
         parts = zip(portions, wants, strict=True)
-        logits = forward([PartialForward(p.workspace, p.tokens, p.parents, want) for p, want in parts])
+        calls = [PartialForward(p.workspace, p.tokens, p.parents, want) for p, want in parts]
+        logits = (forward_on_device if self._scored and portions[0].workspace.backend.on_device else forward)(calls)
         rows = [(portion, row) for portion, want in zip(portions, wants, strict=True) for row in want]
         chunk = ChunkLogits(logits, [i for i, (portion, row) in enumerate(rows) if row in portion.last])
         for i in chunk.bad_ends():

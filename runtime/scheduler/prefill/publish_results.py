@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from runtime.info import PromptProgress
-from runtime.numerics.scoring import empty_scores, score_logits, summarise
+from runtime.numerics.scoring import empty_scores, summarise
 from runtime.records import Int32, Scores
 from runtime.scheduler.decode.rows import Row
 from runtime.scheduler.jobs import FanJob, Job, QueryJob, ScoreJob, settle
@@ -98,7 +98,7 @@ class ResultPublisher:
         inner = [row for row in rows if row[0] + 1 < len(job.ids)]
         if inner:
             first, n = inner[0][0], len(inner)
-            fresh, finite = score_logits(chunk.rows([row for _, row in inner]), job.ids[first + 1 : first + 1 + n], job.k)
+            fresh, finite = chunk.score([row for _, row in inner], job.ids[first + 1 : first + 1 + n], job.k)
             if not finite.all():
                 raise non_finite(first + int((~finite).argmax()))
             fill_gaps(known, fresh, first + 1)

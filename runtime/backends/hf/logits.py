@@ -1,0 +1,107 @@
+"""Logits that stay on the device: of a scored token a few numbers cross to the host, not a row of the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from runtime.numerics.ranking import likeliest
+from runtime.numerics.scoring import empty_scores
+from runtime.records import Float32, Int32, Scores
+
+BLOCK_ENTRIES = 1 << 24  # 64 MiB of float32: what is worked on at once takes four times that
+SPARE = 6  # entries that are fetched beyond the k asked for, so that equals at the border are seen
+
+Bool = npt.NDArray[np.bool_]
+
+
+def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """A copy on the device, which nobody waits for; on the CPU the array itself.
+
+    From pinned memory the copy is one more piece of work in the device's queue; from other memory the host waits until
+    everything before it is done (CUDA C++ Programming Guide, "Implicit Synchronization").
+    """
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+class TorchLogits:
+    """Raw logits of a forward on its device; see `runtime.backends.base.DeviceLogits`.
+
+    Args:
+        logits: ``(n, vocab)``, in the dtype of the model.
+        computing: The context in which torch is called: no autograd, out of memory as our error.
+    """
+
+    def __init__(self, logits: torch.Tensor, computing: Callable[[], AbstractContextManager[None]]) -> None:
+        self._logits, self._computing = logits, computing
+
+    def __len__(self) -> int:
+        return len(self._logits)
+
+    def rows(self, chosen: npt.NDArray[np.int64]) -> Float32:
+        """``(len(chosen), vocab)``."""
+        with self._computing():
+            found: Float32 = self._logits[to_device(chosen, self._logits.device)].float().cpu().numpy()
+            return found
+
+    def score(self, chosen: npt.NDArray[np.int64], targets: Int32, k: int) -> tuple[Scores, Bool]:
+        """As `runtime.numerics.scoring.score_logits` of some rows."""
+        n, vocab = len(chosen), self._logits.shape[1]
+        scores, finite = empty_scores(n, k), np.empty(n, np.bool_)
+        at_once = max(BLOCK_ENTRIES // vocab, 1)
+        with self._computing():
+            device = self._logits.device
+            places, own_ids = to_device(chosen, device), to_device(targets.astype(np.int64), device)
+            parts = [
+                _numbers(self._logits[places[at : at + at_once]].float(), own_ids[at : at + at_once], min(k + SPARE, vocab))
+                for at in range(0, n, at_once)
+            ]
+            crossed = torch.cat(parts).cpu().numpy()  # the one time that the host waits
+        logprob, entropy, rank, values, ids = np.split(crossed, [1, 2, 3, 3 + min(k + SPARE, vocab)], axis=1)
+        scores.logprob[:], scores.entropy[:] = logprob[:, 0], entropy[:, 0]
+        scores.rank[:] = rank[:, 0].view(np.int32)
+        np.isfinite(scores.entropy, out=finite)
+        self._keep_top(scores, values, ids.view(np.int32), chosen, min(k, vocab))
+        covered = np.exp(scores.top_logprobs).sum(axis=-1, dtype=np.float64)
+        scores.covered_mass[:] = np.minimum(covered, 1.0)
+        return scores, finite
+
+    def _keep_top(self, scores: Scores, values: Float32, ids: Int32, chosen: npt.NDArray[np.int64], k: int) -> None:
+        """The `k` likeliest of each row, ties by id; where more are equal than were fetched, the row itself is asked for."""
+        if not k:
+            return
+        order = np.lexsort((ids, -values), axis=-1)[:, :k]
+        scores.top_ids[:, :k] = np.take_along_axis(ids, order, axis=1)
+        scores.top_logprobs[:, :k] = np.take_along_axis(values, order, axis=1)
+        if values.shape[1] == self._logits.shape[1]:
+            return
+        for i in np.flatnonzero(values[:, k - 1] == values[:, -1]):
+            row = self.rows(chosen[i : i + 1])[0]
+            scores.top_ids[i, :k] = likeliest(row, k)
+
+
+def _numbers(raw: torch.Tensor, own_ids: torch.Tensor, width: int) -> torch.Tensor:
+    """``(n, 3 + 2 * width)`` of raw logits ``(n, vocab)``: log-probability, entropy, rank, the likeliest and their ids.
+
+    Ranks and ids are whole numbers in the bits of float32, so that all of it crosses at once.
+    """
+    top = raw.amax(-1, keepdim=True)
+    shifted = raw - top
+    weights = shifted.exp()
+    total = weights.sum(-1, keepdim=True)
+    log_total = total.log()
+    entropy = log_total - (weights * shifted).sum(-1, keepdim=True) / total
+    logprobs = shifted.sub_(log_total)
+    own = logprobs.gather(1, own_ids[:, None])
+    rank = 1 + (logprobs > own).sum(-1, keepdim=True)
+    values, ids = logprobs.topk(width)
+    return torch.cat([own, entropy, _bits(rank), values, _bits(ids)], 1)
+
+
+def _bits(whole: torch.Tensor) -> torch.Tensor:
+    return whole.to(torch.int32).view(torch.float32)

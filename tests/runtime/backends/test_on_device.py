@@ -1,0 +1,104 @@
+"""Logits that stay where they are computed: the scores are those of the host, equals by id, and a few numbers cross."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from runtime import LanguageModel, load
+from runtime.backends.base import ROOT, Part
+from runtime.backends.hf.backend import HfBackend
+from runtime.backends.hf.backend import load as load_hf
+from runtime.backends.hf.logits import TorchLogits
+from runtime.backends.registry import register_backend, unregister_backend
+from runtime.loading.model_folder import ModelFolder
+from runtime.numerics.scoring import score_logits
+from runtime.options.load import LoadOptions
+from tests.runtime.backends.reference import Loaded, chain, log_softmax, random_ids
+from tests.tiny_models import tiny_folder
+
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")]),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("k", [0, 1, 10, 60])
+@pytest.mark.parametrize("vocab", [50, 4000])
+def test_scores_are_those_of_the_host(vocab: int, k: int, device: str) -> None:
+    # given rows with many equals, as 16 bits make them, one that is flat and two that are no numbers
+    rng = np.random.default_rng(vocab + k)
+    raw = np.round(rng.normal(0, 4, (40, vocab)) * 4).astype(np.float32) / 4
+    raw[3], raw[5, 7], raw[6, 2] = 1.5, np.nan, np.inf
+    targets = rng.integers(0, vocab, 40).astype(np.int32)
+    chosen = np.array([0, 1, 3, 5, 6, 20, 39])
+    # when some of them are scored where they stand
+    scores, finite = TorchLogits(torch.from_numpy(raw).to(device), nullcontext).score(chosen, targets[chosen], k)
+    # then they are as on the host
+    expected, numbers = score_logits(raw[chosen], targets[chosen], k)
+    assert finite.tolist() == numbers.tolist() == [True, True, True, False, False, True, True]
+    np.testing.assert_array_equal(scores.top_ids[finite], expected.top_ids[finite])
+    np.testing.assert_array_equal(scores.rank[finite], expected.rank[finite])
+    for name in ("logprob", "entropy", "top_logprobs", "covered_mass"):
+        np.testing.assert_allclose(getattr(scores, name)[finite], getattr(expected, name)[finite], atol=3e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mistral"])
+def test_a_forward_whose_logits_stay_is_the_plain_one(name: str) -> None:
+    # given a pack with a text and one with branches, whose logits stay
+    one = Loaded("hf", name)
+    backend, texts = one.backend, [one.ids(1, 40), one.ids(2, 23)]
+    packs = [backend.open_pack() for _ in texts]
+    parts = [Part(p, t, chain(0, len(t), ROOT), np.arange(len(t))) for p, t in zip(packs, texts, strict=True)]
+    logits = backend.forward_on_device(parts)
+    # then rows and scores are those of transformers' forward
+    assert len(logits) == 63
+    one.check(log_softmax(logits.rows(np.arange(40))), texts[0])
+    scores, finite = logits.score(np.arange(40, 62), texts[1][1:].astype(np.int32), 5)
+    assert finite.all()
+    expected = one.expected(texts[1].tolist())
+    np.testing.assert_allclose(scores.logprob, expected[np.arange(22), texts[1][1:]], atol=one.tolerance, rtol=0)
+    np.testing.assert_allclose(scores.top_logprobs, -np.sort(-expected[:22])[:, :5], atol=one.tolerance, rtol=0)
+    # and the packs go on from there
+    _, more = backend.forward(packs[0], one.ids(3, 2), chain(40, 2, 39), np.arange(2))
+    one.check(log_softmax(more), [*texts[0], *one.ids(3, 2)], [-2, -1])
+    backend.unload()
+
+
+def staying(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> HfBackend:
+    """The hf backend, as it is on a GPU."""
+    backend = load_hf(source, options)
+    backend.on_device = True
+    return backend
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[LanguageModel, LanguageModel]]:
+    register_backend("staying", staying)
+    with load(tiny_folder("llama").path, "hf") as plain, load(tiny_folder("llama").path, "staying") as model:
+        yield plain, model
+    unregister_backend("staying")
+
+
+def test_a_model_scores_alike(pair: tuple[LanguageModel, LanguageModel]) -> None:
+    plain, model = pair
+    texts = [random_ids(seed, n, 1000).tolist() for seed, n in ((1, 700), (2, 30), (3, 2))]
+    texts.append([*texts[0][:650], *random_ids(4, 20, 1000).tolist()])  # a branch: its stem is there
+    for text in texts:
+        one, other = plain.score_sync(text, top_k=4), model.score_sync(text, top_k=4)
+        assert [record.rank for record in one] == [record.rank for record in other]
+        assert [record.top_ids for record in one] == [record.top_ids for record in other]
+        known = [(a.logprob, b.logprob) for a, b in zip(one, other, strict=True) if a.logprob is not None]
+        assert len(known) == len(text) - 1
+        assert np.abs(np.diff(np.array(known, np.float64))).max() <= 1e-5
+    assert model.metrics().tokens_computed == plain.metrics().tokens_computed
+    # and what follows a scored text, whose row did cross, is the same
+    np.testing.assert_allclose(
+        model.next_token_logprobs_sync(texts[0]), plain.next_token_logprobs_sync(texts[0]), atol=1e-5, rtol=0
+    )
