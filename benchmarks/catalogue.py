@@ -11,6 +11,7 @@ from benchmarks.findings import Case, Findings
 from benchmarks.parts.bulk import bulk
 from benchmarks.parts.decode import decode, embedded_model, many, overhead, rows, score
 from benchmarks.parts.files import files
+from benchmarks.parts.gpu import gpu
 from benchmarks.parts.grammar import grammar
 from benchmarks.parts.kv_store import store
 from benchmarks.parts.latency import latency
@@ -88,6 +89,7 @@ PARTS = (
     Part("grammar", "answers under a grammar", On.BACKENDS, grammar),
     Part("speculative", "prompt lookup against plain decoding, SmolLM2", On.BACKENDS, speculative),
     Part("serve", "streams over HTTP, clients that go away", On.BACKENDS, serve),
+    Part("gpu", "a CUDA device: waits, what crosses, speed", On.ONCE, gpu),
     Part("trie", "the token trie alone", On.ONCE, trie),
     Part("shelf", "saved sessions: open, list, search; KV blocks", On.ONCE, shelf),
     Part("files", "files of models: a header of 10 GB, verifying", On.ONCE, files),

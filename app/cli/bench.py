@@ -10,7 +10,7 @@ import click
 # As benchmarks.catalogue has them, without its imports.
 PARTS = (
     *("W1", "W2", "W3", "W4", "W5", "cpu", "rows", "overhead", "W6", "bulk", "W7", "kv", "many", "W8"),
-    *("swap", "sampler", "grammar", "speculative", "serve", "trie", "shelf", "files", "view", "window", "start"),
+    *("swap", "sampler", "grammar", "speculative", "serve", "gpu", "trie", "shelf", "files", "view", "window", "start"),
 )
 INTERRUPTED = 130  # as shells say it of ctrl-C
 MODELS = ("tiny", "llama", "qwen3", "smollm2")
@@ -22,8 +22,8 @@ Parts:
   W5 decode, cpu (SmolLM2, weights in fewer bits), rows (recurrent models),
   overhead (per token), W6 score, bulk (many texts), W7 byte budget, kv (bytes held, little
   memory), many (branches of one prompt, beams), W8 event-loop latency, swap
-  (of adapters), sampler, grammar, speculative (decoding), serve (over HTTP), trie, shelf (saved sessions, KV
-  blocks), files (of models), view (the window's text and list), window (the
+  (of adapters), sampler, grammar, speculative (decoding), serve (over HTTP), gpu (CUDA), trie, shelf (saved sessions,
+  KV blocks), files (of models), view (the window's text and list), window (the
   whole one), start (to it)
 """
 

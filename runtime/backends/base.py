@@ -72,12 +72,14 @@ class Backend(Protocol):
     slot_bytes: int  # of a pack's buffers, per slot
     state_bytes: int  # of one recurrent state; 0 where there is none
     forwards: int  # calls of the model since load, failed ones too
+    chunk_tokens: int  # of a prompt that go into one forward, at most, where no option says so
     speed: float  # tokens per second to begin with, from the forward at load
     layer_calls: int  # of its layers, where the library says; read by any thread
     pushed: int  # tokens that it was called with, padding included
     lent: int  # bytes that copies may take in the middle of a `forward`; fewer than `copy_cost`: in more calls of the model
     together: bool  # whether one forward may run over several packs (`begin_together`)
     overlaps: bool  # whether a forward that was begun computes while the caller does something else
+    apart: bool  # whether many small attentions cost less than one with a mask: else unrelated short texts share a pack
     on_device: bool  # whether logits can stay where they are computed (`forward_on_device`); needs `together`
 
     def open_pack(self) -> Pack:

@@ -28,6 +28,7 @@ from runtime.backends.sized import FirstForward, P, State, WorkingPack
 from runtime.backends.step import Float32, Step, joined, steps_of
 from runtime.backends.tree import ROOT, Bool, Int64, Undo
 from runtime.errors import ContextOverflowError, InvalidRequestError, UnsupportedFeatureError
+from runtime.options.load import CHUNK_TOKENS
 
 __all__ = ["Float32", "PackedBackend", "State", "Step", "WorkingPack", "as_ids", "chain_parents", "joined", "steps_of"]
 
@@ -39,10 +40,14 @@ class PackedBackend(ChainedBackend[P]):
 
     Attributes:
         overlaps: Whether a forward that was begun computes while the caller does something else.
+        chunk_tokens: Of a prompt that go into one forward, at most, where no option says so.
+        apart: Whether many small attentions cost less than one with a mask.
         on_device: Whether logits can stay where they are computed.
     """
 
     overlaps: bool = False
+    chunk_tokens: int = CHUNK_TOKENS
+    apart: bool = True
     on_device: bool = False
 
     @abstractmethod

@@ -21,7 +21,7 @@ from runtime.backends.facts import group_width
 from runtime.loading.config import context_of, quantised_with
 from runtime.loading.measurements import MOST_TOKENS, PLAIN
 from runtime.loading.rope import text_config
-from runtime.options.load import LoadOptions
+from runtime.options.load import CHUNK_TOKENS, CUDA_CHUNK_TOKENS, LoadOptions
 
 CONTEXT = 8192  # tokens, by default
 # Bytes of torch and transformers, or mlx and mlx-lm, with a tokenizer: median of the measurements, which differ by some 30 MB
@@ -117,7 +117,9 @@ def estimate_fit(
     tokens = context or wanted or min(most or CONTEXT, CONTEXT)
 
     resting = kv_row_bytes(config, backend, given.kv_dtype, width)
-    chunk = given.prefill_chunk_tokens
+    chunk = given.prefill_chunk_tokens or (
+        CUDA_CHUNK_TOKENS if backend == "hf" and gpu and not is_apple_silicon() else CHUNK_TOKENS
+    )
     state = state_numbers(config) * width
     row = kv_row_bytes(config, backend, "auto", width)
     once = row == resting and not state  # the cache refers to what decode rows stand in; else it holds copies

@@ -33,6 +33,9 @@ MOST_THREADS: Final = 1024
 WISHES: Final = ("weights", "context_length", "offload")  # what can be set for every model, whatever each of them is
 
 
+CHUNK_TOKENS, CUDA_CHUNK_TOKENS = 512, 2048  # of a prompt that go into one forward, at most, where no option says so
+
+
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     """How a model is loaded. `None` and "auto" leave the choice to the backend; `ModelInfo.options` says what was chosen.
@@ -76,7 +79,8 @@ class LoadOptions:
     kv_dtype: KvDtype = option("auto", one_of(*get_args(KvDtype)))
     max_batch_rows: int = option(64, whole(1))
     max_batch_tokens: int = option(2048, whole(1))
-    prefill_chunk_tokens: int = option(512, whole(1))  # a cap; chunks are sized by time
+    # a cap, chunks are sized by time; None: `CHUNK_TOKENS`, on CUDA `CUDA_CHUNK_TOKENS`
+    prefill_chunk_tokens: int | None = option(None, whole(1))
     add_bos: Literal["model", "yes", "no"] = option("model", one_of("model", "yes", "no"))
     chat_format: ChatFormat = option("auto", one_of(*get_args(ChatFormat)))
     chat_template: str | None = option(None, text("a template's text"))  # the user's own, as jinja2 text

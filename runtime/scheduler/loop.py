@@ -101,6 +101,7 @@ class Scheduler:
         )
         self._starting = DecodeStarter(self.cache, self._ledger, self._decoding, self._beams, self._drafter, vocabulary)
         self.steps = 0
+        self.counters.publish(self.cache)
 
     @property
     def busy(self) -> bool:

@@ -42,7 +42,7 @@ from runtime.backends.tree import Bool, Int64
 from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import ModelInfo
 from runtime.loading.model_folder import ModelFolder
-from runtime.options.load import LoadOptions
+from runtime.options.load import CUDA_CHUNK_TOKENS, LoadOptions
 
 LIBRARIES = ("torch", "transformers")
 
@@ -102,6 +102,8 @@ class HfBackend(PackedBackend[TorchPack]):
         self.shares = self.recurrent and attention_of(self._model) == OWN
         self.together = self.tree and attention_of(self._model) == OWN
         self.on_device = self.together and self._device.type == "cuda"
+        if self._device.type == "cuda":  # where a layer's calls cost more than what a mask hides, or a larger chunk
+            self.apart, self.chunk_tokens = False, CUDA_CHUNK_TOKENS
         self.info = self._describe(options, warnings=())
 
     def check(self, options: LoadOptions) -> None:

@@ -13,7 +13,7 @@ from runtime.scheduler.kv.workspace import Memory, Workspace
 from runtime.trie.node import Node, common_prefix
 
 LEAST_CROWD = 1024  # slots
-KIN_TOKENS = 4  # a common beginning of fewer tokens is computed twice: attention over two families costs more
+KIN_TOKENS = 4  # a common beginning of fewer tokens is computed twice where families attend apart
 
 
 def crowd_of(info: ModelInfo) -> int:
@@ -43,7 +43,7 @@ class Workspaces:
         self._backend = backend
         self._memory = memory
         self._limit = limit or (128 if backend.together else 8)
-        self._kin = KIN_TOKENS if backend.together else 0
+        self._kin = KIN_TOKENS if backend.together and backend.apart else 0
         self.crowd = crowd_of(backend.info) if crowd is None else crowd
         self.tags = Tags(backend.info.kv_fingerprint)  # one pack may hold tokens under different adapters
         self._clock = 0

@@ -96,7 +96,7 @@ class Prompts:
         self._park = park
         self._others_give_way = others_give_way
         self._round = 0
-        self.pace = Pace(cache.backend.speed, options.prefill_chunk_tokens)
+        self.pace = Pace(cache.backend.speed, options.prefill_chunk_tokens or cache.backend.chunk_tokens)
         self.running: list[Prefill] = []
 
     def step(self, *, decoding: bool) -> None:

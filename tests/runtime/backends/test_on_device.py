@@ -20,7 +20,7 @@ from runtime.loading.model_folder import ModelFolder
 from runtime.numerics.scoring import score_logits
 from runtime.options.load import LoadOptions
 from tests.runtime.backends.reference import Loaded, chain, log_softmax, random_ids
-from tests.tiny_models import tiny_folder
+from tests.tiny_models import tiny_path
 
 DEVICES = [
     "cpu",
@@ -81,7 +81,8 @@ def staying(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> HfBa
 @pytest.fixture
 def pair() -> Iterator[tuple[LanguageModel, LanguageModel]]:
     register_backend("staying", staying)
-    with load(tiny_folder("llama").path, "hf") as plain, load(tiny_folder("llama").path, "staying") as model:
+    path = tiny_path("llama")
+    with load(path, "hf", device="cpu") as plain, load(path, "staying", device="cpu") as model:
         yield plain, model
     unregister_backend("staying")
 
