@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QObject, QPoint, QRect, QRectF, QSize, Qt
-from PySide6.QtGui import QColor, QFontMetrics, QKeyEvent, QPainter, QPen
+from PySide6.QtCore import QEvent, QObject, QPoint, QRect, QRectF, QSize, Qt
+from PySide6.QtGui import QColor, QContextMenuEvent, QFontMetrics, QKeyEvent, QPainter, QPen
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QFrame,
@@ -43,11 +43,22 @@ class SessionsView(QListView):
         self.setDropIndicatorShown(True)
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Maximum)
         self._rows = rows
+        self.by_key = False  # a menu was last asked for with the keyboard
         current_theme().scaled.connect(self._resize)
 
     def _resize(self) -> None:
         self.doItemsLayout()
         self.updateGeometry()
+
+    def viewportEvent(self, event: QEvent) -> bool:
+        if isinstance(event, QContextMenuEvent):
+            self.by_key = event.reason() is event.Reason.Keyboard
+        return super().viewportEvent(event)
+
+    def event(self, event: QEvent) -> bool:
+        if isinstance(event, QContextMenuEvent):
+            self.by_key = event.reason() is event.Reason.Keyboard
+        return super().event(event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         """Alt with an arrow moves a session within its group, as dragging does."""

@@ -195,6 +195,9 @@ class SessionPanel(QWidget):
     # ---- menus --------------------------------------------------------------------------------------------------------
 
     def _menu(self, at: QPoint) -> None:
+        current = self.view.currentIndex()
+        if self.view.by_key and current.isValid():  # Qt names the middle of the list
+            at = self.view.visualRect(current).center()
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         row = self.view.indexAt(at).data(SUMMARY)

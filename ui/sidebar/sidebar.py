@@ -8,7 +8,9 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 from ui.port import SessionView
 from ui.sidebar.branch_tree import BranchTree
 from ui.sidebar.sessions import SessionPanel
+from ui.theme.fonts import interface_font
 from ui.theme.text_size import fix_width
+from ui.widgets.controls import button, row
 from ui.widgets.labels import Caption, Hairline
 
 WIDTH = 248
@@ -39,6 +41,17 @@ class Sidebar(QWidget):
         column.addWidget(self.sessions)
         column.addWidget(self._branches, 1)
         column.addStretch(0)
+        self.trash_shown = False  # in the place of the sessions
+        self.trash = button(self.tr("Trash"), "plain")
+        self.trash.setFont(interface_font(12.5))
+        place = row(self.trash, 1)
+        place.setContentsMargins(8, 6, 0, 0)
+        column.addLayout(place)
+
+    def show_place(self, *, trash: bool) -> None:
+        """What the list shows: the trash, or the sessions. The button leads to the other one."""
+        self.trash_shown = trash
+        self.trash.setText(self.tr("‹ All sessions") if trash else self.tr("Trash"))
 
     def show_session(self, view: SessionView) -> None:
         self.sessions.show_open(view.session_id)

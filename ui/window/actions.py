@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QObject
+from PySide6.QtCore import QObject, Qt
 from PySide6.QtGui import QAction, QActionGroup, QKeySequence
 from PySide6.QtWidgets import QMenu
 
@@ -19,7 +19,7 @@ from ui.port import QT_TRANSLATE_NOOP, SessionSummary, TurnStatus, TurnView, tra
 from ui.transcript import Measure, Mode
 from ui.transcript.path import has_own_words
 from ui.window.legend import name_of
-from ui.window.menu import all_to_front, copy_focused, list_recent, list_windows, zoom
+from ui.window.menu import all_to_front, list_recent, list_windows, press, zoom
 
 if TYPE_CHECKING:
     from ui.window.window import MainWindow
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Role = QAction.MenuRole
 _MAC = sys.platform == "darwin"
 STOP_KEYS = "Ctrl+."
+TEXT_STEP = 10  # per cent
 BEAMS = 4  # by the menu; the inspector has more
 FILE, EDIT, VIEW, SESSION, WINDOW, HELP = (
     QT_TRANSLATE_NOOP("Actions", "File"),
@@ -126,7 +127,10 @@ class Actions(QObject):
             can=lambda now: bool(now.undo))
         self.redo = command(EDIT, self.tr("Redo"), lambda: w.controller.undo_stack.redo(), "Ctrl+Shift+Z",
             can=lambda now: bool(now.redo))
-        self.copy = command(EDIT, self.tr("Copy"), copy_focused, "Ctrl+C")
+        self.cut = command(EDIT, self.tr("Cut"), lambda: press(Qt.Key.Key_X), "Ctrl+X", separated=True)
+        self.copy = command(EDIT, self.tr("Copy"), lambda: press(Qt.Key.Key_C), "Ctrl+C")
+        self.paste = command(EDIT, self.tr("Paste"), lambda: w.intents.paste(), "Ctrl+V")
+        self.select_all = command(EDIT, self.tr("Select All"), lambda: press(Qt.Key.Key_A), "Ctrl+A")
         self.find = command(EDIT, self.tr("Find in Session…"), lambda: w.parts.finder.open(), "Ctrl+F", separated=True)
         self.find_next = command(EDIT, self.tr("Find Next"), lambda: w.parts.finder.step(+1), "Ctrl+G")
         self.find_previous = command(EDIT, self.tr("Find Previous"), lambda: w.parts.finder.step(-1), "Ctrl+Shift+G")
@@ -147,6 +151,11 @@ class Actions(QObject):
             "Ctrl+Alt+S", separated=True, checkable=True)
         self.inspector = command(VIEW, self.tr("Inspector"), lambda: w.parts.show_inspector(w.acts.inspector.isChecked()),
             "Ctrl+Alt+I", checkable=True)
+        self.full_screen = command(VIEW, self.tr("Full Screen"), lambda: w.set_full_screen(w.acts.full_screen.isChecked()),
+            "Ctrl+Meta+F" if _MAC else "F11", checkable=True)
+        self.larger = command(VIEW, self.tr("Larger Text"), lambda: w.zoom_text(+TEXT_STEP), "Ctrl++", separated=True)
+        self.smaller = command(VIEW, self.tr("Smaller Text"), lambda: w.zoom_text(-TEXT_STEP), "Ctrl+-")
+        self.usual = command(VIEW, self.tr("Usual Text Size"), lambda: w.zoom_text(0), "Ctrl+0")
         self.uncertain = command(VIEW, self.tr("Next Uncertain Token"), lambda: w.parts.transcript.next_uncertain(), "Ctrl+J",
             separated=True)
         self.disagreement = command(VIEW, self.tr("Next Disagreement"), lambda: w.presenter.second.next_disagreement(),
@@ -190,6 +199,7 @@ class Actions(QObject):
         self.zoom = command(WINDOW, self.tr("Zoom"), lambda: zoom(w))
         self.all_to_front = command(WINDOW, self.tr("Bring All to Front"), all_to_front, separated=True)
 
+        self.shortcuts = command(HELP, self.tr("Keyboard Shortcuts"), lambda: w.open_shortcuts(), "Ctrl+/")
         self.about = command(HELP, self.tr("About Elsewise"), lambda: w.open_about(), role=Role.AboutRole)
         # fmt: on
         self.recent.aboutToShow.connect(lambda: list_recent(self.recent, w.transfers))
@@ -208,6 +218,23 @@ class Actions(QObject):
     def menus(self) -> list[QMenu]:
         """The menus, in their order; the caller puts them into a menu bar or a popup."""
         return [self.windows if menu == WINDOW else self._menu(menu) for menu in MENUS]
+
+    def shortcuts_of(self) -> list[tuple[str, list[tuple[str, str]]]]:
+        """For each menu that has any, what can be done by a key, and the key as the system writes it."""
+        native = QKeySequence.SequenceFormat.NativeText
+        found = [
+            (
+                menu,
+                [
+                    (act.text(), act.shortcut().toString(native))
+                    for where, act in self._entries
+                    if act is not None and where == menu
+                ],
+            )
+            for menu in MENUS
+        ]
+        keyed = [(translate("Actions", menu), [row for row in rows if row[1]]) for menu, rows in found]
+        return [(menu, rows) for menu, rows in keyed if rows]
 
     def install(self, popup: QMenu) -> None:
         """Into the menu bar on macOS, into `popup` elsewhere; the shortcuts belong to the window either way."""

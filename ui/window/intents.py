@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from PySide6.QtCore import QObject, QUrl
+from PySide6.QtCore import QObject, Qt, QUrl
 from PySide6.QtGui import QDesktopServices, QKeySequence, QShortcut
-from PySide6.QtWidgets import QApplication, QWidget
+from PySide6.QtWidgets import QApplication, QLineEdit, QPlainTextEdit, QTextEdit, QWidget
 
 from ui.comparison.model_bar import open_menu
 from ui.comparison.presenters import SimilarPresenter
@@ -22,6 +22,7 @@ from ui.inspector.words import token as spoken_token
 from ui.port import SessionSetup, TextFile
 from ui.port.settings import SetupCommands
 from ui.window.frame import Frame
+from ui.window.menu import press
 from ui.window.presenter import Presenter
 
 
@@ -77,6 +78,12 @@ class Intents(QObject):
         """Words that were found in a turn, as if they had been looked for in the session."""
         self._parts.finder.show_words(words)
         self._parts.transcript.look_for(words, node_id)
+
+    def paste(self) -> None:
+        """Into what is being typed, or else into the message."""
+        if not isinstance(QApplication.focusWidget(), QLineEdit | QPlainTextEdit | QTextEdit):
+            self._parts.composer.setFocus()
+        press(Qt.Key.Key_V)
 
     def rename(self) -> None:
         """Edits the title of the session shown, in the list."""
@@ -247,6 +254,9 @@ class Intents(QObject):
         panel.folder_renamed.connect(controller.sessions.rename_folder)
         panel.folder_removed.connect(controller.sessions.remove_folder)
         panel.trash_wanted.connect(controller.sessions.show_trash)
+        parts.sidebar.trash.clicked.connect(
+            lambda _checked=False: controller.sessions.show_trash(not parts.sidebar.trash_shown)
+        )
         panel.emptied.connect(controller.sessions.empty)
 
     def _wire_tree(self) -> None:
@@ -288,6 +298,8 @@ class Intents(QObject):
         view.token_pinned.connect(presenter.take_pin)
         view.range_selected.connect(presenter.show_range)
         view.alternative_chosen.connect(self.branch)
+        view.why_wanted.connect(self.show_why)
+        view.columns_wanted.connect(self.find_columns_at)
         view.preview_wanted.connect(controller.draws.ask_preview)
         view.preview_left.connect(controller.draws.drop_preview)
         controller.draws.preview_found.connect(view.show_preview)

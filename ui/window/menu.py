@@ -83,12 +83,12 @@ def all_to_front() -> None:
         active.raise_()
 
 
-def copy_focused() -> None:
-    """Copies from the widget with the keyboard: the menu's Copy is the key that the widget would have got."""
+def press(key: Qt.Key) -> None:
+    """An entry such as Copy is the key with Ctrl that the widget with the keyboard would have got."""
     focused = QApplication.focusWidget()
     if focused is not None:
-        key = QKeyEvent(QEvent.Type.KeyPress, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
-        focused.keyPressEvent(key)  # sent as an event it would come back here as the shortcut
+        event = QKeyEvent(QEvent.Type.KeyPress, key, Qt.KeyboardModifier.ControlModifier)
+        focused.keyPressEvent(event)  # sent as an event it would come back here as the shortcut
 
 
 def _plain(title: str, most: int | None = TITLE_MOST) -> str:

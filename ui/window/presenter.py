@@ -59,6 +59,8 @@ class Presenter(QObject):
         controller.activity_changed.connect(self.refresh)
         controller.sessions.listed.connect(self._show_sessions)
         controller.sessions.trash_listed.connect(parts.sidebar.sessions.show_trash)
+        controller.sessions.trash_listed.connect(lambda _rows: parts.sidebar.show_place(trash=True))
+        controller.sessions.listed.connect(lambda _sessions, _folders: parts.sidebar.show_place(trash=False))
         controller.sessions.folder_made.connect(parts.sidebar.sessions.name_folder)
         controller.models.listed.connect(self._show_model)
         controller.models.menu_ready.connect(parts.top.model.open_menu)

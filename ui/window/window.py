@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QByteArray, QCoreApplication, Qt, Signal
-from PySide6.QtGui import QCloseEvent
+from PySide6.QtGui import QCloseEvent, QKeySequence
 from PySide6.QtWidgets import QApplication, QMainWindow, QMenu, QToolBar, QWidget
 
 from ui.comparison.presenters import SimilarPresenter
@@ -23,6 +23,7 @@ from ui.theme.scheme import Contrast, Motion, Scheme, apply_theme
 from ui.theme.text_size import resize_text
 from ui.transcript import Measure, Mode
 from ui.transcript.text.faces import reading_font
+from ui.widgets.labels import plain_tooltip
 from ui.window.actions import Actions
 from ui.window.escape import Closes, EscapeKey
 from ui.window.frame import Frame
@@ -55,6 +56,7 @@ def unify(window: QMainWindow, bar: QWidget) -> None:
     window.setUnifiedTitleAndToolBarOnMac(True)
 
 
+LEAST_TEXT, MOST_TEXT = 80, 200  # per cent
 logger = logging.getLogger(__name__)
 
 
@@ -226,6 +228,16 @@ class MainWindow(QMainWindow):
         top.menu_button.setVisible(not menu.isEmpty())
         top.sidebar_button.clicked.connect(self.acts.sidebar.trigger)
         top.inspector_button.clicked.connect(self.acts.inspector.trigger)
+        for part, act in (
+            (top.sidebar_button, self.acts.sidebar),
+            (top.inspector_button, self.acts.inspector),
+            (top.new_button, self.acts.new_session),
+            (top.modes.buttons[Mode.READ], self.acts.read),
+            (top.modes.buttons[Mode.TOKENS], self.acts.tokens),
+            (self.parts.composer.setup_button, self.acts.sampling),
+        ):
+            keys = act.shortcut().toString(QKeySequence.SequenceFormat.NativeText)
+            part.setToolTip(plain_tooltip(self.tr("{0} ({1})").format(part.accessibleName() or part.text(), keys)))
 
     def _refresh_setup(self) -> None:
         """Another session, path or model may have other settings; they are asked for only while the popover is in sight."""
@@ -260,6 +272,29 @@ class MainWindow(QMainWindow):
         """What loading a model takes, and the ways to load it."""
         self.settings.open_models()
         self.controller.shelf.plan_load(name)
+
+    def zoom_text(self, by: int) -> None:
+        """Larger or smaller text in all windows by so many per cent; 0: as large as at first."""
+        self.controller.tasks.run(self._zoom_text(by))
+
+    async def _zoom_text(self, by: int) -> None:
+        settings = self._workbench.settings
+        now = (await settings.view()).values.text_percent
+        wanted = min(max(now + by, LEAST_TEXT), MOST_TEXT) if by else AppSettings().text_percent
+        if wanted != now:
+            view = await settings.change("text_percent", wanted)
+            self.apply(view.values)
+            if "settings" in vars(self):
+                self.settings.show_settings(view)
+
+    def set_full_screen(self, full: bool) -> None:  # a state, not an option
+        self.showFullScreen() if full else self.showNormal()
+
+    def open_shortcuts(self) -> None:
+        """All shortcuts on one page."""
+        from ui.window.shortcuts import ShortcutsBox
+
+        ShortcutsBox(self.acts.shortcuts_of(), self).open()
 
     def open_about(self) -> None:
         from ui.window.about import AboutBox

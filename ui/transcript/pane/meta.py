@@ -218,7 +218,8 @@ def _ways_on(view: TurnView) -> list[tuple[str, Action]]:
     return [(translate("Transcript", "retry"), Action.REGENERATE)] if view.can_retry else []
 
 
-def _actions(view: TurnView) -> list[_Wanted]:
+def actions_of(view: TurnView) -> list[Action]:
+    """What can be done with a turn."""
     wanted: list[Action] = []
     if view.role == "user":
         wanted = [Action.EDIT, Action.COPY, Action.SIMILAR]
@@ -228,7 +229,11 @@ def _actions(view: TurnView) -> list[_Wanted]:
         wanted += [Action.REPEAT] if view.can_repeat else []
         wanted += [Action.CONTINUE] if view.status is TurnStatus.PARTIAL else []
         wanted += [Action.SIMILAR]
+    return wanted
+
+
+def _actions(view: TurnView) -> list[_Wanted]:
     return [
         _Wanted(translate("Transcript", action.value), Tone.SOFT, action, _ACTION_GAP_PX, gives_way=action is Action.SIMILAR)
-        for action in wanted
+        for action in actions_of(view)
     ]

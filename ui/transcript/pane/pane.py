@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QPointF, QRect, QRectF, Qt, Signal
-from PySide6.QtGui import QFontMetricsF, QMouseEvent, QPainter, QPaintEvent
-from PySide6.QtWidgets import QWidget
+from PySide6.QtGui import QContextMenuEvent, QFontMetricsF, QMouseEvent, QPainter, QPaintEvent
+from PySide6.QtWidgets import QMenu, QWidget
 
 from ui.port import QT_TRANSLATE_NOOP, Tier, translate
-from ui.transcript.pane.meta import Action
+from ui.transcript.pane.meta import Action, actions_of
 from ui.transcript.pane.page import BodyT, Box, TranscriptPage
 from ui.transcript.pane.scroller import Scroller
 from ui.transcript.path import Turn
@@ -189,6 +190,42 @@ class Pane(Scroller[BodyT]):
     def scrollContentsBy(self, dx: int, dy: int) -> None:
         if not self._restoring:  # else what is in sight stays where it is, or is painted anew
             self.viewport().scroll(dx, dy)  # the parts under turns move with it
+
+    # ---- the menu of a turn -----------------------------------------------------------------------------------------
+
+    def contextMenuEvent(self, event: QContextMenuEvent) -> None:
+        """By the mouse, or by its key where the keyboard is."""
+        by_mouse = event.reason() is event.Reason.Mouse
+        at = event.pos() if by_mouse else self._keyboard_at()
+        index = self._box_at(at)
+        menu = QMenu(self)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self._fill_menu(menu, index, at)
+        if index is not None:
+            box = self._page.boxes[index]
+            menu.addSeparator()
+            for action in actions_of(box.turn.view):
+                words = translate("Transcript", action.value)
+                words = translate("Transcript", "copy the turn") if action is Action.COPY else words
+                menu.addAction(words[:1].upper() + words[1:], partial(self._act, box, action))
+        if menu.isEmpty():
+            menu.deleteLater()
+        else:
+            menu.popup(event.globalPos() if by_mouse else self.viewport().mapToGlobal(at))
+
+    def _keyboard_at(self) -> QPoint:
+        """Where the keyboard is, in the viewport."""
+        return QPoint(self._left + 4, self.viewport().height() // 3)
+
+    def _fill_menu(self, menu: QMenu, index: int | None, at: QPoint) -> None:
+        """Adds what a subclass offers at a point of a box."""
+        del index, at
+        if self._marked_text():
+            menu.addAction(translate("Transcript", "Copy"), lambda: self.copy_requested.emit(self._marked_text()))
+
+    def _marked_text(self) -> str:
+        """What is selected."""
+        return ""
 
     def _box_at(self, point: QPoint) -> int | None:
         """The box whose text, meta line or rail is at a point of the viewport."""

@@ -165,6 +165,9 @@ class ReadPane(Pane[ReadBody]):
         else:
             super().keyPressEvent(event)
 
+    def _marked_text(self) -> str:
+        return self.selected_text
+
     def _link_at(self, point: QPoint) -> str:
         index = self._box_at(point)
         if index is None:

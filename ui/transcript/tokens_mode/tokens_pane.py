@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from PySide6.QtCore import QEvent, QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent
-from PySide6.QtWidgets import QApplication, QWidget
+from PySide6.QtWidgets import QApplication, QMenu, QWidget
 
 from ui.transcript.overlay.ghost import next_alternative
 from ui.transcript.pane.meta import Action
@@ -19,6 +20,7 @@ from ui.transcript.tokens_mode.marked_pane import MarkedPane
 from ui.transcript.tokens_mode.walk import TokenAt
 
 _HOVER_MS = 60
+COUNTS = (2, 4, 8)  # of continuations that the menu offers
 
 
 class TokensPane(MarkedPane):
@@ -26,6 +28,8 @@ class TokensPane(MarkedPane):
 
     token_clicked = Signal(int, int)
     card_wanted = Signal()  # of the pinned token
+    why_wanted = Signal()  # likewise
+    columns_wanted = Signal(int, int, int, bool)  # node_id, index, how many continuations, whether by a beam search
     alternative_chosen = Signal(int, int, int)
     token_hovered = Signal(object)  # (node_id, index) or None
     preview_wanted = Signal(int, int, int)  # node_id, index, token_id: what would follow that alternative?
@@ -150,6 +154,39 @@ class TokensPane(MarkedPane):
         if self._under is not None:
             self._under = None
             self.token_hovered.emit(None)
+
+    # ---- the menu of a token --------------------------------------------------------------------------------------
+
+    def _marked_text(self) -> str:
+        return self.selected_text
+
+    def _keyboard_at(self) -> QPoint:
+        box = None if self._pinned is None else self.token_box(*self._pinned)
+        return super()._keyboard_at() if box is None else box.center()
+
+    def _fill_menu(self, menu: QMenu, index: int | None, at: QPoint) -> None:
+        super()._fill_menu(menu, index, at)
+        token = self._token_in(index, at)
+        if token is None:
+            return
+        turn = self._page.boxes[token.turn].turn
+
+        def pinned(then: Callable[[], None]) -> Callable[[], None]:
+            def run() -> None:
+                self._pin_and_tell(token)
+                then()
+
+            return run
+
+        menu.addSeparator()
+        menu.addAction(self.tr("Alternatives…"), pinned(self.card_wanted.emit))
+        menu.addAction(self.tr("Why This One"), pinned(self.why_wanted.emit))
+        text = turn.tokens.texts[token.token]
+        menu.addAction(self.tr("Copy Token"), lambda: self.copy_requested.emit(text))
+        if turn.is_answer and not turn.is_open:
+            for count in COUNTS:
+                words = self.tr("{0} Continuations from Here").format(count)
+                menu.addAction(words, partial(self.columns_wanted.emit, turn.node_id, token.token, count, False))
 
     # ---- the keyboard ---------------------------------------------------------------------------------------------
 

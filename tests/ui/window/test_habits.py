@@ -1,0 +1,159 @@
+"""What people expect of an app on their desktop: menus for editing and viewing, menus of the right button, all shortcuts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtGui import QContextMenuEvent
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QDialog, QLabel, QMenu, QWidget
+
+from tests.ui.conftest import Scene, until
+from tests.ui.fakes import TRIP, FakeWorkbench
+from tests.ui.transcript.conftest import centre
+from tests.ui.window.test_conversation import finish
+from ui import MainWindow
+from ui.transcript import Mode
+
+Play = Callable[[Scene], None]
+Key = Qt.Key
+CONTROL = Qt.KeyboardModifier.ControlModifier
+BOAT, LISBON = 4, 3
+
+
+def entry(widget: QWidget, at: QPoint, words: str, reason: QContextMenuEvent.Reason = QContextMenuEvent.Reason.Mouse) -> None:
+    """Opens the menu at a point of a widget, and clicks an entry of it."""
+    QApplication.sendEvent(widget, QContextMenuEvent(reason, at, widget.mapToGlobal(at)))
+    menu = QApplication.activePopupWidget()
+    assert isinstance(menu, QMenu)
+    action = next(each for each in menu.actions() if each.text() == words)
+    QTest.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(action).center())
+
+
+async def laid_out(window: MainWindow) -> None:
+    window.activateWindow()
+    boxes = window.parts.transcript.tokens.page.boxes
+    await until(lambda: window.isActiveWindow() and bool(boxes) and all(box.body.done for box in boxes))
+
+
+def test_a_token_and_its_turn_have_a_menu(in_window: Play, bench: FakeWorkbench) -> None:
+    question, visit = (turn.node_id for turn in bench.views[TRIP].turns[:2])
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        await laid_out(window)
+        view, parts = window.parts.transcript, window.parts
+        port = view.tokens.viewport()
+        # by the right button, on a token that nothing was done with before
+        entry(port, centre(view, visit, LISBON), "Alternatives…")
+        assert view.pinned == (visit, LISBON)
+        assert parts.pinned.isVisible()
+        entry(port, centre(view, visit, LISBON), "Copy Token")
+        assert QApplication.clipboard().text() == " Lisbon"
+        entry(port, centre(view, visit, LISBON), "4 Continuations from Here")
+        await until(lambda: bench.asked("continue_many") == [(TRIP, visit, LISBON, 4)])
+        await until(lambda: len(parts.columns.cards) == 4 and not window.controller.running)
+        QTest.keyClick(parts.columns.cards[0].keep, Key.Key_Escape)
+        # by the Menu key, on the token that is pinned
+        window.presenter.pin(visit, LISBON)
+        await laid_out(window)
+        parts.show_inspector(False)
+        view.tokens.setFocus()
+        entry(view.tokens, QPoint(1, 1), "Why This One", QContextMenuEvent.Reason.Keyboard)
+        assert parts.inspector.why.isVisible()
+        # the turn's own entries, also beside its text, at the rail
+        box = view.tokens.page.boxes[0]
+        entry(port, QPoint(6, box.top - view.tokens.verticalScrollBar().value() + 8), "Edit")
+        assert parts.composer.replaces == question
+        # what is selected, in Read too
+        window.presenter.set_mode(Mode.READ)
+        await until(lambda: all(each.body.done for each in view.read.page.boxes))
+        view.read.setFocus()
+        QTest.keyClick(view.read, Key.Key_A, CONTROL)
+        entry(view.read, QPoint(1, 1), "Copy", QContextMenuEvent.Reason.Keyboard)
+        assert "Where should we go in April?" in QApplication.clipboard().text()
+
+    in_window(scene)
+
+
+def test_the_menu_key_in_the_list_is_for_the_session_that_has_the_keyboard(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.sidebar.sessions
+        await until(lambda: window.controller.sessions.rows)
+        panel.view.setFocus()
+        panel.view.setCurrentIndex(panel.rows.index_of(BOAT))
+        entry(panel.view, panel.view.rect().center(), "Move to Trash", QContextMenuEvent.Reason.Keyboard)
+        await until(lambda: BOAT in bench.trash)
+        # the trash is a place that can be seen
+        sidebar = window.parts.sidebar
+        await until(lambda: panel.undo_bar.isVisible())
+        assert sidebar.trash.isVisible()
+        QTest.mouseClick(sidebar.trash, Qt.MouseButton.LeftButton)
+        await until(lambda: "Names for a small boat" in [panel.rows.index(i).data() for i in range(panel.rows.rowCount())])
+        assert sidebar.trash.text() == "‹ All sessions"
+        QTest.mouseClick(sidebar.trash, Qt.MouseButton.LeftButton)
+        await until(lambda: sidebar.trash.text() == "Trash")
+
+    in_window(scene)
+
+
+def test_text_is_cut_and_pasted_by_the_menu_also_from_the_conversation(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        await laid_out(window)
+        field = window.parts.composer.field
+        field.setFocus()
+        QTest.keyClicks(field, "a word of mine")
+        window.acts.select_all.trigger()
+        window.acts.cut.trigger()
+        assert (field.toPlainText(), QApplication.clipboard().text()) == ("", "a word of mine")
+        # pasted while the conversation has the keyboard, it is the message
+        tokens = window.parts.transcript.tokens
+        tokens.setFocus()
+        QTest.keyClick(tokens, Key.Key_V, CONTROL)
+        assert field.toPlainText() == "a word of mine"
+        assert field.hasFocus()
+
+    in_window(scene)
+
+
+def test_larger_text_and_a_full_screen(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        await laid_out(window)
+        title = window.parts.top.title
+        before = title.font().pixelSize(), title.font().pointSizeF()
+        QTest.keyClick(window, Key.Key_Plus, CONTROL)
+        await until(lambda: bench.asked("change_setting") == [("text_percent", 110)])
+        await until(lambda: (title.font().pixelSize(), title.font().pointSizeF()) > before)
+        QTest.keyClick(window, Key.Key_Minus, CONTROL)
+        await until(lambda: bench.asked("change_setting")[-1] == ("text_percent", 100))
+        QTest.keyClick(window, Key.Key_Minus, CONTROL)
+        await until(lambda: bench.asked("change_setting")[-1] == ("text_percent", 90))
+        QTest.keyClick(window, Key.Key_0, CONTROL)
+        await until(lambda: bench.asked("change_setting")[-1] == ("text_percent", 100))
+        window.acts.full_screen.trigger()
+        assert window.isFullScreen()
+        window.acts.full_screen.trigger()
+        assert not window.isFullScreen()
+
+    in_window(scene)
+
+
+def test_all_shortcuts_on_one_page_and_in_tooltips(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        await laid_out(window)
+        QTest.keyClick(window, Key.Key_Slash, CONTROL)
+        box = next(each for each in window.findChildren(QDialog) if each.isVisible())
+        words = [label.text() for label in box.findChildren(QLabel)]
+        keyed = [act for menu in window.acts.menus() for act in menu.actions() if not act.shortcut().isEmpty()]
+        assert len(keyed) > 30
+        for act in keyed:
+            assert act.text().removesuffix("…") in words
+            assert act.shortcut().toString() in words
+        assert {"Preview an alternative", "1 – 9", "Esc"} <= set(words)
+        QTest.keyClick(box, Key.Key_Escape)
+        assert not box.isVisible()
+        assert "Ctrl+Alt+S" in window.parts.top.sidebar_button.toolTip()
+        assert "Ctrl+T" in window.parts.top.modes.buttons[Mode.TOKENS].toolTip()
+
+    in_window(scene)

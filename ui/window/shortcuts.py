@@ -1,0 +1,81 @@
+"""All shortcuts on one page: those of the menus, and the keys of the conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QFont
+from PySide6.QtWidgets import QDialog, QFrame, QGridLayout, QHBoxLayout, QScrollArea, QVBoxLayout, QWidget
+
+from ui.port import QT_TRANSLATE_NOOP, translate
+from ui.theme.fonts import interface_font
+from ui.widgets.controls import button, row
+from ui.widgets.labels import Caption, Label
+
+OF_TOKENS = (  # in Tokens mode, while the conversation or the card of a token has the keyboard
+    (QT_TRANSLATE_NOOP("ShortcutsBox", "Previous or next token"), "← →"),
+    (QT_TRANSLATE_NOOP("ShortcutsBox", "Next uncertain token"), "N"),
+    (QT_TRANSLATE_NOOP("ShortcutsBox", "Card of the pinned token"), "↵"),
+    (QT_TRANSLATE_NOOP("ShortcutsBox", "Branch to an alternative"), "1 – 9"),
+    (QT_TRANSLATE_NOOP("ShortcutsBox", "Preview an alternative"), "␣"),
+    (QT_TRANSLATE_NOOP("ShortcutsBox", "Write here instead (in the card)"), "Ctrl+↵"),
+    (QT_TRANSLATE_NOOP("ShortcutsBox", "Beginning of the session"), "Home"),
+    (QT_TRANSLATE_NOOP("ShortcutsBox", "End of the session"), "End"),
+    (QT_TRANSLATE_NOOP("ShortcutsBox", "Close what is open"), "Esc"),
+)
+
+
+class ShortcutsBox(QDialog):
+    """Open it with `open()`; it deletes itself.
+
+    Args:
+        menus: For each menu, what can be done by a key, and the key.
+        parent: The window that it stands over.
+    """
+
+    def __init__(self, menus: Sequence[tuple[str, Sequence[tuple[str, str]]]], parent: QWidget) -> None:
+        super().__init__(parent)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setWindowTitle(self.tr("Keyboard Shortcuts"))
+        tokens = [(translate("ShortcutsBox", words), keys) for words, keys in OF_TOKENS]
+        groups = [*menus, (self.tr("Conversation, as tokens"), tokens)]
+        half = sum(len(rows) for _title, rows in groups) / 2
+        sides, held = (self._column(), self._column()), 0
+        for title, rows in groups:
+            self._add(sides[held >= half], title, rows)
+            held += len(rows)
+        inside = QWidget()
+        inside.setObjectName("page")
+        both = QHBoxLayout(inside)
+        both.setSpacing(36)
+        for side in sides:
+            side.setRowStretch(side.rowCount(), 1)
+            both.addLayout(side)
+        area = QScrollArea()
+        area.setWidget(inside)
+        area.setWidgetResizable(True)
+        area.setFrameShape(QFrame.Shape.NoFrame)
+        area.setAccessibleName(self.windowTitle())
+        close = button(self.tr("Close"))
+        close.clicked.connect(self.close)
+        column = QVBoxLayout(self)
+        column.addWidget(area, 1)
+        column.addLayout(row(1, close))
+        wanted = inside.sizeHint().width() + 60, inside.sizeHint().height() + 90
+        self.resize(min(wanted[0], parent.width()), min(wanted[1], parent.height()))
+
+    def _column(self) -> QGridLayout:
+        grid = QGridLayout()
+        grid.setHorizontalSpacing(24)
+        grid.setVerticalSpacing(5)
+        return grid
+
+    def _add(self, grid: QGridLayout, title: str, rows: Sequence[tuple[str, str]]) -> None:
+        head = Caption(title)
+        head.setContentsMargins(0, 12, 0, 2)
+        grid.addWidget(head, grid.rowCount(), 0, 1, 2)
+        for words, keys in rows:
+            line = grid.rowCount()
+            grid.addWidget(Label(words.removesuffix("…").replace("&&", "&")), line, 0)
+            grid.addWidget(Label(keys, "soft", interface_font(12.5, QFont.Weight.Medium)), line, 1)
