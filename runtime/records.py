@@ -383,6 +383,11 @@ class Scores(Tabular):
         """Bytes held by the columns."""
         return sum(int(getattr(self, name).nbytes) for name in _SCORE_COLUMNS)
 
+    def write(self, places: npt.NDArray[Any], other: Scores, rows: npt.NDArray[Any]) -> None:
+        """Puts rows of another table, of the same k, into these places."""
+        for name in _SCORE_COLUMNS:
+            getattr(self, name)[places] = getattr(other, name)[rows]
+
     @classmethod
     def concat(cls, parts: Sequence[Scores]) -> Scores:
         """One after the other; all must have the same k."""

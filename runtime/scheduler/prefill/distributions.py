@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,15 @@ import numpy.typing as npt
 from runtime.backends.base import DeviceLogits
 from runtime.errors import NonFiniteLogitsError
 from runtime.numerics.ranking import Ranked, ranked_rows
-from runtime.numerics.scoring import asked_temperatures, empty_peaks, heated_masses, normalised, normalisers, score_logits
+from runtime.numerics.scoring import (
+    asked_temperatures,
+    empty_peaks,
+    empty_scores,
+    heated_masses,
+    normalised,
+    normalisers,
+    score_logits,
+)
 from runtime.records import Float32, Int32, Scores
 
 
@@ -102,6 +110,8 @@ class ChunkLogits:
     raw: Float32 | DeviceLogits
     ends: Sequence[int]
     _after: dict[int, Distribution | None] | None = None  # None: no numbers
+    _scored: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)  # row, target, k: part, place in it
+    _parts: list[tuple[Scores, npt.NDArray[np.bool_]]] = field(default_factory=list)
 
     def bad_ends(self) -> list[int]:
         """Those of `ends` whose logits are no numbers."""
@@ -136,7 +146,28 @@ class ChunkLogits:
         }
 
     def score(self, chosen: Sequence[int], targets: Int32, k: int) -> tuple[Scores, npt.NDArray[np.bool_]]:
-        """What some rows, ascending, say of the tokens that followed: see `score_logits`."""
+        """What some rows, ascending, say of the tokens that followed: see `score_logits`.
+
+        A row that paths share is worked out for the first of them alone.
+        """
+        keys = [(row, target, k) for row, target in zip(chosen, targets.tolist(), strict=True)]
+        new = [place for place, key in enumerate(keys) if key not in self._scored]
+        if new:
+            part = self._score([chosen[place] for place in new], targets[new], k)
+            self._scored.update((keys[place], (len(self._parts), at)) for at, place in enumerate(new))
+            self._parts.append(part)
+            if len(new) == len(chosen):
+                return part
+        scores, finite = empty_scores(len(chosen), k), np.empty(len(chosen), np.bool_)
+        found = np.array([self._scored[key] for key in keys])  # (n, 2)
+        for number in np.unique(found[:, 0]).tolist():
+            here = found[:, 0] == number
+            known, sound = self._parts[number]
+            scores.write(here, known, found[here, 1])
+            finite[here] = sound[found[here, 1]]
+        return scores, finite
+
+    def _score(self, chosen: Sequence[int], targets: Int32, k: int) -> tuple[Scores, npt.NDArray[np.bool_]]:
         if isinstance(self.raw, np.ndarray):
             return score_logits(self.rows(chosen), targets, k)
         return self.raw.score(np.array(chosen, np.int64), targets, k)

@@ -1,0 +1,52 @@
+"""Texts with a common beginning: what the model thought of its tokens is worked out once, and is of each what it is alone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime import LanguageModel, NonFiniteLogitsError, TokenRun
+from runtime.backends.fake import Behaviour
+from runtime.numerics.scoring import score_logits
+from tests.fakes import fake_model, some_ids
+
+PREFIX = some_ids(1, 100)
+TEXTS = [[*PREFIX, *some_ids(seed, 5)] for seed in range(2, 12)]
+
+
+async def together(model: LanguageModel, top_ks: list[int]) -> list[Any]:
+    calls = (model.score_run(ids, k) for ids, k in zip(TEXTS, top_ks, strict=True))
+    return await asyncio.gather(*calls, return_exceptions=True)
+
+
+@pytest.mark.parametrize("top_ks", [[7] * 10, [7, 3] * 5], ids=["alike", "two kinds"])
+@pytest.mark.parametrize("chunk", [512, 32])
+def test_a_row_that_texts_share_is_scored_once(top_ks: list[int], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+
+    def counted(logits: Any, targets: Any, k: int) -> Any:
+        rows.append(len(logits))
+        return score_logits(logits, targets, k)
+
+    monkeypatch.setattr("runtime.scheduler.prefill.distributions.score_logits", counted)
+    with fake_model(prefill_chunk_tokens=chunk) as model:
+        runs: list[TokenRun] = asyncio.run(together(model, top_ks))
+    kinds = len(set(top_ks))
+    # each text's own rows but the last, whose successor is none of its tokens; of the row where they part every successor
+    assert sum(rows) == kinds * 99 + 10 * (1 + 4)
+    for ids, k, run in zip(TEXTS, top_ks, runs, strict=True):
+        with fake_model(prefill_chunk_tokens=chunk) as alone:
+            expected = asyncio.run(alone.score_run(ids, k))
+        for column in ("logprob", "rank", "entropy", "top_ids", "top_logprobs", "covered_mass"):
+            np.testing.assert_array_equal(getattr(run, column), getattr(expected, column))
+
+
+def test_a_shared_row_without_numbers_fails_every_text_that_has_it() -> None:
+    with fake_model(Behaviour(nan_on=frozenset({PREFIX[40]}))) as model:
+        for found in asyncio.run(together(model, [7] * 10)):
+            assert isinstance(found, NonFiniteLogitsError)
+            assert "40" in str(found)
+        assert len(asyncio.run(model.score_run(some_ids(1, 30)))) == 30
