@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from PySide6.QtCore import QEvent, QMimeData, QSize, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QPlainTextEdit, QSizePolicy, QWidget
@@ -9,6 +11,11 @@ from PySide6.QtWidgets import QFrame, QPlainTextEdit, QSizePolicy, QWidget
 from ui.theme.fonts import interface_font
 
 MOST_LINES = 10
+
+
+def files_of(data: QMimeData) -> list[Path]:
+    """The files and folders that are carried; none where it is text or an address on the web."""
+    return [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()] if data.hasUrls() else []
 
 
 class DraftField(QPlainTextEdit):
@@ -20,6 +27,8 @@ class DraftField(QPlainTextEdit):
     """
 
     submitted = Signal()
+    files_pasted = Signal(object)  # list[Path]
+    picture_pasted = Signal()
 
     def __init__(self, parent: QWidget | None = None, around: int = 4) -> None:
         self._around = around
@@ -54,10 +63,17 @@ class DraftField(QPlainTextEdit):
             super().keyPressEvent(event)
 
     def canInsertFromMimeData(self, source: QMimeData) -> bool:
-        return source.hasText()
+        """Text is inserted; dropped files are the window's, never their addresses as text."""
+        return source.hasText() and not files_of(source)
 
     def insertFromMimeData(self, source: QMimeData) -> None:
-        self.insertPlainText(source.text())
+        files = files_of(source)
+        if files:
+            self.files_pasted.emit(files)
+        elif source.hasText():
+            self.insertPlainText(source.text())
+        elif source.hasImage():
+            self.picture_pasted.emit()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

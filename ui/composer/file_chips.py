@@ -10,9 +10,11 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
 from ui.port import TextFile
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import button
-from ui.widgets.labels import ElidedLabel, IconButton
+from ui.widgets.labels import ElidedLabel, IconButton, plain_tooltip
 from ui.widgets.numbers import count
 from ui.widgets.visible import one_line
+
+PREVIEW = 500  # characters of a file that its tooltip shows
 
 
 class FileChips(QWidget):
@@ -63,6 +65,7 @@ class FileChip(QFrame):
         self.setProperty("kind", "card")
         self.setMinimumHeight(30)
         name = one_line(file.name)
+        self.setToolTip(plain_tooltip(file.text[:PREVIEW]))
         line = QHBoxLayout(self)
         line.setContentsMargins(10, 3, 4, 3)
         line.setSpacing(10)

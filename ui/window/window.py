@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QByteArray, QCoreApplication, Qt, Signal
-from PySide6.QtGui import QCloseEvent, QKeySequence
+from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent, QKeySequence
 from PySide6.QtWidgets import QApplication, QMainWindow, QMenu, QToolBar, QWidget
 
 from ui.comparison.presenters import SimilarPresenter
+from ui.composer.draft_field import files_of
 from ui.controller import Controller
 from ui.controller.setup import SAMPLING, SetupController
 from ui.port import AppSettings, Workbench, translate_with
@@ -25,6 +26,7 @@ from ui.transcript import Measure, Mode
 from ui.transcript.text.faces import reading_font
 from ui.widgets.labels import plain_tooltip
 from ui.window.actions import Actions
+from ui.window.dropped import DroppedFiles
 from ui.window.escape import Closes, EscapeKey
 from ui.window.frame import Frame
 from ui.window.intents import Intents
@@ -104,6 +106,7 @@ class MainWindow(QMainWindow):
         self._ended = False
         self.setWindowTitle("Elsewise")
         self.setMinimumSize(560, 420)
+        self.setAcceptDrops(True)
         self.controller = Controller(workbench, self)
         self.parts = Frame(sidebar=state.sidebar, inspector=state.inspector)
         if beside is None:
@@ -134,6 +137,7 @@ class MainWindow(QMainWindow):
         self.controller.front_wanted.connect(self.come_forward)
         self.controller.left.connect(self.hide)
         self._wire_setup()
+        self._wire_files()
         self._install_menu()
         self.resize(1360, 860)
         if state.geometry:
@@ -212,6 +216,24 @@ class MainWindow(QMainWindow):
         ):
             news.connect(self._refresh_setup)
 
+    def _wire_files(self) -> None:
+        composer, self.dropped = self.parts.composer, DroppedFiles(self)
+        composer.field.files_pasted.connect(self.dropped.take)
+        composer.field.picture_pasted.connect(lambda: self.dropped.refuse_pictures(""))
+        self.dropped.text_wanted.connect(composer.attach_wanted)
+        self.dropped.session_wanted.connect(self.transfers.take)
+        self.dropped.model_wanted.connect(self.open_file)
+        self.dropped.refused.connect(composer.notice.say)
+
+    def dragEnterEvent(self, event: QDragEnterEvent) -> None:
+        if files_of(event.mimeData()):
+            event.acceptProposedAction()
+
+    def dropEvent(self, event: QDropEvent) -> None:
+        event.acceptProposedAction()
+        self.parts.composer.notice.clear()
+        self.dropped.take(files_of(event.mimeData()))
+
     def _wire_models(self) -> None:
         for wanted in (self.controller.models.none_here, self.parts.top.model.more_wanted, self.parts.first.more_wanted):
             wanted.connect(self._open_models)
@@ -261,8 +283,11 @@ class MainWindow(QMainWindow):
         self.settings.open_models(get=True)
 
     def open_file(self, path: Path) -> None:
-        """Imports a file of sessions, or a GGUF model, whose form is asked where there is a choice."""
-        if path.suffix.lower() == ".gguf":
+        """Imports a file of sessions, or a GGUF model, whose form may be asked; shelves a model's folder."""
+        if path.is_dir():
+            self.settings.open_models(get=True)
+            self.controller.shelf.add_folder(path)
+        elif path.suffix.lower() == ".gguf":
             self.settings.open_models(get=True)
             self.controller.shelf.plan_import(path)
         else:

@@ -1,0 +1,95 @@
+"""Files that are dropped anywhere on the window, or pasted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from PySide6.QtCore import QMimeData, QPointF, Qt, QUrl
+from PySide6.QtGui import QDragEnterEvent, QDropEvent, QImage
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QWidget
+
+from tests.ui.conftest import Scene, until
+from tests.ui.fakes import FakeWorkbench
+from ui import MainWindow
+
+Play = Callable[[Scene], None]
+COPY, LEFT, PLAIN = Qt.DropAction.CopyAction, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
+
+
+def carried(*paths: Path) -> QMimeData:
+    data = QMimeData()
+    data.setUrls([QUrl.fromLocalFile(str(path)) for path in paths])
+    return data
+
+
+def drop(widget: QWidget, paths: Sequence[Path]) -> bool:
+    """Files are dragged onto a widget and let go; whether it, or what it stands in, took them."""
+    data, at = carried(*paths), QPointF(widget.rect().center())
+    entered = QDragEnterEvent(at.toPoint(), COPY, data, LEFT, PLAIN)
+    QApplication.sendEvent(widget, entered)
+    if entered.isAccepted():
+        QApplication.sendEvent(widget, QDropEvent(at, COPY, data, LEFT, PLAIN))
+    return entered.isAccepted()
+
+
+def test_each_kind_of_file_goes_where_it_belongs(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
+    notes, session, exported = tmp_path / "notes.md", tmp_path / "trip.elsewise", tmp_path / "trip.json"
+    plain, picture, model, folder = (tmp_path / name for name in ("data.json", "cat.png", "tiny.gguf", "tiny"))
+    notes.write_text("a note")
+    exported.write_text('{"format": "elsewise.session", "version": 1}')
+    plain.write_text('{"a": 1}')
+    folder.mkdir()
+
+    async def scene(window: MainWindow) -> None:
+        parts = window.parts
+        # on the message itself, and on any other part
+        assert drop(parts.composer.field.viewport(), [notes])
+        assert drop(parts.transcript.tokens.viewport(), [plain])
+        await until(lambda: bench.asked("read_file") == [(str(notes),), (str(plain),)])
+        assert parts.composer.draft == ""  # no address becomes text
+        for path in (session, exported):
+            assert drop(parts.sidebar.sessions.view.viewport(), [path])
+            await until(lambda: not parts.status.transfer.isVisible())
+        assert [call[0] for call in bench.asked("import_file")] == [session, exported]
+        assert drop(parts.inspector, [picture])
+        assert parts.composer.notice.words == "cat.png: the models here read text and no pictures"
+        assert drop(parts.transcript.tokens.viewport(), [model])
+        await until(lambda: window.settings.isVisible() and bool(bench.asked("plan_gguf")))
+        window.settings.close()
+        assert drop(parts.transcript.tokens.viewport(), [folder])
+        await until(lambda: window.settings.isVisible() and bench.asked("add_model_folder") == [(folder,)])
+        window.settings.close()
+
+    in_window(scene)
+
+
+def test_pasted_files_are_files_and_pasted_pictures_are_declined(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.md"
+    notes.write_text("a note")
+
+    async def scene(window: MainWindow) -> None:
+        field, clipboard = window.parts.composer.field, QApplication.clipboard()
+        window.activateWindow()
+        await until(window.isActiveWindow)
+        field.setFocus()
+        clipboard.setMimeData(carried(notes))
+        QTest.keyClick(field, Qt.Key.Key_V, Qt.KeyboardModifier.ControlModifier)
+        await until(lambda: bench.asked("read_file") == [(str(notes),)])
+        assert field.toPlainText() == ""
+        picture = QMimeData()
+        picture.setImageData(QImage(4, 4, QImage.Format.Format_RGB32))
+        clipboard.setMimeData(picture)
+        QTest.keyClick(field, Qt.Key.Key_V, Qt.KeyboardModifier.ControlModifier)
+        assert window.parts.composer.notice.words == "a picture: the models here read text and no pictures"
+        # the address of a page is text
+        page = QMimeData()
+        page.setUrls([QUrl("https://example.org/page")])
+        page.setText("https://example.org/page")
+        clipboard.setMimeData(page)
+        QTest.keyClick(field, Qt.Key.Key_V, Qt.KeyboardModifier.ControlModifier)
+        assert field.toPlainText() == "https://example.org/page"
+        clipboard.clear()
+
+    in_window(scene)
