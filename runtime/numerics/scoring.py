@@ -192,35 +192,45 @@ def score_logits(logits: Float32, targets: Int32, k: int) -> tuple[Scores, npt.N
     width = min(k, vocab)
     for block in _blocks(n, vocab):
         raw = logits[block]
-        top = raw.max(axis=-1, keepdims=True)
+        peaks: Float32 = np.empty((len(raw), vocab // STRIPES), np.float32)
+        top = (_tops(raw, peaks) if peaks.size else raw.max(axis=-1))[:, None]
         with np.errstate(invalid="ignore"):  # infinities show as NaN in the entropy
             shifted = raw - top
-            weights = np.exp(shifted)
+            peaks -= top
+            weights = np.exp(shifted, out=scratch("weights", shifted.size).reshape(shifted.shape))
             total = row_sums(weights)[:, None]
             log_total = np.log(total)
             scores.entropy[block] = log_total[:, 0] - row_dots(weights, shifted) / total[:, 0]
         finite[block] = np.isfinite(scores.entropy[block])
         if not finite[block].all():
             sound = finite[block, None]
-            shifted, log_total = np.where(sound, shifted, np.float32(0)), np.where(sound, log_total, np.float32(0))
+            shifted, peaks, log_total = (np.where(sound, each, np.float32(0)) for each in (shifted, peaks, log_total))
         logprobs = np.subtract(shifted, log_total, out=shifted)  # ranks and ties are those of the answer, to the bit
         own = np.take_along_axis(logprobs, targets[block, None], axis=-1)
         scores.rank[block] = ranks_of(logprobs, own[:, 0])
         scores.logprob[block] = own[:, 0]
-        scores.top_ids[block, :width], scores.top_logprobs[block, :width] = top_k(logprobs, width)
+        peaks -= log_total  # rounding keeps the order: the largest of what lies below is that of log-probabilities
+        found = top_k(logprobs, width, peaks if peaks.size else None)
+        scores.top_ids[block, :width], scores.top_logprobs[block, :width] = found
     covered = np.exp(scores.top_logprobs).sum(axis=-1, dtype=np.float64)
     scores.covered_mass[:] = np.minimum(covered, 1.0)
     return scores, finite
 
 
-def top_k(logprobs: Float32, k: int) -> tuple[Int32, Float32]:
-    """The `k` likeliest ids of each row and their values, falling, ties by id: ``(n, k)`` each."""
+def top_k(logprobs: Float32, k: int, peaks: Float32 | None = None) -> tuple[Int32, Float32]:
+    """The `k` likeliest ids of each row and their values, falling, ties by id: ``(n, k)`` each.
+
+    Args:
+        logprobs: ``(n, vocab)``.
+        k: How many.
+        peaks: ``(n, vocab // STRIPES)``, the rows' `Ranked.peaks`, where they are known.
+    """
     if k == 0:
         n = len(logprobs)
         return np.empty((n, 0), np.int32), np.empty((n, 0), np.float32)
     ids, values = np.empty((len(logprobs), k), np.int32), np.empty((len(logprobs), k), np.float32)
     for i, row in enumerate(logprobs):
-        chosen = likeliest(row, k)
+        chosen = likeliest(row, k, None if peaks is None else peaks[i])
         ids[i], values[i] = chosen, row[chosen]
     return ids, values
 
