@@ -169,7 +169,7 @@ async def run_window(
     rows = [row for row in await store.sessions() if not row.is_sample and row.branches]
     known = [row.id for row in rows]
     latest = sample if demo or not rows else rows[0].id
-    window.start(windows.session(known) or latest)
+    window.start(latest if demo else windows.session(known) or latest)
     watcher = _watch_focus(data, windows, began)
     application = QApplication.instance()
     if isinstance(application, Application):

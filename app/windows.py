@@ -35,8 +35,8 @@ class AppWindows:
         return self._add(self._workbench, self.first, None)
 
     def session(self, known: Sequence[int]) -> int | None:
-        """What the first window is to show of the `known`: where others stood beside it, its session of last time."""
-        held = self.first.session if self.first is not None and self.others else None
+        """What the first window is to show of the `known`: its session of last time."""
+        held = self.first.session if self.first is not None else None
         return held if held in known else None
 
     def open_others(self, known: Sequence[int]) -> None:

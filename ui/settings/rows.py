@@ -119,7 +119,7 @@ SETTINGS = (
     Setting(ENGINE, "device", QT_TRANSLATE_NOOP("SettingsWindow", "Device")),
     Setting(ENGINE, "dtype", QT_TRANSLATE_NOOP("SettingsWindow", "Precision")),
     Setting(ENGINE, "weights", QT_TRANSLATE_NOOP("SettingsWindow", "Weights in"), hint=QT_TRANSLATE_NOOP("SettingsWindow",
-        "Fewer bits make a processor faster (hf) and the numbers others; what that costs is said beside the model.")),
+        "Lower precision is faster on the CPU (hf) and changes probabilities slightly; the change is shown beside the model.")),
     Setting(ENGINE, "chat_format", QT_TRANSLATE_NOOP("SettingsWindow", "Chat format"), hint=QT_TRANSLATE_NOOP("SettingsWindow",
         "For models that came without one, or in place of it. A template of your own runs in a sandbox, with limits."),
         offered=_formats, held=lambda values: values.chat_template_file or values.chat_format, title=_format_title),

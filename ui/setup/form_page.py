@@ -111,9 +111,9 @@ class FormPage(Page):
         ready = not free and not used and bool(written.source.strip()) and self._problem == ""
         self.use_button.setEnabled(ready)
         if free:
-            said = self.tr("anything the model says")
+            said = self.tr("free text: the model may write anything")
         elif used:
-            said = self.tr("every answer from the next one on has this form")
+            said = self.tr("every answer has this format from now on")
         elif not written.source.strip():
             said = self.tr("write it, or paste it; it is checked as you type")
         elif self._problem is None:

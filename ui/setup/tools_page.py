@@ -32,13 +32,13 @@ class ToolsPage(Page):
         self.column.addWidget(self.source)
         self.state = words()
         self.column.addWidget(self.state)
-        self.offer_button = button(self.tr("Begin with these"))
+        self.offer_button = button(self.tr("Start a branch with these tools"))
         self.offer_button.clicked.connect(lambda: self.tools_wanted.emit(self.source.toPlainText()))
         self.column.addLayout(row(self.offer_button, 1))
         self.column.addWidget(
             words(
                 self.tr(
-                    "They stand with the system prompt, so this is another beginning. A call is shown under its answer and "
+                    "They are part of the system prompt, so this starts another branch. A call is shown under its answer and "
                     "waits for the result that you type; nothing is executed."
                 ),
                 "faint",

@@ -152,7 +152,7 @@ def _guess(stored: object, notes: list[str]) -> Guess:
     try:
         return Guess(str(stored))
     except ValueError:
-        notes.append(translate("Workbench", "where its guesses come from cannot be read; nobody guesses"))
+        notes.append(translate("Workbench", "the kind of speculation cannot be read; speculation is off"))
         return Guess.OFF
 
 

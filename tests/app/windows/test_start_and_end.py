@@ -140,6 +140,22 @@ def test_windows_that_were_open_at_the_end_come_back_where_they_stood(play: Play
     play(third, play(again, play(first)))
 
 
+def test_the_session_that_was_shown_comes_back_before_a_pinned_one(play: Play) -> None:
+    sessions: list[int] = []
+
+    async def first(d: Desktop) -> None:
+        sessions.append(await answered(d.first, "one"))
+        d.first.controller.sessions.pin(sessions[0], True)
+        d.first.controller.new_session()
+        await until(lambda: session_of(d.first) != sessions[0])
+        sessions.append(await answered(d.first, "two"))
+
+    async def again(d: Desktop) -> None:
+        assert session_of(d.first) == sessions[1]
+
+    play(again, play(first))
+
+
 @pytest.mark.slow
 def test_settings_of_another_version_open_one_window(play: Play) -> None:
     async def scene(d: Desktop) -> None:
