@@ -213,6 +213,13 @@ class CoachMark(QFrame):
             self._place()
         return False
 
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """It takes Escape only while it has the keyboard: it is there unasked."""
+        if event.key() == Qt.Key.Key_Escape:
+            self.dismiss()
+        else:
+            super().keyPressEvent(event)
+
     def _place(self) -> None:
         room = self._parent.rect().adjusted(EDGE, 0, -EDGE, 0)
         corner = QPoint(self._anchor.width(), self._anchor.height() + GAP)

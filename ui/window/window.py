@@ -127,7 +127,6 @@ class MainWindow(QMainWindow):
         self.escape = EscapeKey(self)
         for rank, part, close in (
             (Closes.CARD, self.parts.pinned, self._close_card),
-            (Closes.POPOVER, self.parts.coach, self.parts.coach.dismiss),
             (Closes.POPOVER, self.parts.link, self.parts.link.dismiss),
             (Closes.EDIT, self.parts.composer.version, self.parts.composer.version.dismiss),
             (Closes.SEARCH, self.parts.finder, self.parts.finder.dismiss),

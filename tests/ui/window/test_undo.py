@@ -201,6 +201,7 @@ def test_escape_closes_card_popover_edit_and_search_in_this_order(in_window: Pla
         question, visit = (turn.node_id for turn in bench.views[TRIP].turns[:2])
         window.activateWindow()
         await until(lambda: window.isActiveWindow() and bool(parts.transcript.tokens.page.boxes))
+        parts.coach.open()  # it was not asked for, and takes no key from what was
         parts.finder.open()
         QTest.keyClicks(parts.finder.field, "we")
         window.intents.edit(question)
@@ -216,6 +217,10 @@ def test_escape_closes_card_popover_edit_and_search_in_this_order(in_window: Pla
             assert focused is not None
             QTest.keyClick(focused, Qt.Key.Key_Escape)
         assert not any(part.isVisible() for part in everything)
+        assert parts.coach.isVisible()
+        parts.coach.done_button.setFocus()
+        QTest.keyClick(parts.coach.done_button, Qt.Key.Key_Escape)
+        assert not parts.coach.isVisible()
         assert (parts.composer.draft, parts.composer.replaces) == (text, None)  # what was written stays
         # with nothing open the key is the text's own again
         parts.transcript.tokens.setFocus()
