@@ -148,6 +148,8 @@ async def _send(
         raise click.ClickException(str(refusal)) from refusal
     last = (await workbench.sessions.open(session_id)).turns[-1]
     if finish is Finish.NONE:
+        if last.needs_model:  # the note is the window's: the fault itself names the command that helps
+            await workbench.services.supervisor.model()
         raise click.ClickException(last.note or "the answer did not end")
     nodes = (await store.load_session(session_id)).nodes
     stats = next(node.stats for node in nodes if node.id == last.node_id)

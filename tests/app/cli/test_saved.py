@@ -150,6 +150,14 @@ def test_an_answer_that_fails_keeps_the_message_and_exits_1(elsewise: Elsewise, 
     assert len(elsewise("sessions", "list").out.splitlines()) == 2  # the same session
 
 
+def test_a_model_that_is_missing_is_told_with_the_command_that_fetches_it(elsewise: Elsewise) -> None:
+    plain = elsewise("ask", "hello", "--model", "nowhere")
+    saved = elsewise("ask", "hello", "--model", "nowhere", "--session", "A")
+    assert (saved.code, saved.out) == (plain.code, plain.out) == (1, "")
+    assert saved.err == plain.err
+    assert "elsewise models" in saved.err
+
+
 def test_a_prompt_longer_than_the_context_exits_1(elsewise: Elsewise) -> None:
     done = elsewise("ask", "x" * 40_000, "--session", "A", "--backend", "mock")
     assert (done.code, done.out) == (1, "")
