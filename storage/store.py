@@ -194,10 +194,13 @@ class SessionStore:
         return await self._database.write(lambda db: nodes.add(db, node, chunk, current=current))
 
     async def append_chunk(self, node_id: int, chunk: NewChunk) -> None:
-        """Saves the next tokens of an open run (or all tokens of a finished run that has none yet). Rewrites nothing.
+        """Saves the next tokens of an open run (or all tokens of a finished run that has none yet).
+
+        Rewrites nothing but the tokens that an open run was begun with, where the chunk has them too: their numbers, and the
+        model that these are of.
 
         Raises:
-            InvalidRowError: The chunk does not follow what is saved, or the run is finished.
+            InvalidRowError: The chunk does not follow what is saved, has other ids, or the run is finished.
         """
         await self._database.write(lambda db: token_chunks.append(db, nodes.require(db, node_id), chunk))
 

@@ -22,18 +22,25 @@ MAX_TOKENS: Final = 1 << 24  # in one run; a damaged or hostile number must not 
 
 
 def append(db: sqlite_utils.Database, node: dict[str, Any], chunk: NewChunk) -> None:
-    """Saves the next tokens of an open run, or all tokens of a run that has none yet."""
+    """Saves the next tokens of an open run, or all tokens of a run that has none yet.
+
+    From its first token on: what an open run was begun with is in the chunk too, under another model's numbers maybe.
+    """
     own = node["kv_fingerprint"]
     end = saved_end(db, node["id"], own)
     if node["status"] != "open" and end:
         raise InvalidRowError(f"node {node['id']} is {node['status']}: its {end} tokens do not change any more")
+    if end and chunk.first == 0 and chunk.count >= end:
+        _refuse_other_ids(db, node["id"], own, chunk)
+        db.table("token_chunks").delete_where("node_id = ?", [node["id"]])
+        own, end = None, 0
     if own is not None and chunk.kv_fingerprint != own:
         raise InvalidRowError(f"node {node['id']} has tokens of model {own}, not {chunk.kv_fingerprint}; use rescore")
     if chunk.first != end:
         raise InvalidRowError(f"node {node['id']} has {end} tokens saved, a chunk that starts at {chunk.first} does not follow")
     _insert(db, node["id"], chunk)
     changes: dict[str, Any] = {}
-    if own is None:
+    if chunk.kv_fingerprint != node["kv_fingerprint"]:
         changes["kv_fingerprint"] = chunk.kv_fingerprint
     if node["status"] != "open":
         changes["token_count"] = int(chunk.count)
@@ -51,7 +58,7 @@ def rescore(db: sqlite_utils.Database, node: dict[str, Any], chunk: NewChunk) ->
             f"node {node['id']} has {end} tokens under {fingerprint}; scores for {chunk.first} to {stop} do not fit onto them"
         )
     if own and "ids" in chunk.columns:
-        _refuse_other_ids(db, node["id"], chunk)
+        _refuse_other_ids(db, node["id"], fingerprint, chunk)
     _insert(db, node["id"], chunk)
 
 
@@ -163,10 +170,10 @@ def _insert(db: sqlite_utils.Database, node_id: int, chunk: NewChunk) -> None:
     checksums.insert(db, "token_chunks", values)
 
 
-def _refuse_other_ids(db: sqlite_utils.Database, node_id: int, chunk: NewChunk) -> None:
-    """A finished node's ids never change: new scores must be for the ids it has."""
+def _refuse_other_ids(db: sqlite_utils.Database, node_id: int, own: str, chunk: NewChunk) -> None:
+    """A node's ids never change: new scores must be for the ids it has under its own model."""
     sql = "SELECT * FROM token_chunks WHERE node_id = ? AND kv_fingerprint = ? ORDER BY id"
-    for tile in tiled(node_id, fetch(db, sql, [node_id, chunk.kv_fingerprint]), length=None):
+    for tile in tiled(node_id, fetch(db, sql, [node_id, own]), length=None):
         start, stop = max(tile.first, chunk.first), min(tile.first + tile.count, chunk.first + chunk.count)
         if start >= stop or "ids" not in tile.columns:
             continue

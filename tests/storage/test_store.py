@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from storage import InvalidRowError, NewNode, SessionStore, UnknownRowError
-from tests.storage.helpers import chat, chunk, ids, sql, with_store
+from tests.storage.helpers import MODEL, chat, chunk, ids, sql, with_store
 
 
 def test_a_chat_is_the_same_after_reopening(path: Path) -> None:
@@ -163,6 +163,31 @@ def test_what_cannot_be_saved_is_refused_and_changes_nothing(store: SessionStore
         stats = NewNode(session, user, "user", "x", stats={"loop": object()})
         await refused(store.add_node(stats), InvalidRowError, "cannot be saved as JSON")
         assert await store.load_session(session) == before
+        assert await store.verify() == []
+
+    asyncio.run(run())
+
+
+def test_what_an_open_run_was_begun_with_can_get_another_models_numbers(store: SessionStore) -> None:
+    async def run() -> None:
+        session = await store.create_session("a")
+        node = await store.add_node(NewNode(session, None, "assistant", status="open"), chunk(0, 2))
+        # when the chunk has fewer tokens than the run, or others, nothing changes
+        other = chunk(0, 3, model="another")
+        other.columns["ids"][1] += 1
+        for bad, words in ((chunk(0, 1, model="another"), "use rescore"), (other, "other token ids")):
+            with pytest.raises(InvalidRowError, match=words):
+                await store.append_chunk(node, bad)
+        [saved] = (await store.load_tokens([node]))[node]
+        assert (saved.kv_fingerprint, saved.count) == (MODEL, 2)
+        # when it has them all, it takes their place, and the run goes on from there
+        await store.append_chunk(node, chunk(0, 3, model="another"))
+        await store.append_chunk(node, chunk(3, 2, model="another"))
+        await store.finish_node(node, finish_reason="eos", stats={}, text="w0 w1 w2 w3 w4 ")
+        found = (await store.load_tokens([node]))[node]
+        assert [(tile.kv_fingerprint, tile.first, tile.count) for tile in found] == [("another", 0, 3), ("another", 3, 2)]
+        with pytest.raises(InvalidRowError, match="do not change any more"):
+            await store.append_chunk(node, chunk(0, 5, model="another"))
         assert await store.verify() == []
 
     asyncio.run(run())

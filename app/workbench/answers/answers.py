@@ -14,6 +14,7 @@ from app.workbench.answers.provenance_text import how_made, refusal
 from app.workbench.answers.resolve_options import Continued
 from app.workbench.answers.streaming import Prepare, Streaming
 from app.workbench.prompt.prompt import Tokeniser, check_tokens, typed_run
+from app.workbench.prompt.recorder import chunk
 from app.workbench.prompt.vocabulary import Vocabulary
 from app.workbench.refusals import GONE
 from app.workbench.sessions.copying import Copies, begin_with
@@ -323,7 +324,10 @@ class Answers:
         """An answer that begins with tokens which are known already."""
         session = answer.session
         answer.back = session.tip if instead_of is None else None
-        node = await self._sessions.add(session, new)
+        begins = None
+        if given.fingerprint is not None and began(given.run):  # a chosen token is not its text: it may be half a character
+            begins = chunk(given.run, given.fingerprint)
+        node = await self._sessions.add(session, new, begins)
         await self._sessions.drop_failed(session, instead_of)
         session.runs[node.id] = given.run
         answer.given = given

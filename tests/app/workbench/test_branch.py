@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from runtime import Finish, GenerationOptions, Origin, SamplingOptions
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.scene import Scene, alternative, answered, assert_same_run, own_tokens, rows, words
+from tests.app.workbench.scene import Engine, Scene, alternative, answered, assert_same_run, own_tokens, rows, words
 from ui import Refusal, TurnStatus
 
 
@@ -51,6 +54,33 @@ def test_the_picked_token_has_the_numbers_of_the_record_it_replaces(play: Play) 
         assert picked.logprob == was.top_logprobs[place]
         assert picked.rank == place + 1 != rank
         assert picked.token_bytes == s.workbench.answers.token_text(session_id, [token])[0]
+
+    play(scene)
+
+
+def test_a_chosen_token_is_on_the_disk_before_the_model_goes_on(play: Play, tmp_path: Path) -> None:
+    half = 0xE0  # the first byte of a character: no text says which token it is
+    copy = tmp_path / "copy" / "sessions.db"
+
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        at = own_tokens(old)[4]
+
+        def copied(_: str) -> None:  # as a process finds it that starts after this one was killed
+            if not copy.parent.exists():
+                copy.parent.mkdir()
+                for file in s.path.parent.glob(f"{s.path.name}*"):
+                    shutil.copyfile(file, copy.with_name(file.name.replace(s.path.name, copy.name)))
+
+        s.engine.on_look = copied
+        await s.workbench.answers.branch(session_id, old.node_id, at, half)
+        assert int((await s.last(session_id)).run.ids[at]) == half
+        other = Scene.open(copy, Engine())
+        new = await other.last(session_id)
+        assert new.run.ids.tolist() == [*old.run.ids[:at].tolist(), half]
+        assert new.run.origin[-1] == Origin.PICKED
+        assert new.status is TurnStatus.PARTIAL
+        await other.workbench.close()
 
     play(scene)
 
