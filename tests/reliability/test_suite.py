@@ -13,6 +13,7 @@ import pytest
 
 from tests.pages import PAGES
 from tests.reliability import __main__, suite
+from tests.reliability.soak import DEVIATIONS, RELOAD, WARM, growth, largest
 from tests.reliability.suite import ROWS, Order, Result, Row, Tally, run_all, table
 
 PAGE = PAGES["docs/reliability.md"]
@@ -103,3 +104,11 @@ def test_the_page_has_the_rows_of_the_suite() -> None:
     for _, tried, failures, bar, *_ in figures:
         assert (failures, bar) == ("0", "0")
         assert int(tried.replace(",", "")) > 0
+
+
+def test_a_cache_that_fills_with_every_model_is_no_growth_and_one_that_fills_more_each_time_is() -> None:
+    fills = [18 * (at % RELOAD) for at in range(4 * WARM)]
+    assert growth(largest(fills)) == (0, 0)
+    grown, error = growth(largest([edges + at for at, edges in enumerate(fills)]))
+    assert grown > 1
+    assert grown > DEVIATIONS * error
