@@ -52,11 +52,12 @@ def test_a_window_is_not_opened_for_an_engine_that_nobody_has(tmp_path: Path) ->
     assert not (tmp_path / "data").exists()
 
 
-def test_bytes_that_are_no_text_are_taken_as_such(tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_are_refused_as_those_of_a_file_are(tmp_path: Path) -> None:
     arguments = ("ask", b"caf\xe9", "--session", "A", "--backend", "fake", "--max-tokens", "2")
     done = run("--data-dir", str(tmp_path), *arguments)
-    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
-    assert "user: caf\ufffd" in run("--data-dir", str(tmp_path), "sessions", "show", "1").stdout
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "it is not UTF-8" in done.stderr
+    assert "no sessions yet" in run("--data-dir", str(tmp_path), "sessions", "list").stderr
 
 
 def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
