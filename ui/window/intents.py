@@ -18,6 +18,7 @@ from ui.controller import Controller
 from ui.controller.setup import SetupController
 from ui.core.shown import typed_text
 from ui.core.undo import Step
+from ui.inspector.facts import Empty
 from ui.inspector.words import token as spoken_token
 from ui.port import SessionSetup, TextFile
 from ui.port.settings import SetupCommands
@@ -333,9 +334,9 @@ class Intents(QObject):
         inspector.token.columns_wanted.connect(self.find_columns_at)
         inspector.token.preview_wanted.connect(parts.transcript.preview)
         inspector.path.token_chosen.connect(presenter.pin)
-        for tab in (inspector.token, inspector.path, inspector.why, inspector.layers):
-            tab.empty.token_wanted.connect(parts.transcript.next_uncertain)
-            tab.empty.message_wanted.connect(parts.composer.setFocus)
+        for empty in inspector.findChildren(Empty):
+            empty.token_wanted.connect(parts.transcript.next_uncertain)
+            empty.message_wanted.connect(parts.composer.setFocus)
         for number in range(1, 10):
             # Text fields keep their digits: they claim printable keys before shortcuts do.
             key = QShortcut(QKeySequence(str(number)), self._window)
