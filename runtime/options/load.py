@@ -107,7 +107,7 @@ class LoadOptions:
         known = {f.name for f in fields(cls)}
         for name in options:
             if name not in known:
-                raise InvalidRequestError(f"unknown load option {shown(name)}: {nearest(name, known)}")
+                raise InvalidRequestError(f"unknown load option {shown(name)}: {nearest(name, known - {'wishes'})}")
         given = {name: plain_number(value) for name, value in options.items()}
         if given.get("blocks") is not None:
             given["blocks"] = BlockOptions.from_given(given["blocks"])

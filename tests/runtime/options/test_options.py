@@ -102,6 +102,13 @@ def test_what_makes_sense_is_taken(options: GenerationOptions) -> None:
     assert options.check() is options
 
 
+@pytest.mark.parametrize("name", ["nonsense", "wishe"])
+def test_only_what_a_user_can_set_is_suggested(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match="known: ") as refused:
+        LoadOptions.from_mapping({name: 1})
+    assert "wishes" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
