@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import shutil
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 from rich.progress import BarColumn, Progress, TextColumn
@@ -215,7 +218,7 @@ def _print_rows(rows: list[SessionRow], folders: Mapping[int, str]) -> None:
 def export_command(
     settings: Settings, session: str, file: Path, form: str | None, portable: bool, with_kv: bool, force: bool
 ) -> None:
-    """Writes SESSION (its id or title) to FILE.
+    """Writes SESSION (its id or title) to FILE ("-" for stdout).
 
     json is the whole tree with every number; markdown is the path that is shown; csv and tokens (JSON lines) are that path,
     a row per token.
@@ -229,21 +232,30 @@ def export_command(
         raise click.UsageError(f"{file.name}: the ending says no format; give --format {', '.join(_FORMATS)}, or --portable")
     if kind == "csv" and file.suffix.lower() in (".json", ".jsonl"):
         raise click.UsageError(f"{file.name}: a file of that ending gets JSON lines; choose another name for CSV")
-    if file.exists() and not force:
+    to_stdout = str(file) == "-"
+    if file.exists() and not force and not to_stdout:
         raise click.ClickException(f"{file} is there already; choose another name, or give --force")
     session_id = with_store(settings, lambda store: _find(store, session))
     given = (with_store(settings, lambda store: snapshot_of(store, session_id)),) if portable else ()
     instead = "export from its window (File > Export Session File with KV), or leave out --with-kv"
-    with _locked(settings, "sessions export --with-kv", instead) if with_kv else nullcontext():  # before anything is written
+    with ExitStack() as stack:
+        if with_kv:  # before anything is written
+            stack.enter_context(_locked(settings, "sessions export --with-kv", instead))
+        if to_stdout:  # whole or not at all, as a file
+            file = Path(stack.enter_context(TemporaryDirectory())) / f"session.{FORMATS[kind].format.ending}"
         with _bar("exporting") as progress:
             FORMATS[kind].write(settings.data.sessions, session_id, file, progress, *given)
         if with_kv:
             keys = with_store(settings, lambda store: keys_of(store, session_id))
             copied = put_into(file, settings.data.blocks, keys)
             click.echo(f"note: {copied:,} KV blocks went with it", err=True)
-    click.echo(f"session {session_id} is in {file} ({file.stat().st_size:,} bytes)", err=True)
-    if portable and (without := left_out(file)):
-        click.echo(f"note: {without}", err=True)
+        if to_stdout:
+            with file.open("rb") as made:
+                shutil.copyfileobj(made, sys.stdout.buffer)
+        else:
+            click.echo(f"session {session_id} is in {file} ({file.stat().st_size:,} bytes)", err=True)
+        if portable and (without := left_out(file)):
+            click.echo(f"note: {without}", err=True)
 
 
 @sessions.command("import")

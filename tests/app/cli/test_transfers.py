@@ -62,6 +62,26 @@ def test_out_and_in_again(ask: Ask, tmp_path: Path, session: int, words: tuple[s
     assert ask("verify").exit_code == 0
 
 
+@pytest.mark.parametrize("words", [("json",), ("markdown",), ("csv",), ("tokens",), ()])
+def test_to_stdout(ask: Ask, tmp_path: Path, session: int, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    form = ("--format", *words) if words else ("--portable",)
+    done = ask("export", session, "-", *form)
+    assert done.exit_code == 0, done.output
+    assert not Path("-").exists()
+    assert "session.elsewise" not in done.stderr
+    file = Path("file.jsonl" if words == ("tokens",) else "file")
+    assert ask("export", session, file, *form).exit_code == 0
+    assert done.stdout_bytes == file.read_bytes()
+
+
+def test_to_stdout_names_its_format(ask: Ask, session: int) -> None:
+    done = ask("export", session, "-")
+    assert done.exit_code == 2
+    assert "-: the ending says no format; give --format" in done.stderr
+    assert done.stdout == ""
+
+
 def test_a_path_to_read_and_a_table(ask: Ask, tmp_path: Path, session: int) -> None:
     assert ask("export", session, tmp_path / "a.md").exit_code == 0
     text = (tmp_path / "a.md").read_text()
