@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from runtime.aio import run_sync
     from runtime.api.genlm import load_model_by_name
     from runtime.api.language_model import LanguageModel
-    from runtime.api.load import load
+    from runtime.api.load import check_model, load
     from runtime.backends.registry import (
         available_backends,
         brings_text,
@@ -265,6 +265,7 @@ __all__ = [
     "check_backend",
     "check_connection_name",
     "check_fits",
+    "check_model",
     "clean_text",
     "compare_models",
     "connect",
@@ -347,7 +348,7 @@ _NAMES = {
     "runtime.branches": ("Branches",),
     "runtime.api.genlm": ("load_model_by_name",),
     "runtime.api.language_model": ("LanguageModel",),
-    "runtime.api.load": ("load",),
+    "runtime.api.load": ("check_model", "load"),
     "runtime.comparison.compare": ("compare_models",),
     "runtime.comparison.result": (
         "ComparedSide",

@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -20,9 +21,9 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli.common import console, print_table
-from app.cli.options import AnswerOptions, Flags, answer_options, precision_note
+from app.cli.options import AnswerOptions, Flags, answer_options, can_chat, precision_note
 from app.cli.printing import Wrapper, guessed, probability, shown, token_table
-from app.cli.saved_session import Opened, check_stack, opened, session_called
+from app.cli.saved_session import Opened, check_stack, on_thread, opened, session_called
 from app.cli.settings import Settings, utf8
 from app.workbench.setup.values import spoken_name
 from app.workbench.tree.runs import content_of
@@ -451,15 +452,19 @@ async def _model(chat: Chat, name: str) -> None:
             table.add_row("*" if choice.loaded else "", Text(choice.source, style="bold"), Text(choice.detail))
         print_table(table)
         return
-    before = chat.supervisor.source
-    await chat.supervisor.change(source=name)
+    supervisor = chat.supervisor
+    own = {option: value for option, value in supervisor.options.items() if option != "connection"}  # which is a model's
+    if not await on_thread(partial(can_chat, name, supervisor.backend, **own)):  # the model that runs stays meanwhile
+        raise Refusal(f"{name} has no chat template; {supervisor.source} goes on")
+    before, connection = supervisor.source, supervisor.options.get("connection")
+    await supervisor.change(source=name, options={"connection": None})
     try:
         model = await chat.load()
         if model.chat_template is None:
             raise Refusal(f"{name} has no chat template")
     except (RuntimeFault, Refusal):
         chat.note(f"back to {before}")
-        await chat.supervisor.change(source=before)
+        await supervisor.change(source=before, options={"connection": connection})
         await chat.load()
         raise
     chat.view = await chat.workbench.sessions.open(chat.id)

@@ -29,6 +29,7 @@ from runtime import (
     OptionError,
     ResolvedOptions,
     RuntimeFault,
+    check_model,
     connect,
     find_connection,
     fresh_seed,
@@ -683,9 +684,7 @@ def load_model(model: str, backend: str, *, connection: Connection | None = None
         for warning in remote.info.warnings:
             click.echo(f"note: {warning}", err=True)
         return remote
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.pop("MLX_LM_TRUST_REMOTE_CODE", None)
+    _stay_offline()
     with console.status(f"loading {model}") as status:
 
         def show(progress: LoadProgress) -> None:
@@ -697,6 +696,25 @@ def load_model(model: str, backend: str, *, connection: Connection | None = None
     for warning in loaded.info.warnings if asked else ():  # those of the options that were asked for
         click.echo(f"note: {in_options(warning)}", err=True)
     return loaded
+
+
+def can_chat(model: str, backend: str, **options: Any) -> bool:
+    """Whether a model has a chat template, once its files are checked; of a server's it is known when it is connected to.
+
+    Raises:
+        RuntimeFault: The model is not here, or `load_model` would refuse it before it reads weights.
+    """
+    if find_connection(model) is not None:
+        return True
+    _stay_offline()
+    return check_model(model, backend, **options)
+
+
+def _stay_offline() -> None:
+    """Before libraries are imported that would look for files elsewhere."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.pop("MLX_LM_TRUST_REMOTE_CODE", None)
 
 
 def precision_note(model: LanguageModel) -> str:

@@ -7,7 +7,8 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
@@ -23,6 +24,7 @@ from storage import DataFolderLock, SessionStore, StoreError
 from ui import Event, Refusal, SessionSetup, TokensArrived
 
 Decode = Callable[[int], bytes]
+T = TypeVar("T")
 
 
 class Saved(NamedTuple):
@@ -179,15 +181,19 @@ async def _in_process(
     on_progress: object,  # noqa: ARG001  # the supervisor's; `load_model` has a line of its own
     **options: Any,
 ) -> LanguageModel:
-    """Loads on a thread that Ctrl-C does not wait for: an executor's would be."""
-    loaded: Future[LanguageModel] = Future()
-    loaded.set_running_or_notify_cancel()
+    return await on_thread(partial(load_model, source, backend, **options))
 
-    def work() -> None:
+
+async def on_thread(work: Callable[[], T]) -> T:
+    """Calls `work` on a thread that Ctrl-C does not wait for: an executor's would be."""
+    done: Future[T] = Future()
+    done.set_running_or_notify_cancel()
+
+    def run() -> None:
         try:
-            loaded.set_result(load_model(source, backend, **options))
+            done.set_result(work())
         except BaseException as fault:  # noqa: BLE001  # handed to the waiting task
-            loaded.set_exception(fault)
+            done.set_exception(fault)
 
-    threading.Thread(target=work, name="elsewise-load", daemon=True).start()
-    return await asyncio.wrap_future(loaded)
+    threading.Thread(target=run, name="elsewise-load", daemon=True).start()
+    return await asyncio.wrap_future(done)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from runtime.adapters.folder import is_on_shelf, read_header
 from runtime.adapters.layouts import AdapterHeader
@@ -60,25 +60,10 @@ def load(
         AdapterError: One of `adapters` is not here, damaged, or for another base.
     """
     checked = LoadOptions.from_mapping(options)
-    library = _library_of(source)
-    adapters = check_adapters(checked.adapters)
-    headers = [_header(path) for path, _ in adapters]  # before anything is loaded: what is wrong with one is said at once
-    name = _backend_for(source, backend, library)
-    model: ModelFolder | Pair
-    if brings_text(name):
-        model, text = (source if isinstance(source, tuple) else (None, None)), TextSide.from_parts(*own_text())
-    elif isinstance(source, tuple):
-        model, text = source, TextSide.from_transformers(*source)
-    else:
-        model = resolve(source, backend=name)  # before the libraries are imported: a missing model is said at once
-        text = TextSide.from_folder(model)
-    names = None if brings_text(name) else names_of(source, model)
-    for header in headers:
-        check_base(header, names or ())
-    drafting = None if checked.draft_model is None else draft_source(checked.draft_model, name)
-    folders = [folder for folder in (model, drafting) if isinstance(folder, ModelFolder)]
+    found = _find(source, backend, checked)
+    name, model, text = found.backend, found.model, found.text
+    folders = [folder for folder in (model, found.drafting) if isinstance(folder, ModelFolder)]
     held = [lock_model(folder.path) for folder in folders]  # against removal from the shelf
-    text = text.with_format(checked)
 
     told = on_progress or current_listener()
 
@@ -98,7 +83,7 @@ def load(
         finally:
             _leave_exit_status()
         token_bytes = text.tokenizer.byte_vocab(made.info.vocab_size)
-        draft = None if drafting is None else load_draft(drafting, name, checked, made, token_bytes)
+        draft = None if found.drafting is None else load_draft(found.drafting, name, checked, made, token_bytes)
         budget = facts.kv_budget(checked, made.free_bytes())
         made.set_kv_budget(budget)
         eos = frozenset(text.eos_token_ids)
@@ -106,7 +91,7 @@ def load(
 
     try:
         chosen = resolve_backend(name)  # here: mlx clears at exit what was compiled on the thread that imported it
-        loaded = LanguageModel(LocalTransport(Engine(make), text, checked, names, held))
+        loaded = LanguageModel(LocalTransport(Engine(make), text, checked, found.names, held))
     except BaseException:
         for each in held:
             each.release()
@@ -114,7 +99,7 @@ def load(
             text.template.close()
         raise
     try:
-        for path, scale in adapters:
+        for path, scale in found.adapters:
             loaded.push_lora(path, scale)
     except BaseException:
         loaded.close()
@@ -123,6 +108,50 @@ def load(
         return loaded
     finally:
         del loaded  # libraries keep frames of their import, and by them this one's variables: the model would never be freed
+
+
+def check_model(source: str | Path, backend: str | None = "auto", **options: Any) -> bool:
+    """Raises what `load` would raise before it reads weights. Blocks as long as `load` does until then.
+
+    Returns:
+        Whether the model has a chat template.
+    """
+    text = _find(source, backend, LoadOptions.from_mapping(options)).text
+    if text.template is None:
+        return False
+    text.template.close()
+    return True
+
+
+class _Found(NamedTuple):
+    """What is to be loaded, checked as far as its files tell."""
+
+    backend: str
+    model: ModelFolder | Pair
+    text: TextSide
+    names: tuple[str, ...] | None  # None: of a backend that brings its model
+    drafting: ModelFolder | None
+    adapters: tuple[tuple[str, float], ...]
+
+
+def _find(source: str | Path | Pair, backend: str | None, options: LoadOptions) -> _Found:
+    library = _library_of(source)
+    adapters = check_adapters(options.adapters)
+    headers = [_header(path) for path, _ in adapters]  # before anything is loaded: what is wrong with one is said at once
+    name = _backend_for(source, backend, library)
+    model: ModelFolder | Pair
+    if brings_text(name):
+        model, text = (source if isinstance(source, tuple) else (None, None)), TextSide.from_parts(*own_text())
+    elif isinstance(source, tuple):
+        model, text = source, TextSide.from_transformers(*source)
+    else:
+        model = resolve(source, backend=name)  # before the libraries are imported: a missing model is said at once
+        text = TextSide.from_folder(model)
+    names = None if brings_text(name) else names_of(source, model)
+    for header in headers:
+        check_base(header, names or ())
+    drafting = None if options.draft_model is None else draft_source(options.draft_model, name)
+    return _Found(name, model, text.with_format(options), names, drafting, adapters)
 
 
 def _leave_exit_status() -> None:

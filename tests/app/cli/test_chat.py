@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import io
+import json
 import os
 import pty
 import re
 import select
+import shutil
 import stat
 import struct
 import subprocess
@@ -17,14 +19,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+import runtime
 from app.cli.printing import Wrapper
-from runtime import ModelShelf
+from runtime import LanguageModel, ModelShelf
 from storage import DataFolderLock
 from tests.app.cli.conftest import Done, Elsewise
 from tests.app.workbench.scene import rows
@@ -174,11 +178,64 @@ def test_another_model_goes_on_with_the_conversation(
     done = talk("one", "/model", "/model nowhere", "two", "/model qwen3", "three", options=options)
     assert re.search(r"^\* +llama", done.out, re.MULTILINE)
     assert "no model is called 'nowhere' here" in done.err
-    assert "back to llama" in done.err
     assert re.search(r"^qwen3 \(hf", done.err, re.MULTILINE)
     assert done.err.count("4 tokens, ") + done.err.count("tokens, eos") >= 3
     users = rows(data / "sessions.db", "SELECT DISTINCT text FROM nodes WHERE role = 'user' ORDER BY text")
     assert [text for (text,) in users] == ["one", "three", "two"]
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The sources that are loaded, in their order."""
+    sources: list[str] = []
+
+    def load(source: str, *args: Any, **options: Any) -> LanguageModel:
+        sources.append(source)
+        return runtime.load(source, *args, **options)
+
+    monkeypatch.setattr("app.cli.options.load", load)
+    return sources
+
+
+def altered(name: str, folder: Path, **config: Any) -> str:
+    """A copy of a tiny model with another configuration."""
+    shutil.copytree(tiny_path(name), folder)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    return str(folder)
+
+
+TINY = ("--model", str(tiny_path("llama")), "--backend", "hf", "--max-tokens", "4", "--seed", "1")
+
+
+def test_the_model_stays_where_the_next_one_cannot_be_loaded(talk: Talk, tmp_path: Path, loaded: list[str]) -> None:
+    # given one that is not there, one whose weights are cut, and one that knows no roles
+    cut = altered("qwen3", tmp_path / "cut")
+    weights = next(Path(cut).glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-100])
+    base = altered("llama", tmp_path / "base")
+    for file in (Path(base) / "chat_template.jinja", Path(base) / "tokenizer_config.json"):
+        if file.exists() and file.suffix == ".json":
+            settings = json.loads(file.read_text())
+            settings.pop("chat_template", None)
+            file.write_text(json.dumps(settings))
+        else:
+            file.unlink(missing_ok=True)
+    done = talk("one", "/model nowhere", f"/model {cut}", f"/model {base}", "two", options=TINY)
+    assert "no model is called 'nowhere' here" in done.err
+    assert "cut" in done.err
+    assert f"{base} has no chat template" in done.err.replace("\n", "")
+    assert loaded == [str(tiny_path("llama"))], "it is not even loaded anew"
+    assert "back to" not in done.err
+    assert done.err.count("4 tokens, ") == 2
+
+
+def test_the_model_is_back_after_a_load_that_failed(talk: Talk, tmp_path: Path, loaded: list[str]) -> None:
+    wrong = altered("llama", tmp_path / "wrong", intermediate_size=24)  # which only the weights contradict
+    done = talk("one", f"/model {wrong}", "two", options=TINY)
+    assert loaded == [str(tiny_path("llama")), wrong, str(tiny_path("llama"))]
+    assert "back to" in done.err
+    assert done.err.count("4 tokens, ") == 2
 
 
 def test_a_folder_in_use_and_options_of_ask_are_refused(talk: Talk, data: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from runtime import load
 from tests.app.cli.conftest import Elsewise
 from tests.runtime.remote.servers import Server, serving, tokenizer_folder
+from tests.tiny_models import tiny_path
 
 KEY = "sk-very-secret-0123456789"
 
@@ -26,6 +28,18 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 def _key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ELSEWISE_API_KEY", KEY)
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "models"))
+
+
+def test_a_conversation_goes_from_a_server_to_a_model_here(
+    elsewise: Elsewise, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = ("--connect", server.base_url, "--tokenizer", str(tokenizer_folder(tmp_path / "tokenizer")))
+    lines = ("one", "/model nowhere", "two", f"/model {tiny_path('llama')}", "three")
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+    done = elsewise("chat", *here, "--backend", "hf", "--max-tokens", "4", "--seed", "1")
+    assert "nowhere" in done.err
+    assert "(hf, context " in done.err, "the model that was asked for, not the server's again"
+    assert done.err.count("4 tokens, ") == 3, done.err
 
 
 def test_ask_score_and_embed(elsewise: Elsewise, server: Server, tmp_path: Path) -> None:
