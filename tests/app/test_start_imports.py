@@ -26,7 +26,7 @@ LATER = {  # parts of ours that wait for an engine, a shelf or a command
     "runtime.backends", "runtime.engine", "runtime.loading", "runtime.scheduler",
     "runtime.transport.local", "runtime.transport.pipe", "runtime.text.tokenizer",
     "benchmarks", "app.cli.ask", "app.cli.common",
-    "ui.window.about", "ui.settings", "ui.setup.popover",
+    "ui.commands.about", "ui.settings", "ui.setup.popover",
 }  # fmt: skip
 # Says every module when the window stands, then closes it as Ctrl-C would.
 SCRIPT = """

@@ -25,6 +25,7 @@ from tests.ui.spoken import Vocabulary
 from tests.ui.trips import spring_trip
 from ui import Contrast, MainWindow, Motion, Scheme, apply_theme
 from ui.inspector import Inspector
+from ui.theme.scheme import OwnColours
 from ui.theme.text_size import resize_text
 
 T = TypeVar("T")
@@ -35,7 +36,8 @@ PATIENCE_SECONDS = 20.0  # how long a condition may take on a busy machine; a co
 @pytest.fixture
 def app(qapp: QApplication) -> QApplication:
     qapp.setQuitOnLastWindowClosed(False)
-    apply_theme(qapp, Scheme.LIGHT, Contrast.SYSTEM, Motion.SYSTEM)  # another test may have left another look
+    theme = apply_theme(qapp, Scheme.LIGHT, Contrast.SYSTEM, Motion.SYSTEM)  # another test may have left another look
+    theme.show(OwnColours.HALF, developer=False)
     resize_text(qapp, 1.0)
     return qapp
 

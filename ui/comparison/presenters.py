@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QObject
 
+from ui.commands.actions import Actions
 from ui.comparison.model_facts import Compared
 from ui.controller import Controller
 from ui.core.shown import Spot
 from ui.port import EngineState, PathComparison, SessionView
 from ui.transcript import Mode
 from ui.transcript.path import has_own_words
-from ui.window.actions import Actions
 from ui.window.frame import Frame
 
 

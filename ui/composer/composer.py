@@ -9,6 +9,7 @@ from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QKeySequence
 from PySide6.QtWidgets import QFileDialog, QVBoxLayout, QWidget
 
+from ui.commands.actions import STOP_KEYS
 from ui.composer.context_panel import OverflowBar
 from ui.composer.draft_cost import DraftCost
 from ui.composer.drafts import NEW, Draft, Drafts, with_files
@@ -16,7 +17,6 @@ from ui.composer.writing_box import WritingBox
 from ui.port import TextFile
 from ui.widgets.labels import Notice
 from ui.widgets.visible import one_line, utf16_length
-from ui.window.actions import STOP_KEYS
 
 COMPOSE_DELAY_MS = 200
 SCORE_DELAY_MS = 700  # after the last key; scoring is a forward

@@ -100,7 +100,7 @@ class Meter(ElidedLabel):
 
 
 class ContextPanel(QFrame):
-    """Shows the parts of a `Composition`; says how many tokens the next answer waits for."""
+    """Shows the parts of a `Composition`; says how many tokens the next answer waits for, as the last one's figures do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,8 +160,10 @@ class ContextPanel(QFrame):
     def _total(self, composition: Composition | None) -> str:
         if composition is None or composition.new_tokens is None:
             return self.tr("What it is made of is known once the engine runs.")
-        new = composition.new_tokens
-        return self.tr("1 new token to compute") if new == 1 else self.tr("{0} new tokens to compute").format(count(new))
+        whole = sum(part.tokens for part in composition.parts) or composition.context_used
+        new = min(composition.new_tokens, whole)
+        words = self.tr("{0} of {1} tokens to compute before the answer, {2} reused")
+        return words.format(count(new), count(whole), count(whole - new))
 
 
 class PartsBar(QWidget):

@@ -69,7 +69,7 @@ class DraftCost(QObject):
         words = self.tr("1 token") if cost.tokens == 1 else self.tr("{0:,} tokens").format(cost.tokens)
         if cost.bits is not None:
             words = self.tr("{0}, {1:.1f} bits each").format(words, cost.bits / cost.tokens)
-        return words if cost.new_tokens is None else self.tr("{0} · {1:,} to compute").format(words, cost.new_tokens)
+        return words
 
     def _context_words(self, cost: Composition) -> str:
         if cost.context_length is None:

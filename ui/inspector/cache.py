@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
@@ -49,6 +49,7 @@ class CacheTab(InspectorTab):
         self.keep_button, self.clear_button = button(self.tr("Pin this path")), button(self.tr("Clear"))
         self.check_button = button(self.tr("Check this path uncached"))
         self.said = words()
+        self.tell: Callable[[str], None] = self.say  # what was done, while the tab is out of sight
         self._kept = False
         self._status = StatusView(EngineState.NONE)
         self._view: CacheView | None = None
@@ -63,10 +64,10 @@ class CacheTab(InspectorTab):
         self.show_status(self._status)
 
     def bind(self, controller: Controller) -> None:
-        """What came of a command is said here while the tab is in sight, else (it was the menu's) over the composer."""
+        """What came of a command is said here while the tab is in sight, else (it was the menu's) in the window."""
 
         def tell(words: str) -> None:
-            self.say(words) if self.isVisible() else controller.refused.emit(words)
+            self.say(words) if self.isVisible() else self.tell(words)
 
         self.look_wanted.connect(controller.cache.look)
         self.clear_wanted.connect(controller.cache.clear)
@@ -76,7 +77,7 @@ class CacheTab(InspectorTab):
         controller.cache.seen.connect(self.show_cache)
         controller.cache.checked.connect(self.show_check)
         controller.cache.cleared.connect(lambda freed: tell(self.cleared(freed)))
-        controller.cache.refused.connect(tell)
+        controller.cache.refused.connect(lambda words: self.say(words) if self.isVisible() else controller.refused.emit(words))
         controller.other_shown.connect(self.forget)
 
     # ---- shown ------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QSizePolicy, QVBoxLayout
 from ui.theme.fonts import interface_font
 from ui.theme.text_size import fix_height
 from ui.widgets.controls import button, row, words
-from ui.widgets.labels import ElidedLabel, Label
+from ui.widgets.labels import ElidedLabel, Label, plain_tooltip
 
 ROW_HEIGHT = 17
 
@@ -34,8 +34,13 @@ class Facts(QWidget):
     def texts(self) -> dict[str, str]:
         return {cell.name.text(): cell.value.text() for cell in self._cells if not cell.isHidden()}
 
-    def show_facts(self, facts: Mapping[str, str]) -> None:
-        """Shows these, in this order; cells are reused, so that numbers change in place."""
+    def show_facts(self, facts: Mapping[str, str], meanings: Mapping[str, str] | None = None) -> None:
+        """Shows these, in this order; cells are reused, so that numbers change in place.
+
+        Args:
+            facts: Values by name.
+            meanings: What a name means, for its tooltip.
+        """
         while len(self._cells) < len(facts):
             cell = Cell()
             self._grid.addWidget(cell, *divmod(len(self._cells), self._columns))
@@ -46,6 +51,9 @@ class Facts(QWidget):
             cell.name.setText(name)
             cell.value.setText(value)
             cell.value.setAccessibleName(f"{name} {value}")
+            meaning = "" if meanings is None else meanings.get(name, "")
+            cell.setToolTip(plain_tooltip(meaning))
+            cell.value.setAccessibleDescription(meaning)
             cell.show()
 
 

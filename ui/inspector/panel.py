@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 from PySide6.QtCore import Qt
@@ -18,6 +19,7 @@ from ui.inspector.token import TokenTab
 from ui.inspector.why import WhyTab
 from ui.port import StatusView, TurnView, translate
 from ui.theme.fonts import interface_font
+from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_height, fix_width
 from ui.widgets.tabs import Tabs
 
@@ -42,6 +44,9 @@ class Inspector(QWidget):
         self.why = self._add(WhyTab())
         self.layers = self._add(DepthTab())
         self.tabs = self._row.buttons
+        theme = current_theme()
+        theme.developer_changed.connect(self._show_cache_tab)
+        self._show_cache_tab(theme.developer)
         self._path: tuple[TurnView, ...] = ()
         self._how_made: HowMade = lambda _node: None
         self._stale: set[InspectorTab] = set()  # those that were not in front since the path changed
@@ -52,7 +57,9 @@ class Inspector(QWidget):
         column.addWidget(self._row)
         column.addWidget(self._row.stack, 1)
 
-    def bind(self, controller: Controller) -> None:
+    def bind(self, controller: Controller, tell: Callable[[str], None]) -> None:
+        """`tell` says what was done by a command of the menu."""
+        self.cache.tell = tell
         controller.status_changed.connect(self.show_status)
         for page in self._pages:
             page.bind(controller)
@@ -67,6 +74,12 @@ class Inspector(QWidget):
         for page in self._pages:
             page.set_has_tokens(has_tokens)
         self._refresh_path()
+
+    def _show_cache_tab(self, show: bool) -> None:  # a state, not an option
+        """The cache is part of the developer view."""
+        self.tabs[self._pages.index(self.cache)].setVisible(show)
+        if not show and self._row.stack.currentIndex() == self._pages.index(self.cache):
+            self.show_page(self.token)
 
     def show_page(self, page: InspectorTab) -> None:
         """Brings a tab to the front."""

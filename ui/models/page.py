@@ -107,7 +107,7 @@ class ModelsPage(Page):
     def _end_import(self, name: str) -> None:
         self._set_importing(False)
         if name:
-            self.notice.say(self.tr("{0} is on the shelf").format(name))
+            self.notice.tell(self.tr("{0} is on the shelf").format(name))
 
     def _set_importing(self, running: bool) -> None:  # a state, not an option
         for part in (self.importing, self.import_words, self.stop_import_button):
@@ -116,7 +116,7 @@ class ModelsPage(Page):
 
     def _say_removed(self, _name: str, freed: int) -> None:
         free = self.tr("removed; {0} are free again").format(size(freed))
-        self.notice.say(free if freed else self.tr("taken off the list"))
+        self.notice.tell(free if freed else self.tr("taken off the list"))
         self.add_button.setFocus(Qt.FocusReason.OtherFocusReason)  # the row that had the keyboard is gone
 
     # ---- what is asked ------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class ModelsPage(Page):
 
     def _say_connected(self, words: str) -> None:
         self.server_form.leave()
-        self.notice.say(words)
+        self.notice.tell(words)
 
     def _dialog(self, title: str) -> QFileDialog:
         self.notice.clear()

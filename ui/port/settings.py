@@ -29,6 +29,8 @@ class AppSettings:
     contrast: str = "system"  # system, normal, high
     motion: str = "system"  # system, reduced
     text_percent: int = 100  # 80 to 200
+    own_colours: str = "half"  # strength of the colours in what the user wrote: half, full, none
+    developer: str = "off"  # on: the cache, what was reused and computed, and the engine's figures have places in the window
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,11 @@ LOOKS = {
     "normal": QT_TRANSLATE_NOOP("SettingsWindow", "normal"),
     "high": QT_TRANSLATE_NOOP("SettingsWindow", "high"),
     "reduced": QT_TRANSLATE_NOOP("SettingsWindow", "reduced"),
+    "half": QT_TRANSLATE_NOOP("SettingsWindow", "half strength"),
+    "full": QT_TRANSLATE_NOOP("SettingsWindow", "full strength"),
+    "none": QT_TRANSLATE_NOOP("SettingsWindow", "none"),
+    "off": QT_TRANSLATE_NOOP("SettingsWindow", "off"),
+    "on": QT_TRANSLATE_NOOP("SettingsWindow", "on"),
 }
 FORMATS = {
     "auto": QT_TRANSLATE_NOOP("SettingsWindow", "the model's own"),
@@ -151,6 +156,12 @@ SETTINGS = (
         number=Number(200, least=80, step=10, unit="%")),
     Setting(APPEARANCE, COLOURS, QT_TRANSLATE_NOOP("SettingsWindow", "Colour tokens by"), now=True,
         title=lambda name: name_of(Measure(name))),
+    Setting(APPEARANCE, "own_colours", QT_TRANSLATE_NOOP("SettingsWindow", "Colours in your own text"), now=True,
+        offered=lambda _: ("half", "full", "none"), title=_title(LOOKS)),
+    Setting(APPEARANCE, "developer", QT_TRANSLATE_NOOP("SettingsWindow", "Developer view"), now=True,
+        hint=QT_TRANSLATE_NOOP("SettingsWindow",
+        "Adds the inspector's Cache tab, and under every answer how many tokens were reused and computed."),
+        offered=lambda _: ("off", "on"), title=_title(LOOKS)),
 )
 # fmt: on
 

@@ -31,10 +31,19 @@ class Contrast(StrEnum):
     HIGH = "high"
 
 
+class OwnColours(StrEnum):
+    """How strong colours of tokens are in what the user wrote."""
+
+    HALF = "half"
+    FULL = "full"
+    NONE = "none"
+
+
 class Theme(QObject):
     """The look of one QApplication, whose child it is. Get it with `apply_theme` or `current_theme`."""
 
-    changed = Signal(object)  # the new Palette
+    changed = Signal(object)  # the Palette that holds now
+    developer_changed = Signal(bool)
     scaled = Signal()  # text has another size: fonts that are made from now on have it
 
     def __init__(self, app: QApplication, scheme: Scheme) -> None:
@@ -43,6 +52,8 @@ class Theme(QObject):
         self._scheme, self._contrast, self.motion = scheme, Contrast.SYSTEM, Motion.SYSTEM
         self._hints = app.styleHints()  # kept: PySide lets go of what it has together with it
         self.palette = self._wanted()
+        self.own_colours = OwnColours.HALF
+        self.developer = False  # what only the engine's developers look at is shown too
         register_fonts()
         app.setStyle("Fusion")  # the one style that draws the same everywhere
         app.setFont(interface_font())
@@ -56,6 +67,15 @@ class Theme(QObject):
         self._scheme, self._contrast = scheme, contrast or self._contrast
         self.motion = motion or self.motion
         self._follow()
+
+    def show(self, own_colours: OwnColours, *, developer: bool) -> None:
+        """How strong the colours of the user's own text are, and whether there is a developer view."""
+        if own_colours is not self.own_colours:
+            self.own_colours = own_colours
+            self.changed.emit(self.palette)
+        if developer != self.developer:
+            self.developer = developer
+            self.developer_changed.emit(developer)
 
     @property
     def fade_ms(self) -> int:

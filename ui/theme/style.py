@@ -117,7 +117,7 @@ QFrame[kind="column"] { background: transparent; border: none; border-left: 1px 
 QWidget#columns { background: $window; }
 QFrame[kind="notice"] { background: $notice; border: none; border-radius: 8px; }
 QFrame[kind="toast"] { background: $card; border: 1px solid $bar_rest; border-radius: 8px; }
-QFrame[kind="undo"] { background: $selection; border: none; border-radius: 6px; }
+QFrame[kind="undo"], QFrame[kind="done"] { background: $selection; border: none; border-radius: 6px; }
 
 QMenu { background: $card; color: $text; border: 1px solid $hairline; padding: 4px; }
 QMenu::item { padding: 5px 22px 5px 26px; border-radius: 4px; }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtCore import QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QFont, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QSizePolicy, QToolButton, QWidget
 
@@ -120,6 +120,9 @@ class StepButton(QToolButton):
         self.setToolTip(plain_tooltip(words))
 
 
+TOLD_MS = 5000
+
+
 class Notice(QFrame):
     """An inline message with at most one action; hidden while there is nothing to say."""
 
@@ -128,7 +131,10 @@ class Notice(QFrame):
 
     def __init__(self, kind: str = "notice", parent: QWidget | None = None) -> None:
         super().__init__(parent)
+        self._kind = kind
         self.setProperty("kind", kind)
+        self._time = QTimer(self, singleShot=True)
+        self._time.timeout.connect(self.hide)
         self._words = Label(font=interface_font(12.5))
         self._words.setWordWrap(True)
         self._words.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
@@ -156,6 +162,19 @@ class Notice(QFrame):
 
     def say(self, words: str, action: str = "") -> None:
         """Shows `words`, and a button `action` if there is something to do."""
+        self._show(words, action, self._kind)
+        self._time.stop()
+
+    def tell(self, words: str) -> None:
+        """Says that something was done: quieter, and for a while."""
+        self._show(words, "", "done")
+        self._time.start(TOLD_MS)
+
+    def _show(self, words: str, action: str, kind: str) -> None:
+        if self.property("kind") != kind:
+            self.setProperty("kind", kind)
+            self.style().unpolish(self)
+            self.style().polish(self)
         self._words.setText(words)
         self.setAccessibleName(words)
         self._action.setText(action)
@@ -163,6 +182,7 @@ class Notice(QFrame):
         self.show()
 
     def clear(self) -> None:
+        self._time.stop()
         self.hide()
 
     def _act(self) -> None:

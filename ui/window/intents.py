@@ -12,6 +12,7 @@ from PySide6.QtCore import QObject, Qt, QUrl
 from PySide6.QtGui import QDesktopServices, QKeySequence, QShortcut
 from PySide6.QtWidgets import QApplication, QLineEdit, QPlainTextEdit, QTextEdit, QWidget
 
+from ui.commands.menu import press
 from ui.comparison.model_bar import open_menu
 from ui.comparison.presenters import SimilarPresenter
 from ui.controller import Controller
@@ -23,7 +24,6 @@ from ui.inspector.words import token as spoken_token
 from ui.port import SessionSetup, TextFile
 from ui.port.settings import SetupCommands
 from ui.window.frame import Frame
-from ui.window.menu import press
 from ui.window.presenter import Presenter
 
 
@@ -168,7 +168,7 @@ class Intents(QObject):
                 back, again = (partial(self._set_bans, setup.session_id, bans) for bans in (own, more))
                 self._controller.undo_stack.remember(Step(self.tr("Ban"), setup.session_id, back, again))
             words = self.tr("{0} is banned in this session; the list of bans is under Sampling").format(spoken_token(name))
-            self._parts.composer.notice.say(words)
+            self._parts.toast.say(words)
             return setup
 
         self._parts.composer.notice.clear()
@@ -328,7 +328,7 @@ class Intents(QObject):
     def _wire_inspector(self) -> None:
         controller, parts, presenter = self._controller, self._parts, self._presenter
         inspector = parts.inspector
-        inspector.bind(controller)
+        inspector.bind(controller, parts.toast.say)
         inspector.token.alternative_chosen.connect(self.branch)
         inspector.why.alternative_chosen.connect(self.branch)
         inspector.token.columns_wanted.connect(self.find_columns_at)

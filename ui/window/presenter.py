@@ -8,6 +8,7 @@ from dataclasses import replace
 from PySide6.QtCore import QObject, QTimer, Signal
 from PySide6.QtWidgets import QApplication, QMainWindow, QWidget
 
+from ui.commands.actions import Actions, Possible
 from ui.comparison.presenters import ComparisonPresenter
 from ui.controller import Controller
 from ui.port import (
@@ -26,7 +27,6 @@ from ui.port.tokens import Origin
 from ui.theme.scheme import current_theme
 from ui.transcript import Measure, Mode
 from ui.widgets.visible import one_line
-from ui.window.actions import Actions, Possible
 from ui.window.frame import Frame
 
 METER_MS = 250  # between two counts of the context while an answer streams

@@ -1,4 +1,4 @@
-"""The bar below the transcript: engine, speed, cache, transfers and downloads."""
+"""The bar below the transcript: engine, speed, transfers and downloads."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QWidget
 
 from ui.models.downloads import DownloadsLink
-from ui.port import Download, EngineState, StatusView, Tier
+from ui.port import Download, EngineState, StatusView
 from ui.theme.fonts import interface_font, scaled, text_scale
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_height
 from ui.widgets.controls import button
-from ui.widgets.labels import ElidedLabel, IconButton, Label
-from ui.widgets.numbers import rate, size
+from ui.widgets.labels import ElidedLabel, IconButton, Label, plain_tooltip
+from ui.widgets.numbers import rate
+from ui.window.figures import Figures
 from ui.window.legend import Legend
 
 HEIGHT = 26
@@ -25,7 +26,7 @@ DOT = 8  # pixels, at 100 % text
 
 
 class StatusBar(QWidget):
-    """Shows a `StatusView`; what is not known is left out."""
+    """Shows a `StatusView`: whether the engine is ready, how fast it answers; the other figures on request."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -38,7 +39,11 @@ class StatusBar(QWidget):
         self.choose = button(self.tr("Choose a model"), "link")
         self.choose.setFont(font)
         self.choose.hide()
-        self.facts = [Label("", "soft", font) for _ in range(6)]
+        self.speed, self.disk = Label("", "soft", font), Label(self.tr("KV on disk is full"), "soft", font)
+        self.figures = Figures(self)
+        self.figures_button = IconButton("chevron-up", self.tr("Figures of the last answer"))
+        self.figures_button.setFixedSize(20, 20)
+        self.figures_button.clicked.connect(lambda: self.figures.open(self.figures_button))
         self.legend = Legend()
         row = QHBoxLayout(self)
         row.setContentsMargins(MARGIN, 0, MARGIN, 0)
@@ -47,7 +52,8 @@ class StatusBar(QWidget):
         row.addSpacing(6)
         row.addWidget(self.engine)
         row.addWidget(self.choose)
-        for fact in self.facts:
+        row.addWidget(self.figures_button)
+        for fact in (self.speed, self.disk):
             fact.setIndent(GAP)
             row.addWidget(fact)
         self.transfer, self.downloads = TransferBar(), DownloadsLink()
@@ -56,6 +62,7 @@ class StatusBar(QWidget):
         row.addWidget(self.downloads)
         row.addStretch(1)
         row.addWidget(self.legend)
+        self._is_full = False
         current_theme().scaled.connect(self._fit)
 
     def show_status(self, status: StatusView) -> None:
@@ -64,10 +71,12 @@ class StatusBar(QWidget):
         self.choose.setVisible(status.lacks_model)
         self.engine.setContentsMargins(0, 0, GAP if status.lacks_model else 0, 0)
         self.engine.setAccessibleName(self.tr("Engine: {0}").format(self.engine.text()))
-        for label, words in zip(self.facts, self._words(status), strict=True):
-            label.setText(words)
-        self.facts[0].setToolTip(status.disk_note)
-        self.facts[0].setAccessibleDescription(status.disk_note)
+        answers = status.engine is EngineState.BUSY and status.tokens_per_second is not None
+        self.speed.setText(rate(status.tokens_per_second) if answers and status.tokens_per_second is not None else "")
+        self._is_full = bool(status.disk_note)
+        self.disk.setToolTip(plain_tooltip(status.disk_note))
+        self.disk.setAccessibleDescription(status.disk_note)
+        self.figures.show_status(status)
         self._fit()
 
     def show_downloads(self, downloads: Sequence[Download]) -> None:
@@ -84,13 +93,14 @@ class StatusBar(QWidget):
         self._fit()
 
     def _fit(self) -> None:
-        """Facts that find no room are left out, from the right; the engine's state never is."""
+        """What finds no room is left out; the engine's state never is."""
+        self.figures_button.setVisible(self.figures.has_any)
         room = self.width() - 2 * MARGIN - self._dot.width() - self.engine.sizeHint().width() - 6
-        for part in (self.choose, self.legend, self.downloads):
+        for part in (self.choose, self.figures_button, self.legend, self.downloads):
             room -= 0 if part.isHidden() else part.sizeHint().width() + GAP
-        for label in self.facts:
-            room -= label.sizeHint().width() if label.text() else 0
-            label.setVisible(bool(label.text()) and room >= 0)
+        for label, wanted in ((self.disk, self._is_full), (self.speed, bool(self.speed.text()))):
+            room -= label.sizeHint().width() if wanted else 0
+            label.setVisible(wanted and room >= 0)
 
     def _word(self, state: EngineState) -> str:
         return {
@@ -100,27 +110,6 @@ class StatusBar(QWidget):
             EngineState.BUSY: self.tr("answering"),
             EngineState.DIED: self.tr("engine stopped"),
         }[state]
-
-    def _words(self, status: StatusView) -> tuple[str, str, str, str, str, str]:
-        speed, first = status.tokens_per_second, status.first_token_seconds
-        reused = ""
-        if status.reused is not None and status.computed is not None and status.reused + status.computed:
-            reused = self.tr("reused {0:,} of {1:,}").format(status.reused, status.reused + status.computed)
-        kv = self.tr("KV {0} of {1}").format(size(status.kv_bytes), size(status.kv_budget)) if status.kv_budget else ""
-        names = {
-            Tier.WARM: self.tr("warm"),
-            Tier.DISK: self.tr("disk"),
-            Tier.COLD: self.tr("cold"),
-            Tier.SERVER: self.tr("on the server"),
-        }
-        return (
-            self.tr("KV on disk is full") if status.disk_note else "",  # first: the others may find no room
-            "" if speed is None else rate(speed),
-            "" if first is None else self.tr("first token {0:.2f} s").format(first),
-            reused,
-            kv,
-            " · ".join(f"{names[tier]} {status.tiers[tier]}" for tier in Tier if tier in status.tiers),
-        )
 
 
 class EngineDot(QWidget):

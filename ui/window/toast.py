@@ -1,4 +1,4 @@
-"""A line that says what a key has just done, and goes by itself."""
+"""A line that says what has just been done, and goes by itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QFrame, QWidget
 
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import button, row
-from ui.widgets.labels import Label
+from ui.widgets.labels import ElidedLabel
 
 SHOWN_MS = 5000
 _GAP_PX = 10  # to the lower edge of what it floats over
@@ -28,14 +28,14 @@ class Toast(QFrame):
         super().__init__(parent)
         self.setProperty("kind", "toast")
         self._over = over
-        self._words = Label(font=interface_font(12.5))
+        self._words = ElidedLabel(font=interface_font(12.5))
         self.action = button("", "link")
         self.action.setFont(interface_font(12.5, QFont.Weight.Medium))
         self.action.clicked.connect(self._act)
         line = row(self._words, self.action, spacing=14)
         line.setContentsMargins(14, 7, 14, 7)
         self.setLayout(line)
-        self._time = QTimer(self, singleShot=True, interval=SHOWN_MS)
+        self._time = QTimer(self, singleShot=True)
         self._time.timeout.connect(self.hide)
         for watched in (parent, over):
             watched.installEventFilter(self)
@@ -46,15 +46,16 @@ class Toast(QFrame):
         """What it says, "" while hidden."""
         return "" if self.isHidden() else self._words.text()
 
-    def say(self, words: str, action: str) -> None:
-        """Shows `words` for a while, with a button that says `action`."""
+    def say(self, words: str, action: str = "") -> None:
+        """Shows `words` for a while, with a button that says `action` where there is something to do."""
         self._words.setText(words)
         self.setAccessibleName(words)
         self.action.setText(action)
+        self.action.setVisible(bool(action))
         self.show()
         self.raise_()
         self._place()
-        self._time.start()
+        self._time.start(SHOWN_MS)
 
     def enterEvent(self, event: QEnterEvent) -> None:
         super().enterEvent(event)
@@ -62,7 +63,7 @@ class Toast(QFrame):
 
     def leaveEvent(self, event: QEvent) -> None:
         super().leaveEvent(event)
-        self._time.start()
+        self._time.start(SHOWN_MS)
 
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)

@@ -31,19 +31,26 @@ class Transfers(QObject):
         workbench: The use cases.
         controller: Runs what is asked, and opens what was imported.
         status: Shows how far it is.
-        notice: Says what came of it.
+        notice: Says what could not be done, or what is left to decide.
+        tell: Says what was done.
         window: Owns the dialogs.
     """
 
     def __init__(
-        self, workbench: Workbench, controller: Controller, status: StatusBar, notice: Notice, window: QWidget
+        self,
+        workbench: Workbench,
+        controller: Controller,
+        status: StatusBar,
+        notice: Notice,
+        tell: Callable[[str], None],
+        window: QWidget,
     ) -> None:
         super().__init__(window)
         self._workbench = workbench
         self.formats = workbench.transfers.formats
         self._controller = controller
         self._status = status
-        self._notice = notice
+        self._notice, self._tell = notice, tell
         self._window = window
         self._running = Stoppables(controller.tasks)
         self._closing = False
@@ -112,13 +119,13 @@ class Transfers(QObject):
 
     def _stopped(self) -> None:
         if not self._closing:
-            self._notice.say(self.tr("stopped; nothing of it was kept"))
+            self._tell(self.tr("stopped; nothing of it was kept"))
 
     def _exported(self, form: ExportFormat, path: Path, without: str) -> None:
         if form.comes_back:
             self._remember(path)
         said = self.tr("exported to {0}").format(path)
-        self._notice.say(f"{said}; {without}" if without else said)
+        self._tell(said) if not without else self._notice.say(f"{said}; {without}")
 
     def _imported(self, path: Path, result: ImportResult) -> None:
         self._remember(path)
@@ -126,8 +133,10 @@ class Transfers(QObject):
             words = self.tr("{0}. It carries KV: take it only from people you trust, nobody can check what others computed")
             self._offered = (result.sessions, path)
             self._notice.say(words.format(self._told(result, path)), self.tr("Take KV"))
-        else:
+        elif result.notes:
             self._notice.say(self._told(result, path))
+        else:
+            self._tell(self._told(result, path))
         self._controller.sessions.search("")
         if result.sessions:
             self._controller.open(result.sessions[0])
@@ -143,7 +152,7 @@ class Transfers(QObject):
             self._begin(self.tr("taking KV"), work, partial(self._kv_taken, path))
 
     def _kv_taken(self, path: Path, blocks: int) -> None:
-        self._notice.say(self.tr("{0:,} KV blocks were taken from {1}").format(blocks, path.name))
+        self._tell(self.tr("{0:,} KV blocks were taken from {1}").format(blocks, path.name))
 
     def _told(self, result: ImportResult, path: Path) -> str:
         count = len(result.sessions)

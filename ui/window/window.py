@@ -14,23 +14,23 @@ from PySide6.QtCore import QByteArray, QCoreApplication, Qt, Signal
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent, QKeySequence
 from PySide6.QtWidgets import QApplication, QMainWindow, QMenu, QToolBar, QWidget
 
+from ui.commands.actions import Actions
+from ui.commands.escape import Closes, EscapeKey
+from ui.commands.menu import come_forward, known_paths
 from ui.comparison.presenters import SimilarPresenter
 from ui.composer.draft_field import files_of
 from ui.controller import Controller
 from ui.controller.setup import SAMPLING, SetupController
 from ui.port import AppSettings, Workbench, translate_with
 from ui.theme.fonts import FallbackFaces
-from ui.theme.scheme import Contrast, Motion, Scheme, apply_theme
+from ui.theme.scheme import Contrast, Motion, OwnColours, Scheme, apply_theme
 from ui.theme.text_size import resize_text
 from ui.transcript import Measure, Mode
 from ui.transcript.text.faces import reading_font
 from ui.widgets.labels import plain_tooltip
-from ui.window.actions import Actions
 from ui.window.dropped import DroppedFiles
-from ui.window.escape import Closes, EscapeKey
 from ui.window.frame import Frame
 from ui.window.intents import Intents
-from ui.window.menu import come_forward, known_paths
 from ui.window.presenter import Presenter
 from ui.window.transfers import Transfers
 from ui.window.welcome import Welcome
@@ -115,7 +115,8 @@ class MainWindow(QMainWindow):
             self.parts.composer.share(beside.parts.composer)
         self.setCentralWidget(self.parts)
         unify(self, self.parts.top)
-        self.transfers = Transfers(workbench, self.controller, self.parts.status, self.parts.composer.notice, self)
+        status, notice, tell = self.parts.status, self.parts.composer.notice, self.parts.toast.say
+        self.transfers = Transfers(workbench, self.controller, status, notice, tell, self)
         self.transfers.recent += known_paths(state.recent)
         self.acts = Actions(self)
         self.presenter = Presenter(self, self.controller, self.parts, self.acts)
@@ -271,7 +272,8 @@ class MainWindow(QMainWindow):
         """Looks as the settings say."""
         application = QApplication.instance()
         assert isinstance(application, QApplication)
-        apply_theme(application, Scheme(values.scheme), Contrast(values.contrast), Motion(values.motion))
+        theme = apply_theme(application, Scheme(values.scheme), Contrast(values.contrast), Motion(values.motion))
+        theme.show(OwnColours(values.own_colours), developer=values.developer == "on")
         resize_text(application, values.text_percent / 100)
 
     def open_settings(self) -> None:
@@ -316,12 +318,12 @@ class MainWindow(QMainWindow):
 
     def open_shortcuts(self) -> None:
         """All shortcuts on one page."""
-        from ui.window.shortcuts import ShortcutsBox
+        from ui.commands.shortcuts import ShortcutsBox
 
         ShortcutsBox(self.acts.shortcuts_of(), self).open()
 
     def open_about(self) -> None:
-        from ui.window.about import AboutBox
+        from ui.commands.about import AboutBox
 
         AboutBox(self).open()
 

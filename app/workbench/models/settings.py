@@ -102,6 +102,11 @@ LOOKS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "scheme": (QT_TRANSLATE_NOOP("Workbench", "the colours are one of {0}, not {1!r:.60}"), ("system", "light", "dark")),
         "contrast": (QT_TRANSLATE_NOOP("Workbench", "the contrast is one of {0}, not {1!r:.60}"), ("system", "normal", "high")),
         "motion": (QT_TRANSLATE_NOOP("Workbench", "the motion is one of {0}, not {1!r:.60}"), ("system", "reduced")),
+        "own_colours": (
+            QT_TRANSLATE_NOOP("Workbench", "the colours of your own text are one of {0}, not {1!r:.60}"),
+            ("half", "full", "none"),
+        ),
+        "developer": (QT_TRANSLATE_NOOP("Workbench", "the developer view is one of {0}, not {1!r:.60}"), ("off", "on")),
     }
 )
 LEAST_TEXT, MOST_TEXT = 80, 200  # percent

@@ -175,7 +175,7 @@ def test_the_bar_speaks_of_the_session_of_its_window(play: Play) -> None:
         await until(lambda: d.first.parts.status.engine.text() == second.parts.status.engine.text() == "ready")
 
         def facts(window: MainWindow) -> str:
-            return " ".join(label.text() for label in window.parts.status.facts if not label.isHidden())
+            return " ".join(window.parts.status.figures.answer.texts)
 
         assert "reused" in facts(d.first)
         assert "reused" not in facts(second)

@@ -14,12 +14,14 @@ from tests.ui.conftest import Scene, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from ui import EngineState, MainWindow, StatusChanged, StatusView
 from ui.inspector.cache import CacheTab
+from ui.theme.scheme import OwnColours, current_theme
 
 Play = Callable[[Scene], None]
 
 
 async def opened(window: MainWindow) -> CacheTab:
     window.parts.show_inspector(True)
+    current_theme().show(OwnColours.HALF, developer=True)
     press(window.parts.inspector.tabs[2])
     await until(window.parts.inspector.cache.isVisible)
     return window.parts.inspector.cache
@@ -132,7 +134,7 @@ def test_the_menu_empties_it_and_says_what_came_of_it(in_window: Play, bench: Fa
             QTest.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(action).center())
 
         await choose()
-        await until(lambda: notice.words.startswith("the cache is empty: 14 MB let go. Texts stay"))
+        await until(lambda: window.parts.toast.words.startswith("the cache is empty: 14 MB let go. Texts stay"))
         assert bench.trie is not None
         assert bench.trie.tokens == 0
         bench.refusal = "the engine is busy with another model"

@@ -73,6 +73,7 @@ def test_it_is_non_modal_and_each_row_says_when_it_holds(in_window: Play) -> Non
         assert {name for name, when in said.items() if when == "after reload"} == later
         assert {name for name, when in said.items() if when == "now"} == {
             "kv_cache_bytes", "preset", "scheme", "contrast", "motion", "text_percent", "colours",
+            "own_colours", "developer",
         }  # fmt: skip
         # the window behind it goes on, and Escape closes it
         QTest.keyClicks(window.parts.composer.field, "still here")
@@ -308,8 +309,8 @@ def test_one_tab_alone_stands_out_whichever_way_it_was_reached(in_window: Play) 
             if tabs is window.popover.tabs:
                 window.popover.open(SAMPLING)
             tabs[1].setFocus()
-            QTest.mouseClick(tabs[2], LEFT)
-            assert tabs[2].hasFocus()
+            QTest.mouseClick(tabs[3], LEFT)
+            assert tabs[3].hasFocus()
         window.popover.hide()
         window.parts.composer.field.setFocus()
         QTest.mouseClick(window.parts.inspector.tabs[0], LEFT)

@@ -16,6 +16,7 @@ from pytestqt.qtbot import QtBot
 from tests.ui.transcript import samples
 from ui import Scheme, apply_theme
 from ui.port import SessionView
+from ui.theme.scheme import OwnColours
 from ui.transcript import TranscriptView
 
 Show = Callable[..., TranscriptView]
@@ -25,7 +26,7 @@ PATIENCE_MS = 60_000  # how long a layout may take on a busy machine
 @pytest.fixture
 def show(qtbot: QtBot, qapp: QApplication) -> Iterator[Show]:
     """Shows a session in a transcript of the drawing's size, laid out to the end."""
-    apply_theme(qapp, Scheme.LIGHT)
+    apply_theme(qapp, Scheme.LIGHT).show(OwnColours.HALF, developer=False)
 
     def make(view: SessionView, *, width: int = 780, height: int = 690) -> TranscriptView:
         transcript = TranscriptView()

@@ -15,6 +15,7 @@ from tests.ui.transcript.conftest import PATIENCE_MS, Show, settle
 from tests.ui.transcript.samples import drawing as drawn
 from tests.ui.transcript.samples import run_of, session, template, turn, written
 from ui.port import TurnStatus, TurnView
+from ui.theme.scheme import OwnColours, current_theme
 from ui.transcript import Mode, TranscriptView
 from ui.transcript.pane.meta import READING, Action
 from ui.transcript.pane.pane import Pane
@@ -28,6 +29,10 @@ def either(request: pytest.FixtureRequest, qtbot: QtBot, show: Show) -> Transcri
     transcript.set_mode(request.param)
     settle(qtbot, transcript)
     return transcript
+
+
+def developer(*, on: bool) -> None:
+    current_theme().show(OwnColours.HALF, developer=on)
 
 
 def pane_of(transcript: TranscriptView) -> Pane:  # type: ignore[type-arg]  # of either body
@@ -83,6 +88,7 @@ def test_an_answer_whose_making_is_known_can_be_made_again_exactly(qtbot: QtBot,
 def test_an_answer_that_was_guessed_ahead_says_whether_it_helped(
     show: Show, drafted: int, accepted: int, said: list[str]
 ) -> None:
+    developer(on=True)
     answer = drawn().turns[1]
     assert answer.stats is not None
     guessed = replace(answer, stats=replace(answer.stats, drafted=drafted, accepted=accepted))
@@ -228,7 +234,11 @@ def texts_of(transcript: TranscriptView, box: int, *, hovered: bool) -> list[str
 
 def test_the_line_says_how_the_answer_was_made(show: Show) -> None:
     transcript = show(drawn())
+    assert texts_of(transcript, 1, hovered=False) == ["‹", "2 / 3", "›", "41 tok/s", "−23.9 nats"]
+    developer(on=True)  # is told more
     assert texts_of(transcript, 1, hovered=False) == ["‹", "2 / 3", "›", "41 tok/s", "reused 312, computed 1", "−23.9 nats"]
+    developer(on=False)
+    assert texts_of(transcript, 1, hovered=False) == ["‹", "2 / 3", "›", "41 tok/s", "−23.9 nats"]
     assert texts_of(transcript, 0, hovered=False) == []
     assert texts_of(transcript, 3, hovered=True) == [], "nothing can be done to an answer that is still coming"
 
@@ -252,6 +262,7 @@ def test_a_long_note_is_wrapped_and_nothing_leaves_the_column(show: Show) -> Non
 
 
 def test_actions_come_after_a_note_that_stays_where_it_was(show: Show) -> None:
+    developer(on=True)  # the line is full
     stopped = replace(drawn().turns[1], status=TurnStatus.PARTIAL, note="stopped by you")
     meta = show(session(stopped), width=900).tokens.page.boxes[0].meta
     standing, hovered = meta.parts(hovered=False), meta.parts(hovered=True)

@@ -206,7 +206,7 @@ def test_the_buttons_of_the_card(in_window: Play, bench: FakeWorkbench) -> None:
         QTest.keyClick(card.field, Qt.Key.Key_Up)
         QTest.mouseClick(card.ban, Qt.MouseButton.LeftButton)
         await until(lambda: bench.asked("set_option") == [(TRIP, "banned_tokens", [1001])])
-        await until(lambda: "␣Rome is banned" in parts.composer.notice.words)
+        await until(lambda: "␣Rome is banned" in parts.toast.words)
         QTest.mouseClick(card.why, Qt.MouseButton.LeftButton)
         assert parts.inspector.isVisible()
         assert parts.inspector.why.isVisible()

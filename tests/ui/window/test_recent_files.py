@@ -13,7 +13,7 @@ from app.workbench.transfer.exports import EXPORTS
 from tests.ui.conftest import Scene, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from ui import MainWindow, WindowState
-from ui.window.menu import known_paths
+from ui.commands.menu import known_paths
 from ui.window.transfers import MOST_RECENT
 
 Play = Callable[[Scene], None]

@@ -29,7 +29,7 @@ def dialog_of(window: MainWindow) -> QFileDialog | None:
 
 
 def _says(window: MainWindow, words: str) -> bool:
-    return words in window.parts.composer.notice.words
+    return words in window.parts.composer.notice.words or words in window.parts.toast.words
 
 
 async def asked(window: MainWindow) -> QFileDialog:
@@ -81,7 +81,7 @@ def test_kv_is_taken_where_somebody_says_so(in_window: Play, bench: FakeWorkbenc
         assert bench.asked("take_kv") == []
         button = next(each for each in notice.findChildren(QPushButton) if each.text() == "Take KV")
         QTest.mouseClick(button, Qt.MouseButton.LeftButton)
-        await until(lambda: notice.words == "1,234 KV blocks were taken from trip.kv.elsewise")
+        await until(lambda: window.parts.toast.words == "1,234 KV blocks were taken from trip.kv.elsewise")
         assert bench.asked("take_kv") == [((TRIP,), file)]
         # another notice's button is about something else
         notice.say("something else", "Undo")
@@ -115,11 +115,11 @@ def test_progress_is_shown_and_can_be_stopped(in_window: Play, bench: FakeWorkbe
         bar.stop_button.setFocus()
         QTest.keyClick(bar.stop_button, Qt.Key.Key_Space)
         await until(lambda: not bar.isVisible())
-        assert window.parts.composer.notice.words == "stopped; nothing of it was kept"
+        assert window.parts.toast.words == "stopped; nothing of it was kept"
         # and the next one can begin
         bench.gate = None
         window.transfers.export(TRIP, FORMATS["csv"].format, tmp_path / "a.csv")
-        await until(lambda: "exported to" in window.parts.composer.notice.words)
+        await until(lambda: "exported to" in window.parts.toast.words)
 
     in_window(scene)
 

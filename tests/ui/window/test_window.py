@@ -42,9 +42,7 @@ def test_it_opens_the_first_session_and_names_model_and_status(in_window: Play, 
         assert window.parts.top.title.text() == "A spring trip"
         assert window.windowTitle() == "A spring trip – Elsewise"
         await until(lambda: window.parts.top.model.text() == "SmolLM2 135M Instruct")
-        shown = [window.parts.status.engine.text(), *(label.text() for label in window.parts.status.facts if label.text())]
-        kv = "KV 14 MB of 2 GB"
-        assert shown == ["ready", "41 tok/s", "first token 0.18 s", "reused 312 of 313", kv, "warm 3 · disk 1 · cold 1"]
+        assert window.parts.status.engine.text() == "ready"
         assert bench.asked("open_session") == [(TRIP,)]
 
     in_window(scene)

@@ -67,12 +67,19 @@ class _Wanted:
 
 
 class MetaLine:
-    """The line under one turn, laid out for a width. Parts flow into as many rows as they need."""
+    """The line under one turn, laid out for a width. Parts flow into as many rows as they need.
 
-    def __init__(self, view: TurnView, faces: Faces, width: float) -> None:
+    Args:
+        view: The turn.
+        faces: What it is set in.
+        width: Pixels.
+        developer: Whether it tells what was reused, computed and guessed.
+    """
+
+    def __init__(self, view: TurnView, faces: Faces, width: float, *, developer: bool = False) -> None:
         self._faces = faces
         self._width = width
-        self._wanted = _standing(view)
+        self._wanted = _standing(view, developer=developer)
         self._standing = self._flow(self._wanted)
         rows = 1 + max((self._row(p) for p in self._standing), default=0)
         self.is_waiting = view.status is TurnStatus.WAITING
@@ -165,7 +172,7 @@ def failed_to_go_on(view: TurnView) -> bool:
     return view.role == "assistant" and view.status is TurnStatus.PARTIAL and nothing_made
 
 
-def _standing(view: TurnView) -> list[_Wanted]:
+def _standing(view: TurnView, *, developer: bool) -> list[_Wanted]:
     wanted: list[_Wanted] = []
     if len(view.variants) > 1:
         here = view.variant
@@ -177,9 +184,9 @@ def _standing(view: TurnView) -> list[_Wanted]:
     if stats is not None and view.role == "assistant":
         if stats.tokens_per_second is not None:
             wanted.append(_Wanted(numbers.rate(stats.tokens_per_second), gives_way=True))
-        if stats.drafted is not None and stats.accepted is not None:
+        if developer and stats.drafted is not None and stats.accepted is not None:
             wanted.append(_Wanted(_guessed(stats.drafted, stats.accepted), gives_way=True))
-        if stats.reused is not None and stats.computed is not None and stats.reused + stats.computed:
+        if developer and stats.reused is not None and stats.computed is not None and stats.reused + stats.computed:
             made = translate("Transcript", "reused {0}, computed {1}")
             counts = numbers.count(stats.reused), numbers.count(stats.computed)
             wanted.append(_Wanted(made.format(*counts), gives_way=True))

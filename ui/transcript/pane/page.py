@@ -81,7 +81,7 @@ class Box(Generic[BodyT]):
     @property
     def meta(self) -> MetaLine:
         if self._meta is None:
-            self._meta = MetaLine(self.turn.view, self._page.faces, self._page.width)
+            self._meta = MetaLine(self.turn.view, self._page.faces, self._page.width, developer=self._page.developer)
         return self._meta
 
     def forget_line(self) -> None:
@@ -125,6 +125,7 @@ class TranscriptPage(Generic[BodyT]):
         self.width = 0.0
         self.boxes: list[Box[BodyT]] = []
         self.height = 0
+        self.developer = False  # lines tell more
         self.under: Callable[[int], int] = lambda _node_id: 0  # pixels wanted under the text of a turn
         self._tops: list[int] = []
 
@@ -149,6 +150,13 @@ class TranscriptPage(Generic[BodyT]):
         for box in self.boxes:
             if box.made is not None:
                 box.made.set_faces(faces, self.width)
+            box.forget_line()
+        self.place()
+
+    def show_developer(self, developer: bool) -> None:  # a state, not an option
+        """Whether the lines under turns tell what was reused, computed and guessed."""
+        self.developer = developer
+        for box in self.boxes:
             box.forget_line()
         self.place()
 

@@ -10,6 +10,7 @@ from PySide6.QtGui import QContextMenuEvent, QFontMetricsF, QMouseEvent, QPainte
 from PySide6.QtWidgets import QMenu, QWidget
 
 from ui.port import QT_TRANSLATE_NOOP, Tier, translate
+from ui.theme.scheme import current_theme
 from ui.transcript.pane.meta import Action, actions_of
 from ui.transcript.pane.page import BodyT, Box, TranscriptPage
 from ui.transcript.pane.scroller import Scroller
@@ -53,11 +54,19 @@ class Pane(Scroller[BodyT]):
         self._filled = False  # before a session is there, nothing is said about it
         self._beneath: dict[int, QWidget] = {}  # by node id
         page.under = self._height_under
+        theme = current_theme()
+        page.developer = theme.developer
+        theme.developer_changed.connect(self._show_developer)
         speak(self, self._said)
 
     def _said(self) -> str:
         """All turns, each after its role."""
         return "\n".join(f"{box.turn.role}: {box.turn.text.strip()}" for box in self._page.boxes)
+
+    def _show_developer(self, show: bool) -> None:  # a state, not an option
+        anchor = self.anchor()
+        self._page.show_developer(show)
+        self._lay_out(anchor)
 
     def set_ink(self, ink: Ink) -> None:
         self._ink = ink

@@ -11,6 +11,8 @@ from PySide6.QtGui import QBrush, QColor, QImage, QPainter, QPen, QPixmap
 
 from ui.theme.palette import Palette
 
+HALF = 0.49  # of a colour: as much as leaves text on it 7 : 1 in high contrast
+
 
 @dataclass(frozen=True, slots=True)
 class Ink:
@@ -18,6 +20,7 @@ class Ink:
 
     palette: Palette
     diverging: bool = False  # spans are of the palette's `difference` rather than its `surprise`
+    own: float = HALF  # how strong spans of what the user wrote are, 0 to 1
     window: QColor = field(init=False)
     text: QColor = field(init=False)
     soft: QColor = field(init=False)
@@ -30,6 +33,7 @@ class Ink:
     steps: tuple[QBrush | None, ...] = field(init=False)
     strongest: int | None = field(init=False)  # the step whose text has a colour of its own
     stamps: Stamps = field(init=False)
+    own_stamps: Stamps = field(init=False)
     rare: QPen = field(init=False)  # the underline of tokens beyond rank 10
     pin: QPen = field(init=False)
     on_strongest: QColor = field(init=False)
@@ -49,12 +53,23 @@ class Ink:
         object.__setattr__(self, "steps", tuple(None if c is None else QBrush(QColor(c)) for c in ramp))
         object.__setattr__(self, "strongest", None if self.diverging else len(ramp) - 1)
         object.__setattr__(self, "stamps", Stamps(self.steps))
+        own = Stamps(tuple(_faded(brush, self.own) for brush in self.steps)) if self.own < 1 else self.stamps
+        object.__setattr__(self, "own_stamps", own)
         object.__setattr__(self, "rare", QPen(QColor(p.text), 1))
         pin = QPen(self.accent, 2)
         pin.setJoinStyle(Qt.PenJoinStyle.RoundJoin)
         object.__setattr__(self, "pin", pin)
         object.__setattr__(self, "on_strongest", QColor(p.on_strongest))
         object.__setattr__(self, "template", _between(self.text, self.soft))
+
+
+def _faded(brush: QBrush | None, strength: float) -> QBrush | None:
+    """Over any ground; None: nothing is left of it."""
+    if brush is None or strength <= 0:
+        return None
+    colour = brush.color()
+    colour.setAlphaF(strength)
+    return QBrush(colour)
 
 
 def _between(one: QColor, other: QColor) -> QColor:

@@ -17,6 +17,7 @@ from ui.transcript.text.wrap import LineTable
 
 _KEPT_LINES = 120  # shaped lines a turn keeps; a tall screen shows about 60
 _HIT_LINE_PX = 1.5
+_UNDERLINE = 0.45  # opacity
 _PADDING = 1.5  # above and below the glyphs
 
 
@@ -173,9 +174,10 @@ class TokensBody:
         padding = round(self._faces.lead - _PADDING)  # whole pixels: crisp edges, and as much above as below
         y, height = top + padding, self._faces.pitch - 2 * padding
         ratio = painter.device().devicePixelRatio()
+        stamps = ink.stamps if self._turn.is_answer else ink.own_stamps
         for span in shaped.spans:
             if span.step:
-                ink.stamps.draw(painter, QRectF(span.x0, y, span.x1 - span.x0, height), span.step, ratio)
+                stamps.draw(painter, QRectF(span.x0, y, span.x1 - span.x0, height), span.step, ratio)
         for first, last in self._hits_on(shaped):
             for left, right in shaped.ranges(first, last):
                 painter.fillRect(QRectF(left, top + 1, right - left, self._faces.pitch - 2), ink.hit)
@@ -199,7 +201,7 @@ class TokensBody:
 
     def _paint_glyphs(self, painter: QPainter, ink: Ink, shaped: ShapedLine, top: float, baseline: float) -> None:
         """Each colour in its own part of the line (of two touching ranges of formats Qt would colour only one)."""
-        pitch, strongest = self._faces.pitch, ink.strongest
+        pitch, strongest = self._faces.pitch, ink.strongest if self._turn.is_answer or ink.own == 1 else None
         rest = QRegion(-2 * pitch, int(top) - pitch, int(self._table.width) + 4 * pitch, 3 * pitch)
         on_strongest, template = QRegion(), QRegion()
         for span in shaped.spans:
@@ -228,11 +230,11 @@ class TokensBody:
                 painter.restore()
 
     def _underline(self, painter: QPainter, ink: Ink, shaped: ShapedLine, baseline: float) -> None:
-        y = round(baseline) + 3.5
+        y, strength = round(baseline) + 3.5, _UNDERLINE * (1 if self._turn.is_answer else ink.own)
         for span in shaped.spans:
             if span.rare:
                 painter.setPen(ink.rare)
-                painter.setOpacity(0.45)
+                painter.setOpacity(strength)
                 painter.drawLine(QPointF(span.x0 + 1.5, y), QPointF(span.x1 - 1.5, y))
                 painter.setOpacity(1)
 

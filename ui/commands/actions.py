@@ -13,13 +13,13 @@ from PySide6.QtCore import QObject, Qt
 from PySide6.QtGui import QAction, QActionGroup, QKeySequence
 from PySide6.QtWidgets import QMenu
 
+from ui.commands.menu import all_to_front, list_recent, list_windows, press, zoom
 from ui.controller.setup import MODEL, SAMPLING
 from ui.core.shown import Fork, Shown
 from ui.port import QT_TRANSLATE_NOOP, SessionSummary, TurnStatus, TurnView, translate
 from ui.transcript import Measure, Mode
 from ui.transcript.path import has_own_words
 from ui.window.legend import name_of
-from ui.window.menu import all_to_front, list_recent, list_windows, press, zoom
 
 if TYPE_CHECKING:
     from ui.window.window import MainWindow
