@@ -179,3 +179,62 @@ def test_hidden_tokens_take_no_place(faces: Faces) -> None:
     shown = LineTable(tokens, faces, WIDTH, template=True)
     shown.extend()
     assert compose(tokens, Place(0), template=True, limit=99).text == "<|im_start|>Hi"
+
+
+CODE = [
+    "Look",
+    ":\n",
+    "```",
+    "py",
+    "\n",
+    "if",
+    " x",
+    ":\n",
+    "    ",
+    "iiii",
+    "\n",
+    "    ",
+    "WWWW",
+    "\n",
+    "```",
+    "\n",
+    "iiii",
+    "\n",
+    "WWWW",
+]
+
+
+def shaped_lines(table: LineTable, tokens: Tokens, faces: Faces) -> list[ShapedLine]:
+    return [ShapedLine(tokens, table, line, faces) for line in range(len(table))]
+
+
+def test_code_between_fences_has_letters_of_one_width_and_even_indentation(faces: Faces) -> None:
+    tokens = tokens_of(CODE)
+    table = table_of(tokens, faces)
+    lines = shaped_lines(table, tokens, faces)
+    assert [table.is_code(i) for i in range(len(table))] == [False, True, True, True, True, True, False, False]
+    thin, wide = lines[3], lines[4]
+    assert (thin.composed.text, wide.composed.text) == ("    iiii", "    WWWW")
+    assert thin.end_x == wide.end_x
+    indentation = thin.x_at(Place(9))
+    assert indentation == wide.x_at(Place(12))
+    assert thin.x_at(Place(9, 2)) == indentation * 1.5  # four spaces are as wide as four letters
+    assert lines[6].end_x < lines[7].end_x  # prose again
+
+
+@pytest.mark.parametrize("cuts", range(1, 12))
+def test_code_that_streams_in_is_laid_out_as_code_that_was_there(faces: Faces, cuts: int) -> None:
+    letters = [*"".join(CODE)]
+    whole, grown = tokens_of(letters), tokens_of(letters[:cuts])
+    table = table_of(grown, faces)
+    for start in range(cuts, len(letters), cuts):
+        grown.append(run_of(letters[start : start + cuts], [1.0] * len(letters[start : start + cuts]), Origin.SAMPLED))
+        table.extend()
+    other = table_of(whole, faces)
+    assert lines_of(table) == lines_of(other)
+    assert [table.is_code(i) for i in range(len(table))] == [other.is_code(i) for i in range(len(other))]
+
+
+def test_a_fence_with_words_does_not_close_a_block(faces: Faces) -> None:
+    table = table_of(tokens_of(["~~~", "\n", "```", "py", "\n", "x", "\n", "~~~", " ", "\n", "so"]), faces)
+    assert [table.is_code(i) for i in range(len(table))] == [True, True, True, True, False]

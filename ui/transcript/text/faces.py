@@ -12,6 +12,7 @@ from PySide6.QtGui import QFont, QFontMetricsF, QTextCharFormat, QTextLayout, QT
 from ui.theme.fonts import interface_font, mono_font, text_scale
 
 TEXT_PX = 15.5
+CODE_PX = 13.5
 LINE_HEIGHT = 1.78
 COLUMN_PX = 640
 RAIL_PX = 104  # role, tier line and the gap before the text
@@ -48,17 +49,30 @@ class Faces:
         self.rail = round(RAIL_PX * max(1.0, scale * 0.9))
         self._small = QTextCharFormat()
         self._small.setFont(mono_font(10.5 * share))
+        self._code = mono_font(CODE_PX * share)
         self._options = {
             (towards, wrap): _option(towards, self.space, wrap=wrap) for towards in (False, True) for wrap in (False, True)
         }
+        column = QFontMetricsF(self._code).horizontalAdvance(" ")
+        self._code_options = {wrap: _option(False, column / 2, wrap=wrap) for wrap in (False, True)}  # tabs of four
 
     def _tracked(self, px: float, weight: QFont.Weight = QFont.Weight.Normal) -> QFont:
         return tracked(interface_font(px * self.share, weight), px * self.scale)
 
-    def layout(self, text: str, codes: Sequence[tuple[int, int]], *, right_to_left: bool, wrap: bool) -> QTextLayout:
-        """A layout that has no lines yet; `codes` are ranges of QChars that stand for invisible characters."""
-        layout = QTextLayout(text, self.text)
-        layout.setTextOption(self._options[right_to_left, wrap])
+    def layout(
+        self, text: str, codes: Sequence[tuple[int, int]], *, right_to_left: bool, wrap: bool, mono: bool = False
+    ) -> QTextLayout:
+        """A layout that has no lines yet.
+
+        Args:
+            text: What it shows.
+            codes: Ranges of QChars that stand for invisible characters.
+            right_to_left: Whether its paragraph runs so.
+            wrap: Whether it is broken at the width of its lines.
+            mono: Whether it is a line of code.
+        """
+        layout = QTextLayout(text, self._code if mono else self.text)
+        layout.setTextOption(self._code_options[wrap] if mono else self._options[right_to_left, wrap])
         if codes:
             layout.setFormats([self._range(a, b) for a, b in codes])
         return layout

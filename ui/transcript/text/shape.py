@@ -49,7 +49,8 @@ class ShapedLine:
         start = table.start(line)
         self.composed = table.text_of(line)
         rtl = table.is_right_to_left(line)
-        self.layout = faces.layout(self.composed.text, self.composed.codes, right_to_left=rtl, wrap=False)
+        mono = table.is_code(line)
+        self.layout = faces.layout(self.composed.text, self.composed.codes, right_to_left=rtl, wrap=False, mono=mono)
         self.layout.beginLayout()
         self.line: QTextLine = self.layout.createLine()
         self.line.setLineWidth(table.width)  # what right-to-left lines are aligned in; nothing is wrapped

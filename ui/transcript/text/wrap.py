@@ -19,6 +19,10 @@ _STRETCH = 1500  # characters laid out together; a line holds about 90
 RIGHT_TO_LEFT = 1
 NEUTRAL = 2  # no letter yet: the direction is still open
 PARAGRAPH = 4  # the line begins a paragraph
+INSIDE = 8  # the paragraph before it left a block of code open
+CODE = 16  # the line is code, or the fence around it
+OPEN = 32  # behind its paragraph a block of code is open
+FENCES = ("```", "~~~")
 
 
 class LineTable:
@@ -68,6 +72,10 @@ class LineTable:
         """Whether the line's paragraph runs from right to left."""
         return bool(self._flags[line] & RIGHT_TO_LEFT)
 
+    def is_code(self, line: int) -> bool:
+        """Whether the line belongs to a fenced block of code."""
+        return bool(self._flags[line] & CODE)
+
     def line_of(self, place: Place) -> int:
         """The line that holds a place."""
         low, high = 0, len(self._first)
@@ -95,10 +103,12 @@ class LineTable:
     def _stretch(self) -> None:
         start, flags = self._pop()
         composed = compose(self._tokens, start, template=self.template, limit=_STRETCH)
+        if flags & PARAGRAPH:
+            flags = _fenced(flags, composed.text)
         if flags & NEUTRAL:
-            towards = direction(composed.text)
-            flags = (flags & PARAGRAPH) | (NEUTRAL if towards is None else RIGHT_TO_LEFT * towards)
-        breaks = self._breaks(composed, right_to_left=bool(flags & RIGHT_TO_LEFT))
+            towards = False if flags & CODE else direction(composed.text)
+            flags = (flags & ~(NEUTRAL | RIGHT_TO_LEFT)) | (NEUTRAL if towards is None else RIGHT_TO_LEFT * towards)
+        breaks = self._breaks(composed, right_to_left=bool(flags & RIGHT_TO_LEFT), code=bool(flags & CODE))
         at_end = composed.newline or composed.end.token >= len(self._tokens)
         closed = at_end or len(breaks) == 1
         if not composed.text and not composed.newline:
@@ -107,7 +117,7 @@ class LineTable:
             self._push(composed.place(position) if position else start, flags)
             flags &= ~PARAGRAPH
         if composed.newline:
-            self._push(composed.end, PARAGRAPH | NEUTRAL)
+            self._push(composed.end, PARAGRAPH | NEUTRAL | (INSIDE if flags & OPEN else 0))
         elif not closed:
             self._push(composed.place(breaks[-1]), flags)
         elif not at_end:  # one line as long as a stretch: marks that take no width; cut it
@@ -121,8 +131,8 @@ class LineTable:
                 return Place(token)
         return end
 
-    def _breaks(self, composed: Composed, *, right_to_left: bool) -> list[int]:
-        layout = self._faces.layout(composed.text, composed.codes, right_to_left=right_to_left, wrap=True)
+    def _breaks(self, composed: Composed, *, right_to_left: bool, code: bool) -> list[int]:
+        layout = self._faces.layout(composed.text, composed.codes, right_to_left=right_to_left, wrap=True, mono=code)
         return wrap_positions(layout, self.width)
 
     def _pop(self) -> tuple[Place, int]:
@@ -132,6 +142,14 @@ class LineTable:
         self._first.append(place.token)
         self._offset.append(place.offset)
         self._flags.append(flags)
+
+
+def _fenced(flags: int, text: str) -> int:
+    """The flags of a paragraph's first line, by what stands there so far: a fence opens a block of code, or closes it."""
+    words, inside = text.strip(" "), bool(flags & INSIDE)
+    fence = words.startswith(FENCES) and not (inside and words.strip("`~"))
+    kept = flags & ~(CODE | OPEN)
+    return kept | (CODE if inside or fence else 0) | (OPEN if inside != fence else 0)
 
 
 def wrap_positions(layout: QTextLayout, width: float) -> list[int]:
