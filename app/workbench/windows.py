@@ -109,10 +109,12 @@ def _status(supervisor: Supervisor, session: OpenSession | None) -> StatusView:
     model = supervisor.running
     if model is not None:
         metrics = model.metrics()
-        status = replace(status, kv_bytes=metrics.kv_bytes, kv_budget=metrics.kv_budget)
+        status = replace(status, kv_bytes=metrics.kv_bytes, kv_budget=metrics.kv_budget, model=model.info.name)
     if session is None:
         return status
-    status = replace(status, tiers=session.tiers())
+    writer = session.last_writer()
+    other = writer if model is not None and writer != model.info.name else ""
+    status = replace(status, tiers=session.tiers(), written_by=other)
     last = session.last_stats()
     if last is None:
         return status

@@ -39,7 +39,7 @@ def test_a_model_is_got_opened_and_kept_while_it_is_loaded(open_app: OpenApp, hu
         await new_session(window)
         await until(lambda: workbench.status.engine is EngineState.READY)
         assert hub.asked == []
-        QTest.mouseClick(window.parts.top.model, LEFT)
+        window.acts.setup.trigger()
         QTest.mouseClick(window.popover.model.more_button, LEFT)
         page = window.settings.models
         await until(page.get.field.hasFocus)

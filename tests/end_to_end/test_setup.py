@@ -29,7 +29,7 @@ def test_a_session_keeps_its_adapter_form_prompt_and_seed(open_app: OpenApp, tmp
     async def first(window: MainWindow, workbench: AppWorkbench) -> None:
         await new_session(window)
         await until(lambda: workbench.status.engine is EngineState.READY)
-        QTest.mouseClick(window.parts.top.model, LEFT)
+        window.acts.setup.trigger()
         popover = window.popover
         await until(lambda: "architecture" in popover.model.facts)
         popover.model.adapter_wanted.emit(str(adapter))  # what the dialog tells
@@ -60,7 +60,7 @@ def test_a_session_keeps_its_adapter_form_prompt_and_seed(open_app: OpenApp, tmp
     async def second(window: MainWindow, workbench: AppWorkbench) -> None:
         await until(lambda: window.controller.shown is not None and not window.controller.shown.view.is_sample)
         await until(lambda: workbench.status.engine is EngineState.READY)
-        QTest.mouseClick(window.parts.top.model, LEFT)
+        window.acts.setup.trigger()
         popover = window.popover
         await until(lambda: bool(popover.model.adapters.rows))
         assert popover.sampling.options.fields["seed"].text() == "7"

@@ -21,6 +21,7 @@ class ModelsController(QObject):
 
     listed = Signal(object)  # Sequence[ModelChoice]
     menu_ready = Signal(object, object)  # Sequence[ModelChoice], Sequence[BackendChoice], on request
+    fit_known = Signal(str, bool)  # source; whether it fits: told of each after `menu_ready`
     none_here = Signal()  # in place of a menu without models
     does_not_fit = Signal(str)  # the name of one that was chosen; nothing was done
 
@@ -48,6 +49,8 @@ class ModelsController(QObject):
         self.listed.emit(models)
         if menu and models:
             self.menu_ready.emit(models, self._workbench.models.backends())
+            for model in models:
+                self.fit_known.emit(model.source, await self.fits(model.source))
         elif menu:
             self.none_here.emit()
 

@@ -93,7 +93,8 @@ class Offers(QWidget):
         return tuple(each.get_button for each in self.rows)
 
     def show_offers(self, offers: Sequence[Offer], busy: Sequence[str] = ()) -> None:
-        """Shows these; of those whose repositories are `busy` a download stands already."""
+        """Shows those of them that are not here; of those whose repositories are `busy` a download stands already."""
+        offers = [offer for offer in offers if not offer.here]
         if [each.offer.wanted for each in self.rows] != [offer.wanted for offer in offers]:
             for old in self.rows:
                 self._column.removeWidget(old)
@@ -139,12 +140,11 @@ class OfferRow(QWidget):
         self.name.setText(offer.name)
         self.good_for.setText(offer.good_for)
         self.facts.setText(self._facts(offer))
-        self.state.setText(self.tr("suits this machine") if offer.best and not offer.here else "")
+        self.state.setText(self.tr("suits this machine") if offer.best else "")
         self.state.setVisible(bool(self.state.text()))
-        words = self.tr("here") if offer.here else self.tr("fetching") if busy else self.tr("Get")
-        self.get_button.setText(words)
-        self.get_button.setEnabled(not offer.here and not busy)
-        suits = offer.here or offer.fit.fits or bool(offer.fit.longest)
+        self.get_button.setText(self.tr("fetching") if busy else self.tr("Get"))
+        self.get_button.setEnabled(not busy)
+        suits = offer.fit.fits or bool(offer.fit.longest)
         restyle(self.get_button, "quiet" if suits else "plain")
         self.get_button.setAccessibleName(self.tr("Get {0}, {1}").format(offer.name, size(offer.size)))
 

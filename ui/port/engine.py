@@ -35,6 +35,8 @@ class StatusView:
     kv_budget: int = 0
     tiers: Mapping[Tier, int] = field(default_factory=dict)  # turns of the shown path per tier
     disk_note: str = ""  # why KV is not kept on disk
+    model: str = ""  # the name of the one that runs
+    written_by: str = ""  # that of the one that made the last answer of the path, where it is another one
 
     @property
     def lacks_model(self) -> bool:
@@ -50,6 +52,7 @@ class ModelChoice:
     label: str
     detail: str  # "135M · float32 · 513 MB"
     loaded: bool  # it is the one in use
+    last_used: float | None = None  # seconds since 1970
 
 
 @dataclass(frozen=True, slots=True)

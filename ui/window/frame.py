@@ -22,6 +22,7 @@ from ui.theme.text_size import panel_width
 from ui.transcript import TranscriptView
 from ui.transcript.overlay.pinned_card import PinnedCard
 from ui.transcript.overlay.tool_cards import ToolCards
+from ui.widgets.labels import Notice
 from ui.window.bars import CoachMark, FindBar, LinkBar
 from ui.window.status import StatusBar
 from ui.window.toast import Toast
@@ -55,6 +56,7 @@ class Frame(QWidget):
         self.finder = FindBar()
         self.link = LinkBar()
         self.first = FirstModels()
+        self.writer = Notice("undo")  # another model wrote what is shown
         self.cards = ToolCards(self.transcript)
         self.column = QWidget()
         self.pinned = PinnedCard(self.transcript, self.column)
@@ -140,6 +142,7 @@ class Frame(QWidget):
         self._foot.setContentsMargins(LEFT, 0, RIGHT, 0)
         self._foot.setSpacing(8)
         self._foot.addWidget(self.first)
+        self._foot.addWidget(self.writer)
         self._foot.addWidget(self.link)
         self._foot.addWidget(self.composer)
         middle.addLayout(self._foot)

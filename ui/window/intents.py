@@ -290,6 +290,8 @@ class Intents(QObject):
         parts.top.step_wanted.connect(controller.tree.step_variant)
         parts.top.model_chosen.connect(controller.models.choose_model)
         parts.top.backend_chosen.connect(controller.models.choose_backend)
+        parts.top.models_wanted.connect(controller.models.ask_menu)
+        parts.writer.acted.connect(controller.models.ask_menu)
         parts.top.new_button.clicked.connect(self.new_session)
         parts.status.legend.measure_chosen.connect(presenter.colour_by)
 

@@ -45,6 +45,7 @@ class Presenter(QObject):
         self.second = ComparisonPresenter(parts, acts, self.set_mode, self)
         self._link_of: int | None = None  # the session whose link is asked about
         self._runs = False  # as last told: a model is loaded
+        self._writers: tuple[int, str, str] | None = None  # of which session it was told who wrote it, and who goes on
         self._lacks_model = False  # as last told: what needs one is left until one is chosen
         self._offering = False  # the draft is a message that did not fit; when it is counted, what can be done is asked
         self._counted_at: tuple[EngineState, bool] | None = None
@@ -64,6 +65,7 @@ class Presenter(QObject):
         controller.sessions.folder_made.connect(parts.sidebar.sessions.name_folder)
         controller.models.listed.connect(self._show_model)
         controller.models.menu_ready.connect(parts.top.model.open_menu)
+        controller.models.fit_known.connect(parts.top.model.show_fit)
         controller.status_changed.connect(self._show_status)
         controller.answers.draft_saved.connect(parts.composer.clear_sent)
         controller.answers.did_not_fit.connect(self._offer_ways)
@@ -299,6 +301,7 @@ class Presenter(QObject):
         if runs != self._runs:  # it was unloaded, or another one is loaded
             self._runs = runs
             self._parts.pinned.forget_row()
+        self._tell_writer(status)
         wait = self.tr("{0}: choose a model first").format(status.reason) if status.lacks_model else ""
         self._parts.composer.set_waiting(wait)
         if status.lacks_model != self._lacks_model:
@@ -306,6 +309,18 @@ class Presenter(QObject):
             self.refresh()
             self._show_pin_again()
         self._count_again()
+
+    def _tell_writer(self, status: StatusView) -> None:
+        """Another model goes on with what is shown; said once of each pair."""
+        shown = self._controller.shown
+        pair = None if shown is None or not status.written_by else (shown.session_id, status.written_by, status.model)
+        if pair != self._writers:
+            self._writers = pair
+            if pair is None:
+                self._parts.writer.clear()
+            else:
+                words = self.tr("{0} wrote this; {1} would go on with it").format(status.written_by, status.model)
+                self._parts.writer.say(words, self.tr("Choose a model"))
 
     def _show_pin_again(self) -> None:
         """The pinned token may have other numbers now, or be gone with its path."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
-from PySide6.QtCore import QEvent, QPoint, QSize, Qt, Signal
-from PySide6.QtGui import QAction, QActionGroup, QFont, QResizeEvent
+from PySide6.QtCore import QEvent, QObject, QPoint, QSize, Qt, Signal
+from PySide6.QtGui import QAction, QActionGroup, QFont, QKeyEvent, QKeySequence, QResizeEvent
 from PySide6.QtWidgets import QApplication, QButtonGroup, QHBoxLayout, QMenu, QPushButton, QSizePolicy, QToolButton, QWidget
 
 from ui.core.shown import Fork
+from ui.models.wording import used_words
 from ui.port import BackendChoice, ModelChoice
 from ui.theme.fonts import interface_font, scaled
 from ui.theme.icons import SIZE_PX, icon
@@ -24,11 +26,12 @@ FEWEST = 4  # letters that still say anything
 
 
 class ModelChip(QPushButton):
-    """The model's name; pressed, it opens what the session is set to. The shelf opens under it as a menu (never blocking)."""
+    """The model's name; pressed, the shelf opens under it as a menu (never blocking)."""
 
     chosen = Signal(str)  # source
     backend_chosen = Signal(str)  # name
     more_wanted = Signal()  # than are on the shelf
+    setup_wanted = Signal()  # what the model is loaded with, its adapters
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -41,6 +44,7 @@ class ModelChip(QPushButton):
             news.connect(self._tint)
         self._tint()
         self._label = self._shown = ""
+        self._offered: dict[str, tuple[ModelChoice, QAction]] = {}  # of the menu that is open
         self.show_model(None)
 
     def show_model(self, choice: ModelChoice | None) -> None:
@@ -74,19 +78,40 @@ class ModelChip(QPushButton):
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.setLayoutDirection(QApplication.layoutDirection())  # not the chip's own
         menu.setAccessibleName(self.tr("Models"))
+        menu.installEventFilter(self)
         group = QActionGroup(menu)
+        self._offered = {}
         for choice in choices:
-            label, detail = (" ".join(words.split()).replace("&", "&&") for words in (choice.label, choice.detail))
-            action = QAction(f"{label}\t{detail}", group, checkable=True, checked=choice.loaded)
+            action = QAction(_entry(choice, ""), group, checkable=True, checked=choice.loaded)
             action.triggered.connect(lambda _checked, source=choice.source: self.chosen.emit(source))
             menu.addAction(action)
+            self._offered[choice.source] = choice, action
+        menu.destroyed.connect(self._offered.clear)
         if not choices:
             menu.addAction(self.tr("No model is here yet")).setEnabled(False)
         menu.addSeparator()
         menu.addAction(self.tr("More models…")).triggered.connect(lambda _checked=False: self.more_wanted.emit())
+        menu.addAction(self.tr("Model and adapters…")).triggered.connect(lambda _checked=False: self.setup_wanted.emit())
         self._add_backends(menu, backends)
         right = self.mapToGlobal(QPoint(self.width(), self.height() + 4))
         menu.popup(QPoint(right.x() - menu.sizeHint().width(), right.y()))
+
+    def show_fit(self, source: str, fits: bool) -> None:  # as the signal brings it
+        """Whether a model of the open menu fits into memory."""
+        if source in self._offered:
+            choice, action = self._offered[source]
+            action.setText(_entry(choice, self.tr("fits") if fits else self.tr("does not fit")))
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """A key of the window's own closes the menu, and does what it does."""
+        if event.type() is QEvent.Type.KeyPress and isinstance(watched, QMenu) and isinstance(event, QKeyEvent):
+            keys = QKeySequence(event.keyCombination())
+            act = next((act for act in self.window().actions() if act.isEnabled() and act.shortcut() == keys), None)
+            if act is not None:
+                watched.close()
+                act.trigger()
+                return True
+        return super().eventFilter(watched, event)
 
     def _add_backends(self, menu: QMenu, backends: Sequence[BackendChoice]) -> None:
         if not backends:
@@ -107,6 +132,16 @@ class ModelChip(QPushButton):
         self.setIcon(icon("chevron-down", self._theme.palette.soft, px))
 
 
+def _entry(choice: ModelChoice, fit: str) -> str:
+    """What the menu says of a model: its name, and what is known of it."""
+    used = used_words(choice.last_used, time.time())
+    label, detail = (
+        " ".join(words.split()).replace("&", "&&")
+        for words in (choice.label, " · ".join(part for part in (choice.detail, fit, used) if part))
+    )
+    return f"{label}\t{detail}"
+
+
 HEIGHT = 44
 BUTTON_GAP = 4
 LEFT, SIDEBAR = 220, 248  # up to the title, which stands over the transcript; the sidebar at 100 %
@@ -121,6 +156,7 @@ class TopBar(QWidget):
 
     mode_chosen = Signal(object)  # Mode
     step_wanted = Signal(int)  # to the previous (-1) or next (+1) variant
+    models_wanted = Signal()  # the list of those that are here
     setup_wanted = Signal()
     model_chosen = Signal(str)  # source
     backend_chosen = Signal(str)  # name
@@ -139,7 +175,8 @@ class TopBar(QWidget):
         self.branch = BranchChip()
         self.branch.step_wanted.connect(self.step_wanted)
         self.model = ModelChip()
-        self.model.clicked.connect(self.setup_wanted)
+        self.model.clicked.connect(self.models_wanted)
+        self.model.setup_wanted.connect(self.setup_wanted)
         self.model.chosen.connect(self.model_chosen)
         self.model.backend_chosen.connect(self.backend_chosen)
         self.modes = ModeSwitch()

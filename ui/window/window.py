@@ -197,6 +197,11 @@ class MainWindow(QMainWindow):
         made.colours_wanted.connect(self.presenter.colour_by)
         return made
 
+    def _close_popover(self) -> None:
+        """What it is about was chosen, or is not in front any more."""
+        if "popover" in vars(self):
+            self.popover.close_again()
+
     def _close_card(self) -> None:
         """With what it previewed."""
         self.parts.pinned.close_again()
@@ -204,7 +209,9 @@ class MainWindow(QMainWindow):
 
     def _wire_setup(self) -> None:
         controller = self.controller
-        self.parts.top.setup_wanted.connect(lambda: self.popover.toggle())
+        self.parts.top.setup_wanted.connect(lambda: self.popover.open())
+        for over in (self.parts.composer.sent, self.controller.other_shown, self.parts.top.model_chosen):
+            over.connect(lambda *_: self._close_popover())
         self.parts.composer.format_wanted.connect(self.open_settings)
         self.parts.composer.setup_wanted.connect(lambda: self.popover.toggle(SAMPLING))
         self._wire_models()

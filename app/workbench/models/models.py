@@ -83,7 +83,7 @@ class Models:
         source = self._supervisor.source
         entries, servers = await asyncio.to_thread(lambda: (models_here(), servers_here(source)))
         return [
-            *(ModelChoice(e.name, self._label(e), detail_of(e), e.name == source) for e in entries),
+            *(ModelChoice(e.name, self._label(e), detail_of(e), e.name == source, e.last_used) for e in entries),
             *(ModelChoice(c.name, self._server_label(c), place_of(c), c.name == source) for c in servers),
         ]
 

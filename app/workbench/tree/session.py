@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from app.workbench.answers.provenance import MADE
 from app.workbench.answers.provenance_text import refusal
 from app.workbench.setup.beginning import Beginning, cards, tools_at
 from app.workbench.tree.node_index import Bool, Course, Int64
@@ -357,6 +358,14 @@ class OpenSession:
         """How the last answer that is shown was made."""
         known = (self.stats_of(turn.tip) for turn in reversed(self.tree.turns(self.tip, self.earlier)))
         return next((stats for stats in known if stats is not None), None)
+
+    def last_writer(self) -> str:
+        """The name of the model that made the last answer that is shown; "" where it was not stored."""
+        for turn in reversed(self.tree.turns(self.tip, self.earlier)):
+            made = turn.tip.stats.get(MADE)
+            if isinstance(made, Mapping) and isinstance(made.get("model"), str):
+                return str(made["model"])
+        return ""
 
     def stats_of(self, node: NodeRow) -> TurnStats | None:
         """How an answer was made, or is doing."""

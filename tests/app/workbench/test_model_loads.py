@@ -6,12 +6,14 @@ import asyncio
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import keyring
 import pytest
 
-from runtime import ModelShelf
+from runtime import LanguageModel, ModelShelf
 from runtime.loading.measurements import keep_perplexities
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, until
@@ -234,3 +236,35 @@ def test_a_token_is_kept_told_of_and_deleted(play: Play, keychain: Keychain, mon
         assert (await s.workbench.shelf.hub_token()).variable == "HF_TOKEN"
 
     play(scene)
+
+
+class Named(Engine):
+    """Its models have a name that a test gives."""
+
+    name = "one"
+
+    async def __call__(self, source: str, backend: str, **how: Any) -> LanguageModel:
+        made = await super().__call__(source, backend, **how)
+        made.info = replace(made.info, name=self.name)  # type: ignore[misc]  # of the wrapper
+        return made
+
+
+def test_the_model_that_wrote_a_session_is_named_while_another_runs(play: Play) -> None:
+    engine = Named()
+
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        await s.workbench.answers.send(session_id, "hello")
+        status = s.workbench.status
+        assert (status.model, status.written_by) == ("one", "")
+        # when another model is chosen
+        engine.name = "two"
+        await s.workbench.models.choose("org/two")
+        await ready(s)
+        status = s.workbench.status
+        assert (status.model, status.written_by) == ("two", "one")
+        # and not any more once that one has answered
+        await s.workbench.answers.send(session_id, "and again")
+        assert s.workbench.status.written_by == ""
+
+    play(scene, engine=engine)

@@ -71,7 +71,6 @@ def test_one_that_is_chosen_from_the_menu_and_does_not_fit_shows_its_bar_first(i
 
     async def scene(window: MainWindow) -> None:
         QTest.mouseClick(window.parts.top.model, LEFT)
-        QTest.mouseClick(window.popover.model.change_button, LEFT)
         await until(lambda: isinstance(QApplication.activePopupWidget(), QMenu))
         menu = QApplication.activePopupWidget()
         assert isinstance(menu, QMenu)

@@ -29,8 +29,8 @@ def focused() -> QWidget:
 
 
 async def opened(window: MainWindow, page: int = MODEL) -> SetupPopover:
-    """By a click on the model's name, and on a tab."""
-    QTest.mouseClick(window.parts.top.model, LEFT)
+    """By a key, and a click on a tab."""
+    QTest.keyClick(window, Qt.Key.Key_M, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier)
     assert window.popover.isVisible()
     QTest.mouseClick(window.popover.tabs[page], LEFT)
     await until(lambda: window.popover.model.name.text() != "")
@@ -50,8 +50,8 @@ def test_it_opens_and_closes_by_mouse_and_keys(in_window: Play) -> None:
         assert popover.model.facts["fingerprint"].text() == "3f2a9c51d07b"
         assert popover.model.facts["KV per token"].text() == "46 kB"
         assert "bfloat16" in popover.model.warnings.text()
-        # a click on the name again, Escape, and a click beside it close it
-        QTest.mouseClick(window.parts.top.model, LEFT)
+        # the key again, Escape, and a click beside it close it
+        QTest.keyClick(window, Qt.Key.Key_M, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier)
         assert not popover.isVisible()
         QTest.keyClick(window, Qt.Key.Key_P, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier)
         assert popover.isVisible()

@@ -40,7 +40,6 @@ def test_an_engine_is_chosen_from_the_menu(in_window: Play, bench: FakeWorkbench
             BackendChoice("vllm", "not yet", False),
         ]
         QTest.mouseClick(window.parts.top.model, Qt.MouseButton.LeftButton)
-        QTest.mouseClick(window.popover.model.change_button, Qt.MouseButton.LeftButton)
         await until(lambda: QApplication.activePopupWidget() is not None)
         menu = QApplication.activePopupWidget()
         assert isinstance(menu, QMenu)
@@ -63,12 +62,13 @@ def test_an_engine_is_chosen_from_the_menu(in_window: Play, bench: FakeWorkbench
 def test_a_model_is_chosen_from_the_menu(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         QTest.mouseClick(window.parts.top.model, Qt.MouseButton.LeftButton)
-        QTest.mouseClick(window.popover.model.change_button, Qt.MouseButton.LeftButton)
         await until(lambda: isinstance(QApplication.activePopupWidget(), QMenu))
         menu = QApplication.activePopupWidget()
         assert isinstance(menu, QMenu)
         entries = [action for action in menu.actions() if "run on" not in action.text() and not action.isSeparator()]
-        assert [entry.text().split("\t")[0] for entry in entries] == ["SmolLM2 135M Instruct", "Qwen3 0.6B", "More models…"]
+        assert [entry.text().split("\t")[0] for entry in entries] == [
+            "SmolLM2 135M Instruct", "Qwen3 0.6B", "More models…", "Model and adapters…",
+        ]  # fmt: skip
         QTest.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(entries[1]).center())
         await until(lambda: window.parts.top.model.text() == "Qwen3 0.6B")
         assert bench.asked("choose_model") == [("qwen3",)]

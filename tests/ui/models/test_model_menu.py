@@ -1,0 +1,129 @@
+"""The list under the model's name, and what is said of models that wrote a session."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QMenu, QPushButton
+
+from tests.ui.conftest import Scene, frames, until
+from tests.ui.fake_state import FIT
+from tests.ui.fakes import TRIP, FakeWorkbench
+from tests.ui.window.test_conversation import finish
+from ui import EngineState, MainWindow, StatusChanged
+
+Play = Callable[[Scene], None]
+LEFT = Qt.MouseButton.LeftButton
+CONTROL, SHIFT = Qt.KeyboardModifier.ControlModifier, Qt.KeyboardModifier.ShiftModifier
+
+
+async def listed(window: MainWindow) -> QMenu:
+    QTest.mouseClick(window.parts.top.model, LEFT)
+    await until(lambda: isinstance(QApplication.activePopupWidget(), QMenu))
+    menu = QApplication.activePopupWidget()
+    assert isinstance(menu, QMenu)
+    return menu
+
+
+def words(menu: QMenu, name: str) -> str:
+    return next(action.text() for action in menu.actions() if action.text().startswith(name))
+
+
+def test_the_name_lists_the_models_with_fit_and_last_use(in_window: Play, bench: FakeWorkbench) -> None:
+    bench.choices[1] = replace(bench.choices[1], last_used=time.time() - 3 * 86_400)
+    bench.shelf_fit = replace(FIT, weights=32_000_000_000, longest=0)
+
+    async def scene(window: MainWindow) -> None:
+        menu = await listed(window)
+        await until(lambda: words(menu, "Qwen3").endswith("does not fit · used 3 days ago"))
+        assert words(menu, "SmolLM2").split("\t")[1].startswith(bench.choices[0].detail)
+        assert [a.isChecked() for a in menu.actions() if a.isCheckable()][:2] == [True, False]
+        QTest.keyClick(menu, Qt.Key.Key_Escape)
+        await until(lambda: QApplication.activePopupWidget() is None)
+        # the settings of the session are one entry of it
+        menu = await listed(window)
+        entry = next(action for action in menu.actions() if action.text().startswith("Model and adapters"))
+        QTest.mouseClick(menu, LEFT, pos=menu.actionGeometry(entry).center())
+        await until(lambda: window.popover.isVisible())
+
+    in_window(scene)
+
+
+def test_a_key_of_the_window_closes_the_list_and_does_what_it_does(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        menu = await listed(window)
+        QTest.keyClick(menu, Qt.Key.Key_N, CONTROL)
+        await until(lambda: QApplication.activePopupWidget() is None)
+        await until(lambda: window.controller.shown is not None and window.controller.shown.session_id != TRIP)
+
+    in_window(scene)
+
+
+@pytest.mark.parametrize("way", ["send", "new", "choose"])
+def test_the_settings_of_a_session_close_when_it_is_left(in_window: Play, bench: FakeWorkbench, way: str) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        QTest.keyClick(window, Qt.Key.Key_M, CONTROL | SHIFT)
+        assert window.popover.isVisible()
+        if way == "send":
+            QTest.keyClicks(window.parts.composer.field, "and then?")
+            await until(window.parts.composer.send_button.isEnabled)
+            QTest.keyClick(window.parts.composer.field, Qt.Key.Key_Return)
+        elif way == "new":
+            QTest.keyClick(window, Qt.Key.Key_N, CONTROL)
+        else:
+            QTest.mouseClick(window.popover.model.change_button, LEFT)
+            await until(lambda: isinstance(QApplication.activePopupWidget(), QMenu))
+            menu = QApplication.activePopupWidget()
+            assert isinstance(menu, QMenu)
+            entry = next(action for action in menu.actions() if action.text().startswith("Qwen3"))
+            QTest.mouseClick(menu, LEFT, pos=menu.actionGeometry(entry).center())
+        await until(lambda: not window.popover.isVisible())
+
+    in_window(scene)
+
+
+def test_another_model_than_the_one_that_wrote_a_session_is_told_once(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        writer, told = window.parts.writer, replace(bench.status, engine=EngineState.READY, model="Qwen3", written_by="SmolLM2")
+        assert writer.words == ""
+        bench.emit(StatusChanged(told))
+        await until(lambda: writer.words == "SmolLM2 wrote this; Qwen3 would go on with it")
+        writer.dismiss()
+        bench.emit(StatusChanged(replace(told, tokens_per_second=40.0)))
+        await frames()
+        assert writer.words == ""
+        # of another pair it is told, and the list is one click away
+        bench.emit(StatusChanged(replace(told, model="Llama")))
+        await until(lambda: writer.words == "SmolLM2 wrote this; Llama would go on with it")
+        button = next(each for each in writer.findChildren(QPushButton) if each.text() == "Choose a model")
+        QTest.mouseClick(button, LEFT)
+        await until(lambda: isinstance(QApplication.activePopupWidget(), QMenu))
+        menu = QApplication.activePopupWidget()
+        assert menu is not None
+        menu.close()
+        bench.emit(StatusChanged(replace(told, model="SmolLM2", written_by="")))
+        await frames()
+        assert writer.words == ""
+
+    in_window(scene)
+
+
+def test_what_is_here_is_not_offered(in_window: Play, bench: FakeWorkbench) -> None:
+    bench.proposed = [replace(bench.proposed[0], here=True), *bench.proposed[1:]]
+
+    async def scene(window: MainWindow) -> None:
+        window.settings.open_models(get=True)
+        offers = window.settings.models.get.offers
+        await until(lambda: bool(offers.rows))
+        assert [row.offer.name for row in offers.rows] == [offer.name for offer in bench.proposed[1:]]
+
+    in_window(scene)
