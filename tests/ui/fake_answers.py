@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -134,11 +135,12 @@ class FakeAnswers(_Group):
 
 
 class FakeDrafts(_Group):
-    async def score(self, session_id: int, text: str, replaces: int | None = None) -> float | None:
+    async def score(self, session_id: int, text: str, replaces: int | None = None) -> TokenRun | None:
         self._bench.calls.append(("score_draft", session_id, text))
         if self._bench.slow_checks is not None:
             await self._bench.slow_checks.wait()
-        return 3.1 * len(text.split())
+        words = [word for word in re.split(r"(?=\s)", text) if word]
+        return run_of(self._bench.vocabulary, words, [self._bench.surprises.get(word.strip(), 3.1) for word in words])
 
     async def read_file(self, path: str) -> TextFile:
         self._bench.note("read_file", path)

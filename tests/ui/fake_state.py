@@ -132,6 +132,7 @@ class FakeState:
         self.refusal = ""
         self.gate: asyncio.Semaphore | None = None
         self.vocabulary = Vocabulary()
+        self.surprises: dict[str, float] = {}  # bits of words of a draft; others have 3.1
         self.views: dict[int, SessionView] = {}
         self.summaries: dict[int, SessionSummary] = {}
         self._listeners: list[Callable[[Event], None]] = []

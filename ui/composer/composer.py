@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+import numpy as np
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QKeySequence
 from PySide6.QtWidgets import QFileDialog, QVBoxLayout, QWidget
@@ -15,6 +17,7 @@ from ui.composer.draft_cost import DraftCost
 from ui.composer.drafts import NEW, Draft, Drafts, with_files
 from ui.composer.writing_box import WritingBox
 from ui.port import TextFile
+from ui.port.tokens import TokenRun
 from ui.widgets.labels import Notice
 from ui.widgets.visible import one_line, utf16_length
 
@@ -177,10 +180,16 @@ class Composer(QWidget):
         """What is shown is the recorded sample: says where a message goes."""
         self.field.set_hint(self.tr("A recording: a message goes into a copy") if recording else self.tr("Message…"))
 
-    def show_bits(self, text: str, bits: float | None) -> None:
+    def show_colours(self, show: bool) -> None:  # a state, not an option
+        """Whether a draft is coloured by its surprise."""
+        self.field.colours.show(show)
+
+    def show_score(self, text: str, run: TokenRun | None) -> None:
         """How surprising the draft is; the answer about an older one is let go."""
         if text == self.message and not self._running:
-            self.meter.show_bits(bits)
+            self.meter.show_bits(None if run is None else float(-np.nansum(run.logprob)) / math.log(2))
+            if run is not None:
+                self.field.colours.take(run, text)
 
     def attach(self, session_id: int, file: TextFile) -> None:
         """A file goes with the message of a session: the one that is shown, or the draft of another one."""

@@ -8,6 +8,7 @@ from PySide6.QtCore import QEvent, QMimeData, QSize, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QPlainTextEdit, QSizePolicy, QWidget
 
+from ui.composer.draft_colours import DraftColours
 from ui.theme.fonts import interface_font
 
 MOST_LINES = 10
@@ -44,6 +45,7 @@ class DraftField(QPlainTextEdit):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.document().setDocumentMargin(0)
         self.document().documentLayout().documentSizeChanged.connect(self._grow)
+        self.colours = DraftColours(self)
         self._made = True
         self._grow()
 

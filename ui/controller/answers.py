@@ -23,7 +23,7 @@ class DraftsController(QObject):
     """
 
     composed = Signal(object)  # Composition of the draft
-    scored = Signal(str, object)  # the draft, its bits or None
+    scored = Signal(str, object)  # the draft, its tokens with their numbers (TokenRun) or None
     file_read = Signal(int, object)  # the session it was chosen in, TextFile
     left_out = Signal(int)  # turns, to make room
 

@@ -179,8 +179,11 @@ class DraftCommands(Protocol):
     async def compose(self, session_id: int, text: str, replaces: int | None = None) -> Composition:
         """Tokens and context of a draft, or of another version of the user's turn `replaces`; no forward."""
 
-    async def score(self, session_id: int, text: str, replaces: int | None = None) -> float | None:
-        """Bits of a draft, computed behind everything else; None where that is not to be had now. May be cancelled."""
+    async def score(self, session_id: int, text: str, replaces: int | None = None) -> TokenRun | None:
+        """The tokens of a draft with their numbers, computed behind everything else; None where that is not to be had now.
+
+        May be cancelled. Nothing of it leaves for a server.
+        """
 
     async def read_file(self, path: str) -> TextFile:
         """A text file to go with a message; a binary one or one that is too large is refused, with numbers."""

@@ -39,6 +39,10 @@ class OwnColours(StrEnum):
     NONE = "none"
 
 
+HALF = 0.49  # of a colour: as much as leaves text on it 7 : 1 in high contrast
+STRENGTHS = {OwnColours.HALF: HALF, OwnColours.FULL: 1.0, OwnColours.NONE: 0.0}
+
+
 class Theme(QObject):
     """The look of one QApplication, whose child it is. Get it with `apply_theme` or `current_theme`."""
 
@@ -76,6 +80,11 @@ class Theme(QObject):
         if developer != self.developer:
             self.developer = developer
             self.developer_changed.emit(developer)
+
+    @property
+    def own_strength(self) -> float:
+        """How strong colours are in what the user wrote, 0 to 1."""
+        return STRENGTHS[self.own_colours]
 
     @property
     def fade_ms(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from app.workbench.tree.session import WholeSession
 from app.workbench.tree.tree import Turn
 from app.workbench.windows import Windows
 from resources.files import read_regular
-from runtime import EngineDiedError, LanguageModel, Origin, Priority, RuntimeFault, clean_text
+from runtime import EngineDiedError, LanguageModel, Origin, Priority, RuntimeFault, TokenRun, clean_text
 from ui import Composition, ContextPart, PartKind, Refusal, SessionChanged, TextFile, translate
 
 MOST_FILE_BYTES = 1 << 20
@@ -87,8 +86,8 @@ class Drafts:
         except RuntimeFault as fault:
             raise Refusal(str(fault)) from fault
 
-    async def score(self, session_id: int, text: str, replaces: int | None = None) -> float | None:
-        """Bits of what is typed; None where there is no idle model, or the context before it would have to be read first."""
+    async def score(self, session_id: int, text: str, replaces: int | None = None) -> TokenRun | None:
+        """The scored tokens of what is typed; None where no model is idle, or what stands before it would be read first."""
         model = self._supervisor.running
         if self._sessions.find(session_id) is None or model is None or len(self._running) or not text.strip():
             return None
@@ -110,8 +109,8 @@ class Drafts:
             return None
         except RuntimeFault:  # sending it says why
             return None
-        typed = as_run(model, placed.new.user, clean_text(text)).origin == int(Origin.TYPED)
-        return float(-np.nansum(scored.logprob[typed]) / math.log(2))
+        typed = np.flatnonzero(as_run(model, placed.new.user, clean_text(text)).origin == int(Origin.TYPED))
+        return scored[int(typed[0]) : int(typed[-1]) + 1] if len(typed) else None
 
     # ---- files --------------------------------------------------------------------------------------------------------
 

@@ -62,13 +62,15 @@ def test_nothing_is_known_of_parts_without_an_engine(play: Play) -> None:
 def test_a_draft_is_scored_as_it_will_stand(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("hi")
-        bits = await s.workbench.drafts.score(session_id, "and now?")
+        draft = await s.workbench.drafts.score(session_id, "and now?")
         assert await s.workbench.drafts.score(session_id, "  ") is None
         before = len((await s.view(session_id)).turns)
         await s.workbench.answers.send(session_id, "and now?")
         turn = (await s.view(session_id)).turns[before]
         typed = turn.run.logprob[turn.run.origin == 1]
-        assert bits == pytest.approx(float(-typed.sum() / 0.6931472), rel=1e-4)
+        assert draft is not None
+        assert draft.text == "and now?"
+        assert draft.logprob == pytest.approx(typed, rel=1e-4)
         # the draft gave way to whatever else was asked, and the message did not
         assert s.engine.priorities == [Priority.CHAT, Priority.BACKGROUND, Priority.CHAT]
 

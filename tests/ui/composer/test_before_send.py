@@ -15,6 +15,7 @@ from tests.ui.conftest import Scene, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.window.test_conversation import finish
 from ui import Composition, ContextPart, MainWindow, PartKind, SessionChanged, TextFile, TurnStatus
+from ui.transcript import Mode
 
 Play = Callable[[Scene], None]
 LEFT = Qt.MouseButton.LeftButton
@@ -82,6 +83,38 @@ def test_what_is_typed_is_scored_when_it_stands_still_and_not_after_send(in_wind
         await until(lambda: composer.draft == "" and not window.controller.running)
         await asyncio.sleep(0.8)
         assert len(bench.asked("score_draft")) == 2
+
+    in_window(scene)
+
+
+def test_what_is_typed_is_coloured_as_it_settles(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+    bench.surprises = {"Now": 0.1, "🎉": 0.1, "it": 1.0, "rain": 9.0, "there": 0.1}
+
+    async def scene(window: MainWindow) -> None:
+        composer, colours = window.parts.composer, window.parts.composer.field.colours
+        QTest.keyClicks(composer.field, "Now ")
+        composer.field.insertPlainText("🎉")  # of two QChars
+        QTest.keyClicks(composer.field, " it rain there")
+        await until(lambda: colours.spans == [(" it", 1), (" rain", 5)])
+        assert len(composer.field.extraSelections()) == 2
+        # the colours are no text: none is sent or taken back, and what is typed on leaves those before it
+        assert composer.draft == "Now 🎉 it rain there"
+        QTest.keyClicks(composer.field, " x")
+        assert colours.spans == [(" it", 1), (" rain", 5)]
+        cursor = composer.field.textCursor()
+        cursor.setPosition(len("Now 🎉 it r") + 1)
+        composer.field.setTextCursor(cursor)
+        QTest.keyClicks(composer.field, "e")
+        assert colours.spans == [(" it", 1)]
+        # in Read there are none
+        window.presenter.set_mode(Mode.READ)
+        assert not composer.field.extraSelections()
+        window.presenter.set_mode(Mode.TOKENS)
+        assert len(composer.field.extraSelections()) == 1
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        await until(lambda: composer.draft == "")
+        assert not composer.field.extraSelections()
 
     in_window(scene)
 

@@ -8,9 +8,8 @@ from PySide6.QtGui import QColor
 from tests.ui.transcript.conftest import Show
 from tests.ui.transcript.samples import session, turn, written
 from ui.theme import DARK, HIGH_DARK, HIGH_LIGHT, LIGHT, Palette
-from ui.theme.scheme import OwnColours, current_theme
+from ui.theme.scheme import HALF, OwnColours, current_theme
 from ui.transcript import TranscriptView
-from ui.transcript.text.ink import HALF
 
 STRONGEST = "Zanzibar=e"
 

@@ -10,17 +10,15 @@ from PySide6.QtCore import QObject, QPoint
 from ui.comparison.model_facts import Compared, compared_lines
 from ui.port import TurnDepth
 from ui.theme.palette import Palette
-from ui.theme.scheme import OwnColours, current_theme
+from ui.theme.scheme import current_theme
 from ui.transcript.measure import Measure
 from ui.transcript.overlay.card import Card, CardContent, card_content, words_before, words_of
 from ui.transcript.overlay.ghost import ghost_of
 from ui.transcript.path import Path
 from ui.transcript.read_mode.read_pane import ReadPane
-from ui.transcript.text.ink import HALF, Ink
+from ui.transcript.text.ink import Ink
 from ui.transcript.tokens_mode.tokens_pane import TokensPane
 from ui.widgets.visible import visible_bytes
-
-STRENGTHS = {OwnColours.HALF: HALF, OwnColours.FULL: 1.0, OwnColours.NONE: 0.0}
 
 
 class Colouring:
@@ -71,7 +69,7 @@ class Colouring:
 
     def _ink(self) -> None:
         diverging = self._path.shows_difference
-        own = 1.0 if diverging else STRENGTHS[current_theme().own_colours]  # what two models disagree on is not to be missed
+        own = 1.0 if diverging else current_theme().own_strength  # what two models disagree on is not to be missed
         ink = Ink(self._palette, diverging, own)
         for pane in (self._tokens, self._read):
             pane.set_ink(ink)

@@ -10,8 +10,7 @@ from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QBrush, QColor, QImage, QPainter, QPen, QPixmap
 
 from ui.theme.palette import Palette
-
-HALF = 0.49  # of a colour: as much as leaves text on it 7 : 1 in high contrast
+from ui.theme.scheme import HALF
 
 
 @dataclass(frozen=True, slots=True)
