@@ -89,7 +89,7 @@ class Operations:
         self.ends = self.text.ends(vocab)
         self.byte_vocab = text.tokenizer.byte_vocab(vocab)
         self.grammars = Grammars(partial(_vocabulary, self.byte_vocab, self.text))
-        self.turns: Turns[Job] = Turns(self._send)
+        self.turns: Turns[Job] = Turns(partial(_send, engine))  # not itself: the vocabulary is freed with it
         self._held: dict[int, Held] = {}  # by stream
         self._described: tuple[ModelInfo, ModelInfo] | None = None  # the backend's own, and as `info` gives it
 
@@ -413,13 +413,6 @@ class Operations:
 
     # ---- jobs ------------------------------------------------------------------------------------------------
 
-    def _send(self, jobs: Sequence[Job]) -> None:
-        try:
-            self._engine.submit(jobs)
-        except Exception as error:  # noqa: BLE001  # closed meanwhile: the waiters are told
-            for job in jobs:
-                job.fail(error)
-
     async def _answer(self, call: Call[T]) -> T:
         """The answer to queries, which are dropped where nothing waits for them."""
         try:
@@ -674,3 +667,11 @@ def _vocabulary(tokens: Sequence[bytes], text: TextSide) -> Vocabulary:
     """Of no model: a model that its grammars referred to would be freed late."""
     tokenizer = text.tokenizer
     return Vocabulary(tokens, text.eos_token_ids, frozenset(tokenizer.special_ids), tokenizer.encode)
+
+
+def _send(engine: Engine, jobs: Sequence[Job]) -> None:
+    try:
+        engine.submit(jobs)
+    except Exception as error:  # noqa: BLE001  # closed meanwhile: the waiters are told
+        for job in jobs:
+            job.fail(error)

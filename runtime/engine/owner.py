@@ -18,6 +18,7 @@ import numpy as np
 from runtime.backends.base import Backend
 from runtime.errors import ForkedError, RuntimeFault, SessionClosedError
 from runtime.info import CacheReport, Metrics
+from runtime.memory import return_memory
 from runtime.scheduler.jobs import CallJob, Job, Turn
 from runtime.scheduler.loop import Scheduler, typed
 
@@ -203,6 +204,7 @@ class Engine:
             scheduler.fail_all(fault)
         scheduler.unload()
         backend.unload()
+        return_memory()
 
     def _collect(self, scheduler: Scheduler) -> bool:
         """Takes what arrived; waits when there is nothing to do. False: time to end."""

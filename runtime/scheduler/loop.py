@@ -211,6 +211,7 @@ class Scheduler:
         self.cache.clear()
         if self._drafter is not None:
             self._drafter.unload()
+        del self._prompts, self._decoding, self._beams, self._starting  # they refer to it, and have the vocabulary
 
     def cancel_queries(self, error: BaseException) -> None:
         """Every query that waits fails with `error`; generations and scores go on."""

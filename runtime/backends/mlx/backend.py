@@ -64,6 +64,7 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> MlxBack
             f"MLX was loaded by process {_IMPORTED_BY}, which this one was forked from, and does not work in a forked process; "
             'start the process by spawn instead: multiprocessing.get_context("spawn")'
         )
+    _take_stream()
     passed_over = check_fits(source, options)
     if options.attention == "eager":
         raise UnsupportedFeatureError("attention='eager' is not something MLX has; leave it on auto")
@@ -521,6 +522,36 @@ class MlxBackend(PackedBackend[MlxPack]):
             capabilities=("tree",) if self.tree else (),
             warnings=warnings,
         )
+
+
+class _Streams(threading.local):
+    """The CPU stream of a thread, until it ends.
+
+    MLX would make one for each thread that computes, with a thread of its own that never ends and a heap that it keeps.
+    """
+
+    taken: _Taken | None = None
+
+
+class _Taken:
+    """A stream, which another thread may have afterwards."""
+
+    def __init__(self) -> None:
+        self.stream = _FREE_STREAMS.pop() if _FREE_STREAMS else mx.new_thread_unsafe_stream(mx.cpu)
+
+    def __del__(self) -> None:
+        _FREE_STREAMS.append(self.stream)
+
+
+_FREE_STREAMS: list[mx.Stream] = []
+_STREAMS = _Streams()
+
+
+def _take_stream() -> None:
+    """A thread's first act with MLX, but for the main thread, whose stream is its user's."""
+    if _STREAMS.taken is None and threading.current_thread() is not threading.main_thread():
+        _STREAMS.taken = _Taken()
+        mx.set_default_stream(_STREAMS.taken.stream)
 
 
 def _clear_streams() -> None:
