@@ -19,6 +19,7 @@ from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends.stored import Stored
 from runtime.info import ModelInfo
+from runtime.numerics.ranking import Ranked
 from runtime.records import Scores
 
 Payload = Any  # immutable, contiguous, evaluated KV of consecutive tokens; only its backend looks inside
@@ -62,6 +63,20 @@ class DeviceLogits(Protocol):
         Returns:
             The scores of `targets` ``(len(chosen),)`` with `k` alternatives, falling, ties by id; and which rows held
             numbers only: the others' scores mean nothing.
+        """
+
+    def ranked(
+        self, width: int, temperatures: npt.NDArray[np.float64] | None
+    ) -> tuple[list[Ranked], npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+        """The distributions of all rows, computed on the device: of each about `width` of the likeliest cross.
+
+        Args:
+            width: How many; fewer where the last ones are equals, whose order is not known.
+            temperatures: ``(n,)``, for each row the one at which draws will ask for the weight of all of it; None: for none.
+
+        Returns:
+            The rows, each of which crosses when more of it is asked for; their normalisers ``(n,)``; and which rows held
+            numbers only: the others' distributions mean nothing.
         """
 
 

@@ -59,6 +59,7 @@ class Ranked:
         entropy: Of the distribution, in nats, where it is known and all entries are there.
         peaks: See there, where they are known.
         heated: A temperature, and what all entries weigh once they are divided by it; see `scoring.heated_masses`.
+        head: The first ids and their values, where they are known.
     """
 
     __slots__ = ("_alive", "_kin", "_peaks", "_row", "complete", "entropy", "heated", "ids", "mass", "reached", "values")
@@ -70,13 +71,13 @@ class Ranked:
         entropy: float | None = None,
         peaks: Row | None = None,
         heated: tuple[float, float] | None = None,
+        head: tuple[npt.NDArray[np.int64], Row] = (_NO_IDS, _NO_VALUES),
     ) -> None:
         self._row = row
         self.mass = mass
         self.entropy = entropy
         self.heated = heated
-        self.ids = _NO_IDS  # the first ones
-        self.values = _NO_VALUES  # theirs
+        self.ids, self.values = head  # the first ones, and theirs
         self.complete = False  # whether they are all
         self.reached: Reached | None = None  # more than those, by their values alone
         self._alive: int | None = None
@@ -107,6 +108,12 @@ class Ranked:
         order = np.lexsort((candidates, -values))
         other.ids, other.values = candidates[order], values[order]
         return other
+
+    def value(self, token: int) -> np.float32:
+        """Of one entry; a row that is not made yet is not made for one that is known."""
+        known = _NO_IDS if isinstance(self._row, np.ndarray) else (self.ids == token).nonzero()[0]
+        found: np.float32 = self.values[known[0]] if len(known) else self.row[token]
+        return found
 
     def reach(self, count: int) -> None:
         """Makes so many known, or as many as there are."""

@@ -166,13 +166,14 @@ def summarise_ranked(ranked: Sequence[Ranked], targets: Int32 | None, k: int, en
     top_ids, top_logprobs = np.empty((n, k), np.int32), np.empty((n, k), np.float32)
     logprob, rank = [math.nan] * n, [0] * n
     for i, order in enumerate(ranked):
-        order.reach(min(k, len(order.row)))
+        order.reach(k)
         held = min(len(order.ids), k)
         top_ids[i, :held], top_logprobs[i, :held] = order.ids[:k], order.values[:k]
         if held < k:
             top_ids[i, held:], top_logprobs[i, held:] = NO_TOKEN, -np.inf
         if targets is not None:
-            logprob[i] = own = order.row[targets[i]]
+            own = order.value(int(targets[i]))
+            logprob[i] = float(own)
             rank[i] = 1 + order.above(own)
     spread = np.array([_entropy(order.row[None])[0] for order in ranked]) if entropy is None else entropy
     covered = np.add.reduce(np.exp(top_logprobs), axis=-1, dtype=np.float64)

@@ -104,6 +104,16 @@ class Sampler:
         return self._heats[traced]
 
     @property
+    def greedy(self) -> bool:
+        """Whether a draw is the likeliest entry of the row, and nothing else."""
+        return self.temperature == 0.0 and not self._stages
+
+    @property
+    def edits(self) -> bool:
+        """Whether a draw changes scores, of tokens that may stand anywhere."""
+        return any(spec.kind is Kind.EDIT for spec, _ in self._stages)
+
+    @property
     def remembers(self) -> bool:
         """Whether a draw depends on what was said before."""
         return any(spec.remembers for spec, _ in self._stages)
@@ -130,7 +140,7 @@ class Sampler:
             GrammarError: The grammar allows nothing, or nothing that is not banned.
             InvalidRequestError: Everything is banned.
         """
-        if not self._stages and allowed is None and self.temperature == 0.0:
+        if self.greedy and allowed is None:
             if not isinstance(logprobs, Ranked):
                 return int(logprobs.argmax()), float("nan")
             logprobs.reach(1)  # the records look for it too

@@ -91,13 +91,13 @@ class Pool:
     """
 
     __slots__ = (
-        "_changed", "_edited", "_last", "_look", "_mass", "_now", "_order", "_own", "_ranked", "_row", "_share", "_traced",
+        "_changed", "_edited", "_last", "_look", "_mass", "_now", "_order", "_own", "_ranked", "_share", "_traced", "_written",
         "first", "shift", "temperature",
     )  # fmt: skip
 
     def __init__(self, logprobs: Float32 | Ranked, shift: float = 0.0, *, traced: bool = False, look: Look = SHALLOW) -> None:
         self._ranked = logprobs if isinstance(logprobs, Ranked) else Ranked(logprobs)
-        self._row = self._ranked.row
+        self._written: Float32 | None = None  # the scores, once they are others than the ranked row's
         self._changed: tuple[npt.NDArray[np.int64], Float32] | None = None  # ids and their scores, not written down yet
         self.shift = shift
         self.temperature = 1.0
@@ -111,6 +111,15 @@ class Pool:
         self._edited: list[npt.NDArray[np.int64]] | None = []  # ids; None: the row has little in common with the ranked one
         self._now: Ranked | None = None
         self._order: SortedRow | None = None
+
+    @property
+    def _row(self) -> Float32:
+        """The scores ``(vocab,)`` without what is not written down yet."""
+        return self._ranked.row if self._written is None else self._written
+
+    @_row.setter
+    def _row(self, row: Float32) -> None:
+        self._written = row
 
     @property
     def row(self) -> Float32:

@@ -11,6 +11,7 @@ from transformers.masking_utils import sdpa_mask
 
 from runtime.backends.hf.cache import Segment, SlotLayer, make_layers
 
+WIDEST_SHARED = 256  # head dimensions up to which the library lets query heads share keys where there is no mask
 OWN = "elsewise_sdpa"  # the name it is registered under
 
 
@@ -60,7 +61,7 @@ def own_sdpa(
         assert attention_mask is not None
         query = query.transpose(0, 1).reshape(1, heads, rows * n, width)
         attention_mask = attention_mask.reshape(1, 1, rows * n, -1)
-    attended = _sdpa(module, query, key, value, attention_mask, **kwargs)
+    attended = _sdpa(module, query, key, value, attention_mask, **kwargs).contiguous()
     return (attended.reshape(rows, n, heads, -1) if shared else attended), None
 
 
@@ -72,14 +73,22 @@ def _sdpa(
     attention_mask: torch.Tensor | None,
     **kwargs: Any,
 ) -> torch.Tensor:  # (rows, n, heads, head_dim)
-    plain = attention_mask is None or query.shape[1] == key.shape[1] or query.device.type != "cpu"
-    if plain or kwargs.get("softcap") is not None or kwargs.get("position_bias") is not None:
+    """Torch's kernel at once where the library would call it on a processor, and where it would repeat keys for a mask."""
+    own = query.device.type == "cpu" and (attention_mask is not None or key.shape[-1] == value.shape[-1] <= WIDEST_SHARED)
+    if not own or kwargs.get("softcap") is not None or kwargs.get("position_bias") is not None:
         attended: torch.Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)[0]
         return attended
+    causal = kwargs.get("is_causal")
     out = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, scale=kwargs.get("scaling"), enable_gqa=True
+        query,
+        key,
+        value,
+        attn_mask=attention_mask,
+        is_causal=attention_mask is None and query.shape[2] > 1 and (module.is_causal if causal is None else causal),
+        scale=kwargs.get("scaling"),
+        enable_gqa=True,
     )
-    return out.transpose(1, 2).contiguous()
+    return out.transpose(1, 2)
 
 
 def _layers(model: Any) -> list[Any]:

@@ -1,15 +1,16 @@
-"""Logits that stay on the device: of a scored token a few numbers cross to the host, not a row of the vocabulary."""
+"""Logits that stay on the device: of a scored or drawn token a few numbers cross to the host, not a row of the vocabulary."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from runtime.numerics.ranking import likeliest
+from runtime.numerics.ranking import Ranked, likeliest
 from runtime.numerics.scoring import empty_scores
 from runtime.records import Float32, Int32, Scores
 
@@ -71,6 +72,44 @@ class TorchLogits:
         scores.covered_mass[:] = np.minimum(covered, 1.0)
         return scores, finite
 
+    def ranked(self, width: int, temperatures: npt.NDArray[np.float64] | None) -> tuple[list[Ranked], Float32, Bool]:
+        """As `runtime.scheduler.prefill.distributions.normalise`, of all rows."""
+        n, vocab = self._logits.shape
+        fetched = min(width + 1, vocab)  # one more: of equals at the border it is not known which come first
+        at_once = max(BLOCK_ENTRIES // vocab, 1)
+        with self._computing():
+            device = self._logits.device
+            colder = None if temperatures is None else to_device((1.0 / temperatures).astype(np.float32)[:, None], device)
+            parts = [
+                _heads(self._logits[part].float(), None if colder is None else colder[part], fetched)
+                for part in (slice(at, at + at_once) for at in range(0, n, at_once))
+            ]
+            crossed = torch.cat(parts).cpu().numpy()  # the one time that the host waits
+        top, total, log_total, entropy, heated = crossed[:, :5].T
+        values, ids = np.split(crossed[:, 5:], 2, axis=1)
+        finite = np.isfinite(entropy)
+        with np.errstate(invalid="ignore"):  # rows that are no numbers
+            mass = total * np.exp(-log_total, dtype=np.float64)
+        hot = [None] * n if temperatures is None else list(zip(temperatures.tolist(), heated.tolist(), strict=True))
+        ranked = [
+            Ranked(
+                partial(self._logprobs, i, top[i], log_total[i]),
+                float(mass[i]),
+                float(entropy[i]) if finite[i] else None,
+                heated=hot[i],
+                head=_head(values[i], ids[i].view(np.int32), whole=fetched == vocab),
+            )
+            for i in range(n)
+        ]
+        return ranked, top + log_total, finite
+
+    def _logprobs(self, i: int, top: np.float32, log_total: np.float32) -> Float32:
+        """One row, to the bit as it was ranked."""
+        row: Float32 = self.rows(np.array([i]))[0]
+        row -= top
+        row -= log_total
+        return row
+
     def _keep_top(self, scores: Scores, values: Float32, ids: Int32, chosen: npt.NDArray[np.int64], k: int) -> None:
         """The `k` likeliest of each row, ties by id; where more are equal than were fetched, the row itself is asked for."""
         if not k:
@@ -85,22 +124,48 @@ class TorchLogits:
             scores.top_ids[i, :k] = likeliest(row, k)
 
 
+def _head(values: Float32, ids: Int32, *, whole: bool) -> tuple[npt.NDArray[np.int64], Float32]:
+    """What is known of a row's order by its largest entries, ties by id; nothing of those that equal the last of them."""
+    held = len(values) if whole else int(np.count_nonzero(values > values[-1]))
+    order = np.lexsort((ids[:held], -values[:held]))
+    return ids[order].astype(np.int64), values[order]
+
+
 def _numbers(raw: torch.Tensor, own_ids: torch.Tensor, width: int) -> torch.Tensor:
     """``(n, 3 + 2 * width)`` of raw logits ``(n, vocab)``: log-probability, entropy, rank, the likeliest and their ids.
 
     Ranks and ids are whole numbers in the bits of float32, so that all of it crosses at once.
     """
+    logprobs, _, _, _, entropy = _normalised(raw)
+    own = logprobs.gather(1, own_ids[:, None])
+    rank = 1 + (logprobs > own).sum(-1, keepdim=True)
+    values, ids = logprobs.topk(width)
+    return torch.cat([own, entropy, _bits(rank), values, _bits(ids)], 1)
+
+
+def _heads(raw: torch.Tensor, colder: torch.Tensor | None, width: int) -> torch.Tensor:
+    """``(n, 5 + 2 * width)`` of raw logits: top, sum of weights, its logarithm, entropy, heated mass, likeliest, their ids.
+
+    Args:
+        raw: ``(n, vocab)``.
+        colder: ``(n, 1)``, what the heated mass multiplies log-probabilities with; None: it means nothing.
+        width: How many of the likeliest.
+    """
+    logprobs, top, total, log_total, entropy = _normalised(raw)
+    values, ids = logprobs.topk(width)
+    heated = total if colder is None else ((logprobs + log_total) * colder).exp().sum(-1, keepdim=True)
+    return torch.cat([top, total, log_total, entropy, heated, values, _bits(ids)], 1)
+
+
+def _normalised(raw: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Log-probabilities ``(n, vocab)``; and ``(n, 1)``: tops, sums of what weighs 1 at the top, their logarithms, entropies."""
     top = raw.amax(-1, keepdim=True)
     shifted = raw - top
     weights = shifted.exp()
     total = weights.sum(-1, keepdim=True)
     log_total = total.log()
     entropy = log_total - (weights * shifted).sum(-1, keepdim=True) / total
-    logprobs = shifted.sub_(log_total)
-    own = logprobs.gather(1, own_ids[:, None])
-    rank = 1 + (logprobs > own).sum(-1, keepdim=True)
-    values, ids = logprobs.topk(width)
-    return torch.cat([own, entropy, _bits(rank), values, _bits(ids)], 1)
+    return shifted.sub_(log_total), top, total, log_total, entropy
 
 
 def _bits(whole: torch.Tensor) -> torch.Tensor:

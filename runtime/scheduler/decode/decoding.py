@@ -19,11 +19,21 @@ from runtime.scheduler.decode.rows import DecodeBatch, Drawn, Guesses, Row, draw
 from runtime.scheduler.decode.stream import Stream
 from runtime.scheduler.faults import bisect, typed
 from runtime.scheduler.kv.cache import Cache
-from runtime.scheduler.kv.workspace import NoRoomError, PartialForward, SharedFetch, begin, forward, prepare
+from runtime.scheduler.kv.workspace import (
+    NoRoomError,
+    PartialForward,
+    SharedFetch,
+    begin,
+    forward,
+    forward_on_device,
+    prepare,
+)
 from runtime.scheduler.metrics.counters import Counters
-from runtime.scheduler.prefill.distributions import Distribution, Distributions, non_finite, normalise
+from runtime.scheduler.prefill.distributions import Distribution, Distributions, non_finite, normalise, on_device
 from runtime.scheduler.prefill.prefill import Prefill, by_workspace
 from runtime.scheduler.prefill.publish_results import ResultPublisher
+
+HEAD = 128  # entries of a row that stays on the device that a draw finds on the host: most draws end among them
 
 
 class Decoding:
@@ -163,7 +173,7 @@ class Decoding:
         batch: DecodeBatch | None = None
         try:
             batch = DecodeBatch(rows)
-            after = normalise(forward(batch.parts), entropy=True, temperatures=batch.temperatures)
+            after = self._computed(batch)
             if not after.finite.all() and batch.broken():
                 raise non_finite(rows[0].stream.position)
         except BaseException as error:  # noqa: BLE001  # bisected: only the guilty row fails
@@ -180,6 +190,13 @@ class Decoding:
             bisect(rows, error, partial(self._push, drawn), self.end)
             return
         drawn.append(batch.draw(after, self.rows))
+
+    def _computed(self, batch: DecodeBatch) -> Distributions:
+        """The batch's forward; its rows stay on the device where draws and records need the likeliest entries alone."""
+        if not self._cache.backend.on_device or any(row.stream.reads_rows for row in batch.rows):
+            return normalise(forward(batch.parts), entropy=True, temperatures=batch.temperatures)
+        width = max(HEAD, *(row.job.options.top_k for row in batch.rows))
+        return on_device(forward_on_device(batch.parts), width, batch.temperatures)
 
     def _end_larger(self, drawn: Sequence[Drawn], rows: Sequence[Row], error: NoRoomError) -> bool:
         """Ends the largest stream that is still to be pushed in this step, if it is none of `rows`, which find no room."""

@@ -149,6 +149,11 @@ class Stream:
         """See `Sampler.heats`; a grammar leaves no raw row whole."""
         return 1.0 if self.job.constraint is not None else self.job.sampler.heats(traced=self.job.options.stages)
 
+    @property
+    def reads_rows(self) -> bool:
+        """Whether each draw, or the report of it, reads the whole row."""
+        return self.job.constraint is not None or self.job.options.stages or self.job.sampler.edits
+
     def ready(self, patience: float) -> bool:
         """Whether `draw` would not wait for a mask, after so many seconds at most."""
         return self.job.constraint is None or self.job.constraint.ready(patience)
@@ -169,6 +174,8 @@ class Stream:
     def _drawn(self, logprobs: Float32 | Ranked, shift: float, allowed: npt.NDArray[np.bool_] | None) -> tuple[int, float]:
         sampler = self.job.sampler
         if not self.job.options.stages:
+            if sampler.greedy and isinstance(logprobs, Ranked):
+                logprobs.reach(self.job.options.top_k)  # one search for the draw and the record
             return sampler.draw(logprobs, self.position, history=self._history, allowed=allowed, shift=shift)
         traced = sampler.trace(logprobs, self.position, history=self._history, allowed=allowed, shift=shift)
         self._traced.append(traced)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -27,11 +28,16 @@ from runtime.records import Float32, Int32, Scores
 class Distributions:
     """What a forward says of the next tokens."""
 
-    logprobs: Float32  # (n, vocab); uniform where the logits are no numbers
+    rows: Float32 | None  # (n, vocab) log-probabilities; uniform where the logits are no numbers; None: on the device
     finite: npt.NDArray[np.bool_]  # (n,) which rows held numbers only
     entropy: npt.NDArray[np.float64] | None  # (n,) nats, where it was asked for
     shift: Float32  # (n,) normalisers: raw logits less log-probabilities
     ranked: list[Ranked]  # n: the same rows, with what the draws learn of their order, for the records
+
+    @property
+    def logprobs(self) -> Float32:
+        """The log-probabilities ``(n, vocab)``, wherever they are."""
+        return np.stack([ranked.row for ranked in self.ranked]) if self.rows is None else self.rows
 
     @classmethod
     def known(cls, last: Distribution, temperatures: Sequence[float] = ()) -> Distributions:
@@ -50,10 +56,10 @@ class Distributions:
     def alone(self, i: int) -> Distributions:
         """One row in memory of its own."""
         part, known = slice(i, i + 1), self.ranked[i]
-        logprobs = self.logprobs[part].copy()
+        row = known.row.copy()
         entropy = None if self.entropy is None else self.entropy[part].copy()
-        ranked = Ranked(logprobs[0], known.mass, known.entropy, known.peaks.copy(), known.heated)
-        return Distributions(logprobs, self.finite[part].copy(), entropy, self.shift[part].copy(), [ranked])
+        ranked = Ranked(row, known.mass, known.entropy, known.peaks.copy(), known.heated)
+        return Distributions(row[None], self.finite[part].copy(), entropy, self.shift[part].copy(), [ranked])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -221,6 +227,13 @@ def normalise(logits: Float32, *, entropy: bool, temperatures: Sequence[float] =
             heated[~finite] = vocab
     ranked = ranked_rows(logprobs, mass, spread, peaks, asked, heated)
     return Distributions(logprobs, finite, spread, shift, ranked)
+
+
+def on_device(logits: DeviceLogits, width: int, temperatures: Sequence[float]) -> Distributions:
+    """`normalise` of rows that stay where they were computed: about `width` of the likeliest of each cross."""
+    ranked, shift, finite = logits.ranked(width, asked_temperatures(temperatures))
+    entropy = np.array([math.nan if row.entropy is None else row.entropy for row in ranked])
+    return Distributions(None, finite, entropy, shift, ranked)
 
 
 def non_finite(position: int) -> NonFiniteLogitsError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime import LanguageModel, load
+from runtime import GenerationOptions, LanguageModel, SamplingOptions, TokenRecord, load
 from runtime.backends.base import ROOT, Part
 from runtime.backends.hf.backend import HfBackend
 from runtime.backends.hf.backend import load as load_hf
@@ -19,6 +20,7 @@ from runtime.backends.registry import register_backend, unregister_backend
 from runtime.loading.model_folder import ModelFolder
 from runtime.numerics.scoring import score_logits
 from runtime.options.load import LoadOptions
+from runtime.scheduler.prefill.distributions import normalise
 from tests.runtime.backends.reference import Loaded, chain, log_softmax, random_ids
 from tests.tiny_models import tiny_path
 
@@ -103,3 +105,104 @@ def test_a_model_scores_alike(pair: tuple[LanguageModel, LanguageModel]) -> None
     np.testing.assert_allclose(
         model.next_token_logprobs_sync(texts[0]), plain.next_token_logprobs_sync(texts[0]), atol=1e-5, rtol=0
     )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("vocab", [50, 4000])
+def test_distributions_are_those_of_the_host(vocab: int, device: str) -> None:
+    # given rows with many equals, one that is flat, one with an infinity, and temperatures of some
+    rng = np.random.default_rng(vocab)
+    raw = (np.round(rng.normal(0, 4, (12, vocab)) * 4) / 4).astype(np.float32)
+    raw[3], raw[5, 2] = 1.5, np.inf
+    temperatures = np.where(np.arange(12) % 2, 0.7, 1.0)
+    # when their likeliest entries cross
+    logits = TorchLogits(torch.from_numpy(raw).to(device), nullcontext)
+    ranked, shift, finite = logits.ranked(20, temperatures)
+    # then all that is known of them is what the host knows
+    expected = normalise(raw.copy(), entropy=True, temperatures=temperatures.tolist())
+    assert finite.tolist() == expected.finite.tolist()
+    np.testing.assert_allclose(shift[finite], expected.shift[finite], atol=3e-5, rtol=0)
+    for own, other in zip(np.array(ranked)[finite], np.array(expected.ranked)[finite], strict=True):
+        assert own.entropy == pytest.approx(other.entropy, abs=3e-5)
+        assert own.mass == pytest.approx(other.mass, rel=1e-5)
+        if other.heated is not None:
+            assert own.heated == (other.heated[0], pytest.approx(other.heated[1], rel=1e-5))
+        assert len(own.ids) <= 20 or vocab == 50
+        # and what is asked for beyond it as well
+        own.reach(40)
+        other.reach(40)
+        assert own.ids[:40].tolist() == other.ids[:40].tolist()
+        np.testing.assert_allclose(own.row, other.row, atol=3e-5, rtol=0)
+        assert own.value(int(own.ids[3])) == own.values[3]
+
+
+SAMPLERS = {
+    "greedy": SamplingOptions(temperature=0.0),
+    "warm": SamplingOptions(temperature=1.3, top_k=0, top_p=1.0, min_p=0.0),
+    "cut": SamplingOptions(temperature=0.8, top_k=30, top_p=0.9, min_p=0.05),
+    "penalties": SamplingOptions(temperature=0.9, repetition_penalty=1.2),
+    "typical": SamplingOptions(temperature=1.0, typical_p=0.8, xtc_probability=0.5),
+}
+
+
+async def answers(model: LanguageModel, texts: list[list[int]], options: GenerationOptions) -> list[list[TokenRecord]]:
+    """Of all texts at once."""
+
+    async def answer(text: list[int]) -> list[TokenRecord]:
+        return [record async for record in model.generate(text, options)]
+
+    return list(await asyncio.gather(*map(answer, texts)))
+
+
+@pytest.mark.parametrize("sampling", SAMPLERS.values(), ids=SAMPLERS)
+@pytest.mark.parametrize("stages", [False, True])
+def test_a_model_answers_alike(
+    pair: tuple[LanguageModel, LanguageModel], sampling: SamplingOptions, stages: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given streams of one text and of another, of which some report their stages
+    plain, model = pair
+    monkeypatch.setattr("runtime.scheduler.decode.decoding.HEAD", 8)
+    options = GenerationOptions(max_tokens=12, sampling=sampling, ignore_eos=True, seed=3, top_k=4, stages=stages)
+    texts = [random_ids(seed, 20, 1000).tolist() for seed in (5, 6)]
+    # when their rows stay on the device
+    here, there = (asyncio.run(answers(one, texts, options)) for one in (plain, model))
+    # then tokens, random numbers and records are those of rows that cross
+    for one, other in zip(here, there, strict=True):
+        assert [r.token_id for r in one] == [r.token_id for r in other]
+        assert [r.top_ids for r in one] == [r.top_ids for r in other]
+        assert [r.rank for r in one] == [r.rank for r in other]
+        np.testing.assert_allclose(numbers_of(one), numbers_of(other), atol=1e-5, rtol=0)
+
+
+def numbers_of(run: list[TokenRecord]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """``(tokens, 2 + k)`` what records say in numbers."""
+    return np.array([[record.logprob, record.entropy, *record.top_logprobs] for record in run], np.float64)
+
+
+@pytest.mark.parametrize(("sampling", "rows"), [("greedy", 0), ("penalties", 11)])
+def test_rows_cross_where_a_draw_reads_them_alone(
+    pair: tuple[LanguageModel, LanguageModel], sampling: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a text whose first token is drawn already
+    model = pair[1]
+    text = random_ids(7, 20, 1000).tolist()
+    model.next_token_logprobs_sync(text)
+    crossed: list[int] = []
+    whole, some = HfBackend.forward, TorchLogits.rows
+
+    def forward(backend: HfBackend, pack: Any, tokens: Any, parents: Any, want: Any, *more: Any) -> Any:
+        crossed.append(len(want))
+        return whole(backend, pack, tokens, parents, want, *more)
+
+    def fetch(logits: TorchLogits, chosen: Any) -> Any:
+        crossed.append(len(chosen))
+        return some(logits, chosen)
+
+    monkeypatch.setattr(HfBackend, "forward", forward)
+    monkeypatch.setattr(TorchLogits, "rows", fetch)
+    # when twelve tokens are drawn
+    options = GenerationOptions(max_tokens=12, sampling=SAMPLERS[sampling], ignore_eos=True, seed=3, top_k=4)
+    (answer,) = asyncio.run(answers(model, [text], options))
+    # then the rows that cross are those that the sampler reads whole
+    assert len(answer) == 12
+    assert sum(crossed) == rows

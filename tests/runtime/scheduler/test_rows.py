@@ -10,6 +10,7 @@ import pytest
 
 from runtime import LanguageModel, load
 from runtime.backends.fake import Behaviour
+from runtime.numerics import ranking
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from tests.fakes import engine_of, settled
@@ -89,3 +90,25 @@ def test_rows_join_and_leave_without_a_copy_of_the_others(backend: str, name: st
         assert copies.slots["resize"] <= 4 * held
         assert report.tokens <= held <= report.tokens + 10  # what was begun when a row left
         monkeypatch.undo()
+
+
+def test_a_greedy_token_and_its_alternatives_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given what counts the searches through rows
+    searched: list[int] = []
+    likeliest = ranking.likeliest
+
+    def search(row: Any, k: int, peaks: Any = None) -> Any:
+        searched.append(k)
+        return likeliest(row, k, peaks)
+
+    monkeypatch.setattr(ranking, "likeliest", search)
+    options = GenerationOptions(max_tokens=6, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=3)
+
+    async def said(model: LanguageModel) -> list[int]:
+        return [record.token_id async for record in model.generate([1, 2, 3], options)]
+
+    # when six tokens are drawn, each with three alternatives
+    with load((Behaviour(), None), "fake") as model:
+        assert len(asyncio.run(said(model))) == 6
+    # then each took one search
+    assert searched == [3] * 6
