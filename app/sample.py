@@ -16,6 +16,7 @@ from storage import NewNode, SessionStore
 
 FILE = "sample/session.json"
 SAMPLE_FORMAT = 1
+PUT_SETTING = "sample"  # it was put there once
 
 
 async def ensure_sample(store: SessionStore) -> int:
@@ -24,6 +25,15 @@ async def ensure_sample(store: SessionStore) -> int:
         if row.is_sample:
             return row.id
     return await put_sample(store, recorded())
+
+
+async def first_sample(store: SessionStore) -> int | None:
+    """The same at a start of the app, which puts it there once; None where it was deleted since."""
+    if await store.setting(PUT_SETTING) is None:
+        found = await ensure_sample(store)
+        await store.set_setting(PUT_SETTING, True)
+        return found
+    return next((row.id for row in await store.sessions() if row.is_sample), None)
 
 
 def recorded() -> dict[str, Any]:

@@ -31,7 +31,7 @@ from qasync import QEventLoop
 
 from app.paths import DataFolder
 from app.rescue import remedies, rescue
-from app.sample import ensure_sample
+from app.sample import ensure_sample, first_sample
 from app.supervisor import Supervisor
 from app.windows import AppWindows
 from app.workbench import AppWorkbench, Services
@@ -157,6 +157,7 @@ async def run_window(
     workbench = AppWorkbench(Services(store, supervisor, reopens=True))
     kept = await store.setting(WINDOW_SETTING)
     windows = AppWindows(workbench, kept)
+    windows.remember = lambda state: workbench.services.tasks.start(_remember(store, state), "remember the windows")
     settings = await workbench.settings.load()
     window = windows.open_first()
     if settings != AppSettings():  # else it looks as it was made
@@ -165,7 +166,7 @@ async def run_window(
     for settled in (window.controller.session_shown, window.controller.refused, window.closed):
         settled.connect(lambda *_: filled.set())
     window.show()
-    sample = await ensure_sample(store)
+    sample = await (ensure_sample(store) if demo else first_sample(store))
     rows = [row for row in await store.sessions() if not row.is_sample and row.branches]
     known = [row.id for row in rows]
     latest = sample if demo or not rows else rows[0].id
@@ -196,6 +197,14 @@ async def run_window(
     left = windows.left()
     if left is not None:
         await _keep(data, left)
+
+
+async def _remember(store: SessionStore, state: dict[str, Any]) -> None:
+    """How the windows stand while they are open: should the process be killed, the next one shows the same session."""
+    try:
+        await store.set_setting(WINDOW_SETTING, state)
+    except StoreError as fault:  # it is written again when they are closed
+        log.warning("how the windows stand could not be saved: %s", fault)
 
 
 async def _keep(data: DataFolder, left: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ class AppWindows:
         self._left: list[WindowState] = []
         self._quitting = False
         self.ended = asyncio.Event()
+        self.remember: Callable[[dict[str, Any]], None] = lambda _state: None  # told how they stand when that changes
 
     def open_first(self) -> MainWindow:
         """The first window; it is to be shown and started."""
@@ -75,15 +76,20 @@ class AppWindows:
         """
         if not self._left:
             return None
-        first, *others = self._left
-        drafts = self._left[-1].drafts
-        return asdict(replace(first, drafts=drafts)) | {"others": [asdict(replace(state, drafts=())) for state in others]}
+        return _together(self._left, self._left[-1].drafts)
+
+    def _show_another(self) -> None:
+        """A window shows another session."""
+        if self._open and not self._quitting:
+            drafts = self._open[0][0].parts.composer.drafts()  # they are shared
+            self.remember(_together([window.state() for window, _ in self._open], drafts))
 
     def _add(self, workbench: AppWorkbench, state: WindowState | None, beside: MainWindow | None) -> MainWindow:
         window = MainWindow(workbench, state=state, keep_state=self._keep, beside=beside)
         self._open.append((window, workbench))
         window.window_wanted.connect(lambda session_id: self._open_wanted(window, workbench, session_id))
         window.quit_wanted.connect(self.close)
+        window.controller.other_shown.connect(lambda _session_id: self._show_another())
         window.closed.connect(lambda: self._forget(window))
         return window
 
@@ -111,6 +117,12 @@ class AppWindows:
         window.deleteLater()
         if not self._open:
             self.ended.set()
+
+
+def _together(states: Sequence[WindowState], drafts: Sequence[Sequence[int | str]]) -> dict[str, Any]:
+    """As it is stored; the drafts stand with the first window."""
+    first, *others = states
+    return asdict(replace(first, drafts=drafts)) | {"others": [asdict(replace(state, drafts=())) for state in others]}
 
 
 def _states(kept: object) -> tuple[WindowState | None, list[WindowState]]:

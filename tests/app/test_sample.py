@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from app.sample import FILE, ensure_sample, run_from, run_to
+from app.sample import FILE, ensure_sample, first_sample, run_from, run_to
 from runtime import Origin, SamplingOptions, TokenRun, replay_draw
 from storage import SessionStore
 
@@ -75,3 +75,16 @@ def test_alternatives_of_the_sample_can_be_read_without_a_model(tmp_path: Path) 
         asyncio.run(check())
     finally:
         store.close_sync()
+
+
+def test_a_sample_that_was_deleted_stays_away(tmp_path: Path) -> None:
+    async def scene() -> None:
+        store = SessionStore.open(tmp_path / "sessions.db")
+        sample = await first_sample(store)
+        assert sample is not None
+        assert await first_sample(store) == sample
+        await store.trash_session(sample)
+        assert await first_sample(store) is None
+        await store.close()
+
+    asyncio.run(scene())

@@ -113,7 +113,7 @@ class Actions(QObject):
         self.pin = command(FILE, self.tr("Pin Session"), lambda: w.controller.sessions.pin_shown(),
             can=lambda now: now.own and now.summary is not None)
         self.trash = command(FILE, self.tr("Move Session to Trash"), lambda: w.controller.sessions.trash_shown(),
-            can=lambda now: now.own)
+            can=lambda now: now.summary is not None)
         self.settings = command(FILE, self.tr("Settings…"), lambda: w.open_settings(), "Ctrl+,",
             separated=True, role=Role.PreferencesRole)
         self.import_file = command(FILE, self.tr("Import…"), lambda: w.transfers.ask_import(), "Ctrl+O", separated=True)

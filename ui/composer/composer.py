@@ -97,6 +97,11 @@ class Composer(QWidget):
         return with_files(self.draft, self.chips.files)
 
     @property
+    def wait(self) -> str:
+        """Why no message can be sent; "" where one can."""
+        return self._wait
+
+    @property
     def replaces(self) -> int | None:
         """The node id of the user's turn that the draft is another version of."""
         return self._replaces

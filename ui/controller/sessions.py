@@ -239,9 +239,9 @@ class SessionsController(QObject):
     # ---- the trash ----------------------------------------------------------------------------------------------
 
     def trash(self, session_id: int) -> None:
-        """A listed session goes into the trash; the sample stays. Can be undone."""
+        """A listed session goes into the trash. Can be undone."""
         row = self.rows.get(session_id)
-        if row is not None and not row.is_sample:
+        if row is not None:
             self._tasks.run(self._trash(session_id, row.title))
 
     def trash_shown(self) -> None:

@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QGridLayout, QSpinBox, QWidget
+from PySide6.QtWidgets import QGridLayout, QSizePolicy, QSpinBox, QWidget
 
 from ui.port import QT_TRANSLATE_NOOP, AppSettings, SettingsView, translate
 from ui.theme.fonts import interface_font
+from ui.theme.text_size import panel_width
 from ui.transcript.measure import Measure
 from ui.widgets.controls import LINE_PX, Combo, words
 from ui.widgets.labels import Label, plain_tooltip
 from ui.widgets.visible import one_line
 from ui.window.legend import name_of
 
+FIELD_PX = 150  # that a field has at least
 PAGES = ENGINE, MEMORY, GENERATION, APPEARANCE = "engine", "memory", "generation", "appearance"
 OWN_TEMPLATE = "choose-a-file"  # among the chat formats: no format has that name
 COLOURS = "colours"  # the row that belongs to the window rather than to `AppSettings`
@@ -231,8 +233,11 @@ class Rows(QWidget):
         self.when[setting.name] = Label(when, "faint", interface_font(11.5))
         caption = Label(label, "", interface_font(13))
         caption.setBuddy(editor)
-        for column, part in enumerate((caption, editor, self.when[setting.name])):
-            self._grid.addWidget(part, self._line, column)
+        editor.setMinimumWidth(panel_width(FIELD_PX))
+        editor.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
+        self._grid.addWidget(caption, self._line, 0)
+        self._grid.addWidget(editor, self._line, 1, Qt.AlignmentFlag.AlignLeft)
+        self._grid.addWidget(self.when[setting.name], self._line, 2)
         self._line += 1
         if setting.hint:
             self._grid.addWidget(words(translate("SettingsWindow", setting.hint), "faint"), self._line, 1, 1, 2)

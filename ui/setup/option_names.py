@@ -84,6 +84,11 @@ def value_of(name: str, text: str) -> object:
     return _read(text)
 
 
+def is_no_number(name: str, value: object) -> bool:
+    """Whether an option takes a number, and what was written is none."""
+    return isinstance(value, str) and name not in (*_TEXTS, *_IDS, *_BIASES, *_NAMES)
+
+
 def _texts(text: str) -> list[str | int]:
     """JSON texts and token ids with commas between them; anything else is one text."""
     try:

@@ -9,7 +9,7 @@ from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QGridLayout, QLineEdit, QVBoxLayout, QWidget
 
 from ui.port import OptionView, translate
-from ui.setup.option_names import LABELS, MORE, Bytes, text_of, unknown, value_of
+from ui.setup.option_names import LABELS, MORE, Bytes, is_no_number, text_of, unknown, value_of
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import LINE_PX, button, row
 from ui.widgets.labels import IconButton, Label, plain_tooltip
@@ -24,7 +24,7 @@ class OptionRows(QWidget):
     """
 
     wanted = Signal(str, object)  # name, value or None
-    refused = Signal(str)
+    refused = Signal(str)  # why what was written is not taken
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,5 +131,10 @@ class OptionRows(QWidget):
             return
         field.setModified(False)
         value = value_of(name, field.text())
+        if is_no_number(name, value):
+            label = self._captions[name].text()
+            self.refused.emit(self.tr("{0} must be a number").format(label[:1].upper() + label[1:]))
+            field.setText(self._text(name, self._own[name]))
+            return
         if value != self._own[name]:
             self.wanted.emit(name, value)

@@ -140,6 +140,7 @@ class SetupPopover(QFrame):
         controller = self._controller
         controller.changed.connect(self.show_setup)
         controller.refused.connect(self.notice.say)
+        self.sampling.options.refused.connect(self.notice.say)
         controller.format_checked.connect(self.form.show_checked)
         controller.tools_checked.connect(self.tools.show_checked)
         change = self._change

@@ -205,7 +205,9 @@ class SessionPanel(QWidget):
             opened = self.view.indexAt(at).data(IS_OPEN)
             own = menu.addAction(self.tr("Open in New Window"), lambda: self.window_wanted.emit(row.session_id))
             own.setEnabled(not opened)  # a session is in one window
-            if not row.is_sample:
+            if row.is_sample:
+                menu.addAction(self.tr("Move to Trash"), lambda: self.trashed.emit(row.session_id))
+            else:
                 self._session_menu(menu, row)
         elif isinstance(row, TrashedSession):
             menu.addAction(self.tr("Put Back"), lambda: self.restored.emit(row.session_id))

@@ -90,6 +90,9 @@ class Frame(QWidget):
         self.transcript.hide()
         self.compare.show_diff(diff)
 
+    def put_over_composer(self, part: QWidget) -> None:
+        self._foot.insertWidget(0, part)
+
     def show_sidebar(self, show: bool) -> None:  # a state, not an option
         """As the user wants it, whatever the room; where there is none for both, the inspector gives way."""
         self.wants_sidebar = show
@@ -103,6 +106,8 @@ class Frame(QWidget):
         if show and self.width() < BOTH_NEED + self._grown():
             self._show(self.sidebar, show=False)
         self._show(self.inspector, show)
+        if not show and self.wants_sidebar and self._room[0]:
+            self._show(self.sidebar, show=True)  # which gave way to it
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

@@ -32,6 +32,7 @@ from ui.window.dropped import DroppedFiles
 from ui.window.frame import Frame
 from ui.window.intents import Intents
 from ui.window.presenter import Presenter
+from ui.window.starters import ENDINGS, Starters
 from ui.window.transfers import Transfers
 from ui.window.welcome import Welcome
 
@@ -125,6 +126,12 @@ class MainWindow(QMainWindow):
         self.welcome = Welcome(self.controller, self.parts, self)
         self.similar = SimilarPresenter(self.controller, self.parts, self.acts, self)
         self.intents = Intents(self, self.controller, self.parts, self.presenter, self.similar, self.setup)
+        self.starters = Starters(
+            self.controller,
+            self.parts,
+            self.presenter,
+            lambda node_id, index: self.intents.find_columns_at(node_id, index, ENDINGS, beams=False),
+        )
         self.escape = EscapeKey(self)
         for rank, part, close in (
             (Closes.CARD, self.parts.pinned, self._close_card),

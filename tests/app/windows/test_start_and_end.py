@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from PySide6.QtCore import QRect, Qt
@@ -163,3 +164,21 @@ def test_settings_of_another_version_open_one_window(play: Play) -> None:
 
     play(scene, {"hologram": True, "others": [{"session": "x", "depth": 3}, 7]})
     play(scene, ["a list"])
+
+
+def test_the_session_that_is_shown_is_known_before_the_windows_are_closed(play: Play) -> None:
+    states: list[dict[str, Any]] = []
+
+    async def scene(d: Desktop) -> None:
+        d.windows.remember = states.append
+        before = await answered(d.first, "zero")
+        await press(d.first, Qt.Key.Key_N, CTRL)
+        await until(lambda: session_of(d.first) != before)
+        d.engine.gate = asyncio.Semaphore(0)
+        say(d.first, "one")
+        await until(lambda: d.first.controller.running)
+        one = session_of(d.first)
+        # in the middle of an answer, as when the process is killed now
+        assert states[-1]["session"] == one
+
+    play(scene)

@@ -346,3 +346,15 @@ def test_what_a_field_has_no_room_for_is_in_its_tooltip(in_window: Play) -> None
         await until(lambda: options.fields["stop"].toolTip().endswith('\n"' + "a long text " * 4 + '"'))
 
     in_window(scene)
+
+
+def test_what_is_no_number_is_said_by_the_options_name(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        options = (await opened(window, SAMPLING)).sampling.options
+        await until(lambda: "temperature" in options.fields)
+        retype(options.fields["temperature"], "abc")
+        assert window.popover.notice.words == "Temperature must be a number"
+        assert options.fields["temperature"].text() == ""
+        assert bench.asked("set_option") == []
+
+    in_window(scene)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from PySide6.QtCore import QPoint, Qt
-from PySide6.QtGui import QImage
+from PySide6.QtGui import QContextMenuEvent, QImage
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QLineEdit, QMenu, QPushButton
 
@@ -270,7 +270,7 @@ def test_pin_and_unpin_by_menu_and_by_action(in_window: Play, bench: FakeWorkben
     in_window(scene)
 
 
-def test_the_sample_can_be_neither_renamed_nor_trashed(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_sample_is_not_renamed_but_can_be_trashed(in_window: Play, bench: FakeWorkbench) -> None:
     make_sample(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -278,7 +278,17 @@ def test_the_sample_can_be_neither_renamed_nor_trashed(in_window: Play, bench: F
         await until(lambda: panel.rows.rowCount() == 9)
         assert not panel.rows.flags(panel.rows.index_of(SAMPLE)) & Qt.ItemFlag.ItemIsEditable
         assert not window.acts.rename.isEnabled()
-        assert not window.acts.trash.isEnabled()
+        # when it goes by the menu of its row
+        panel.view.setFocus()
+        panel.view.setCurrentIndex(panel.rows.index_of(SAMPLE))
+        at = panel.view.rect().center()
+        QApplication.sendEvent(panel.view, QContextMenuEvent(QContextMenuEvent.Reason.Keyboard, at, panel.view.mapToGlobal(at)))
+        menu = QApplication.activePopupWidget()
+        assert isinstance(menu, QMenu)
+        entry = next(action for action in menu.actions() if action.text() == "Move to Trash")
+        QTest.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(entry).center())
+        # then it can be brought back
+        await until(lambda: SAMPLE in bench.trash and panel.undo_bar.isVisible())
 
     in_window(scene)
 

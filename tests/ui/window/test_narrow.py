@@ -7,7 +7,8 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from PySide6.QtCore import QPoint, QRect
+from PySide6.QtCore import QPoint, QRect, Qt
+from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QWidget
 
 from tests.ui.conftest import Scene, frames, until
@@ -180,5 +181,22 @@ def test_no_panel_stands_outside_the_window_at_any_text_size(in_window: Play, ap
                 await frames(2)
                 for part in (parts.sidebar, parts.transcript, parts.composer, parts.inspector, parts.status, parts.top):
                     assert not part.isVisible() or window.rect().contains(place(part, window)), (width, part)
+
+    in_window(scene)
+
+
+def test_the_sidebar_comes_back_when_the_inspector_goes(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        window.resize(900, 700)
+        await until(lambda: window.parts.sidebar.isVisible() and not window.parts.inspector.isVisible())
+        QTest.mouseClick(window.parts.top.inspector_button, Qt.MouseButton.LeftButton)
+        assert not window.parts.sidebar.isVisible()
+        QTest.mouseClick(window.parts.top.inspector_button, Qt.MouseButton.LeftButton)
+        assert window.parts.sidebar.isVisible()
+        # one that was closed by hand stays closed
+        QTest.mouseClick(window.parts.top.sidebar_button, Qt.MouseButton.LeftButton)
+        for _ in range(2):
+            QTest.mouseClick(window.parts.top.inspector_button, Qt.MouseButton.LeftButton)
+        assert not window.parts.sidebar.isVisible()
 
     in_window(scene)

@@ -1,0 +1,94 @@
+"""An empty session: three ways to begin, each a click away from what it promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+
+from tests.ui.conftest import Scene, frames, until
+from tests.ui.fakes import TRIP, FakeWorkbench
+from tests.ui.window.test_conversation import finish
+from ui import EngineState, MainWindow, StatusChanged, StatusView
+from ui.transcript import Mode
+
+Play = Callable[[Scene], None]
+LEFT = Qt.MouseButton.LeftButton
+
+
+async def empty(window: MainWindow) -> None:
+    assert not window.starters.card.isVisible()
+    QTest.keyClick(window, Qt.Key.Key_N, Qt.KeyboardModifier.ControlModifier)
+    await until(window.starters.card.isVisible)
+
+
+def test_eight_endings_stand_side_by_side(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        await empty(window)
+        QTest.mouseClick(window.starters.card.endings, LEFT)
+        await until(lambda: bool(bench.asked("continue_many")))
+        assert window.controller.shown is not None
+        last = window.controller.shown.last_answer
+        assert last is not None
+        assert window.controller.shown.session_id != TRIP
+        assert bench.asked("continue_many") == [(window.controller.shown.session_id, last.node_id, 0, 8)]
+        await until(lambda: len(window.parts.columns.cards) == 8)
+        assert not window.starters.card.isVisible()
+
+    in_window(scene)
+
+
+def test_the_token_at_which_the_model_hesitated_gets_its_card(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        await empty(window)
+        QTest.mouseClick(window.starters.card.unsure, LEFT)
+        await until(lambda: window.parts.transcript.pinned is not None and window.parts.pinned.isVisible())
+        assert len(bench.asked("send")) == 1
+        # what follows is the person's: nothing is pinned for the next answer
+        window.parts.pinned.close_again()
+        QTest.keyClicks(window.parts.composer.field, "Go on")
+        await until(window.parts.composer.send_button.isEnabled)
+        QTest.keyClick(window.parts.composer.field, Qt.Key.Key_Return)
+        await until(lambda: len(bench.asked("send")) == 2 and not window.controller.running)
+        await frames()
+        assert not window.parts.pinned.isVisible()
+
+    in_window(scene)
+
+
+def test_ones_own_text_is_coloured_without_an_answer(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+    bench.surprises = {"rain": 9.0}
+
+    async def scene(window: MainWindow) -> None:
+        window.presenter.set_mode(Mode.READ)
+        await empty(window)
+        QTest.mouseClick(window.starters.card.own_text, LEFT)
+        field = window.parts.composer.field
+        assert field.hasFocus()
+        assert "your own text" in field.placeholderText()
+        QTest.keyClicks(field, "rain")
+        await until(lambda: field.colours.spans == [("rain", 5)])
+        assert len(field.extraSelections()) == 1
+        assert bench.asked("send") == []
+
+    in_window(scene)
+
+
+def test_without_a_model_what_needs_one_says_so(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        await empty(window)
+        bench.emit(StatusChanged(StatusView(EngineState.NONE, "smollm2 is not on this computer")))
+        card = window.starters.card
+        await until(lambda: not card.endings.isEnabled())
+        assert "choose a model first" in card.unsure.toolTip()
+        assert card.own_text.isEnabled()
+
+    in_window(scene)

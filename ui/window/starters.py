@@ -1,0 +1,122 @@
+"""What to begin with in an empty session: three things that show what tokens are for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import QObject, Signal
+from PySide6.QtWidgets import QFrame, QVBoxLayout
+
+from ui.controller import Controller
+from ui.port import TurnStatus
+from ui.theme.fonts import interface_font
+from ui.transcript import Mode
+from ui.widgets.controls import button, row
+from ui.widgets.labels import Caption, ElidedLabel, plain_tooltip
+from ui.window.frame import Frame
+from ui.window.presenter import Presenter
+
+ENDINGS = 8
+
+
+class StartersCard(QFrame):
+    """Three rows over the composer: a button, and what comes of it."""
+
+    own_text_wanted = Signal()
+    endings_wanted = Signal()
+    unsure_wanted = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setProperty("kind", "card")
+        self.setAccessibleName(self.tr("Three ways to begin"))
+        self.own_text = button(self.tr("Colour my own text"), "link")
+        self.endings = button(self.tr("Eight endings of one sentence"), "link")
+        self.unsure = button(self.tr("Where was it unsure?"), "link")
+        column = QVBoxLayout(self)
+        column.setContentsMargins(14, 10, 14, 10)
+        column.setSpacing(5)
+        column.addWidget(Caption(self.tr("Three ways to begin")))
+        for part, words, wanted in (
+            (self.own_text, self.tr("type or paste it below: what surprises the model turns warm"), self.own_text_wanted),
+            (self.endings, self.tr("how the model goes on, eight times side by side"), self.endings_wanted),
+            (self.unsure, self.tr("an answer, and the token at which it hesitated most"), self.unsure_wanted),
+        ):
+            part.clicked.connect(wanted)
+            line = row(part, spacing=10)
+            line.addWidget(ElidedLabel(words, "soft", interface_font(12)), 1)
+            column.addLayout(line)
+        self.hide()
+
+    def show_wait(self, reason: str) -> None:
+        """Why the model cannot be asked; "" where it can."""
+        for part in (self.endings, self.unsure):
+            part.setEnabled(not reason)
+            part.setToolTip(plain_tooltip(reason))
+
+
+class Starters(QObject):
+    """Shows the card where nothing was said yet, and does what it offers.
+
+    Args:
+        controller: Asks the model.
+        parts: Of the window; the card stands over the composer.
+        presenter: Shows the colours, and pins the token.
+        find_columns: Several continuations from the end of the last answer, or from a place of it.
+    """
+
+    def __init__(
+        self, controller: Controller, parts: Frame, presenter: Presenter, find_columns: Callable[[int, int], None]
+    ) -> None:
+        super().__init__(parts)
+        self._controller, self._parts, self._presenter = controller, parts, presenter
+        self._find_columns = find_columns
+        self.card = StartersCard()
+        self._then: tuple[int, Callable[[], None]] | None = None  # in which session, and what follows its first answer
+        parts.put_over_composer(self.card)
+        controller.session_shown.connect(lambda _view: self._refresh())
+        controller.activity_changed.connect(self._refresh)
+        controller.status_changed.connect(lambda _status: self._refresh())
+        self.card.own_text_wanted.connect(self._colour_own)
+        self.card.endings_wanted.connect(
+            lambda: self._ask(self.tr("Finish the sentence: The old lighthouse keeper opened the door and"), self._find_endings)
+        )
+        self.card.unsure_wanted.connect(
+            lambda: self._ask(self.tr("Tell me about a city by the sea in three sentences."), self._show_unsure)
+        )
+
+    def _refresh(self) -> None:
+        shown, running = self._controller.shown, self._controller.running
+        said = shown is not None and any(turn.role != "system" for turn in shown.view.turns)
+        self.card.setVisible(shown is not None and not said and not running)
+        self.card.show_wait(self._parts.composer.wait)
+        if self._then is not None and shown is not None and not running:
+            session_id, then = self._then
+            answer = shown.last_answer
+            if shown.session_id != session_id or (answer is not None and answer.status is not TurnStatus.COMPLETE):
+                self._then = None  # it was left, or stopped
+            elif answer is not None:
+                self._then = None
+                then()
+
+    def _colour_own(self) -> None:
+        self._presenter.set_mode(Mode.TOKENS)
+        self._parts.composer.field.set_hint(self.tr("Type or paste your own text…"))
+        self._parts.composer.setFocus()
+
+    def _ask(self, text: str, then: Callable[[], None]) -> None:
+        shown = self._controller.shown
+        if shown is not None:
+            self._presenter.set_mode(Mode.TOKENS)
+            self._then = shown.session_id, then
+            self._controller.answers.send(text)
+
+    def _find_endings(self) -> None:
+        answer = self._controller.shown.last_answer if self._controller.shown is not None else None
+        if answer is not None:
+            made = next((i for i, origin in enumerate(answer.run.origin.tolist()) if origin != 0), 0)
+            self._find_columns(answer.node_id, made)
+
+    def _show_unsure(self) -> None:
+        self._parts.transcript.next_uncertain()
+        self._parts.transcript.card_wanted.emit()
