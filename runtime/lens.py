@@ -88,10 +88,14 @@ class LensRun(Tabular):
         following = int((self.token_ids[:, 0] != NO_TOKEN).sum())
         return f"{text}, {int((leads >= 0).sum()):,} of {following:,} tokens lead at the end"
 
+    def _text(self, token: int) -> str | None:
+        return self.vocabulary[token].decode(errors="replace") if 0 <= token < len(self.vocabulary) else None
+
     def _name(self, token: int) -> str:
         if token == NO_TOKEN:
             return ""
-        return self.vocabulary[token].decode(errors="replace")[:_NAMED] if token < len(self.vocabulary) else f"id {token}"
+        text = self._text(token)
+        return f"id {token}" if text is None else text[:_NAMED]
 
     def _cell(self, place: int, layer: int) -> html.Cell:
         """The likeliest token of a layer; marked where it is the one that follows."""
@@ -133,6 +137,7 @@ class LensRun(Tabular):
             "layer": np.tile(np.arange(rows, dtype=np.int32), n),
             "position": np.ma.array(after + 1, mask=np.ma.getmaskarray(following)),
             "token_id": following,
+            "text": [text for text in map(self._text, self.token_ids[:, 0].tolist()) for _ in range(rows)],
             **token_numbers(*numbers),
             **top_columns(self.top_ids.reshape(n * rows, -1), self.top_logprobs.reshape(n * rows, -1)),
         }

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.pages import PAGES, ROOT
+from tests.tiny_models import tiny_path
 from tests.tools.notebooks import NOTEBOOKS
 
 NAMES = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
@@ -126,3 +127,14 @@ def test_an_interrupt_of_a_cell_keeps_what_is_done(tmp_path: Path) -> None:
     notebook = execute(path, tmp_path / "out")
     assert printed(notebook) == "True True\nTrue True\nTrue\n"
     assert len([output for output in outputs(notebook) if output["output_type"] == "error"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+def test_a_model_is_loaded_in_a_cell_without_a_word(tmp_path: Path, backend: str) -> None:
+    # a kernel without ipywidgets, of which tqdm warns when it is imported
+    source = str(tiny_path("llama"))
+    cell = f"from runtime import load\nwith load({source!r}, {backend!r}) as model: print(len(model.byte_vocab) > 0)"
+    (tmp_path / "executed").mkdir()
+    notebook = execute(written(tmp_path, cell), tmp_path / "executed")
+    assert [(output.get("name"), "".join(output.get("text", ()))) for output in outputs(notebook)] == [("stdout", "True\n")]

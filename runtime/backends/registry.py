@@ -13,7 +13,9 @@ import importlib.metadata
 import importlib.util
 import platform
 import sys
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,6 +146,9 @@ def resolve_backend(name: str | None = None) -> Factory:
 
 def _imported(name: str, dotted: str) -> Factory:
     module, _, function = dotted.partition(":")
+    with warnings.catch_warnings(), suppress(ImportError):
+        warnings.filterwarnings("ignore", "IProgress not found")  # in a notebook without ipywidgets; bars are text there
+        importlib.import_module("tqdm.auto")  # the libraries import it
     try:
         factory: Factory = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from runtime.adapters.uses import Adapters
+from runtime.api.progress import ShowProgress, reporting
 from runtime.comparison.reading import read_again, unfinished
 from runtime.comparison.result import ComparedSide, ModelComparison, OnComparison
 from runtime.comparison.spans import Int64, common_borders, ends_of, kl_rows
@@ -37,6 +38,7 @@ async def compare_models(
     top_k: int = 1,
     kl_start: int | None = None,
     priority: Priority = Priority.BACKGROUND,
+    progress: ShowProgress = False,
     on_progress: OnComparison | None = None,
 ) -> ModelComparison:
     """Scores one text under two models, or under one with other adapters or options, and puts the numbers side by side.
@@ -57,12 +59,43 @@ async def compare_models(
         kl_start: The position from which on full next-token vectors are compared too (0: all, at the cost of a query for
             each); None: nowhere. Passed over where the vocabularies differ. No more than `ROW_BYTES` of rows are held.
         priority: Before whom the text is read; queries for full vectors have their own.
+        progress: True draws a tqdm bar; a callable gets the tokens done and in all.
         on_progress: Hears how many tokens are done.
 
     Raises:
         InvalidRequestError: There is nothing to compare, or a tokenizer reads the text as other bytes, or cannot at all.
         RuntimeFault: Of `score_run`, of either model.
     """
+    with reporting(progress, "token") as say:
+
+        def hear(done: int, total: int) -> None:
+            say(done, total)
+            if on_progress is not None:
+                on_progress(done, total)
+
+        return await _compared(
+            left,
+            right,
+            text,
+            adapters=(left_adapters, right_adapters),
+            top_k=top_k,
+            kl_start=kl_start,
+            priority=priority,
+            on_progress=hear if progress else on_progress,
+        )
+
+
+async def _compared(
+    left: LanguageModel,
+    right: LanguageModel,
+    text: str | Sequence[int],
+    *,
+    adapters: tuple[Adapters, Adapters],
+    top_k: int,
+    kl_start: int | None,
+    priority: Priority,
+    on_progress: OnComparison | None,
+) -> ModelComparison:
     if isinstance(text, str):
         check_fits(left, text)
         check_fits(right, text)
@@ -83,9 +116,9 @@ async def compare_models(
     rows = max(len(ids) - max(kl_start or 0, 1), 0) if with_rows else 0
     tell = _Progress(len(ids) + len(others) + 2 * rows, on_progress)
     runs: list[TokenRun] = []
-    for model, own, adapters in ((left, ids, left_adapters), (right, others, right_adapters)):
+    for model, own, under in ((left, ids, adapters[0]), (right, others, adapters[1])):
         runs.append(
-            await model.score_run(own, max(top_k, 1), adapters=adapters, priority=priority, on_progress=tell.reader(len(own)))
+            await model.score_run(own, max(top_k, 1), adapters=under, priority=priority, on_progress=tell.reader(len(own)))
         )
         tell.add(len(own))
     borders = _whole(len(ids)) if same else common_borders(*(ends_of(run.token_bytes) for run in runs))
@@ -98,8 +131,8 @@ async def compare_models(
         kl = np.full(len(ids), np.nan)
         for at in _chunks(len(ids) - rows, len(ids), left.info.vocab_size):
             prefixes = [ids[:i] for i in at]
-            p = await left.batch_next_token_logprobs(prefixes, adapters=left_adapters)
-            q = await right.batch_next_token_logprobs(prefixes, adapters=right_adapters)
+            p = await left.batch_next_token_logprobs(prefixes, adapters=adapters[0])
+            q = await right.batch_next_token_logprobs(prefixes, adapters=adapters[1])
             kl[at.start : at.stop] = kl_rows(p, q)
             tell.add(2 * len(at))
     return ModelComparison(sides[0], sides[1], "tokens" if same else "bytes", kl)

@@ -88,7 +88,7 @@ def test_the_first_columns_are_those_of_the_view_of_the_sessions_file() -> None:
     own = {
         "Scores": {"position", "logprob", "rank", "entropy", "surprisal_bits"},
         "TopLogprobs": {"token_id", "logprob", "rank", "surprisal_bits"},
-        "LensRun": {"position", "token_id", "logprob", "rank", "entropy", "surprisal_bits"},
+        "LensRun": {"position", "token_id", "text", "logprob", "rank", "entropy", "surprisal_bits"},
     }
     scores = Scores(*(getattr(scored(), name) for name in COLUMNS))
     top = TopLogprobs.of(np.array([4, 2], np.int32), np.array([-0.5, -1.5], np.float32), 9)
@@ -190,6 +190,7 @@ def test_a_lens_is_a_grid_of_layers_and_positions() -> None:
     shown = "".join(found.data)
     assert "0 <b>" in shown  # the head: a position and what follows it
     assert "[U+202E]c" in shown
+    assert [(row["text"], row["token_id"]) for row in run.rows()] == [("<b>", 1)] * 3 + [(None, None)] * 3
     # the cell of the last layer is the token that follows, certain, and marked; nothing follows the last position
     assert found.cells == ["s1", "s1", "s1", "s1", "s0 marked", "s0"]
     assert "layer 1 after token 0, entropy 1.44 bits" in found.titles[2]

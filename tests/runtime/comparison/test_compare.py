@@ -289,7 +289,10 @@ def test_a_text_that_is_too_long_for_one_of_them(llama: LanguageModel, other: La
 
 def test_progress_rises_to_the_end_and_the_text_is_read_behind_others(llama: LanguageModel, toy: LanguageModel) -> None:
     told: list[tuple[int, int]] = []
-    compared(llama, llama, IDS, kl_start=5, on_progress=lambda done, total: told.append((done, total)))
+    shown: list[tuple[int, int | None]] = []
+    hears = {"on_progress": lambda done, total: told.append((done, total))}
+    compared(llama, llama, IDS, kl_start=5, progress=lambda done, total: shown.append((done, total)), **hears)
+    assert shown == told
     total = 2 * len(IDS) + 2 * (len(IDS) - 5)
     assert told == sorted(told)
     assert told[-1] == (total, total)
