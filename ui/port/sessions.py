@@ -24,6 +24,7 @@ class BranchRow:
     likely: float | None = None  # geometric mean of those tokens' probabilities: comparable between lengths
     start: int = 0  # the token of the node from which on the line speaks of it
     pruned: bool = False  # put out of sight, itself or with what it leaves
+    text: str = ""  # what it says from there on, for a tooltip
 
 
 @dataclass(frozen=True, slots=True)

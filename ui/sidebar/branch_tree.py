@@ -21,6 +21,7 @@ from ui.sidebar.session_list import paint_row_ground
 from ui.sidebar.session_rows import Index
 from ui.theme.fonts import interface_font, scaled, text_scale
 from ui.theme.scheme import current_theme
+from ui.widgets.labels import plain_tooltip
 from ui.widgets.numbers import probability, signed
 from ui.widgets.visible import one_line
 
@@ -64,6 +65,8 @@ class BranchRows(QAbstractListModel):
         words = one_line(f"{row.before} {row.name}")
         if role == Qt.ItemDataRole.DisplayRole:
             return words
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return plain_tooltip(one_line(f"{row.before} {row.text or row.name}"))
         if role == Qt.ItemDataRole.AccessibleTextRole:
             shown = self.tr("shown") if row.current else ""
             likely = self.tr("{0} nats").format(signed(row.logprob, 1)) if row.logprob is not None else ""

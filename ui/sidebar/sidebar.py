@@ -2,28 +2,72 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from ui.port import SessionView
 from ui.sidebar.branch_tree import BranchTree
 from ui.sidebar.sessions import SessionPanel
 from ui.theme.fonts import interface_font
-from ui.theme.text_size import fix_width
+from ui.theme.scheme import current_theme
+from ui.theme.text_size import fix_width, panel_width
 from ui.widgets.controls import button, row
-from ui.widgets.labels import Caption, Hairline
+from ui.widgets.labels import Caption, Hairline, plain_tooltip
 
-WIDTH = 248
+WIDTH, LEAST, MOST = 248, 180, 520  # pixels at 100 % text
+GRIP_PX, STEP_PX = 6, 16
+
+
+class Grip(QWidget):
+    """The edge of the sidebar: dragged, or moved by the arrow keys, it makes it wider; a double click as wide as at first."""
+
+    moved = Signal(int)  # the width that is wanted, in pixels at 100 % text
+
+    def __init__(self, sidebar: Sidebar) -> None:
+        super().__init__(sidebar)
+        self._sidebar = sidebar
+        self.setCursor(Qt.CursorShape.SplitHCursor)
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        self.setAccessibleName(self.tr("Width of the sidebar"))
+        self.setToolTip(plain_tooltip(self.tr("Drag to make the sidebar wider; double-click for its usual width")))
+        self._theme = current_theme()
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:
+        if event.buttons() & Qt.MouseButton.LeftButton:
+            share = panel_width(1000) / 1000
+            self.moved.emit(round(self._sidebar.mapFromGlobal(event.globalPosition()).x() / share))
+
+    def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:  # noqa: ARG002  # the signature is Qt's
+        self.moved.emit(WIDTH)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        by = {Qt.Key.Key_Left: -STEP_PX, Qt.Key.Key_Right: STEP_PX}.get(Qt.Key(event.key()), 0)
+        if by:
+            self.moved.emit(self._sidebar.wanted_width + by)
+        else:
+            super().keyPressEvent(event)
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
+        if self.hasFocus():
+            painter = QPainter(self)
+            painter.fillRect(self.width() - 2, 0, 2, self.height(), QColor(self._theme.palette.accent))
+            painter.end()
 
 
 class Sidebar(QWidget):
     """Session list and branch outline; the outline is there once the session has a turn."""
 
+    resized = Signal()  # by hand
+
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setObjectName("sidebar")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self.wanted_width = WIDTH
         fix_width(self, WIDTH)
+        self.grip = Grip(self)
+        self.grip.moved.connect(self.set_width)
         self.sessions = SessionPanel()
         self.tree = BranchTree()
         self._branches = QWidget()
@@ -47,6 +91,17 @@ class Sidebar(QWidget):
         place = row(self.trash, 1)
         place.setContentsMargins(8, 6, 0, 0)
         column.addLayout(place)
+
+    def set_width(self, px: int) -> None:
+        """As wide as a person wants it, in pixels at 100 % text, within bounds."""
+        self.wanted_width = min(max(px, LEAST), MOST)
+        fix_width(self, self.wanted_width)
+        self.resized.emit()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self.grip.setGeometry(self.width() - GRIP_PX, 0, GRIP_PX, self.height())
+        self.grip.raise_()
 
     def show_place(self, *, trash: bool) -> None:
         """What the list shows: the trash, or the sessions. The button leads to the other one."""

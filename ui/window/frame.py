@@ -79,6 +79,7 @@ class Frame(QWidget):
             (self.composer.field, self.composer.send_button),
         ):
             QWidget.setTabOrder(first, second)
+        self.sidebar.resized.connect(self._take_width)
         self.coach = CoachMark(self.top.modes, self)
         self._show(self.sidebar, sidebar)
         self._show(self.inspector, inspector)
@@ -113,9 +114,14 @@ class Frame(QWidget):
         super().resizeEvent(event)
         self._fold()
 
+    def _take_width(self) -> None:
+        """The sidebar was made wider or narrower."""
+        self.top.stand_over_sidebar(not self.sidebar.isHidden(), self.sidebar.wanted_width)
+        self._fold()
+
     def _grown(self) -> int:
-        """Pixels that both panels take beyond what they take at 100 % text."""
-        return sum(panel_width(width) - width for width in (SIDEBAR_WIDTH, INSPECTOR_WIDTH))
+        """Pixels that both panels take beyond what they take at first, at 100 % text."""
+        return panel_width(self.sidebar.wanted_width) - SIDEBAR_WIDTH + panel_width(INSPECTOR_WIDTH) - INSPECTOR_WIDTH
 
     def _fold(self) -> None:
         room = (self.width() >= SIDEBAR_NEEDS + self._grown(), self.width() >= INSPECTOR_NEEDS + self._grown())
@@ -128,7 +134,7 @@ class Frame(QWidget):
 
     def _show(self, panel: QWidget, show: bool) -> None:  # a state, not an option
         panel.setVisible(show)
-        self.top.stand_over_sidebar(not self.sidebar.isHidden())
+        self.top.stand_over_sidebar(not self.sidebar.isHidden(), self.sidebar.wanted_width)
         self.panels_changed.emit()
 
     def _lay_out(self) -> None:

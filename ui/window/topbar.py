@@ -194,16 +194,21 @@ class TopBar(QWidget):
         row.addWidget(self.model)
         row.addWidget(self.modes)
         row.addWidget(self.inspector_button)
-        self._over_sidebar = False
+        self._over_sidebar, self._sidebar = False, SIDEBAR
         current_theme().scaled.connect(self._share_room)
 
     def show_model(self, choice: ModelChoice | None) -> None:
         self.model.show_model(choice)
         self._share_room()  # a part of fixed size asks for no layout by itself
 
-    def stand_over_sidebar(self, shown: bool) -> None:  # a state, not an option
-        """The title stands where the sidebar ends, if there is room; without a sidebar it moves to the left."""
-        self._over_sidebar = shown
+    def stand_over_sidebar(self, shown: bool, width: int = SIDEBAR) -> None:  # a state, not an option
+        """The title stands where the sidebar ends, if there is room; without a sidebar it moves to the left.
+
+        Args:
+            shown: Whether there is a sidebar.
+            width: Its width at 100 % text.
+        """
+        self._over_sidebar, self._sidebar = shown, width
         self._share_room()
 
     def minimumSizeHint(self) -> QSize:
@@ -224,7 +229,7 @@ class TopBar(QWidget):
         sides, others = row.contentsMargins(), (self.modes, self.inspector_button)
         tight, bare = self._buttons_width(self.menu_button, *self._spare), self._buttons_width(self.menu_button)
         widths: dict[QWidget, int] = {part: part.sizeHint().width() for part in (title, model)}
-        widths[left] = max(panel_width(SIDEBAR) - SIDEBAR + LEFT, tight) if self._over_sidebar else tight
+        widths[left] = max(panel_width(self._sidebar) - SIDEBAR + LEFT, tight) if self._over_sidebar else tight
         if branch.wanted:
             widths[branch] = branch.sizeHint().width()
         lack = sum(widths.values()) + sum(part.sizeHint().width() for part in others) - self.width()

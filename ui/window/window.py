@@ -22,6 +22,7 @@ from ui.composer.draft_field import files_of
 from ui.controller import Controller
 from ui.controller.setup import SAMPLING, SetupController
 from ui.port import AppSettings, Workbench, translate_with
+from ui.sidebar.sidebar import WIDTH as SIDEBAR_WIDTH
 from ui.theme.fonts import FallbackFaces
 from ui.theme.scheme import Contrast, Motion, OwnColours, Scheme, apply_theme
 from ui.theme.text_size import resize_text
@@ -74,6 +75,7 @@ class WindowState:
     drafts: Sequence[Sequence[int | str]] = ()  # session id (0: a session without turns) and what was not sent
     colours: str = Measure.SURPRISAL.value
     session: int | None = None  # what it showed
+    sidebar_width: int = SIDEBAR_WIDTH  # pixels at 100 % text
     recent: Sequence[str] = ()  # files that were imported or exported, the last one first
 
 
@@ -114,6 +116,8 @@ class MainWindow(QMainWindow):
             self.parts.composer.remember(state.drafts)
         else:
             self.parts.composer.share(beside.parts.composer)
+        if isinstance(state.sidebar_width, int):
+            self.parts.sidebar.set_width(state.sidebar_width)
         self.setCentralWidget(self.parts)
         unify(self, self.parts.top)
         status, notice, tell = self.parts.status, self.parts.composer.notice, self.parts.toast.say
@@ -170,8 +174,9 @@ class MainWindow(QMainWindow):
         parts = self.parts
         shown = self.controller.shown.session_id if self.controller.shown is not None else None
         panels = parts.wants_sidebar, parts.wants_inspector
+        width = parts.sidebar.wanted_width
         colours, recent = parts.transcript.measure.value, tuple(map(str, self.transfers.recent))
-        return WindowState(geometry, *panels, self.presenter.mode.value, (), colours, shown, recent)
+        return WindowState(geometry, *panels, self.presenter.mode.value, (), colours, shown, width, recent)
 
     def come_forward(self) -> None:
         """In front of all others, with the keyboard."""

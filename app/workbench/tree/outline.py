@@ -14,6 +14,7 @@ from ui import QT_TRANSLATE_NOOP, BranchRow, translate
 
 NAME_WORDS = 6
 BEFORE_WORDS = 2
+TEXT_MOST = 400  # characters of a branch for a tooltip
 NO_ANSWER = QT_TRANSLATE_NOOP("Workbench", "no answer")  # it failed before it said anything
 
 
@@ -27,6 +28,7 @@ class _Line:
     depth: int
     shared: str  # what was said in this run before it diverged
     pruned: bool = False  # as what it leaves is
+    number: int = 1  # among branches of one place that say the same
 
 
 def outline(tree: Tree, tip: int | None, pruned: Collection[tuple[int, int]] = ()) -> tuple[BranchRow, ...]:
@@ -42,6 +44,7 @@ def outline(tree: Tree, tip: int | None, pruned: Collection[tuple[int, int]] = (
     rows: list[BranchRow] = []
     for line, end in lines:
         before, name = _name(tree, line, end)
+        name = name if line.number == 1 else f"{name} ({line.number})"
         rows.append(
             BranchRow(
                 node_id=line.node.id,
@@ -54,6 +57,7 @@ def outline(tree: Tree, tip: int | None, pruned: Collection[tuple[int, int]] = (
                 likely=_likely(line.node),
                 start=line.start,
                 pruned=line.pruned,
+                text=_own(line)[:TEXT_MOST].strip(),
             )
         )
     return _mark_current(rows)
@@ -75,6 +79,7 @@ def _lines(tree: Tree, pruned: Collection[tuple[int, int]]) -> Iterator[tuple[_L
         if (line.node.id, line.start) in pruned:
             line = replace(line, pruned=True)
         end, branches = _follow(tree, line)
+        branches = _apart(branches)
         yield line, end
         stack.extend(replace(branch, pruned=line.pruned) for branch in reversed(branches))
 
@@ -130,7 +135,7 @@ def _mark_current(rows: list[BranchRow]) -> tuple[BranchRow, ...]:
 
 def _name(tree: Tree, line: _Line, end: NodeRow) -> tuple[str, str]:
     """The last words before a branch, and its own first words; a word that was cut in the middle belongs to the name."""
-    shared, own = line.shared, _text(line.node).encode()[line.byte :].decode(errors="ignore")
+    shared, own = line.shared, _own(line)
     if own[:1].strip():
         stem = re.search(r"\S*$", shared)
         cut = stem.start() if stem else len(shared)
@@ -141,6 +146,32 @@ def _name(tree: Tree, line: _Line, end: NodeRow) -> tuple[str, str]:
     if len(answers) == 1 and _text(answers[0]):
         return before, f"{name} → {_first_words(_text(answers[0]), 4)}"
     return before, name
+
+
+def _own(line: _Line) -> str:
+    """What a branch says from where it leaves."""
+    return _text(line.node).encode()[line.byte :].decode(errors="ignore")
+
+
+def _apart(lines: list[_Line]) -> list[_Line]:
+    """Branches of one place; those whose names would be the same are named from the word at which they differ."""
+    owns = [_own(line) for line in lines]
+    names = [_first_words(own) for own in owns]
+    apart = []
+    for i, line in enumerate(lines):
+        same = [owns[j] for j in range(len(lines)) if j != i and names[j] == names[i] and owns[j] != owns[i]]
+        common = max((len(_common(owns[i], other)) for other in same), default=0)
+        common = len(re.sub(r"\s*\S*$", "", owns[i][:common]))  # a word that differs is named whole
+        said = owns[i][:common]
+        number = 1 + (owns[:i].count(owns[i]) if owns[i] else 0)
+        apart.append(replace(line, byte=line.byte + len(said.encode()), shared=line.shared + said, number=number))
+    return apart
+
+
+def _common(one: str, other: str) -> str:
+    """What both begin with."""
+    differs = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return one[: next(differs, min(len(one), len(other)))]
 
 
 def _answers(tree: Tree, line: _Line, end: NodeRow) -> list[NodeRow]:

@@ -75,3 +75,23 @@ def test_any_tree_has_an_outline_with_one_current_row_on_its_path(rows: list[Nod
         assert sum(r.current for r in shown) == any(r.on_path for r in shown)
         assert all(r.on_path for r in shown if r.current)
         assert {r.node_id for r in shown} <= set(tree.nodes)
+
+
+def test_branches_that_begin_alike_are_named_from_where_they_differ() -> None:
+    alike = "The light there is soft and slow in the "
+    texts = (alike + "morning.", alike + "evening, always.", "Because of the trams.", alike + "morning.")
+    tree = Tree([node(1, None, "user", "Why?"), *(node(i, 1, text=text) for i, text in enumerate(texts, 2))])
+    rows = outline(tree, 2)[1:]
+    assert [(row.before, row.name) for row in rows] == [
+        ("… in the", "morning."),
+        ("… in the", "evening, always."),
+        ("", "Because of the trams."),
+        ("… in the", "morning. (2)"),
+    ]
+    assert [row.text for row in rows][1] == "evening, always."
+
+
+def test_a_word_that_differs_in_its_middle_is_named_whole() -> None:
+    texts = ("one two three four five six seventeen", "one two three four five six seventy")
+    tree = Tree([node(1, None, "user", "q"), *(node(i, 1, text=text) for i, text in enumerate(texts, 2))])
+    assert [row.name for row in outline(tree, 2)[1:]] == ["seventeen", "seventy"]

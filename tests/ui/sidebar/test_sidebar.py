@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from PySide6.QtCore import QPoint, Qt
-from PySide6.QtGui import QContextMenuEvent, QImage
+from PySide6.QtCore import QEvent, QPoint, QPointF, Qt
+from PySide6.QtGui import QContextMenuEvent, QImage, QMouseEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QLineEdit, QMenu, QPushButton
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import SAMPLE, TRIP, FakeWorkbench
-from ui import BranchRow, MainWindow, SessionsChanged, SessionSummary
+from ui import BranchRow, MainWindow, SessionsChanged, SessionSummary, WindowState
 from ui.sidebar.branch_tree import BranchTree
 from ui.sidebar.sessions import SessionPanel
 
@@ -324,3 +324,52 @@ def test_ten_thousand_sessions_are_one_list(app: QApplication) -> None:
     panel.show_sessions(renamed, now)
     assert rows(panel)[1] == "other"
     panel.close()
+
+
+def test_the_sidebar_is_as_wide_as_it_is_dragged(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        window.resize(1360, 860)
+        sidebar, grip = window.parts.sidebar, window.parts.sidebar.grip
+        await until(lambda: grip.isVisible() and grip.x() + grip.width() == sidebar.width())
+        title = window.parts.top.title.x()
+        at = grip.rect().center()
+        QTest.mousePress(grip, Qt.MouseButton.LeftButton, pos=at)
+        move = QMouseEvent(
+            QEvent.Type.MouseMove,
+            QPointF(at + QPoint(100, 0)),
+            QPointF(grip.mapToGlobal(at + QPoint(100, 0))),
+            Qt.MouseButton.NoButton,
+            Qt.MouseButton.LeftButton,
+            Qt.KeyboardModifier.NoModifier,
+        )
+        QApplication.sendEvent(grip, move)
+        QTest.mouseRelease(grip, Qt.MouseButton.LeftButton)
+        assert 340 <= sidebar.width() <= 348
+        await until(lambda: window.parts.top.title.x() >= title + 90)  # it stands over the conversation still
+        # by the keys, within bounds, and back
+        grip.setFocus()
+        before = sidebar.width()
+        QTest.keyClick(grip, Qt.Key.Key_Left)
+        assert sidebar.width() == before - 16
+        for _ in range(40):
+            QTest.keyClick(grip, Qt.Key.Key_Right)
+        assert sidebar.width() == 520
+        assert window.state().sidebar_width == 520
+        QTest.mouseDClick(grip, Qt.MouseButton.LeftButton)
+        assert sidebar.width() == 248
+        other = MainWindow(bench, state=WindowState(sidebar_width=400))
+        assert other.parts.sidebar.width() == 400
+        other.deleteLater()
+
+    in_window(scene)
+
+
+def test_a_branch_says_all_of_itself_under_the_pointer(app: QApplication) -> None:
+    tree = BranchTree()
+    row = BranchRow(
+        1, 1, "… visit", "Lisbon when", -23.9, on_path=True, current=True, text="Lisbon when it rains: <b>all</b> day"
+    )
+    tree.show_branches([row])
+    said = tree.rows.index(0).data(Qt.ItemDataRole.ToolTipRole)
+    assert "it rains" in said
+    assert "<b>" not in said  # it is no markup
