@@ -139,6 +139,13 @@ class FakeBranches(_Group):
         self._bench.views[session_id] = replace(view, branches=rows, turns=turns)
         return self._bench.views[session_id]
 
+    async def rename(self, session_id: int, node_id: int, start: int, name: str) -> None:
+        self._bench.note("rename_branch", session_id, node_id, start, name)
+        view = self._bench.views[session_id]
+        rows = tuple(replace(r, given=name) if (r.node_id, r.start) == (node_id, start) else r for r in view.branches)
+        self._bench.views[session_id] = replace(view, branches=rows)
+        self._bench.emit(SessionChanged(self._bench.views[session_id]))
+
     async def prune(self, session_id: int, node_id: int, start: int, pruned: bool) -> None:
         self._bench.note("prune", session_id, node_id, start, pruned)
         view = self._bench.views[session_id]

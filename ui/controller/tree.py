@@ -67,6 +67,11 @@ class TreeController(QObject):
             branch = (node_id, start)
             self._showing.ask_latest("open", lambda session: self._prune(session, branch, before, pruned=pruned))
 
+    def rename(self, node_id: int, start: int, before: str, name: str) -> None:
+        """Gives a branch another name than the one `before`; can be undone."""
+        if name != before:
+            self._showing.ask(lambda session: self._rename(session, (node_id, start), before, name))
+
     @property
     def _tip(self) -> int | None:
         """The last node of the path that is shown; None where nothing has been said yet."""
@@ -122,6 +127,12 @@ class TreeController(QObject):
         diff = await self._workbench.branches.compare(session_id, left, right)
         if self._showing.is_shown(session_id):
             self.compared.emit(diff)
+
+    async def _rename(self, session_id: int, branch: tuple[int, int], before: str, name: str) -> None:
+        rename = self._workbench.branches.rename
+        await rename(session_id, *branch, name)
+        back, again = (partial(rename, session_id, *branch, each) for each in (before, name))
+        self._undo.remember(Step(self.tr("Rename Branch"), session_id, back, again))
 
     async def _prune(self, session_id: int, branch: tuple[int, int], before: int, *, pruned: bool) -> None:
         await self._workbench.branches.prune(session_id, *branch, pruned)

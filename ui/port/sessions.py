@@ -25,6 +25,7 @@ class BranchRow:
     start: int = 0  # the token of the node from which on the line speaks of it
     pruned: bool = False  # put out of sight, itself or with what it leaves
     text: str = ""  # what it says from there on, for a tooltip
+    given: str = ""  # the name that a person gave it
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,9 @@ class BranchCommands(Protocol):
 
     async def prune(self, session_id: int, node_id: int, start: int, pruned: bool) -> None:
         """Hides a branch (a row's `node_id` from token `start` on) in the outline and among the variants, or shows it again."""
+
+    async def rename(self, session_id: int, node_id: int, start: int, name: str) -> None:
+        """Gives a branch a name of its own in the outline; "" takes it away."""
 
     async def compare(self, session_id: int, left: int, right: int) -> BranchDiff:
         """The branches through two nodes of an open session, token by token."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QRect, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QColor, QContextMenuEvent, QFont, QFontMetrics, QPainter, QPen
+from PySide6.QtGui import QColor, QContextMenuEvent, QFont, QFontMetrics, QKeyEvent, QPainter, QPen
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QFrame,
+    QInputDialog,
     QListView,
     QMenu,
     QStyledItemDelegate,
@@ -29,6 +30,7 @@ ROW_HEIGHT = 25
 INDENT = 14
 DEEPEST_INDENT = 8  # further levels are drawn at this one: a row must keep room for its words
 SHARED_SHARE = 0.35  # of a row's width, for the words it shares with its siblings
+LEAST_PX = 24  # below which no words are shown behind a name
 _DOT = 7
 _MIDDLE = int(Qt.AlignmentFlag.AlignVCenter)
 _ROW = int(Qt.ItemDataRole.UserRole)
@@ -62,7 +64,7 @@ class BranchRows(QAbstractListModel):
         row = self.rows[index.row()]
         if role == _ROW:
             return row
-        words = one_line(f"{row.before} {row.name}")
+        words = one_line(f"{row.given} {row.before} {row.name}")
         if role == Qt.ItemDataRole.DisplayRole:
             return words
         if role == Qt.ItemDataRole.ToolTipRole:
@@ -82,6 +84,7 @@ class BranchTree(QListView):
 
     selected = Signal(int)  # node id
     compare_wanted = Signal(int)  # node id of the branch to compare with the one that is shown
+    renamed = Signal(int, int, str, str)  # node id, its token where the branch begins, its name before, its name
     prune_wanted = Signal(int, int, bool)  # node id, its token where the branch begins, and whether to prune or to restore
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -141,10 +144,28 @@ class BranchTree(QListView):
         menu.addAction(self.tr("Show"), lambda: self.selected.emit(row.node_id))
         compare = menu.addAction(self.tr("Compare with the Shown Branch"), lambda: self.compare_wanted.emit(row.node_id))
         compare.setEnabled(not row.current)
+        menu.addAction(self.tr("Rename…"), lambda: self.ask_name(row))
         words = self.tr("Restore Branch") if row.pruned else self.tr("Prune Branch")
         act = menu.addAction(words)
         act.triggered.connect(lambda _checked=False: self.prune_wanted.emit(row.node_id, row.start, not row.pruned))
         menu.popup(event.globalPos())
+
+    def ask_name(self, row: BranchRow) -> None:
+        """Asks for the name of a branch, in a dialog that blocks nothing."""
+        dialog = QInputDialog(self)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.setWindowTitle(self.tr("Rename Branch"))
+        dialog.setLabelText(self.tr("Name of the branch; empty: its own words"))
+        dialog.setTextValue(row.given)
+        dialog.textValueSelected.connect(lambda name: self.renamed.emit(row.node_id, row.start, row.given, name.strip()))
+        dialog.open()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        row = self.currentIndex().data(_ROW)
+        if event.key() == Qt.Key.Key_F2 and isinstance(row, BranchRow):
+            self.ask_name(row)
+        else:
+            super().keyPressEvent(event)
 
     def _choose(self, index: QModelIndex) -> None:
         row = index.data(_ROW)
@@ -166,7 +187,7 @@ class _BranchDelegate(QStyledItemDelegate):
 
     def take_fonts(self) -> None:
         self._plain, self._strong = interface_font(), interface_font(weight=QFont.Weight.Medium)
-        self._small = interface_font(11)
+        self._small, self._named = interface_font(11), interface_font(weight=QFont.Weight.DemiBold)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         row: BranchRow = index.data(_ROW)
@@ -198,7 +219,16 @@ class _BranchDelegate(QStyledItemDelegate):
 
     def _paint_words(self, painter: QPainter, room: QRect, row: BranchRow) -> None:
         """Where both do not fit, the shared words give way first: a branch is known by where it differs."""
-        before, name = one_line(row.before), one_line(row.name)
+        given, before, name = (one_line(words) for words in (row.given, row.before, row.name))
+        if given:
+            metrics = QFontMetrics(self._named)
+            shown = metrics.elidedText(given, Qt.TextElideMode.ElideRight, room.width())
+            painter.setFont(self._named)
+            painter.drawText(room, _MIDDLE, shown)
+            room.setLeft(room.left() + metrics.horizontalAdvance(shown + "  "))
+            painter.setPen(QColor(self._theme.palette.faint if row.pruned else self._theme.palette.soft))
+            if room.width() < scaled(LEAST_PX):
+                return
         shared_font = self._strong if row.current else self._plain
         name_font = self._strong if before or row.current else self._plain
         if before:

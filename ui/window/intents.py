@@ -265,6 +265,7 @@ class Intents(QObject):
         tree = parts.sidebar.tree
         tree.selected.connect(controller.tree.select)
         tree.prune_wanted.connect(controller.tree.prune)
+        tree.renamed.connect(controller.tree.rename)
         tree.compare_wanted.connect(controller.tree.compare)
         controller.tree.compared.connect(parts.show_comparison)
         controller.session_shown.connect(lambda _view: parts.compare.dismiss())

@@ -8,6 +8,7 @@ from app.workbench.answers.answer import RunningAnswers
 from app.workbench.refusals import GONE
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.setups import Setups
+from app.workbench.setup.values import MOST_NAME
 from app.workbench.tree.outline import latest_in_sight
 from app.workbench.tree.reading import read
 from app.workbench.tree.session import OpenSession
@@ -81,6 +82,18 @@ class Branches:
         await self._setups.set_pruned(session, wanted)
         if tip is not None and tip != session.tip:
             await self._sessions.move(session, tip)
+        self._show(session)
+
+    async def rename(self, session_id: int, node_id: int, start: int, name: str) -> None:
+        """Gives a branch a name of its own.
+
+        Raises:
+            Refusal: There is no such branch, or the store cannot write.
+        """
+        session = self._sessions.opened(session_id)
+        if node_id not in session.tree.nodes or start < 0:
+            raise Refusal(translate("Workbench", GONE))
+        await self._setups.set_name(session, (node_id, start), " ".join(name.split())[:MOST_NAME])
         self._show(session)
 
     async def compare(self, session_id: int, left: int, right: int) -> BranchDiff:

@@ -80,13 +80,22 @@ class Setups:
         """The copy of a session is set as that one is; `nodes` are its numbers for the nodes of that one."""
         values = values_of(source)
         pruned = frozenset((nodes[node], start) for node, start in values.pruned if node in nodes)
-        self._take(copy, replace(values, pruned=pruned))
+        names = {(nodes[node], start): name for (node, start), name in values.names.items() if node in nodes}
+        self._take(copy, replace(values, pruned=pruned, names=names))
         if values_of(copy).is_set:
             await stored(self._store.set_session_setup(copy.id, values_of(copy).stored()))
 
     async def set_pruned(self, session: OpenSession, pruned: frozenset[Branch]) -> None:
         """Other branches are out of sight."""
         values = replace(values_of(session), pruned=pruned)
+        await stored(self._store.set_session_setup(session.id, values.stored()))
+        session.values = values
+
+    async def set_name(self, session: OpenSession, branch: Branch, name: str) -> None:
+        """A branch has another name; "": none."""
+        held = values_of(session)
+        others = {each: kept for each, kept in held.names.items() if each != branch}
+        values = replace(held, names={**others, branch: name} if name else others)
         await stored(self._store.set_session_setup(session.id, values.stored()))
         session.values = values
 

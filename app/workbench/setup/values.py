@@ -23,6 +23,7 @@ OPTIONS = (  # what a person sets, in the order in which it is shown
     *(each.name for each in _PARAMETERS if each.folded),
 )
 MOST_ADAPTERS = 16
+MOST_NAME = 80  # characters of a branch's name
 
 Branch = tuple[int, int]  # a node, and the token of it where the branch begins
 
@@ -37,6 +38,7 @@ class SessionValues:
     adapters: tuple[AdapterChoice, ...] = ()
     guess: Guess = Guess.OFF
     pruned: frozenset[Branch] = frozenset()  # branches out of sight
+    names: Mapping[Branch, str] = field(default_factory=dict)  # of branches, given by hand
 
     @property
     def is_set(self) -> bool:
@@ -63,6 +65,7 @@ class SessionValues:
             "adapters": [[a.folder, a.name, a.scale, a.on] for a in self.adapters],
             "guess": self.guess.value,
             "pruned": sorted(map(list, self.pruned)),
+            "names": sorted([node, start, name] for (node, start), name in self.names.items()),
         }
 
 
@@ -95,6 +98,7 @@ def read_values(stored: object) -> tuple[SessionValues, list[str]]:
         _adapters(stored.get("adapters"), notes),
         _guess(stored.get("guess", Guess.OFF.value), notes),
         _pruned(stored.get("pruned"), notes),
+        _names(stored.get("names"), notes),
     ), notes
 
 
@@ -165,6 +169,17 @@ def _pruned(stored: object, notes: list[str]) -> frozenset[Branch]:
             case _:
                 notes.append(translate("Workbench", "a pruned branch cannot be read; it is shown"))
     return frozenset(kept)
+
+
+def _names(stored: object, notes: list[str]) -> dict[Branch, str]:
+    kept = {}
+    for entry in stored if isinstance(stored, list) else [] if stored is None else [stored]:
+        match entry:
+            case [int(node), int(start), str(name)]:
+                kept[node, start] = name[:MOST_NAME]
+            case _:
+                notes.append(translate("Workbench", "the name of a branch cannot be read; it has none"))
+    return kept
 
 
 def guess_problem(guess: Guess, info: ModelInfo) -> str:

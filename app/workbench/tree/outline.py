@@ -86,7 +86,7 @@ def _lines(tree: Tree, pruned: Collection[tuple[int, int]]) -> Iterator[tuple[_L
 
 def branch_name(rows: tuple[BranchRow, ...]) -> str:
     """The name of the branch that is shown; empty when there is one only."""
-    return next((row.name for row in rows if row.current), "") if len(rows) > 1 else ""
+    return next((row.given or row.name for row in rows if row.current), "") if len(rows) > 1 else ""
 
 
 def _first_turns(tree: Tree) -> list[NodeRow]:

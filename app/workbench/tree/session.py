@@ -281,7 +281,10 @@ class OpenSession:
 
     def view(self) -> SessionView:
         """The path and the outline."""
+        names = self.values.names if self.values is not None else {}
         rows = outline(self.tree, self.tip, self.pruned)
+        if names:
+            rows = tuple(replace(row, given=names.get((row.node_id, row.start), "")) for row in rows)
         lengths = self.turn_lengths()
         turns = self.turn_views(lengths)
         return SessionView(

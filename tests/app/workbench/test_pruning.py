@@ -127,3 +127,28 @@ def test_a_rows_width_is_the_mean_probability_of_its_tokens(play: Play) -> None:
         assert question.likely is None
 
     play(scene)
+
+
+def test_the_name_of_a_branch_is_stored_with_its_session(play: Play) -> None:
+    held: list[int] = []
+
+    async def scene(s: Scene) -> None:
+        view, old, new = await branched(s)
+        held.append(view.session_id)
+        rest = row_of(view, old, inner=True)
+        await s.workbench.branches.rename(view.session_id, rest.node_id, rest.start, "  the quiet\none ")
+        await s.workbench.branches.rename(view.session_id, new, 0, "x" * 500)
+        named = await s.view(view.session_id)
+        assert row_of(named, old, inner=True).given == "the quiet one"
+        assert row_of(named, new).given == "x" * 80
+        await s.workbench.branches.rename(view.session_id, new, 0, "")
+        assert row_of(await s.view(view.session_id), new).given == ""
+        with pytest.raises(Refusal):
+            await s.workbench.branches.rename(view.session_id, 10_000, 0, "nothing")
+
+    async def again(s: Scene) -> None:
+        view = await s.view(held[0])
+        assert [row.given for row in view.branches if row.given] == ["the quiet one"]
+
+    play(scene)
+    play(again)

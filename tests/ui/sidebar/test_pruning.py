@@ -27,8 +27,8 @@ def test_prune_by_menu_undo_and_the_faint_rows(in_window: Play, bench: FakeWorkb
         asked = QContextMenuEvent(QContextMenuEvent.Reason.Mouse, at, tree.viewport().mapToGlobal(at))
         QApplication.sendEvent(tree.viewport(), asked)
         menu = next(child for child in tree.findChildren(QMenu) if child.isVisible())
-        assert [act.text() for act in menu.actions()] == ["Show", "Compare with the Shown Branch", "Prune Branch"]
-        QTest.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(menu.actions()[2]).center())
+        assert [act.text() for act in menu.actions()] == ["Show", "Compare with the Shown Branch", "Rename…", "Prune Branch"]
+        QTest.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(menu.actions()[-1]).center())
         await until(lambda: bench.asked("prune") == [(TRIP, 43, 0, True)])
         # then the row is out of sight, and the head of the outline says so
         await until(lambda: tree.rows.rowCount() == 5)

@@ -11,7 +11,7 @@ import pytest
 from PySide6.QtCore import QEvent, QPoint, QPointF, Qt
 from PySide6.QtGui import QContextMenuEvent, QImage, QMouseEvent
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QLineEdit, QMenu, QPushButton
+from PySide6.QtWidgets import QApplication, QInputDialog, QLineEdit, QMenu, QPushButton
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import SAMPLE, TRIP, FakeWorkbench
@@ -373,3 +373,31 @@ def test_a_branch_says_all_of_itself_under_the_pointer(app: QApplication) -> Non
     said = tree.rows.index(0).data(Qt.ItemDataRole.ToolTipRole)
     assert "it rains" in said
     assert "<b>" not in said  # it is no markup
+
+
+def test_a_branch_gets_a_name_and_loses_it_by_undo(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        tree = window.parts.sidebar.tree
+        await until(lambda: tree.rows.rowCount() == 6)
+        row = tree.rows.rows[1]
+        tree.setFocus()
+        tree.setCurrentIndex(tree.rows.index(1))
+        QTest.keyClick(tree, Qt.Key.Key_F2)
+        await until(lambda: tree.findChild(QInputDialog) is not None)
+        dialog = tree.findChild(QInputDialog)
+        assert isinstance(dialog, QInputDialog)
+        field = dialog.findChild(QLineEdit)
+        assert isinstance(field, QLineEdit)
+        QTest.keyClicks(field, "the quiet one")
+        QTest.keyClick(field, Qt.Key.Key_Return)
+        await until(lambda: bench.asked("rename_branch") == [(TRIP, row.node_id, row.start, "the quiet one")])
+        await until(lambda: tree.rows.rows[1].given == "the quiet one")
+        assert str(tree.rows.index(1).data()).startswith("the quiet one … visit")
+        await until(lambda: window.controller.undo_stack.label == "Rename Branch")
+        window.activateWindow()
+        await until(window.isActiveWindow)
+        window.parts.transcript.setFocus()
+        QTest.keyClick(window, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier)
+        await until(lambda: tree.rows.rows[1].given == "")
+
+    in_window(scene)
