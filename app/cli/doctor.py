@@ -1,4 +1,4 @@
-"""`elsewise doctor`: what is installed, what can run, where the data is."""
+"""`elsewise doctor`: what is installed, what can run, where the data is; with --deep, what this machine does with it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,101 @@ import importlib.metadata
 import platform
 
 import click
+import msgspec
 import psutil
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.common import print_table
+from app.cli.common import console, print_table
 from app.cli.settings import Settings
+from app.doctor.finding import Report, markdown
+from app.doctor.run import PARTS, Doing, check_machine
 from runtime import __version__, available_backends, default_backend, list_models, models_dir
 
 LIBRARIES = ("PySide6-Essentials", "qasync", "numpy", "torch", "transformers", "mlx", "mlx-lm", "tokenizers", "sqlite-utils")
 FLOORS = {"transformers": (5, 3), "torch": (2, 10), "mlx-lm": (0, 32)}  # below these: known holes or wrong numbers
+INTERRUPTED = 130  # as shells say it of ctrl-C
 NEVER = {"PySide6-Essentials": (6, 12)}  # aborts on Python 3.11
 
 
-@click.command()
-@click.pass_obj
-def doctor(settings: Settings) -> None:
-    """Says whether everything is in place; exit code 1 when something is not."""
+EXAMPLES = """\b
+Examples:
+  elsewise doctor
+  elsewise doctor --deep
+  elsewise doctor --deep --only parity --only memory --markdown
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.option("--deep", is_flag=True, help="Measure this machine: numbers, memory, speed, window, disk; ten minutes.")
+@click.option("--only", multiple=True, type=click.Choice(PARTS), help="Of --deep: this part; may be given again.")
+@click.option("--json", "as_json", is_flag=True, help="Of --deep: one JSON object on stdout.")
+@click.option(
+    "--markdown", "as_markdown", is_flag=True, help="Of --deep: Markdown for a bug report, without prompts and names."
+)
+@click.option(
+    "--patience",
+    type=click.FloatRange(0.1, 100),
+    default=1.0,
+    show_default=True,
+    help="Of --deep: so many times the seconds that a part may take. A machine without a GPU needs more than a Mac.",
+)
+@click.pass_context
+def doctor(
+    context: click.Context, deep: bool, only: tuple[str, ...], as_json: bool, as_markdown: bool, patience: float
+) -> None:
+    """Says whether everything is in place; exit code 1 when something is not.
+
+    With --deep every figure stands beside its bar, with what to do where it misses it; Ctrl-C prints what is done.
+    """
+    if deep:
+        _check_deeply(context, only, as_json=as_json, as_markdown=as_markdown, patience=patience)
+        return
+    if only or as_json or as_markdown:
+        raise click.UsageError("--only, --json and --markdown are options of --deep")
+    _check_installation(context.obj)
+
+
+def _check_deeply(context: click.Context, only: tuple[str, ...], *, as_json: bool, as_markdown: bool, patience: float) -> None:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def tell(doing: Doing) -> None:
+            last = f", after {doing.last}" if doing.last else ""
+            bar.update(task, completed=doing.done, total=doing.total, description=f"{doing.part}{last}")
+
+        report = check_machine(only, tell, factor=patience)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
+    elif as_markdown:
+        click.echo(markdown(report), nl=False)
+    else:
+        _print_report(report)
+    if report.interrupted:
+        context.exit(INTERRUPTED)
+    if not report.is_sound:
+        context.exit(1)
+
+
+def _print_report(report: Report) -> None:
+    facts = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in report.machine.items():
+        facts.add_row(name, Text(value))
+    print_table(facts)
+    for part, rows in report.findings.items():
+        table = Table(box=None, pad_edge=False, title=f"\n{part}", title_justify="left", title_style="bold")
+        for head in ("check", "figure", "bar", "verdict", "what to do"):
+            table.add_column(head, overflow="fold")
+        for row in rows:
+            table.add_row(*map(Text, msgspec.structs.astuple(row)))
+        print_table(table)
+    if report.interrupted:
+        click.echo("interrupted: the parts after this were not run", err=True)
+
+
+def _check_installation(settings: Settings) -> None:
     problems: list[str] = []
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_row("elsewise", __version__)

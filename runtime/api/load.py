@@ -7,8 +7,11 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import psutil
 
 from runtime.adapters.folder import is_on_shelf, read_header
 from runtime.adapters.layouts import AdapterHeader
@@ -145,13 +148,42 @@ def _find(source: str | Path | Pair, backend: str | None, options: LoadOptions) 
     elif isinstance(source, tuple):
         model, text = source, TextSide.from_transformers(*source)
     else:
-        model = resolve(source, backend=name)  # before the libraries are imported: a missing model is said at once
+        model = resolve(
+            source, backend=name, fits=partial(_check_memory, name, options)
+        )  # before the libraries are imported: a missing model is said at once
         text = TextSide.from_folder(model)
     names = None if brings_text(name) else names_of(source, model)
     for header in headers:
         check_base(header, names or ())
     drafting = None if options.draft_model is None else draft_source(options.draft_model, name)
     return _Found(name, model, text.with_format(options), names, drafting, adapters)
+
+
+def _check_memory(backend: str, options: LoadOptions, weights: int) -> None:
+    """Refuses weights that could never be in memory as a whole, before they are read.
+
+    Args:
+        backend: Of the model.
+        options: `offload` and fewer bits are ways for large weights; a GPU has memory of its own.
+        weights: Bytes, as stored.
+    """
+    memory = psutil.virtual_memory().total
+    if weights <= memory or options.offload != "none" or options.weights in ("int8", "int4"):
+        return
+    ways = "choose a smaller or a quantised one"
+    if backend == "hf":
+        if options.device != "cpu" and _has_cuda():
+            return
+        ways += ", or let most of it stay on the disk: offload='disk'"
+    raise ModelLoadError(
+        f"this model's weights take {weights / 1e9:,.1f} GB, this machine has {memory / 1e9:,.1f} GB of memory: {ways}"
+    )
+
+
+def _has_cuda() -> bool:
+    import torch  # for a model that is larger than the memory alone
+
+    return bool(torch.cuda.is_available())
 
 
 def _leave_exit_status() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,13 +114,17 @@ _OPENED = (".json", ".jinja", WEIGHTS)  # by us or by a library
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
-def open_folder(path: Path, *, name: str | None = None, backend: str = "hf") -> ModelFolder:
+def open_folder(
+    path: Path, *, name: str | None = None, backend: str = "hf", fits: Callable[[int], None] | None = None
+) -> ModelFolder:
     """Checks a model folder and reads its small files; weights are hashed (once) and their headers read.
 
     Args:
         path: The folder; nothing is written into it.
         name: Shown to users; the manifest's title or the folder's name by default.
         backend: "hf" or "mlx", which decides about quantised weights and rope types.
+        fits: Called with the bytes of the weights before they are hashed, which reads them all; it raises where they are too
+            many.
 
     Raises:
         ModelLoadError: A file or value is missing, broken, absurd or changed since the import; one line names it.
@@ -142,6 +146,8 @@ def open_folder(path: Path, *, name: str | None = None, backend: str = "hf") -> 
     weights = weight_files(path)
     for file in weights:
         check_safetensors(file)
+    if fits is not None:
+        fits(sum(file.stat().st_size for file in weights))
     hashes = _hashes([*weights, path / "config.json"], manifest)
     texts = _hashes([path / file for file in TEXT_FILES if (path / file).is_file()], manifest)
     tokenizer_config = read_json(path / "tokenizer_config.json") or {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from resources.files import kind_of_file
@@ -22,13 +23,14 @@ WAYS_IN = (
 )
 
 
-def resolve(source: str | Path, *, backend: str = "hf") -> ModelFolder:
+def resolve(source: str | Path, *, backend: str = "hf", fits: Callable[[int], None] | None = None) -> ModelFolder:
     """The model folder behind a source. Blocks: hashing and converting take seconds the first time.
 
     Args:
         source: ``"smollm2"``, an id on the shelf (``name``, ``org/name``, ``org/name@revision``), a model folder, or a
             GGUF file (converted onto the shelf, or found there by its SHA-256).
         backend: "hf" or "mlx"; weights in a form that it cannot read are refused.
+        fits: As of `open_folder`.
 
     Raises:
         ModelMissingError: Not found; names the command that fetches it.
@@ -39,14 +41,14 @@ def resolve(source: str | Path, *, backend: str = "hf") -> ModelFolder:
     if isinstance(source, str) and is_model_id(source):
         shelved = find_folder(source)
         if shelved is not None:
-            return open_folder(shelved, backend=backend)
+            return open_folder(shelved, backend=backend, fits=fits)
     path = Path(source).expanduser()
     try:
         path.is_dir()
     except OSError as fault:  # a name that no file system accepts
         raise ModelMissingError(f"{source!s:.80}: {fault.strerror}; {WAYS_IN}", str(source)) from None
     if path.is_dir():
-        return open_folder(path.absolute(), backend=backend)
+        return open_folder(path.absolute(), backend=backend, fits=fits)
     if path.is_file():
         return _from_file(path.absolute(), backend)
     if path.exists():

@@ -1,0 +1,1 @@
+"""`elsewise doctor --deep`: measures what this machine does with the models, the window and the disk."""

@@ -1,0 +1,173 @@
+"""The store under a killed writer and on a full disk: what was acknowledged is there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from app.doctor.finding import Finding, held
+from resources.processes import child_command
+from storage import NewNode, SessionStore, StoreError
+
+KILLS: Final = 20
+LONGEST_LIFE: Final = 0.15  # seconds from a writer's first acknowledgement to its death
+SIZE: Final = "2m"  # of the full disk
+TEXT: Final = "what was said " * 40
+MOST: Final = 20_000  # turns; more than the full disk takes
+ADVICE: Final = "keep a backup of your sessions, and report it with this table"
+FLUSH_SHARE: Final = 0.5
+PATIENCE: Final = 60.0
+
+
+def disk(_: str) -> Iterator[Finding]:
+    """Both, and on macOS whether a commit waits for the disk itself."""
+    with tempfile.TemporaryDirectory(prefix="elsewise-doctor-") as room:
+        yield _killed(Path(room))
+        yield _full(Path(room))
+        yield _flushed(Path(room))
+
+
+def write(path: Path, turns: int) -> None:
+    """A child's work: turns into one session; a line with the id of each that was committed."""
+
+    async def work() -> None:
+        store = SessionStore.open(path)
+        session = await store.create_session("machine check")
+        parent: int | None = None
+        for number in range(turns):
+            parent = await store.add_node(NewNode(session, parent, "user", f"{number} {TEXT}"), current=True)
+            sys.stdout.write(f"{json.dumps([session, parent])}\n")
+            sys.stdout.flush()
+        await store.close()
+
+    asyncio.run(work())
+
+
+def _writer(path: Path, turns: int) -> subprocess.Popen[str]:
+    command = child_command("app.doctor.child", "write", str(path), str(turns))
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, text=True)
+
+
+def _killed(room: Path) -> Finding:
+    path, draw, kept, lost = room / "killed" / "sessions.db", np.random.default_rng(20), 0, 0
+    path.parent.mkdir()
+    for _ in range(KILLS):
+        writer = _writer(path, MOST)
+        assert writer.stdout is not None
+        lines = [writer.stdout.readline()]
+        time.sleep(float(draw.uniform(0, LONGEST_LIFE)))
+        writer.kill()
+        lines += writer.communicate()[0].splitlines()
+        told = _acknowledged(lines)
+        missing = asyncio.run(_missing(path, told))
+        kept, lost = kept + len(told) - missing, lost + missing
+    return held(f"{KILLS} killed writers", lost, 0, f"{lost} of {kept + lost:,} turns lost", "0 lost", ADVICE)
+
+
+def _acknowledged(lines: list[str]) -> list[tuple[int, int]]:
+    """Whole lines alone: the last may have been cut."""
+    found = []
+    for line in lines:
+        with suppress(ValueError):
+            session, node = json.loads(line)
+            found.append((session, node))
+    return found
+
+
+async def _missing(path: Path, told: list[tuple[int, int]]) -> int:
+    """Turns that were acknowledged and are not there; damage counts as well."""
+    store = SessionStore.open(path)
+    try:
+        damage = len(await store.verify())
+        if not told:
+            return damage
+        there = {node.id for node in (await store.load_session(told[0][0])).nodes}
+        return damage + sum(node not in there for _, node in told)
+    finally:
+        await store.close()
+
+
+def _full(room: Path) -> Finding:
+    """A small disk of its own, where the system lets a user make one."""
+    name = f"a full disk of {SIZE}"
+    try:
+        with _small_disk(room) as folder:
+            writer = _writer(folder / "sessions.db", MOST)
+            lines = writer.communicate(timeout=PATIENCE)[0].splitlines()
+            told = _acknowledged(lines)
+            shutil.copytree(folder, room / "copy", ignore=shutil.ignore_patterns(".*"))
+        if writer.returncode == 0 or not told:
+            return Finding(name, f"{len(told)} turns, exit status {writer.returncode}", "", "failed", "the disk did not fill")
+        missing = asyncio.run(_missing(room / "copy" / "sessions.db", told))
+    except (OSError, subprocess.SubprocessError, StoreError) as error:
+        return Finding(name, "not here", "", "skipped", f"no small disk can be made here: {error}")
+    return held(name, missing, 0, f"{missing} of {len(told):,} turns lost", "0 lost", ADVICE)
+
+
+@contextmanager
+def _small_disk(room: Path) -> Iterator[Path]:
+    """A mounted one, by `hdiutil` on macOS and as root on Linux."""
+    folder = room / "small"
+    folder.mkdir()
+    with ExitStack() as stack:
+        if platform.system() == "Darwin":
+            image = room / "small.dmg"
+            _run("hdiutil", "create", "-size", SIZE, "-fs", "HFS+", "-volname", "elsewise-check", str(image))
+            _run("hdiutil", "attach", str(image), "-mountpoint", str(folder), "-nobrowse")
+            stack.callback(_run, "hdiutil", "detach", str(folder), "-force")
+        else:
+            _run("mount", "-t", "tmpfs", "-o", f"size={SIZE}", "none", str(folder))
+            stack.callback(_run, "umount", str(folder))
+        yield folder
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
+
+
+def _flushed(room: Path) -> Finding:
+    """On macOS a commit that is faster than F_FULLFSYNC has not reached the disk."""
+    name = "a commit waits for the disk"
+    if platform.system() != "Darwin":
+        return Finding(name, "fsync", "", "skipped", "only macOS needs F_FULLFSYNC")
+    import fcntl
+
+    file = os.open(room / "flushed", os.O_CREAT | os.O_WRONLY)
+    try:
+        flushes = []
+        for _ in range(10):
+            os.write(file, b"x" * 4096)
+            begin = time.perf_counter()
+            fcntl.fcntl(file, fcntl.F_FULLFSYNC)  # type: ignore[attr-defined,unused-ignore]  # macOS alone has it
+            flushes.append(time.perf_counter() - begin)
+    finally:
+        os.close(file)
+    flush, commit = min(flushes), asyncio.run(_commit(room / "commits.db"))
+    shown = f"{commit * 1e3:.1f} ms, F_FULLFSYNC takes {flush * 1e3:.1f} ms"
+    return held(name, commit / flush, FLUSH_SHARE, shown, f">= {FLUSH_SHARE:g} of it", ADVICE, at_least=True)
+
+
+async def _commit(path: Path) -> float:
+    """Seconds of the fastest of some commits."""
+    store = SessionStore.open(path)
+    session = await store.create_session("machine check")
+    seconds = []
+    for _ in range(10):
+        begin = time.perf_counter()
+        await store.add_node(NewNode(session, None, "user", TEXT))
+        seconds.append(time.perf_counter() - begin)
+    await store.close()
+    return min(seconds)

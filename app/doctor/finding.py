@@ -1,0 +1,82 @@
+"""What a part of the machine check finds, and the table of them all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+Verdict = Literal["ok", "missed", "failed", "skipped"]
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One figure of the check.
+
+    Attributes:
+        name: What was looked at.
+        figure: What was found, with its unit.
+        bar: What it is held against; "" for a figure without one.
+        verdict: "ok", "missed" (the bar), "failed" (it could not be measured) or "skipped" (it does not apply here).
+        advice: What to do, or why it was skipped.
+    """
+
+    name: str
+    figure: str
+    bar: str = ""
+    verdict: Verdict = "ok"
+    advice: str = ""
+
+
+class Report(msgspec.Struct):
+    """Everything that was found so far.
+
+    Attributes:
+        machine: Facts of the machine: no name of it, no paths.
+        findings: By part, in the order of the parts.
+        interrupted: Whether the person stopped it.
+    """
+
+    machine: dict[str, str]
+    findings: dict[str, list[Finding]]
+    interrupted: bool = False
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing missed its bar or failed."""
+        return all(row.verdict in ("ok", "skipped") for rows in self.findings.values() for row in rows)
+
+
+def held(name: str, value: float, limit: float, shown: str, bar: str, advice: str, *, at_least: bool = False) -> Finding:
+    """A figure against its bar.
+
+    Args:
+        name: As of `Finding`.
+        value: The figure.
+        limit: The most it may be (`at_least`: the least).
+        shown: The figure in words.
+        bar: The bar in words.
+        advice: What to do when it is missed.
+        at_least: That larger is better.
+    """
+    good = value >= limit if at_least else value <= limit
+    return Finding(name, shown, bar, "ok" if good else "missed", "" if good else advice)
+
+
+def markdown(report: Report) -> str:
+    """The report for a bug report: facts of the machine, then a table for each part."""
+    lines = ["## Machine check", "", *(f"- {name}: {value}" for name, value in report.machine.items())]
+    for part, rows in report.findings.items():
+        lines += ["", f"### {part}", "", *_table(rows)]
+    if report.interrupted:
+        lines += ["", "Interrupted: the parts after this were not run."]
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: Sequence[Finding]) -> list[str]:
+    head = ["| check | figure | bar | verdict | what to do |", "|---|---|---|---|---|"]
+    return head + [f"| {' | '.join(_cell(cell) for cell in msgspec.structs.astuple(row))} |" for row in rows]
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())

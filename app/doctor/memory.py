@@ -1,0 +1,213 @@
+"""One row for each way in which Metal is known to end or harm a process; on a processor, those that can be tried there."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import psutil
+
+from app.doctor.finding import Finding, held
+from app.doctor.reference import SMOLLM2, Reference, references, write_model, write_vast_model
+from runtime import GenerationOptions, LanguageModel, ModelLoadError, PromptProgress, list_models, load
+
+BUFFERS: Final = 499_000  # that Metal holds at once, in mlx-lm's issue 1672
+BUFFERS_BAR: Final = BUFFERS // 10
+EDGES: Final = 10_000
+COMMAND_BAR: Final = 2.0  # seconds; the watchdog ends commands of more than about 5
+PROMPT, PROMPT_ON_A_PROCESSOR = 32_768, 8_192  # tokens
+CONTEXT: Final = 65_536  # tokens
+STEM, BRANCHES, BRANCH_TOKENS = 1_500, 8, 8
+COPIES_BAR: Final = 3.0  # copies of the branches' keys and values; one for each branch would be eight
+THREADS, THREADS_BAR = 4, 1e-4
+CYCLES, RETURNED_BAR = 3, 64e6  # bytes
+GUARD_BAR: Final = 10.0  # seconds
+REPORT: Final = "report it with this table"
+Trial = Callable[[str, Reference, Path], Finding]
+
+
+def memory(backend: str) -> Iterator[Finding]:
+    """Every risk in turn, each on a model made for it."""
+    [llama] = [reference for reference in references() if reference.name == "llama"]
+    trials: list[tuple[str, Trial]] = [
+        ("a model larger than memory", _guard),
+        (f"buffers with {EDGES:,} cached edges", _buffers),
+        ("longest step of a long prompt", _longest_step),
+        (f"answers to {THREADS} threads at once", _threads),
+        ("memory of eight branches", _branches),
+        ("memory after closing a model", _returned),
+    ]
+    if backend == "mlx":
+        yield from _metal()
+    for name, trial in trials:
+        with tempfile.TemporaryDirectory(prefix="elsewise-doctor-") as room:
+            try:
+                found = trial(backend, llama, Path(room) / "model")
+            except Unavailable as reason:
+                found = Finding(name, "not here", "", "skipped", str(reason))
+            except Exception as error:  # noqa: BLE001  # what a library raises is what this row is for
+                found = Finding(name, type(error).__name__, "", "failed", f"{error}; {REPORT}")
+            yield found
+
+
+class Unavailable(Exception):
+    """A trial that this machine has no use for, with the reason."""
+
+
+def _metal() -> Iterator[Finding]:
+    import mlx
+    import mlx.core as mx
+
+    package = Path(mlx.__path__[0])
+    libraries = [file.name for file in package.rglob("libmlx.*")]
+    advice = "install mlx again; of two libraries the second finds no kernels"
+    yield held("one libmlx", len(libraries), 1, f"{len(libraries)}", "1", advice)
+    if not mx.metal.is_available():
+        verdict, why = (
+            ("failed", "MLX does not see the GPU: install mlx again") if sys.platform == "darwin" else ("skipped", "no Metal")
+        )
+        yield Finding("Metal", "not here", "", verdict, why)  # type: ignore[arg-type]  # both are verdicts
+        return
+    beside = list(package.rglob("mlx.metallib"))
+    yield held("mlx.metallib", len(beside), 1, f"{len(beside)} found", "1", "install mlx again", at_least=True)
+    facts = mx.device_info()
+    wired = int(facts.get("max_recommended_working_set_size", 0))
+    yield Finding("wired limit", f"{wired / 1e9:.1f} GB of {int(facts['memory_size']) / 1e9:.1f} GB may stay resident")
+
+
+def _opened(backend: str, reference: Reference, folder: Path, **config: Any) -> LanguageModel:
+    return load(write_model(folder, reference.config | config, reference.shapes), backend)
+
+
+def _guard(backend: str, reference: Reference, folder: Path) -> Finding:
+    """Weights of twice the machine's memory."""
+    name = "a model larger than memory"
+    weights = write_vast_model(folder, reference, 2 * psutil.virtual_memory().total)
+    begin = time.perf_counter()
+    try:
+        with load(folder, backend):
+            return Finding(name, "was loaded", "refused", "missed", REPORT)
+    except ModelLoadError:
+        seconds = time.perf_counter() - begin
+    shown = f"{weights / 1e9:.0f} GB refused in {seconds:.1f} s"
+    return held(name, seconds, GUARD_BAR, shown, f"refused in {GUARD_BAR:.0f} s", REPORT)
+
+
+def _buffers(backend: str, reference: Reference, folder: Path) -> Finding:
+    """The arrays of a trie with very many edges."""
+    name = f"buffers with {EDGES:,} cached edges"
+    with _opened(backend, reference, folder) as model:
+        stem = reference.text[:30]
+        contexts = [[*stem, 3 + number // 200, 3 + number % 200] for number in range(EDGES)]
+        for start in range(0, EDGES, 1000):
+            model.batch_next_token_logprobs_sync(contexts[start : start + 1000])
+        edges = model.cache_report().edges
+        gc.collect()
+        arrays = sum(issubclass(type(each), _array_type(backend)) for each in gc.get_objects())
+    shown = f"{arrays:,} arrays beside {edges:,} edges"
+    if edges < EDGES:
+        return Finding(name, shown, f"{EDGES:,} edges", "missed", f"the cache holds fewer edges than were made; {REPORT}")
+    return held(name, arrays, BUFFERS_BAR, shown, f"<= {BUFFERS_BAR:,}, a tenth of what Metal holds", REPORT)
+
+
+def _longest_step(backend: str, reference: Reference, folder: Path) -> Finding:
+    """Seconds between two reports of a long prefill: a command of the GPU is not longer."""
+    with _opened(backend, reference, folder, max_position_embeddings=CONTEXT) as model:
+        tokens = PROMPT if _on_gpu(model) else PROMPT_ON_A_PROCESSOR
+        ids = np.random.default_rng(1).integers(3, 250, tokens).tolist()
+        times = [time.perf_counter()]
+
+        def hear(_: PromptProgress) -> None:
+            times.append(time.perf_counter())
+
+        next(iter(model.generate_sync(ids, GenerationOptions(max_tokens=1, ignore_eos=True), on_progress=hear)))
+        times.append(time.perf_counter())
+    longest = float(np.diff(times).max())
+    name, advice = "longest step of a long prompt", f"load with a smaller prefill_chunk_tokens; {REPORT}"
+    return held(name, longest, COMMAND_BAR, f"{longest:.2f} s over {tokens:,} tokens", f"<= {COMMAND_BAR:g} s", advice)
+
+
+def _threads(backend: str, reference: Reference, folder: Path) -> Finding:
+    """Arrays belong to one thread; callers may be many."""
+    with _opened(backend, reference, folder) as model:
+        contexts = [reference.text[: 40 + number] for number in range(THREADS * 4)]
+        expected = [model.next_token_logprobs_uncached(context) for context in contexts]
+        off: list[float] = []
+
+        def ask(number: int) -> None:
+            mine = range(number, len(contexts), THREADS)
+            off.extend(float(np.abs(model.next_token_logprobs_sync(contexts[at]) - expected[at]).max()) for at in mine)
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    worst = max(off) if len(off) == len(contexts) else float("inf")
+    return held(
+        f"answers to {THREADS} threads at once",
+        worst,
+        THREADS_BAR,
+        f"{worst:.1e} nats apart",
+        f"<= {THREADS_BAR:g} nats",
+        REPORT,
+    )
+
+
+def _branches(backend: str, reference: Reference, folder: Path) -> Finding:
+    """Memory at the peak of eight branches, in copies of the keys and values that they share."""
+    if backend != "mlx":
+        raise Unavailable("only MLX says what its arrays took at most")
+    import mlx.core as mx
+
+    with _opened(backend, reference, folder) as model:
+        stem = np.random.default_rng(2).integers(3, 250, STEM).tolist()
+        options = GenerationOptions(max_tokens=BRANCH_TOKENS, ignore_eos=True, seed=1)
+
+        async def branch() -> int:
+            return len([record async for record in model.continue_many(stem, BRANCHES, options)])
+
+        asyncio.run(branch())  # the stem is in the cache, and every kernel compiled
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        tokens = asyncio.run(branch())
+        extra = mx.get_peak_memory() - before
+        family = model.info.kv_bytes_per_token * (STEM + tokens)
+    copies = extra / family
+    shown = f"{extra / 1e6:.1f} MB, {copies:.1f} times the {family / 1e6:.1f} MB that they share"
+    return held(
+        "memory of eight branches", copies, COPIES_BAR, shown, f"<= {COPIES_BAR:g} times", f"attention copies keys; {REPORT}"
+    )
+
+
+def _returned(backend: str, reference: Reference, folder: Path) -> Finding:
+    """What the process keeps of models that were closed."""
+    there = [entry for entry in list_models() if entry.name == SMOLLM2 and entry.complete]
+    source: Any = SMOLLM2 if there else write_model(folder, reference.config, reference.shapes)
+    process, sizes = psutil.Process(os.getpid()), []
+    for _ in range(CYCLES):
+        with load(source, backend) as model:
+            model.next_token_logprobs_sync(reference.text)
+        gc.collect()
+        sizes.append(process.memory_info().rss)
+    grown = sizes[-1] - sizes[0]
+    shown = f"{grown / 1e6:+.0f} MB over {CYCLES - 1} more loads of {'a' if there else 'a small'} model"
+    return held("memory after closing a model", grown, RETURNED_BAR, shown, f"<= {RETURNED_BAR / 1e6:.0f} MB", REPORT)
+
+
+def _array_type(backend: str) -> Any:
+    return import_module("mlx.core").array if backend == "mlx" else import_module("torch").Tensor
+
+
+def _on_gpu(model: LanguageModel) -> bool:
+    return model.info.device not in ("cpu", "")

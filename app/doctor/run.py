@@ -1,0 +1,135 @@
+"""Runs the parts of the machine check one after the other, each in a process of its own."""
+
+from __future__ import annotations
+
+import platform
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import IO, Final
+
+import msgspec
+import psutil
+
+from app.doctor.finding import Finding, Report
+from resources.processes import child_command
+from runtime import __version__, available_backends
+
+PARTS: Final = ("parity", "memory", "speed", "window", "disk")
+SECONDS: Final = {"parity": 150.0, "memory": 150.0, "speed": 120.0, "window": 60.0, "disk": 60.0}  # ten minutes on a Mac
+WITH_MODELS: Final = ("parity", "memory", "speed")  # are run for each backend
+GRACE: Final = 5.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """What is being done.
+
+    Attributes:
+        done: Parts that have ended.
+        total: Of all.
+        part: The one that runs.
+        last: The name of its last finding; empty before the first.
+    """
+
+    done: int
+    total: int
+    part: str
+    last: str
+
+
+def machine() -> dict[str, str]:
+    """Facts for a report: nothing in them says whose machine it is."""
+    memory = psutil.virtual_memory()
+    here = [name for name, state in available_backends().items() if state is True and name in ("hf", "mlx")]
+    return {
+        "elsewise": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} on {platform.machine()}",
+        "processors": str(psutil.cpu_count()),
+        "memory": f"{memory.total / 1e9:.1f} GB, {memory.available / 1e9:.1f} GB free",
+        "backends": ", ".join(here) or "none",
+    }
+
+
+def check_machine(only: Iterable[str], tell: Callable[[Doing], None], *, factor: float = 1.0) -> Report:
+    """Every part, or those in `only`. Ctrl-C ends the part that runs; the report has what was found.
+
+    Args:
+        only: Names of `PARTS`; none: all.
+        tell: Hears what is being done.
+        factor: Of the seconds that a part may take: a machine without a GPU needs more than a Mac.
+    """
+    facts = machine()
+    backends = [name for name in facts["backends"].split(", ") if name != "none"]
+    wanted = [part for part in PARTS if part in set(only) or not only]
+    steps = [(part, backend) for part in wanted for backend in (backends if part in WITH_MODELS else [""])]
+    report = Report(facts, {})
+    try:
+        for number, (part, backend) in enumerate(steps):
+            rows = report.findings.setdefault(f"{part} on {backend}" if backend else part, [])
+            name = partial(Doing, number, len(steps), part)
+            tell(name(""))
+            _run(part, backend, factor, rows, lambda last, name=name: tell(name(last)))  # type: ignore[misc]
+    except KeyboardInterrupt:
+        report.interrupted = True
+    return report
+
+
+def _run(part: str, backend: str, factor: float, rows: list[Finding], tell: Callable[[str], None]) -> None:
+    command = child_command("app.doctor.child", part, backend or "none")
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        _listen(child, SECONDS[part] * factor, rows, tell)
+
+
+def _listen(child: subprocess.Popen[bytes], seconds: float, rows: list[Finding], tell: Callable[[str], None]) -> None:
+    """Takes the child's findings until it ends or its time is over."""
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    said: list[bytes] = []
+    assert child.stdout is not None
+    assert child.stderr is not None
+    readers = [
+        threading.Thread(target=_pass_on, args=pair, daemon=True)
+        for pair in ((child.stdout, lines.put), (child.stderr, said.append))
+    ]
+    for reader in readers:
+        reader.start()
+    deadline = time.monotonic() + seconds
+    late = False
+    try:
+        while line := _next(lines, deadline):
+            rows.append(msgspec.json.decode(line, type=Finding))
+            tell(rows[-1].name)
+        late = time.monotonic() >= deadline
+        status = child.wait(GRACE) if not late else 0
+    finally:
+        child.kill()
+        child.wait()
+        for reader in readers:
+            reader.join(GRACE)
+    if late:
+        advice = "its rows so far are above; --patience gives it more time"
+        rows.append(Finding("the rest of this part", f"not done in {seconds:.0f} s", "", "failed", advice))
+    elif status:
+        how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        last = b"".join(said).decode(errors="replace").strip().splitlines()[-1:]
+        rows.append(Finding("the rest of this part", f"its process ended: {how}", "", "failed", " ".join(last)))
+
+
+def _pass_on(stream: IO[bytes], put: Callable[[bytes], None]) -> None:
+    for line in stream:
+        put(line)
+    put(b"")
+
+
+def _next(lines: queue.SimpleQueue[bytes], deadline: float) -> bytes:
+    """The next line; empty at the end and after the deadline."""
+    try:
+        return lines.get(timeout=max(deadline - time.monotonic(), 0))
+    except queue.Empty:
+        return b""

@@ -1,0 +1,138 @@
+"""`elsewise doctor --deep`: every part, what departs, what dies, what is stopped."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from app.cli.group import cli
+from app.doctor import parity
+from app.doctor.finding import Finding, Report, markdown
+from app.doctor.reference import SMOLLM2, Reference, references
+from app.doctor.run import Doing, check_machine
+
+ROOT = Path(__file__).parents[3]
+
+
+def small() -> list[Reference]:
+    """All but the model of the shelf."""
+    return [reference for reference in references() if reference.name != SMOLLM2]
+
+
+@pytest.mark.parametrize(
+    ("backend", "names"),
+    [
+        ("hf", ["llama"]),
+        pytest.param("hf", [each.name for each in small()[1:]], marks=pytest.mark.slow),
+        pytest.param("mlx", [each.name for each in small()], marks=pytest.mark.slow),
+    ],
+)
+def test_stored_answers_are_those_of_every_way(backend: str, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parity, "references", lambda: [each for each in small() if each.name in names])
+    rows = list(parity.parity(backend))
+    assert [row.verdict for row in rows] == ["ok"] * len(names), rows
+    assert all(way in row.figure for row in rows for way in ("reference", "cached", "batched", "restored"))
+
+
+def test_a_model_that_departs_is_missed_and_its_layer_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given one whose positions turn otherwise than those of the stored answers
+    [llama] = [each for each in small() if each.name == "llama"]
+    ropes = {"rope_theta": 500.0, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+    monkeypatch.setattr(parity, "references", lambda: [msgspec.structs.replace(llama, config=llama.config | ropes)])
+    # when
+    [row] = parity.parity("hf")
+    # then
+    assert row.verdict == "missed"
+    assert "layer 1 departs first: full attention" in row.advice
+
+
+def test_a_model_that_cannot_be_loaded_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    [llama] = [each for each in small() if each.name == "llama"]
+    changed = llama.config | {"num_hidden_layers": 5}  # three are stored
+    monkeypatch.setattr(parity, "references", lambda: [msgspec.structs.replace(llama, config=changed)])
+    [row] = parity.parity("hf")
+    assert (row.verdict, row.figure) == ("failed", "ModelLoadError")
+
+
+def test_a_part_whose_process_dies_is_a_row_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISPLAY", ":nonsense")  # Qt ends the process
+    monkeypatch.delenv("QT_QPA_PLATFORM", raising=False)
+    told: list[Doing] = []
+    report = check_machine(["window"], told.append)
+    [row] = report.findings["window"]
+    assert (row.verdict, report.is_sound) == ("failed", False)
+    assert row.figure == "its process ended: SIGABRT"
+    assert (told[0].part, told[0].total) == ("window", 1)
+
+
+def test_a_part_that_takes_too_long_is_ended() -> None:
+    report = check_machine(["window"], lambda _: None, factor=0.005)
+    [row] = report.findings["window"]
+    assert row.verdict == "failed"
+    assert row.figure.startswith("not done in")
+    assert "--patience" in row.advice
+
+
+def test_killed_writers_and_a_full_disk_lose_nothing() -> None:
+    done = CliRunner().invoke(cli, ["doctor", "--deep", "--only", "disk", "--json", "--patience", "5"])
+    report = msgspec.json.decode(done.stdout, type=Report)
+    verdicts = {row.name: row.verdict for row in report.findings["disk"]}
+    assert done.exit_code == 0, report
+    assert verdicts["20 killed writers"] == "ok"
+    assert set(verdicts.values()) <= {"ok", "skipped"}
+
+
+@pytest.mark.slow
+def test_the_window_is_measured() -> None:
+    report = check_machine(["window"], lambda _: None, factor=5)
+    assert [row.name for row in report.findings["window"]] == ["start of the window", "gaps while an answer streams"]
+    assert {row.verdict for row in report.findings["window"]} <= {"ok", "missed"}  # a busy machine may miss a bar
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_risk_of_memory_is_tried() -> None:
+    report = check_machine(["memory"], lambda _: None, factor=10)
+    for backend in ("hf", "mlx"):
+        rows = {row.name: row for row in report.findings[f"memory on {backend}"]}
+        assert rows["a model larger than memory"].verdict == "ok", rows
+        assert rows["buffers with 10,000 cached edges"].verdict == "ok", rows
+        assert rows["answers to 4 threads at once"].verdict == "ok", rows
+        assert not [row for row in rows.values() if row.verdict == "failed"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_prints_what_is_done() -> None:
+    command = [sys.executable, "-m", "app", "doctor", "--deep", "--only", "disk", "--json"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(8)
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=60)
+    assert (process.returncode, "Traceback" in error) == (130, False), error
+    report = json.loads(out)
+    assert report["interrupted"] is True
+    assert "system" in report["machine"]
+
+
+def test_its_options_need_deep() -> None:
+    done = CliRunner().invoke(cli, ["doctor", "--only", "disk"])
+    assert done.exit_code == 2
+    assert "options of --deep" in done.output
+
+
+def test_the_markdown_is_a_table_without_names_and_paths() -> None:
+    report = check_machine(["disk"], lambda _: None, factor=0.001)
+    report.findings["disk"] += [Finding("a | b", "two\nlines", "", "missed", "do | this")]
+    text = markdown(report)
+    assert "| a \\| b | two lines |  | missed | do \\| this |" in text
+    assert socket.gethostname() not in text
+    assert str(Path.home()) not in text
