@@ -1,6 +1,11 @@
-"""A process that ends with a model in it, however it ends, ends with its own status and leaves no child behind."""
+"""A process that ends with a model in it, however it ends, ends with its own status and leaves no child behind.
+
+Each case runs on one engine here, and on both in `make reliability` (row "process exits").
+"""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 
@@ -14,9 +19,8 @@ LIMIT = 3 * exits.SECONDS
 @pytest.mark.parametrize(
     ("backend", "name"),
     [
-        pytest.param(backend, name, marks=() if case.fast and backend == case.fast else pytest.mark.slow)
-        for name, case in exits.EXITS.items()
-        for backend in ("hf", "mlx")
+        pytest.param(case.fast or backend, name, marks=() if case.fast else pytest.mark.slow)
+        for (name, case), backend in zip(exits.EXITS.items(), itertools.cycle(("hf", "mlx")), strict=False)
     ],
 )
 def test_every_exit_keeps_its_status(backend: str, name: str) -> None:
