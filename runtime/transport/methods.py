@@ -1,8 +1,8 @@
 """The operations that a model can be asked for, with the types of their arguments and answers: the pipe's allow-list.
 
-A new operation takes 4 files: `LanguageModel`, its frames here, a line in `transport/local.py`, and `engine/operations.py`; a fifth
-says why servers lack it. What reads a model's arrays adds the Protocol, both engines and the toys (9 in all); what is computed in
-steps beside other requests adds its job, its work, its place in the scheduler's loop and its metrics (13).
+A new operation takes 4 files: `LanguageModel`, its frames here, a line in `transport/local.py`, and `engine/operations.py`; a
+fifth says why servers lack it. What reads a model's arrays adds the Protocol, both engines and the toys (9 in all); what is
+computed in steps beside other requests adds its job, its work, its place in the scheduler's loop and its metrics (13).
 """
 
 from __future__ import annotations
