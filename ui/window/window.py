@@ -222,7 +222,8 @@ class MainWindow(QMainWindow):
     def _wire_setup(self) -> None:
         controller = self.controller
         self.parts.top.setup_wanted.connect(lambda: self.popover.open())
-        for over in (self.parts.composer.sent, self.controller.other_shown, self.parts.top.model_chosen):
+        new = self.acts.new_session.triggered, self.parts.top.new_button.clicked
+        for over in (self.parts.composer.sent, self.parts.top.model_chosen, *new):
             over.connect(lambda *_: self._close_popover())
         self.parts.composer.format_wanted.connect(self.open_settings)
         self.parts.composer.setup_wanted.connect(lambda: self.popover.toggle(SAMPLING))
