@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QVBoxLayout, QWidget
+from PySide6.QtWidgets import QAbstractButton, QVBoxLayout, QWidget
 
 from ui.port import SessionView
 from ui.sidebar.branch_tree import BranchTree
@@ -19,7 +19,7 @@ WIDTH, LEAST, MOST = 248, 180, 520  # pixels at 100 % text
 GRIP_PX, STEP_PX = 6, 16
 
 
-class Grip(QWidget):
+class Grip(QAbstractButton):
     """The edge of the sidebar: dragged, or moved by the arrow keys, it makes it wider; a double click as wide as at first."""
 
     moved = Signal(int)  # the width that is wanted, in pixels at 100 % text
