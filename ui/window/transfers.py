@@ -16,6 +16,7 @@ from ui.core.tasks import Stoppables
 from ui.port import ExportFormat, ImportResult, Workbench, translate
 from ui.widgets.labels import Notice
 from ui.window.status import StatusBar
+from ui.window.toast import Toast
 
 T = TypeVar("T")
 _UNSAFE = re.compile(r'[\x00-\x1f/\\:*?"<>|]+')
@@ -32,7 +33,7 @@ class Transfers(QObject):
         controller: Runs what is asked, and opens what was imported.
         status: Shows how far it is.
         notice: Says what could not be done, or what is left to decide.
-        tell: Says what was done.
+        toast: Says what was done.
         window: Owns the dialogs.
     """
 
@@ -42,7 +43,7 @@ class Transfers(QObject):
         controller: Controller,
         status: StatusBar,
         notice: Notice,
-        tell: Callable[[str], None],
+        toast: Toast,
         window: QWidget,
     ) -> None:
         super().__init__(window)
@@ -50,7 +51,7 @@ class Transfers(QObject):
         self.formats = workbench.transfers.formats
         self._controller = controller
         self._status = status
-        self._notice, self._tell = notice, tell
+        self._notice, self._toast = notice, toast
         self._window = window
         self._running = Stoppables(controller.tasks)
         self._closing = False
@@ -119,13 +120,13 @@ class Transfers(QObject):
 
     def _stopped(self) -> None:
         if not self._closing:
-            self._tell(self.tr("stopped; nothing of it was kept"))
+            self._toast.say(self.tr("stopped; nothing of it was kept"))
 
     def _exported(self, form: ExportFormat, path: Path, without: str) -> None:
         if form.comes_back:
             self._remember(path)
         said = self.tr("exported to {0}").format(path)
-        self._tell(said) if not without else self._notice.say(f"{said}; {without}")
+        self._toast.say(said) if not without else self._notice.say(f"{said}; {without}")
 
     def _imported(self, path: Path, result: ImportResult) -> None:
         self._remember(path)
@@ -136,7 +137,7 @@ class Transfers(QObject):
         elif result.notes:
             self._notice.say(self._told(result, path))
         else:
-            self._tell(self._told(result, path))
+            self._toast.say(self._told(result, path))
         self._controller.sessions.search("")
         if result.sessions:
             self._controller.open(result.sessions[0])
@@ -152,7 +153,7 @@ class Transfers(QObject):
             self._begin(self.tr("taking KV"), work, partial(self._kv_taken, path))
 
     def _kv_taken(self, path: Path, blocks: int) -> None:
-        self._tell(self.tr("{0:,} KV blocks were taken from {1}").format(blocks, path.name))
+        self._toast.say(self.tr("{0:,} KV blocks were taken from {1}").format(blocks, path.name))
 
     def _told(self, result: ImportResult, path: Path) -> str:
         count = len(result.sessions)

@@ -120,8 +120,8 @@ class MainWindow(QMainWindow):
             self.parts.sidebar.set_width(state.sidebar_width)
         self.setCentralWidget(self.parts)
         unify(self, self.parts.top)
-        status, notice, tell = self.parts.status, self.parts.composer.notice, self.parts.toast.say
-        self.transfers = Transfers(workbench, self.controller, status, notice, tell, self)
+        status, notice = self.parts.status, self.parts.composer.notice
+        self.transfers = Transfers(workbench, self.controller, status, notice, self.parts.toast, self)
         self.transfers.recent += known_paths(state.recent)
         self.acts = Actions(self)
         self.presenter = Presenter(self, self.controller, self.parts, self.acts)

@@ -115,6 +115,7 @@ def test_kv_is_taken_by_who_is_offered_it_at_once(
                 notice.acted.emit()
 
         monkeypatch.setattr(notice, "say", and_act)
+        monkeypatch.setattr(window.parts.toast, "say", and_act)
         window.transfers.take(tmp_path / "trip.kv.elsewise")
         await until(lambda: len(said) == 2)
         assert said[1] == ("1,234 KV blocks were taken from trip.kv.elsewise", False)
@@ -141,6 +142,7 @@ def test_a_file_is_written_by_who_hears_that_another_was_not(
                 window.transfers.take(tmp_path / "other.json")
 
         monkeypatch.setattr(notice, "say", and_act)
+        monkeypatch.setattr(window.parts.toast, "say", and_act)
         bench.gate = asyncio.Semaphore(0)
         if end == "refused":
             bench.refusal = words
