@@ -111,6 +111,18 @@ def test_every_risk_of_memory_is_tried() -> None:
 
 
 @pytest.mark.slow
+def test_speeds_stand_beside_those_of_the_bare_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path))  # no model is there: a small one is made
+    report = check_machine(["speed"], lambda _: None, factor=5)
+    for backend in ("hf", "mlx"):
+        rows = {row.name: row for row in report.findings[f"speed on {backend}"]}
+        assert {"decode, one stream", "decode, eight streams", "prefill"} <= set(rows), rows
+        assert all("of the bare library's" in rows[name].figure for name in ("decode, one stream", "prefill"))
+        assert rows["tokens computed"].figure == "220 of 220 needed"
+        assert not [row for row in rows.values() if row.verdict == "failed"]
+
+
+@pytest.mark.slow
 def test_ctrl_c_prints_what_is_done() -> None:
     command = [sys.executable, "-m", "app", "doctor", "--deep", "--only", "disk", "--json"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
