@@ -138,7 +138,7 @@ def test_a_load_sets_them_once_before_the_weights_are_read(
         sound(*args)
 
     monkeypatch.setattr(mx, "eval", watched)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB, total=64 * GIB))
     with load(tiny_path("llama"), backend="mlx") as model:
         # then the same number is the budget: a quarter of what the device recommends beside the weights
         weights, budget = 4 * model.info.parameters, engine_of(model).scheduler.cache.budget
