@@ -193,8 +193,16 @@ class HttpClient:
             await response.aclose()
 
     async def _sent(self, request: httpx2.Request, within: float) -> httpx2.Response:
-        """Sends it; once more where no connection could be made, when nothing had been sent."""
-        for attempt in (1, 2):
+        """Sends it; once more where no connection could be made, and where one that was kept had been closed by the server."""
+        fresh = False
+
+        async def trace(event: str, _: dict[str, Any]) -> None:
+            nonlocal fresh
+            fresh = fresh or event == "connection.connect_tcp.complete"
+
+        request.extensions["trace"] = trace
+        again = True
+        while True:
             try:
                 async with asyncio.timeout(within + CONNECT_SECONDS):
                     return await self._client.send(request, stream=True)
@@ -204,9 +212,12 @@ class HttpClient:
                     "timeout",
                 ) from None
             except httpx2.ConnectError:
-                if attempt == 2:
+                if not again:
                     raise
-        raise AssertionError("two attempts")
+                again = False
+            except (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError):
+                if fresh:  # else one of those that were kept, which is kept no more
+                    raise
 
     async def _body(self, response: httpx2.Response, most: int) -> bytes:
         length = response.headers.get("content-length", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
@@ -39,6 +40,7 @@ class Server:
         cap: As of --max-logprobs; -1 for all.
         key: That requests must have; empty for none.
         raw: By path, what is written in place of an answer.
+        keeps: Whether a second request on one connection is answered; else it is closed without a word.
         pace: Seconds between two tokens.
         embeddings: Whether it has vectors.
         cached: Tokens of each prompt that it says it had; None says nothing.
@@ -49,6 +51,7 @@ class Server:
     cap: int = -1
     key: str = ""
     raw: dict[str, Raw] = field(default_factory=dict)
+    keeps: bool = True
     pace: float = 0.0
     embeddings: bool = False
     cached: int | None = 3
@@ -66,8 +69,10 @@ class Server:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
         with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            while True:
+            for number in itertools.count():
                 method, path, headers, body = await _request(reader)
+                if number and not self.keeps:
+                    break
                 self.seen.append((path, headers, body))
                 if path in self.raw:
                     await self.raw[path](writer)

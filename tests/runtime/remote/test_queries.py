@@ -70,6 +70,25 @@ def test_fewer_alternatives_than_asked_for_are_no_answer(server: Server, remote:
     assert (record.logprob, record.rank) == (-1.0, None)
 
 
+def test_a_kept_connection_that_the_server_has_closed_is_opened_anew(server: Server, remote: LanguageModel) -> None:
+    expected = remote.top_logprobs_sync([1, 2], 5)
+    server.keeps = False
+    for _ in range(3):
+        found = remote.top_logprobs_sync([1, 2], 5)
+        assert (found.ids.tolist(), found.logprobs.tolist()) == (expected.ids.tolist(), expected.logprobs.tolist())
+
+
+def test_a_server_that_closes_each_connection_is_lost(server: Server, remote: LanguageModel) -> None:
+    async def nothing(writer: Any) -> None:
+        del writer
+
+    before = len(server.seen)
+    server.raw["/v1/completions"] = nothing
+    with pytest.raises(RemoteError, match="was lost"):
+        remote.top_logprobs_sync([1, 2], 5)
+    assert len(server.seen) - before <= before + 1  # on connections that earlier requests had left, and on one more
+
+
 def test_no_full_vector_is_made_up(model: LanguageModel, folder: Path) -> None:
     with serving(model, cap=20) as server, connect(server.base_url, tokenizer=folder) as remote:
         with pytest.raises(FullVocabUnavailableError, match="at most 20 of 259"):
