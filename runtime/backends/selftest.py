@@ -6,11 +6,11 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -46,16 +46,32 @@ class UnprovenError(ModelLoadError):
     """The numbers of a model depend on how its tokens are pushed."""
 
 
-def prove(backend: PackedBackend[Any], copies: Iterable[tuple[Callable[[], PackedBackend[Any]], tuple[int, ...]]]) -> Warnings:
-    """The self-test, on a small random copy in float32 of what was loaded.
+class Copy(NamedTuple):
+    """A small copy to test in place of a model.
+
+    Attributes:
+        make: Makes a backend over it.
+        lengths: Tokens at which something may change.
+        key: Of all that its numbers depend on; equal copies are tested once in a process.
+    """
+
+    make: Callable[[], PackedBackend[Any]]
+    lengths: tuple[int, ...]
+    key: Hashable
+
+
+proofs: dict[Hashable, tuple[Warnings, dict[str, bool]]] = {}  # what came out of each copy: its warnings, and its `_WAYS`
+
+
+def prove(backend: PackedBackend[Any], copies: Iterable[Copy]) -> Warnings:
+    """The self-test, on a small random copy in float32 of what was loaded; of each copy once in a process.
 
     Rounding to 16 bits has no part in it, nor has the model's depth. The ways of pushing that failed on the copy are switched
     off in `backend`.
 
     Args:
         backend: Of the model.
-        copies: Makers of backends over copies, each with the lengths at which something may change; the first that can be made
-            and computes is tested.
+        copies: The first that can be made and computes is tested.
 
     Returns:
         Warnings for `ModelInfo.warnings`, empty when all is well.
@@ -63,18 +79,21 @@ def prove(backend: PackedBackend[Any], copies: Iterable[tuple[Callable[[], Packe
     Raises:
         ModelLoadError: As `self_test`.
     """
-    for make, lengths in copies:
-        try:
-            copy = make()
-            copy.logits_uncached([1, 2])
-        except MemoryBudgetError:
-            raise
-        except Exception as error:  # noqa: BLE001  # the border to a library: sizes that it cannot do; the next copy has others
-            log.debug("no small copy of %s: %s", backend.info.name, error)
-            continue
-        warnings = _typed(copy, lengths, backend.info.name)
-        for way in _WAYS:
-            setattr(backend, way, getattr(copy, way))
+    for make, lengths, key in copies:
+        if key not in proofs:
+            try:
+                copy = make()
+                copy.logits_uncached([1, 2])
+            except MemoryBudgetError:
+                raise
+            except Exception as error:  # noqa: BLE001  # the border to a library: sizes that it cannot do; the next has others
+                log.debug("no small copy of %s: %s", backend.info.name, error)
+                continue
+            warnings = _typed(copy, lengths, backend.info.name)
+            proofs[key] = warnings, {way: getattr(copy, way) for way in _WAYS}
+        warnings, ways = proofs[key]
+        for way, works in ways.items():
+            setattr(backend, way, works)
         return warnings
     return _typed(backend, (), None, strict=_rounding(backend.info) == "float32")
 

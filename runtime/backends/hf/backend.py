@@ -33,7 +33,7 @@ from runtime.backends.hf.payload import TorchPayload
 from runtime.backends.hf.threads import CHOICE, one_thread
 from runtime.backends.hf.weights import weight_bytes
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
-from runtime.backends.selftest import Memory, Seconds, first_forward, kv_warning, prove, stream_warning
+from runtime.backends.selftest import Copy, Memory, Seconds, first_forward, kv_warning, prove, stream_warning
 from runtime.backends.sized import FirstForward, state_size
 from runtime.backends.small import small_copies
 from runtime.backends.step import joint_stacks, joint_want
@@ -125,12 +125,13 @@ class HfBackend(PackedBackend[TorchPack]):
             CHOICE.measure(loaded.weights_digest, self._weights, lambda: self.logits_uncached([0]))
         self.info = self._describe(options, warnings)
 
-    def _copies(self, options: LoadOptions) -> Iterator[tuple[Callable[[], PackedBackend[Any]], tuple[int, ...]]]:
+    def _copies(self, options: LoadOptions) -> Iterator[Copy]:
         """For `prove`: plain ones, in float32 on the same device, with the same attention."""
         plain = replace(options, dtype="float32", weights="auto", kv_dtype="auto", offload="none")
         for small in small_copies(self._loaded.config.to_dict(), self.info.context_length):
             chosen = replace(plain, context_length=small.context)
-            yield partial(self._copy, small.config, chosen), small.lengths
+            key = type(self._loaded.model), attention_of(self._loaded.model), repr(small), repr(chosen)
+            yield Copy(partial(self._copy, small.config, chosen), small.lengths, key)
 
     def _copy(self, config: Mapping[str, Any], options: LoadOptions) -> HfBackend:
         return HfBackend(random_copy(self._loaded, config), options)

@@ -32,7 +32,7 @@ from runtime.backends.mlx.masks import Window
 from runtime.backends.mlx.parts import parts_of
 from runtime.backends.mlx.payload import MlxPayload
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
-from runtime.backends.selftest import Memory, first_forward, kv_warning, prove, stream_warning
+from runtime.backends.selftest import Copy, Memory, first_forward, kv_warning, prove, stream_warning
 from runtime.backends.sized import FirstForward, state_size
 from runtime.backends.small import small_copies
 from runtime.backends.step import joint_stacks, joint_want
@@ -126,12 +126,13 @@ class MlxBackend(PackedBackend[MlxPack]):
             warnings += ("threads has no meaning with MLX",)
         self.info = self._describe(options, warnings)
 
-    def _copies(self, options: LoadOptions) -> Iterator[tuple[Callable[[], PackedBackend[Any]], tuple[int, ...]]]:
+    def _copies(self, options: LoadOptions) -> Iterator[Copy]:
         """For `prove`: plain ones, in float32."""
         plain = replace(options, dtype="float32", kv_dtype="auto")
         for small in small_copies(full_config(self._loaded), self.info.context_length):
             chosen = replace(plain, context_length=small.context)
-            yield partial(self._copy, small.config, chosen), small.lengths
+            key = type(self._loaded.model), repr(small), repr(chosen)
+            yield Copy(partial(self._copy, small.config, chosen), small.lengths, key)
 
     def _copy(self, config: Mapping[str, Any], options: LoadOptions) -> MlxBackend:
         return MlxBackend(random_copy(self._loaded, config), options)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,10 +95,11 @@ def test_bad_registrations_are_refused(name: str, factory: Any) -> None:
         register_backend(name, factory)
 
 
-def test_entry_points_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib.metadata
-
-    point = importlib.metadata.EntryPoint("plugged", "runtime.backends.fake:load", registry.ENTRY_POINTS)
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [point] if group == registry.ENTRY_POINTS else [])
+def test_entry_points_of_installed_packages_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package = tmp_path / "plug-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: plug\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(f"[{registry.ENTRY_POINTS}]\nplugged = runtime.backends.fake:load\n")
+    monkeypatch.syspath_prepend(tmp_path)
     assert available_backends()["plugged"] is True
     assert resolve_backend("plugged") is load

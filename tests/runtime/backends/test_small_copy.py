@@ -42,6 +42,12 @@ def test_rounding_to_16_bits_refuses_no_model(backend: str, monkeypatch: pytest.
         assert not any("nats" in warning for warning in model.info.warnings)
 
 
+@pytest.fixture(autouse=True)
+def unproven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No copy was tested before in this process; what comes out of a broken one is forgotten afterwards."""
+    monkeypatch.setattr(selftest, "proofs", {})
+
+
 @pytest.fixture
 def remembered(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A shelf where the loads of small models are remembered too."""
@@ -114,7 +120,8 @@ def test_a_load_is_as_long_for_a_deep_model(
         if not options:
             assert first == layers  # one token, which finds weights that are no numbers
         pushed.clear()
-        # when they are loaded again
+        selftest.proofs.clear()
+        # when they are loaded again, by another process
         stages: list[str] = []
         load(folder, backend, on_progress=lambda p, stages=stages: stages.append(p.stage), **options).close()  # type: ignore[misc]  # mypy cannot infer it
         taken[layers] = list(pushed)
@@ -123,6 +130,17 @@ def test_a_load_is_as_long_for_a_deep_model(
     # then both compute the same: nothing but a small copy
     assert taken[4] == taken[24] != []
     assert {name for name, _ in taken[4]} == {"copy"}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_copy_is_tested_once_in_a_process(backend: str, pushed: list[tuple[str, int]]) -> None:
+    ways = []
+    for _ in range(2):
+        pushed.clear()
+        with load(tiny_path("llama"), backend) as model:
+            ways.append((model.info.capabilities, model.info.warnings))
+    assert "copy" not in {name for name, _ in pushed}
+    assert ways[0] == ways[1]
 
 
 def _llama(layers: int, folder: Path) -> Path:
