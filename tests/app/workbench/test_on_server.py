@@ -129,6 +129,7 @@ def test_a_lost_connection_keeps_the_text_and_waits_for_a_click(play: Play, serv
         assert answer.can_retry
         assert s.workbench.status.engine is EngineState.READY
         # nothing was tried again meanwhile; a click does, on the same connection
+        s.call["max_tokens"] = 30
         await s.workbench.answers.continue_turn(session_id, answer.node_id)
         assert len(own(await s.last(session_id))) > len(own(answer))
 
