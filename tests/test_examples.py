@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -81,17 +82,19 @@ def pet(out: str) -> None:
     assert re.match(r"Pet\(name='.{0,12}', legs=[0-8]\)\n", out)
 
 
-# As ipykernel runs a cell: in a loop that goes on, in the thread that waits for it.
-CELL = """
-import ast, asyncio, inspect, sys
+# As ipykernel runs the cells of a notebook: in a loop that goes on, in the thread that waits for it. Each has names of its own.
+CELLS = """
+import ast, asyncio, inspect, json, sys
 
-async def run_cell():
-    code = compile(sys.stdin.read(), "<cell>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    answer = eval(code, {"__name__": "__main__"})
-    if inspect.iscoroutine(answer):
-        await answer
+async def run_cells():
+    for cell in json.load(sys.stdin):
+        code = compile(cell, "<cell>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        answer = eval(code, {"__name__": "__main__"})
+        if inspect.iscoroutine(answer):
+            await answer
+        print("\\0", end="")
 
-asyncio.run(run_cell())
+asyncio.run(run_cells())
 """
 
 CHECKS: dict[str, Callable[[str], None]] = {  # by a text of one example alone
@@ -120,21 +123,31 @@ def test_no_example_needs_a_thread_without_a_loop() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
-@pytest.mark.parametrize("place", ["script", "cell"])
-def test_an_example_runs_as_it_stands(place: str, name: str) -> None:
-    example = EXAMPLES[name]
-    command = [sys.executable, "-W", "error", "-c", example if place == "script" else CELL]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        input=example if place == "cell" else "",
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
+def test_an_example_runs_as_a_script(name: str) -> None:
+    check(EXAMPLES[name], run(EXAMPLES[name], ""))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", sorted({name.rpartition(" ")[0] for name in EXAMPLES}))
+def test_the_examples_of_a_page_run_as_cells(page: str) -> None:
+    cells = [example for name, example in EXAMPLES.items() if name.rpartition(" ")[0] == page]
+    *printed, rest = run(CELLS, json.dumps(cells)).split("\0")
+    assert rest == ""
+    for cell, out in zip(cells, printed, strict=True):
+        check(cell, out)
+
+
+def run(code: str, typed: str) -> str:
+    """What it prints."""
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, cwd=ROOT, input=typed, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert not re.search(r": False\b", done.stdout)
-    for mark, check in CHECKS.items():
+    return done.stdout
+
+
+def check(example: str, out: str) -> None:
+    assert not re.search(r": False\b", out)
+    for mark, says_it in CHECKS.items():
         if mark in example:
-            check(done.stdout)
+            says_it(out)

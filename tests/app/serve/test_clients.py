@@ -38,7 +38,7 @@ def python() -> Path:
     if done.exists() and done.read_text() == " ".join(PACKAGES):
         return found
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(CLIENTS)], check=True)
-    install = [str(found), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES]
+    install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", str(found), *PACKAGES]
     installed = subprocess.run(install, capture_output=True, text=True, timeout=600, check=False)
     if installed.returncode:
         pytest.skip(f"the clients cannot be installed: {installed.stderr.strip().splitlines()[-1][:200]}")
