@@ -1,18 +1,22 @@
-"""Read mode: colours of code that names its language, and formulas as their source."""
+"""Read mode: colours of code that names its language, formulas as pictures and as their source."""
 
 from __future__ import annotations
 
 import pytest
-from PySide6.QtGui import QTextDocument
+from PySide6.QtCore import QRect, Qt
+from PySide6.QtGui import QGuiApplication, QTextDocument
+from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from runtime import Origin
-from tests.ui.transcript.conftest import Show, settle
+from tests.ui.transcript.conftest import PATIENCE_MS, Show, settle
 from tests.ui.transcript.samples import run_of, session, turn
+from ui import Scheme, apply_theme
 from ui.theme.palette import DARK, LIGHT, Palette
-from ui.transcript import Mode
+from ui.transcript import Mode, TranscriptView
 from ui.transcript.read_mode.document import code_document, markdown_document
+from ui.transcript.read_mode.formulas import Formulas
 from ui.transcript.text.faces import Faces
 
 PYTHON = 'def f(x):  # 🐈 is kept\n    """two\n    lines"""\n    return "🐈" + x'
@@ -87,17 +91,115 @@ def test_colours_of_code_follow_the_theme(qtbot: QtBot, show: Show) -> None:
         r"\begin{bmatrix} 1 & *2* \end{bmatrix}",
     ],
 )
-def test_formulas_are_shown_as_their_source(qapp: QApplication, formula: str) -> None:
+def test_formulas_are_their_source_until_there_are_pictures(qapp: QApplication, formula: str) -> None:
     document = markdown_document(f"so *this* {formula} holds", Faces(), LIGHT, 600)
     assert document.toPlainText().replace("\u2028", "\n") == f"so this {formula} holds"
 
 
 def test_what_is_no_formula_stays_markdown(qapp: QApplication) -> None:
-    def read(source: str) -> str:
+    def plain(source: str) -> str:
         return markdown_document(source, Faces(), LIGHT, 600).toPlainText()
 
-    assert read("it is $5 and *that* is $6") == "it is $5 and that is $6"
-    assert read(r"`\(*a*\)` and `$*a*$`") == r"\(*a*\) and $*a*$"
-    assert read(r"\(never *ends*") == "(never ends"
-    assert read("$" * 3000) == "$" * 3000
-    assert len(read(r"\(" * 3000)) > 0
+    assert plain("it is $5 and *that* is $6") == "it is $5 and that is $6"
+    assert plain(r"`\(*a*\)` and `$*a*$`") == r"\(*a*\) and $*a*$"
+    assert plain(r"\(never *ends*") == "(never ends"
+    assert plain("$" * 3000) == "$" * 3000
+    assert len(plain(r"\(" * 3000)) > 0
+
+
+EULER = r"$e^{i\pi} + 1 = 0$"
+SUM = r"\[ \sum_{i=0}^n i = \frac{n(n+1)}{2} \]"
+
+
+def shown_text(transcript: TranscriptView) -> str:
+    layout = transcript.read.page.boxes[0].body.layout
+    return "\n".join(layout.document(number).toPlainText() for number in range(len(layout)))
+
+
+def read(qtbot: QtBot, show: Show, text: str, **size: int) -> TranscriptView:
+    """An answer in Read mode, with every picture in it that can be made."""
+    pieces = [text[at : at + 60] for at in range(0, len(text), 60)]
+    transcript = show(session(turn(1, "assistant", run_of(pieces, [1.0] * len(pieces), Origin.SAMPLED))), **size)
+    transcript.set_mode(Mode.READ)
+    settle(qtbot, transcript)
+    qtbot.waitUntil(transcript.read.viewport().updatesEnabled, timeout=PATIENCE_MS)
+    transcript.grab()  # pictures are made of what is painted
+    formulas = transcript.read.findChild(Formulas)
+    assert formulas is not None
+    qtbot.waitUntil(lambda: formulas.is_idle, timeout=PATIENCE_MS)
+    settle(qtbot, transcript)
+    return transcript
+
+
+def lightness(transcript: TranscriptView) -> tuple[int, int]:
+    """Of the darkest and of the lightest pixel of the text column's beginning."""
+    image = transcript.read.viewport().grab(QRect(transcript.read.column()[0], 0, 640, 100)).toImage()
+    seen = [image.pixelColor(x, y).lightness() for x in range(image.width()) for y in range(image.height())]
+    return min(seen), max(seen)
+
+
+def test_formulas_become_pictures_and_are_copied_as_their_source(qtbot: QtBot, show: Show) -> None:
+    transcript = read(qtbot, show, f"so *this* {EULER} holds, and then\n{SUM}\nagain")
+    assert shown_text(transcript) == "so this \ufffc holds, and then\n\ufffc\nagain"
+    box = transcript.read.page.boxes[0]
+    assert box.body.height > 3 * transcript.read.page.faces.pitch + 10  # a sum takes more than a line
+    QTest.keyClick(transcript.read, Qt.Key.Key_A, Qt.KeyboardModifier.ControlModifier)
+    QTest.keyClick(transcript.read, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
+    assert QGuiApplication.clipboard().text() == f"so this {EULER} holds, and then\n{SUM}\nagain"
+
+
+def test_formulas_have_the_colour_and_the_size_of_their_text(qtbot: QtBot, qapp: QApplication, show: Show) -> None:
+    transcript = read(qtbot, show, SUM)
+    assert lightness(transcript)[0] < 60
+    normal = transcript.read.page.boxes[0].body.height
+    apply_theme(qapp, Scheme.DARK)
+    settle(qtbot, transcript)
+    assert lightness(transcript)[1] > 200
+    transcript.read.set_faces(Faces(2.0))
+    settle(qtbot, transcript)
+    assert transcript.read.page.boxes[0].body.height > 1.6 * normal
+
+
+@pytest.mark.parametrize("width", [420, 780])
+def test_a_long_formula_is_no_wider_than_the_column(qtbot: QtBot, show: Show, width: int) -> None:
+    transcript = read(qtbot, show, "$$" + " + ".join(f"x_{{{n}}}" for n in range(40)) + "$$", width=width)
+    document = transcript.read.page.boxes[0].body.layout.document(0)
+    assert document.toPlainText() == "\ufffc"
+    assert document.idealWidth() <= transcript.read.column()[1] + 1
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        r"\(\frobnicate{x}\)",
+        r"\(\text{速}\)",  # not in the font
+        r"\(\frac{1}{\)",
+        r"\(\href{file:///etc/passwd}{x}\)",
+        r"\(\includegraphics{/etc/passwd}\)",
+        r"\(\input{/etc/passwd}\)",
+        r"\(\hspace{100000em} x\)",
+        r"\(\newcommand{\a}{\a\a}\a\)",
+        r"\(\def\a{\a\a}\a\)",
+        "\\begin{itemize}\n\\item a\n\\end{itemize}",
+        r"\(" + r"\frac{1}{" * 20 + "x" + "}" * 20 + r"\)",  # time that doubles with each
+        r"\(" + "{" * 400 + "x" + "}" * 400 + r"\)",
+        r"\(" + r"\left(" * 60 + "x" + r"\right)" * 60 + r"\)",
+        r"\(" + "x^{" * 200 + "x" + "}" * 200 + r"\)",
+    ],
+)
+def test_what_cannot_be_drawn_stays_its_source(qtbot: QtBot, show: Show, formula: str) -> None:
+    transcript = read(qtbot, show, f"a {formula} b {EULER} c")
+    assert shown_text(transcript).replace("\u2028", "\n") == f"a {formula} b \ufffc c"
+
+
+def test_a_flood_of_formulas_is_drawn_where_it_is_seen(qtbot: QtBot, show: Show) -> None:
+    text = "\n\n".join(f"$a_{{{n}}}$ and $${'{' * 300}$$" for n in range(80))
+    transcript = read(qtbot, show, text)
+    layout = transcript.read.page.boxes[0].body.layout
+    drawn = [number for number in range(len(layout)) if "\ufffc" in layout.document(number).toPlainText()]
+    assert 0 < len(drawn) < 20
+
+
+def test_the_longest_text_without_an_end_of_its_formula_is_shown(qtbot: QtBot, show: Show) -> None:
+    transcript = read(qtbot, show, r"\[" + "x^{" * 60_000)
+    assert "\ufffc" not in transcript.read.page.boxes[0].body.layout.document(0).toPlainText()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from PySide6.QtCore import Qt, QUrl
@@ -24,7 +24,9 @@ from PySide6.QtGui import (
 from ui.theme.fonts import mono_font
 from ui.theme.palette import Palette
 from ui.transcript.read_mode.code_ink import colour_code
-from ui.transcript.read_mode.markup import with_plain_maths
+from ui.transcript.read_mode.formula_ink import draw_formulas
+from ui.transcript.read_mode.formulas import Formula
+from ui.transcript.read_mode.markup import formulas, with_plain_maths
 from ui.transcript.text.faces import TEXT_PX, Faces
 from ui.widgets.visible import seen
 
@@ -136,14 +138,19 @@ class BlankDocument(QTextDocument):
         return blank
 
 
-def markdown_document(source: str, faces: Faces, palette: Palette, width: float) -> QTextDocument:
-    """GitHub's markdown without HTML, in the transcript's type."""
+def markdown_document(
+    source: str, faces: Faces, palette: Palette, width: float, pictures: Mapping[str, Formula] | None = None
+) -> QTextDocument:
+    """GitHub's markdown without HTML, in the transcript's type; formulas as the pictures there are of them, or as source."""
     document = _blank(faces.text, width)
-    document.setMarkdown(with_plain_maths(seen(source)), _FEATURES)
+    shown = seen(source)
+    document.setMarkdown(with_plain_maths(shown), _FEATURES)
     block = document.begin()
     while block.isValid():
         _set_type(QTextCursor(block), faces, last=not block.next().isValid())
         block = block.next()
+    if pictures:
+        draw_formulas(document, formulas(shown), pictures, faces, palette)
     _colour(document, faces, palette)
     return document
 

@@ -47,6 +47,13 @@ _SPAN = re.compile(
 _MARKS = re.compile(r"[!-/:-@\[-`{-~]")  # all that a backslash in front of makes plain
 
 
+def formulas(source: str) -> list[str]:
+    """The formulas in a text, one after the other, with what encloses them."""
+    if "$" not in source and "\\" not in source:
+        return []
+    return [found.group() for found in _SPAN.finditer(source) if found.group("code") is None]
+
+
 def with_plain_maths(source: str) -> str:
     """The same markdown, in which formulas are plain text, line by line as they stand. Code stays code."""
     if "$" not in source and "\\" not in source:

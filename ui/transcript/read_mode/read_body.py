@@ -8,6 +8,8 @@ from PySide6.QtGui import QPainter, QTextDocument
 from ui.port import TurnStatus
 from ui.transcript.path import Turn
 from ui.transcript.read_mode.document import Stretch
+from ui.transcript.read_mode.formula_ink import source_of
+from ui.transcript.read_mode.formulas import Formulas
 from ui.transcript.read_mode.read_layout import ReadLayout, ReadPlace
 from ui.transcript.read_mode.read_paint import paint_caret, paint_stretches
 from ui.transcript.text.faces import Faces
@@ -17,9 +19,9 @@ from ui.transcript.text.ink import Ink
 class ReadBody:
     """Stretches one under the other."""
 
-    def __init__(self, turn: Turn, faces: Faces, width: float) -> None:
+    def __init__(self, formulas: Formulas, turn: Turn, faces: Faces, width: float) -> None:
         self._turn = turn
-        self.layout = ReadLayout(turn, faces, width)
+        self.layout = ReadLayout(turn, faces, width, formulas)
         self.words = ""  # marked wherever they are
         self.selection: tuple[ReadPlace, ReadPlace] | None = None
 
@@ -148,8 +150,7 @@ class ReadBody:
 
     def text_between(self, first: ReadPlace, last: ReadPlace) -> str:
         """The text as it is read, between two places."""
-        parts = []
-        for number in range(first.stretch, min(last.stretch + 1, len(self.layout))):
-            cursor = self.layout.cursor(number, first, last)
-            parts.append(cursor.selectedText().replace("\u2029", "\n").replace("\u2028", "\n"))
+        numbers = range(first.stretch, min(last.stretch + 1, len(self.layout)))
+        selected = [source_of(self.layout.cursor(number, first, last)) for number in numbers]
+        parts = [text.replace("\u2029", "\n").replace("\u2028", "\n") for text in selected]
         return ("\n" if self.layout.source.is_typed else "\n\n").join(parts)

@@ -12,8 +12,11 @@ from PySide6.QtGui import QTextCursor, QTextDocument
 from ui.theme.palette import LIGHT, Palette
 from ui.transcript.path import Turn
 from ui.transcript.read_mode.document import code_document, markdown_document, plain_document
+from ui.transcript.read_mode.formulas import Formulas
+from ui.transcript.read_mode.markup import formulas
 from ui.transcript.read_mode.source import Source
 from ui.transcript.text.faces import Faces
+from ui.widgets.visible import seen
 
 _KEPT_DOCUMENTS = 80
 _GAP_PX = 12  # between stretches
@@ -36,13 +39,15 @@ class _Laid:
     height: int | None = None
     shift: float = 0.0  # moves the first baseline to where Tokens mode has it
     document: QTextDocument | None = field(default=None, repr=False)
+    undrawn: tuple[str, ...] = ()  # formulas that stand in the document as their source
 
 
 class ReadLayout:
     """Where stretches stand. Only the last one is rendered again while tokens arrive; of many documents the first go."""
 
-    def __init__(self, turn: Turn, faces: Faces, width: float) -> None:
+    def __init__(self, turn: Turn, faces: Faces, width: float, formulas: Formulas) -> None:
         self.faces = faces
+        self._formulas = formulas
         self.source = Source(turn)
         self._turn = turn
         self._width = width
@@ -81,6 +86,20 @@ class ReadLayout:
             self._palette = palette
             for laid in self._laid:
                 laid.document = None
+
+    def ask_for_formulas(self, number: int) -> None:
+        """A stretch is in sight: has the pictures made that it is without."""
+        for source in self._laid[number].undrawn:
+            self._formulas.ask(source)
+
+    def take_formulas(self) -> bool:
+        """Pictures were made: those stretches are typeset again that have one of them now; whether there are any."""
+        changed = [laid for laid in self._laid if any(self._formulas.get(source) for source in laid.undrawn)]
+        for laid in changed:
+            laid.document = laid.height = None
+            laid.undrawn = ()
+        self._held_tops = [] if changed else self._held_tops
+        return bool(changed)
 
     def prepare(self, deadline: float | None) -> int | None:
         """Renders until the deadline; the first row that changed, or None."""
@@ -176,12 +195,20 @@ class ReadLayout:
             width = self._width - 2 * _CODE_PAD_PX
             return code_document(stretch.code, stretch.language, self.faces, self._palette, width)
         if markdown is not None:
-            return markdown_document(markdown, self.faces, self._palette, self._width)
+            return self._typeset_markdown(number, markdown)
         return plain_document(self.source.plain(number).removesuffix("\n"), self.faces, self._width)
+
+    def _typeset_markdown(self, number: int, markdown: str) -> QTextDocument:
+        pictures = {source: self._formulas.get(source) for source in formulas(seen(markdown))}
+        self._laid[number].undrawn = tuple(source for source, picture in pictures.items() if picture is None)
+        there = {source: picture for source, picture in pictures.items() if picture is not None}
+        return markdown_document(markdown, self.faces, self._palette, self._width, there)
 
     def _shift(self, number: int, document: QTextDocument) -> float:
         layout = document.firstBlock().layout()
         if self.is_code(number) or self.source.is_heading(number) or not layout.lineCount():
+            return 0.0
+        if layout.lineAt(0).height() > self.faces.pitch:  # a formula stands in it
             return 0.0
         return self.faces.lead + self.faces.ascent - layout.lineAt(0).y() - layout.lineAt(0).ascent()
 

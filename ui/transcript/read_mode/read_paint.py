@@ -43,6 +43,7 @@ def _paint_stretch(
     painter: QPainter, ink: Ink, layout: ReadLayout, number: int, selection: tuple[ReadPlace, ReadPlace] | None, words: str
 ) -> None:
     document = layout.document(number)
+    layout.ask_for_formulas(number)
     if layout.is_code(number):
         painter.setPen(QPen(ink.hairline, 1))
         painter.setBrush(QColor(ink.palette.code))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, Qt, QTimer, Signal
 from PySide6.QtGui import QFontMetricsF, QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent, QPainter
@@ -15,6 +16,7 @@ from ui.transcript.pane.meta import Action
 from ui.transcript.pane.page import Box, TranscriptPage
 from ui.transcript.pane.pane import Pane
 from ui.transcript.path import Turn
+from ui.transcript.read_mode.formulas import Formulas
 from ui.transcript.read_mode.read_body import ReadBody
 from ui.transcript.read_mode.read_layout import ReadPlace
 from ui.transcript.text.faces import Faces
@@ -37,7 +39,10 @@ class ReadPane(Pane[ReadBody]):
     link_requested = Signal(str)  # a web or mail address that was clicked; nothing was opened
 
     def __init__(self, ink: Ink, faces: Faces, parent: QWidget | None = None) -> None:
-        super().__init__(TranscriptPage(ReadBody, faces), ink, parent)
+        self._formulas = Formulas()
+        super().__init__(TranscriptPage(partial(ReadBody, self._formulas), faces), ink, parent)
+        self._formulas.setParent(self)
+        self._formulas.made.connect(self._take_formulas)
         self._words = ""  # that are looked for
         self._anchor_spot: _Spot | None = None
         self._head_spot: _Spot | None = None
@@ -72,6 +77,16 @@ class ReadPane(Pane[ReadBody]):
         for index in self._grown:
             super().tokens_appended(index)
         self._grown.clear()
+
+    def _take_formulas(self) -> None:
+        """Shows pictures of formulas in the place of their source; what is in sight stays where it is."""
+        anchor = self.anchor()
+        changed = [i for i, box in enumerate(self._page.boxes) if box.made is not None and box.made.layout.take_formulas()]
+        if changed:
+            if self._anchor_spot is not None:  # places count characters
+                self._select(None, None)
+            self._page.place(changed[0])
+            self._lay_out(anchor)
 
     # ---- selection ------------------------------------------------------------------------------------------------
 

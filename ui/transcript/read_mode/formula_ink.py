@@ -1,0 +1,173 @@
+"""The pictures of formulas in the text of a document, each in place of its source, which is what is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from PySide6.QtCore import QByteArray, QRect, QRectF, QSizeF, Qt
+from PySide6.QtGui import (
+    QColor,
+    QFontMetricsF,
+    QPainter,
+    QPixmap,
+    QPixmapCache,
+    QPyTextObject,
+    QTextBlockFormat,
+    QTextCharFormat,
+    QTextCursor,
+    QTextDocument,
+    QTextFormat,
+)
+from PySide6.QtSvg import QSvgRenderer
+
+from ui.theme.palette import Palette
+from ui.transcript.read_mode.formulas import Formula, is_display
+from ui.transcript.text.faces import TEXT_PX, Faces
+
+_OBJECT = QTextFormat.ObjectTypes.UserObject.value + 1
+_SOURCE = QTextFormat.Property.UserProperty.value + 1
+_PLACE = "\ufffc"  # where an object stands in the text of a document
+_LINE_BREAK = "\u2028"
+_SIZE = 1.06  # to the text around it: the letters of the mathematical font are lower
+_AIR_EM = 0.35  # above and below a formula in a line of its own
+_MINIMUM = QTextBlockFormat.LineHeightTypes.MinimumHeight.value
+
+
+def draw_formulas(
+    document: QTextDocument, sources: Sequence[str], pictures: Mapping[str, Formula], faces: Faces, palette: Palette
+) -> None:
+    """Puts pictures in the place of sources, where there is one.
+
+    Args:
+        document: Shows the sources as they stand.
+        sources: In the order of the document.
+        pictures: By source.
+        faces: Of the text around them.
+        palette: Colours.
+    """
+    handler = _Handler(document, pictures, faces, palette)
+    document.documentLayout().registerHandler(_OBJECT, handler)
+    at = 0
+    for source in sources:
+        found = document.find(source.replace("\n", _LINE_BREAK), at, QTextDocument.FindFlag.FindCaseSensitively)
+        if found.isNull():
+            continue
+        at = found.selectionEnd()
+        if source in pictures and not found.charFormat().fontFixedPitch():
+            _place(found, source, faces)
+            at = found.position()
+
+
+def source_of(cursor: QTextCursor) -> str:
+    """The selected text with the sources of its formulas; paragraphs and lines end as Qt has them."""
+    text = cursor.selectedText()
+    if _PLACE not in text:
+        return text
+    parts, at = [], cursor.selectionStart()
+    for piece in text.split(_PLACE)[:-1]:
+        at += len(piece.encode("utf-16-le")) // 2 + 1
+        probe = QTextCursor(cursor.document())
+        probe.setPosition(at)  # the format of what stands before
+        parts += [piece, probe.charFormat().property(_SOURCE) or _PLACE]
+    return "".join([*parts, text.rpartition(_PLACE)[2]])
+
+
+def _place(found: QTextCursor, source: str, faces: Faces) -> None:
+    shape = QTextCharFormat(found.charFormat())
+    shape.setObjectType(_OBJECT)
+    shape.setProperty(_SOURCE, source)
+    shape.setVerticalAlignment(QTextCharFormat.VerticalAlignment.AlignMiddle)
+    found.beginEditBlock()
+    found.insertText(_PLACE, shape)
+    spaced = QTextBlockFormat()
+    spaced.setLineHeight(faces.pitch, _MINIMUM)
+    if is_display(source):
+        _give_line(found)
+        if found.block().length() == 2:  # itself and the paragraph's end
+            spaced.setAlignment(Qt.AlignmentFlag.AlignHCenter)
+    found.mergeBlockFormat(spaced)
+    found.endEditBlock()
+
+
+def _give_line(found: QTextCursor) -> None:
+    """Puts a display on a line of its own; what goes on behind it is led by a space that the line's end swallows."""
+    text, place = found.block().text(), found.positionInBlock() - 1
+    plain = QTextCharFormat(found.charFormat())
+    plain.setObjectType(QTextFormat.ObjectTypes.NoObject.value)
+    plain.clearProperty(_SOURCE)
+    plain.setVerticalAlignment(QTextCharFormat.VerticalAlignment.AlignNormal)
+    units = text.encode("utf-16-le")
+    before, after = (units[part].decode("utf-16-le", "replace") for part in (slice(2 * place), slice(2 * place + 2, None)))
+    edge = QTextCursor(found)
+    if after.strip():
+        edge.setPosition(found.position() + len(after) - len(after.lstrip(" ")), QTextCursor.MoveMode.KeepAnchor)
+        if not after.startswith(_LINE_BREAK):
+            edge.insertText(_LINE_BREAK, plain)
+            found.setPosition(edge.position() - 1)
+    if before.strip() and not before.endswith(_LINE_BREAK):
+        edge.setPosition(found.position() - 1 - (len(before) - len(before.rstrip(" "))))
+        edge.setPosition(found.position() - 1, QTextCursor.MoveMode.KeepAnchor)
+        edge.insertText(_LINE_BREAK, plain)
+
+
+class _Handler(QPyTextObject):
+    """Sizes and draws the formulas of one document, which it belongs to."""
+
+    def __init__(self, document: QTextDocument, pictures: Mapping[str, Formula], faces: Faces, palette: Palette) -> None:
+        super().__init__(document)
+        self._pictures, self._faces, self._palette = pictures, faces, palette
+        self._width = document.textWidth()
+
+    def intrinsicSize(self, document: QTextDocument, position: int, shape: QTextFormat) -> QSizeF:  # noqa: ARG002
+        """As wide as the picture, and as high as Qt, which sets the middle to the text's, needs for the baseline."""
+        picture, em = self._measured(shape)
+        if picture is None:
+            return QSizeF(0, 0)
+        half = QFontMetricsF(shape.toCharFormat().font()).xHeight() / 2
+        ascent, descent = picture.ascent * em, picture.descent * em
+        air = _AIR_EM * em if is_display(shape.property(_SOURCE)) else 0.0
+        return QSizeF(picture.width * em, max(2 * (ascent + air) - half, 2 * (descent + air) + half))
+
+    def drawObject(
+        self,
+        painter: QPainter,
+        rect: QRectF | QRect,
+        document: QTextDocument,
+        position: int,
+        shape: QTextFormat,
+    ) -> None:
+        picture, em = self._measured(shape)
+        if picture is None:
+            return
+        format_ = shape.toCharFormat()
+        block = document.findBlock(position)
+        line = block.layout().lineForTextPosition(position - block.position())
+        baseline = document.documentLayout().blockBoundingRect(block).top() + line.y() + line.ascent()
+        coloured = format_.hasProperty(QTextFormat.Property.ForegroundBrush.value)
+        colour = format_.foreground().color() if coloured else QColor(self._palette.text)
+        area = QRectF(rect.left(), baseline - picture.ascent * em, picture.width * em, (picture.ascent + picture.descent) * em)
+        painter.drawPixmap(area, _pixmap(picture, area.size(), colour, painter.device().devicePixelRatio()), QRectF())
+
+    def _measured(self, shape: QTextFormat) -> tuple[Formula | None, float]:
+        """A picture, and what an em of it is in pixels: that of the text around it, less where it would be too wide."""
+        picture = self._pictures.get(cast("str", shape.property(_SOURCE)))
+        if picture is None:
+            return None, 0.0
+        text = self._faces.text.pointSizeF()
+        em = TEXT_PX * self._faces.scale * _SIZE * (shape.toCharFormat().fontPointSize() or text) / text
+        return picture, min(em, max(self._width, 1.0) / picture.width)
+
+
+def _pixmap(picture: Formula, size: QSizeF, colour: QColor, ratio: float) -> QPixmap:
+    key = f"formula {hash(picture)} {size.width():.2f} {size.height():.2f} {colour.name()} {ratio}"
+    drawn = QPixmap()
+    if not QPixmapCache.find(key, drawn):
+        drawn = QPixmap((size * ratio).toSize().expandedTo(QSizeF(1, 1).toSize()))
+        drawn.fill(Qt.GlobalColor.transparent)
+        painter = QPainter(drawn)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        QSvgRenderer(QByteArray(picture.coloured(colour.name()))).render(painter, QRectF(drawn.rect()))
+        painter.end()
+        QPixmapCache.insert(key, drawn)
+    return drawn
