@@ -162,6 +162,13 @@ def test_every_key_is_honoured_or_refused_by_name(name: str, shelf: Path, tmp_pa
     assert faults(name, tmp_path) == []
 
 
+@pytest.fixture(autouse=True)
+def unproven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No self-test, which would refuse a wrong number without naming the key: the numbers themselves are compared."""
+    for engine in ("hf", "mlx"):
+        monkeypatch.setattr(f"runtime.backends.{engine}.backend.prove", lambda backend, copies: ())
+
+
 @pytest.fixture
 def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "models"
