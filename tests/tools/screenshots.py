@@ -24,6 +24,7 @@ from runtime import Origin
 from storage import SessionStore
 from tests.tools import more_scenes as more
 from tests.tools.more_scenes import MODEL_SECONDS, keep, settled
+from tests.tools.tree_scenes import full_tree, full_tree_narrow, save_tree
 from ui import AppSettings, MainWindow, Scheme, TurnView, apply_theme
 from ui.controller.setup import FORM, SAMPLING
 
@@ -211,6 +212,7 @@ def take(
     model: str = "smollm2",
     demo: bool = True,
     hints: bool = False,
+    tree: bool = False,
 ) -> None:
     """Opens the window on a fresh data folder with the sample, plays the scene, closes it; again for each further scene."""
     apply_theme(application, scheme)
@@ -231,6 +233,8 @@ def take(
         store = SessionStore.open(data.sessions)
         if not hints:
             await store.set_setting(HINTS_SETTING, sorted(HINTS))
+        if tree:
+            await save_tree(store)
         await run_window(data, store, model, "auto", demo=demo and not again, on_shown=on_shown)
         await tasks[0]
 
@@ -282,6 +286,9 @@ def main() -> None:
         take(application, folder, "similar-dark-900", Scheme.DARK, more.similar_narrow)
         take(application, folder, "narrowest", Scheme.DARK, more.narrowest)
         take(application, folder, "backup", Scheme.LIGHT, more.backup)
+        take(application, folder, "tree", Scheme.LIGHT, full_tree, tree=True)
+        take(application, folder, "tree-dark", Scheme.DARK, full_tree, tree=True)
+        take(application, folder, "tree-900", Scheme.LIGHT, full_tree_narrow, tree=True)
         take(application, folder, "rare-options", Scheme.LIGHT, more.rare_options)
 
 

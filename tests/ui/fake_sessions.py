@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from app.workbench.transfer.exports import EXPORTS
 from tests.ui.fake_state import DEFAULTS, IMPORTED, FakeState
+from tests.ui.spoken import run_of
 from ui import (
     AdapterChoice,
     AdapterLine,
@@ -20,12 +22,14 @@ from ui import (
     OnTransfer,
     OptionView,
     Refusal,
+    RowText,
     SessionChanged,
     SessionSetup,
     SessionSummary,
     SessionView,
     TextFile,
     TrashedSession,
+    TreeRow,
     TurnStatus,
 )
 
@@ -119,6 +123,46 @@ class FakeSessions(_Group):
 
 
 class FakeBranches(_Group):
+    async def tree(self, session_id: int) -> Sequence[TreeRow]:
+        self._bench.note("tree", session_id)
+        view, above = self._bench.views[session_id], [-1]
+        found: list[TreeRow] = []
+        for place, row in enumerate(view.branches):
+            del above[row.depth + 1 :]
+            found.append(
+                TreeRow(
+                    node_id=row.node_id,
+                    start=row.start,
+                    end=row.node_id,
+                    parent=above[-1],
+                    depth=row.depth,
+                    role="assistant" if row.logprob is not None else "user",
+                    head=place,
+                    beside=True,
+                    before=row.before,
+                    name=row.name,
+                    given=row.given,
+                    logprob=row.logprob,
+                    on_path=row.on_path,
+                    current=row.current,
+                    pruned=row.pruned,
+                )
+            )
+            above.append(place)
+        ways = [sum(each.parent == place for each in found) for place in range(len(found))]
+        return [replace(row, ways=count) for row, count in zip(found, ways, strict=True)]
+
+    async def row_texts(self, session_id: int, rows: Sequence[TreeRow]) -> Sequence[RowText]:
+        self._bench.note("row_texts", session_id, *(row.key for row in rows))
+        turns = {turn.node_id: turn.run for turn in self._bench.views[session_id].turns}
+        words = (re.findall(r"\s*\S+", row.name) for row in rows)
+        return [RowText(turns.get(row.node_id) or run_of(self._bench.vocabulary, said), row.logprob)
+                for row, said in zip(rows, words, strict=True)]  # fmt: skip
+
+    async def find_rows(self, session_id: int, words: str) -> Sequence[tuple[int, int]]:
+        self._bench.note("find_rows", session_id, words)
+        return [row.key for row in await self.tree(session_id) if words.lower() in f"{row.given} {row.name}".lower()]
+
     async def show_turn(self, session_id: int, node_id: int) -> SessionView:
         self._bench.note("show_turn", session_id, node_id)
         view = self._bench.views[session_id]

@@ -131,17 +131,19 @@ class Actions(QObject):
         self.copy = command(EDIT, self.tr("Copy"), lambda: press(Qt.Key.Key_C), "Ctrl+C")
         self.paste = command(EDIT, self.tr("Paste"), lambda: w.intents.paste(), "Ctrl+V")
         self.select_all = command(EDIT, self.tr("Select All"), lambda: press(Qt.Key.Key_A), "Ctrl+A")
-        self.find = command(EDIT, self.tr("Find in Session…"), lambda: w.parts.finder.open(), "Ctrl+F", separated=True)
-        self.find_next = command(EDIT, self.tr("Find Next"), lambda: w.parts.finder.step(+1), "Ctrl+G")
-        self.find_previous = command(EDIT, self.tr("Find Previous"), lambda: w.parts.finder.step(-1), "Ctrl+Shift+G")
+        self.find = command(EDIT, self.tr("Find in Session…"), lambda: w.intents.find(), "Ctrl+F", separated=True)
+        self.find_next = command(EDIT, self.tr("Find Next"), lambda: w.intents.find_next(+1), "Ctrl+G")
+        self.find_previous = command(EDIT, self.tr("Find Previous"), lambda: w.intents.find_next(-1), "Ctrl+Shift+G")
         self.similar = command(EDIT, self.tr("Similar Turns…"), lambda: w.similar.look(), "Ctrl+Shift+S")
         self.search = command(EDIT, self.tr("Search Sessions"), lambda: w.intents.search(), "Ctrl+Shift+F")
 
-        self.read = command(VIEW, self.tr("Read"), lambda: w.presenter.set_mode(Mode.READ), "Ctrl+Shift+T", exclusive="mode")
-        self.tokens = command(VIEW, self.tr("Tokens"), lambda: w.presenter.set_mode(Mode.TOKENS), "Ctrl+T", exclusive="mode")
+        self.read = command(VIEW, self.tr("Read"), lambda: w.presenter.set_mode(Mode.READ), "Ctrl+1", exclusive="mode")
+        self.tokens = command(VIEW, self.tr("Tokens"), lambda: w.presenter.set_mode(Mode.TOKENS), "Ctrl+2", exclusive="mode")
+        self.tree = command(VIEW, self.tr("Tree of the Session"), lambda: w.tree.toggle(), "Ctrl+T",
+            can=lambda now: now.has_turns)
         self.template = command(VIEW, self.tr("Template Tokens"),
             lambda: w.parts.transcript.set_template_visible(w.acts.template.isChecked()), checkable=True)
-        self.pruned = command(VIEW, self.tr("Pruned Branches"), lambda: w.parts.sidebar.show_pruned(w.acts.pruned.isChecked()),
+        self.pruned = command(VIEW, self.tr("Pruned Branches"), lambda: w.intents.show_pruned(w.acts.pruned.isChecked()),
             checkable=True)
         by = self._submenu(VIEW, self.tr("Colour By"))
         self.colours = {measure: command("", name_of(measure).capitalize(),

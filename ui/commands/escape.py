@@ -17,6 +17,7 @@ class Closes(IntEnum):
     POPOVER = auto()
     EDIT = auto()
     SEARCH = auto()
+    TREE = auto()
 
 
 class EscapeKey(QObject):

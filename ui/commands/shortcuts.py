@@ -24,6 +24,13 @@ OF_TOKENS = (  # in Tokens mode, while the conversation or the card of a token h
     (QT_TRANSLATE_NOOP("ShortcutsBox", "End of the session"), "End"),
     (QT_TRANSLATE_NOOP("ShortcutsBox", "Close what is open"), "Esc"),
 )
+OF_TREE = (  # in the full-window tree
+    (QT_TRANSLATE_NOOP("ShortcutsBox", "Previous or next row"), "↑ ↓"),
+    (QT_TRANSLATE_NOOP("ShortcutsBox", "Fold, or go to the row above it; unfold"), "← →"),
+    (QT_TRANSLATE_NOOP("ShortcutsBox", "Show the branch in the conversation"), "↵"),
+    (QT_TRANSLATE_NOOP("ShortcutsBox", "Search in the tree"), "A–Z"),
+    (QT_TRANSLATE_NOOP("ShortcutsBox", "Back to the conversation"), "Esc"),
+)
 
 
 class ShortcutsBox(QDialog):
@@ -38,8 +45,8 @@ class ShortcutsBox(QDialog):
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle(self.tr("Keyboard Shortcuts"))
-        tokens = [(translate("ShortcutsBox", words), keys) for words, keys in OF_TOKENS]
-        groups = [*menus, (self.tr("Conversation, as tokens"), tokens)]
+        tokens, tree = ([(translate("ShortcutsBox", words), keys) for words, keys in rows] for rows in (OF_TOKENS, OF_TREE))
+        groups = [*menus, (self.tr("Conversation, as tokens"), tokens), (self.tr("Tree of the session"), tree)]
         half = sum(len(rows) for _title, rows in groups) / 2
         sides, held = (self._column(), self._column()), 0
         for title, rows in groups:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from PySide6.QtCore import QObject, Signal
 
 from ui.controller.showing import Showing
 from ui.core.undo import Step, UndoStack
-from ui.port import Hit
+from ui.port import Hit, RowText, SessionView, TreeRow
 
 
 class TreeController(QObject):
@@ -22,6 +23,9 @@ class TreeController(QObject):
     compared = Signal(object)  # BranchDiff of the session that is shown
     hit_shown = Signal(int, str)  # a turn of the path that is shown, and words that stand in it
     turn_shown = Signal(int)  # a turn that was gone to; its path is shown
+    rows_read = Signal(object, object)  # of the whole tree: its rows, and by key what some of them say
+    texts_read = Signal(object)  # RowText by the key of its row
+    rows_found = Signal(object)  # keys of the rows that contain what was looked for
 
     def __init__(self, showing: Showing, undo: UndoStack) -> None:
         super().__init__(showing)
@@ -42,6 +46,27 @@ class TreeController(QObject):
             self.turn_shown.emit(node_id)
         elif before is not None:
             self._showing.ask_latest("open", lambda session: self._go_to(session, node_id, before))
+
+    def open_row(self, row: TreeRow) -> None:
+        """Shows the turn of a row of the tree, and its branch; another one can be undone."""
+        shown, before = self._showing.shown, self._tip
+        view = shown.view if shown is not None else None
+        if view is not None and row.on_path and (not view.earlier or view.turns[0].node_id < row.end):
+            self.turn_shown.emit(_turn_through(view, row.end))
+        elif before is not None:
+            self._showing.ask_latest("open", lambda session: self._go_to(session, row.end, before))
+
+    def read_rows(self, most: int) -> None:
+        """Asks for the rows of the whole tree, and for what `most` of them around the one that is shown say."""
+        self._showing.ask_latest("tree", lambda session: self._read_rows(session, most))
+
+    def read_texts(self, rows: Sequence[TreeRow]) -> None:
+        """Asks for what these rows say."""
+        self._showing.ask_latest("tree-texts", lambda session: self._read_texts(session, rows))
+
+    def find_rows(self, words: str) -> None:
+        """Asks which rows contain these words."""
+        self._showing.ask_latest("tree-search", lambda session: self._find_rows(session, words))
 
     def open_at(self, session_id: int, hit: Hit) -> None:
         """Opens a session where words were found, on whatever branch that is."""
@@ -88,7 +113,26 @@ class TreeController(QObject):
         if view.turns[-1].node_id != before:
             self._remember_selection(session_id, before, view.turns[-1].node_id)
         self._showing.show_answer(view)
-        self.turn_shown.emit(node_id)
+        self.turn_shown.emit(_turn_through(view, node_id))
+
+    async def _read_rows(self, session_id: int, most: int) -> None:
+        branches = self._workbench.branches
+        rows = await branches.tree(session_id)
+        current = next((i for i, row in enumerate(rows) if row.current), 0)
+        near = rows[max(current - most // 2, 0) :][:most]
+        texts = await branches.row_texts(session_id, near)
+        if self._showing.is_shown(session_id):
+            self.rows_read.emit(rows, _by_key(near, texts))
+
+    async def _read_texts(self, session_id: int, rows: Sequence[TreeRow]) -> None:
+        texts = await self._workbench.branches.row_texts(session_id, rows)
+        if self._showing.is_shown(session_id):
+            self.texts_read.emit(_by_key(rows, texts))
+
+    async def _find_rows(self, session_id: int, words: str) -> None:
+        found = await self._workbench.branches.find_rows(session_id, words)
+        if self._showing.is_shown(session_id):
+            self.rows_found.emit(found)
 
     def _remember_selection(self, session_id: int, before: int, after: int) -> None:
         back, again = partial(self._select, session_id, before), partial(self._select, session_id, after)
@@ -110,10 +154,7 @@ class TreeController(QObject):
             self._showing.show_answer(view)
         else:
             view = shown.view
-        # the path leads through the node, and nodes have higher numbers than those they go on from
-        turn = next((turn.node_id for turn in view.turns if turn.node_id >= hit.node_id), None)
-        if turn is not None:
-            self.hit_shown.emit(turn, hit.words)
+        self.hit_shown.emit(_turn_through(view, hit.node_id), hit.words)
 
     async def _select(self, session_id: int, node_id: int) -> None:
         """Back to a branch; where another session is shown by now, this one is opened, so that the undone step is seen."""
@@ -145,3 +186,13 @@ class TreeController(QObject):
         again = partial(self._workbench.branches.prune, session_id, *branch, pruned)
         label = self.tr("Prune Branch") if pruned else self.tr("Restore Branch")
         self._undo.remember(Step(label, session_id, back, again))
+
+
+def _turn_through(view: SessionView, node_id: int) -> int:
+    """The turn of a path that leads through a node: nodes have higher numbers than those they go on from."""
+    turns = [turn.node_id for turn in view.turns]
+    return node_id if node_id in turns else next((turn for turn in turns if turn >= node_id), node_id)
+
+
+def _by_key(rows: Sequence[TreeRow], texts: Sequence[RowText]) -> dict[tuple[int, int], RowText]:
+    return {row.key: text for row, text in zip(rows, texts, strict=True)}

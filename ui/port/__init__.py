@@ -49,7 +49,7 @@ from ui.port.models import (
     TokenView,
 )
 from ui.port.refusals import QT_TRANSLATE_NOOP, ModelRefusal, Refusal, ShownElsewhere, translate, translate_with
-from ui.port.sessions import BranchRow, FolderView, Hit, SessionSummary, SessionView, TrashedSession
+from ui.port.sessions import BranchRow, FolderView, Hit, RowText, SessionSummary, SessionView, TrashedSession, TreeRow
 from ui.port.settings import (
     AdapterChoice,
     AdapterLine,
@@ -137,6 +137,7 @@ __all__ = [
     "PartKind",
     "PathComparison",
     "Refusal",
+    "RowText",
     "SecondChoice",
     "Server",
     "SessionChanged",
@@ -160,6 +161,7 @@ __all__ = [
     "TokensArrived",
     "ToolCard",
     "TrashedSession",
+    "TreeRow",
     "TurnChanged",
     "TurnDepth",
     "TurnDepthCost",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ui.port.tokens import TokenRun
 from ui.port.transfers import BranchDiff
 from ui.port.turns import TurnView
 
@@ -26,6 +27,45 @@ class BranchRow:
     pruned: bool = False  # put out of sight, itself or with what it leaves
     text: str = ""  # what it says from there on, for a tooltip
     given: str = ""  # the name that a person gave it
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRow:
+    """One row of the full-window tree: what a turn says along one branch. `node_id` and `start` name it."""
+
+    node_id: int
+    start: int  # the token of that node at which it begins
+    end: int  # its last node
+    parent: int  # the place of the row that it stands under; -1: none
+    head: int  # the place of the row with which its branch begins; its own, where a branch begins here
+    depth: int
+    role: str
+    beside: bool = False  # a branch begins here that stands beside the one that goes on
+    before: str = ""  # of a branch: shared words before it
+    stem: str = ""  # and what was said before of the word in whose middle it leaves
+    name: str = ""  # and its first words
+    given: str = ""  # and the name that a person gave it
+    common: int = 0  # bytes that it begins with as others beside it do
+    stop: int | None = None  # tokens of the last node that belong to it; None: all
+    ways: int = 0  # branches that leave it
+    logprob: float | None = None  # nats, of its generated tokens; None: there are none, or they were not read
+    on_path: bool = False  # part of the path shown
+    current: bool = False  # its last row
+    pruned: bool = False  # put out of sight, itself or with what it leaves
+    bookmarked: bool = False
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Stays when other branches come and go."""
+        return self.node_id, self.start
+
+
+@dataclass(frozen=True, slots=True)
+class RowText:
+    """The beginning of what a row of the tree says."""
+
+    run: TokenRun  # its first tokens, without the template's; text without tokens is one of them
+    logprob: float | None  # nats, of its generated tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +193,22 @@ class BranchCommands(Protocol):
         """Shows the path through `node_id`, down to the leaf that was last shown under it."""
 
     async def show_turn(self, session_id: int, node_id: int) -> SessionView:
-        """Shows a path through a turn, the one that is shown if it is on it, from before that turn on."""
+        """Shows a path through a node, the one that is shown if it is on it, from before the node's turn on."""
 
     async def prune(self, session_id: int, node_id: int, start: int, pruned: bool) -> None:
         """Hides a branch (a row's `node_id` from token `start` on) in the outline and among the variants, or shows it again."""
 
     async def rename(self, session_id: int, node_id: int, start: int, name: str) -> None:
         """Gives a branch a name of its own in the outline; "" takes it away."""
+
+    async def tree(self, session_id: int) -> Sequence[TreeRow]:
+        """All turns of all branches, in reading order; what they say is had by `row_texts`."""
+
+    async def row_texts(self, session_id: int, rows: Sequence[TreeRow]) -> Sequence[RowText]:
+        """What these rows of the tree say, read where it was not read yet."""
+
+    async def find_rows(self, session_id: int, words: str) -> Sequence[tuple[int, int]]:
+        """The keys of the rows that contain these words in any case, in reading order."""
 
     async def compare(self, session_id: int, left: int, right: int) -> BranchDiff:
         """The branches through two nodes of an open session, token by token."""

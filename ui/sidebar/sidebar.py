@@ -71,6 +71,7 @@ class Sidebar(QWidget):
         self.sessions = SessionPanel()
         self.tree = BranchTree()
         self._branches = QWidget()
+        self._has_branches, self._shows_outline = False, True
         lower = QVBoxLayout(self._branches)
         lower.setContentsMargins(0, 14, 0, 0)
         lower.setSpacing(0)
@@ -110,10 +111,16 @@ class Sidebar(QWidget):
 
     def show_session(self, view: SessionView) -> None:
         self.sessions.show_open(view.session_id)
-        self._branches.setVisible(bool(view.branches))
+        self._has_branches = bool(view.branches)
+        self.show_outline(self._shows_outline)
         pruned = sum(row.pruned for row in view.branches)
         self.caption.setText(self.tr("Branches · {0} pruned").format(pruned) if pruned else self.tr("Branches"))
         self.tree.show_branches(view.branches)
+
+    def show_outline(self, show: bool) -> None:  # a state, not an option
+        """Whether the branches stand under the sessions, where there are any; not beside the full-window tree."""
+        self._shows_outline = show
+        self._branches.setVisible(show and self._has_branches)
 
     def show_pruned(self, show: bool) -> None:  # a state, not an option
         """Whether branches that were pruned stand in the outline, faint."""

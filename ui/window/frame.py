@@ -22,6 +22,7 @@ from ui.theme.text_size import panel_width
 from ui.transcript import TranscriptView
 from ui.transcript.overlay.pinned_card import PinnedCard
 from ui.transcript.overlay.tool_cards import ToolCards
+from ui.tree.panel import TreePanel
 from ui.widgets.labels import Notice
 from ui.window.bars import CoachMark, FindBar, LinkBar
 from ui.window.status import StatusBar
@@ -63,9 +64,11 @@ class Frame(QWidget):
         self.toast = Toast(self.transcript, self.column)
         self.composer = Composer()
         self.inspector = Inspector()
+        self.tree = TreePanel()
         self.status = StatusBar()
         self.wants_sidebar, self.wants_inspector = sidebar, inspector
         self._room = (True, True)  # for sidebar, for inspector
+        self._tree_open = self._inspector_after = False  # and whether the inspector is shown when it is closed
         self._foot = QVBoxLayout()
         self._lay_out()
         self.transcript.column_changed.connect(self._align)
@@ -90,6 +93,18 @@ class Frame(QWidget):
         self.finder.dismiss()
         self.transcript.hide()
         self.compare.show_diff(diff)
+
+    def show_tree(self, show: bool) -> None:  # a state, not an option
+        """The tree of the session in the place of the conversation and the inspector; both stay as they are behind it."""
+        if show:
+            self.pinned.close_again()
+        inspector = self._inspector_after if self._tree_open else not self.inspector.isHidden()
+        self._tree_open = show
+        self.sidebar.show_outline(not show)
+        self.column.setVisible(not show)
+        self.tree.setVisible(show)
+        self._show(self.inspector, inspector)
+        self.toast.float_over(self.tree.view if show else self.transcript, self.tree if show else self.column)
 
     def put_over_composer(self, part: QWidget) -> None:
         self._foot.insertWidget(0, part)
@@ -133,6 +148,8 @@ class Frame(QWidget):
             self._show(self.inspector, show=False)
 
     def _show(self, panel: QWidget, show: bool) -> None:  # a state, not an option
+        if panel is self.inspector and self._tree_open:  # what is asked of it holds once the tree is closed
+            self._inspector_after, show = show, False
         panel.setVisible(show)
         self.top.stand_over_sidebar(not self.sidebar.isHidden(), self.sidebar.wanted_width)
         self.panels_changed.emit()
@@ -161,6 +178,7 @@ class Frame(QWidget):
         panels.setSpacing(0)
         panels.addWidget(self.sidebar)
         panels.addWidget(column, 1)
+        panels.addWidget(self.tree, 1)
         panels.addWidget(self.inspector)
         rows = QVBoxLayout(self)
         rows.setContentsMargins(0, 0, 0, 0)

@@ -23,6 +23,7 @@ from ui.inspector.facts import Empty
 from ui.inspector.words import token as spoken_token
 from ui.port import SessionSetup, TextFile
 from ui.port.settings import SetupCommands
+from ui.window.bars import FindBar
 from ui.window.frame import Frame
 from ui.window.presenter import Presenter
 
@@ -74,6 +75,23 @@ class Intents(QObject):
         """To the search field of the list."""
         self._parts.show_sidebar(True)
         self._parts.sidebar.sessions.search.setFocus()
+
+    def find(self) -> None:
+        """In the conversation, or in the tree where that stands in its place."""
+        self._finder.open()
+
+    def find_next(self, by: int) -> None:
+        """The next (+1) or the previous (-1) place, likewise."""
+        self._finder.step(by)
+
+    @property
+    def _finder(self) -> FindBar:
+        return self._parts.finder if self._parts.tree.isHidden() else self._parts.tree.finder
+
+    def show_pruned(self, show: bool) -> None:  # a state, not an option
+        """Whether branches that were pruned stand in the outline and in the tree, faint."""
+        self._parts.sidebar.show_pruned(show)
+        self._parts.tree.set_pruned_visible(show)
 
     def show_hit(self, node_id: int, words: str) -> None:
         """Words that were found in a turn, as if they had been looked for in the session."""

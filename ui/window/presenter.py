@@ -119,6 +119,7 @@ class Presenter(QObject):
         self.second.colour(difference=False)
         self._parts.transcript.colour_by(measure)
         self._parts.columns.colour_by(measure)
+        self._parts.tree.colour_by(measure)
         self._parts.status.legend.show_measure(measure)
         self._acts.colours[measure].setChecked(True)
 

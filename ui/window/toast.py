@@ -37,6 +37,16 @@ class Toast(QFrame):
         self.setLayout(line)
         self._time = QTimer(self, singleShot=True)
         self._time.timeout.connect(self.hide)
+        self.float_over(over, parent)
+
+    def float_over(self, over: QWidget, parent: QWidget) -> None:
+        """Floats over another part from now on, as the next thing that it says; `parent` holds that part."""
+        for watched in (self.parentWidget(), self._over):
+            if watched is not None:
+                watched.removeEventFilter(self)
+        self._over = over
+        if self.parentWidget() is not parent:
+            self.setParent(parent)
         for watched in (parent, over):
             watched.installEventFilter(self)
         self.hide()

@@ -28,6 +28,7 @@ from ui.theme.scheme import Contrast, Motion, OwnColours, Scheme, apply_theme
 from ui.theme.text_size import resize_text
 from ui.transcript import Measure, Mode
 from ui.transcript.text.faces import reading_font
+from ui.tree.presenter import TreePresenter
 from ui.widgets.labels import plain_tooltip
 from ui.window.dropped import DroppedFiles
 from ui.window.frame import Frame
@@ -129,6 +130,7 @@ class MainWindow(QMainWindow):
         self._workbench = workbench
         self.welcome = Welcome(self.controller, self.parts, self)
         self.similar = SimilarPresenter(self.controller, self.parts, self.acts, self)
+        self.tree = TreePresenter(self.controller, self.parts, self)
         self.intents = Intents(self, self.controller, self.parts, self.presenter, self.similar, self.setup)
         self.starters = Starters(
             self.controller,
@@ -142,6 +144,8 @@ class MainWindow(QMainWindow):
             (Closes.POPOVER, self.parts.link, self.parts.link.dismiss),
             (Closes.EDIT, self.parts.composer.version, self.parts.composer.version.dismiss),
             (Closes.SEARCH, self.parts.finder, self.parts.finder.dismiss),
+            (Closes.SEARCH, self.parts.tree.finder, self.parts.tree.finder.dismiss),
+            (Closes.TREE, self.parts.tree, self.tree.close),
         ):
             self.escape.add(rank, part, close)
         self.parts.sidebar.sessions.window_wanted.connect(self.window_wanted.emit)
@@ -261,6 +265,7 @@ class MainWindow(QMainWindow):
         self.parts.status.downloads.clicked.connect(lambda _checked=False: self.settings.open_models())
         self.controller.shelf.downloads_changed.connect(self.parts.status.show_downloads)
         self.presenter.mode_changed.connect(self.welcome.show_mode)
+        self.presenter.mode_changed.connect(lambda _mode: self.tree.close())  # the text is wanted
 
     def _install_menu(self) -> None:
         """The commands stand in the menu bar or under the bar's button; panels have buttons of their own."""

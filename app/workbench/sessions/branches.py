@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from app.workbench.answers.answer import RunningAnswers
@@ -10,12 +11,13 @@ from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.setups import Setups
 from app.workbench.setup.values import MOST_NAME
 from app.workbench.tree.outline import latest_in_sight
-from app.workbench.tree.reading import read
+from app.workbench.tree.reading import every_node, read
 from app.workbench.tree.session import OpenSession
 from app.workbench.tree.tree import is_hidden
+from app.workbench.tree.turn_rows import found_in, segments_of, turn_rows
 from app.workbench.windows import Windows
 from storage import SessionStore
-from ui import Refusal, SessionChanged, SessionView, translate
+from ui import Refusal, RowText, SessionChanged, SessionView, TreeRow, translate
 
 if TYPE_CHECKING:
     from ui import BranchDiff
@@ -53,12 +55,34 @@ class Branches:
         session = self._sessions.opened(session_id)
         if node_id not in session.tree.nodes:
             raise Refusal(translate("Workbench", GONE))
-        if node_id not in session.tree.ends(session.tip):
+        if not session.tree.goes_through(session.tip, node_id):
             self._running.check_idle(session_id)
             await self._sessions.move(session, node_id)
-        session.step_back_to(node_id)
+        # the path goes through the node, and nodes have higher numbers than those they go on from
+        session.step_back_to(next((end for end in session.tree.ends(session.tip) if end >= node_id), node_id))
         await read(self._store, session, session.missing())
         return self._show(session)
+
+    async def tree(self, session_id: int) -> Sequence[TreeRow]:
+        """All turns of all branches."""
+        return self._rows(self._sessions.opened(session_id))
+
+    async def row_texts(self, session_id: int, rows: Sequence[TreeRow]) -> Sequence[RowText]:
+        """What these rows say; of one that is gone, nothing."""
+        session = self._sessions.opened(session_id)
+        held = [segments_of(session.tree, row) for row in rows]
+        await read(self._store, session, session.unread(segment for segments in held for segment in segments))
+        return [session.row_text(segments_of(session.tree, row), row.start, row.common) for row in rows]
+
+    async def find_rows(self, session_id: int, words: str) -> Sequence[tuple[int, int]]:
+        """Rows that contain these words; texts that were not read yet are read, and not kept."""
+        session = self._sessions.opened(session_id)
+        texts = {node.id: node.text async for node in every_node(self._store, session)}
+        return list(found_in(session.tree, self._rows(session), texts, words))
+
+    def _rows(self, session: OpenSession) -> tuple[TreeRow, ...]:
+        names = session.values.names if session.values is not None else {}
+        return turn_rows(session.tree, session.tip, pruned=session.pruned, names=names)
 
     async def prune(self, session_id: int, node_id: int, start: int, pruned: bool) -> None:  # a state, not an option
         """Hides a branch in the outline and among the variants, or shows it again.

@@ -19,8 +19,8 @@ NO_ANSWER = QT_TRANSLATE_NOOP("Workbench", "no answer")  # it failed before it s
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
-    """A branch: the part of `node` from token `start` (byte `byte` of its text) on."""
+class Line:
+    """A branch: the part of `node` from token `start` on; it is named from byte `byte` of its text, `common` bytes later."""
 
     node: NodeRow
     start: int
@@ -29,6 +29,7 @@ class _Line:
     shared: str  # what was said in this run before it diverged
     pruned: bool = False  # as what it leaves is
     number: int = 1  # among branches of one place that say the same
+    common: int = 0  # bytes that others of one place begin with too
 
 
 def outline(tree: Tree, tip: int | None, pruned: Collection[tuple[int, int]] = ()) -> tuple[BranchRow, ...]:
@@ -39,11 +40,10 @@ def outline(tree: Tree, tip: int | None, pruned: Collection[tuple[int, int]] = (
         tip: The end of the path that is shown.
         pruned: Branches out of sight, each by its node and the token of it where it begins.
     """
-    lines = list(_lines(tree, pruned))
     course = tree.course(tip)
     rows: list[BranchRow] = []
-    for line, end in lines:
-        before, name = _name(tree, line, end)
+    for line, end in lines(tree, pruned):
+        before, name = name_of(tree, line, end)
         name = name if line.number == 1 else f"{name} ({line.number})"
         rows.append(
             BranchRow(
@@ -51,13 +51,13 @@ def outline(tree: Tree, tip: int | None, pruned: Collection[tuple[int, int]] = (
                 depth=line.depth,
                 before=before,
                 name=name,
-                logprob=_logprob(line.node),
+                logprob=logprob_of(line.node),
                 on_path=_on_path(line, course),
                 current=False,
                 likely=_likely(line.node),
                 start=line.start,
                 pruned=line.pruned,
-                text=_own(line)[:TEXT_MOST].strip(),
+                text=own_text(line)[:TEXT_MOST].strip(),
             )
         )
     return _mark_current(rows)
@@ -65,15 +65,15 @@ def outline(tree: Tree, tip: int | None, pruned: Collection[tuple[int, int]] = (
 
 def nameless(tree: Tree) -> Iterator[int]:
     """Nodes whose texts the outline is made of and that were not read yet."""
-    for line, end in _lines(tree, ()):
+    for line, end in lines(tree, ()):
         for node in (line.node, end, *_answers(tree, line, end)):
             if not node.whole:
                 yield node.id
 
 
-def _lines(tree: Tree, pruned: Collection[tuple[int, int]]) -> Iterator[tuple[_Line, NodeRow]]:
+def lines(tree: Tree, pruned: Collection[tuple[int, int]]) -> Iterator[tuple[Line, NodeRow]]:
     """Branches in reading order, each with the last node before it splits."""
-    stack = [_Line(node, 0, 0, 0, "") for node in reversed(_first_turns(tree))]
+    stack = [Line(node, 0, 0, 0, "") for node in reversed(_first_turns(tree))]
     while stack:
         line = stack.pop()
         if (line.node.id, line.start) in pruned:
@@ -97,7 +97,7 @@ def _first_turns(tree: Tree) -> list[NodeRow]:
     return first
 
 
-def _follow(tree: Tree, line: _Line) -> tuple[NodeRow, list[_Line]]:
+def _follow(tree: Tree, line: Line) -> tuple[NodeRow, list[Line]]:
     """Along a branch to where it splits: the last node before the split, and the branches there."""
     node, start, byte = line.node, line.start, line.byte
     while True:
@@ -110,17 +110,17 @@ def _follow(tree: Tree, line: _Line) -> tuple[NodeRow, list[_Line]]:
             leaving = [c for c in inner if c.at_token == at]
             at_byte = leaving[0].at_byte or 0
             shared = _text(node).encode()[byte:at_byte].decode(errors="ignore")
-            rest = _Line(node, at, at_byte, line.depth + 1, shared)
-            return node, [rest, *(_Line(c, 0, 0, line.depth + 1, shared) for c in leaving)]
+            rest = Line(node, at, at_byte, line.depth + 1, shared)
+            return node, [rest, *(Line(c, 0, 0, line.depth + 1, shared) for c in leaving)]
         after = [c for c in tree.children(node.id) if tree.leaves_at_end(c)]
         if len(after) > 1:
-            return node, [_Line(c, 0, 0, line.depth + 1, "") for c in after]
+            return node, [Line(c, 0, 0, line.depth + 1, "") for c in after]
         if not after:
             return node, []
         node, start, byte = after[0], 0, 0
 
 
-def _on_path(line: _Line, course: Course) -> bool:
+def _on_path(line: Line, course: Course) -> bool:
     row = course.row(line.node.id)
     if row is None:
         return False
@@ -133,13 +133,10 @@ def _mark_current(rows: list[BranchRow]) -> tuple[BranchRow, ...]:
     return tuple(replace(row, current=i == deepest) for i, row in enumerate(rows))
 
 
-def _name(tree: Tree, line: _Line, end: NodeRow) -> tuple[str, str]:
+def name_of(tree: Tree, line: Line, end: NodeRow) -> tuple[str, str]:
     """The last words before a branch, and its own first words; a word that was cut in the middle belongs to the name."""
-    shared, own = line.shared, _own(line)
-    if own[:1].strip():
-        stem = re.search(r"\S*$", shared)
-        cut = stem.start() if stem else len(shared)
-        shared, own = shared[:cut], shared[cut:] + own
+    stem = stem_of(line)
+    shared, own = line.shared.removesuffix(stem), stem + own_text(line)
     nothing = translate("Workbench", NO_ANSWER) if line.node.status == "partial" and not line.node.has_text else "…"
     before, name = _last_words(shared), _first_words(own) or nothing
     answers = _answers(tree, line, end)
@@ -148,23 +145,30 @@ def _name(tree: Tree, line: _Line, end: NodeRow) -> tuple[str, str]:
     return before, name
 
 
-def _own(line: _Line) -> str:
+def stem_of(line: Line) -> str:
+    """What was said before a branch of the word in whose middle it leaves."""
+    found = re.search(r"\S*$", line.shared) if own_text(line)[:1].strip() else None
+    return found.group() if found else ""
+
+
+def own_text(line: Line) -> str:
     """What a branch says from where it leaves."""
     return _text(line.node).encode()[line.byte :].decode(errors="ignore")
 
 
-def _apart(lines: list[_Line]) -> list[_Line]:
+def _apart(found: list[Line]) -> list[Line]:
     """Branches of one place; those whose names would be the same are named from the word at which they differ."""
-    owns = [_own(line) for line in lines]
+    owns = [own_text(line) for line in found]
     names = [_first_words(own) for own in owns]
     apart = []
-    for i, line in enumerate(lines):
-        same = [owns[j] for j in range(len(lines)) if j != i and names[j] == names[i] and owns[j] != owns[i]]
+    for i, line in enumerate(found):
+        same = [owns[j] for j in range(len(found)) if j != i and names[j] == names[i] and owns[j] != owns[i]]
         common = max((len(_common(owns[i], other)) for other in same), default=0)
         common = len(re.sub(r"\s*\S*$", "", owns[i][:common]))  # a word that differs is named whole
         said = owns[i][:common]
         number = 1 + (owns[:i].count(owns[i]) if owns[i] else 0)
-        apart.append(replace(line, byte=line.byte + len(said.encode()), shared=line.shared + said, number=number))
+        size = len(said.encode())
+        apart.append(replace(line, byte=line.byte + size, shared=line.shared + said, number=number, common=size))
     return apart
 
 
@@ -174,7 +178,7 @@ def _common(one: str, other: str) -> str:
     return one[: next(differs, min(len(one), len(other)))]
 
 
-def _answers(tree: Tree, line: _Line, end: NodeRow) -> list[NodeRow]:
+def _answers(tree: Tree, line: Line, end: NodeRow) -> list[NodeRow]:
     """The answers to a question that is a branch; one alone is part of its name."""
     if line.node.role != "user" or line.depth == 0 or end.id == line.node.id:
         return []
@@ -186,14 +190,15 @@ def _text(node: NodeRow) -> str:
     return node.text if node.whole else ""
 
 
-def _logprob(node: NodeRow) -> float | None:
+def logprob_of(node: NodeRow) -> float | None:
+    """Nats, of the tokens that were generated in a node; None where there are none or it was not read."""
     value = node.stats.get("logprob") if node.whole else None
     return float(value) if isinstance(value, int | float) else None
 
 
 def _likely(node: NodeRow) -> float | None:
     """The geometric mean of its tokens' probabilities: a long branch is not thinner for being long."""
-    logprob, count = _logprob(node), node.stats.get("generated") if node.whole else None
+    logprob, count = logprob_of(node), node.stats.get("generated") if node.whole else None
     return math.exp(logprob / count) if logprob is not None and isinstance(count, int) and count > 0 else None
 
 

@@ -13,13 +13,13 @@ from app.workbench.answers.provenance import MADE
 from app.workbench.answers.provenance_text import refusal
 from app.workbench.setup.beginning import Beginning, cards, tools_at
 from app.workbench.tree.node_index import Bool, Course, Int64
-from app.workbench.tree.outline import branch_name, nameless, outline
+from app.workbench.tree.outline import branch_name, logprob_of, nameless, outline
 from app.workbench.tree.runs import EMPTY, Runs, began, content_of, healed, run_of, text_run, with_text
 from app.workbench.tree.tree import Segment, Tree, Turn, is_hidden
 from app.workbench.tree.turn_notes import note_of, stored_stats
-from runtime import TokenRun
+from runtime import Origin, TokenRun
 from storage import NodeRow, SessionShape, SessionTree, StoredChunk
-from ui import QT_TRANSLATE_NOOP, Refusal, SessionView, Tier, ToolCard, TurnStats, TurnStatus, TurnView, translate
+from ui import QT_TRANSLATE_NOOP, Refusal, RowText, SessionView, Tier, ToolCard, TurnStats, TurnStatus, TurnView, translate
 
 if TYPE_CHECKING:
     from app.workbench.answers.columns import Endings
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 UNTITLED = QT_TRANSLATE_NOOP("Workbench", "New session")  # as it is stored
 AT_ONCE = 100  # turns of a path that are shown at first, and with each step back
 WHOLE = 4 * AT_ONCE  # turns of a path that is shown whole
+MOST_TOKENS = 160  # that a row of the tree shows
 OVERFLOW = "overflow"  # in a stored answer's stats: its prompt did not fit into the context
 FOREIGN = "foreign"  # there too: another tokenizer cut what it was to go on from
 UNLOADED = "unloaded"  # there too: its model could not be loaded
@@ -225,6 +226,17 @@ class OpenSession:
     def _turn_run(self, turn: Turn) -> TokenRun:
         """The tokens of a turn along the path."""
         return healed(TokenRun.concat([self._segment_run(segment) for segment in turn.segments]))
+
+    def row_text(self, segments: Sequence[Segment], start: int, common: int) -> RowText:
+        """The beginning of what segments say from token `start` of the first on, without its first `common` bytes."""
+        runs = [self._segment_run(segment)[: start + MOST_TOKENS] for segment in segments]
+        run = healed(TokenRun.concat(runs[:1]))[start:]
+        run = healed(TokenRun.concat([run, *runs[1:]]))[:MOST_TOKENS]
+        own = np.flatnonzero((run.origin != int(Origin.TEMPLATE)) & ~run.by_eos)
+        run = run[int(own[0]) : int(own[-1]) + 1] if len(own) else EMPTY
+        behind = np.cumsum([len(each) for each in run.token_bytes]) > common
+        run = run[int(np.argmax(behind)) :] if behind.any() else EMPTY
+        return RowText(run, logprob_of(segments[-1].node) if segments else None)
 
     def turn_length(self, turn: Turn) -> int:
         """Tokens of a turn along the path, without putting them together."""

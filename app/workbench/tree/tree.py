@@ -131,6 +131,12 @@ class Tree:
             self._course = (tip, Course.along(self._links.columns, self._places(tip)))
         return self._course[1]
 
+    def goes_through(self, tip: int | None, node_id: int) -> bool:
+        """Whether the path to `tip` goes through the end of a node."""
+        course = self.course(tip)
+        row = course.row(node_id)
+        return row is not None and (row + 1 == len(course) or self.leaves_at_end(self.nodes[int(course.ids[row + 1])]))
+
     def ends(self, tip: int | None) -> list[int]:
         """The nodes that name the turns of the path to `tip`."""
         columns, places = self._links.columns, self._places(tip)

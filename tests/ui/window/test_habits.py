@@ -150,10 +150,10 @@ def test_all_shortcuts_on_one_page_and_in_tooltips(in_window: Play) -> None:
         for act in keyed:
             assert act.text().removesuffix("…") in words
             assert act.shortcut().toString() in words
-        assert {"Preview an alternative", "1 – 9", "Esc"} <= set(words)
+        assert {"Preview an alternative", "1 – 9", "Esc", "Search in the tree"} <= set(words)
         QTest.keyClick(box, Key.Key_Escape)
         assert not box.isVisible()
         assert "Ctrl+Alt+S" in window.parts.top.sidebar_button.toolTip()
-        assert "Ctrl+T" in window.parts.top.modes.buttons[Mode.TOKENS].toolTip()
+        assert "Ctrl+2" in window.parts.top.modes.buttons[Mode.TOKENS].toolTip()
 
     in_window(scene)

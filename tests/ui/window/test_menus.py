@@ -84,7 +84,7 @@ def test_every_action_has_a_place_and_no_two_share_a_shortcut(in_window: Play) -
         assert made == listed
         keys = [action.shortcut().toString() for action in made if not action.shortcut().isEmpty()]
         assert len(keys) == len(set(keys))
-        assert {"Ctrl+N", "Ctrl+.", "Ctrl+R", "Ctrl+[", "Ctrl+]", "Ctrl+Z", "Ctrl+T"} <= set(keys)
+        assert {"Ctrl+N", "Ctrl+.", "Ctrl+R", "Ctrl+[", "Ctrl+]", "Ctrl+Z", "Ctrl+T", "Ctrl+1", "Ctrl+2"} <= set(keys)
         await frames(1)
 
     in_window(scene)

@@ -154,7 +154,7 @@ def test_read_and_tokens_by_mouse_and_key(in_window: Play) -> None:
         assert window.acts.read.isChecked()
         window.activateWindow()
         await until(window.isActiveWindow)
-        QTest.keyClick(window, Qt.Key.Key_T, Qt.KeyboardModifier.ControlModifier)
+        QTest.keyClick(window, Qt.Key.Key_2, Qt.KeyboardModifier.ControlModifier)
         assert window.parts.transcript.mode.value == "tokens"
         assert modes.buttons[Mode.TOKENS].isChecked()
 

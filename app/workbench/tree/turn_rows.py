@@ -1,0 +1,186 @@
+"""The tree as rows of turns: the conversation straight down, each other branch under the turn that it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from app.workbench.tree.outline import Line, lines, logprob_of, name_of, stem_of
+from app.workbench.tree.tree import Segment, Tree
+from storage import NodeRow
+from ui import TreeRow
+
+Branch = tuple[int, int]  # a node, and the token of it where the branch begins
+
+
+@dataclass(slots=True)
+class _Branch:
+    """A branch of the outline, its turns, and the branches that leave its end."""
+
+    line: Line
+    turns: list[list[NodeRow]]
+    name: tuple[str, str]
+    leaving: list[_Branch] = field(default_factory=list)
+    size: int = 0  # turns of it and of all below
+    on_path: bool = False
+
+
+def turn_rows(
+    tree: Tree,
+    tip: int | None,
+    *,
+    pruned: Collection[Branch] = (),
+    names: Mapping[Branch, str] | None = None,
+    bookmarks: Collection[Branch] = (),
+) -> tuple[TreeRow, ...]:
+    """Rows in reading order; each stands behind its parent.
+
+    A conversation is read straight down: where it splits, the branches that are not shown come first, a level deeper, and then
+    the one that is shown goes on at the level of what it goes on from. Where none is shown the longest goes on.
+
+    Args:
+        tree: Of the session.
+        tip: The end of the path that is shown.
+        pruned: Branches out of sight.
+        names: Of branches, given by hand.
+        bookmarks: Rows that are marked.
+    """
+    names = names or {}
+    course = tree.course(tip)
+    stops = dict(zip(course.ids.tolist(), (course.stop(row) for row in range(len(course))), strict=True))
+
+    def on_path(key: Branch) -> bool:
+        return key[0] in stops and ((stop := stops[key[0]]) is None or stop > key[1])
+
+    rows: list[TreeRow] = []
+    # a branch, its level, the row that it stands under, and whether it is beside the one that goes on
+    waiting = [(branch, 0, -1, beside) for branch, beside in _in_order(_branches(tree, pruned, on_path))]
+    waiting.reverse()
+    while waiting:
+        branch, depth, parent, beside = waiting.pop()
+        line, head = branch.line, len(rows)
+        for place, nodes in enumerate(branch.turns):
+            key = (nodes[0].id, 0 if place else line.start)
+            last = nodes is branch.turns[-1]
+            rest = (each.line.start for each in branch.leaving if each.line.node.id == nodes[-1].id)
+            row = TreeRow(
+                node_id=key[0],
+                start=key[1],
+                end=nodes[-1].id,
+                parent=parent,
+                head=head,
+                depth=depth,
+                role=tree.opening(nodes[0]).role,
+                beside=beside and not place,
+                stop=next(rest, None) if last else None,
+                ways=len(branch.leaving) if last else 0,
+                logprob=logprob_of(nodes[-1]),
+                on_path=on_path(key),
+                pruned=line.pruned,
+                bookmarked=key in bookmarks,
+            )
+            if not place:
+                before, name = branch.name
+                name = name if line.number == 1 else f"{name} ({line.number})"
+                row = replace(row, before=before, stem=stem_of(line), name=name, given=names.get(key, ""), common=line.common)
+                if beside:
+                    depth, parent = depth + 1, head
+            rows.append(row)
+        at = len(rows) - 1
+        below = ((each, *((depth + 1, at) if aside else (depth, parent)), aside) for each, aside in _in_order(branch.leaving))
+        waiting.extend(reversed([*below]))
+    end = max((i for i, row in enumerate(rows) if row.on_path), default=-1)
+    return tuple(replace(row, current=True) if i == end else row for i, row in enumerate(rows))
+
+
+def _branches(tree: Tree, pruned: Collection[Branch], on_path: Callable[[Branch], bool]) -> list[_Branch]:
+    """The first ones; the others hang below them."""
+    found: list[_Branch] = []
+    above: list[_Branch] = []  # the last one of each depth
+    for line, end in lines(tree, pruned):
+        turns = _turns(tree, line, end)
+        made = _Branch(line, turns, name_of(tree, line, end), size=len(turns), on_path=on_path((line.node.id, line.start)))
+        del above[line.depth :]
+        (above[-1].leaving if above else found).append(made)
+        above.append(made)
+    every = list(found)
+    for each in every:
+        every.extend(each.leaving)
+    for each in reversed(every):
+        each.size += sum(below.size for below in each.leaving)
+    return found
+
+
+def _in_order(branches: Sequence[_Branch]) -> Iterator[tuple[_Branch, bool]]:
+    """Those that stand beside the one that goes on, then that one; where a session has several beginnings it is the first."""
+    main = max(branches, key=lambda each: (each.on_path, not each.line.pruned, each.size), default=None)
+    first = main is not None and main.line.depth == 0
+    if main is not None and first:
+        yield main, False
+    yield from ((each, True) for each in branches if each is not main)
+    if main is not None and not first:
+        yield main, False
+
+
+def segments_of(tree: Tree, row: TreeRow) -> list[Segment]:
+    """Where a row stands, its first `start` tokens with it; none where it is not there any more."""
+    nodes: list[Segment] = []
+    node, stop = tree.nodes.get(row.end), row.stop
+    while node is not None:
+        nodes.append(Segment(node, stop))
+        if node.id == row.node_id:
+            return nodes[::-1]
+        stop = node.at_token
+        node = tree.nodes.get(node.parent_id) if node.parent_id is not None else None
+    return []
+
+
+def found_in(tree: Tree, rows: Sequence[TreeRow], texts: Mapping[int, str], words: str) -> Iterator[Branch]:
+    """Rows whose words, or whose name, contain `words` in any case.
+
+    Args:
+        tree: Of the session.
+        rows: Of that tree.
+        texts: What each node says.
+        words: White space in them stands for any.
+    """
+    wanted = _plain(words)
+    for row in rows if wanted else ():
+        said = [*_said(tree, row, texts)]
+        if wanted in _plain(row.given) or wanted in _plain(row.stem + "".join(said)):
+            yield row.key
+
+
+def _said(tree: Tree, row: TreeRow, texts: Mapping[int, str]) -> Iterator[str]:
+    segments = segments_of(tree, row)
+    for place, segment in enumerate(segments):
+        text = texts.get(segment.node.id, "").encode()
+        begins = _byte(tree, segment.node, row.start) if place == 0 else 0
+        ends = len(text) if segment.stop is None else _byte(tree, segment.node, segment.stop)
+        yield text[begins:ends].decode(errors="ignore")
+
+
+def _byte(tree: Tree, node: NodeRow, token: int) -> int:
+    """Where a token of a node begins at which something leaves it."""
+    leaving = (child.at_byte for child in tree.children(node.id) if child.at_token == token) if token else ()
+    return next((at for at in leaving if at is not None), 0)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _turns(tree: Tree, line: Line, end: NodeRow) -> list[list[NodeRow]]:
+    """The nodes of a branch by turn."""
+    nodes = [end]
+    while nodes[-1].id != line.node.id:
+        up = nodes[-1].parent_id
+        assert up is not None  # the end of a branch is below its beginning
+        nodes.append(tree.nodes[up])
+    turns = [[nodes.pop()]]
+    for node in reversed(nodes):
+        if node.turn_start:
+            turns.append([node])
+        else:
+            turns[-1].append(node)
+    return turns

@@ -1,0 +1,113 @@
+"""The rows of the full-window tree: every turn of every branch, what it says, and where words are."""
+
+from __future__ import annotations
+
+from app.workbench.tree.turn_rows import turn_rows
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import Scene
+from tests.app.workbench.test_pruning import branched
+from tests.app.workbench.trees import chat, node, run
+from ui import SessionView, TreeRow
+
+
+def shape(rows: tuple[TreeRow, ...]) -> list[tuple[int, int, int | None, int, int, int]]:
+    return [(row.node_id, row.start, row.stop, row.parent, row.depth, row.ways) for row in rows]
+
+
+def test_what_is_shown_reads_straight_down_and_the_rest_hangs_where_it_leaves() -> None:
+    # given a question, its answer, left behind its second token; the old one goes on with a question and two answers
+    tree = chat(run(4, 3, at=2), node(5, 3, "user"), node(6, 5, "assistant"), node(7, 5, "assistant"), node(8, 4, "user"))
+    rows = turn_rows(tree, 7)
+    assert shape(rows) == [
+        (2, 0, None, -1, 0, 0),  # the question
+        (3, 0, 2, -1, 0, 2),  # its answer as far as it is one
+        (4, 0, None, 1, 1, 0),  # what left it
+        (8, 0, None, 2, 2, 0),  # and how that went on
+        (3, 2, None, -1, 0, 0),  # what it said from there on
+        (5, 0, None, -1, 0, 2),  # the next question
+        (6, 0, None, 5, 1, 0),
+        (7, 0, None, -1, 0, 0),
+    ]
+    assert [row.head for row in rows] == [0, 0, 2, 2, 4, 4, 6, 7]
+    assert [row.on_path for row in rows] == [True, True, False, False, True, True, False, True]
+    assert [row.node_id for row in rows if row.current] == [7]
+    assert [row.pruned for row in turn_rows(tree, 7, pruned={(4, 0)})] == [False, False, True, True, *[False] * 4]
+    # with the other branch shown, that one is read straight down
+    assert [(row.node_id, row.start, row.depth) for row in turn_rows(tree, 8)] == [
+        (2, 0, 0),
+        (3, 0, 0),
+        (3, 2, 1),
+        (5, 0, 2),
+        (7, 0, 3),
+        (6, 0, 2),
+        (4, 0, 0),
+        (8, 0, 0),
+    ]
+
+
+def test_another_beginning_stands_behind_the_one_that_is_shown() -> None:
+    tree = chat(node(4, 1, "user"), node(5, 4))
+    rows = turn_rows(tree, 3)
+    assert [(row.node_id, row.parent, row.depth, row.beside) for row in rows] == [
+        (2, -1, 0, False),
+        (3, -1, 0, False),
+        (4, -1, 0, True),
+        (5, 2, 1, False),
+    ]
+    assert [row.node_id for row in turn_rows(tree, 5)] == [4, 5, 2, 3]
+    assert [row.current for row in turn_rows(chat(), None)] == [False, False]
+
+
+async def row_of(s: Scene, view: SessionView, node_id: int, *, inner: bool = False) -> TreeRow:
+    rows = await s.workbench.branches.tree(view.session_id)
+    return next(row for row in rows if row.node_id == node_id and (row.start > 0) == inner)
+
+
+def test_rows_say_what_the_turns_say_with_their_numbers(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        view, old, new = await branched(s)
+        rows = await s.workbench.branches.tree(view.session_id)
+        texts = [text.run.text for text in await s.workbench.branches.row_texts(view.session_id, rows)]
+        question, answer = (turn for turn in view.turns if turn.role != "system")
+        said = dict(zip((row.key for row in rows), texts, strict=True))
+        rest = await row_of(s, view, old, inner=True)
+        # the answer that is shown is what both say, and what it says instead
+        assert said[question.node_id, 0] == "where to?"
+        assert [*said[old, 0], *said[new, 0]][-3:] == [*answer.run.text][-3:]
+        assert said[old, 0] in answer.run.text
+        assert said[rest.key]
+        assert said[rest.key] != said[new, 0]
+        # and each token with its surprise
+        (text,) = await s.workbench.branches.row_texts(view.session_id, [rest])
+        assert (text.run.logprob < 0).any()
+        assert text.logprob is not None
+
+    play(scene)
+
+
+def test_words_are_found_in_the_rows_that_say_them(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        view, old, new = await branched(s)
+        rows = {row.key: row for row in await s.workbench.branches.tree(view.session_id)}
+        texts = await s.workbench.branches.row_texts(view.session_id, list(rows.values()))
+        for key, text in zip(rows, texts, strict=True):
+            words = max(" ".join(text.run.text.split()).upper().split("\ufffd"), key=len)  # without halves of characters
+            assert words.strip()
+            assert key in await s.workbench.branches.find_rows(view.session_id, words)
+        assert await s.workbench.branches.find_rows(view.session_id, "no turn says this") == []
+        assert await s.workbench.branches.find_rows(view.session_id, "  ") == []
+        await s.workbench.branches.rename(view.session_id, new, 0, "the quiet one")
+        assert await s.workbench.branches.find_rows(view.session_id, "QUIET  one") == [(new, 0)]
+        assert old != new
+
+    play(scene)
+
+
+def test_a_turn_is_shown_from_the_middle_of_which_another_branch_is_shown(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        view, old, new = await branched(s)
+        assert view.turns[-1].node_id == new  # it leaves the old answer in its middle
+        assert (await s.workbench.branches.show_turn(view.session_id, old)).turns[-1].node_id == old
+        assert (await s.workbench.branches.show_turn(view.session_id, new)).turns[-1].node_id == new
+
+    play(scene)

@@ -1,0 +1,258 @@
+"""The full-window tree by mouse and keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from PySide6.QtCore import QPoint, QRect, Qt
+from PySide6.QtGui import QAccessible
+from PySide6.QtTest import QTest
+
+from tests.ui.conftest import Scene, frames, until
+from tests.ui.fakes import TRIP, FakeWorkbench
+from tests.ui.window.test_conversation import finish
+from ui import MainWindow, TreeRow
+from ui.transcript import Measure
+from ui.tree.rows import words_of
+from ui.tree.view import TreeView
+
+Play = Callable[[Scene], None]
+Key = Qt.Key
+CONTROL = Qt.KeyboardModifier.ControlModifier
+
+
+async def opened(window: MainWindow) -> TreeView:
+    """The tree, opened by its key."""
+    QTest.keyClick(window, Key.Key_T, CONTROL)
+    view = window.parts.tree.view
+    await until(view.isVisible)
+    await until(view.hasFocus)
+    return view
+
+
+def names(view: TreeView) -> list[str]:
+    return [view.rows.all[place].name for place in view.rows.seen]
+
+
+def row(view: TreeView) -> TreeRow:
+    assert view.row is not None
+    return view.row
+
+
+def press(view: TreeView, key: Qt.Key, modifiers: Qt.KeyboardModifier = Qt.KeyboardModifier.NoModifier) -> None:
+    QTest.keyClick(view, key, modifiers)
+
+
+def test_the_tree_takes_the_place_of_the_conversation_and_gives_it_back(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        parts, field = window.parts, window.parts.composer.field
+        await until(lambda: field.hasFocus())
+        assert parts.inspector.isVisible()
+        view = await opened(window)
+        assert not parts.transcript.isVisible()
+        assert not parts.inspector.isVisible()
+        assert not parts.sidebar.tree.isVisible()
+        assert parts.sidebar.sessions.isVisible()
+        # every branch is there, and the keyboard on the one that is shown
+        assert names(view) == [each.name for each in bench.views[TRIP].branches]
+        assert row(view).name == "Lisbon when it rains"
+        assert "4 branches" in parts.tree.facts.text()
+        # Escape: the keyboard is where it was, and nothing was asked of the session
+        press(view, Key.Key_Escape)
+        await until(field.hasFocus)
+        assert parts.transcript.isVisible()
+        assert parts.inspector.isVisible()
+        assert parts.sidebar.tree.isVisible()
+        assert not parts.tree.isVisible()
+        assert not [call for call in bench.calls if call[0] in ("select", "show_turn")]
+        # its key closes it as well, and so does its button, and the choice of a mode
+        await opened(window)
+        QTest.keyClick(window, Key.Key_T, CONTROL)
+        assert not parts.tree.isVisible()
+        await opened(window)
+        QTest.mouseClick(parts.tree.back, Qt.MouseButton.LeftButton)
+        assert not parts.tree.isVisible()
+        await opened(window)
+        QTest.keyClick(window, Key.Key_1, CONTROL)
+        assert window.acts.read.isChecked()
+        assert not parts.tree.isVisible()
+        QTest.keyClick(window, Key.Key_2, CONTROL)
+        assert window.acts.tokens.isChecked()
+
+    in_window(scene)
+
+
+def test_arrows_open_and_fold_and_walk(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        view = await opened(window)
+        whole = names(view)
+        assert whole[2] == "Lisbon when it rains"
+        press(view, Key.Key_Left)
+        assert names(view) == [*whole[:3], whole[5]]  # what follows it is folded away
+        assert row(view).name == whole[2]
+        press(view, Key.Key_Right)
+        assert names(view) == whole
+        press(view, Key.Key_Right)
+        assert row(view).name == whole[3]  # into it
+        press(view, Key.Key_Right)
+        assert row(view).name == whole[3]  # nothing stands under it
+        press(view, Key.Key_Left)
+        assert row(view).name == whole[2]
+        press(view, Key.Key_Up)
+        assert row(view).name == whole[1]
+        press(view, Key.Key_Left)
+        assert row(view).name == whole[0]
+        press(view, Key.Key_Left)
+        assert names(view) == whole[:1]
+        press(view, Key.Key_Left)
+        assert names(view) == whole[:1]
+        press(view, Key.Key_Right)
+        press(view, Key.Key_End)
+        assert row(view).name == whole[-1]
+        # by mouse: the sign folds, the row itself takes the keyboard
+        index = view.rows.index(2)
+        sign: QRect = view.painter_of_rows.fold_place(view.rows.all[2], view.visualRect(index))
+        QTest.mouseClick(view.viewport(), Qt.MouseButton.LeftButton, pos=sign.center())
+        assert names(view) == [*whole[:3], whole[5]]
+        QTest.mouseClick(view.viewport(), Qt.MouseButton.LeftButton, pos=view.visualRect(view.rows.index(1)).center())
+        assert row(view).name == whole[1]
+        await frames(1)
+
+    in_window(scene)
+
+
+def test_return_opens_the_branch_and_closes_the_tree(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        view = await opened(window)
+        press(view, Key.Key_Up)
+        assert row(view).node_id == 41
+        press(view, Key.Key_Return)
+        assert not window.parts.tree.isVisible()
+        await until(lambda: ("show_turn", TRIP, 41) in bench.calls)
+        await until(lambda: window.controller.shown is not None and window.controller.shown.view.turns[-1].node_id == 41)
+        await until(window.parts.composer.field.hasFocus)
+        assert window.acts.undo.text() == "Undo Branch Selection"
+        # a turn of the path that is shown needs no other path
+        bench.calls.clear()
+        view = await opened(window)
+        press(view, Key.Key_Home)
+        middle = view.visualRect(view.currentIndex()).center()
+        QTest.mouseClick(view.viewport(), Qt.MouseButton.LeftButton, pos=middle)
+        QTest.mouseDClick(view.viewport(), Qt.MouseButton.LeftButton, pos=middle)
+        assert not window.parts.tree.isVisible()
+        await frames()
+        assert not [call for call in bench.calls if call[0] in ("select", "show_turn")]
+
+    in_window(scene)
+
+
+def test_letters_search_and_the_keys_walk_through_what_was_found(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        view = await opened(window)
+        finder = window.parts.tree.finder
+        press(view, Key.Key_Home)
+        press(view, Key.Key_Left)  # everything is folded
+        assert len(names(view)) == 1
+        press(view, Key.Key_W)
+        await until(finder.field.hasFocus)
+        QTest.keyClicks(finder.field, "hy")
+        assert finder.field.text() == "why"
+        await until(lambda: finder.count.text() == "1 of 2")
+        assert row(view).name == "Why? → The light there"  # and it was opened
+        QTest.keyClick(finder.field, Key.Key_Return)
+        assert (finder.count.text(), row(view).node_id) == ("2 of 2", 52)
+        QTest.keyClick(finder.field, Key.Key_Down)
+        assert (finder.count.text(), row(view).node_id) == ("1 of 2", 51)
+        QTest.keyClick(window, Key.Key_G, CONTROL | Qt.KeyboardModifier.ShiftModifier)
+        assert (finder.count.text(), row(view).node_id) == ("2 of 2", 52)
+        # Escape ends the search, the keyboard on the row; once more closes the tree
+        QTest.keyClick(finder.field, Key.Key_Escape)
+        assert not finder.isVisible()
+        await until(view.hasFocus)
+        assert row(view).node_id == 52
+        QTest.keyClick(window, Key.Key_F, CONTROL)
+        await until(finder.field.hasFocus)
+        assert not window.parts.finder.isVisible()
+        QTest.keyClicks(finder.field, "nothing like it")
+        await until(lambda: finder.count.text() == "not found")
+        QTest.keyClick(finder.field, Key.Key_Escape)
+        press(view, Key.Key_Escape)
+        await until(window.parts.transcript.isVisible)
+
+    in_window(scene)
+
+
+def test_the_tree_follows_what_changes_and_another_session_closes_it(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        view = await opened(window)
+        press(view, Key.Key_Down)
+        window.controller.tree.rename(43, 0, "", "the short one")
+        await until(lambda: any(each.given for each in view.rows.all))
+        assert row(view).node_id == 51
+        # pruned rows go, and stand there faint where they are asked for
+        window.controller.tree.prune(43, 0, True)
+        await until(lambda: len(view.rows.seen) == 5)
+        assert "1 pruned" in window.parts.tree.facts.text()
+        window.acts.pruned.trigger()
+        assert len(view.rows.seen) == 6
+        # a refusal is read where it is looked at
+        bench.refusal = "an answer is being written"
+        window.controller.tree.prune(41, 0, True)
+        await until(lambda: window.parts.toast.words == "an answer is being written")
+        assert window.parts.toast.isVisible()
+        window.controller.open(4)
+        await until(lambda: not window.parts.tree.isVisible())
+        assert window.parts.transcript.isVisible()
+        # a session in which nothing was said has no tree
+        assert not window.acts.tree.isEnabled()
+
+    in_window(scene)
+
+
+def test_what_a_screen_reader_is_told_of_a_row(in_window: Play, bench: FakeWorkbench) -> None:
+    rows = bench.views[TRIP].branches
+    bench.views[TRIP] = replace(bench.views[TRIP], branches=(*rows[:5], replace(rows[5], given="the short one")))
+
+    async def scene(window: MainWindow) -> None:
+        view = await opened(window)
+        spoken = QAccessible.queryAccessibleInterface(view)
+        assert spoken.text(QAccessible.Text.Name) == "Tree of the session"
+        assert spoken.role() == QAccessible.Role.List
+        lines = [spoken.child(i).text(QAccessible.Text.Name) for i in range(spoken.childCount())]
+        assert {spoken.child(i).role() for i in range(spoken.childCount())} == {QAccessible.Role.ListItem}
+        assert lines[0].startswith("you, Where should we go in April?, level 1, expanded, 3 ways")
+        assert "level 2, expanded, 2 ways, −23.9 nats, shown" in lines[2]
+        assert lines[5].startswith("model, the short one … visit Rome, level 2, −20.7 nats")
+        press(view, Key.Key_Left)
+        assert "collapsed" in str(view.rows.index(2).data(Qt.ItemDataRole.AccessibleTextRole))
+        await frames(1)
+
+    in_window(scene)
+
+
+def test_the_words_of_a_row_are_coloured_as_in_the_conversation(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        view = await opened(window)
+        picture = view.viewport().grab().toImage()
+        line = view.visualRect(view.rows.index(2))
+        colours = {picture.pixelColor(QPoint(x, line.center().y())).name() for x in range(line.left(), line.right())}
+        assert {"#f8dcb4", "#f2b981"} <= colours  # of the ramp
+        window.presenter.colour_by(Measure.RANK)
+        await until(lambda: view.rows.measure is Measure.RANK)
+        run = bench.views[TRIP].turns[1].run
+        assert view.rows.words(view.rows.all[2]) == words_of(run, Measure.RANK) or bench.calls
+        await frames(1)
+
+    in_window(scene)
+
+
+def test_white_space_is_one_space_and_has_no_colour(bench: FakeWorkbench) -> None:
+    run = bench.turn("assistant", ["Now", ",\n\n", "  let", " it", " rain", " 🐈‍⬛", "你好"], [0.1, 0.1, 6, 6, 0.1, 9, 2]).run
+    words = words_of(run, Measure.SURPRISAL)
+    assert words.text == "Now, let it rain 🐈‍⬛你好"
+    shown = words.text.encode("utf-16-le")
+    spans = [(shown[2 * each.first : 2 * each.last].decode("utf-16-le"), each.step) for each in words.heat]
+    assert spans == [("let it", 4), ("🐈‍⬛", 5), ("你好", 2)]

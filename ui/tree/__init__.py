@@ -1,0 +1,1 @@
+"""The full-window tree: all turns of all branches as an outline."""

@@ -1,0 +1,91 @@
+"""The full-window tree in the window: opened and closed, kept up to date, asked for what its keys mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from PySide6.QtCore import QObject
+from PySide6.QtWidgets import QApplication, QWidget
+from shiboken6 import isValid
+
+from ui.controller import Controller
+from ui.port import RowText, TreeRow
+from ui.tree.rows import Key
+from ui.window.frame import Frame
+
+READ_AT_FIRST = 80  # rows around the one that is shown whose texts are read before the tree opens
+
+
+class TreePresenter(QObject):
+    """Shows the tree in the place of the conversation, and the keyboard where it was afterwards.
+
+    Args:
+        controller: Reads the tree, and changes it.
+        parts: Of the window.
+        parent: Owns it.
+    """
+
+    def __init__(self, controller: Controller, parts: Frame, parent: QObject) -> None:
+        super().__init__(parent)
+        self._controller, self._parts, self._panel = controller, parts, parts.tree
+        self._before: QWidget | None = None  # what had the keyboard
+        self._wanted = False  # it was asked for, and its rows are not there yet
+        tree, panel = controller.tree, self._panel
+        tree.rows_read.connect(self._show)
+        tree.texts_read.connect(panel.show_texts)
+        tree.rows_found.connect(panel.show_found)
+        panel.view.rows.texts_wanted.connect(tree.read_texts)
+        panel.view.opened.connect(self._open_row)
+        panel.search_wanted.connect(tree.find_rows)
+        panel.closed.connect(self.close)
+        controller.session_shown.connect(lambda _view: self._refresh())
+        controller.other_shown.connect(lambda _session: self.close())
+        controller.refused.connect(self._tell)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it stands in the place of the conversation."""
+        return not self._panel.isHidden()
+
+    def toggle(self) -> None:
+        if self.is_open:
+            self.close()
+        elif self._controller.shown is not None and self._controller.shown.view.turns:
+            self._wanted = True
+            self._controller.tree.read_rows(READ_AT_FIRST)
+
+    def close(self) -> None:
+        """The conversation is there again, and the keyboard where it was."""
+        self._wanted = False
+        if not self.is_open:
+            return
+        self._panel.end_search()
+        self._parts.show_tree(False)
+        before, self._before = self._before, None
+        if before is not None and isValid(before) and before.isVisible():
+            before.setFocus()
+        else:
+            self._parts.transcript.setFocus()
+
+    def _show(self, rows: Sequence[TreeRow], texts: Mapping[Key, RowText]) -> None:
+        opens = self._wanted
+        self._wanted = False
+        if not opens and not self.is_open:
+            return
+        self._panel.show_rows(rows, texts, afresh=opens)
+        if opens:
+            self._before = QApplication.focusWidget()
+            self._parts.show_tree(True)
+            self._panel.view.setFocus()
+
+    def _refresh(self) -> None:
+        if self.is_open:
+            self._controller.tree.read_rows(READ_AT_FIRST)
+
+    def _open_row(self, row: TreeRow) -> None:
+        self.close()
+        self._controller.tree.open_row(row)
+
+    def _tell(self, words: str) -> None:
+        if self.is_open:
+            self._parts.toast.say(words)

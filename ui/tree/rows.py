@@ -1,0 +1,291 @@
+"""The rows of the full-window tree: which are open, which are in sight, and what they say once it was read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPersistentModelIndex, Qt, QTimer, Signal
+
+from ui.port import RowText, TreeRow, translate
+from ui.port.tokens import TokenRun
+from ui.transcript.measure import Measure, steps
+from ui.widgets.labels import plain_tooltip
+from ui.widgets.numbers import signed
+from ui.widgets.visible import one_line, utf16_length, visible
+
+Index = QModelIndex | QPersistentModelIndex
+Key = tuple[int, int]  # a node, and the token of it where a row begins
+ROW = int(Qt.ItemDataRole.UserRole)
+MOST_CHARACTERS = 400  # of a row
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """A stretch of a text in one colour: places in UTF-16, and its step on the ramp, above 0."""
+
+    first: int
+    last: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What a row says, on one line."""
+
+    text: str
+    heat: tuple[Heat, ...] = ()
+
+
+def words_of(run: TokenRun, measure: Measure) -> Words:
+    """A run of tokens on one line: white space as single spaces, coloured but for what stands before a word."""
+    text, length, heat = "", 0, list[Heat]()
+    for token, step in zip(run.texts, steps(run, measure).tolist(), strict=True):
+        shown = visible(token).text
+        said = " ".join(shown.split())
+        if shown[:1].isspace() and text and not text.endswith(" "):
+            said = " " + said
+        if said and shown[-1:].isspace() and not said.endswith(" "):
+            said += " "
+        if not text or text.endswith(" "):
+            said = said.lstrip(" ")
+        first, end = length + utf16_length(said) - utf16_length(said.lstrip(" ")), length + utf16_length(said.rstrip(" "))
+        text, length = text + said, length + utf16_length(said)
+        if step and end > first:
+            if heat and heat[-1].step == step and heat[-1].last >= first - 1:
+                heat[-1] = Heat(heat[-1].first, end, step)
+            else:
+                heat.append(Heat(first, end, step))
+        if length > MOST_CHARACTERS:
+            break
+    return Words(text, tuple(heat))
+
+
+class TreeRows(QAbstractListModel):
+    """The rows in sight, in reading order. What they say is asked for when they are painted."""
+
+    texts_wanted = Signal(object)  # list of TreeRow
+
+    def __init__(self, parent: QObject) -> None:
+        super().__init__(parent)
+        self.all: tuple[TreeRow, ...] = ()
+        self.seen: list[int] = []  # places of the rows in sight, in `all`
+        self.words_found = ""  # marked in what rows say
+        self.base: Key | None = None  # only this row, and what stands under it, is shown
+        self.measure = Measure.SURPRISAL
+        self._place: dict[Key, int] = {}
+        self._folded: set[Key] = set()
+        self._parents: set[int] = set()  # places of rows that others stand under
+        self._shows_pruned = False
+        self._words: dict[Key, Words] = {}
+        self._logprobs: dict[Key, float] = {}
+        self._asked: dict[Key, TreeRow] = {}
+        self._asking = QTimer(self, singleShot=True, interval=0)
+        self._asking.timeout.connect(self._ask)
+
+    def take(self, rows: Sequence[TreeRow], texts: Mapping[Key, RowText], *, afresh: bool) -> None:
+        """Shows these; what is folded, and what is known of rows that are the same, stays unless it begins `afresh`."""
+        new = tuple(rows)
+        if afresh:
+            self._folded, self.base, self._words = set(), None, {}
+        before = {row.key: row for row in self.all}
+        for row in new:
+            old = before.get(row.key)
+            if old is not None and (old.end, old.stop, old.common) != (row.end, row.stop, row.common):
+                self._words.pop(row.key, None)
+        self.all = new
+        self._place = {row.key: place for place, row in enumerate(new)}
+        self._parents = {row.parent for row in new}
+        if self.base not in self._place:
+            self.base = None
+        self._keep(texts)
+        self._show()
+
+    def take_texts(self, texts: Mapping[Key, RowText]) -> None:
+        """What rows say, as it was read."""
+        self._keep(texts)
+        if self.seen:
+            self.dataChanged.emit(self.index(0), self.index(len(self.seen) - 1))
+
+    def colour_by(self, measure: Measure) -> None:
+        """The number that colours show."""
+        self.measure = measure
+        self._words.clear()
+        self.dataChanged.emit(self.index(0), self.index(max(len(self.seen) - 1, 0)))
+
+    def set_pruned_visible(self, visible: bool) -> None:  # a state, not an option
+        self._shows_pruned = visible
+        self._show()
+
+    def mark(self, words: str) -> None:
+        """Marks these words wherever they are."""
+        self.words_found = words
+        self.dataChanged.emit(self.index(0), self.index(max(len(self.seen) - 1, 0)))
+
+    # ---- what stands where ------------------------------------------------------------------------------------------
+
+    def row_at(self, index: Index) -> TreeRow | None:
+        return self.all[self.seen[index.row()]] if index.isValid() and index.row() < len(self.seen) else None
+
+    def of_key(self, key: Key | None) -> TreeRow | None:
+        place = self._place.get(key) if key is not None else None
+        return None if place is None else self.all[place]
+
+    def head(self, row: TreeRow) -> TreeRow:
+        """The row with which its branch begins."""
+        return self.all[row.head]
+
+    def begins(self, row: TreeRow) -> bool:
+        """Whether a branch begins with it."""
+        return self.all[row.head] is row
+
+    def index_of(self, key: Key) -> QModelIndex:
+        """Where a row is in sight; invalid where it is not."""
+        place = self._place.get(key)
+        return QModelIndex() if place is None or place not in self.seen else self.index(self.seen.index(place))
+
+    def index_of_current(self) -> QModelIndex:
+        """The row that ends the path shown, or what it is folded into; else the first."""
+        place = next((place for place, row in enumerate(self.all) if row.current), -1)
+        while place >= 0 and place not in self.seen:
+            place = self.all[place].parent
+        return self.index(self.seen.index(place) if place >= 0 else 0)  # invalid where there is no row
+
+    def is_parent(self, row: TreeRow) -> bool:
+        """Whether rows stand under it."""
+        return self._place[row.key] in self._parents
+
+    def is_open(self, row: TreeRow) -> bool:
+        """Whether what stands under it is in sight."""
+        return row.key not in self._folded
+
+    def under_base(self, key: Key) -> bool:
+        """Whether a row is shown once everything is open."""
+        row = self.of_key(key)
+        if row is None or (row.pruned and not row.on_path and not self._shows_pruned):
+            return False
+        return self._place[key] in self._range()
+
+    def depth(self, row: TreeRow) -> int:
+        """Its level in what is shown."""
+        base = self.of_key(self.base)
+        return row.depth - (base.depth if base is not None else 0)
+
+    def _range(self) -> range:
+        """The places of the row that is shown alone, and of all that goes on from it."""
+        base = self.of_key(self.base)
+        if base is None:
+            return range(len(self.all))
+        first = self._place[base.key]
+        after = (place for place in range(first + 1, len(self.all)) if not _goes_on(base, self.all[place]))
+        return range(first, next(after, len(self.all)))
+
+    # ---- what is done with it ---------------------------------------------------------------------------------------
+
+    def set_open(self, row: TreeRow, is_open: bool) -> None:  # a state, not an option
+        (self._folded.discard if is_open else self._folded.add)(row.key)
+        self._show()
+
+    def reveal(self, key: Key) -> None:
+        """Opens what a row is folded into."""
+        row = self.of_key(key)
+        before = len(self._folded)
+        while row is not None and row.parent >= 0:
+            row = self.all[row.parent]
+            self._folded.discard(row.key)
+        if len(self._folded) != before:
+            self._show()
+
+    def hoist(self, key: Key | None) -> None:
+        """Shows only this row and what stands under it; None: everything."""
+        self.base = key
+        if key is not None:
+            self._folded.discard(key)
+        self._show()
+
+    # ---- the model --------------------------------------------------------------------------------------------------
+
+    def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008  # Qt's own default, an immutable value
+        return 0 if parent.isValid() else len(self.seen)
+
+    def data(self, index: Index, role: int = int(Qt.ItemDataRole.DisplayRole)) -> object:
+        row = self.row_at(index)
+        if row is None:
+            return None
+        if role == ROW:
+            return row
+        if role == Qt.ItemDataRole.DisplayRole:
+            return self._line(row)
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return plain_tooltip(self._line(row))
+        if role == Qt.ItemDataRole.AccessibleTextRole:
+            return self._spoken(row)
+        return None
+
+    def words(self, row: TreeRow) -> Words:
+        """What a row says; its first words until it was read, for which it is asked."""
+        known = self._words.get(row.key)
+        if known is None:
+            self._asked[row.key] = row
+            if not self._asking.isActive():
+                self._asking.start()
+            return Words(one_line(row.name.removeprefix(row.stem)))
+        return known
+
+    def logprob(self, row: TreeRow) -> float | None:
+        """Nats, as far as it is known."""
+        return self._logprobs.get(row.key, row.logprob)
+
+    def _line(self, row: TreeRow) -> str:
+        return one_line(f"{row.given} {row.before} {row.stem}{self.words(row).text}")
+
+    def _spoken(self, row: TreeRow) -> str:
+        fold = ""
+        if self.is_parent(row):
+            fold = self.tr("expanded") if self.is_open(row) else self.tr("collapsed")
+        speaker = {"user": self.tr("you"), "assistant": self.tr("model")}.get(row.role, row.role)
+        logprob = self.logprob(row)
+        ways = ways_of(row.ways) if row.ways > 1 else ""
+        likely = self.tr("{0} nats").format(signed(logprob, 1)) if logprob is not None else ""
+        states = (
+            self.tr("bookmarked") if row.bookmarked else "",
+            self.tr("pruned") if row.pruned else "",
+            self.tr("shown") if row.current else "",
+        )
+        level = self.tr("level {0}").format(self.depth(row) + 1)
+        parts = (speaker, self._line(row), level, fold, ways, likely, *states)
+        return ", ".join(part for part in parts if part)
+
+    def _keep(self, texts: Mapping[Key, RowText]) -> None:
+        for key, text in texts.items():
+            self._words[key] = words_of(text.run, self.measure)
+            if text.logprob is not None:
+                self._logprobs[key] = text.logprob
+
+    def _ask(self) -> None:
+        asked, self._asked = list(self._asked.values()), {}
+        self.texts_wanted.emit(asked)
+
+    def _show(self) -> None:
+        """Puts into sight what is neither folded away nor pruned nor beside the row that is shown alone."""
+        self.beginResetModel()
+        hidden: set[int] = set()  # places of rows out of sight, and of folded ones: what stands under them is out of sight
+        self.seen = []
+        for place in self._range():
+            row = self.all[place]
+            out = row.parent in hidden or (row.pruned and not row.on_path and not self._shows_pruned)
+            if not out:
+                self.seen.append(place)
+            if out or row.key in self._folded:
+                hidden.add(place)
+        self.endResetModel()
+
+
+def ways_of(count: int) -> str:
+    """How many branches leave a row."""
+    return translate("TreeRows", "{0:,} ways").format(count) if count != 1 else translate("TreeRows", "1 way")
+
+
+def _goes_on(base: TreeRow, row: TreeRow) -> bool:
+    """Whether a row behind `base` belongs to what follows it in its branch, or leaves that."""
+    return row.depth > base.depth or (row.depth == base.depth and not row.beside)
