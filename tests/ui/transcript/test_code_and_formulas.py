@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from PySide6.QtCore import QRect, Qt
-from PySide6.QtGui import QGuiApplication, QTextDocument
+from PySide6.QtCore import QPoint, QPointF, QRect, Qt
+from PySide6.QtGui import QGuiApplication, QTextDocument, QWheelEvent
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
 from runtime import Origin
@@ -203,3 +203,58 @@ def test_a_flood_of_formulas_is_drawn_where_it_is_seen(qtbot: QtBot, show: Show)
 def test_the_longest_text_without_an_end_of_its_formula_is_shown(qtbot: QtBot, show: Show) -> None:
     transcript = read(qtbot, show, r"\[" + "x^{" * 60_000)
     assert "\ufffc" not in transcript.read.page.boxes[0].body.layout.document(0).toPlainText()
+
+
+def wheel(pane: QWidget, at: QPoint, by: QPoint, held: Qt.KeyboardModifier = Qt.KeyboardModifier.NoModifier) -> None:
+    """A notch of a wheel over the text."""
+    where = QPointF(at)
+    event = QWheelEvent(
+        where, QPointF(pane.mapToGlobal(at)), QPoint(), by, Qt.MouseButton.NoButton, held, Qt.ScrollPhase.NoScrollPhase, False
+    )
+    QApplication.sendEvent(pane, event)
+
+
+def test_long_lines_of_code_are_scrolled_and_not_broken(qtbot: QtBot, show: Show) -> None:
+    transcript = read(qtbot, show, "before\n\n```python\n" + "x = 1 + " * 40 + "2\ny = 3\n```\n\nafter")
+    pane, box = transcript.read, transcript.read.page.boxes[0]
+    layout = box.body.layout
+    assert layout.document(1).firstBlock().layout().lineCount() == 1
+    at = QPoint(pane.column()[0] + 60, int(box.top + layout.origin(1).y() + 4))
+    first = box.body.place_at(60, layout.origin(1).y() + 4)
+    wheel(pane.viewport(), at, QPoint(0, -240), Qt.KeyboardModifier.ShiftModifier)
+    second = box.body.place_at(60, layout.origin(1).y() + 4)
+    assert second.position > first.position
+    wheel(pane.viewport(), at, QPoint(-100_000, 0))
+    far, most = layout.hidden(1)
+    assert far == most > 0
+    wheel(pane.viewport(), at, QPoint(100_000, 0))
+    assert layout.hidden(1)[0] == 0
+    assert layout.hidden(0) == (0, 0)
+
+
+def test_code_names_its_language_and_says_that_it_was_copied(qtbot: QtBot, show: Show) -> None:
+    transcript = read(qtbot, show, "```{.python} title=x\nx = 1\n```\n\n```\ny\n```")
+    pane, box = transcript.read, transcript.read.page.boxes[0]
+    layout = box.body.layout
+    assert [layout.language(0), layout.language(1)] == ["python", ""]
+    head = layout.head(0).translated(pane.column()[0], box.top).toRect()
+    before = pane.viewport().grab(head).toImage()
+    QTest.mouseMove(pane.viewport(), head.center())
+    offered = pane.viewport().grab(head).toImage()
+    QTest.mouseClick(pane.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(head.right() - 10, head.center().y()))
+    copied = pane.viewport().grab(head).toImage()
+    assert before != offered != copied
+    QTest.mouseMove(pane.viewport(), QPoint(head.center().x(), pane.viewport().height() - 4))
+    assert pane.viewport().grab(head).toImage() == before
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("see ![a cat](https://example.org/cat.png) here", "see [Image: a cat] here"),
+        ("![](file:///etc/passwd) and `![](x)`", "[Image] and ![](x)"),
+        ("![one](data:image/png;base64,AAAA) ![two](b.png)", "[Image: one] [Image: two]"),
+    ],
+)
+def test_a_picture_is_named_in_its_place(qapp: QApplication, source: str, shown: str) -> None:
+    assert markdown_document(source, Faces(), LIGHT, 600).toPlainText() == shown

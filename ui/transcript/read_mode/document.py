@@ -17,16 +17,18 @@ from PySide6.QtGui import (
     QTextDocument,
     QTextFormat,
     QTextFrameFormat,
+    QTextImageFormat,
     QTextOption,
     QTextTable,
 )
 
+from ui.port import translate
 from ui.theme.fonts import mono_font
 from ui.theme.palette import Palette
-from ui.transcript.read_mode.code_ink import colour_code
+from ui.transcript.read_mode.code_ink import LONGEST_LINE, colour_code
 from ui.transcript.read_mode.formula_ink import draw_formulas
 from ui.transcript.read_mode.formulas import Formula
-from ui.transcript.read_mode.markup import formulas, with_plain_maths
+from ui.transcript.read_mode.markup import formulas, with_named_pictures, with_plain_maths
 from ui.transcript.text.faces import TEXT_PX, Faces
 from ui.widgets.visible import seen
 
@@ -144,7 +146,7 @@ def markdown_document(
     """GitHub's markdown without HTML, in the transcript's type; formulas as the pictures there are of them, or as source."""
     document = _blank(faces.text, width)
     shown = seen(source)
-    document.setMarkdown(with_plain_maths(shown), _FEATURES)
+    document.setMarkdown(with_named_pictures(with_plain_maths(shown)), _FEATURES)
     block = document.begin()
     while block.isValid():
         _set_type(QTextCursor(block), faces, last=not block.next().isValid())
@@ -167,6 +169,10 @@ def code_document(source: str, language: str, faces: Faces, palette: Palette, wi
     """Code in the monospaced face, coloured where its language is known."""
     document = _blank(mono_font(13 * faces.share), width)
     shown = seen(source)
+    if max(map(len, shown.split("\n"))) <= LONGEST_LINE:  # it is scrolled; a longer line would be painted whole each time
+        option = document.defaultTextOption()
+        option.setWrapMode(QTextOption.WrapMode.NoWrap)
+        document.setDefaultTextOption(option)
     document.setPlainText(shown)
     _space_lines(document, _CODE_LINE_PERCENT, _PROPORTIONAL)
     colour_code(document, shown, language, palette)
@@ -214,7 +220,7 @@ def _colour(document: QTextDocument, faces: Faces, palette: Palette) -> None:
     while block.isValid():
         level = block.blockFormat().headingLevel()
         quoted = bool(block.blockFormat().property(QTextFormat.Property.BlockQuoteLevel))
-        for fragment in [f.fragment() for f in block]:  # type: ignore[attr-defined]  # iterable, the stubs miss it
+        for fragment in reversed([f.fragment() for f in block]):  # type: ignore[attr-defined]  # iterable, the stubs miss it
             shape = QTextCharFormat(fragment.charFormat())
             if level:
                 shape.clearProperty(QTextFormat.Property.FontSizeAdjustment)
@@ -226,7 +232,10 @@ def _colour(document: QTextDocument, faces: Faces, palette: Palette) -> None:
             cursor = QTextCursor(document)
             cursor.setPosition(fragment.position())
             cursor.setPosition(fragment.position() + fragment.length(), QTextCursor.MoveMode.KeepAnchor)
-            cursor.setCharFormat(shape)
+            if shape.isImageFormat():
+                _name_image(cursor, shape.toImageFormat(), palette)
+            else:
+                cursor.setCharFormat(shape)
         if block.blockFormat().hasProperty(QTextFormat.Property.BlockTrailingHorizontalRulerWidth):
             rule = QTextBlockFormat()
             rule.setBackground(QColor(palette.hairline))  # Qt draws the rule alone in it
@@ -235,6 +244,19 @@ def _colour(document: QTextDocument, faces: Faces, palette: Palette) -> None:
     for frame in document.rootFrame().childFrames():
         if isinstance(frame, QTextTable):
             _rule_table(frame, faces, palette)
+
+
+def _name_image(cursor: QTextCursor, image: QTextImageFormat, palette: Palette) -> None:
+    """Puts what a picture is said to show in its place: nothing is opened to show it. It leads to a picture on the web."""
+    shows = str(image.property(QTextFormat.Property.ImageAltText) or "").strip()
+    shape = QTextCharFormat()
+    shape.setBackground(QColor(palette.code))
+    shape.setForeground(QColor(palette.soft))
+    if not image.name().startswith("data:"):
+        shape.setAnchor(True)
+        shape.setAnchorHref(image.name())
+    words = translate("Transcript", "Image: {0}").format(shows) if shows else translate("Transcript", "Image")
+    cursor.insertText(f"[{words}]", shape)
 
 
 def _colour_fragment(shape: QTextCharFormat, faces: Faces, palette: Palette) -> None:

@@ -66,3 +66,11 @@ def _plain(found: re.Match[str]) -> str:
     if found.group("code") is not None:
         return formula
     return _MARKS.sub(r"\\\g<0>", formula).replace("\n", "\\\n")  # a backslash at a line's end keeps the line
+
+
+_NAMELESS = re.compile(rf"(?P<code>(?P<ticks>`+)(?!`).{{1,{_MOST}}}?(?<!`)(?P=ticks)(?!`))|!\[\]\(", re.DOTALL)
+
+
+def with_named_pictures(source: str) -> str:
+    """The same markdown, in which a picture without a name has an empty one: Qt leaves out what has none."""
+    return _NAMELESS.sub(lambda found: found.group("code") or "![ ](", source) if "![](" in source else source

@@ -23,6 +23,9 @@ _GAP_PX = 12  # between stretches
 _GAP_AFTER_HEADING_PX = 6
 _GAP_BEFORE_HEADING_PX = 18
 _CODE_PAD_PX = 12
+_CODE_HEAD_PX = 22  # of its language and of what is done with it
+_CODE_FOOT_PX = 8  # of the bar that tells how far it is scrolled
+_LONGEST_LANGUAGE = 24
 _CHARACTERS_PER_TOKEN = 4  # of a turn that was not read yet
 
 
@@ -39,6 +42,7 @@ class _Laid:
     height: int | None = None
     shift: float = 0.0  # moves the first baseline to where Tokens mode has it
     document: QTextDocument | None = field(default=None, repr=False)
+    scrolled: float = 0.0  # code, to the right
     undrawn: tuple[str, ...] = ()  # formulas that stand in the document as their source
 
 
@@ -125,7 +129,7 @@ class ReadLayout:
         if laid.document is None:
             self._make_room()
             laid.document = self._typeset(number)
-            height = max(round(laid.document.size().height()) + 2 * self.inset(number), 1)
+            height = max(round(laid.document.size().height()) + self._around(number), 1)
             if height != laid.height:
                 laid.height, self._held_tops = height, []
             laid.shift = self._shift(number, laid.document)
@@ -147,8 +151,7 @@ class ReadLayout:
         """The stretch at a height, and the point in its document's coordinates."""
         number = self.stretch_at(y)
         self.document(number)
-        inset = self.inset(number)
-        return number, QPointF(x - inset, y - self.tops()[number] - inset - self._laid[number].shift)
+        return number, QPointF(x, y) - self.origin(number)
 
     def cursor(self, number: int, first: ReadPlace, last: ReadPlace) -> QTextCursor:
         """What of a stretch stands between two places."""
@@ -182,8 +185,43 @@ class ReadLayout:
 
     def origin(self, number: int) -> QPointF:
         """Where the document of a stretch begins; the first baseline stands where Tokens mode has it."""
-        inset = self.inset(number)
-        return QPointF(inset, self.tops()[number] + inset + self._laid[number].shift)
+        inset, laid = self.inset(number), self._laid[number]
+        head = self.head(number).height()
+        return QPointF(inset - laid.scrolled, self.tops()[number] + max(inset, head) + laid.shift)
+
+    def head(self, number: int) -> QRectF:
+        """The row of a block of code that names its language; empty where there is none."""
+        if not self.is_code(number):
+            return QRectF()
+        height = _CODE_HEAD_PX * max(self.faces.scale, 1.0) + _CODE_PAD_PX / 2
+        return QRectF(_CODE_PAD_PX, self.tops()[number], self._width - 2 * _CODE_PAD_PX, height)
+
+    def language(self, number: int) -> str:
+        """What the fence says that the code is written in."""
+        words = self.source.stretches[number].language.split()
+        return seen(words[0].strip("{.}"))[:_LONGEST_LANGUAGE] if words else ""
+
+    def hidden(self, number: int) -> tuple[float, float]:
+        """How far a block of code is scrolled to the right, and how far it can be."""
+        if not self.is_code(number):
+            return 0.0, 0.0
+        most = max(self.document(number).idealWidth() - (self._width - 2 * _CODE_PAD_PX), 0.0)
+        return min(self._laid[number].scrolled, most), most
+
+    def scroll_code(self, number: int, by: float) -> bool:
+        """Scrolls a block of code to the right; whether it moved."""
+        now, most = self.hidden(number)
+        self._laid[number].scrolled = min(max(now + by, 0.0), most)
+        return self._laid[number].scrolled != now
+
+    def _around(self, number: int) -> int:
+        """Pixels of a stretch above and below its text."""
+        if not self.is_code(number):
+            return 0
+        most = self._laid[number].document
+        assert most is not None
+        scrolls = most.idealWidth() > self._width - 2 * _CODE_PAD_PX
+        return round(self.head(number).height()) + _CODE_PAD_PX + (_CODE_FOOT_PX if scrolls else 0)
 
     def _forget(self) -> None:
         self._laid = [_Laid() for _ in self._laid]

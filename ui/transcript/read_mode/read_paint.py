@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from PySide6.QtCore import QPointF, QRectF
+from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QAbstractTextDocumentLayout, QColor, QPainter, QPalette, QPen, QTextCharFormat, QTextDocument
 
 from ui.transcript.read_mode.read_layout import ReadLayout, ReadPlace
@@ -13,6 +13,7 @@ from ui.transcript.text.ink import Ink
 
 _CODE_RADIUS = 6.0
 _CARET_PX = 2
+_BAR_PX = 4.0
 
 
 def paint_stretches(
@@ -58,9 +59,28 @@ def _paint_stretch(
         chosen.format.setBackground(ink.selection)
         context.selections = [*context.selections, chosen]
     painter.save()
+    if layout.is_code(number):
+        _paint_head_and_foot(painter, ink, layout, number)
+        painter.setClipRect(layout.box(number).adjusted(1, 0, -1, 0), Qt.ClipOperation.IntersectClip)
     painter.translate(layout.origin(number))
     document.documentLayout().draw(painter, context)
     painter.restore()
+
+
+def _paint_head_and_foot(painter: QPainter, ink: Ink, layout: ReadLayout, number: int) -> None:
+    """The language of a block of code, and where it is scrolled a bar that tells how far."""
+    painter.setFont(layout.faces.meta)
+    painter.setPen(ink.soft)
+    head = layout.head(number)
+    painter.drawText(head, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, layout.language(number))
+    at, most = layout.hidden(number)
+    if most > 0:
+        shown = head.width() / (head.width() + most)
+        left = head.left() + at / (head.width() + most) * head.width()
+        bar = QRectF(left, layout.box(number).bottom() - _BAR_PX - 4, head.width() * shown, _BAR_PX)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(ink.faint)
+        painter.drawRoundedRect(bar, _BAR_PX / 2, _BAR_PX / 2)
 
 
 def _hits(document: QTextDocument, words: str, ink: Ink) -> Iterator[QAbstractTextDocumentLayout.Selection]:

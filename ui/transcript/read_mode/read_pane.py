@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, Qt, QTimer, Signal
-from PySide6.QtGui import QFontMetricsF, QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent, QPainter
+from PySide6.QtGui import QFontMetricsF, QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent, QPainter, QWheelEvent
 from PySide6.QtWidgets import QApplication, QWidget
 
 from ui.port import QT_TRANSLATE_NOOP, translate
@@ -25,6 +25,8 @@ from ui.widgets.visible import safe_url
 
 _STREAM_MS = 100  # the open stretch of a stream is rendered at most this often
 _COPY = QT_TRANSLATE_NOOP("Transcript", "copy")
+_COPIED = QT_TRANSLATE_NOOP("Transcript", "copied")
+_COPIED_MS = 1500
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -48,6 +50,8 @@ class ReadPane(Pane[ReadBody]):
         self._head_spot: _Spot | None = None
         self._pressed: QPoint | None = None
         self._code: tuple[int, int] | None = None  # box and stretch of the code under the mouse
+        self._copied = QTimer(self, singleShot=True, interval=_COPIED_MS)
+        self._copied.timeout.connect(self.viewport().update)
         self._grown: set[int] = set()
         self._stream = QTimer(self)
         self._stream.setSingleShot(True)
@@ -162,6 +166,8 @@ class ReadPane(Pane[ReadBody]):
         link = self._link_at(point)
         if self._on_copy(point) and self._code is not None:
             self.copy_requested.emit(self._page.boxes[self._code[0]].body.code(self._code[1]))
+            self._copied.start()
+            self.viewport().update()
         elif link:
             self.link_requested.emit(link)
         else:
@@ -200,7 +206,7 @@ class ReadPane(Pane[ReadBody]):
         if self._code is not None:
             painter.setFont(self._page.faces.meta)
             painter.setPen(self._ink.soft)
-            painter.drawText(self._copy_rect(), Qt.AlignmentFlag.AlignCenter, translate("Transcript", _COPY))
+            painter.drawText(self._copy_rect(), Qt.AlignmentFlag.AlignCenter, self._copy_word())
 
     def _point_at_code(self, point: QPoint) -> None:
         index = self._box_at(point)
@@ -211,14 +217,30 @@ class ReadPane(Pane[ReadBody]):
             found = None if code is None else (index, code[0])
         if found != self._code:
             self._code = found
+            self._copied.stop()
             self.viewport().update()
+
+    def _copy_word(self) -> str:
+        return translate("Transcript", _COPIED if self._copied.isActive() else _COPY)
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        """Sideways, or with Shift, it scrolls the code under the pointer."""
+        moved = event.pixelDelta() if not event.pixelDelta().isNull() else event.angleDelta() / 2
+        sideways = moved.x() or (moved.y() if event.modifiers() & Qt.KeyboardModifier.ShiftModifier else 0)
+        self._point_at_code(event.position().toPoint())
+        if not sideways or abs(moved.y()) > abs(sideways) or self._code is None:
+            super().wheelEvent(event)
+            return
+        if self._page.boxes[self._code[0]].body.layout.scroll_code(self._code[1], -sideways):
+            self.viewport().update()
+        event.accept()
 
     def _copy_rect(self) -> QRectF:
         assert self._code is not None
         box = self._page.boxes[self._code[0]]
         code = box.body.code_at(box.body.top_of_stretch(self._code[1]))
         area = QRectF() if code is None else code[1]
-        width = QFontMetricsF(self._page.faces.meta).horizontalAdvance(translate("Transcript", _COPY)) + 12
+        width = QFontMetricsF(self._page.faces.meta).horizontalAdvance(self._copy_word()) + 12
         top = box.top - self.verticalScrollBar().value() + area.top()
         return QRectF(self._left + area.right() - width - 4, top + 4, width, 20 * self._page.faces.scale)
 
