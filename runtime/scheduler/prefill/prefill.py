@@ -117,11 +117,16 @@ class Portion:
 
 
 class Batch:
-    """The new tokens of one forward, by workspace."""
+    """The new tokens of one forward, by workspace.
 
-    def __init__(self) -> None:
+    Args:
+        most_rows: Of logits that are wanted, about.
+    """
+
+    def __init__(self, most_rows: int) -> None:
         self.portions: dict[Workspace, Portion] = {}
         self.size = 0  # tokens
+        self._most_rows, self._rows = most_rows, 0
         self._scored = False  # whether more rows are wanted for their scores than for what follows them
 
     def advance(self, prefill: Prefill, quota: int, stop: int) -> None:
@@ -139,7 +144,7 @@ class Batch:
             if shared is not None:
                 prefill.slot = shared
                 prefill.reused += 1
-            elif added < quota:
+            elif added < quota and not (wanted and self._rows >= self._most_rows):
                 portion.tokens.append(token)
                 portion.parents.append(prefill.slot)
                 prefill.slot = portion.fresh[place] = ws.append(*place)
@@ -148,7 +153,9 @@ class Batch:
             else:
                 break
             if wanted:
-                portion.wanted.setdefault(prefill.slot - portion.base, []).append((prefill, prefill.at))
+                jobs = portion.wanted.setdefault(prefill.slot - portion.base, [])
+                self._rows += not jobs
+                jobs.append((prefill, prefill.at))
             prefill.at += 1
         self._scored |= isinstance(prefill.job, ScoreJob)
         if prefill.slot >= portion.base:

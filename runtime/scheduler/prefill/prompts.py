@@ -21,6 +21,8 @@ from runtime.scheduler.prefill.publish_results import ResultPublisher
 CHUNK_SECONDS = 0.08  # a prefill chunk while somebody else waits for a token
 ALONE_SECONDS = 0.4  # and when nobody does
 MIN_CHUNK = 32  # tokens; on a slow machine the first chunk, too: a larger one may take minutes
+LOGITS_BYTES = 30 << 20  # of a forward's rows on the host: glibc uses memory of 32 MiB again, and pages in anew what is larger
+FEWEST_ROWS = 128  # that a forward may give, however large the vocabulary: fewer tokens do not fill a processor
 SHORT = 2  # tokens; what needs no more goes into the batch whatever the clock says
 
 
@@ -96,6 +98,9 @@ class Prompts:
         self._park = park
         self._others_give_way = others_give_way
         self._round = 0
+        backend = cache.backend
+        most = max(LOGITS_BYTES // (4 * backend.info.vocab_size), FEWEST_ROWS)
+        self._most_rows = options.max_batch_tokens if backend.on_device else most
         self.pace = Pace(cache.backend.speed, options.prefill_chunk_tokens or cache.backend.chunk_tokens)
         self.running: list[Prefill] = []
 
@@ -130,7 +135,7 @@ class Prompts:
         group = [prefill for prefill in group if self._stands(prefill)]
         if not group:
             return 0
-        batch = Batch()
+        batch = Batch(self._most_rows)
         started = time.monotonic()
         try:
             for prefill, stop in zip(group, stops(group), strict=True):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import LanguageModel, NonFiniteLogitsError, TokenRun
+from runtime import LanguageModel, NonFiniteLogitsError, TokenRun, run_sync
 from runtime.backends.fake import Behaviour
 from runtime.numerics.scoring import score_logits
 from tests.fakes import fake_model, some_ids
@@ -50,3 +50,23 @@ def test_a_shared_row_without_numbers_fails_every_text_that_has_it() -> None:
             assert isinstance(found, NonFiniteLogitsError)
             assert "40" in str(found)
         assert len(asyncio.run(model.score_run(some_ids(1, 30)))) == 30
+
+
+def test_a_forward_gives_no_more_scored_rows_than_memory_takes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pushed(ids: list[int], start: int = 0) -> list[int]:
+        """Tokens that were in place after each forward."""
+        found: list[int] = []
+        with fake_model() as model:
+            runs.append(run_sync(model.score_run(ids, 5, start, on_progress=lambda heard: found.append(heard.done))))
+        return found[1:]  # the first says that it has begun
+
+    runs: list[TokenRun] = []
+    text = some_ids(1, 100)
+    whole = pushed(text)
+    monkeypatch.setattr("runtime.scheduler.prefill.prompts.LOGITS_BYTES", 0)
+    monkeypatch.setattr("runtime.scheduler.prefill.prompts.FEWEST_ROWS", 16)
+    assert whole[-1] == 100
+    assert pushed(text) == [16, 32, 48, 64, 80, 96, 100]
+    assert pushed(text, 90)[0] > 90  # what stands before gives no rows
+    for column in ("logprob", "rank", "entropy", "top_ids", "top_logprobs"):
+        np.testing.assert_allclose(getattr(runs[1], column), getattr(runs[0], column), atol=1e-5)
