@@ -5,6 +5,7 @@ The pieces are self-contained (no script, no file, no address), escaped, and fol
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from typing import Final
 from resources import ramp
 from runtime.text.utf8 import clean_text
 
+SPELLED: Final = 40  # characters of a token in a hover text
+LISTED: Final = 5  # alternatives there
 MOST_TOKENS: Final = 2000  # shown of a run or a grid; a page with more of them is slow
 LIGHT_COLOURS: Final = ("#1d1d1b", "#fcfcfa", "#6b6b65")  # text, ground, soft text: of the window's palettes
 DARK_COLOURS: Final = ("#ecece7", "#1c1d1c", "#a2a29b")
@@ -37,6 +40,30 @@ def tokens(texts: Sequence[str], bits: Iterable[float], titles: Iterable[str]) -
     if left > 0:
         spans.append(f"<em> ... and {left:,} more tokens</em>")
     return f'<div class="tokens" dir="auto">{"".join(spans)}</div>'
+
+
+def spelled(token: int, piece: bytes) -> str:
+    """A token for a hover text: its text and id; of a part of a character the bytes; the id alone where they are not known."""
+    if not piece:
+        return f"id {token}"
+    try:
+        text = repr(piece.decode())
+    except UnicodeDecodeError:
+        text = f"bytes {piece.hex(' ').upper()}"
+    return f"{text if len(text) <= SPELLED else text[:SPELLED] + '...'} (id {token})"
+
+
+def likeliest(ids: Iterable[int], logprobs: Iterable[float], vocabulary: Sequence[bytes], most: int = LISTED) -> list[str]:
+    """The alternatives of a place, a line each: rank, token, probability."""
+    known = [(token, logprob) for token, logprob in zip(ids, logprobs, strict=False) if token >= 0][:most]
+    pieces = [vocabulary[token] if token < len(vocabulary) else b"" for token, _ in known]
+    each = enumerate(zip(known, pieces, strict=True), 1)
+    return [f"{rank}. {spelled(token, piece)}: {chance(logprob)}" for rank, ((token, logprob), piece) in each]
+
+
+def chance(logprob: float) -> str:
+    """A probability, and its logarithm as it is."""
+    return f"{math.exp(logprob):.2%}, log-probability {logprob:.3f}"
 
 
 def visible_lines(text: str) -> str:

@@ -19,14 +19,14 @@ from runtime.errors import InvalidRequestError
 from runtime.info import ModelInfo
 from runtime.numerics.scoring import normalised, ranks_of, top_k
 from runtime.options.checking import is_whole, plain_number, shown
-from runtime.records import NO_TOKEN, Float32, Int32
+from runtime.records import NO_TOKEN, Float32, Int32, text_of
 from runtime.tables import LN2, Columns, Tabular, token_numbers, top_columns
 
 MOST_BYTES = 256 << 20  # of an answer
 MOST_TOKENS = 64  # asked for by their ids: each is ranked among the whole vocabulary, in every layer
 MOMENT_BYTES = 256 << 20  # of the rows of logits that are there at once; one position's where that is more
 _SCALARS = ("deviation", "reused")
-_NAMED, _LISTED = 20, 8  # characters of a token in a cell; tokens in its hover text
+_NAMED = 20  # characters of a token in a cell
 ENTRY_BYTES = 12  # of an entry of such a row: as the library has it, as float32, and its weight
 
 
@@ -88,13 +88,10 @@ class LensRun(Tabular):
         following = int((self.token_ids[:, 0] != NO_TOKEN).sum())
         return f"{text}, {int((leads >= 0).sum()):,} of {following:,} tokens lead at the end"
 
-    def _text(self, token: int) -> str | None:
-        return self.vocabulary[token].decode(errors="replace") if 0 <= token < len(self.vocabulary) else None
-
     def _name(self, token: int) -> str:
         if token == NO_TOKEN:
             return ""
-        text = self._text(token)
+        text = text_of(token, self.vocabulary)
         return f"id {token}" if text is None else text[:_NAMED]
 
     def _cell(self, place: int, layer: int) -> html.Cell:
@@ -102,11 +99,10 @@ class LensRun(Tabular):
         ids, logprobs = self.top_ids[place, layer].tolist(), self.top_logprobs[place, layer].tolist()
         following, rank = int(self.token_ids[place, 0]), int(self.ranks[place, layer, 0])
         lines = [f"layer {layer} after token {self.positions[place]:,}, entropy {self.entropy[place, layer] / LN2:.2f} bits"]
-        lines += [
-            f"{self._name(token)!r}  {np.exp(p):.2%}" for token, p in zip(ids, logprobs, strict=True) if token != NO_TOKEN
-        ][:8]
+        lines += html.likeliest(ids, logprobs, self.vocabulary)
         if rank:
-            lines.append(f"{self._name(following)!r}, which follows: rank {rank:,}")
+            name = html.spelled(following, self.vocabulary[following] if following < len(self.vocabulary) else b"")
+            lines += [f"{name}, which follows:", f"{html.chance(self.logprobs[place, layer, 0])}, rank {rank:,}"]
         if not ids:
             return html.Cell("", np.nan, "\n".join(lines))
         return html.Cell(self._name(ids[0]), -logprobs[0] / LN2, "\n".join(lines), marked=rank == 1)
@@ -137,7 +133,7 @@ class LensRun(Tabular):
             "layer": np.tile(np.arange(rows, dtype=np.int32), n),
             "position": np.ma.array(after + 1, mask=np.ma.getmaskarray(following)),
             "token_id": following,
-            "text": [text for text in map(self._text, self.token_ids[:, 0].tolist()) for _ in range(rows)],
+            "text": [text_of(token, self.vocabulary) for token in self.token_ids[:, 0].tolist() for _ in range(rows)],
             **token_numbers(*numbers),
             **top_columns(self.top_ids.reshape(n * rows, -1), self.top_logprobs.reshape(n * rows, -1)),
         }

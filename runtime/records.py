@@ -21,7 +21,6 @@ UInt8 = npt.NDArray[np.uint8]
 
 NO_TOKEN = -1  # fills unused places of top_ids; the logprob beside it is -inf
 _NARROW_FILL = 0xFFFF  # there, where ids are stored in 16 bits
-_HOVERED = 5  # alternatives in a token's hover text
 
 
 class Origin(IntEnum):
@@ -114,7 +113,8 @@ class TokenRecord:
 class TokenRun(Tabular):
     """Columns for n consecutive tokens; in a notebook, tokens coloured by surprise.
 
-    Unscored tokens hold NaN in `logprob`, `entropy` and `covered_mass`, 0 in `rank`, `NO_TOKEN` in `top_ids`.
+    Unscored tokens hold NaN in `logprob`, `entropy` and `covered_mass`, 0 in `rank`, `NO_TOKEN` in `top_ids`. `vocabulary`
+    has the bytes of every id, shared with the model, by which alternatives are shown; empty: they are shown by id.
     """
 
     ids: Int32  # (n,)
@@ -130,6 +130,7 @@ class TokenRun(Tabular):
     finish: UInt8  # (n,) of Finish
     draw: Float32  # (n,) the uniform number a sampled token was drawn with; NaN where none
     stages: StageTable | None = None  # what the sampler did to each, where it was asked for
+    vocabulary: Sequence[bytes] = field(default=(), kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
         n = len(self.ids)
@@ -148,7 +149,8 @@ class TokenRun(Tabular):
     def __getitem__(self, index: slice) -> TokenRun:
         """Some of the rows, as a run of its own; arrays are views."""
         stages = None if self.stages is None else self.stages[index]
-        return TokenRun(**{name: getattr(self, name)[index] for name in _RUN_COLUMNS}, stages=stages)
+        columns = {name: getattr(self, name)[index] for name in _RUN_COLUMNS}
+        return TokenRun(**columns, stages=stages, vocabulary=self.vocabulary)
 
     def __repr__(self) -> str:
         return f"TokenRun({self.summary}: {shortened(self.text)!r})"
@@ -177,7 +179,19 @@ class TokenRun(Tabular):
 
     def html(self) -> str:
         """The coloured tokens alone, for `runtime.html.page`."""
-        return html.tokens(self.texts, self.surprisal_bits.tolist(), (_hover(record) for record in self))
+        return html.tokens(self.texts, self.surprisal_bits.tolist(), (self._hover(record) for record in self))
+
+    def _hover(self, record: TokenRecord) -> str:
+        """A token's numbers and the likeliest ones at its place, a line each."""
+        lines = [html.spelled(record.token_id, record.token_bytes)]
+        if record.logprob is None or record.surprisal_bits is None:
+            return f"{lines[0]}\nnot scored"
+        lines.append(f"{html.chance(record.logprob)}, {record.surprisal_bits:.2f} bits")
+        if record.rank is not None:
+            lines.append(f"rank {record.rank:,}")
+        if record.entropy is not None:
+            lines.append(f"entropy {record.entropy / LN2:.2f} bits")
+        return "\n".join(lines + html.likeliest(record.top_ids, record.top_logprobs, self.vocabulary))
 
     def table_columns(self) -> Columns:
         """Position in the run, token, numbers, and the alternatives as lists."""
@@ -318,6 +332,7 @@ class TokenRun(Tabular):
                 joined[name] = np.concatenate([getattr(r, name) for r in runs])
         if any(r.stages is not None for r in runs):
             joined["stages"] = StageTable.concat([StageTable.empty(len(r)) if r.stages is None else r.stages for r in runs])
+        joined["vocabulary"] = next((r.vocabulary for r in runs if r.vocabulary), ())
         return TokenRun(**joined)  # type: ignore[arg-type]  # columns by name
 
 
@@ -330,12 +345,18 @@ class TopLogprobs(Tabular):
         logprobs: ``(n,) float32``, nats.
         tail_mass: Probability of all other tokens together; 0 where there are none.
         chosen: Log-probabilities of the ids that were asked for by name.
+        vocabulary: As of `TokenRun`.
     """
 
     ids: Int32
     logprobs: Float32
     tail_mass: float
     chosen: Mapping[int, float] = field(default_factory=dict)
+    vocabulary: Sequence[bytes] = field(default=(), kw_only=True, compare=False, repr=False)
+
+    def _repr_html_(self) -> str:
+        listed = html.likeliest(self.ids.tolist(), self.logprobs.tolist(), self.vocabulary, most=len(self.ids))
+        return html.page(html.outline(listed), caption=f"all others have {self.tail_mass:.2%} together")
 
     @classmethod
     def of(cls, ids: Int32, logprobs: Float32, vocab: int, chosen: Mapping[int, float] | None = None) -> Self:
@@ -353,8 +374,10 @@ class TopLogprobs(Tabular):
         likeliest = set(self.ids.tolist())
         others = {token: logprob for token, logprob in self.chosen.items() if token not in likeliest}
         logprob = np.concatenate([self.logprobs, np.fromiter(others.values(), np.float32, len(others))])
+        ids = np.concatenate([self.ids, np.fromiter(others, np.int32, len(others))])
         return {
-            "token_id": np.concatenate([self.ids, np.fromiter(others, np.int32, len(others))]),
+            "token_id": ids,
+            "text": [text_of(token, self.vocabulary) for token in ids.tolist()],
             "logprob": logprob,
             "rank": np.ma.masked_equal(np.concatenate([np.arange(1, len(self.ids) + 1), np.zeros(len(others), int)]), 0),
             "surprisal_bits": -logprob.astype(np.float64) / LN2,
@@ -403,7 +426,7 @@ class Scores(Tabular):
         }
 
 
-_RUN_COLUMNS = tuple(column.name for column in fields(TokenRun) if column.name != "stages")
+_RUN_COLUMNS = tuple(column.name for column in fields(TokenRun) if column.name not in ("stages", "vocabulary"))
 _NEEDED = frozenset({*_RUN_COLUMNS, "data", "lengths", "text_data", "text_lengths"}) - {"token_bytes", "texts"}
 _SCORE_COLUMNS = tuple(column.name for column in fields(Scores))
 
@@ -417,21 +440,14 @@ def _said(columns: Mapping[str, npt.NDArray[np.generic]]) -> tuple[list[bytes], 
     return pieces, [piece.decode(errors="replace") for piece in pieces]
 
 
+def text_of(token: int, vocabulary: Sequence[bytes]) -> str | None:
+    """The text of an id alone; None where its bytes are not known."""
+    return vocabulary[token].decode(errors="replace") if 0 <= token < len(vocabulary) else None
+
+
 def shortened(text: str, most: int = 60) -> str:
     """The beginning of a text."""
     return text if len(text) <= most else f"{text[:most]}..."
-
-
-def _hover(record: TokenRecord) -> str:
-    """A token's numbers, a line each; alternatives by id."""
-    lines = [f"{record.text!r}  id {record.token_id}"]
-    if record.logprob is not None and record.surprisal_bits is not None:
-        lines.append(f"{np.exp(record.logprob):.2%}, {record.surprisal_bits:.2f} bits, rank {record.rank or '-'}")
-    if record.entropy is not None:
-        lines.append(f"entropy {record.entropy / LN2:.2f} bits")
-    pairs = zip(record.top_ids[:_HOVERED], record.top_logprobs, strict=False)
-    lines += [f"id {token}  {np.exp(logprob):.2%}" for token, logprob in pairs]
-    return "\n".join(lines)
 
 
 def _known(number: float) -> float | None:

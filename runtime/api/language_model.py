@@ -148,6 +148,10 @@ class LanguageModel:
         if not self.has(capability):
             raise UnsupportedFeatureError(f"the engine of {self.info.name} has no {what}")
 
+    def _spelled(self, run: TokenRun) -> TokenRun:
+        """A run that knows the texts of its alternatives."""
+        return replace(run, vocabulary=self.transport.text.byte_vocab)
+
     # ---- state -----------------------------------------------------------------------------------------------
 
     @property
@@ -253,7 +257,7 @@ class LanguageModel:
         wanted = self._checks.optional_ids(chosen, "chosen").tolist()
         named: dict[str, Any] = {"batch": paths, "adapters": adapter_pairs(adapters)}
         found: list[TopLogprobs] = await self.transport.call("top_logprobs", n=min(n, vocab), chosen=wanted, **named)
-        return found
+        return [replace(top, vocabulary=self.transport.text.byte_vocab) for top in found]
 
     async def next_token_logprobs_uncached_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
         """The same numbers by the library's own plain forward pass, cache neither read nor written, ``(vocab,) float32``.
@@ -347,7 +351,7 @@ class LanguageModel:
                 raise InvalidRequestError(f"start must lie within 0 and {len(path) - 1}, not {shown(start)}")
             with reporting_prompt(progress, "token", on_progress) as hear:
                 run: TokenRun = await self.transport.call("score", on_progress=hear, ids=path, start=int(start), **under)
-            return run
+            return self._spelled(run)
         path, windows = sliding_windows(ids, self.info, start, stride)
         runs: list[TokenRun] = []
         with reporting_prompt(progress, "token", on_progress) as hear:
@@ -355,7 +359,7 @@ class LanguageModel:
             for begin, end, first in windows:
                 hears = None if total is None else total.next_window()
                 runs.append(await self.transport.call("score", on_progress=hears, ids=path[begin:end], start=first, **under))
-        return joined(runs)
+        return self._spelled(joined(runs))
 
     score_sync = blocking(score)
     score_many, top_many = bulk.score_many, bulk.top_many
@@ -614,7 +618,7 @@ class LanguageModel:
                 ids=path,
                 adapters=adapter_pairs(adapters),
             )
-        return hypotheses
+        return [replace(hypothesis, run=self._spelled(hypothesis.run)) for hypothesis in hypotheses]
 
     # ---- vectors ---------------------------------------------------------------------------------------------
 

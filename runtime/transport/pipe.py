@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,10 +74,11 @@ class StreamWaiter:
     """Hears of one stream from the link's thread."""
 
     stream: Stream
+    vocabulary: Sequence[bytes]  # the bytes of every id, which its runs know
 
     def chunk(self, run: TokenRun, branch: int | None) -> None:
         """Some tokens."""
-        self.stream.chunk(run, branch or 0)
+        self.stream.chunk(replace(run, vocabulary=self.vocabulary), branch or 0)
 
     def progress(self, progress: PromptProgress) -> None:
         """How far its prompt is."""
@@ -165,7 +166,7 @@ class PipeTransport:
 
         async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
             stream = Stream(self._turns.inbox(), on_progress, dropped, self._link.check_process)
-            ticket = self._ticket(method, arguments, StreamWaiter(stream))
+            ticket = self._ticket(method, arguments, StreamWaiter(stream, self.text.byte_vocab))
             self._turns.submit(ticket)
 
             def tell(branch: int) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import Any
 
 import numpy as np
 import pytest
 
 from resources import ramp
-from runtime import GenerationOptions, LensRun, UnsupportedFeatureError, compare_models, load, run_sync
+from runtime import BeamOptions, GenerationOptions, LensRun, UnsupportedFeatureError, compare_models, html, load, run_sync
 from runtime.beams import Hypothesis
 from runtime.html import DARK_COLOURS, LIGHT_COLOURS, MOST_TOKENS, ON_STRONGEST, visible
 from runtime.records import NO_TOKEN, Origin, Scores, TokenRun, TopLogprobs
@@ -48,6 +50,10 @@ class Tags(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.tags[-1:] != ["style"] or not data.startswith(".elsewise"):
             self.data.append(data)
+
+
+async def collected(stream: AsyncIterator[Any]) -> list[Any]:
+    return [item async for item in stream]
 
 
 def hostile() -> TokenRun:
@@ -87,7 +93,7 @@ def test_the_first_columns_are_those_of_the_view_of_the_sessions_file() -> None:
     # and a relative has no other name for any of these numbers
     own = {
         "Scores": {"position", "logprob", "rank", "entropy", "surprisal_bits"},
-        "TopLogprobs": {"token_id", "logprob", "rank", "surprisal_bits"},
+        "TopLogprobs": {"token_id", "text", "logprob", "rank", "surprisal_bits"},
         "LensRun": {"position", "token_id", "text", "logprob", "rank", "entropy", "surprisal_bits"},
     }
     scores = Scores(*(getattr(scored(), name) for name in COLUMNS))
@@ -154,7 +160,64 @@ def test_tokens_stand_on_the_steps_of_the_windows_ramp() -> None:
             assert (f".s{step}{{background:{colour}}}" in part) == (colour is not None)
     assert ramp.step_of(float("nan")) == 0
     assert f"{run.summary}" in text
-    assert "rank" in Tags(text).titles[1]
+
+
+def test_the_hover_text_of_a_token_is_readable() -> None:
+    words = (b" of", b" the", b"\xf0\x9f", b"")
+    run = TokenRun(
+        ids=np.array([1, 2], np.int32),
+        token_bytes=(b" the", b"\xf0\x9f"),
+        texts=(" the", ""),
+        logprob=np.array([np.nan, np.log(0.125)], np.float32),
+        rank=np.array([0, 2], np.int32),
+        entropy=np.array([np.nan, 2 * np.log(2)], np.float32),
+        top_ids=np.array([[NO_TOKEN] * 4, [0, 2, 3, NO_TOKEN]], np.int32),
+        top_logprobs=np.log(np.array([[1e-30] * 4, [0.5, 0.125, 0.0625, 1e-30]], np.float32)),
+        covered_mass=np.full(2, np.nan, np.float32),
+        origin=np.zeros(2, np.uint8),
+        finish=np.zeros(2, np.uint8),
+        draw=np.full(2, np.nan, np.float32),
+        vocabulary=words,
+    )
+    first, second = (title.splitlines() for title in Tags(run._repr_html_()).titles)
+    assert first == ["' the' (id 1)", "not scored"]
+    assert second == [
+        "bytes F0 9F (id 2)",
+        "12.50%, log-probability -2.079, 3.00 bits",
+        "rank 2",
+        "entropy 2.00 bits",
+        "1. ' of' (id 0): 50.00%, log-probability -0.693",
+        "2. bytes F0 9F (id 2): 12.50%, log-probability -2.079",
+        "3. id 3: 6.25%, log-probability -2.773",
+    ]
+    # parts and sums of runs keep what they know; without it alternatives are told by id
+    for same in (run[1:], TokenRun.concat([run[:1], run[1:]])[1:], Hypothesis(run[1:], -1.0, -1.0)):
+        assert Tags(same._repr_html_()).titles[0].splitlines() == second
+    unknown = Tags(replace(run, vocabulary=())._repr_html_()).titles[1].splitlines()
+    assert unknown[4] == "1. id 0: 50.00%, log-probability -0.693"
+
+
+def test_what_a_model_answers_knows_the_texts_of_its_alternatives() -> None:
+    options = GenerationOptions(max_tokens=3, ignore_eos=True, seed=1)
+    with load("x", backend="fake") as model:
+        ids = model.tokenize("abc")
+        runs = [
+            run_sync(model.score_run(ids)),
+            run_sync(model.score_run(ids, stride=2)),
+            next(iter(model.score_many_sync([ids])))[1],
+            *run_sync(collected(model.generate_runs(ids, options))),
+            *(run for _, run in run_sync(collected(model.continue_many_runs(ids, 2, options)))),
+            *(run for _, run in run_sync(collected(model.generate_many_runs([ids], options)))),
+            *(found.run for found in run_sync(model.beam_generate(ids, BeamOptions(2, 3, ignore_eos=True)))),
+            run_sync(compare_models(model, model, "abc")).left.run,
+        ]
+        for run in runs:
+            name = html.spelled(int(run.top_ids[-1, 0]), model.decode_token(int(run.top_ids[-1, 0])))
+            assert f"1. {name}: " in Tags(run._repr_html_()).titles[-1]
+        top = model.top_logprobs_sync(ids, 7, chosen=[3])
+        assert [row["text"] for row in top.rows()] == [model.detokenize([row["token_id"]]) for row in top.rows()]
+        shown = "".join(Tags(top._repr_html_()).data)
+        assert [f"{rank}. " in shown for rank in range(1, 9)] == [True] * 7 + [False]
 
 
 def test_a_long_run_shows_its_beginning() -> None:
@@ -194,10 +257,14 @@ def test_a_lens_is_a_grid_of_layers_and_positions() -> None:
     # the cell of the last layer is the token that follows, certain, and marked; nothing follows the last position
     assert found.cells == ["s1", "s1", "s1", "s1", "s0 marked", "s0"]
     assert "layer 1 after token 0, entropy 1.44 bits" in found.titles[2]
-    assert "50.00%" in found.titles[2]
-    assert "'<b>', which follows: rank 2" in found.titles[2]
+    assert found.titles[2].splitlines()[1:] == [
+        "1. '\\u202ec' (id 2): 50.00%, log-probability -0.693",
+        "2. '<b>' (id 1): 25.00%, log-probability -1.386",
+        "'<b>' (id 1), which follows:",
+        "36.79%, log-probability -1.000, rank 2",
+    ]
     assert "which follows" not in found.titles[3]
-    assert "-1" not in "".join((*found.titles, shown))
+    assert "id -1" not in "".join((*found.titles, shown))
     assert repr(run) == "LensRun(2 positions, 2 layers, 1 of 1 tokens lead at the end)"
     assert repr(run[:1]) == "LensRun(1 position, 2 layers, '<b>' leads from layer 2)"
     # without a vocabulary tokens are told by id, and of many positions the first ones are shown

@@ -64,7 +64,7 @@ class GrowingRun:
         """All tokens so far. The arrays are views of rows that do not change any more; the two tuples are made anew."""
         if self._run is None:
             n = len(self)
-            columns = {name: column[:n] for name, column in self._columns.items()}
+            columns: dict[str, Any] = {name: column[:n] for name, column in self._columns.items()}
             texts = tuple(self._texts)
             self._run = TokenRun(token_bytes=tuple(self._token_bytes), texts=texts, stages=self._joined_stages(), **columns)
         return self._run

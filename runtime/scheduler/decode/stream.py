@@ -283,6 +283,7 @@ class Stream:
             finish=finish,
             draw=np.array(self._draws[part], np.float32),
             stages=tabulated(self._stages[:n]) if self._stages else None,
+            vocabulary=self._token_bytes,
         )
         self._sent = self._ready
         del self._texts[:n], self._stages[:n]
