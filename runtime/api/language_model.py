@@ -308,8 +308,8 @@ class LanguageModel:
             adapters: As of `next_token_logprobs`.
             priority: Before which requests it is read; a generation's prompt is read as `Priority.CHAT`.
             progress: True draws a tqdm bar; a callable gets the tokens done and in all. So of all members that have it, with
-                what they count: `generate` tokens of its answer, `continue_many` and `generate_many` answers that have ended,
-                `embed` tokens, `lens` positions, `beam_generate` steps.
+                what they count: `generate` and `complete` tokens of the answer, `continue_many` and `generate_many`
+                answers that have ended, `embed` tokens, `lens` positions, `beam_generate` steps.
             on_progress: Hears how far it is after each chunk, at the caller, in order; the last time before the answer. So of
                 `generate`, for its prompt. Of windows it counts the tokens of all.
 
@@ -462,6 +462,8 @@ class LanguageModel:
         self,
         prompt: str | Sequence[Message],
         options: GenerationOptions | None = None,
+        *,
+        progress: ShowProgress = False,
         **named: Any,
     ) -> Completion:
         """The text that follows `prompt`: a plain text is continued, a list of messages is answered by chat template.
@@ -478,7 +480,10 @@ class LanguageModel:
         texts = [prompt] if isinstance(prompt, str) else [m.get("content") for m in prompt if isinstance(m, Mapping)]
         check_fits(self, *(text for text in texts if isinstance(text, str)))
         ids = await (self.tokenize_async(prompt) if isinstance(prompt, str) else self.render_chat_async(prompt))
-        run: TokenRun = await self.transport.call("generate_whole", ids=self._checks.ids(ids), options=chosen)
+        if progress:
+            run = TokenRun.concat([part async for part in self.generate_runs(ids, chosen, progress=progress)])
+        else:
+            run = await self.transport.call("generate_whole", ids=self._checks.ids(ids), options=chosen)
         pieces = [text for text, end in zip(run.texts, run.by_eos.tolist(), strict=True) if not end]
         return Completion("".join(pieces), Finish(int(run.finish[-1])) if len(run) else Finish.NONE)
 
@@ -635,7 +640,8 @@ class LanguageModel:
 
         Texts are tokenised as `tokenize` does and do not see each other: one has the same vector alone and among thousands,
         but for the rounding of the last bits. Equal texts are computed once. Nothing stays in the cache. The work is done
-        in slices between the steps of whatever else runs, and a cancelled call ends between two of them.
+        in slices between the steps of whatever else runs. A cancelled call ends between two of them, and its vectors go into
+        the next answer about the same texts.
 
         Args:
             texts: Any number of them, at least one.
@@ -687,8 +693,9 @@ class LanguageModel:
         """What the model would say at some positions if it ended after each of its layers (the logit lens).
 
         A position costs one token's way through the model, its keys and values taken from the cache, and a row of the head
-        for each layer (`LensCost`). The work has the lowest priority, and a cancelled call ends between two forwards. The
-        last layer is compared with the ordinary log-probabilities (`LensRun.deviation`).
+        for each layer (`LensCost`). The work has the lowest priority. A cancelled call ends between two forwards, and goes on
+        from there where the same is asked for again. The last layer is compared with the ordinary log-probabilities
+        (`LensRun.deviation`).
 
         Args:
             ids: The whole text, from its first token on.

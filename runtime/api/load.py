@@ -19,6 +19,7 @@ from runtime.adapters.matching import check_base
 from runtime.adapters.registry import Registry
 from runtime.adapters.uses import check_adapters
 from runtime.api.language_model import LanguageModel
+from runtime.api.progress import ShowProgress, reporting_load
 from runtime.backends import facts
 from runtime.backends.base import Backend
 from runtime.backends.byte_text import own_text
@@ -45,7 +46,12 @@ _RUNS = {"torch": "hf", "mlx": "mlx"}  # by the library of a ready model
 
 
 def load(
-    source: str | Path | Pair, backend: str | None = "auto", *, on_progress: OnLoad | None = None, **options: Any
+    source: str | Path | Pair,
+    backend: str | None = "auto",
+    *,
+    progress: ShowProgress = False,
+    on_progress: OnLoad | None = None,
+    **options: Any,
 ) -> LanguageModel:
     """Loads a model into this process and returns when it is ready.
 
@@ -53,6 +59,7 @@ def load(
         source: A model folder, a GGUF file, an id on the shelf, "smollm2", or a ready (model, tokenizer) pair.
         backend: "auto" (mlx on Apple silicon and for weights that are quantised for it, else hf), "hf", "mlx", "mock", or a
             registered one.
+        progress: True draws a tqdm bar; a callable gets the tensors in place and in all, as `on_progress` does (hf and mlx).
         on_progress: Hears how far the weights are, on another thread, while it waits (hf and mlx).
         options: See `LoadOptions`.
 
@@ -63,12 +70,15 @@ def load(
         AdapterError: One of `adapters` is not here, damaged, or for another base.
     """
     checked = LoadOptions.from_mapping(options)
+    with reporting_load(progress, on_progress or current_listener()) as told:
+        return _load(source, backend, checked, told)
+
+
+def _load(source: str | Path | Pair, backend: str | None, checked: LoadOptions, told: OnLoad | None) -> LanguageModel:
     found = _find(source, backend, checked)
     name, model, text = found.backend, found.model, found.text
     folders = [folder for folder in (model, found.drafting) if isinstance(folder, ModelFolder)]
     held = [lock_model(folder.path) for folder in folders]  # against removal from the shelf
-
-    told = on_progress or current_listener()
 
     def make(check: Callable[[], None]) -> tuple[Backend, Scheduler]:
         def tell(progress: LoadProgress) -> None:

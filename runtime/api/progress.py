@@ -8,6 +8,7 @@ from contextlib import aclosing, contextmanager
 from runtime.beams import BeamStep, OnStep
 from runtime.branches import Branches
 from runtime.info import OnProgress, PromptProgress
+from runtime.loading.progress import LoadProgress, OnLoad
 from runtime.options.checking import check_callback
 from runtime.records import TokenRun
 
@@ -44,6 +45,20 @@ def reporting_prompt(progress: ShowProgress, unit: str, on_progress: OnProgress 
 
         def hear(heard: PromptProgress) -> None:
             say(heard.done, heard.total)
+            if on_progress is not None:
+                on_progress(heard)
+
+        yield hear if progress else on_progress
+
+
+@contextmanager
+def reporting_load(progress: ShowProgress, on_progress: OnLoad | None) -> Iterator[OnLoad | None]:
+    """An `on_progress` of a load that tells both; checking the numbers has no count."""
+    with reporting(progress, "tensor") as say:
+
+        def hear(heard: LoadProgress) -> None:
+            if heard.total:
+                say(heard.done, heard.total)
             if on_progress is not None:
                 on_progress(heard)
 

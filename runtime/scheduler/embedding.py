@@ -1,5 +1,7 @@
 """Embeddings on the owner thread: texts of one length in one padded batch, a slice per step, and no KV left behind.
 
+A job that is cancelled leaves the vectors that it has to the next one that asks for the same texts.
+
 Rows are filled up on the right. A causal model's token sees nothing after it, so that no mask is needed and recurrent
 layers are exact as well. A text longer than a slice goes in chunks through a pack of its own, which is freed at its end.
 """
@@ -67,6 +69,7 @@ class _Work:
     long: Prefill | None = None  # the text that goes in chunks, still the last of `left`
     pool: Pool | None = None  # what its chunks have given so far
     over: bool = False
+    complete: set[int] = field(default_factory=set)  # numbers of paths
 
     def tell(self) -> None:
         self.job.on_progress(PromptProgress(self.done, self.total, self.reused, self.computed, self.job.number))
@@ -115,7 +118,15 @@ class Embeddings:
         copies = [len(places) for places in job.places]
         total = sum(n * length for n, length in zip(copies, lengths, strict=True))
         vectors = np.empty((sum(copies), self._backend.info.hidden_size), np.float32)
-        self.running.append(_Work(job, order, vectors, total, len(order)))
+        held = [(number, self._cache.interrupted.take(_key(job, number))) for number in order]
+        work = _Work(job, [number for number, vector in held if vector is None], vectors, total, len(order))
+        self.running.append(work)
+        for number, vector in held:
+            if vector is not None:
+                self._enter(work, number, vector)
+                work.reused += lengths[number]
+        if not work.open:
+            self._finish(work)
 
     @property
     def waits(self) -> bool:
@@ -165,6 +176,10 @@ class Embeddings:
         self.running.remove(work)
         work.over = True
         self._free(work)
+        if error is None:
+            for number in work.complete:
+                vector = work.vectors[work.job.places[number][0]].copy()
+                self._cache.interrupted.keep(_key(work.job, number), vector, vector.nbytes)
         self._leave(work, "cancelled" if error is None else "error")
         self._counters.publish(self._cache)
         if error is not None:
@@ -260,11 +275,16 @@ class Embeddings:
         """A text is done: its vector goes to every row that asked for it."""
         if work.over:  # another of its texts was not finite
             return
-        vector, places, length = pool.vector(), work.job.places[number], len(work.job.paths[number])
+        vector = pool.vector()
         if not np.isfinite(vector).all():
             self.end(work, NonFiniteLogitsError(f"{work.job.name(number)}: the model's hidden states hold NaN or infinity"))
             return
+        self._enter(work, number, vector)
+
+    def _enter(self, work: _Work, number: int, vector: Float32) -> None:
+        places, length = work.job.places[number], len(work.job.paths[number])
         work.open -= 1
+        work.complete.add(number)
         work.vectors[places] = vector
         work.done += len(places) * length
         work.reused += (len(places) - 1) * length
@@ -278,14 +298,19 @@ class Embeddings:
             return
         self._counters.publish(self._cache)  # before the answers, so that who has one sees its numbers
         for work in {id(work): work for work, _ in chosen if not work.over}.values():
-            work.tell()
-            if not work.open:
-                self.running.remove(work)
-                work.over = True
-                self._counters.texts_embedded += len(work.vectors)
-                self._leave(work, "done")
-                self._counters.publish(self._cache)
-                settle(work.job.future, work.vectors)
+            if work.open:
+                work.tell()
+            else:
+                self._finish(work)
+
+    def _finish(self, work: _Work) -> None:
+        work.tell()
+        self.running.remove(work)
+        work.over = True
+        self._counters.texts_embedded += len(work.vectors)
+        self._leave(work, "done")
+        self._counters.publish(self._cache)
+        settle(work.job.future, work.vectors)
 
     def _failed(self, chosen: Chosen, error: BaseException) -> None:
         if len(chosen) > 1:
@@ -306,6 +331,11 @@ class Embeddings:
         if isinstance(fault, MemoryBudgetError):
             fault = MemoryBudgetError(f"{work.job.name(number)}: {fault}")
         self.end(work, fault)
+
+
+def _key(job: EmbedJob, number: int) -> tuple[object, ...]:
+    """What a path's vector depends on."""
+    return "embed", job.namespace, job.pooling, job.paths[number].tobytes()
 
 
 def _padding(useful: int) -> int:

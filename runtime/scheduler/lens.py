@@ -2,7 +2,7 @@
 
 A job has a pack of its own that is one chain. What the trie holds up to the next position is copied in; positions that
 follow each other go in one forward, as far as their rows of logits may be there together. Nothing is published: the job
-leaves the cache as it was.
+leaves the cache as it was. One that is cancelled leaves the positions that it has to the next one that asks for the same.
 """
 
 from __future__ import annotations
@@ -77,6 +77,11 @@ class Lenses:
             MemoryBudgetError: Its path cannot fit whatever is evicted; nothing was computed.
         """
         self._cache.check_room(len(job.ids))
+        held = self._cache.interrupted.take(_key(job))
+        if held is not None:
+            run, done = held
+            self.running.append(_Work(job, run, self._cache.tagged(job, job.ids), done))
+            return
         ids = np.append(job.ids, np.int32(job.following)).astype(np.int32)
         run = empty_lens(job.positions, ids, self._backend.info.layers + 1, job.k, job.tokens)
         self.running.append(_Work(job, run, self._cache.tagged(job, job.ids)))
@@ -128,6 +133,9 @@ class Lenses:
 
     def end(self, work: _Work, error: BaseException | None) -> None:
         """The job ends unfinished: with the error, or because it was cancelled."""
+        if error is None and work.done:
+            size = sum(column.nbytes for column in work.run.to_columns().values())
+            self._cache.interrupted.keep(_key(work.job), (work.run, work.done), size)
         self._leave(work, "cancelled" if error is None else "error")
         if error is not None:
             work.job.fail(error)
@@ -201,3 +209,9 @@ class Lenses:
         if work.prefill is not None:
             self._cache.leave(work.prefill)
             work.prefill = None
+
+
+def _key(job: LensJob) -> tuple[object, ...]:
+    """What its answer depends on."""
+    arrays = (job.ids, job.positions, job.tokens)
+    return "lens", job.namespace, job.before, job.following, job.k, *(array.tobytes() for array in arrays)

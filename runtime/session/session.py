@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from runtime import html
 from runtime.adapters.uses import Adapters, AdapterUse, check_adapters
+from runtime.api.progress import ShowProgress, reporting_prompt
 from runtime.errors import ContextOverflowError, InvalidRequestError
 from runtime.info import Message, ModelInfo, OnProgress, PromptProgress
 from runtime.options.checking import check_fields, instance, is_whole, option, shown
@@ -217,7 +218,9 @@ class Session:
 
     # ---- prefill -----------------------------------------------------------------------------------------------------------
 
-    async def ensure_prefix(self, prefix: TextOrIds, *, label: str = "", on_progress: OnProgress | None = None) -> PrefixStatus:
+    async def ensure_prefix(
+        self, prefix: TextOrIds, *, label: str = "", progress: ShowProgress = False, on_progress: OnProgress | None = None
+    ) -> PrefixStatus:
         """Makes `prefix` the session's tokens: what it has in common with them stays, the rest is dropped and counted.
 
         Generated tokens that `prefix` repeats stay as they are. Where the prefill fails, or is cancelled, the session holds
@@ -226,11 +229,12 @@ class Session:
         Args:
             prefix: A text (with a BOS in front where the model wants one), or ids.
             label: Of the segment of new tokens.
+            progress: True draws a tqdm bar; a callable gets the tokens done and in all. So of all members that have it.
             on_progress: Called with the progress.
         """
-        with self._entered("ensure_prefix"):
+        with self._entered("ensure_prefix"), reporting_prompt(progress, "token", on_progress) as hear:
             ids = await self._state.boundary.ids(prefix, first=True, what="prefix")
-            return await self._ensure(ids, label, on_progress, _ended_there)
+            return await self._ensure(ids, label, hear, _ended_there)
 
     ensure_prefix_sync = blocking(ensure_prefix)
 
@@ -240,6 +244,7 @@ class Session:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        progress: ShowProgress = False,
         on_progress: OnProgress | None = None,
     ) -> PrefixStatus:
         """`ensure_prefix` of a conversation, as the chat template writes it.
@@ -251,7 +256,7 @@ class Session:
         Raises:
             UnsupportedFeatureError: There is no chat template.
         """
-        with self._entered("ensure_messages"):
+        with self._entered("ensure_messages"), reporting_prompt(progress, "token", on_progress) as hear:
             if tools is not None and (not isinstance(tools, list | tuple) or not all(isinstance(t, Mapping) for t in tools)):
                 raise InvalidRequestError(f"tools is a list of mappings, not {tools!r:.60}")
             from runtime.text.chat import check_messages  # a window that opens does without tokenizers
@@ -266,28 +271,30 @@ class Session:
                 said_since = [token for token in path.ids[path.prefix :] if not self.model.is_eos(token)]
                 return said.why(self._state.said, _text(self.model, said_since) if at >= path.prefix else None)
 
-            status = await self._ensure(ids, "messages", on_progress, why)
+            status = await self._ensure(ids, "messages", hear, why)
             self._state.said = said
             return status
 
     ensure_messages_sync = blocking(ensure_messages)
 
     async def prefill_suffix(
-        self, suffix: TextOrIds, *, label: str = "", on_progress: OnProgress | None = None
+        self, suffix: TextOrIds, *, label: str = "", progress: ShowProgress = False, on_progress: OnProgress | None = None
     ) -> SuffixStatus:
         """Adds a text or ids at the end, after the prefix; `ensure_prefix` drops them again.
 
         Where it fails, or is cancelled, the session is as it was before.
         """
-        with self._entered("prefill_suffix"):
-            return await self._extend("suffix", suffix, label, on_progress)
+        with self._entered("prefill_suffix"), reporting_prompt(progress, "token", on_progress) as hear:
+            return await self._extend("suffix", suffix, label, hear)
 
     prefill_suffix_sync = blocking(prefill_suffix)
 
-    async def prefill(self, ids: TextOrIds, *, label: str = "", on_progress: OnProgress | None = None) -> SuffixStatus:
+    async def prefill(
+        self, ids: TextOrIds, *, label: str = "", progress: ShowProgress = False, on_progress: OnProgress | None = None
+    ) -> SuffixStatus:
         """The primitive under `prefill_suffix`: any tokens, at the end, wherever they come from."""
-        with self._entered("prefill"):
-            return await self._extend("prefill", ids, label, on_progress)
+        with self._entered("prefill"), reporting_prompt(progress, "token", on_progress) as hear:
+            return await self._extend("prefill", ids, label, hear)
 
     prefill_sync = blocking(prefill)
 
@@ -402,7 +409,11 @@ class Session:
             return len(self._path)
 
     async def decode(
-        self, options: GenerationOptions | None = None, *, on_progress: OnProgress | None = None
+        self,
+        options: GenerationOptions | None = None,
+        *,
+        progress: ShowProgress = False,
+        on_progress: OnProgress | None = None,
     ) -> AsyncGenerator[TokenRecord, None]:
         """Draws tokens, one record each, and keeps them; called without await.
 
@@ -411,14 +422,16 @@ class Session:
         limit the last record's `finish_reason` is "context".
         """
         with self._entered("decode"):
-            stream = self._drawn(self._options(options), on_progress)
+            stream = self._drawn(self._options(options), progress, on_progress)
             async with aclosing(stream) as records:
                 async for record in records:
                     yield record
 
     decode_sync = blocking_iterator(decode)
 
-    async def go_on(self, *, on_progress: OnProgress | None = None) -> AsyncGenerator[TokenRecord, None]:
+    async def go_on(
+        self, *, progress: ShowProgress = False, on_progress: OnProgress | None = None
+    ) -> AsyncGenerator[TokenRecord, None]:
         """Resumes the last `decode` as if it had not been stopped: its options, its seed, what is left of its tokens.
 
         Its grammar, if it has one, reads what was said again, so that it goes on in the middle of a structure. Nothing
@@ -431,7 +444,7 @@ class Session:
             options, text = self._rest()
             if options is None:
                 return
-            stream = self._drawn(options, on_progress, on_from=self._state.generation)
+            stream = self._drawn(options, progress, on_progress, on_from=self._state.generation)
             async with aclosing(stream) as records:
                 async for record in records:
                     yield with_text(record, text)
@@ -439,15 +452,19 @@ class Session:
     go_on_sync = blocking_iterator(go_on)
 
     async def _drawn(
-        self, options: GenerationOptions, on_progress: OnProgress | None, on_from: Generation | None = None
+        self,
+        options: GenerationOptions,
+        progress: ShowProgress,
+        on_progress: OnProgress | None,
+        on_from: Generation | None = None,
     ) -> AsyncGenerator[TokenRecord, None]:
-        stream = self.model.generate(self._start_decode(options, on_from), options, on_progress=on_progress)
+        stream = self.model.generate(self._start_decode(options, on_from), options, progress=progress, on_progress=on_progress)
         try:
             async with aclosing(stream) as records:
                 async for record in records:
                     taken = self._take(record)
                     yield taken
-                    if taken.finish_reason is not None:
+                    if taken.finish_reason is not None and record.finish_reason is None:  # the session's own limit
                         break
         finally:
             self._keep()
@@ -522,13 +539,13 @@ class Session:
 
     # ---- truncate, fork, close ---------------------------------------------------------------------------------------------
 
-    async def truncate(self, n: int, *, on_progress: OnProgress | None = None) -> Truncation:
+    async def truncate(self, n: int, *, progress: ShowProgress = False, on_progress: OnProgress | None = None) -> Truncation:
         """The first `n` tokens stay.
 
         On recurrent models the state is kept at checkpoints only: what lies between the last one and `n` is computed again
         now, and counted.
         """
-        with self._entered("truncate"):
+        with self._entered("truncate"), reporting_prompt(progress, "token", on_progress) as hear:
             if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= len(self._path):
                 raise InvalidRequestError(f"truncate: {n!r} tokens cannot stay of the {len(self._path):,} that are resident")
             dropped = self._path.truncate(n)
@@ -537,7 +554,7 @@ class Session:
             self._state.pin.move(self._path.ids)
             prefilled = Prefilled()
             if n and dropped and "recurrent" in self.model.info.attention_kinds:
-                prefilled = await self._fill(self._path.ids, n, on_progress, scored=False)
+                prefilled = await self._fill(self._path.ids, n, hear, scored=False)
                 self._keep()
             return Truncation(n, dropped, prefilled.computed, self.limit - n)
 

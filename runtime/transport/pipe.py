@@ -13,6 +13,7 @@ import msgspec
 
 from runtime.aio import Mailbox
 from runtime.api.language_model import LanguageModel
+from runtime.api.progress import ShowProgress, reporting_load
 from runtime.backends.registry import available_backends, dotted_backends
 from runtime.beams import BeamStep, OnStep
 from runtime.branches import Branches
@@ -250,6 +251,7 @@ async def spawn(
     log_path: Path | None = None,
     limits: EngineLimits | None = None,
     loader: str = DEFAULT_LOADER,
+    progress: ShowProgress = False,
     on_progress: OnLoad | None = None,
     **options: Any,
 ) -> LanguageModel:
@@ -263,6 +265,7 @@ async def spawn(
             standard error.
         limits: When the engine counts as hung.
         loader: "package.module:callable" that makes the model in the engine process.
+        progress: As of `load`.
         on_progress: Hears how far the weights are, on the caller's loop, before this returns (hf and mlx).
         options: See `LoadOptions`.
 
@@ -286,23 +289,25 @@ async def spawn(
     inbox = Inbox(Mailbox(asyncio.get_running_loop()))
     loaded: Call[Loaded] = Call(inbox)
 
-    def tell(progress: LoadProgress) -> None:
-        if on_progress is not None:
-            inbox.post(partial(_tell, on_progress, progress, loaded))
+    with reporting_load(progress, on_progress) as hear:
 
-    link = EngineLink(
-        make_load,
-        CallWaiter(inbox, loaded),
-        threads=options.get("threads"),
-        log_path=log_path,
-        limits=limits,
-        on_load=tell,
-    )
-    try:
-        return LanguageModel(PipeTransport(link, await loaded.answer()))
-    except BaseException:  # cancelled too
-        await end_link(link, grace=0.0)
-        raise
+        def tell(heard: LoadProgress) -> None:
+            if hear is not None:
+                inbox.post(partial(_tell, hear, heard, loaded))
+
+        link = EngineLink(
+            make_load,
+            CallWaiter(inbox, loaded),
+            threads=options.get("threads"),
+            log_path=log_path,
+            limits=limits,
+            on_load=tell,
+        )
+        try:
+            return LanguageModel(PipeTransport(link, await loaded.answer()))
+        except BaseException:  # cancelled too
+            await end_link(link, grace=0.0)
+            raise
 
 
 def _tell(on_progress: OnLoad, progress: LoadProgress, loaded: Call[Loaded]) -> None:

@@ -17,6 +17,7 @@ from runtime.info import CacheReport, EdgeReport
 from runtime.numerics.scoring import empty_scores
 from runtime.records import Int32, Scores
 from runtime.scheduler.decode.rows import narrow
+from runtime.scheduler.interrupted import Interrupted
 from runtime.scheduler.jobs import Job, ScoreJob
 from runtime.scheduler.kv.kv_budget import KvBudget
 from runtime.scheduler.kv.miss_reason import LastRequest
@@ -50,6 +51,7 @@ class Cache:
         self.workspaces = self._room.workspaces
         self.publisher = Publisher(backend, self._room, enabled=enabled)
         self.pins = self._room.pins
+        self.interrupted = Interrupted() if enabled else Interrupted(0)  # beside the budget
         self._last: LastRequest | None = None
         self._largest: tuple[EdgeReport, ...] = ()
         self.departures = 0  # jobs that have left
@@ -268,6 +270,7 @@ class Cache:
         """Drops everything that nobody is using, pinned paths too; leased ones go when they are released."""
         self.pins.lapse()
         self.trie.clear()
+        self.interrupted.clear()
         if vectors:
             self.vectors.clear()
         self.workspaces.drop_idle()

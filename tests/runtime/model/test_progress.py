@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import BeamOptions, GenerationOptions, LanguageModel, OptionError, PromptProgress, load, run_sync
+from runtime import BeamOptions, GenerationOptions, LanguageModel, LoadProgress, OptionError, PromptProgress, load, run_sync
 from tests.fakes import fake_model, settled, some_ids
+from tests.tiny_models import tiny_path
 
 IDS = some_ids(1, 300)
 OPTIONS = GenerationOptions(max_tokens=6, seed=1, ignore_eos=True)
@@ -30,6 +31,7 @@ CALLS: dict[str, tuple[Call, int, str]] = {
     "generate_many": (lambda model, **named: collected(model.generate_many([IDS, "text"], OPTIONS, **named)), 2, "answer"),
     "beam_generate": (lambda model, **named: model.beam_generate(IDS, BeamOptions(2, 5, ignore_eos=True), **named), 5, "step"),
     "embed": (lambda model, **named: model.embed(["one", "three"], **named), 8, "token"),
+    "complete": (lambda model, **named: model.complete("text", max_tokens=6, seed=1, ignore_eos=True, **named), 6, "token"),
     "lens": (lambda model, **named: model.lens(IDS, range(40), **named), 40, "position"),
 }
 
@@ -58,6 +60,44 @@ def test_true_draws_a_bar_that_is_full_at_the_end(name: str, capfd: pytest.Captu
             asyncio.run(call(model, progress=3))
         asyncio.run(call(model))
     assert capfd.readouterr().err == ""
+
+
+async def in_a_session(model: LanguageModel, **named: Any) -> list[str]:
+    with model.open_session() as session:
+        await session.ensure_prefix(IDS, **named)
+        await session.prefill_suffix(IDS[:70], **named)
+        await session.prefill(IDS[:40], **named)
+        text = await collected(session.decode(OPTIONS, **named))
+        await session.truncate(20, **named)
+    return text
+
+
+def test_a_session_tells_too(capfd: pytest.CaptureFixture[str]) -> None:
+    counted: list[tuple[int, int | None]] = []
+    with fake_model(prefill_chunk_tokens=32) as model:
+        plain = asyncio.run(in_a_session(model))
+        assert asyncio.run(in_a_session(model, progress=lambda *heard: counted.append(heard))) == plain
+        assert counted[-1] == (6, 6)  # the answer's tokens
+        assert {(300, 300), (370, 370), (410, 410)} <= {*counted}
+        capfd.readouterr()
+        asyncio.run(in_a_session(model, progress=True))
+        assert "410/410" in capfd.readouterr().err
+        with pytest.raises(OptionError, match="progress"):
+            asyncio.run(in_a_session(model, progress=3))
+
+
+def test_a_load_draws_a_bar(capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tiny_path("llama")
+    counted: list[tuple[int, int | None]] = []
+    heard: list[LoadProgress] = []
+    load(folder, "hf", progress=lambda *one: counted.append(one), on_progress=heard.append).close()
+    assert counted[-1][0] == counted[-1][1] == heard[-2].total > 0
+    assert heard[-1].stage == "checking"
+    capfd.readouterr()
+    load(folder, "hf", progress=True).close()
+    assert f"{heard[-2].total}/{heard[-2].total}" in capfd.readouterr().err
+    with pytest.raises(OptionError, match="progress"):
+        load(folder, "hf", progress="bar")  # type: ignore[arg-type]  # what is refused
 
 
 def test_both_listeners_hear_it() -> None:
