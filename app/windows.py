@@ -102,8 +102,7 @@ class AppWindows:
         workbench = AppWorkbench(self._workbench.services)
         other = self._add(workbench, state or replace(window.state(), geometry=""), window)
         if state is None:
-            other.resize(window.size())
-            other.move(window.x() + STEP, window.y() + STEP)
+            _step_aside(other, window)
         other.show()
         other.start(session_id, fresh=True)
 
@@ -117,6 +116,19 @@ class AppWindows:
         window.deleteLater()
         if not self._open:
             self.ended.set()
+
+
+def _step_aside(other: MainWindow, window: MainWindow) -> None:
+    """Puts a window a step from another one, as large as that; where it would leave the screen, back into it."""
+    screen = window.screen().availableGeometry()
+    framed = window.frameGeometry().translated(STEP, STEP)
+    if window.isMaximized() or window.isFullScreen():
+        framed = screen.adjusted(STEP, STEP, 0, 0)
+    elif framed.width() <= screen.width() and framed.height() <= screen.height():
+        framed.moveLeft(max(screen.left(), min(framed.left(), screen.right() + 1 - framed.width())))
+        framed.moveTop(max(screen.top(), min(framed.top(), screen.bottom() + 1 - framed.height())))
+    other.resize(framed.size() - (window.frameGeometry().size() - window.size()))
+    other.move(framed.topLeft())
 
 
 def _together(states: Sequence[WindowState], drafts: Sequence[Sequence[int | str]]) -> dict[str, Any]:

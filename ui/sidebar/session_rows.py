@@ -159,7 +159,7 @@ class SessionRows(QAbstractListModel):
         if role != Qt.ItemDataRole.EditRole or isinstance(row, TrashedSession | Found) or text == self._editable(row):
             return False
         if isinstance(row, SessionSummary) and self.tagging == row.session_id:
-            self.tagged.emit(row.session_id, [word.lstrip("#") for word in text.split() if word.lstrip("#")])
+            self.tagged.emit(row.session_id, [tag for word in text.replace(",", " ").split() if (tag := word.lstrip("#"))])
         elif not text:
             return False
         elif isinstance(row, SessionSummary):

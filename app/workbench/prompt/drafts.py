@@ -79,6 +79,8 @@ class Drafts:
             if session is None:
                 return composition
             whole = await self._sessions.whole(session_id, replaces)
+            unread = await _unread(model, whole, replaces)
+            composition = replace(composition, context_used=composition.context_used + unread)
             return await self._with_parts(composition, model, whole, text, replaces)
         except EngineDiedError:
             await self._supervisor.died(model)
@@ -223,6 +225,13 @@ class Drafts:
         messages = [*session.messages(session.tree.turns(parent)), {"role": "user", "content": text}]
         tools = (session.tools(parent) if parent is not None else []) or None
         return _Placed(held, await render_turn(model, held, messages, tools=tools))
+
+
+async def _unread(model: LanguageModel, session: WholeSession, replaces: int | None) -> int:
+    """How many tokens the turns that no model has read yet are, beyond the one that each is counted as."""
+    nodes = [segment.node for segment in session.tree.path(session.place(replaces)[0])]
+    texts = [node.text for node in nodes if node.text and not len(session.runs.get(node.id, EMPTY))]
+    return sum([len(await model.tokenize_async(text)) - 1 for text in texts])
 
 
 def _with_whole_context(composition: Composition, model: LanguageModel) -> Composition:

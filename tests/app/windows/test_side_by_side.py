@@ -53,6 +53,21 @@ def test_a_second_window_has_a_session_of_its_own(play: Play) -> None:
     play(scene)
 
 
+@pytest.mark.parametrize("maximised", [False, True])
+def test_a_second_window_stands_on_the_screen(play: Play, maximised: bool) -> None:
+    async def scene(d: Desktop) -> None:
+        screen = d.first.screen().availableGeometry()
+        d.first.resize(560, 560)
+        d.first.move(screen.right() - 570, screen.bottom() - 570)
+        if maximised:
+            d.first.showMaximized()
+        second = await d.another()
+        assert second.pos() != d.first.pos()
+        assert screen.contains(second.frameGeometry())
+
+    play(scene)
+
+
 def test_answers_stream_into_both_windows_and_stop_in_one(play: Play) -> None:
     async def scene(d: Desktop) -> None:
         second = await d.another()

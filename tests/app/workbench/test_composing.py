@@ -48,6 +48,18 @@ def test_what_is_said_before_send_is_what_is_computed(play: Play) -> None:
     play(scene)
 
 
+def test_turns_that_no_model_has_read_count_by_their_tokens_not_as_turns(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        await s.workbench.services.supervisor.model()
+        empty = (await s.workbench.drafts.compose(session_id, "")).context_used
+        await s.workbench.setup.set_system(session_id, "Be short.")
+        assert (await s.workbench.drafts.compose(session_id, "")).context_used == empty + len(b"Be short.")
+        assert (await s.workbench.drafts.compose(session_id, "xy")).context_used == empty + len(b"Be short.xy")
+
+    play(scene)
+
+
 def test_nothing_is_known_of_parts_without_an_engine(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()

@@ -150,7 +150,7 @@ def test_tags_are_typed_in_the_row(in_window: Play, bench: FakeWorkbench) -> Non
         panel = window.parts.sidebar.sessions
         await until(lambda: panel.rows.rowCount() == 8)
         await choose(panel, panel.rows.index_of(PROOFS), "Tags…")
-        typed(panel, "#maths  logic # 日本")
+        typed(panel, "#maths,  logic # 日本,")
         await until(lambda: bench.asked("tag_session") == [(PROOFS, "maths", "logic", "日本")])
         await until(lambda: bool(panel.rows.index_of(PROOFS).data(Qt.ItemDataRole.UserRole).tags))
         assert "tagged maths, logic" in str(panel.rows.index_of(PROOFS).data(Qt.ItemDataRole.AccessibleTextRole))
