@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from typing import Any, NamedTuple, TypeVar
 
@@ -34,6 +35,7 @@ TOLERANCES = {"float32": 1e-3, "float16": 6e-2, "bfloat16": 4e-1}  # nats betwee
 WORTH_SECONDS = 0.05  # for the first forward, beyond which it is worth remembering that it gave numbers
 WORTH_PARAMETERS = 20_000_000  # of a smaller model a first forward is slow by chance alone
 SLOW_SECONDS = 0.25  # for the first forward, beyond which the first chunk of a prompt is a small one
+_version = cache(version)  # which keeps an index of a folder for each time that the folder was changed
 _TOP = 20  # tokens whose numbers people look at
 _RESTED = 56  # tokens
 _TRUNK = 9  # tokens
@@ -210,7 +212,7 @@ class Memory:
         """
         form = [str(info.options.get(name)) for name in ("device", "dtype", "weights", "offload")]
         machine = [platform.machine(), f"{os.cpu_count()} cores"]
-        versions = [f"{name} {version(name)}" for name in libraries]
+        versions = [f"{name} {_version(name)}" for name in libraries]
         return cls(
             weights if info.parameters >= WORTH_PARAMETERS else None, ", ".join([__version__, *versions, *form, *machine])
         )
