@@ -108,7 +108,7 @@ class EndPart:
 ImportPart = SessionPart | NodePart | TokensPart | ModelPart | VocabularyPart | SetupPart | PlacePart | EndPart
 
 
-LOCAL: Final = ("adapters", "pruned")  # of a setup: folders, and numbers of nodes, which are other ones elsewhere
+LOCAL: Final = ("adapters", "pruned", "names", "bookmarks")  # of a setup: folders, and numbers of nodes, which differ elsewhere
 
 
 def portable_setup(setup: object) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from runtime import Origin
 from storage import SessionStore
 from tests.tools import more_scenes as more
 from tests.tools.more_scenes import MODEL_SECONDS, keep, settled
-from tests.tools.tree_scenes import full_tree, full_tree_narrow, save_tree
+from tests.tools.tree_scenes import full_tree, full_tree_alone, full_tree_narrow, save_tree
 from ui import AppSettings, MainWindow, Scheme, TurnView, apply_theme
 from ui.controller.setup import FORM, SAMPLING
 
@@ -288,6 +288,7 @@ def main() -> None:
         take(application, folder, "backup", Scheme.LIGHT, more.backup)
         take(application, folder, "tree", Scheme.LIGHT, full_tree, tree=True)
         take(application, folder, "tree-dark", Scheme.DARK, full_tree, tree=True)
+        take(application, folder, "tree-alone", Scheme.LIGHT, full_tree_alone, tree=True)
         take(application, folder, "tree-900", Scheme.LIGHT, full_tree_narrow, tree=True)
         take(application, folder, "rare-options", Scheme.LIGHT, more.rare_options)
 

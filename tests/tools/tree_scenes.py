@@ -86,6 +86,28 @@ async def full_tree(window: MainWindow, _: AppWorkbench, folder: Path, name: str
     keep(window, folder / f"{name}.png")
 
 
+async def full_tree_alone(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
+    """Only what goes on from a row, two bookmarks, two rows to compare, a name."""
+    await _opened(window)
+    view, control = window.parts.tree.view, Qt.KeyboardModifier.ControlModifier
+    rows = view.rows.all
+    start = next(place for place, row in enumerate(rows) if place > len(rows) // 2 and row.ways > 1)
+    view.stand_at(rows[start].key)
+    QTest.keyClick(view, Qt.Key.Key_Right, Qt.KeyboardModifier.AltModifier)
+    for keys in ("b", "dd ", "dddb", "ddd "):
+        for key in keys:
+            if key == "b":
+                QTest.keyClick(view, Qt.Key.Key_B, control)
+                await asyncio.sleep(0.4)
+            else:
+                QTest.keyClick(view, Qt.Key.Key_Down if key == "d" else Qt.Key.Key_Space)
+    assert view.row is not None
+    head = view.rows.head(view.row)
+    window.controller.tree.rename(head.node_id, head.start, "", "the quiet one")
+    await asyncio.sleep(0.6)
+    keep(window, folder / f"{name}.png")
+
+
 async def full_tree_narrow(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
     """The same in a small window, with a search."""
     window.resize(900, 640)

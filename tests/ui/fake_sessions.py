@@ -146,11 +146,17 @@ class FakeBranches(_Group):
                     on_path=row.on_path,
                     current=row.current,
                     pruned=row.pruned,
+                    bookmarked=(row.node_id, row.start) in self._bench.bookmarks,
                 )
             )
             above.append(place)
         ways = [sum(each.parent == place for each in found) for place in range(len(found))]
-        return [replace(row, ways=count) for row, count in zip(found, ways, strict=True)]
+        return [row._replace(ways=count) for row, count in zip(found, ways, strict=True)]
+
+    async def bookmark(self, session_id: int, node_id: int, start: int, marked: bool) -> None:
+        self._bench.note("bookmark", session_id, node_id, start, marked)
+        (self._bench.bookmarks.add if marked else self._bench.bookmarks.discard)((node_id, start))
+        self._bench.emit(SessionChanged(self._bench.views[session_id]))
 
     async def row_texts(self, session_id: int, rows: Sequence[TreeRow]) -> Sequence[RowText]:
         self._bench.note("row_texts", session_id, *(row.key for row in rows))

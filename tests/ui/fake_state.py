@@ -134,6 +134,7 @@ class FakeState:
         self.vocabulary = Vocabulary()
         self.surprises: dict[str, float] = {}  # bits of words of a draft; others have 3.1
         self.views: dict[int, SessionView] = {}
+        self.bookmarks: set[tuple[int, int]] = set()  # rows of the tree
         self.summaries: dict[int, SessionSummary] = {}
         self._listeners: list[Callable[[Event], None]] = []
         self._next = 100

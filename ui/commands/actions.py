@@ -181,7 +181,7 @@ class Actions(QObject):
             "Ctrl+Alt+8", can=lambda now: now.can_answer)
         self.beams = command(SESSION, self.tr("4 Beams"), lambda: w.intents.find_columns(BEAMS, beams=True), "Ctrl+Alt+B",
             can=lambda now: now.can_answer)
-        self.prune = command(SESSION, self.tr("Prune Branch"), lambda: w.parts.sidebar.tree.prune_current(), "Ctrl+Alt+P",
+        self.prune = command(SESSION, self.tr("Prune Branch"), lambda: w.intents.prune(), "Ctrl+Alt+P",
             can=lambda now: now.has_branches and not now.running, separated=True)
         self.previous = command(SESSION, self.tr("Previous Variant"), lambda: w.controller.tree.step_variant(-1), "Ctrl+[",
             can=lambda now: now.can_step(-1))

@@ -29,6 +29,14 @@ OF_TREE = (  # in the full-window tree
     (QT_TRANSLATE_NOOP("ShortcutsBox", "Fold, or go to the row above it; unfold"), "← →"),
     (QT_TRANSLATE_NOOP("ShortcutsBox", "Show the branch in the conversation"), "↵"),
     (QT_TRANSLATE_NOOP("ShortcutsBox", "Search in the tree"), "A–Z"),
+    (QT_TRANSLATE_NOOP("ShortcutsBox", "Only what goes on from a row"), "Alt+→"),
+    (QT_TRANSLATE_NOOP("ShortcutsBox", "The whole tree again"), "Alt+←"),
+    (QT_TRANSLATE_NOOP("ShortcutsBox", "Bookmark a row, or no longer"), "Ctrl+B"),
+    (QT_TRANSLATE_NOOP("ShortcutsBox", "Previous or next bookmark"), "Ctrl+↑ ↓"),
+    (QT_TRANSLATE_NOOP("ShortcutsBox", "List of the bookmarks"), "Ctrl+Shift+B"),
+    (QT_TRANSLATE_NOOP("ShortcutsBox", "Mark a row for comparing"), "␣"),
+    (QT_TRANSLATE_NOOP("ShortcutsBox", "Prune a branch, or restore it"), "Del"),
+    (QT_TRANSLATE_NOOP("ShortcutsBox", "Rename a branch"), "F2"),
     (QT_TRANSLATE_NOOP("ShortcutsBox", "Back to the conversation"), "Esc"),
 )
 

@@ -81,9 +81,8 @@ class TreeController(QObject):
 
     def compare(self, node_id: int) -> None:
         """Compares the branch that is shown with the one through that node."""
-        tip = self._tip
-        if tip is not None:
-            self._showing.ask_latest("compare", lambda session: self._compare(session, tip, node_id))
+        if self._tip is not None:
+            self.compare_two(self._tip, node_id)
 
     def prune(self, node_id: int, start: int, pruned: bool) -> None:  # a state, not an option
         """Puts a branch out of sight, or back; can be undone."""
@@ -96,6 +95,14 @@ class TreeController(QObject):
         """Gives a branch another name than the one `before`; can be undone."""
         if name != before:
             self._showing.ask(lambda session: self._rename(session, (node_id, start), before, name))
+
+    def bookmark(self, row: TreeRow) -> None:
+        """Marks a row of the tree, or takes the mark away; can be undone."""
+        self._showing.ask(lambda session: self._bookmark(session, row.key, marked=not row.bookmarked))
+
+    def compare_two(self, left: int, right: int) -> None:
+        """Compares the branches through two nodes."""
+        self._showing.ask_latest("compare", lambda session: self._compare(session, left, right))
 
     @property
     def _tip(self) -> int | None:
@@ -168,6 +175,12 @@ class TreeController(QObject):
         diff = await self._workbench.branches.compare(session_id, left, right)
         if self._showing.is_shown(session_id):
             self.compared.emit(diff)
+
+    async def _bookmark(self, session_id: int, key: tuple[int, int], *, marked: bool) -> None:
+        change = partial(self._workbench.branches.bookmark, session_id, *key)
+        await change(marked)
+        label = self.tr("Bookmark") if marked else self.tr("Remove Bookmark")
+        self._undo.remember(Step(label, session_id, partial(change, not marked), partial(change, marked)))
 
     async def _rename(self, session_id: int, branch: tuple[int, int], before: str, name: str) -> None:
         rename = self._workbench.branches.rename

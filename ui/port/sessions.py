@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ui.port.tokens import TokenRun
 from ui.port.transfers import BranchDiff
@@ -29,9 +29,11 @@ class BranchRow:
     given: str = ""  # the name that a person gave it
 
 
-@dataclass(frozen=True, slots=True)
-class TreeRow:
-    """One row of the full-window tree: what a turn says along one branch. `node_id` and `start` name it."""
+class TreeRow(NamedTuple):
+    """One row of the full-window tree: what a turn says along one branch. `node_id` and `start` name it.
+
+    A tuple: thousands are made at once.
+    """
 
     node_id: int
     start: int  # the token of that node at which it begins
@@ -200,6 +202,9 @@ class BranchCommands(Protocol):
 
     async def rename(self, session_id: int, node_id: int, start: int, name: str) -> None:
         """Gives a branch a name of its own in the outline; "" takes it away."""
+
+    async def bookmark(self, session_id: int, node_id: int, start: int, marked: bool) -> None:
+        """Marks a row of the tree, or no longer."""
 
     async def tree(self, session_id: int) -> Sequence[TreeRow]:
         """All turns of all branches, in reading order; what they say is had by `row_texts`."""

@@ -17,7 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from ui.port import BranchRow
+from ui.port import BranchRow, TreeRow
 from ui.sidebar.session_list import paint_row_ground
 from ui.sidebar.session_rows import Index
 from ui.theme.fonts import interface_font, scaled, text_scale
@@ -150,9 +150,9 @@ class BranchTree(QListView):
         act.triggered.connect(lambda _checked=False: self.prune_wanted.emit(row.node_id, row.start, not row.pruned))
         menu.popup(event.globalPos())
 
-    def ask_name(self, row: BranchRow) -> None:
+    def ask_name(self, row: BranchRow | TreeRow) -> None:
         """Asks for the name of a branch, in a dialog that blocks nothing."""
-        dialog = QInputDialog(self)
+        dialog = QInputDialog(self.window())
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         dialog.setWindowTitle(self.tr("Rename Branch"))
         dialog.setLabelText(self.tr("Name of the branch; empty: its own words"))

@@ -103,10 +103,13 @@ class RowDelegate(QStyledItemDelegate):
         painter.setPen(QColor(palette.soft))
         right = int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight)
         letter = self.marks.get(row.key, "")
+        if letter:
+            painter.setPen(QColor(palette.accent))
         ways, star = ways_of(row.ways) if row.ways > 1 else "", "★" if row.bookmarked else ""
         marks = " ".join(each for each in (letter, star, ways) if each)
         painter.drawText(room, right, marks)
         logprob = self._rows.logprob(row)
+        painter.setPen(QColor(palette.soft))
         if logprob is not None:
             painter.drawText(room.adjusted(0, 0, -scaled(MARKS), 0), right, signed(logprob, 1))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QFont, QKeyEvent, QResizeEvent
-from PySide6.QtWidgets import QVBoxLayout, QWidget
+from PySide6.QtWidgets import QMenu, QPushButton, QVBoxLayout, QWidget
 
+from ui.comparison.branches import LEFT, RIGHT
 from ui.port import RowText, TreeRow
 from ui.theme.fonts import interface_font
 from ui.transcript.measure import Measure
@@ -18,6 +20,7 @@ from ui.widgets.labels import ElidedLabel, Hairline, Label, plain_tooltip
 from ui.window.bars import FindBar
 
 WIDE, NARROW = 52, 12  # margins at the sides
+MOST_LISTED = 60  # characters of a row in the list of bookmarks
 ROOM = 760  # pixels of width below which they are narrow
 
 
@@ -26,6 +29,8 @@ class TreePanel(QWidget):
 
     closed = Signal()  # by its button
     search_wanted = Signal(str)  # other words; "": none
+    compare_wanted = Signal(int, int)  # nodes of two branches
+    refused = Signal(str)  # what cannot be done, and what can
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -38,6 +43,25 @@ class TreePanel(QWidget):
         self._place: int | None = None  # of the one that is shown, among those in sight
         self.title = Label(self.tr("Tree"), "accent", interface_font(13, QFont.Weight.DemiBold))
         self.facts = ElidedLabel("", "soft", interface_font(12.5))
+        self.bookmarks = button("", "plain")
+        self.bookmarks.setToolTip(plain_tooltip(self.tr("List of the bookmarks (Ctrl+Shift+B)")))
+        self.bookmarks.clicked.connect(self.list_bookmarks)
+        self.compare_button = self._act(
+            self.tr("Compare two"), self.tr("Space marks a row; two marked rows are compared (Ctrl+D)"), self.compare
+        )
+        self.hoist_button = self._act(
+            self.tr("Hoist"),
+            self.tr("Show only what goes on from this row (Alt+Right; back with Alt+Left)"),
+            lambda: self.hoist(self.view.row),
+        )
+        self.bookmark_button = self._act(
+            self.tr("Bookmark"), self.tr("Mark this row, or take the mark away (Ctrl+B)"), self._bookmark
+        )
+        self.prune_button = self._act(self.tr("Prune"), self.tr("Put this branch out of sight, or back (Delete)"), self.prune)
+        self.whole = button(self.tr("‹ Whole tree"), "link")
+        self.whole.setToolTip(plain_tooltip(self.tr("Back to the whole tree (Alt+Left)")))
+        self.whole.clicked.connect(lambda _checked=False: self.hoist(None))
+        self.hoisted = ElidedLabel("", "soft", interface_font(12.5))
         self.back = button(self.tr("Back to the text"), "plain")
         self.back.setToolTip(plain_tooltip(self.tr("Close the tree (Esc)")))
         self.back.clicked.connect(self.closed)
@@ -46,21 +70,30 @@ class TreePanel(QWidget):
         self.finder.step_wanted.connect(self.step)
         self.finder.closed.connect(self.view.setFocus)
         self.finder.field.installEventFilter(self)
+        self.view.hoist_wanted.connect(self.hoist)
+        self.view.mark_wanted.connect(self.mark)
+        self.view.jump_wanted.connect(self.jump)
+        self.view.list_wanted.connect(self.list_bookmarks)
         self._lay_out()
+        self._show_base()
         self.hide()
 
     # ---- rows -------------------------------------------------------------------------------------------------------
 
     def show_rows(self, rows: Sequence[TreeRow], texts: Mapping[Key, RowText], *, afresh: bool) -> None:
         """Shows the tree; `afresh` from the path that is shown on, else the keyboard stays on its row."""
-        row = None if afresh else self.view.row
+        row, place = None if afresh else self.view.row, self.view.currentIndex().row()
         top = self.view.verticalScrollBar().value()
         self.view.rows.take(rows, texts, afresh=afresh)
-        self.view.stand_at(None if row is None else row.key)
+        marks = {} if afresh else self.view.painter_of_rows.marks
+        known = {key: sign for key, sign in marks.items() if self.view.rows.of_key(key) is not None}
+        self.view.painter_of_rows.marks = known
+        self._show_base()
+        if row is not None and not self.view.rows.index_of(row.key).isValid():  # it was pruned: its neighbour
+            row = self.view.rows.row_at(self.view.rows.index(min(place, len(self.view.rows.seen) - 1)))
         if row is not None:
+            self.view.stand_at(row.key)
             self.view.verticalScrollBar().setValue(top)
-        elif afresh:
-            self.view.scrollTo(self.view.currentIndex(), self.view.ScrollHint.PositionAtCenter)
         self._tell()
         if self.finder.field.text() and not self.finder.isHidden():
             self.search_wanted.emit(self.finder.field.text())
@@ -77,6 +110,96 @@ class TreePanel(QWidget):
         self.view.rows.set_pruned_visible(visible)
         self.view.stand_at(None if row is None else row.key)
         self._tell()
+
+    # ---- what can be done with a row --------------------------------------------------------------------------------
+
+    def hoist(self, row: TreeRow | None) -> None:
+        """Shows only a row and what goes on from it; None: everything, the keyboard where it was."""
+        here = row or self.view.row
+        self.view.rows.hoist(None if row is None else row.key)
+        self.view.stand_at(None if here is None else here.key)
+        self._show_base()
+        if not self.finder.isHidden():
+            self._look(self.finder.field.text())
+
+    def mark(self, row: TreeRow) -> None:
+        """Marks a row to be compared, the first as A and the second as B; a mark is taken away likewise."""
+        marks = self.view.painter_of_rows.marks
+        if row.key in marks:
+            del marks[row.key]
+        else:
+            free = [sign for sign in (LEFT, RIGHT) if sign not in marks.values()]
+            if not free:  # a third one takes the place of the second
+                marks.pop(next(key for key, sign in marks.items() if sign == RIGHT))
+            marks[row.key] = (*free, RIGHT)[0]
+        self.view.viewport().update()
+
+    def compare(self) -> None:
+        """The two rows that are marked; one that is marked and this one; this one and the branch that is shown."""
+        marks, rows, row = self.view.painter_of_rows.marks, self.view.rows, self.view.row
+        wanted = [rows.of_key(key) for key in sorted(marks, key=lambda key: marks[key])]
+        if len(wanted) < 2:
+            wanted.append(row)
+        if len(wanted) < 2:
+            wanted.insert(0, next((each for each in rows.all if each.current), None))
+        left, right = wanted
+        if left is None or right is None or left is right or (left.on_path and right.on_path):
+            self.refused.emit(self.tr("Both are on one branch: mark two rows of different branches with Space, then compare"))
+        else:
+            marks.clear()
+            self.compare_wanted.emit(left.end, right.end)
+
+    def prune(self) -> None:
+        """The branch of the row that has the keyboard: out of sight, or back."""
+        if self.view.row is not None:
+            self.view.prune_wanted.emit(self.view.rows.head(self.view.row))
+
+    def jump(self, by: int) -> None:
+        """To the next (+1) or the previous (-1) bookmark, round and round."""
+        rows, row = self.view.rows, self.view.row
+        marked = [place for place, each in enumerate(rows.all) if each.bookmarked and rows.under_base(each.key)]
+        if not marked or row is None:
+            return
+        here = next(place for place, each in enumerate(rows.all) if each is row)
+        before, after = [place for place in marked if place < here], [place for place in marked if place > here]
+        self._go_to(rows.all[(after or marked)[0] if by > 0 else (before or marked)[-1]])
+
+    def list_bookmarks(self) -> None:
+        """All of them as a menu, each leading to its row."""
+        menu = QMenu(self)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        for each in self.view.rows.all:
+            if each.bookmarked:
+                words = self.view.rows.line(each)
+                cut = words if len(words) <= MOST_LISTED else words[: MOST_LISTED - 1] + "…"
+                menu.addAction(cut.replace("&", "&&"), partial(self._go_to, each))
+        if menu.isEmpty():
+            menu.addAction(self.tr("No bookmarks")).setEnabled(False)
+        at = self.bookmarks if self.bookmarks.isVisible() else self.bookmark_button
+        menu.popup(at.mapToGlobal(at.rect().bottomLeft()))
+
+    def _go_to(self, row: TreeRow) -> None:
+        if not self.view.rows.under_base(row.key):
+            self.hoist(None)
+        self.view.rows.reveal(row.key)
+        self.view.stand_at(row.key)
+        self.view.setFocus()
+
+    def _bookmark(self) -> None:
+        if self.view.row is not None:
+            self.view.bookmark_wanted.emit(self.view.row)
+
+    def _show_base(self) -> None:
+        base = self.view.rows.of_key(self.view.rows.base)
+        self.whole.setVisible(base is not None)
+        self.hoisted.setVisible(base is not None)
+        self.hoisted.setText("" if base is None else self.view.rows.line(base))
+
+    def _act(self, text: str, hint: str, run: Callable[[], None]) -> QPushButton:
+        made = button(text, "plain")
+        made.setToolTip(plain_tooltip(hint))
+        made.clicked.connect(lambda _checked=False: run())
+        return made
 
     # ---- search -----------------------------------------------------------------------------------------------------
 
@@ -145,14 +268,20 @@ class TreePanel(QWidget):
         parts = [words, self.tr("{0:,} turns").format(turns)]
         parts += [self.tr("{0:,} pruned").format(pruned)] if pruned else []
         self.facts.setText(", ".join(parts))
+        marked = sum(each.bookmarked for each in rows)
+        self.bookmarks.setVisible(marked > 0)
+        self.bookmarks.setText(self.tr("★ 1 bookmark") if marked == 1 else self.tr("★ {0:,} bookmarks").format(marked))
 
     def _lay_out(self) -> None:
-        self._head = row(self.title, self.facts, spacing=14)
+        acts = self.bookmarks, self.compare_button, self.hoist_button, self.bookmark_button, self.prune_button, self.back
+        self._head = row(self.title, self.facts, *acts, spacing=14)
         self._head.setStretch(1, 1)
-        self._head.addWidget(self.back)
+        base = row(self.whole, self.hoisted, spacing=10)
+        base.setStretch(1, 1)
         self._column = QVBoxLayout(self)
         self._column.setSpacing(8)
         self._column.addLayout(self._head)
         self._column.addWidget(Hairline())
         self._column.addWidget(self.finder)
+        self._column.addLayout(base)
         self._column.addWidget(self.view, 1)

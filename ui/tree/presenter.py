@@ -29,6 +29,7 @@ class TreePresenter(QObject):
         super().__init__(parent)
         self._controller, self._parts, self._panel = controller, parts, parts.tree
         self._before: QWidget | None = None  # what had the keyboard
+        self._compares: int | None = None  # the session of which two branches are compared in its place
         self._wanted = False  # it was asked for, and its rows are not there yet
         tree, panel = controller.tree, self._panel
         tree.rows_read.connect(self._show)
@@ -38,6 +39,13 @@ class TreePresenter(QObject):
         panel.view.opened.connect(self._open_row)
         panel.search_wanted.connect(tree.find_rows)
         panel.closed.connect(self.close)
+        panel.compare_wanted.connect(tree.compare_two)
+        panel.refused.connect(parts.toast.say)
+        panel.view.bookmark_wanted.connect(tree.bookmark)
+        panel.view.prune_wanted.connect(lambda row: tree.prune(row.node_id, row.start, not row.pruned))
+        panel.view.rename_wanted.connect(parts.sidebar.tree.ask_name)
+        tree.compared.connect(self._give_way)
+        parts.compare.closed.connect(self._come_back)
         controller.session_shown.connect(lambda _view: self._refresh())
         controller.other_shown.connect(lambda _session: self.close())
         controller.refused.connect(self._tell)
@@ -51,7 +59,7 @@ class TreePresenter(QObject):
         if self.is_open:
             self.close()
         elif self._controller.shown is not None and self._controller.shown.view.turns:
-            self._wanted = True
+            self._wanted, self._compares = True, None
             self._controller.tree.read_rows(READ_AT_FIRST)
 
     def close(self) -> None:
@@ -77,6 +85,21 @@ class TreePresenter(QObject):
             self._before = QApplication.focusWidget()
             self._parts.show_tree(True)
             self._panel.view.setFocus()
+
+    def _give_way(self) -> None:
+        """To a comparison that was asked for here, until that is closed."""
+        self._compares = None
+        if self.is_open and self._controller.shown is not None:
+            self._compares = self._controller.shown.session_id
+            self._panel.end_search()
+            self._parts.show_tree(False)
+
+    def _come_back(self) -> None:
+        compared, self._compares = self._compares, None
+        if compared is not None and self._controller.is_shown(compared):
+            self._parts.show_tree(True)
+            self._panel.view.setFocus()
+            self._refresh()
 
     def _refresh(self) -> None:
         if self.is_open:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -77,8 +78,8 @@ class TreeRows(QAbstractListModel):
         self._folded: set[Key] = set()
         self._parents: set[int] = set()  # places of rows that others stand under
         self._shows_pruned = False
-        self._words: dict[Key, Words] = {}
-        self._logprobs: dict[Key, float] = {}
+        self._texts: dict[Key, RowText] = {}
+        self._words: dict[Key, Words] = {}  # of those that were painted
         self._asked: dict[Key, TreeRow] = {}
         self._asking = QTimer(self, singleShot=True, interval=0)
         self._asking.timeout.connect(self._ask)
@@ -87,14 +88,16 @@ class TreeRows(QAbstractListModel):
         """Shows these; what is folded, and what is known of rows that are the same, stays unless it begins `afresh`."""
         new = tuple(rows)
         if afresh:
-            self._folded, self.base, self._words = set(), None, {}
-        before = {row.key: row for row in self.all}
-        for row in new:
-            old = before.get(row.key)
-            if old is not None and (old.end, old.stop, old.common) != (row.end, row.stop, row.common):
-                self._words.pop(row.key, None)
+            self._folded, self.base, self._texts = set(), None, {}
+            self._words = {}
+        places = {(row.node_id, row.start): place for place, row in enumerate(new)}
+        for key in list(self._texts):
+            old, row = self.of_key(key), new[places[key]] if key in places else None
+            if old is None or row is None or (old.end, old.stop, old.common) != (row.end, row.stop, row.common):
+                del self._texts[key]
+                self._words.pop(key, None)
         self.all = new
-        self._place = {row.key: place for place, row in enumerate(new)}
+        self._place = places
         self._parents = {row.parent for row in new}
         if self.base not in self._place:
             self.base = None
@@ -142,14 +145,18 @@ class TreeRows(QAbstractListModel):
     def index_of(self, key: Key) -> QModelIndex:
         """Where a row is in sight; invalid where it is not."""
         place = self._place.get(key)
-        return QModelIndex() if place is None or place not in self.seen else self.index(self.seen.index(place))
+        return QModelIndex() if place is None else self._index_at(place)
 
     def index_of_current(self) -> QModelIndex:
         """The row that ends the path shown, or what it is folded into; else the first."""
         place = next((place for place, row in enumerate(self.all) if row.current), -1)
-        while place >= 0 and place not in self.seen:
+        while place >= 0 and not self._index_at(place).isValid():
             place = self.all[place].parent
-        return self.index(self.seen.index(place) if place >= 0 else 0)  # invalid where there is no row
+        return self._index_at(place) if place >= 0 else self.index(0)  # invalid where there is no row
+
+    def _index_at(self, place: int) -> QModelIndex:
+        at = bisect_left(self.seen, place)
+        return self.index(at) if at < len(self.seen) and self.seen[at] == place else QModelIndex()
 
     def is_parent(self, row: TreeRow) -> bool:
         """Whether rows stand under it."""
@@ -215,9 +222,9 @@ class TreeRows(QAbstractListModel):
         if role == ROW:
             return row
         if role == Qt.ItemDataRole.DisplayRole:
-            return self._line(row)
+            return self.line(row)
         if role == Qt.ItemDataRole.ToolTipRole:
-            return plain_tooltip(self._line(row))
+            return plain_tooltip(self.line(row))
         if role == Qt.ItemDataRole.AccessibleTextRole:
             return self._spoken(row)
         return None
@@ -225,18 +232,24 @@ class TreeRows(QAbstractListModel):
     def words(self, row: TreeRow) -> Words:
         """What a row says; its first words until it was read, for which it is asked."""
         known = self._words.get(row.key)
-        if known is None:
-            self._asked[row.key] = row
-            if not self._asking.isActive():
-                self._asking.start()
-            return Words(one_line(row.name.removeprefix(row.stem)))
-        return known
+        if known is not None:
+            return known
+        text = self._texts.get(row.key)
+        if text is not None:
+            known = self._words[row.key] = words_of(text.run, self.measure)
+            return known
+        self._asked[row.key] = row
+        if not self._asking.isActive():
+            self._asking.start()
+        return Words(one_line(row.name.removeprefix(row.stem)))
 
     def logprob(self, row: TreeRow) -> float | None:
         """Nats, as far as it is known."""
-        return self._logprobs.get(row.key, row.logprob)
+        text = self._texts.get(row.key)
+        return text.logprob if text is not None else row.logprob
 
-    def _line(self, row: TreeRow) -> str:
+    def line(self, row: TreeRow) -> str:
+        """Name and words of a row, on one line."""
         return one_line(f"{row.given} {row.before} {row.stem}{self.words(row).text}")
 
     def _spoken(self, row: TreeRow) -> str:
@@ -253,14 +266,13 @@ class TreeRows(QAbstractListModel):
             self.tr("shown") if row.current else "",
         )
         level = self.tr("level {0}").format(self.depth(row) + 1)
-        parts = (speaker, self._line(row), level, fold, ways, likely, *states)
+        parts = (speaker, self.line(row), level, fold, ways, likely, *states)
         return ", ".join(part for part in parts if part)
 
     def _keep(self, texts: Mapping[Key, RowText]) -> None:
-        for key, text in texts.items():
-            self._words[key] = words_of(text.run, self.measure)
-            if text.logprob is not None:
-                self._logprobs[key] = text.logprob
+        self._texts.update(texts)
+        for key in texts:
+            self._words.pop(key, None)
 
     def _ask(self) -> None:
         asked, self._asked = list(self._asked.values()), {}
@@ -271,12 +283,13 @@ class TreeRows(QAbstractListModel):
         self.beginResetModel()
         hidden: set[int] = set()  # places of rows out of sight, and of folded ones: what stands under them is out of sight
         self.seen = []
+        folded = {self._place[key] for key in self._folded if key in self._place}
         for place in self._range():
             row = self.all[place]
             out = row.parent in hidden or (row.pruned and not row.on_path and not self._shows_pruned)
             if not out:
                 self.seen.append(place)
-            if out or row.key in self._folded:
+            if out or place in folded:
                 hidden.add(place)
         self.endResetModel()
 

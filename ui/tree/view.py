@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from PySide6.QtCore import QModelIndex, QSize, Qt, Signal
-from PySide6.QtGui import QContextMenuEvent, QKeyEvent, QMouseEvent, QResizeEvent
+from PySide6.QtGui import QContextMenuEvent, QKeyEvent, QMouseEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QAbstractItemView, QFrame, QListView, QMenu, QWidget
 
 from ui.port import TreeRow
@@ -17,6 +19,13 @@ class TreeView(QListView):
 
     opened = Signal(object)  # TreeRow: its branch is wanted in the conversation
     typed = Signal(str)  # letters to look for
+    hoist_wanted = Signal(object)  # TreeRow: it alone, with what goes on from it; None: everything
+    bookmark_wanted = Signal(object)  # TreeRow, to be marked or not any more
+    jump_wanted = Signal(int)  # to the next (+1) or the previous (-1) bookmark
+    list_wanted = Signal()  # of the bookmarks
+    mark_wanted = Signal(object)  # TreeRow, to be compared
+    prune_wanted = Signal(object)  # TreeRow with which a branch begins, to be pruned or restored
+    rename_wanted = Signal(object)  # TreeRow with which a branch begins
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -67,15 +76,25 @@ class TreeView(QListView):
             self._step(row, inward=key is Qt.Key.Key_Right)
         elif row is not None and plain and key in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
             self.opened.emit(row)
+        elif row is not None and self._acts(row, event):
+            pass
         elif plain and event.text().strip() and event.text().isprintable():
             self.typed.emit(event.text())
         else:
             super().keyPressEvent(event)
 
+    def showEvent(self, event: QShowEvent) -> None:
+        """Rows are laid out at the size that they are shown in, once."""
+        super().showEvent(event)
+        if self.row is None:
+            self.stand_at(None)
+        self.scrollTo(self.currentIndex(), self.ScrollHint.PositionAtCenter)
+
     def resizeEvent(self, event: QResizeEvent) -> None:
         """The row that has the keyboard stays in sight."""
         super().resizeEvent(event)
-        self.scrollTo(self.currentIndex())
+        if self.row is not None:
+            self.scrollTo(self.currentIndex())
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         index = self.indexAt(event.position().toPoint())
@@ -104,6 +123,40 @@ class TreeView(QListView):
         if self.rows.is_parent(row):
             is_open = self.rows.is_open(row)
             menu.addAction(self.tr("Fold") if is_open else self.tr("Unfold"), lambda: self.change(row, is_open=not is_open))
+        menu.addAction(self.tr("Show Only What Goes On from Here"), lambda: self.hoist_wanted.emit(row))
+        if self.rows.base is not None:
+            menu.addAction(self.tr("Show the Whole Tree"), lambda: self.hoist_wanted.emit(None))
+        menu.addSeparator()
+        words = self.tr("Remove Bookmark") if row.bookmarked else self.tr("Bookmark")
+        menu.addAction(words, lambda: self.bookmark_wanted.emit(row))
+        is_marked = row.key in self.painter_of_rows.marks
+        words = self.tr("Do Not Compare") if is_marked else self.tr("Mark for Comparing")
+        menu.addAction(words, lambda: self.mark_wanted.emit(row))
+        menu.addAction(self.tr("Rename Branch…"), lambda: self.rename_wanted.emit(self.rows.head(row)))
+        words = self.tr("Restore Branch") if row.pruned else self.tr("Prune Branch")
+        menu.addAction(words, lambda: self.prune_wanted.emit(self.rows.head(row)))
+
+    def _acts(self, row: TreeRow, event: QKeyEvent) -> bool:
+        """Does what a key means for a row, if it means anything."""
+        key, modifiers = Qt.Key(event.key()), event.modifiers() & ~Qt.KeyboardModifier.KeypadModifier
+        control, shift, alt = (getattr(Qt.KeyboardModifier, f"{name}Modifier") for name in ("Control", "Shift", "Alt"))
+        none = Qt.KeyboardModifier.NoModifier
+        acts: dict[tuple[Qt.Key, Qt.KeyboardModifier], Callable[[], None]] = {
+            (Qt.Key.Key_Right, alt): lambda: self.hoist_wanted.emit(row),
+            (Qt.Key.Key_Left, alt): lambda: self.hoist_wanted.emit(None),
+            (Qt.Key.Key_B, control): lambda: self.bookmark_wanted.emit(row),
+            (Qt.Key.Key_B, control | shift): self.list_wanted.emit,
+            (Qt.Key.Key_Down, control): lambda: self.jump_wanted.emit(+1),
+            (Qt.Key.Key_Up, control): lambda: self.jump_wanted.emit(-1),
+            (Qt.Key.Key_Space, none): lambda: self.mark_wanted.emit(row),
+            (Qt.Key.Key_Delete, none): lambda: self.prune_wanted.emit(self.rows.head(row)),
+            (Qt.Key.Key_Backspace, none): lambda: self.prune_wanted.emit(self.rows.head(row)),
+            (Qt.Key.Key_F2, none): lambda: self.rename_wanted.emit(self.rows.head(row)),
+        }
+        act = acts.get((key, modifiers))
+        if act is not None:
+            act()
+        return act is not None
 
     def _step(self, row: TreeRow, *, inward: bool) -> None:
         """Opens a row, or goes to the first one under it; folds it, or goes to the one that it stands under."""

@@ -110,8 +110,16 @@ class Intents(QObject):
             self._parts.show_sidebar(True)
             self._parts.sidebar.sessions.rename(self._controller.shown.session_id)
 
+    def prune(self) -> None:
+        """The branch that has the keyboard in the outline or in the tree, else the one that is shown; or back."""
+        tree = self._parts.tree
+        self._parts.sidebar.tree.prune_current() if tree.isHidden() else tree.prune()
+
     def compare(self) -> None:
-        """The branch shown beside the one marked in the outline."""
+        """The branch shown beside the one marked in the outline; in the tree the two that are marked there."""
+        if not self._parts.tree.isHidden():
+            self._parts.tree.compare()
+            return
         other = self._parts.sidebar.tree.other()
         if other is not None:
             self._controller.tree.compare(other)

@@ -81,8 +81,9 @@ class Branches:
         return list(found_in(session.tree, self._rows(session), texts, words))
 
     def _rows(self, session: OpenSession) -> tuple[TreeRow, ...]:
-        names = session.values.names if session.values is not None else {}
-        return turn_rows(session.tree, session.tip, pruned=session.pruned, names=names)
+        values = session.values
+        names, bookmarks = (values.names, values.bookmarks) if values is not None else ({}, frozenset())
+        return turn_rows(session.tree, session.tip, pruned=session.pruned, names=names, bookmarks=bookmarks)
 
     async def prune(self, session_id: int, node_id: int, start: int, pruned: bool) -> None:  # a state, not an option
         """Hides a branch in the outline and among the variants, or shows it again.
@@ -118,6 +119,18 @@ class Branches:
         if node_id not in session.tree.nodes or start < 0:
             raise Refusal(translate("Workbench", GONE))
         await self._setups.set_name(session, (node_id, start), " ".join(name.split())[:MOST_NAME])
+        self._show(session)
+
+    async def bookmark(self, session_id: int, node_id: int, start: int, marked: bool) -> None:  # a state, not an option
+        """Marks a row of the tree, or no longer.
+
+        Raises:
+            Refusal: There is no such row, or the store cannot write.
+        """
+        session = self._sessions.opened(session_id)
+        if node_id not in session.tree.nodes or start < 0:
+            raise Refusal(translate("Workbench", GONE))
+        await self._setups.set_bookmark(session, (node_id, start), marked=marked)
         self._show(session)
 
     async def compare(self, session_id: int, left: int, right: int) -> BranchDiff:

@@ -79,23 +79,31 @@ class Setups:
     async def carry(self, source: OpenSession, copy: OpenSession, nodes: Mapping[int, int]) -> None:
         """The copy of a session is set as that one is; `nodes` are its numbers for the nodes of that one."""
         values = values_of(source)
-        pruned = frozenset((nodes[node], start) for node, start in values.pruned if node in nodes)
+        pruned, bookmarks = (
+            frozenset((nodes[node], start) for node, start in held if node in nodes)
+            for held in (values.pruned, values.bookmarks)
+        )
         names = {(nodes[node], start): name for (node, start), name in values.names.items() if node in nodes}
-        self._take(copy, replace(values, pruned=pruned, names=names))
+        self._take(copy, replace(values, pruned=pruned, names=names, bookmarks=bookmarks))
         if values_of(copy).is_set:
             await stored(self._store.set_session_setup(copy.id, values_of(copy).stored()))
 
     async def set_pruned(self, session: OpenSession, pruned: frozenset[Branch]) -> None:
         """Other branches are out of sight."""
-        values = replace(values_of(session), pruned=pruned)
-        await stored(self._store.set_session_setup(session.id, values.stored()))
-        session.values = values
+        await self._keep(session, replace(values_of(session), pruned=pruned))
+
+    async def set_bookmark(self, session: OpenSession, row: Branch, *, marked: bool) -> None:
+        """A row of the tree has a bookmark, or none."""
+        held = values_of(session)
+        await self._keep(session, replace(held, bookmarks=held.bookmarks | {row} if marked else held.bookmarks - {row}))
 
     async def set_name(self, session: OpenSession, branch: Branch, name: str) -> None:
         """A branch has another name; "": none."""
         held = values_of(session)
         others = {each: kept for each, kept in held.names.items() if each != branch}
-        values = replace(held, names={**others, branch: name} if name else others)
+        await self._keep(session, replace(held, names={**others, branch: name} if name else others))
+
+    async def _keep(self, session: OpenSession, values: SessionValues) -> None:
         await stored(self._store.set_session_setup(session.id, values.stored()))
         session.values = values
 

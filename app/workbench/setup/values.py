@@ -39,6 +39,7 @@ class SessionValues:
     guess: Guess = Guess.OFF
     pruned: frozenset[Branch] = frozenset()  # branches out of sight
     names: Mapping[Branch, str] = field(default_factory=dict)  # of branches, given by hand
+    bookmarks: frozenset[Branch] = frozenset()  # rows of the tree
 
     @property
     def is_set(self) -> bool:
@@ -66,6 +67,7 @@ class SessionValues:
             "guess": self.guess.value,
             "pruned": sorted(map(list, self.pruned)),
             "names": sorted([node, start, name] for (node, start), name in self.names.items()),
+            "bookmarks": sorted(map(list, self.bookmarks)),
         }
 
 
@@ -97,8 +99,9 @@ def read_values(stored: object) -> tuple[SessionValues, list[str]]:
         _format(stored.get("format"), notes),
         _adapters(stored.get("adapters"), notes),
         _guess(stored.get("guess", Guess.OFF.value), notes),
-        _pruned(stored.get("pruned"), notes),
+        _branches(stored.get("pruned"), translate("Workbench", "a pruned branch cannot be read; it is shown"), notes),
         _names(stored.get("names"), notes),
+        _branches(stored.get("bookmarks"), translate("Workbench", "a bookmark cannot be read; it is left out"), notes),
     ), notes
 
 
@@ -160,14 +163,14 @@ def _guess(stored: object, notes: list[str]) -> Guess:
         return Guess.OFF
 
 
-def _pruned(stored: object, notes: list[str]) -> frozenset[Branch]:
+def _branches(stored: object, problem: str, notes: list[str]) -> frozenset[Branch]:
     kept = set()
     for entry in stored if isinstance(stored, list) else [] if stored is None else [stored]:
         match entry:
             case [int(node), int(start)]:
                 kept.add((node, start))
             case _:
-                notes.append(translate("Workbench", "a pruned branch cannot be read; it is shown"))
+                notes.append(problem)
     return frozenset(kept)
 
 

@@ -194,6 +194,25 @@ class Tree:
                 ends.append(columns.id[place])
         return ends
 
+    def spans(self, first: int, last: int) -> list[tuple[int, int, str]]:
+        """From one node down to another by turn: the node with which each begins and ends there, and its role.
+
+        No node is made for it: long branches have thousands.
+        """
+        links, columns = self._links, self._links.columns
+        place, top, places = links.place(last), links.place(first), []
+        while place not in (top, NONE):
+            places.append(place)
+            place = links.up(place)
+        found = [(first, first, self.opening(self.nodes[first]).role)]
+        for place in reversed(places):
+            kind, node_id = columns.kinds[columns.kind[place]], columns.id[place]
+            if kind.turn_start:
+                found.append((node_id, node_id, kind.role))
+            else:
+                found[-1] = (found[-1][0], node_id, found[-1][2])
+        return found
+
     def opening(self, node: NodeRow) -> NodeRow:
         """The node that opened the turn `node` belongs to."""
         while not node.turn_start and node.parent_id is not None:

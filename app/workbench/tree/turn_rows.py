@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from app.workbench.tree.outline import Line, lines, logprob_of, name_of, stem_of
 from app.workbench.tree.tree import Segment, Tree
@@ -18,7 +18,7 @@ class _Branch:
     """A branch of the outline, its turns, and the branches that leave its end."""
 
     line: Line
-    turns: list[list[NodeRow]]
+    turns: list[tuple[int, int, str]]  # first node, last node, role
     name: tuple[str, str]
     leaving: list[_Branch] = field(default_factory=list)
     size: int = 0  # turns of it and of all below
@@ -59,22 +59,17 @@ def turn_rows(
     while waiting:
         branch, depth, parent, beside = waiting.pop()
         line, head = branch.line, len(rows)
-        for place, nodes in enumerate(branch.turns):
-            key = (nodes[0].id, 0 if place else line.start)
-            last = nodes is branch.turns[-1]
-            rest = (each.line.start for each in branch.leaving if each.line.node.id == nodes[-1].id)
+        for place, (first, end, role) in enumerate(branch.turns):
+            key = (first, 0 if place else line.start)
             row = TreeRow(
-                node_id=key[0],
+                node_id=first,
                 start=key[1],
-                end=nodes[-1].id,
+                end=end,
                 parent=parent,
                 head=head,
                 depth=depth,
-                role=tree.opening(nodes[0]).role,
-                beside=beside and not place,
-                stop=next(rest, None) if last else None,
-                ways=len(branch.leaving) if last else 0,
-                logprob=logprob_of(nodes[-1]),
+                role=role,
+                logprob=logprob_of(tree.nodes[end]) if tree.is_held(end) else None,
                 on_path=on_path(key),
                 pruned=line.pruned,
                 bookmarked=key in bookmarks,
@@ -82,15 +77,21 @@ def turn_rows(
             if not place:
                 before, name = branch.name
                 name = name if line.number == 1 else f"{name} ({line.number})"
-                row = replace(row, before=before, stem=stem_of(line), name=name, given=names.get(key, ""), common=line.common)
+                row = row._replace(
+                    before=before, stem=stem_of(line), name=name, given=names.get(key, ""), common=line.common, beside=beside
+                )
                 if beside:
                     depth, parent = depth + 1, head
             rows.append(row)
+        rest = (each.line.start for each in branch.leaving if each.line.node.id == rows[-1].end)
+        rows[-1] = rows[-1]._replace(stop=next(rest, None), ways=len(branch.leaving))
         at = len(rows) - 1
         below = ((each, *((depth + 1, at) if aside else (depth, parent)), aside) for each, aside in _in_order(branch.leaving))
         waiting.extend(reversed([*below]))
-    end = max((i for i, row in enumerate(rows) if row.on_path), default=-1)
-    return tuple(replace(row, current=True) if i == end else row for i, row in enumerate(rows))
+    last = max((i for i, row in enumerate(rows) if row.on_path), default=None)
+    if last is not None:
+        rows[last] = rows[last]._replace(current=True)
+    return tuple(rows)
 
 
 def _branches(tree: Tree, pruned: Collection[Branch], on_path: Callable[[Branch], bool]) -> list[_Branch]:
@@ -98,7 +99,7 @@ def _branches(tree: Tree, pruned: Collection[Branch], on_path: Callable[[Branch]
     found: list[_Branch] = []
     above: list[_Branch] = []  # the last one of each depth
     for line, end in lines(tree, pruned):
-        turns = _turns(tree, line, end)
+        turns = tree.spans(line.node.id, end.id)
         made = _Branch(line, turns, name_of(tree, line, end), size=len(turns), on_path=on_path((line.node.id, line.start)))
         del above[line.depth :]
         (above[-1].leaving if above else found).append(made)
@@ -168,19 +169,3 @@ def _byte(tree: Tree, node: NodeRow, token: int) -> int:
 
 def _plain(text: str) -> str:
     return " ".join(text.casefold().split())
-
-
-def _turns(tree: Tree, line: Line, end: NodeRow) -> list[list[NodeRow]]:
-    """The nodes of a branch by turn."""
-    nodes = [end]
-    while nodes[-1].id != line.node.id:
-        up = nodes[-1].parent_id
-        assert up is not None  # the end of a branch is below its beginning
-        nodes.append(tree.nodes[up])
-    turns = [[nodes.pop()]]
-    for node in reversed(nodes):
-        if node.turn_start:
-            turns.append([node])
-        else:
-            turns[-1].append(node)
-    return turns

@@ -193,6 +193,7 @@ def test_the_copy_stands_where_the_sample_stood_and_hides_what_was_pruned_there(
         await s.workbench.sessions.tag(sample.session_id, ["salt", "water"])
         row = next(row for row in sample.branches if row.depth and not row.on_path)
         await s.workbench.branches.prune(sample.session_id, row.node_id, row.start, True)
+        await s.workbench.branches.bookmark(sample.session_id, row.node_id, row.start, True)
         hidden = [each.pruned for each in (await s.view(sample.session_id)).branches]
         assert any(hidden)
         # when
@@ -202,6 +203,7 @@ def test_the_copy_stands_where_the_sample_stood_and_hides_what_was_pruned_there(
         listed = next(each for each in await s.workbench.sessions.list() if each.session_id == copy)
         assert (listed.folder_id, tuple(listed.tags)) == (folder, ("salt", "water"))
         assert [each.pruned for each in (await s.view(copy)).branches] == hidden
+        assert sum(each.bookmarked for each in await s.workbench.branches.tree(copy)) == 1
         assert rows(s.path, "SELECT count(*) FROM settings WHERE key LIKE 'pruned/%'") == [(0,)]
         # and what was hidden goes with its session
         await s.workbench.sessions.trash(copy)

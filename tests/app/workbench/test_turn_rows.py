@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
+from app.workbench.setup.values import read_values
 from app.workbench.tree.turn_rows import turn_rows
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Scene
 from tests.app.workbench.test_pruning import branched
 from tests.app.workbench.trees import chat, node, run
-from ui import SessionView, TreeRow
+from ui import Refusal, SessionView, TreeRow
 
 
 def shape(rows: tuple[TreeRow, ...]) -> list[tuple[int, int, int | None, int, int, int]]:
@@ -109,5 +112,28 @@ def test_a_turn_is_shown_from_the_middle_of_which_another_branch_is_shown(play: 
         assert view.turns[-1].node_id == new  # it leaves the old answer in its middle
         assert (await s.workbench.branches.show_turn(view.session_id, old)).turns[-1].node_id == old
         assert (await s.workbench.branches.show_turn(view.session_id, new)).turns[-1].node_id == new
+
+    play(scene)
+
+
+def test_bookmarks_are_kept_with_the_session(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        view, old, new = await branched(s)
+        rest = await row_of(s, view, old, inner=True)
+        for key in (rest.key, (new, 0)):
+            await s.workbench.branches.bookmark(view.session_id, *key, True)
+        assert (await row_of(s, view, old, inner=True)).bookmarked
+        await s.workbench.branches.bookmark(view.session_id, new, 0, False)
+        assert not (await row_of(s, view, new)).bookmarked
+        # they stand where an earlier version passes over them, beside what it knows
+        setup = await s.store.session_setup(view.session_id)
+        assert isinstance(setup, dict)
+        assert setup["bookmarks"] == [[old, rest.start]]
+        values, notes = read_values({**setup, "bookmarks": [[old, rest.start], "?", [1]]})
+        assert values.bookmarks == {rest.key}
+        assert len(notes) == 2
+        assert read_values({"names": [[old, rest.start, "x"]]})[0].bookmarks == frozenset()  # of an earlier version
+        with pytest.raises(Refusal):
+            await s.workbench.branches.bookmark(view.session_id, 99_999, 0, True)
 
     play(scene)

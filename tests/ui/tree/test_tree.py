@@ -8,6 +8,7 @@ from dataclasses import replace
 from PySide6.QtCore import QPoint, QRect, Qt
 from PySide6.QtGui import QAccessible
 from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QInputDialog, QMenu
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
@@ -19,7 +20,7 @@ from ui.tree.view import TreeView
 
 Play = Callable[[Scene], None]
 Key = Qt.Key
-CONTROL = Qt.KeyboardModifier.ControlModifier
+CONTROL, ALT = Qt.KeyboardModifier.ControlModifier, Qt.KeyboardModifier.AltModifier
 
 
 async def opened(window: MainWindow) -> TreeView:
@@ -243,8 +244,7 @@ def test_the_words_of_a_row_are_coloured_as_in_the_conversation(in_window: Play,
         window.presenter.colour_by(Measure.RANK)
         await until(lambda: view.rows.measure is Measure.RANK)
         run = bench.views[TRIP].turns[1].run
-        assert view.rows.words(view.rows.all[2]) == words_of(run, Measure.RANK) or bench.calls
-        await frames(1)
+        await until(lambda: view.rows.words(view.rows.all[2]) == words_of(run, Measure.RANK))
 
     in_window(scene)
 
@@ -256,3 +256,159 @@ def test_white_space_is_one_space_and_has_no_colour(bench: FakeWorkbench) -> Non
     shown = words.text.encode("utf-16-le")
     spans = [(shown[2 * each.first : 2 * each.last].decode("utf-16-le"), each.step) for each in words.heat]
     assert spans == [("let it", 4), ("🐈‍⬛", 5), ("你好", 2)]
+
+
+def test_a_row_alone_with_what_goes_on_from_it_and_back(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        view, panel = await opened(window), window.parts.tree
+        whole = names(view)
+        assert not panel.whole.isVisible()
+        press(view, Key.Key_Right, ALT)
+        assert names(view) == whole[2:5]
+        assert row(view).name == whole[2]
+        assert panel.whole.isVisible()
+        assert "Lisbon" in panel.hoisted.text()
+        press(view, Key.Key_Left)  # folds, and goes no further up than the row that is shown alone
+        press(view, Key.Key_Left)
+        assert names(view) == whole[2:3]
+        press(view, Key.Key_Right)
+        # what is searched is what is shown
+        QTest.keyClick(window, Key.Key_F, CONTROL)
+        QTest.keyClicks(panel.finder.field, "i")
+        await until(lambda: panel.finder.count.text().endswith("of 2"))  # Lisbon, The light; not Paris
+        QTest.keyClick(panel.finder.field, Key.Key_Escape)
+        press(view, Key.Key_Left, ALT)
+        assert names(view) == whole
+        # by its buttons
+        QTest.mouseClick(panel.hoist_button, Qt.MouseButton.LeftButton)
+        assert len(names(view)) < len(whole)
+        QTest.mouseClick(panel.whole, Qt.MouseButton.LeftButton)
+        assert names(view) == whole
+        await frames(1)
+
+    in_window(scene)
+
+
+def test_bookmarks_are_set_listed_walked_through_and_undone(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        view, panel = await opened(window), window.parts.tree
+        assert not panel.bookmarks.isVisible()
+        press(view, Key.Key_B, CONTROL)
+        await until(lambda: row(view).bookmarked)
+        assert ("bookmark", TRIP, row(view).node_id, 0, True) in bench.calls
+        assert "bookmarked" in str(view.currentIndex().data(Qt.ItemDataRole.AccessibleTextRole))
+        press(view, Key.Key_End)
+        QTest.mouseClick(panel.bookmark_button, Qt.MouseButton.LeftButton)
+        await until(lambda: row(view).bookmarked)
+        assert panel.bookmarks.text() == "★ 2 bookmarks"
+        # from one to the other, round and round
+        press(view, Key.Key_Down, CONTROL)
+        assert row(view).name == "Lisbon when it rains"
+        press(view, Key.Key_Down, CONTROL)
+        assert row(view).name == "… visit Rome"
+        press(view, Key.Key_Up, CONTROL)
+        assert row(view).name == "Lisbon when it rains"
+        # the list leads also to what is folded away, or beside the row that is shown alone
+        press(view, Key.Key_Right, ALT)
+        press(view, Key.Key_B, CONTROL | Qt.KeyboardModifier.ShiftModifier)
+        menu = next(each for each in panel.findChildren(QMenu) if each.isVisible())
+        assert [act.text().split()[0] for act in menu.actions()] == ["…", "…"]
+        menu.actions()[1].trigger()
+        menu.close()
+        assert row(view).name == "… visit Rome"
+        assert view.rows.base is None
+        # each can be undone by the step's name
+        assert window.acts.undo.text() == "Undo Bookmark"
+        QTest.keyClick(window, Key.Key_Z, CONTROL)
+        await until(lambda: panel.bookmarks.text() == "★ 1 bookmark")
+        assert window.parts.toast.isVisible()
+        assert [each.name for each in view.rows.all if each.bookmarked] == ["Lisbon when it rains"]
+
+    in_window(scene)
+
+
+def test_prune_in_the_tree_and_undo(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        view = await opened(window)
+        press(view, Key.Key_End)
+        assert row(view).node_id == 43
+        press(view, Key.Key_Delete)
+        await until(lambda: len(view.rows.seen) == 5)
+        assert ("prune", TRIP, 43, 0, True) in bench.calls
+        assert row(view).node_id == 52  # its neighbour has the keyboard
+        assert window.acts.undo.text() == "Undo Prune Branch"
+        QTest.keyClick(window, Key.Key_Z, CONTROL)
+        await until(lambda: len(view.rows.seen) == 6)
+        # by the command of the menu too, and it comes back from among the faint ones
+        window.acts.pruned.trigger()
+        press(view, Key.Key_End)
+        window.intents.prune()
+        await until(lambda: row(view).pruned)
+        press(view, Key.Key_Backspace)
+        await until(lambda: not row(view).pruned)
+
+    in_window(scene)
+
+
+def test_two_rows_are_compared_and_the_tree_is_there_again(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        parts, view = window.parts, await opened(window)
+        press(view, Key.Key_Up)
+        assert row(view).node_id == 41
+        press(view, Key.Key_Space)
+        press(view, Key.Key_End)
+        press(view, Key.Key_Space)
+        QTest.keyClick(window, Key.Key_D, CONTROL)
+        await until(parts.compare.isVisible)
+        assert ("compare", TRIP, 41, 43) in bench.calls
+        assert not parts.tree.isVisible()
+        # Escape goes back step by step, the keyboard on the row it was on
+        QTest.keyClick(parts.compare.text, Key.Key_Escape)
+        await until(parts.tree.isVisible)
+        await until(view.hasFocus)
+        assert row(view).node_id == 43
+        # two rows of the branch that is shown say the same
+        press(view, Key.Key_Home)
+        QTest.keyClick(window, Key.Key_D, CONTROL)
+        assert "Both are on one branch" in parts.toast.words
+        assert parts.tree.isVisible()
+        press(view, Key.Key_End)
+        # without marks: this row and the branch that is shown
+        QTest.mouseClick(parts.tree.compare_button, Qt.MouseButton.LeftButton)
+        await until(parts.compare.isVisible)
+        assert [call for call in bench.calls if call[0] == "compare"][-1][3] == 43
+        QTest.keyClick(parts.compare.text, Key.Key_Escape)
+        await until(view.hasFocus)
+        press(view, Key.Key_Escape)
+        await until(parts.composer.field.hasFocus)
+        # in the conversation the key compares as before
+        QTest.keyClick(window, Key.Key_D, CONTROL)
+        await until(parts.compare.isVisible)
+        QTest.keyClick(parts.compare.text, Key.Key_Escape)
+        await until(parts.transcript.isVisible)
+        assert not parts.tree.isVisible()
+
+    in_window(scene)
+
+
+def test_a_branch_is_named_in_the_tree(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        view = await opened(window)
+        press(view, Key.Key_F2)
+        box = next(each for each in window.findChildren(QInputDialog) if each.isVisible())
+        box.setTextValue("the wet one")
+        box.accept()
+        await until(lambda: row(view).given == "the wet one")
+        assert view.rows.line(row(view)).startswith("the wet one … visit You could")
+        # what can be done stands in the menu of a row
+        menu = QMenu(view)
+        view.fill_menu(menu, row(view))
+        words = [act.text() for act in menu.actions() if act.text()]
+        assert words == [
+            "Show", "Fold", "Show Only What Goes On from Here", "Bookmark", "Mark for Comparing", "Rename Branch…",
+            "Prune Branch",
+        ]  # fmt: skip
+        menu.deleteLater()
+        assert ("rename_branch", TRIP, row(view).node_id, 0, "the wet one") in bench.calls
+
+    in_window(scene)
