@@ -60,6 +60,7 @@ class Sizes:
     file_verified: int = 256 << 20  # bytes of weights that are verified
     view_tokens: int = 100_000  # the window's transcript
     view_sessions: int = 10_000  # and its list
+    view_turns: int = 5_000  # and its tree
     window_turns: int = 5000  # of the session that the whole window opens and exports
     window_prompt: int = 2800  # tokens
     window_seconds: float = 5.0  # of an idle window, and of streaming
@@ -120,6 +121,7 @@ QUICK = Sizes(
     shelf_blocks=6,
     view_tokens=6_000,
     view_sessions=3_000,
+    view_turns=1_000,
     window_turns=500,
     window_prompt=600,
     window_seconds=0.5,

@@ -109,6 +109,7 @@ if TYPE_CHECKING:
     from ui.sidebar.sessions import SessionPanel
     from ui.theme import DARK, HIGH_DARK, HIGH_LIGHT, LIGHT, Contrast, Motion, Palette, Scheme, Theme, apply_theme
     from ui.transcript import Measure, TranscriptView
+    from ui.tree.panel import TreePanel
     from ui.window.recovery import RecoveryPage
     from ui.window.window import MainWindow, WindowState
 
@@ -209,6 +210,7 @@ __all__ = [
     "ToolCard",
     "TranscriptView",
     "TrashedSession",
+    "TreePanel",
     "TreeRow",
     "TurnChanged",
     "TurnDepth",
@@ -244,6 +246,7 @@ _NAMES = {
         "apply_theme",
     ),
     "ui.transcript": ("Measure", "TranscriptView"),
+    "ui.tree.panel": ("TreePanel",),
     "ui.window.window": ("MainWindow", "WindowState"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

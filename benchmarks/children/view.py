@@ -1,7 +1,8 @@
 """A process of its own that drives the window's widgets without a screen, and says what each frame took, as one JSON line.
 
-`python -m benchmarks.children.view TOKENS SESSIONS`: a stream of so many tokens, once in paragraphs and once in one; then, over
-all that text, the mouse, jumps anywhere and other colours; a slider of *Why*; then a list of so many sessions.
+`python -m benchmarks.children.view TOKENS SESSIONS TURNS`: a stream of so many tokens, once in paragraphs and once in one;
+then, over all that text, the mouse, jumps anywhere and other colours; a slider of *Why*; then a list of so many sessions, and
+the full-window tree of a session with so many turns.
 """
 
 from __future__ import annotations
@@ -22,17 +23,22 @@ from PySide6.QtGui import QMouseEvent
 from PySide6.QtWidgets import QAbstractScrollArea, QApplication
 
 from app.sample import recorded, run_from
+from app.workbench.tree.tree import Tree
+from app.workbench.tree.turn_rows import turn_rows
 from runtime import Origin, SamplingOptions, TokenRun
+from storage import NodeColumns, NodeRow
 from ui import (
     Drawing,
     Inspector,
     Measure,
+    RowText,
     Scheme,
     SessionPanel,
     SessionSummary,
     SessionView,
     Spot,
     TranscriptView,
+    TreePanel,
     TurnStatus,
     TurnView,
     apply_theme,
@@ -44,6 +50,8 @@ VOCABULARY = 3000  # words
 PARAGRAPH = 120  # tokens, where there are paragraphs
 JUMPS, MOVES, SWITCHES = 300, 2000, 12
 MOVED, ROW_SIZE = 100, 50_000  # of a slider, and the vocabulary
+OPENED, ROW_TOKENS = 9, 60  # times, and tokens of a row
+READ_AT_FIRST = 80  # rows that are read before the tree opens
 WIDTH, HEIGHT = 780, 690
 NODE = 1
 
@@ -52,7 +60,7 @@ Frames = list[float]  # milliseconds
 
 def main() -> None:
     """Measures, and prints the findings."""
-    tokens, sessions = int(sys.argv[1]), int(sys.argv[2])
+    tokens, sessions, turns = map(int, sys.argv[1:4])
     if tokens < 1:
         sys.exit("at least one token")
     application = QApplication(["elsewise"])
@@ -75,6 +83,7 @@ def main() -> None:
         application.processEvents()
     found["slider_head"], found["slider_row"] = sliders()
     found["list_show"], found["list_scroll"] = session_list(sessions)
+    found["tree_show"] = whole_tree(turns)
     print(json.dumps(found))
 
 
@@ -166,6 +175,51 @@ def session_list(sessions: int) -> tuple[Frames, Frames]:
     panel.show()
     shown = frame(panel.show_sessions, rows, now)
     return [shown], scroll(panel.view, JUMPS)
+
+
+def whole_tree(turns: int) -> Frames:
+    """The rows of a tree are found, shown and painted, their words in colours."""
+    tree, tip = made_tree(turns)
+    run = TokenRun.concat(made_runs(ROW_TOKENS, PARAGRAPH))
+    shown: Frames = []
+    for _ in range(OPENED):
+        panel = TreePanel()
+        panel.resize(1110, HEIGHT)
+        rows = panel.view.rows
+        rows.texts_wanted.connect(lambda asked, panel=panel: panel.show_texts({row.key: RowText(run, None) for row in asked}))
+
+        def show(panel: TreePanel = panel) -> None:
+            found = turn_rows(tree, tip)
+            panel.show_rows(found, {row.key: RowText(run, None) for row in found[-READ_AT_FIRST:]}, afresh=True)
+            panel.show()
+
+        gc.collect()
+        shown.append(frame(show))
+        panel.deleteLater()
+    return shown
+
+
+def made_tree(turns: int) -> tuple[Tree, int]:
+    """Questions and answers, of which every 25th is left in its middle, as they stand before their texts were read."""
+    columns, tip, number = NodeColumns(1), None, 0
+    heads = []
+    while number < turns:
+        for role, at in (("user", None), ("assistant", None), *([("assistant", 7)] if number % 50 == 48 else [])):
+            number += 1
+            node = NodeRow(
+                id=number, session_id=1, parent_id=tip, at_token=at, at_byte=None if at is None else 5 * at, role=role,
+                turn_start=at is None, text="a few words that are read where a branch begins", status="complete",
+                finish_reason="eos", token_count=20, stats={}, seq=number, kv_fingerprint="bench",
+            )  # fmt: skip
+            columns.append(node)
+            if at is not None or number == 1:
+                heads.append(node)
+            else:
+                tip = number
+    tree = Tree(columns)
+    for node in heads:
+        tree.put(node)
+    return tree, tip or 0
 
 
 def sliders() -> tuple[Frames, Frames]:

@@ -136,13 +136,13 @@ VIEW_ROW = "view"
 def view(case: Case, sizes: Sizes, tell: Told) -> Findings:
     """Runs `benchmarks.children.view`, and holds what it says against the bars."""
     tell(VIEW_ROW)
-    found = measure_view(sizes.view_tokens, sizes.view_sessions)
+    found = measure_view(sizes.view_tokens, sizes.view_sessions, sizes.view_turns)
     return Findings(verdicts=view_verdicts(case, found, sizes)) if found else Findings()
 
 
-def measure_view(tokens: int, sessions: int) -> dict[str, list[float]]:
+def measure_view(tokens: int, sessions: int, turns: int) -> dict[str, list[float]]:
     """Frames by name in milliseconds; empty, with a line on stderr, where the widgets cannot be shown."""
-    raw = measure_in_child("benchmarks.children.view", tokens, sessions, what="the window's speed was")
+    raw = measure_in_child("benchmarks.children.view", tokens, sessions, turns, what="the window's speed was")
     return {name: frames if isinstance(frames, list) else [float(frames)] for name, frames in raw.items()}
 
 
@@ -163,6 +163,7 @@ def view_verdicts(case: Case, found: dict[str, list[float]], sizes: Sizes) -> tu
             ("ms: a slider of Why over the stored head, median", _share(found["slider_head"], 50), 10.0),
             ("ms: a slider of Why over a row of 50,000, median", _share(found["slider_row"], 50), 10.0),
             (f"ms: scroll anywhere in {sizes.view_sessions:,} sessions, p99", _share(found["list_scroll"], 99), 16.0),
+            (f"ms: the whole tree of {sizes.view_turns:,} turns shows, median", _share(found["tree_show"], 50), 100.0),
         )
     )
 

@@ -32,7 +32,7 @@ OF_TREE = (  # in the full-window tree
     (QT_TRANSLATE_NOOP("ShortcutsBox", "Only what goes on from a row"), "Alt+→"),
     (QT_TRANSLATE_NOOP("ShortcutsBox", "The whole tree again"), "Alt+←"),
     (QT_TRANSLATE_NOOP("ShortcutsBox", "Bookmark a row, or no longer"), "Ctrl+B"),
-    (QT_TRANSLATE_NOOP("ShortcutsBox", "Previous or next bookmark"), "Ctrl+↑ ↓"),
+    (QT_TRANSLATE_NOOP("ShortcutsBox", "Previous or next bookmark"), "Ctrl+↑↓"),
     (QT_TRANSLATE_NOOP("ShortcutsBox", "List of the bookmarks"), "Ctrl+Shift+B"),
     (QT_TRANSLATE_NOOP("ShortcutsBox", "Mark a row for comparing"), "␣"),
     (QT_TRANSLATE_NOOP("ShortcutsBox", "Prune a branch, or restore it"), "Del"),

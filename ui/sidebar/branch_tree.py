@@ -152,7 +152,7 @@ class BranchTree(QListView):
 
     def ask_name(self, row: BranchRow | TreeRow) -> None:
         """Asks for the name of a branch, in a dialog that blocks nothing."""
-        dialog = QInputDialog(self.window())
+        dialog = QInputDialog(self)
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         dialog.setWindowTitle(self.tr("Rename Branch"))
         dialog.setLabelText(self.tr("Name of the branch; empty: its own words"))

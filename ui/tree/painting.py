@@ -24,6 +24,7 @@ EDGE, FOLD, DOT, GAP = 10, 16, 8, 10
 NUMBERS, MARKS = 58, 66  # widths of the columns at the right
 LEAST_WORDS = 220  # pixels below which the numbers give way
 TEXT_PX = 14.0
+LEAST_LETTER = 2  # pixels of a narrow one
 _JOINED = re.compile("[\u200d\ufe0f\U0001f3fb-\U0001f3ff]")  # signs of several characters: one colour each
 
 
@@ -121,6 +122,7 @@ class RowDelegate(QStyledItemDelegate):
             label = given + "   "
         text = label + row.stem + words.text
         own = utf16_length(label + row.stem)
+        text = text[: max(room.width(), 0) // LEAST_LETTER + 1]  # what is left out costs nothing
         text, whole = _cut(text, self._plain, self._named if given else None, utf16_length(given), room.width())
         length = utf16_length(text)
         ink = QColor(palette.faint if row.pruned else palette.soft if row.role == "user" else palette.text)
@@ -213,8 +215,9 @@ def _cut(text: str, font: QFont, bold: QFont | None, named: int, room: int) -> t
 
 def _places(text: str, words: str) -> list[tuple[int, int]]:
     """Where words stand in a text in any case, UTF-16."""
-    wanted, searched, found, at = " ".join(words.lower().split()), text.lower(), list[tuple[int, int]](), 0
-    if not wanted or len(searched) != len(text):
+    wanted, found, at = " ".join(words.lower().split()), list[tuple[int, int]](), 0
+    searched = text.lower() if wanted else ""
+    if len(searched) != len(text):  # nothing is looked for, or letters of which others have another number
         return []
     while (at := searched.find(wanted, at)) >= 0:
         first = utf16_length(text[:at])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPersistentModelIndex, Qt, QTimer, Signal
 
@@ -21,8 +23,7 @@ ROW = int(Qt.ItemDataRole.UserRole)
 MOST_CHARACTERS = 400  # of a row
 
 
-@dataclass(frozen=True, slots=True)
-class Heat:
+class Heat(NamedTuple):
     """A stretch of a text in one colour: places in UTF-16, and its step on the ramp, above 0."""
 
     first: int
@@ -40,32 +41,32 @@ class Words:
 
 def words_of(run: TokenRun, measure: Measure) -> Words:
     """A run of tokens on one line: white space as single spaces, coloured but for what stands before a word."""
-    text, length, heat = "", 0, list[Heat]()
+    parts, length, heat, ended = list[str](), 0, list[Heat](), True  # ended: with a space, or nothing stands before
     for token, step in zip(run.texts, steps(run, measure).tolist(), strict=True):
-        shown = visible(token).text
-        said = " ".join(shown.split())
-        if shown[:1].isspace() and text and not text.endswith(" "):
-            said = " " + said
-        if said and shown[-1:].isspace() and not said.endswith(" "):
-            said += " "
-        if not text or text.endswith(" "):
-            said = said.lstrip(" ")
-        first, end = length + utf16_length(said) - utf16_length(said.lstrip(" ")), length + utf16_length(said.rstrip(" "))
-        text, length = text + said, length + utf16_length(said)
-        if step and end > first:
+        if not (token.isascii() and token.isprintable() and "  " not in token):
+            token = re.sub(r"\s+", " ", visible(token).text)
+        said = token[1:] if ended and token[:1] == " " else token
+        if not said:
+            continue
+        ended = said[-1] == " "
+        first = length + (said[0] == " ")
+        parts.append(said)
+        length += utf16_length(said)
+        if step and (end := length - ended) > first:
             if heat and heat[-1].step == step and heat[-1].last >= first - 1:
                 heat[-1] = Heat(heat[-1].first, end, step)
             else:
                 heat.append(Heat(first, end, step))
         if length > MOST_CHARACTERS:
             break
-    return Words(text, tuple(heat))
+    return Words("".join(parts), tuple(heat))
 
 
 class TreeRows(QAbstractListModel):
     """The rows in sight, in reading order. What they say is asked for when they are painted."""
 
     texts_wanted = Signal(object)  # list of TreeRow
+    looks_changed = Signal()  # of rows that stay where they are: a list lays all of them out again for changed data
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
@@ -107,14 +108,13 @@ class TreeRows(QAbstractListModel):
     def take_texts(self, texts: Mapping[Key, RowText]) -> None:
         """What rows say, as it was read."""
         self._keep(texts)
-        if self.seen:
-            self.dataChanged.emit(self.index(0), self.index(len(self.seen) - 1))
+        self.looks_changed.emit()
 
     def colour_by(self, measure: Measure) -> None:
         """The number that colours show."""
         self.measure = measure
         self._words.clear()
-        self.dataChanged.emit(self.index(0), self.index(max(len(self.seen) - 1, 0)))
+        self.looks_changed.emit()
 
     def set_pruned_visible(self, visible: bool) -> None:  # a state, not an option
         self._shows_pruned = visible
@@ -123,7 +123,7 @@ class TreeRows(QAbstractListModel):
     def mark(self, words: str) -> None:
         """Marks these words wherever they are."""
         self.words_found = words
-        self.dataChanged.emit(self.index(0), self.index(max(len(self.seen) - 1, 0)))
+        self.looks_changed.emit()
 
     # ---- what stands where ------------------------------------------------------------------------------------------
 

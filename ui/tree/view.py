@@ -43,6 +43,7 @@ class TreeView(QListView):
         self.doubleClicked.connect(self._open)
         current_theme().scaled.connect(self.doItemsLayout)
         current_theme().changed.connect(self._repaint)
+        self.rows.looks_changed.connect(self._repaint)
 
     @property
     def row(self) -> TreeRow | None:
@@ -170,7 +171,7 @@ class TreeView(QListView):
         elif not inward and row.parent >= 0 and row.key != self.rows.base:
             self.stand_at(self.rows.all[row.parent].key)
 
-    def _repaint(self, _palette: object) -> None:  # a bound method is disconnected with the widget
+    def _repaint(self, _palette: object = None) -> None:  # a bound method is disconnected with the widget
         self.viewport().update()
 
     def _open(self, index: QModelIndex) -> None:
