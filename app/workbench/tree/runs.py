@@ -14,7 +14,7 @@ from app.workbench.tree.node_index import Int64
 from runtime import Finish, Origin, StageTable, TokenRun, texts_of
 
 LEAST_ROOM = 64  # rows
-LISTED = ("token_bytes", "texts", "stages")
+LISTED = ("token_bytes", "texts", "stages", "vocabulary")  # no columns that grow
 EMPTY = TokenRun.concat([])
 BROKEN = "\ufffd"
 LONGEST = 4  # bytes of a character

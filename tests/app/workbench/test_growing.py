@@ -27,6 +27,7 @@ def run_of(pieces: Sequence[bytes], *, top_k: int = 2, texts: Sequence[str] | No
     plain = TokenRun.unscored(range(n), pieces, texts_of(pieces) if texts is None else texts, Origin.SAMPLED)
     return replace(
         plain,
+        vocabulary=[b"a", b"b"],  # as those of a model have it
         logprob=np.linspace(-3, -1, n, dtype=np.float32),
         rank=np.ones(n, np.int32),
         top_ids=np.arange(n * top_k, dtype=np.int32).reshape(n, top_k),
