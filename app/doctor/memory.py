@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
+import resource
 import sys
 import tempfile
 import threading
@@ -19,7 +21,16 @@ import psutil
 
 from app.doctor.finding import Finding, held
 from app.doctor.reference import SMOLLM2, Reference, references, write_model, write_vast_model
-from runtime import GenerationOptions, LanguageModel, ModelLoadError, PromptProgress, list_models, load
+from runtime import (
+    GenerationOptions,
+    LanguageModel,
+    LoadOptions,
+    ModelLoadError,
+    PromptProgress,
+    estimate_fit,
+    list_models,
+    load,
+)
 
 BUFFERS: Final = 499_000  # that Metal holds at once, in mlx-lm's issue 1672
 BUFFERS_BAR: Final = BUFFERS // 10
@@ -32,6 +43,7 @@ COPIES_BAR: Final = 3.0  # copies of the branches' keys and values; one for each
 THREADS, THREADS_BAR = 4, 1e-4
 CYCLES, RETURNED_BAR = 3, 64e6  # bytes
 GUARD_BAR: Final = 10.0  # seconds
+ESTIMATED_TOKENS, ESTIMATED_CHUNK, ESTIMATE_BAR = 256, 64, 0.15
 REPORT: Final = "report it with this table"
 Trial = Callable[[str, Reference, Path], Finding]
 
@@ -40,6 +52,7 @@ def memory(backend: str) -> Iterator[Finding]:
     """Every risk in turn, each on a model made for it."""
     [llama] = [reference for reference in references() if reference.name == "llama"]
     trials: list[tuple[str, Trial]] = [
+        ("estimated against measured memory", _estimated),  # first: a process says no more than what it held at most
         ("a model larger than memory", _guard),
         (f"buffers with {EDGES:,} cached edges", _buffers),
         ("longest step of a long prompt", _longest_step),
@@ -87,6 +100,51 @@ def _metal() -> Iterator[Finding]:
 
 def _opened(backend: str, reference: Reference, folder: Path, **config: Any) -> LanguageModel:
     return load(write_model(folder, reference.config | config, reference.shapes), backend)
+
+
+def _estimated(backend: str, _: Reference, __: Path) -> Finding:
+    """What loading the default model and reading a text take at most, against what is told before a load."""
+    entry = next((each for each in list_models() if each.name == SMOLLM2 and each.complete), None)
+    if entry is None:
+        raise Unavailable(f"needs {SMOLLM2} on the shelf")
+    config = json.loads((entry.path / "config.json").read_text("utf-8"))
+    stored = sum(file.stat().st_size for file in entry.path.glob("*.safetensors"))
+    options: dict[str, Any] = {"prefill_chunk_tokens": ESTIMATED_CHUNK}
+    fit = estimate_fit(
+        config,
+        stored,
+        dtype=entry.dtype,
+        backend=backend,
+        context=ESTIMATED_TOKENS,
+        options=LoadOptions.from_mapping(options),
+    )
+    with load(entry.path, backend, **options) as model:
+        ids = np.random.default_rng(3).integers(3, 250, ESTIMATED_TOKENS).tolist()
+        list(model.generate_sync(ids, GenerationOptions(max_tokens=2, ignore_eos=True)))
+        on_gpu = _on_gpu(model)
+    measured = _most_arrays(backend) if on_gpu else _most_resident()
+    estimated = fit.peak - (fit.libraries if on_gpu else 0)  # arrays alone
+    share = abs(estimated / measured - 1)
+    shown = f"{estimated / 1e6:,.0f} MB estimated, {measured / 1e6:,.0f} MB measured"
+    return held("estimated against measured memory", share, ESTIMATE_BAR, shown, f"within {100 * ESTIMATE_BAR:.0f} %", REPORT)
+
+
+def _most_arrays(backend: str) -> int:
+    """Bytes that arrays on the GPU took at most."""
+    if backend == "mlx":
+        return int(import_module("mlx.core").get_peak_memory())
+    torch = import_module("torch")
+    if not torch.cuda.is_available():
+        raise Unavailable("torch does not say what arrays took at most on this device")
+    return int(torch.cuda.max_memory_allocated())
+
+
+def _most_resident() -> int:
+    """Bytes that the process held at most."""
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    lines = Path("/proc/self/status").read_text("ascii").splitlines()  # where a child's maximum begins anew
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 def _guard(backend: str, reference: Reference, folder: Path) -> Finding:
