@@ -25,6 +25,7 @@ from storage import SessionStore
 from tests.tools import more_scenes as more
 from tests.tools.more_scenes import MODEL_SECONDS, keep, settled
 from tests.tools.tree_scenes import full_tree, full_tree_alone, full_tree_narrow, save_tree
+from tests.ui.pseudo import Pseudo
 from ui import AppSettings, MainWindow, Scheme, TurnView, apply_theme
 from ui.controller.setup import FORM, SAMPLING
 
@@ -291,6 +292,13 @@ def main() -> None:
         take(application, folder, "tree-alone", Scheme.LIGHT, full_tree_alone, tree=True)
         take(application, folder, "tree-900", Scheme.LIGHT, full_tree_narrow, tree=True)
         take(application, folder, "rare-options", Scheme.LIGHT, more.rare_options)
+        application.installTranslator(translator := Pseudo())  # a longer language, read from either side
+        take(application, folder, "pseudo", Scheme.LIGHT, tokens_with_card)
+        take(application, folder, "pseudo-settings", Scheme.LIGHT, settings)
+        application.setLayoutDirection(Qt.LayoutDirection.RightToLeft)
+        take(application, folder, "pseudo-rtl", Scheme.LIGHT, tokens_with_card)
+        take(application, folder, "pseudo-rtl-settings", Scheme.DARK, settings)
+        application.removeTranslator(translator)
 
 
 if __name__ == "__main__":

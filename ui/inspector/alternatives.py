@@ -146,6 +146,7 @@ class AlternativeButton(QAbstractButton):
             return
         palette = self._theme.palette
         painter = QPainter(self)
+        painter.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # drawn by position: tokens and numbers
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         middle = int(Qt.AlignmentFlag.AlignVCenter)
         height, width = self.height(), self.width()
@@ -170,7 +171,7 @@ class AlternativeButton(QAbstractButton):
         painter.drawText(QRectF(width - share_px, 0, share_px, height), right, likely(shown.logprob))
         left = scaled(_TOKEN_LEFT) + self.token_px + 8
         room = width - left - share_px - 8
-        bar = QRectF(left, (height - 9) / 2, max(3.0, room * shown.share), 9)
+        bar = QRectF(left, (height - 9) / 2, max(3.0, room * min(shown.share, 1.0)), 9)
         painter.setPen(Qt.PenStyle.NoPen)
         resting = palette.hairline if shown.forbidden else palette.bar_rest
         painter.setBrush(QColor(palette.bar if shown.chosen or hovered else resting))

@@ -86,6 +86,7 @@ class Candidates(QWidget):
             return
         palette = self._theme.palette
         painter = QPainter(self)
+        painter.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # drawn by position: tokens and numbers
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         bars = QRectF(self._token_px + 6, 0, self._before_px - self._share_px - self._token_px - 12, 0)
         self._paint_heads(painter)

@@ -342,6 +342,7 @@ class Layers(QWidget):
         if run is None:
             return
         painter = QPainter(self)
+        painter.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # drawn by position: tokens and numbers
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         palette, lead = self._theme.palette, int(run.leads_from()[0])
         painter.setFont(self._head)

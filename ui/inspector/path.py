@@ -170,6 +170,7 @@ class Timeline(QWidget):
         ys = self.height() - 4 - peaks / top * (self.height() - 10)
         points = [QPointF(float(x), float(y)) for x, y in zip(xs, ys, strict=True)]
         painter = QPainter(self)
+        painter.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # drawn by position: tokens and numbers
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(QPen(QColor(palette.accent), 1.4))
         painter.drawPolyline(points)

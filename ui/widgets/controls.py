@@ -134,7 +134,8 @@ class Combo(QComboBox):
         super().paintEvent(event)
         painter = QPainter(self)
         px = scaled(SIZE_PX)
-        left, top = self.width() - px - 5, (self.height() - px) // 2
+        left = 5 if self.isRightToLeft() else self.width() - px - 5
+        top = (self.height() - px) // 2
         icon("chevron-down", self._theme.palette.soft, px).paint(painter, left, top, px, px)
         painter.end()
 

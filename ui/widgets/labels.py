@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QFont, QPainter, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QSizePolicy, QToolButton, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QSizePolicy, QStyle, QToolButton, QWidget
 
 from ui.theme.fonts import caption_font, interface_font, scaled
 from ui.theme.icons import SIZE_PX, icon
@@ -54,7 +54,10 @@ class ElidedLabel(Label):
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
         painter = QPainter(self)
         painter.setPen(self.palette().color(self.foregroundRole()))
-        painter.drawText(self.contentsRect(), int(Qt.AlignmentFlag.AlignVCenter | self.alignment()), self.shown)
+        # numbers, names and tokens run as they are written, in a window that is read from the right too
+        painter.setLayoutDirection(Qt.LayoutDirection.LayoutDirectionAuto)
+        aligned = QStyle.visualAlignment(self.layoutDirection(), self.alignment() | Qt.AlignmentFlag.AlignVCenter)
+        painter.drawText(self.contentsRect(), int(aligned), self.shown)
         painter.end()
 
     def resizeEvent(self, event: QResizeEvent) -> None:

@@ -82,6 +82,7 @@ class Legend(QToolButton):
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
         palette = self._theme.palette
         painter = QPainter(self)
+        painter.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # drawn by position: tokens and numbers
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(QColor(palette.text if self.underMouse() or self.hasFocus() else palette.soft))
         name = self._name

@@ -223,6 +223,7 @@ class Card(QWidget):
         if self._content is None:
             return
         painter = QPainter(self)
+        painter.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # drawn by position: tokens and numbers
         try:
             painter.setRenderHint(QPainter.RenderHint.Antialiasing)
             painter.setOpacity(self._fade)

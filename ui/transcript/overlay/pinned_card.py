@@ -436,6 +436,7 @@ class PinnedCard(QWidget):
         palette = current_theme().palette
         sheet = QRectF(self.rect()).adjusted(SHADOW_PX, SHADOW_PX, -SHADOW_PX, -SHADOW_PX)
         painter = QPainter(self)
+        painter.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # drawn by position: tokens and numbers
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         paint_shadow(painter, sheet, _RADIUS, dark=palette.dark)
         painter.setPen(QPen(QColor(palette.hairline), 1))

@@ -170,6 +170,7 @@ class EntropyStrip(QWidget):
         if not self._slices.isActive():
             self._read()
         painter = QPainter(self)
+        painter.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # drawn by position: tokens and numbers
         try:
             painter.setRenderHint(QPainter.RenderHint.Antialiasing)
             painter.fillRect(QRectF(0, 0, self.width(), 1), QColor(self._palette.hairline))

@@ -136,6 +136,7 @@ class Pane(Scroller[BodyT]):
         if event.rect() == self.viewport().rect() and self.viewport().updatesEnabled():
             self._painting.stop()  # all of it is as it should be now
         painter = QPainter(self.viewport())
+        painter.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # drawn by position: tokens and numbers
         try:
             self._paint(painter, event.rect())
         finally:
