@@ -395,7 +395,7 @@ def _print_diff(diff: BranchDiff) -> None:
             if side.tokens:
                 console_out(Text(_indented(sign, side), style=style))
     for sign, name, side in (("-", diff.left_name, diff.left), ("+", diff.right_name, diff.right)):
-        console_out(Text(f"{sign} {name or 'branch'}: {side.tokens:,} tokens after the stem, {_numbers(side)}"))
+        console_out(Text(f"{sign} {name or 'branch'}: {side.tokens:,} tokens after the shared beginning, {_numbers(side)}"))
 
 
 def _indented(sign: str, side: DiffSide) -> str:

@@ -80,7 +80,7 @@ def test_a_model_is_got_opened_and_kept_while_it_is_loaded(open_app: OpenApp, hu
         QTest.mouseClick(row.quantise_button, LEFT)
         QTest.mouseClick(row.quantise.choice.buttons[1], LEFT)
         QTest.mouseClick(row.quantise.do_button, LEFT)
-        await until(lambda: row.state.text() == "org/tiny-8bit is on the shelf")
+        await until(lambda: row.state.text() == "org/tiny-8bit is installed")
         await until(lambda: "org/tiny-8bit" in page.models)
 
     open_app(str(tiny_folder("llama").path), "hf", scene)

@@ -113,7 +113,7 @@ class ComparePane(QWidget):
         return f"{side.text[:KEPT]}\n{between}\n{side.text[-KEPT:]}"
 
     def _numbers(self, side: DiffSide) -> str:
-        tokens = self.tr("{0:,} tokens after the stem").format(side.tokens)
+        tokens = self.tr("{0:,} tokens after the shared beginning").format(side.tokens)
         if side.logprob is None:
             return self.tr("{0}, not scored").format(tokens)
         return self.tr("{0}, {1} nats together").format(tokens, signed(side.logprob, 1))

@@ -243,9 +243,9 @@ class BeamRows(QWidget):
         self.penalty.lineEdit().setTextMargins(5, 0, 0, 0)
         self.ends = Combo(self.tr("The search ends"))
         for words, rule in (
-            (self.tr("when none running is better now"), False),
-            (self.tr("when as many are complete"), True),
-            (self.tr("when none could ever be better"), "never"),
+            (self.tr("when no unfinished beam is better"), False),
+            (self.tr("when enough beams are complete"), True),
+            (self.tr("when no unfinished beam can become better"), "never"),
         ):
             self.ends.addItem(words, rule)
         self.ends.setMinimumContentsLength(12)

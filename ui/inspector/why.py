@@ -333,4 +333,4 @@ class WhyTab(InspectorTab):
             return self.tr("Found by a beam search: nothing was drawn here, the most probable whole won.")
         if origin in (Origin.SAMPLED, Origin.GRAMMAR, Origin.PICKED):
             return self.tr("The sampler’s stages were not stored with this token.")
-        return self.tr("Nothing was drawn here: no sampler had a say.")
+        return self.tr("Nothing was drawn here: no sampler was used.")

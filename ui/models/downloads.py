@@ -94,9 +94,9 @@ class DownloadRow(QWidget):
         if view.state is DownloadState.DONE:
             return self.tr("an adapter: add it by its name in the model's popover") if view.kind == "adapter" else ""
         if view.state is DownloadState.PAUSED:
-            return self.tr("paused; {0} are here and kept, also when Elsewise is closed").format(here)
+            return self.tr("paused; {0} downloaded, kept also when Elsewise is closed").format(here)
         if view.state is DownloadState.FAILED:
-            return self.tr("{0} are here and kept").format(here) if view.done else self.tr("nothing is here of it yet")
+            return self.tr("{0} downloaded and kept").format(here) if view.done else self.tr("nothing downloaded yet")
         if view.step == "wait":
             return self.tr("waiting: {0}").format(view.note)
         if view.step == "fetch" and view.file_total:
@@ -104,8 +104,8 @@ class DownloadRow(QWidget):
             return f"{here} · {file}"
         steps = {
             "look up": self.tr("asking the hub…"),
-            "check": self.tr("comparing what is here…"),
-            "install": self.tr("checking it and putting it on the shelf…"),
+            "check": self.tr("checking the files that are here…"),
+            "install": self.tr("checking it and adding it to your models…"),
         }
         return steps.get(view.step, here)
 
@@ -114,7 +114,7 @@ class DownloadRow(QWidget):
         if view.state is DownloadState.DONE or not view.done:
             self.cancel_wanted.emit(view.repository)
             return
-        self.ask.ask(self.tr("cancel, and delete the {0} that are here?").format(size(view.done)), self.tr("Delete"))
+        self.ask.ask(self.tr("cancel, and delete the {0} that were downloaded?").format(size(view.done)), self.tr("Delete"))
 
 
 MOST_NAME = 32  # characters of a repository

@@ -86,7 +86,7 @@ class GetSection(QWidget):
         self.search_button.setEnabled(True)
         self.looking.hide()
         if not found:
-            self._say(self.tr("the hub finds nothing by {0}").format(words), "soft")
+            self._say(self.tr("the hub has nothing for {0}").format(words), "soft")
         self.finds.show_finds(found)
         self.changed.emit()
 

@@ -107,7 +107,7 @@ class ModelsPage(Page):
     def _end_import(self, name: str) -> None:
         self._set_importing(False)
         if name:
-            self.notice.tell(self.tr("{0} is on the shelf").format(name))
+            self.notice.tell(self.tr("{0} is installed").format(name))
 
     def _set_importing(self, running: bool) -> None:  # a state, not an option
         for part in (self.importing, self.import_words, self.stop_import_button):

@@ -38,7 +38,7 @@ class PlanCard(QFrame):
         self.facts, self.kept = words("", "soft"), words("", "soft")
         self.bar, self.legend = FitBar(), FitLegend()
         self.fit_words = words("", "")
-        self.context = Combo(self.tr("Context to reckon with"))
+        self.context = Combo(self.tr("Context to plan for"))
         self.context.activated.connect(self._choose)
         self.own_button = button(self.tr("load it with this"), "link")
         self.own_button.clicked.connect(self._ask_own)
@@ -67,7 +67,7 @@ class PlanCard(QFrame):
         self.setAccessibleName(self.tr("Plan for {0}").format(one_line(plan.repository)))
         self.commit.setText(self.tr("commit {0}").format(plan.commit[:FINGERPRINT_SHOWN]))
         self.facts.setText(self._facts(plan))
-        self.kept.setText(self.tr("{0} are here already, of a download that was stopped").format(size(plan.kept)))
+        self.kept.setText(self.tr("{0} were downloaded before").format(size(plan.kept)))
         self.kept.setVisible(bool(plan.kept) and not plan.here)
         self.files_button.setChecked(False)
         self.files_button.setText(self.tr("1 file") if len(plan.files) == 1 else self.tr("{0:,} files").format(len(plan.files)))
@@ -84,7 +84,7 @@ class PlanCard(QFrame):
             part.setVisible(fit is not None)
         self.fit_words.setVisible(fit is not None or plan.kind == "model")
         if fit is None:
-            self.fit_words.setText(self.tr("no engine of this machine runs it: {0} would").format(", ".join(plan.engines)))
+            self.fit_words.setText(self.tr("no engine on this machine runs it; {0} would").format(", ".join(plan.engines)))
             self.own_button.hide()
         else:
             self.bar.show_fit(fit)
@@ -113,7 +113,7 @@ class PlanCard(QFrame):
     def _facts(self, plan: ModelPlan) -> str:
         adapter = self.tr("an adapter for {0}").format(plan.base) if plan.base else self.tr("an adapter")
         parts = (
-            self.tr("on the shelf already") if plan.here else "",
+            self.tr("already installed") if plan.here else "",
             adapter if plan.kind == "adapter" else "",
             self.tr("{0} to fetch").format(size(plan.size)),
             self.tr("licence {0}").format(plan.licence) if plan.licence else self.tr("licence not named"),

@@ -112,7 +112,7 @@ class ShelfRow(QWidget):
     def show_quantised(self, made: str) -> None:
         """It stands beside it."""
         self._end_work()
-        self._say(self.tr("{0} is on the shelf").format(made))
+        self._say(self.tr("{0} is installed").format(made))
 
     def show_not_quantised(self, why: str) -> None:
         """Why not; nothing where it was stopped."""

@@ -99,14 +99,20 @@ WISHES = ("weights", "context_length", "offload")  # of them, those that a model
 PLAIN = {"offload": "none"}  # what leaves it to the engine, where "auto", "" and None do not
 LOOKS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {  # rows of the window's look: what is said of another value, what they may be
-        "scheme": (QT_TRANSLATE_NOOP("Workbench", "the colours are one of {0}, not {1!r:.60}"), ("system", "light", "dark")),
-        "contrast": (QT_TRANSLATE_NOOP("Workbench", "the contrast is one of {0}, not {1!r:.60}"), ("system", "normal", "high")),
-        "motion": (QT_TRANSLATE_NOOP("Workbench", "the motion is one of {0}, not {1!r:.60}"), ("system", "reduced")),
+        "scheme": (
+            QT_TRANSLATE_NOOP("Workbench", "the colours must be one of {0}, not {1!r:.60}"),
+            ("system", "light", "dark"),
+        ),
+        "contrast": (
+            QT_TRANSLATE_NOOP("Workbench", "the contrast must be one of {0}, not {1!r:.60}"),
+            ("system", "normal", "high"),
+        ),
+        "motion": (QT_TRANSLATE_NOOP("Workbench", "the motion must be one of {0}, not {1!r:.60}"), ("system", "reduced")),
         "own_colours": (
-            QT_TRANSLATE_NOOP("Workbench", "the colours of your own text are one of {0}, not {1!r:.60}"),
+            QT_TRANSLATE_NOOP("Workbench", "the colours of your own text must be one of {0}, not {1!r:.60}"),
             ("half", "full", "none"),
         ),
-        "developer": (QT_TRANSLATE_NOOP("Workbench", "the developer view is one of {0}, not {1!r:.60}"), ("off", "on")),
+        "developer": (QT_TRANSLATE_NOOP("Workbench", "the developer view must be one of {0}, not {1!r:.60}"), ("off", "on")),
     }
 )
 LEAST_TEXT, MOST_TEXT = 80, 200  # percent
@@ -160,7 +166,7 @@ class Settings:
             try:
                 held = await self._store.setting(SETTING)
             except StoreError as fault:
-                words = translate("Workbench", "the settings cannot be read: {0}; the defaults hold")
+                words = translate("Workbench", "the settings cannot be read: {0}; the defaults are used")
                 held, self._notes = None, [words.format(fault)]
             self.values, notes = read_settings(held)
             self._notes += notes
@@ -296,7 +302,7 @@ def read_settings(held: object) -> tuple[AppSettings, list[str]]:
     if held is None:
         return AppSettings(), []
     if not isinstance(held, Mapping):
-        return AppSettings(), [translate("Workbench", "the settings cannot be read; the defaults hold")]
+        return AppSettings(), [translate("Workbench", "the settings cannot be read; the defaults are used")]
     taken: dict[str, Any] = {}
     notes = []
     for name in (f.name for f in fields(AppSettings)):
@@ -304,7 +310,7 @@ def read_settings(held: object) -> tuple[AppSettings, list[str]]:
             continue
         problem = problem_of(name, held[name])
         if problem:
-            notes.append(translate("Workbench", "{0}; the default holds").format(problem))
+            notes.append(translate("Workbench", "{0}; the default is used").format(problem))
         else:
             taken[name] = held[name]
     if taken.get("chat_template_file") and taken.get("chat_format", "auto") != "auto":
@@ -346,14 +352,14 @@ def problem_of(name: str, value: object) -> str:
     if name == "text_percent":
         whole = isinstance(value, int) and not isinstance(value, bool)
         fits = whole and LEAST_TEXT <= value <= MOST_TEXT  # type: ignore[operator]  # it is whole
-        words = translate("Workbench", "the text size lies within {0} and {1} %, not {2!r:.60}")
+        words = translate("Workbench", "the text size must be between {0} and {1} %, not {2!r:.60}")
         return "" if fits else words.format(LEAST_TEXT, MOST_TEXT, value)
     if name == "disk_bytes":
         whole = value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= LEAST_KV)
-        words = translate("Workbench", "the disk budget is at least {0:,} bytes, not {1!r:.60}")
+        words = translate("Workbench", "the disk budget must be at least {0:,} bytes, not {1!r:.60}")
         return "" if whole else words.format(LEAST_KV, value)
     if name == "kv_cache_bytes" and isinstance(value, int) and not isinstance(value, bool) and value < LEAST_KV:
-        return translate("Workbench", "the KV budget is at least {0:,} bytes, not {1:,}").format(LEAST_KV, value)
+        return translate("Workbench", "the KV budget must be at least {0:,} bytes, not {1:,}").format(LEAST_KV, value)
     try:
         LoadOptions.from_mapping({name: value})
     except (RuntimeFault, TypeError, ValueError) as fault:

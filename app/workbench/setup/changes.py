@@ -206,7 +206,9 @@ class SetupChanges:
                     raise Refusal(translate("Workbench", "the download was stopped; what has arrived is kept")) from None
                 raise
             if not fetched.is_adapter:
-                raise Refusal(translate("Workbench", "{0} is a model, no adapter; it is on the shelf").format(fetched.name))
+                raise Refusal(
+                    translate("Workbench", "{0} is a model, not an adapter; it was added to your models").format(fetched.name)
+                )
             here = fetched.name, fetched.folder
         name, folder = here
         return await self._add_adapter(session, folder, name)

@@ -191,7 +191,7 @@ def guess_problem(guess: Guess, info: ModelInfo) -> str:
         return ""
     if "recurrent" in info.attention_kinds:
         return translate(
-            "Workbench", "{0} has recurrent state, which cannot be cut back: nobody can guess ahead for it"
+            "Workbench", "{0} has recurrent state, which cannot be cut back: speculation is not possible with it"
         ).format(info.name)
     if guess is Guess.DRAFT and not info.options.get("draft_model"):
         return translate("Workbench", "no draft model is loaded: choose one in the settings; it holds after a reload")

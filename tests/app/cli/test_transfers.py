@@ -156,7 +156,7 @@ def test_branches_by_number(ask: Ask, session: int) -> None:
     done = ask("diff", session, *numbers)
     assert done.exit_code == 0, done.output
     assert "tokens are the same in both" in done.stdout
-    assert "after the stem" in done.stdout
+    assert "after the shared beginning" in done.stdout
     assert any(line.startswith("+ ") for line in done.stdout.splitlines())
 
 

@@ -47,7 +47,7 @@ def test_a_plan_is_shown_before_anything_is_fetched(in_window: Play, bench: Fake
         await until(lambda: card.isVisible())
         assert (card.title.text(), card.commit.text()) == ("org/tiny", "commit 453888666038")
         assert card.facts.text() == "351 MB to fetch · licence apache-2.0 · runs on hf, mlx · 120 GB free on disk"
-        assert card.kept.text().startswith("100 MB are here already")
+        assert card.kept.text().startswith("100 MB were downloaded before")
         assert card.fit_words.text() == "fits with 8,192 tokens: about 2.2 GB of this machine's 8 GB, 5 GB free now"
         assert card.download_button.text() == "Download 251 MB"
         QTest.keyClick(card.files_button, Qt.Key.Key_Space)
@@ -85,7 +85,7 @@ def test_what_does_not_fit_says_so_and_may_be_fetched_anyway(in_window: Play, be
         assert card.download_button.text() == "Download 351 MB anyway"
         assert card.bar.accessibleName() == "About 33 GB of 8 GB of memory"
         look_up(page, replace(PLAN, fit=None, engines=("mlx",)), bench)
-        await until(lambda: card.fit_words.text() == "no engine of this machine runs it: mlx would")
+        await until(lambda: card.fit_words.text() == "no engine on this machine runs it; mlx would")
         assert not card.bar.isVisible()
         # of one that is here already nothing is fetched
         look_up(page, replace(PLAN, here=True), bench)
@@ -135,7 +135,7 @@ def test_a_download_moves_pauses_goes_on_and_is_cancelled(in_window: Play, bench
         assert window.settings.tabs[MODELS].isChecked()
         QTest.mouseClick(row.pause_button, LEFT)
         await until(lambda: row.go_on_button.isVisible() and not row.pause_button.isVisible())
-        assert row.detail.text() == "paused; 1.2 GB of 8 GB are here and kept, also when Elsewise is closed"
+        assert row.detail.text() == "paused; 1.2 GB of 8 GB downloaded, kept also when Elsewise is closed"
         assert not link.isVisible()
         QTest.mouseClick(row.go_on_button, LEFT)
         await until(lambda: row.pause_button.isVisible())
@@ -145,11 +145,11 @@ def test_a_download_moves_pauses_goes_on_and_is_cancelled(in_window: Play, bench
             replace(BIG, state=DownloadState.FAILED, note="the hub cannot be reached; check the network", rate=0.0)
         )
         await until(lambda: row.cause.text() == "the hub cannot be reached; check the network")
-        assert row.detail.text() == "1.2 GB of 8 GB are here and kept"
+        assert row.detail.text() == "1.2 GB of 8 GB downloaded and kept"
         assert (row.go_on_button.text(), link.text()) == ("Try again", "big: download failed")
         # cancelled, after a question
         QTest.mouseClick(row.cancel_button, LEFT)
-        assert row.ask.words == "cancel, and delete the 1.2 GB that are here?"
+        assert row.ask.words == "cancel, and delete the 1.2 GB that were downloaded?"
         assert bench.asked("cancel_download") == []
         QTest.mouseClick(row.ask.do_button, LEFT)
         await until(lambda: "org/big" not in page.downloads)
@@ -219,7 +219,7 @@ def test_the_hub_is_searched_when_somebody_asks(in_window: Play, bench: FakeWork
         # nothing found, and no hub
         bench.finds = []
         QTest.mouseClick(get.search_button, LEFT)
-        await until(lambda: get.looking.text() == "the hub finds nothing by org/tiny")
+        await until(lambda: get.looking.text() == "the hub has nothing for org/tiny")
         assert not get.finds.isVisible()
         bench.refusal = "the hub cannot be reached; check the network"
         QTest.mouseClick(get.search_button, LEFT)

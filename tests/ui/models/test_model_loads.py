@@ -198,7 +198,7 @@ def test_a_model_is_quantised_in_its_row(in_window: Play, bench: FakeWorkbench) 
         QTest.mouseClick(row.quantise.do_button, LEFT)
         for _ in range(2):
             bench.gate.release()  # type: ignore[union-attr]  # set above
-        await until(lambda: row.state.text() == "smollm2-8bit is on the shelf")
+        await until(lambda: row.state.text() == "smollm2-8bit is installed")
         bench.problem = "the disk is full"
         QTest.mouseClick(row.quantise_button, LEFT)
         QTest.mouseClick(row.quantise.do_button, LEFT)

@@ -126,7 +126,7 @@ def test_a_folder_is_added_and_a_gguf_imported(in_window: Play, bench: FakeWorkb
         await until(lambda: page.import_words.text() == "converting… 33 %")
         assert not page.import_button.isEnabled()
         bench.gate.release()
-        await until(lambda: page.notice.words == "some is on the shelf")
+        await until(lambda: page.notice.words == "some is installed")
         assert page.import_button.isEnabled()
 
     in_window(scene)
@@ -161,7 +161,7 @@ def test_the_form_of_a_ggufs_weights_is_asked_for_where_there_is_a_choice(in_win
         QTest.mouseClick(form.choice.buttons[0], LEFT)
         QTest.mouseClick(form.do_button, LEFT)
         await until(lambda: bench.asked("import_gguf") == [(Path("/files/some.gguf"), True)])
-        await until(lambda: page.notice.words == "some is on the shelf")
+        await until(lambda: page.notice.words == "some is installed")
         # where mlx runs models it is the other way round
         bench.gguf = (*bench.gguf[:2], True, "")
         choose(page, page.import_button, "/files/some.gguf")

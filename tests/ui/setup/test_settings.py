@@ -320,7 +320,7 @@ def test_one_tab_alone_stands_out_whichever_way_it_was_reached(in_window: Play) 
 
 
 def test_what_could_not_be_taken_is_said(in_window: Play, bench: FakeWorkbench) -> None:
-    bench.held = replace(bench.held, notes=("the text size lies within 100 and 200 %, not 7; the default holds",))
+    bench.held = replace(bench.held, notes=("the text size must be between 100 and 200 %, not 7; the default is used",))
 
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)

@@ -120,8 +120,8 @@ def test_a_told_notice_goes_by_itself(in_window: Play, monkeypatch: pytest.Monke
     async def scene(window: MainWindow) -> None:
         window.settings.open()
         notice = window.settings.models.notice
-        notice.tell("some is on the shelf")
-        assert notice.words == "some is on the shelf"
+        notice.tell("some is installed")
+        assert notice.words == "some is installed"
         await until(lambda: notice.words == "")
         # what came after it stays
         notice.tell("done")
