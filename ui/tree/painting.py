@@ -217,7 +217,7 @@ def _places(text: str, words: str) -> list[tuple[int, int]]:
     """Where words stand in a text in any case, UTF-16."""
     wanted, found, at = " ".join(words.lower().split()), list[tuple[int, int]](), 0
     searched = text.lower() if wanted else ""
-    if len(searched) != len(text):  # nothing is looked for, or letters of which others have another number
+    if not wanted or len(searched) != len(text):  # nothing is looked for, or letters of which others have another number
         return []
     while (at := searched.find(wanted, at)) >= 0:
         first = utf16_length(text[:at])

@@ -412,3 +412,17 @@ def test_a_branch_is_named_in_the_tree(in_window: Play, bench: FakeWorkbench) ->
         assert ("rename_branch", TRIP, row(view).node_id, 0, "the wet one") in bench.calls
 
     in_window(scene)
+
+
+def test_a_row_that_says_nothing_yet_is_painted(in_window: Play, bench: FakeWorkbench) -> None:
+    rows = bench.views[TRIP].branches
+    bench.views[TRIP] = replace(bench.views[TRIP], branches=(*rows[:5], replace(rows[5], name="", before="")))
+
+    async def scene(window: MainWindow) -> None:
+        view = await opened(window)
+        view.viewport().grab()
+        press(view, Key.Key_End)
+        assert view.rows.line(row(view)) == ""
+        await frames(1)
+
+    in_window(scene)
