@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 import pytest
 import qasync
-from PySide6.QtCore import QTimer
+from PySide6.QtCore import QCoreApplication, QEvent, QTimer
+from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
@@ -72,6 +73,18 @@ def arun(app: QApplication) -> Iterator[Callable[[Coroutine[object, object, obje
             return result
 
         yield lambda work: runner.run(whole(work))
+
+
+@pytest.fixture(autouse=True)
+def clicks_wait_for_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A click comes when what it goes to has its place, as a person's does; without one a button takes none."""
+    click = QTest.mouseClick
+
+    def click_when_laid_out(*args: Any, **kwargs: Any) -> None:
+        QCoreApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest)
+        click(*args, **kwargs)
+
+    monkeypatch.setattr(QTest, "mouseClick", click_when_laid_out)
 
 
 @pytest.fixture(autouse=True)
