@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
+from typing import TYPE_CHECKING
 
 from runtime.beams import BeamStep, OnStep
 from runtime.branches import Branches
 from runtime.info import OnProgress, PromptProgress
-from runtime.loading.progress import LoadProgress, OnLoad
 from runtime.options.checking import check_callback
 from runtime.records import TokenRun
+
+if TYPE_CHECKING:  # the window stands before what loads a model is imported
+    from runtime.loading.progress import LoadProgress, OnLoad
 
 OnCount = Callable[[int, int | None], None]  # done, and in all where that is known
 ShowProgress = bool | OnCount

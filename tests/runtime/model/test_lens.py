@@ -288,5 +288,8 @@ def test_it_is_a_table_with_the_names_of_the_view() -> None:
     assert rows[3]["top_ids"] == run.top_ids[0, 3].tolist()
     assert rows[7]["position"] is rows[7]["token_id"] is rows[7]["logprob"] is rows[7]["rank"] is None  # nothing follows
     assert run.to_arrow().num_rows == 8
-    # and in a notebook, tokens are shown by their names
-    assert repr(model.decode_token(int(run.top_ids[1, 3, 0])).decode(errors="replace")) in html.unescape(run._repr_html_())
+    # and in a notebook, tokens are shown by their texts, and bytes that are no character as such
+    shown = html.unescape(run._repr_html_())
+    tokens = [model.decode_token(int(token)) for token in run.top_ids[:, 3].ravel()]
+    assert b"\xfd" in tokens
+    assert all(("bytes FD " if token == b"\xfd" else repr(token.decode())) in shown for token in tokens), shown
