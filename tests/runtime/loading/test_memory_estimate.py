@@ -219,7 +219,9 @@ MEASURED: list[tuple[str, int, dict[str, str]]] = [
     ("hf", 1500, {}),
     ("mlx", 100, {}),
     *(("hf", 100, {"weights": weights}) for weights in ("float16", "int8", "int4")),
+    ("hf", 1500, {"kv_dtype": "q8"}),
     ("hf", 100, {"dtype": "bfloat16"}),
+    ("mlx", 300, {"kv_dtype": "q8"}),
 ]
 
 
