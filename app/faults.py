@@ -5,15 +5,22 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from resources.processes import was_moved
 from runtime import BackendUnavailableError, ContextOverflowError, EngineDiedError, ModelMissingError, UnknownBackendError
 from ui import QT_TRANSLATE_NOOP, translate
 
 STOPPED = QT_TRANSLATE_NOOP("Workbench", "engine stopped; your text is kept. Send again to restart it")
+MOVED = QT_TRANSLATE_NOOP(
+    "Workbench",
+    "Elsewise was moved or removed while it was running; your text is kept. Quit it, and open it from where it is now",
+)
 LONGEST_REASON = 60  # characters
 
 
 def not_loaded(error: BaseException) -> str:
     """Why no engine came: what happened, at most one reason, what to do."""
+    if was_moved():
+        return translate("Workbench", MOVED)
     if isinstance(error, EngineDiedError):
         reason = _first_reason(str(error))
         words = translate("Workbench", "engine stopped while loading{0}; your text is kept. Send again to restart it")

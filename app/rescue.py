@@ -1,4 +1,4 @@
-"""A sessions file that cannot be opened: what a person is told, and the ways on. Nothing is ever deleted."""
+"""Sessions that cannot be opened: what a person is told, and the ways on. Nothing is ever deleted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from app.paths import DataFolder
-from storage import StoreError
+from storage import StoreDamagedError, StoreError
 
 if TYPE_CHECKING:
     from storage import Salvage
@@ -39,18 +39,18 @@ def beside(data: DataFolder) -> DataFolder:
 
 
 async def rescue(
-    data: DataFolder, fault: StoreError, on_shown: Callable[[RecoveryPage], None] | None = None
+    data: DataFolder, fault: StoreError | OSError, on_shown: Callable[[RecoveryPage], None] | None = None
 ) -> DataFolder | None:
     """Shows what is wrong and carries out what is chosen.
 
-    The caller holds the data folder's lock.
+    Where the file is damaged, the caller holds the data folder's lock.
 
     Returns:
-        The folder to open: `data`, recovered, or a fresh one; None where the page was closed.
+        The folder to open: `data`, recovered or once more, or a fresh one; None where the page was closed.
     """
     from ui import RecoveryPage
 
-    page = RecoveryPage(str(fault), str(beside(data).root))
+    page = RecoveryPage(str(fault), str(beside(data).root), damaged=isinstance(fault, StoreDamagedError))
     return await Rescue(data, page).run(on_shown)
 
 

@@ -36,13 +36,26 @@ from app.supervisor import Supervisor
 from app.windows import AppWindows
 from app.workbench import AppWorkbench, Services
 from app.workbench.models.settings import blocks_in
-from storage import DataFolderLock, SessionStore, StoreDamagedError, StoreError, read_focus, request_focus
-from ui import AppSettings, Collector, MainWindow, Scheme, apply_theme
+from resources.processes import is_bundle, is_temporary_copy
+from storage import (
+    DataFolderLock,
+    SessionStore,
+    StoreDamagedError,
+    StoreError,
+    StoreReadOnlyError,
+    read_focus,
+    request_focus,
+)
+from ui import QT_TRANSLATE_NOOP, AppSettings, Collector, MainWindow, Scheme, apply_theme, translate
 
 log = logging.getLogger(__name__)
 LOG_BYTES = 1 << 20
 WINDOW_SETTING = "window"
 DISPLAYS = ("WAYLAND_DISPLAY", "DISPLAY")
+QUARANTINED = QT_TRANSLATE_NOOP(
+    "Workbench",
+    "macOS runs Elsewise from a temporary copy until it is moved: quit, drag it into Applications in the Finder, open it there",
+)
 COMPLETE = "the window stands with its first session after"  # what `--verbose` says, and the benchmark waits for
 
 
@@ -56,23 +69,14 @@ def open_window(data: DataFolder, model: str, backend: str, *, demo: bool = Fals
         if not lock.acquire():
             request_focus(data.root, files)
             return 0
-    except StoreError as fault:
-        sys.stderr.write(f"elsewise: {fault}; choose another folder with --data-dir\n")
-        return 1
-    application = _application()
-    try:
+        application = _application()
         data.make()
         _log_to(data.log)
         store = SessionStore.open(data.sessions)
-    except StoreDamagedError as fault:
-        sys.stderr.write(f"elsewise: {fault}\n{remedies(data)}\n")
-        instead = _rescued(application, data, fault)
+    except (StoreError, OSError) as fault:
+        instead = _after(fault, data)
         lock.release()
         return 1 if instead is None else open_window(instead, model, backend, demo=demo, files=files)
-    except (StoreError, OSError) as fault:
-        sys.stderr.write(f"elsewise: {fault}\n")
-        lock.release()
-        return 1
     try:
         with asyncio.Runner(loop_factory=lambda: QEventLoop(application)) as runner:
             runner.run(run_window(data, store, model, backend, demo=demo, files=files))
@@ -127,9 +131,19 @@ def _no_display(said: Sequence[str]) -> str:
     return f"{why}; start elsewise in a desktop session, or use its commands, such as elsewise ask (elsewise --help)"
 
 
-def _rescued(application: QApplication, data: DataFolder, fault: StoreDamagedError) -> DataFolder | None:
-    """What a person chooses to open where the sessions are damaged."""
-    collector = Collector()
+def _after(fault: StoreError | OSError, data: DataFolder) -> DataFolder | None:
+    """Says why `data` cannot be opened; what a person chooses to open instead.
+
+    A page says it too where there is a choice, and in an installed app, which has no terminal.
+    """
+    damaged = isinstance(fault, StoreDamagedError)
+    way_out = (
+        f"\n{remedies(data)}" if damaged else "; choose another folder with --data-dir" * isinstance(fault, StoreReadOnlyError)
+    )
+    sys.stderr.write(f"elsewise: {fault}{way_out}\n")
+    if not damaged and not is_bundle():
+        return None
+    application, collector = _application(), Collector()
     try:
         with asyncio.Runner(loop_factory=lambda: QEventLoop(application)) as runner:
             return runner.run(rescue(data, fault))
@@ -184,6 +198,8 @@ async def run_window(
         collector = Collector()
         if on_shown is not None:
             on_shown(window, workbench)
+        if is_temporary_copy():
+            window.parts.composer.notice.say(translate("Workbench", QUARANTINED))
         for path in files:
             windows.open_file(path)
         if not demo:

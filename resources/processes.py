@@ -7,14 +7,26 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 ROLE: Final = "--role"  # first argument of a bundle's executable, which then runs the module named by the second
+MOVED: Final = "Elsewise was moved or removed while it was running; quit it, and open it from where it is now"
 
 
 def is_bundle() -> bool:
     """Whether this is a bundle without an interpreter that takes ``-m``."""
     return bool(getattr(sys, "frozen", False))
+
+
+def was_moved() -> bool:
+    """Whether this is a bundle that was moved or removed while it runs: it starts no child and finds few of its parts."""
+    return is_bundle() and not Path(sys.executable).exists()
+
+
+def is_temporary_copy() -> bool:
+    """Whether this is a quarantined bundle, which macOS runs from a place that it makes for each start."""
+    return is_bundle() and "/AppTranslocation/" in sys.executable
 
 
 def child_command(module: str, *arguments: str, isolated: bool = False) -> list[str]:
@@ -25,7 +37,12 @@ def child_command(module: str, *arguments: str, isolated: bool = False) -> list[
         arguments: For it.
         isolated: No variable of Python's, no user's folder and no package that `module` lies in are read. A bundle's
             interpreter always ignores the variables and folders.
+
+    Raises:
+        OSError: The bundle was moved.
     """
+    if was_moved():
+        raise FileNotFoundError(MOVED)
     if is_bundle():
         return [sys.executable, ROLE, module, *arguments]
     if isolated:

@@ -92,6 +92,13 @@ def test_a_child_of_a_bundle_is_its_executable_with_a_role(monkeypatch: pytest.M
     assert child_command("runtime.transport", "3") == [sys.executable, "--role", "runtime.transport", "3"]
 
 
+def test_a_bundle_that_was_moved_says_so_in_place_of_starting_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewise"))
+    with pytest.raises(OSError, match="Elsewise was moved or removed while it was running; quit it, and open it from where"):
+        child_command("runtime.transport", "3")
+
+
 def test_no_other_place_starts_an_interpreter() -> None:
     named = [
         path.relative_to(ROOT) for name in OURS for path in (ROOT / name).rglob("*.py") if "sys.executable" in path.read_text()

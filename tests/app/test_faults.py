@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from app.faults import STOPPED, not_loaded, too_long
@@ -46,3 +49,11 @@ def test_what_to_do_about_a_long_prompt_depends_on_what_fills_the_context(own: i
     words = too_long(ContextOverflowError("prompt", 0, 9_046, 8_192), own)
     assert words.startswith("9,046 tokens do not fit into the context of 8,192 (854 too many)")
     assert way_out in words
+
+
+def test_a_moved_app_is_to_be_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewise"))
+    words = not_loaded(EngineDiedError("the engine cannot be started: no such file"))
+    assert words.startswith("Elsewise was moved or removed while it was running; your text is kept")
+    assert "Send again" not in words

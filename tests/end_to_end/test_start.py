@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,8 +19,11 @@ from PySide6.QtWidgets import QApplication
 
 from app.paths import DataFolder
 from app.window import COMPLETE, open_window
+from app.workbench import AppWorkbench
 from storage import DataFolderLock, SessionStore
-from ui import RecoveryPage
+from tests.end_to_end.conftest import Scene
+from tests.end_to_end.driving import until
+from ui import MainWindow, RecoveryPage
 
 SLACK_SECONDS = 60.0
 
@@ -77,6 +83,47 @@ def test_a_foreign_database_is_left_as_it_is_and_there_is_still_a_window(
     assert str(data.sessions) in said
     assert f"elsewise --data-dir {data.root} sessions recover" in said
     assert data.sessions.read_bytes() == before
+
+
+def test_an_installed_app_shows_why_its_sessions_cannot_be_opened_and_the_ways_on(
+    qapp: QApplication, data: DataFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given: sessions of a later version, and an app that no terminal stands behind
+    SessionStore.open(data.sessions).close_sync()
+    with closing(sqlite3.connect(data.sessions)) as later, later:
+        later.execute(
+            "INSERT INTO _sqlite_migrations(migration_set, name, applied_at) VALUES ('elsewise.sessions', 'm999_future', '')"
+        )
+    before = data.sessions.read_bytes()
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    seen: list[str] = []
+
+    def try_again_and_close() -> None:
+        for page in [each for each in qapp.topLevelWidgets() if isinstance(each, RecoveryPage) and each.isVisible()]:
+            seen.append(page.problem.text())
+            assert page.fresh_button.isVisible()
+            assert not page.recover_button.isVisible()  # nothing is damaged
+            page.open_button.click() if len(seen) == 1 else page.close()
+
+    timer = QTimer(interval=20)
+    timer.timeout.connect(try_again_and_close)
+    timer.start()
+    # when, then: the page comes back as long as nothing has changed
+    assert open_window(data, "smollm2", "auto") == 1
+    timer.stop()
+    assert ["update the app or choose another data folder" in words for words in seen] == [True, True]
+    assert data.sessions.read_bytes() == before
+
+
+def test_an_app_that_macos_runs_from_a_temporary_copy_says_where_it_belongs(
+    open_app: Callable[[str, str, Scene], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.window.is_temporary_copy", lambda: True)
+
+    async def scene(window: MainWindow, _: AppWorkbench) -> None:
+        await until(lambda: "drag it into Applications" in window.parts.composer.notice.words)
+
+    open_app("x", "fake", scene)
 
 
 def test_the_windows_process_needs_no_model_library() -> None:

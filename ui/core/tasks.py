@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
+from resources.processes import was_moved
 from ui.port import QT_TRANSLATE_NOOP, Refusal, translate
 
 logger = logging.getLogger(__name__)
@@ -19,6 +20,9 @@ T = TypeVar("T")
 
 BUG_TEXT = QT_TRANSLATE_NOOP(
     "Tasks", "This did not work: an error in Elsewise, written to the log. Nothing you wrote was lost."
+)
+MOVED_TEXT = QT_TRANSLATE_NOOP(
+    "Tasks", "Elsewise was moved or removed while it was running: quit it, and open it from where it is now."
 )
 
 
@@ -78,7 +82,7 @@ class Tasks:
             refused(str(refusal))
         except Exception:  # the border between clicks and code: a bug is logged, the window lives on
             logger.exception("a command of the window failed")
-            refused(translate("Tasks", BUG_TEXT))
+            refused(translate("Tasks", MOVED_TEXT if was_moved() else BUG_TEXT))
 
 
 async def tell(listener: Callable[..., object], command: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> None:

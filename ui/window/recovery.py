@@ -1,4 +1,4 @@
-"""The page that stands in for the window while the sessions cannot be opened: what is damaged, and what can be done."""
+"""The page that stands in for the window while the sessions cannot be opened: what is wrong, and what can be done."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class RecoveryPage(QWidget):
     Args:
         problem: What is wrong, as the store says it; names the file.
         fresh: The folder that would be opened instead.
+        damaged: That something can be recovered; else the file is whole and not for this version, or out of reach.
     """
 
     recover_wanted = Signal()
@@ -29,7 +30,7 @@ class RecoveryPage(QWidget):
     fresh_wanted = Signal()
     closed = Signal()
 
-    def __init__(self, problem: str, fresh: str) -> None:
+    def __init__(self, problem: str, fresh: str, *, damaged: bool = True) -> None:
         super().__init__()
         self.setWindowTitle("Elsewise")
         self.setObjectName("column")
@@ -38,13 +39,14 @@ class RecoveryPage(QWidget):
         self.setMinimumSize(420, 360)
         self.title = Label(self.tr("Your sessions cannot be opened"), "", interface_font(20, QFont.Weight.DemiBold))
         self.problem = self._words(problem, "")
-        self.hint = self._words(
-            self.tr(
-                "Recover: what can still be read goes into a new file, and the damaged one is kept beside it under another "
-                "name. Fresh folder: nothing is touched, and new sessions go to {0}"
-            ).format(fresh),
-            "soft",
+        recover = self.tr(
+            "Recover: what can still be read goes into a new file, and the damaged one is kept beside it under another "
+            "name. Fresh folder: nothing is touched, and new sessions go to {0}"
         )
+        again = self.tr(
+            "Try again: when what is in the way is gone. Fresh folder: nothing is touched, and new sessions go to {0}"
+        )
+        self.hint = self._words((recover if damaged else again).format(fresh), "soft")
         self.state = self._words("", "soft")
         self.recover_button = self._button(self.tr("Recover what can be read"), primary=True)
         self.recover_button.clicked.connect(self.recover_wanted)
@@ -52,14 +54,15 @@ class RecoveryPage(QWidget):
         self.fresh_button.clicked.connect(self.fresh_wanted)
         self.stop_button = self._button(self.tr("Stop"))
         self.stop_button.clicked.connect(self.stop_wanted)
-        self.open_button = self._button(self.tr("Open"), primary=True)
+        self.open_button = self._button(self.tr("Open") if damaged else self.tr("Try again"), primary=True)
         self.open_button.clicked.connect(self.open_wanted)
+        self._first = self.recover_button if damaged else self.open_button
         self._lay_out()
         self.show_choice()
 
     def show_choice(self, words: str = "") -> None:
         """What can be done; `words` say how the last attempt ended."""
-        self._show(self.recover_button, self.fresh_button, words=words)
+        self._show(self._first, self.fresh_button, words=words)
 
     def show_progress(self, what: str, done: int, of: int) -> None:
         """How far the reading is."""

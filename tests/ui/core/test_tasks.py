@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +43,24 @@ def test_a_bug_is_logged_with_its_traceback_and_said(arun: Arun, caplog: pytest.
         await tasks.run(fail())
         assert shown == [BUG_TEXT]
         assert caplog.records[-1].exc_info is not None
+        caplog.clear()
+
+    arun(play())
+
+
+def test_what_a_moved_bundle_lacks_is_no_bug(
+    arun: Arun, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewise"))
+
+    async def fail() -> None:
+        raise ModuleNotFoundError
+
+    async def play() -> None:
+        shown = list[str]()
+        await Tasks(shown.append).run(fail())
+        assert shown == ["Elsewise was moved or removed while it was running: quit it, and open it from where it is now."]
         caplog.clear()
 
     arun(play())
