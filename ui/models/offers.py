@@ -171,6 +171,7 @@ class FirstModels(QFrame):
 
     wanted = Signal(object)  # Offer
     more_wanted = Signal()
+    import_wanted = Signal()
     dismissed = Signal()
 
     def __init__(self) -> None:
@@ -181,15 +182,29 @@ class FirstModels(QFrame):
         self.offers.wanted.connect(self.wanted)
         self.more_button = button(self.tr("More models…"), "link")
         self.more_button.clicked.connect(self.more_wanted)
+        self.import_button = button(self.tr("Import a file…"), "link")
+        self.import_button.clicked.connect(self.import_wanted)
         self.dismiss_button = IconButton("x", self.tr("Not now"))
         self.dismiss_button.clicked.connect(self.dismissed)
         column = QVBoxLayout(self)
         column.setContentsMargins(14, 8, 10, 10)
         column.setSpacing(6)
-        column.addLayout(row(Caption(self.tr("Models that fit this machine")), 1, self.more_button, self.dismiss_button))
+        self.place = words("", "soft")
+        self.place.setFont(interface_font(11.5))
+        self.place.hide()
+        head = row(
+            Caption(self.tr("Models that fit this machine")), 1, self.import_button, self.more_button, self.dismiss_button
+        )
+        column.addLayout(head)
         column.addWidget(self.offers)
+        column.addWidget(self.place)
         self.hide()
 
     def show_offers(self, offers: Sequence[Offer], busy: Sequence[str]) -> None:
         """Those that suit this machine; of the `busy` repositories a download stands already."""
         self.offers.show_offers([replace(offer, best=False) for offer in offers if offer.best], busy)  # the head says it
+
+    def show_folder(self, folder: str) -> None:
+        """Where sessions go."""
+        self.place.setText(self.tr("Your sessions are kept on this machine, in {0}").format(folder))
+        self.place.show()

@@ -128,7 +128,8 @@ class ModelsPage(Page):
         dialog.fileSelected.connect(lambda path: self._controller.add_folder(Path(path)))
         dialog.open()
 
-    def _ask_gguf(self) -> None:
+    def ask_gguf(self) -> None:
+        """Asks for a file to import."""
         dialog = self._dialog(self.tr("Import a GGUF file"))
         dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
         dialog.setNameFilter(self.tr("GGUF files (*.gguf)"))
@@ -204,7 +205,7 @@ class ModelsPage(Page):
         self.get.seen_wanted.connect(self._see)
         self.get.changed.connect(self._chain)
         self.add_button.clicked.connect(self._ask_folder)
-        self.import_button.clicked.connect(self._ask_gguf)
+        self.import_button.clicked.connect(self.ask_gguf)
         self.stop_import_button.clicked.connect(controller.stop_import)
 
     def _show_load(self, name: str, plan: LoadPlan) -> None:

@@ -54,6 +54,9 @@ class Welcome(QObject):
         self._left = await self._controller.workbench.settings.hints()
         if MODELS in self._left:
             self._controller.shelf.ask()
+            data = (await self._controller.workbench.settings.view()).data
+            if data is not None:
+                self._parts.first.show_folder(data.folder)
         self._refresh()
 
     def _take_offers(self, offers: Sequence[Offer]) -> None:

@@ -261,6 +261,7 @@ class MainWindow(QMainWindow):
     def _wire_models(self) -> None:
         for wanted in (self.controller.models.none_here, self.parts.top.model.more_wanted, self.parts.first.more_wanted):
             wanted.connect(self._open_models)
+        self.parts.first.import_wanted.connect(self._import_model)
         self.controller.models.does_not_fit.connect(self._show_load)
         self.parts.status.downloads.clicked.connect(lambda _checked=False: self.settings.open_models())
         self.controller.shelf.downloads_changed.connect(self.parts.status.show_downloads)
@@ -307,6 +308,10 @@ class MainWindow(QMainWindow):
 
     def _open_models(self) -> None:
         self.settings.open_models(get=True)
+
+    def _import_model(self) -> None:
+        self._open_models()
+        self.settings.models.ask_gguf()
 
     def open_file(self, path: Path) -> None:
         """Imports a file of sessions, or a GGUF model, whose form may be asked; shelves a model's folder."""

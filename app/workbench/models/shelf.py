@@ -234,8 +234,8 @@ def _plan(wanted: str, progress: OnDownload) -> DownloadPlan:
 def _offers() -> list[Offer]:
     from runtime import catalogue, fitting, list_models
 
-    best = {model.name for model in fitting(PROPOSED)}
     here = {entry.name.partition("@")[0] for entry in list_models() if entry.complete}
+    best = {model.name for model in (*fitting(PROPOSED), *(() if here else catalogue()[:1]))}  # the smallest is here soonest
     return [offer_of(model, here, best=model.name in best) for model in catalogue()]
 
 

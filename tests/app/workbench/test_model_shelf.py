@@ -171,6 +171,16 @@ def test_proposals_come_without_a_network(play: Play, shelf: Path, tiny: Path) -
     play(scene)
 
 
+def test_where_no_model_is_here_the_smallest_is_proposed_too(play: Play, shelf: Path) -> None:
+    async def scene(s: Scene) -> None:
+        offers = await s.workbench.shelf.offers()
+        assert not any(offer.here for offer in offers)
+        assert (offers[0].name, offers[0].best) == ("SmolLM2 135M", True)
+        assert sum(offer.best for offer in offers) <= 4
+
+    play(scene)
+
+
 def test_hints_are_dismissed_for_good(play: Play) -> None:
     async def first(s: Scene) -> None:
         assert await s.workbench.settings.hints() == {"tokens", "models"}

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QFileDialog
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
@@ -94,6 +95,7 @@ def test_models_that_fit_stand_after_the_sample(in_window: Play, bench: FakeWork
         await until(first.isVisible)
         (row,) = first.offers.rows  # that suit this machine
         assert (row.name.text(), row.facts.text()[:23]) == ("Qwen3 0.6B", "596 M parameters · 1.2 ")
+        assert first.place.text() == "Your sessions are kept on this machine, in /data/elsewise"
         assert bench.asked("download") == bench.asked("plan_model") == []
         QTest.mouseClick(row.get_button, LEFT)
         assert bench.asked("download") == [("org/qwen3",)]
@@ -106,6 +108,22 @@ def test_models_that_fit_stand_after_the_sample(in_window: Play, bench: FakeWork
         QTest.mouseClick(first.dismiss_button, LEFT)
         assert not first.isVisible()
         await until(lambda: bench.asked("dismiss_hint") == [("models",)])
+
+    in_window(scene)
+
+
+def test_a_model_is_imported_from_a_file_at_the_first_start(in_window: Play, bench: FakeWorkbench) -> None:
+    bench.left_hints = frozenset({"models"})
+    bench.views[TRIP] = replace(bench.views[TRIP], is_sample=True)
+
+    async def scene(window: MainWindow) -> None:
+        await until(window.parts.first.isVisible)
+        QTest.mouseClick(window.parts.first.import_button, LEFT)
+        (dialog,) = [each for each in window.settings.findChildren(QFileDialog) if each.isVisible()]
+        dialog.fileSelected.emit("/files/some.gguf")
+        dialog.close()
+        page = window.settings.models
+        await until(lambda: page.notice.words == "some is installed")
 
     in_window(scene)
 
