@@ -15,7 +15,7 @@ from rich.text import Text
 from app.cli.common import console, print_table
 from app.cli.settings import Settings
 from app.doctor.finding import Report, markdown
-from app.doctor.run import PARTS, Doing, check_machine
+from app.doctor.run import PARTS, SLEEP, Doing, check_machine
 from runtime import __version__, available_backends, default_backend, list_models, models_dir
 
 LIBRARIES = ("PySide6-Essentials", "qasync", "numpy", "torch", "transformers", "mlx", "mlx-lm", "tokenizers", "sqlite-utils")
@@ -34,7 +34,12 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @click.option("--deep", is_flag=True, help="Measure this machine: numbers, memory, speed, window, disk; ten minutes.")
-@click.option("--only", multiple=True, type=click.Choice(PARTS), help="Of --deep: this part; may be given again.")
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice((*PARTS, SLEEP)),
+    help="Of --deep: this part; may be given again. Sleep, where you close the lid, is run in no other way.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Of --deep: one JSON object on stdout.")
 @click.option(
     "--markdown", "as_markdown", is_flag=True, help="Of --deep: Markdown for a bug report, without prompts and names."
@@ -68,6 +73,8 @@ def _check_deeply(context: click.Context, only: tuple[str, ...], *, as_json: boo
         task = bar.add_task("starting", total=None)
 
         def tell(doing: Doing) -> None:
+            if doing.part == SLEEP and not doing.last:
+                console.print("close the lid, or choose Sleep, and wake the machine after half a minute")
             last = f", after {doing.last}" if doing.last else ""
             bar.update(task, completed=doing.done, total=doing.total, description=f"{doing.part}{last}")
 

@@ -21,7 +21,15 @@ from resources.processes import child_command
 from runtime import __version__, available_backends
 
 PARTS: Final = ("parity", "memory", "speed", "window", "disk")
-SECONDS: Final = {"parity": 150.0, "memory": 150.0, "speed": 120.0, "window": 60.0, "disk": 60.0}  # ten minutes on a Mac
+SLEEP: Final = "sleep"  # a part that is run where it is asked for alone: it needs a person
+SECONDS: Final = {
+    "parity": 150.0,
+    "memory": 150.0,
+    "speed": 120.0,
+    "window": 60.0,
+    "disk": 60.0,
+    SLEEP: 300.0,
+}  # ten minutes on a Mac
 WITH_MODELS: Final = ("parity", "memory", "speed")  # are run for each backend
 GRACE: Final = 5.0  # seconds
 
@@ -61,14 +69,15 @@ def check_machine(only: Iterable[str], tell: Callable[[Doing], None], *, factor:
     """Every part, or those in `only`. Ctrl-C ends the part that runs; the report has what was found.
 
     Args:
-        only: Names of `PARTS`; none: all.
+        only: Names of `PARTS`, or `SLEEP`; none: all of `PARTS`.
         tell: Hears what is being done.
         factor: Of the seconds that a part may take: a machine without a GPU needs more than a Mac.
     """
     facts = machine()
     backends = [name for name in facts["backends"].split(", ") if name != "none"]
-    wanted = [part for part in PARTS if part in set(only) or not only]
-    steps = [(part, backend) for part in wanted for backend in (backends if part in WITH_MODELS else [""])]
+    wanted = [part for part in (*PARTS, SLEEP) if part in set(only) or (not only and part != SLEEP)]
+    on = dict.fromkeys(WITH_MODELS, backends) | {SLEEP: backends[-1:]}
+    steps = [(part, backend) for part in wanted for backend in on.get(part, [""])]
     report = Report(facts, {})
     try:
         for number, (part, backend) in enumerate(steps):

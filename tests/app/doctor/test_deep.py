@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -19,7 +23,8 @@ from app.doctor import parity
 from app.doctor.finding import Finding, Report, markdown
 from app.doctor.reference import SMOLLM2, Reference, references
 from app.doctor.run import Doing, check_machine
-from runtime import models_dir
+from app.doctor.sleep import LEAST, seconds_asleep, through_sleep
+from runtime import models_dir, spawn
 
 ROOT = Path(__file__).parents[3]
 SHELF = models_dir()  # before a test's own data folder takes the place of the machine's
@@ -137,6 +142,64 @@ def test_ctrl_c_prints_what_is_done() -> None:
     report = json.loads(out)
     assert report["interrupted"] is True
     assert "system" in report["machine"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "verdict", "figure"),
+    [
+        (signal.SIGSTOP, "ok", "0 of 256 tokens differ, during and after 60 s of sleep"),
+        (signal.SIGKILL, "missed", "the engine ended"),
+    ],
+)
+def test_an_answer_goes_on_after_sleep(sent: signal.Signals, verdict: str, figure: str) -> None:
+    async def check() -> Finding:
+        asked = itertools.count()
+        async with await spawn("mock", backend="mock") as model:
+
+            def asleep() -> float:
+                """As the engine halts, or ends, before the second answer, and a minute is over after it."""
+                time = next(asked)
+                if time == 1:
+                    os.kill(model.pid, sent)
+                    if sent == signal.SIGSTOP:
+                        asyncio.get_running_loop().call_later(0.5, os.kill, model.pid, signal.SIGCONT)
+                return 60.0 * (time > 1)
+
+            return await through_sleep(model, [1, 2, 3], asleep)
+
+    row = asyncio.run(check())
+    assert (row.verdict, row.figure) == (verdict, figure), row
+
+
+def test_a_machine_that_stays_awake_is_told_to_sleep() -> None:
+    async def check() -> Finding:
+        async with await spawn("mock", backend="mock") as model:
+            return await through_sleep(model, [1, 2, 3], lambda: 0.0, patience=0.0)
+
+    row = asyncio.run(check())
+    assert (row.verdict, "close the lid" in row.advice) == ("skipped", True)
+    assert abs(seconds_asleep() - seconds_asleep()) < LEAST  # this machine does not sleep between two lines
+
+
+def test_the_part_that_needs_a_person_is_run_where_it_is_asked_for_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Doing] = []
+
+    def stop(doing: Doing) -> None:
+        begun.append(doing)
+        raise KeyboardInterrupt
+
+    check_machine([], stop)
+    check_machine(["sleep"], stop)
+    check_machine(["disk", "sleep"], stop)
+    assert [(doing.part, doing.total) for doing in begun] == [("parity", 8), ("sleep", 1), ("disk", 2)]  # of two backends
+
+    # and what is to be done is said
+    def begin(_: object, tell: Callable[[Doing], None], **__: float) -> Report:
+        tell(Doing(0, 1, "sleep", ""))
+        return Report({}, {})
+
+    monkeypatch.setattr("app.cli.doctor.check_machine", begin)
+    assert "close the lid, or choose Sleep" in CliRunner().invoke(cli, ["doctor", "--deep", "--only", "sleep"]).output
 
 
 def test_its_options_need_deep() -> None:
