@@ -22,7 +22,7 @@ mount -t tmpfs tmpfs "$base/dev/shm"
 cp "$deb" "$base/elsewise.deb"
 install -m 644 "$model" "$base/model.gguf"
 chroot "$base" env DEBIAN_FRONTEND=noninteractive sh -c '
-  apt-get install -y -qq --no-install-recommends /elsewise.deb xvfb xdotool procps fonts-dejavu-core >/dev/null
+  apt-get install -y -qq --no-install-recommends /elsewise.deb xvfb xdotool procps sqlite3 fonts-dejavu-core >/dev/null
   id reader >/dev/null 2>&1 || useradd --create-home --home-dir /srv/reader reader'
 rm "$base/elsewise.deb"
 if chroot "$base" sh -c 'command -v python3 || command -v python || command -v cc'; then
@@ -34,9 +34,10 @@ set -eu
 cd "$HOME"
 step() { echo "-- $*"; "$@" > last.log 2>&1 || { cat last.log; echo "FAILED: $*"; exit 1; }; }
 step elsewise --version
-for command in ask bench chat doctor embed models score serve sessions window; do step elsewise $command --help; done
+commands() { elsewise "$@" --help | sed -n '/^Commands:/,$ s/^  \([a-z-]*\)  .*/\1/p'; }
+for command in $(commands); do step elsewise $command --help; done
 for group in models sessions; do
-  for command in $(elsewise $group --help | sed -n '/^Commands:/,$ s/^  \([a-z-]*\)  .*/\1/p'); do step elsewise $group $command --help; done
+  for command in $(commands $group); do step elsewise $group $command --help; done
 done
 step elsewise models import /model.gguf --name smollm2
 step elsewise doctor
@@ -54,30 +55,63 @@ Xvfb :77 -screen 0 1440x900x24 -fbdir "$HOME" >/dev/null 2>&1 &
 screen=$!
 export DISPLAY=:77
 sleep 2
-elsewise --verbose > window.log 2>&1 &
-window=$!
+start() {
+  elsewise --verbose > window.log 2>&1 &
+  window=$!
+  await "the window" grep -q "the window stands with its first session" window.log
+}
+stop() {
+  kill -TERM $window
+  wait $window || { cat window.log; echo "FAILED: the window's end"; exit 1; }
+}
+await() {
+  what=$1
+  shift
+  waited=0
+  until "$@"; do
+    waited=$((waited + 1))
+    [ $waited -lt 180 ] || { cat window.log; echo "FAILED: $what did not come"; exit 1; }
+    sleep 1
+  done
+}
+ask() { xdotool type "$1"; sleep 1; xdotool key Return; }
+count() { sqlite3 -readonly "$HOME/.local/share/elsewise/sessions.db" "select count(*) from nodes where $1"; }
+answers() { count "role = 'assistant' and status = 'complete'"; }
+answered() { [ "$(answers)" -ge $((before + $1)) ]; }
 engine() { pgrep -P $window -f 'runtime[.]transport' | tail -n 1; }
-waited=0
-until first=$(engine) && [ -n "$first" ]; do
-  waited=$((waited + 1))
-  [ $waited -lt 90 ] || { cat window.log; pgrep -a elsewise; echo "FAILED: no engine"; exit 1; }
-  sleep 1
-done
-sleep 15
-cp Xvfb_screen0 1-start.xwd
+picture() { sleep 1; cp Xvfb_screen0 "$1.xwd"; }
+has_engine() { [ -n "$(engine)" ] && [ "$(engine)" != "$1" ]; }
+start
+await "an engine" has_engine ""
+first=$(engine)
+picture 1-start
 echo "engine: $(tr '\0' ' ' < /proc/$first/cmdline)"
-xdotool key ctrl+n; sleep 2; xdotool type "Name a river."; sleep 1; xdotool key Return; sleep 20
-cp Xvfb_screen0 2-answer.xwd
+before=$(answers)
+elsewise window colours.elsewise  # a second copy: it ends, and the first one opens the file
+await "the session of the second copy" answered 1
+before=$(answers)
+xdotool mousemove 600 760 click 1; xdotool key ctrl+n; sleep 2
+ask "Name a river."
+await "an answer" answered 1
+picture 2-answer
+xdotool key ctrl+j; sleep 2; xdotool key 2  # the second alternative of the next uncertain token
+await "a branch" answered 2
+picture 3-branch
 kill -9 "$first"; sleep 2
-xdotool type "And a lake?"; sleep 1; xdotool key Return; sleep 30
-cp Xvfb_screen0 3-engine-killed.xwd
-test "$(engine)" != "$first" || { echo "FAILED: no second engine"; exit 1; }
-kill -TERM $window; wait $window || { cat window.log; echo "FAILED: the window's end"; exit 1; }
-elsewise --verbose > window.log 2>&1 &
-window=$!
-sleep 12
-cp Xvfb_screen0 4-reopened.xwd
-kill -TERM $window; wait $window || { cat window.log; exit 1; }
+xdotool key Escape; ask "And a lake?"
+await "an answer of the second engine" answered 3
+has_engine "$first" || { echo "FAILED: no second engine"; exit 1; }
+picture 4-engine-killed
+stop
+start
+await "the engine after reopening" has_engine ""
+ask "And a sea?"
+await "an answer after reopening" answered 4
+picture 5-reopened
+stop
+echo "reused and computed after reopening: $(sqlite3 -readonly .local/share/elsewise/sessions.db \
+  "select stats ->> 'reused', stats ->> 'computed' from nodes where role = 'assistant' order by id desc limit 1")"
+test "$(count "role = 'assistant' and stats ->> 'reused' > stats ->> 'computed' and id = (select max(id) from nodes)")" = 1
 kill $screen
 step elsewise sessions list
 cat last.log

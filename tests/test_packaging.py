@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from app.cli.group import COMMANDS
+from app.doctor.run import PARTS
 from tests.pages import ROOT
 
 IDENTITY = "Developer ID Application: Example (TEAM123456)"
@@ -223,6 +224,13 @@ def test_actions_are_pinned_by_commit_and_workflows_may_only_read() -> None:
             (True, True) if path.name == "release.yml" else (False, False)
         )
         assert "pull_request_target" not in text
+
+
+def test_the_macos_runner_checks_every_part_of_the_machine_and_keeps_what_it_found() -> None:
+    text = (ROOT / ".github" / "workflows" / "macos.yml").read_text("utf-8")
+    checks = re.findall(r"elsewise doctor --deep (.*) --json > (\S+)", text)
+    assert sorted(re.findall(r"--only (\w+)", " ".join(parts for parts, _ in checks))) == sorted(PARTS)
+    assert all(f"            {file}\n" in text for _, file in checks)
 
 
 def test_a_release_has_the_section_of_its_version_and_fails_without() -> None:
