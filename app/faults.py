@@ -7,7 +7,7 @@ from pathlib import Path
 
 from resources.processes import was_moved
 from runtime import BackendUnavailableError, ContextOverflowError, EngineDiedError, ModelMissingError, UnknownBackendError
-from ui import QT_TRANSLATE_NOOP, translate
+from ui import QT_TRANSLATE_NOOP, in_window, translate
 
 STOPPED = QT_TRANSLATE_NOOP("Workbench", "engine stopped; your text is kept. Send again to restart it")
 MOVED = QT_TRANSLATE_NOOP(
@@ -28,11 +28,11 @@ def not_loaded(error: BaseException) -> str:
     if isinstance(error, UnknownBackendError):
         return f"{str(error).partition(': ')[0]}; {_another_engine()}"
     if isinstance(error, BackendUnavailableError):
-        return translate("Workbench", "{0}; or {1}").format(error, _another_engine())
+        return translate("Workbench", "{0}; or {1}").format(in_window(str(error)), _another_engine())
     if isinstance(error, ModelMissingError) and error.source:  # its message names commands; what a server lacks has no source
         name = Path(error.source).name or translate("Workbench", "the model")
         return translate("Workbench", "{0} is not on this computer").format(name)
-    return str(error)
+    return in_window(str(error))
 
 
 def too_long(error: ContextOverflowError, own: int) -> str:
@@ -60,6 +60,8 @@ def _another_engine() -> str:
 
     names = [name for name, state in sorted(available_backends().items()) if state is True and not brings_text(name)]
     if not names:
-        return translate("Workbench", "no engine can run here: see `elsewise doctor`")
+        return translate(
+            "Workbench", "no engine can run here: install Elsewise again, or connect to a server in Settings > Models"
+        )
     words = translate("Workbench", "choose another engine in the model menu ({0}), then regenerate")
     return words.format(", ".join(names))

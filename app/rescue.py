@@ -48,9 +48,9 @@ async def rescue(
     Returns:
         The folder to open: `data`, recovered or once more, or a fresh one; None where the page was closed.
     """
-    from ui import RecoveryPage
+    from ui import RecoveryPage, in_window
 
-    page = RecoveryPage(str(fault), str(beside(data).root), damaged=isinstance(fault, StoreDamagedError))
+    page = RecoveryPage(in_window(str(fault)), str(beside(data).root), damaged=isinstance(fault, StoreDamagedError))
     return await Rescue(data, page).run(on_shown)
 
 

@@ -98,6 +98,7 @@ from ui.port import (
     WeightsForm,
     WindowWanted,
     Workbench,
+    in_window,
     translate,
     translate_with,
 )
@@ -223,6 +224,7 @@ __all__ = [
     "WindowWanted",
     "Workbench",
     "apply_theme",
+    "in_window",
     "translate",
     "translate_with",
 ]

@@ -48,7 +48,7 @@ from ui.port.models import (
     ShelfModel,
     TokenView,
 )
-from ui.port.refusals import QT_TRANSLATE_NOOP, ModelRefusal, Refusal, ShownElsewhere, translate, translate_with
+from ui.port.refusals import QT_TRANSLATE_NOOP, ModelRefusal, Refusal, ShownElsewhere, in_window, translate, translate_with
 from ui.port.sessions import BranchRow, FolderView, Hit, RowText, SessionSummary, SessionView, TrashedSession, TreeRow
 from ui.port.settings import (
     AdapterChoice,
@@ -171,6 +171,7 @@ __all__ = [
     "WeightsForm",
     "WindowWanted",
     "Workbench",
+    "in_window",
     "translate",
     "translate_with",
 ]

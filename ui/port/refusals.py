@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import Final
 
 _translators: list[Callable[[str, str], str]] = []
 
@@ -27,8 +29,25 @@ def translate_with(translator: Callable[[str, str], str]) -> None:
     _translators[:] = [translator]
 
 
+PLACES: Final = {
+    "models": QT_TRANSLATE_NOOP("Refusals", "Settings > Models"),
+    "sessions": QT_TRANSLATE_NOOP("Refusals", "Settings > Data"),
+}  # of the groups of commands
+_COMMAND: Final = re.compile(
+    r"(['`]?)elsewise (models|sessions) \w+(?: (?!(?:or|puts|shows?|says|names|takes|does|helps)\b)[^\s,;()'`]+)*\1"
+)
+
+
+def in_window(words: str) -> str:
+    """A message of the library or the store: in place of the commands that it names, where the window does the same."""
+    return _COMMAND.sub(lambda found: translate("Refusals", PLACES[found[2]]), words)
+
+
 class Refusal(Exception):
     """A command that was not carried out. The text says what was wrong and what to do; nothing was lost."""
+
+    def __init__(self, words: str = "") -> None:
+        super().__init__(in_window(words))
 
 
 class ModelRefusal(Refusal):

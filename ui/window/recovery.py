@@ -74,7 +74,7 @@ class RecoveryPage(QWidget):
             *lost[:MOST_LOST],
         ]
         if len(lost) > MOST_LOST:
-            words.append(self.tr("and {0} more; `elsewise sessions verify` names them").format(len(lost) - MOST_LOST))
+            words.append(self.tr("and {0} more").format(len(lost) - MOST_LOST))
         self.title.setText(self.tr("Recovered"))
         self.problem.hide()
         self.hint.hide()

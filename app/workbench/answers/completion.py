@@ -32,7 +32,7 @@ from runtime import (
     UnknownBackendError,
 )
 from storage import SessionStore, StoreError
-from ui import Refusal, translate
+from ui import Refusal, in_window, translate
 
 if TYPE_CHECKING:
     from app.workbench.answers.answer import Answer
@@ -153,7 +153,7 @@ def judge(answer: Answer) -> None:
     error = task.exception()
     if error is None:
         return
-    answer.finish, answer.message = "error", str(error)
+    answer.finish, answer.message = "error", in_window(str(error))
     answer.unloaded = isinstance(error, ModelLoadError | UnknownBackendError | BackendUnavailableError)
     if isinstance(error, EngineDiedError):
         answer.finish = "engine_died"
@@ -174,7 +174,7 @@ def judge(answer: Answer) -> None:
     elif not isinstance(error, RuntimeFault | StoreError | Refusal):
         log.error("an answer failed", exc_info=error)
         words = translate("Workbench", "something went wrong ({0}); your text is kept. The details are in the log")
-        answer.message = words.format(error)
+        answer.message = words.format(in_window(str(error)))
 
 
 def _another_tokenizer(fault: OtherTokenizerError) -> str:

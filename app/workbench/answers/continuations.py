@@ -42,6 +42,7 @@ from ui import (
     Refusal,
     SessionChanged,
     SessionsChanged,
+    in_window,
     translate,
 )
 
@@ -250,7 +251,7 @@ class Continuations:
             await unsaved.save(self._store)
         except StoreError as fault:
             fan.session.unsaved = unsaved
-            fan.note = translate("Workbench", "not saved yet: {0}").format(fault)
+            fan.note = translate("Workbench", "not saved yet: {0}").format(in_window(str(fault)))
             for ending in unsaved.left:
                 fan.session.notes[ending.node_id] = fan.note
         await self._drop_silent(fan)

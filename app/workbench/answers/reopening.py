@@ -15,7 +15,7 @@ from app.workbench.setup.adapters import Adapters
 from app.workbench.tree.session import WholeSession
 from app.workbench.windows import Windows
 from runtime import EngineDiedError, RuntimeFault
-from ui import QT_TRANSLATE_NOOP, Refusal, SessionChanged, translate
+from ui import QT_TRANSLATE_NOOP, Refusal, SessionChanged, in_window, translate
 
 log = logging.getLogger(__name__)
 UNDER_WAY = QT_TRANSLATE_NOOP(
@@ -105,7 +105,7 @@ class Reopening:
         except (RuntimeFault, Refusal) as fault:
             log.info("session %d was not reopened: %s", session.id, fault)
             words = translate("Workbench", "engine stopped, and this session could not be reopened: {0}")
-            self._say(lost, words.format(fault))
+            self._say(lost, words.format(in_window(str(fault))))
         else:
             await self._sessions.find_warm(session)
             self._say(lost, translate("Workbench", DONE))

@@ -35,6 +35,7 @@ from ui import (
     TokensArrived,
     TurnChanged,
     TurnStatus,
+    in_window,
     translate,
 )
 
@@ -234,7 +235,7 @@ class Streaming:
         except StoreError as fault:
             session.unsaved = ending
             session.states[node_id] = TurnStatus.PARTIAL
-            session.notes[node_id] = translate("Workbench", "not saved yet: {0}").format(fault)
+            session.notes[node_id] = translate("Workbench", "not saved yet: {0}").format(in_window(str(fault)))
             raise
         finally:
             if answer.finish == "engine_died" and answer.model is not None:

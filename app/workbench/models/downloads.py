@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from app.workbench.background import stoppable
 from app.workbench.windows import Windows
 from runtime import DownloadError, RuntimeFault
-from ui import Download, DownloadsChanged, DownloadState, ModelsChanged, Refusal, translate
+from ui import Download, DownloadsChanged, DownloadState, ModelsChanged, Refusal, in_window, translate
 
 if TYPE_CHECKING:
     from runtime import DownloadProgress, Unfinished
@@ -187,4 +187,4 @@ def _discard(repository: str) -> int:
 
 def _cause(fault: RuntimeFault) -> str:
     """Without the part for a terminal: what was kept stands beside it."""
-    return _KEPT.sub("", str(fault))
+    return in_window(_KEPT.sub("", str(fault)))

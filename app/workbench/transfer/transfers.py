@@ -13,7 +13,7 @@ from app.workbench.transfer.exports import EXPORTS, FORMATS, write_export
 from app.workbench.windows import Windows
 from runtime import RuntimeFault
 from storage import PortableFile, SessionStore, StoreError
-from ui import QT_TRANSLATE_NOOP, ExportFormat, ImportResult, OnTransfer, Refusal, SessionsChanged, translate
+from ui import QT_TRANSLATE_NOOP, ExportFormat, ImportResult, OnTransfer, Refusal, SessionsChanged, in_window, translate
 
 NO_SNAPSHOT = QT_TRANSLATE_NOOP(
     "Workbench",
@@ -63,7 +63,7 @@ class Transfers:
         from app.workbench.transfer.import_check import what_is_taken
 
         taken = [await what_is_taken(self._store, (await stored(self._store.load_session(i))).nodes) for i in imported.sessions]
-        notes = dict.fromkeys([*imported.notes, *(note for notes in taken for note in notes)])
+        notes = dict.fromkeys(map(in_window, [*imported.notes, *(note for notes in taken for note in notes)]))
         return ImportResult(imported.sessions, tuple(notes), await asyncio.to_thread(carries_blocks, path))
 
     async def take_kv(self, session_ids: Sequence[int], path: Path, progress: OnTransfer) -> int:
