@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from PySide6.QtCore import (
@@ -29,6 +30,7 @@ from PySide6.QtGui import QFileOpenEvent
 from PySide6.QtWidgets import QApplication
 from qasync import QEventLoop
 
+from app.faults import MOVED
 from app.paths import DataFolder
 from app.rescue import remedies, rescue
 from app.sample import ensure_sample, first_sample
@@ -36,7 +38,7 @@ from app.supervisor import Supervisor
 from app.windows import AppWindows
 from app.workbench import AppWorkbench, Services
 from app.workbench.models.settings import blocks_in
-from resources.processes import is_bundle, is_temporary_copy
+from resources.processes import is_bundle, is_temporary_copy, was_moved
 from storage import (
     DataFolderLock,
     SessionStore,
@@ -189,7 +191,7 @@ async def run_window(
     application = QApplication.instance()
     if isinstance(application, Application):
         application.file_opened.connect(windows.open_file)
-    with _closing_on_signals(windows):
+    with _closing_on_signals(windows), _telling_of_a_move(windows):
         await filled.wait()
         window.repaint()  # now, before the engine wants the processor
         log.info("%s %.3f s of processor time", COMPLETE, time.process_time())
@@ -250,6 +252,23 @@ def _closing_on_signals(windows: AppWindows) -> Iterator[None]:
             signal.set_wakeup_fd(before)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+
+
+@contextmanager
+def _telling_of_a_move(windows: AppWindows) -> Iterator[None]:
+    """What fails outside a command, where a bundle that was moved lacks a part of itself, is told as what it is."""
+    before = sys.excepthook
+
+    def hear(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        if was_moved() and windows.front is not None:
+            windows.front.parts.composer.notice.say(translate("Workbench", MOVED))
+
+    sys.excepthook = hear
+    try:
+        yield
+    finally:
+        sys.excepthook = before
 
 
 def _watch_focus(data: DataFolder, windows: AppWindows, since: int) -> QFileSystemWatcher:

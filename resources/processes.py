@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import runpy
@@ -53,6 +54,23 @@ def child_command(module: str, *arguments: str, isolated: bool = False) -> list[
     return [sys.executable, "-P", "-m", module, *arguments]  # -P: nothing is imported from the working directory
 
 
+def _outlive_a_move() -> None:
+    """Where a bundle that was moved lacks a module, its import fails; PyInstaller would end the process, with what is typed."""
+    try:
+        archive = importlib.import_module("pyimod02_importers").pyz_archive
+    except ImportError:
+        return
+    extract = archive.extract
+
+    def extract_or_fail(name: str, raw: bool = False) -> object:  # PyInstaller's signature
+        try:
+            return extract(name, raw)
+        except SystemExit as gone:
+            raise ImportError(MOVED) from gone
+
+    archive.extract = extract_or_fail
+
+
 def start_in_bundle(arguments: Sequence[str]) -> None:
     """First call of a bundle's program: ends as the child that `child_command` or multiprocessing asks for; else returns.
 
@@ -62,6 +80,7 @@ def start_in_bundle(arguments: Sequence[str]) -> None:
     from multiprocessing import freeze_support  # for a bundle alone
 
     freeze_support()
+    _outlive_a_move()
     if arguments[:1] != [ROLE]:
         return
     if os.environ.get("PYTHONUNBUFFERED"):  # ignored by a bundle's interpreter

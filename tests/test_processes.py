@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from app.names import OURS
-from resources.processes import child_command
+from resources.processes import child_command, start_in_bundle
 from tests.pages import ROOT
 from tests.runtime.loading.gguf_files import small_llama
 
@@ -18,6 +19,7 @@ EVERY_CHILD = """
 import asyncio
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 from app.block_files import apart
 from runtime import Grammar, import_model, spawn
@@ -97,6 +99,20 @@ def test_a_bundle_that_was_moved_says_so_in_place_of_starting_a_child(tmp_path: 
     monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewise"))
     with pytest.raises(OSError, match="Elsewise was moved or removed while it was running; quit it, and open it from where"):
         child_command("runtime.transport", "3")
+
+
+def test_a_moved_bundle_fails_to_load_a_module_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def extract(name: str, raw: bool = False) -> object:
+        if name == "there":
+            return name, raw
+        raise SystemExit("the archive appears to have been moved")
+
+    archive = SimpleNamespace(extract=extract)  # as PyInstaller's, which ends the process
+    monkeypatch.setitem(sys.modules, "pyimod02_importers", SimpleNamespace(pyz_archive=archive))
+    start_in_bundle([])
+    assert archive.extract("there", True) == ("there", True)
+    with pytest.raises(ImportError, match="Elsewise was moved"):
+        archive.extract("gone")
 
 
 def test_no_other_place_starts_an_interpreter() -> None:

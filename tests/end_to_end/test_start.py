@@ -126,6 +126,26 @@ def test_an_app_that_macos_runs_from_a_temporary_copy_says_where_it_belongs(
     open_app("x", "fake", scene)
 
 
+def test_a_window_whose_app_was_moved_says_so_when_a_part_is_missing(
+    open_app: Callable[[str, str, Scene], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[object] = []
+    monkeypatch.setattr(sys, "excepthook", lambda *what: heard.append(what[1]))
+
+    async def scene(window: MainWindow, _: AppWorkbench) -> None:
+        missing = ImportError("a part of the app")
+        sys.excepthook(ImportError, missing, None)
+        assert not window.parts.composer.notice.words
+        with monkeypatch.context() as moved:
+            moved.setattr(sys, "frozen", True, raising=False)
+            moved.setattr(sys, "executable", str(tmp_path / "elsewise"))
+            sys.excepthook(ImportError, missing, None)
+        assert "Quit it, and open it from where it is now" in window.parts.composer.notice.words
+        assert heard == [missing, missing]  # the log has it all the same
+
+    open_app("x", "fake", scene)
+
+
 def test_the_windows_process_needs_no_model_library() -> None:
     code = (
         "import sys, app.window\n"

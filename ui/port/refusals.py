@@ -34,7 +34,7 @@ PLACES: Final = {
     "sessions": QT_TRANSLATE_NOOP("Refusals", "Settings > Data"),
 }  # of the groups of commands
 _COMMAND: Final = re.compile(
-    r"(['`]?)elsewise (models|sessions) \w+(?: (?!(?:or|puts|shows?|says|names|takes|does|helps)\b)[^\s,;()'`]+)*\1"
+    r"(['`]?)elsewise\s(models|sessions)\s\w+(?:\s(?!(?:or|puts|shows?|says|names|takes|does|helps)\b)[^\s,;()'`]+)*\1"
 )
 
 

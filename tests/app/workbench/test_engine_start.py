@@ -31,7 +31,7 @@ OBITUARY = (
     [
         (
             ModelLoadError("no model 'x' here; fetch it with: elsewise models get x"),
-            "no model 'x' here; fetch it with: elsewise models get x",
+            "no model 'x' here; fetch it with: Settings > Models",
             EngineState.NONE,
         ),
         (

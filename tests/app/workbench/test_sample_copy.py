@@ -173,7 +173,7 @@ def test_without_a_model_the_click_is_kept_and_the_turn_says_what_to_do(play: Pl
         at = own_tokens(answer)[3]
         await s.workbench.answers.branch(sample.session_id, answer.node_id, at, alternative(answer, at))
         last = await s.last(copied(s).session_id)
-        assert "elsewise models get smollm2" in last.note
+        assert "fetch it with: Settings > Models" in last.note
         assert last.run.ids[-1] == alternative(answer, at)
 
     play(scene)
