@@ -33,30 +33,30 @@ class AdapterOperations:
         self._base_names = tuple(base_names)
         self._changing = threading.RLock()
 
-    async def add(self, path: str, name: str | None, any_base: bool) -> str:
+    async def add_adapter(self, path: str, name: str | None, any_base: bool) -> str:
         """Registers a folder; its name."""
         return await off_loop(self._add, path, name, any_base=any_base)
 
-    async def load(self, name: str) -> None:
+    async def load_adapter(self, name: str) -> None:
         """Brings the weights in."""
         await off_loop(self._load, name)
 
-    async def push(self, name: str, scale: float) -> None:
+    async def push_lora(self, name: str, scale: float) -> None:
         """Puts an adapter on the stack, registered and loaded if need be."""
         await off_loop(self._push, name, scale)
 
-    async def pop(self) -> tuple[str, float]:
+    async def pop_lora(self) -> tuple[str, float]:
         """Takes the top of the stack away."""
         top = self.registry.pop()
         self._publish()
         return top
 
-    async def clear(self) -> None:
+    async def clear_loras(self) -> None:
         """Empties the stack."""
         self.registry.clear()
         self._publish()
 
-    async def unload(self, name: str) -> None:
+    async def unload_adapter(self, name: str) -> None:
         """Frees the weights when the last request that uses them has ended, also where the wait is cancelled."""
         await settled(self._unload(name), shielded=True)
 

@@ -49,12 +49,12 @@ from runtime.sampling.draw import fresh_seed
 from runtime.sampling.report import SHOWN
 from runtime.scheduler.embedding import EmbedJob
 from runtime.scheduler.jobs import (
+    AnsweredJob,
     BeamJob,
     CallJob,
     FanJob,
     GenerateJob,
     Job,
-    LensJob,
     QueryJob,
     Rows,
     ScoreJob,
@@ -62,6 +62,7 @@ from runtime.scheduler.jobs import (
     TopRows,
     settle,
 )
+from runtime.scheduler.lens import LensJob
 from runtime.speculation.draft import check_speculative
 from runtime.text.chat import render_chat_ids, wants_bos
 from runtime.text.formats import CHAT_FORMATS
@@ -422,7 +423,7 @@ class Operations:
             raise
 
     async def _worked(
-        self, job: ScoreJob | BeamJob | EmbedJob | LensJob, on_progress: OnProgress | None, on_step: OnStep | None = None
+        self, job: AnsweredJob | BeamJob, on_progress: OnProgress | None, on_step: OnStep | None = None
     ) -> Any:  # of the job's kind
         """Hands a job over and waits for its answer."""
         inbox = self.turns.inbox()

@@ -10,44 +10,39 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
 from runtime.adapters.stacks import TokenStacks, stack_of
-from runtime.backends.base import Backend
 from runtime.errors import MemoryBudgetError, NonFiniteLogitsError
 from runtime.info import PromptProgress
 from runtime.numerics.pooling import Pool, Pooling
-from runtime.options.load import LoadOptions
 from runtime.records import Float32, Int32
 from runtime.scheduler.faults import typed
-from runtime.scheduler.jobs import Job, Waiter, settle
-from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.jobs import Job, settle
 from runtime.scheduler.kv.workspace import NoRoomError
-from runtime.scheduler.metrics.counters import Counters
-from runtime.scheduler.metrics.request_metrics import RequestMetrics
 from runtime.scheduler.prefill.prefill import Prefill
-from runtime.scheduler.prefill.prompts import Pace, yields
+from runtime.scheduler.workers import BackgroundJob, Means, Worker
 
 PADDING_SHARE = 4  # of a slice's useful tokens, one part in so many may be padding
 FREE_PADDING = 32  # tokens of padding that a small slice may have in any case, but never more than it has useful ones
 
 
 @dataclass(slots=True, eq=False)
-class EmbedJob(Job):
+class EmbedJob(BackgroundJob):
     """The vectors of several texts. `ids` is empty: each text has a path of its own."""
 
+    kind = "embed"
     paths: list[Int32] = field(default_factory=list)  # equal texts once
     places: list[list[int]] = field(default_factory=list)  # for each path, the rows of the answer
     pooling: Pooling = "last"
-    future: Waiter = field(default_factory=Future)
 
-    def fail(self, error: BaseException) -> None:
-        """The waiter gets the error."""
-        settle(self.future, error=error)
+    @staticmethod
+    def worker(means: Means) -> Embeddings:
+        """What works on them."""
+        return Embeddings(means)
 
     def name(self, number: int) -> str:
         """A path's text, as the caller counts it."""
@@ -78,30 +73,13 @@ class _Work:
 Chosen = list[tuple[_Work, int]]
 
 
-class Embeddings:
-    """The embedding jobs that run. Owner thread only.
+class Embeddings(Worker[_Work]):
+    """The embedding jobs that run."""
 
-    Args:
-        backend: The model.
-        options: Batch limits.
-        cache: Whose budget is asked.
-        counters: What was done.
-        ledger: Who came and went.
-        pace: How much goes into one forward.
-    """
-
-    def __init__(
-        self, backend: Backend, options: LoadOptions, cache: Cache, counters: Counters, ledger: RequestMetrics, pace: Pace
-    ) -> None:
-        self._backend = backend
-        self._options = options
-        self._cache = cache
-        self._counters = counters
-        self._ledger = ledger
-        self._pace = pace
+    def __init__(self, means: Means) -> None:
+        super().__init__(means)
         self._departures = 0  # when it was last looked whether there is room
         self._lacking: int | None = None  # bytes, for which others have to leave first
-        self.running: list[_Work] = []  # who was served last stands last
 
     def admit(self, job: EmbedJob) -> None:
         """Takes a job in.
@@ -149,30 +127,12 @@ class Embeddings:
             chosen = self._choose(work, quota)
             self._guarded(chosen, lambda: self._slice(chosen))
 
-    def drop_cancelled(self) -> None:
-        """Whom nobody waits for any more ends here."""
-        for work in [work for work in self.running if work.job.cancelled]:
-            self.end(work, None)
-
-    def make_way(self, job: Job | None = None) -> bool:
-        """A live row needs room: a long text's pack is freed, to begin anew when there is room again. False: there is none.
-
-        Args:
-            job: Who asks, where it is not running yet; see `yields`.
-        """
-        for work in self.running:
-            if work.long is not None and (job is None or yields(work.job, work.long.total, job)):
-                self._begin_anew(work)
-                return True
-        return False
-
-    def fail_all(self, error: BaseException) -> None:
-        """Every job gets the error."""
-        for work in list(self.running):
-            self.end(work, error)
+    def packed(self, work: _Work) -> int | None:
+        """Tokens of its long text, which goes in chunks through a pack."""
+        return None if work.long is None else work.long.total
 
     def end(self, work: _Work, error: BaseException | None) -> None:
-        """The job ends unfinished: with the error, or because nobody waits."""
+        """The job ends unfinished: what it has stays for the next one that asks for the same."""
         self.running.remove(work)
         work.over = True
         self._free(work)
@@ -253,7 +213,8 @@ class Embeddings:
             work.done -= len(path)  # counted with its twins
             self._keep(work, number, pool)
 
-    def _begin_anew(self, work: _Work) -> None:
+    def begin_anew(self, work: _Work) -> None:
+        """Frees its pack; the long text begins again."""
         if work.long is not None:
             work.done -= work.long.at
         self._free(work)
@@ -325,7 +286,7 @@ class Embeddings:
         if isinstance(error, NoRoomError) and others:  # they hold what is needed: again when one has left
             if work.long is None:
                 work.left.append(number)
-            self._begin_anew(work)
+            self.begin_anew(work)
             return
         fault = typed(error)
         if isinstance(fault, MemoryBudgetError):

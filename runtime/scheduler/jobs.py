@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -42,11 +42,13 @@ class Job:
     """A path of tokens and what is wanted of it: of a bare one nothing, and nobody waits for it.
 
     Attributes:
+        kind: Of `RequestTimings`; "" where it is no request.
         ids: The tokens.
         namespace: What their KV belongs to; where `before` says otherwise, from its last end on.
         before: (end, namespace) of the spans that come first, by rising end: the tokens before an activated adapter.
     """
 
+    kind: ClassVar[str] = ""
     ids: Int32
     namespace: Namespace
     priority: Priority = Priority.INSPECTOR
@@ -236,13 +238,10 @@ class QueryJob(Job):
 
 
 @dataclass(slots=True, eq=False)
-class ScoreJob(Job):
-    """The scores of tokens `start`.. given what precedes them; `k` alternatives each."""
+class AnsweredJob(Job):
+    """A job with one answer."""
 
-    start: int = 0
-    k: int = 10
     future: Waiter = field(default_factory=Future)
-    known: Scores | None = None  # of the whole path, as far as worked out; owner thread
 
     def fail(self, error: BaseException) -> None:
         """The waiter gets the error."""
@@ -250,24 +249,20 @@ class ScoreJob(Job):
 
 
 @dataclass(slots=True, eq=False)
-class LensJob(Job):
-    """The layers' answers at `positions` of the path, which ends with the last of them."""
+class ScoreJob(AnsweredJob):
+    """The scores of tokens `start`.. given what precedes them; `k` alternatives each."""
 
-    positions: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # ascending
-    tokens: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # wanted at each of them
-    following: int = -1  # the token after the path
-    k: int = 5
-    ordinary: Float32 = field(default_factory=lambda: np.empty(0, np.float32))  # (vocab,) log-probabilities after the path
-    future: Waiter = field(default_factory=Future)
-
-    def fail(self, error: BaseException) -> None:
-        """The waiter gets the error."""
-        settle(self.future, error=error)
+    kind = "score"
+    start: int = 0
+    k: int = 10
+    known: Scores | None = None  # of the whole path, as far as worked out; owner thread
 
 
 @dataclass(slots=True, eq=False)
 class StayingJob(Job, ABC):
     """A job that keeps its place when its path is there, and goes on from it."""
+
+    kind = "generate"
 
     @abstractmethod
     def fail(self, error: BaseException) -> None:

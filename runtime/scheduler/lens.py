@@ -8,28 +8,40 @@ leaves the cache as it was. One that is cancelled leaves the positions that it h
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from runtime.backends.base import Backend
 from runtime.errors import NonFiniteLogitsError, UnsupportedFeatureError
 from runtime.info import PromptProgress
 from runtime.lens import LensRun, empty_lens, head_share, positions_at_once, read_layers
-from runtime.options.load import LoadOptions
 from runtime.records import Float32, Int32
 from runtime.scheduler.faults import typed
-from runtime.scheduler.jobs import Job, LensJob, settle
-from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.jobs import Job, settle
 from runtime.scheduler.kv.workspace import NoRoomError
-from runtime.scheduler.metrics.counters import Counters
-from runtime.scheduler.metrics.request_metrics import RequestMetrics
 from runtime.scheduler.prefill.prefill import Prefill
-from runtime.scheduler.prefill.prompts import Pace, yields
+from runtime.scheduler.workers import BackgroundJob, Means, Worker
 
 SEEN = np.log(1e-3)  # tokens at least so likely are compared with the ordinary answer
 EXACT, ROUNDED = 2e-3, 1.0  # nats that they may be off in float32, and where weights, numbers or KV have fewer bits
+
+
+@dataclass(slots=True, eq=False)
+class LensJob(BackgroundJob):
+    """The layers' answers at `positions` of the path, which ends with the last of them."""
+
+    kind = "lens"
+    positions: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # ascending
+    tokens: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # wanted at each of them
+    following: int = -1  # the token after the path
+    k: int = 5
+    ordinary: Float32 = field(default_factory=lambda: np.empty(0, np.float32))  # (vocab,) log-probabilities after the path
+
+    @staticmethod
+    def worker(means: Means) -> Lenses:
+        """What works on them."""
+        return Lenses(means)
 
 
 @dataclass(slots=True, eq=False)
@@ -51,24 +63,8 @@ class _Work:
         self.job.on_progress(PromptProgress(self.done, len(self.run), self.reused, self.computed, self.job.number))
 
 
-class Lenses:
-    """The lens jobs that run.
-
-    Args:
-        backend: The model.
-        options: Batch limits.
-        cache: Where packs and KV come from.
-        counters: What was done.
-        ledger: Which requests came and went.
-        pace: How much goes into one forward.
-    """
-
-    def __init__(
-        self, backend: Backend, options: LoadOptions, cache: Cache, counters: Counters, ledger: RequestMetrics, pace: Pace
-    ) -> None:
-        self._backend, self._options, self._cache = backend, options, cache
-        self._counters, self._ledger, self._pace = counters, ledger, pace
-        self.running: list[_Work] = []  # the one served last stands last
+class Lenses(Worker[_Work]):
+    """The lens jobs that run."""
 
     def admit(self, job: LensJob) -> None:
         """Takes a job in.
@@ -99,7 +95,7 @@ class Lenses:
             self._forward(work, min(self._pace.chunk(beside=beside), self._options.max_batch_tokens))
         except BaseException as error:  # noqa: BLE001  # the border: the job gets it (a native panic is no Exception)
             if isinstance(error, NoRoomError) and self._cache.live > (work.prefill is not None):
-                self._begin_anew(work)  # others hold what is needed
+                self.begin_anew(work)  # others hold what is needed
             else:
                 self.end(work, typed(error))
             return
@@ -109,30 +105,12 @@ class Lenses:
             self._leave(work, "done")
             settle(work.job.future, replace(work.run, reused=work.reused, deviation=work.deviation))
 
-    def drop_cancelled(self) -> None:
-        """Ends the jobs that are not waited for any more."""
-        for work in [work for work in self.running if work.job.cancelled]:
-            self.end(work, None)
-
-    def make_way(self, job: Job | None = None) -> bool:
-        """Frees the pack of a job, which begins it anew when there is room again. False: there is none.
-
-        Args:
-            job: The one that asks, where it is not running yet; see `yields`.
-        """
-        for work in self.running:
-            if work.prefill is not None and (job is None or yields(work.job, len(work.job.ids), job)):
-                self._begin_anew(work)
-                return True
-        return False
-
-    def fail_all(self, error: BaseException) -> None:
-        """Every job gets the error."""
-        for work in list(self.running):
-            self.end(work, error)
+    def packed(self, work: _Work) -> int | None:
+        """Tokens of its path."""
+        return None if work.prefill is None else len(work.job.ids)
 
     def end(self, work: _Work, error: BaseException | None) -> None:
-        """The job ends unfinished: with the error, or because it was cancelled."""
+        """The job ends unfinished: what it has stays for the next one that asks for the same."""
         if error is None and work.done:
             size = sum(column.nbytes for column in work.run.to_columns().values())
             self._cache.interrupted.keep(_key(work.job), (work.run, work.done), size)
@@ -194,7 +172,8 @@ class Lenses:
                 "model's own answer: the layers of this architecture cannot be read so"
             )
 
-    def _begin_anew(self, work: _Work) -> None:
+    def begin_anew(self, work: _Work) -> None:
+        """Frees its pack, and notes what room it needs."""
         self._free(work)
         work.job.parks += 1
         work.lacking, work.departures = self._cache.room.lacking(len(work.job.ids)), self._cache.departures

@@ -17,11 +17,9 @@ from runtime.scheduler.beam.beams import Beams
 from runtime.scheduler.blocks.blocks import Blocks
 from runtime.scheduler.decode.decoding import Decoding
 from runtime.scheduler.decode.stream import TextDecoder, Vocabulary
-from runtime.scheduler.embedding import Embeddings, EmbedJob
 from runtime.scheduler.faults import all_of, typed
-from runtime.scheduler.jobs import CallJob, Job, LensJob, QueryJob, ScoreJob, StayingJob, settle
+from runtime.scheduler.jobs import CallJob, Job, QueryJob, ScoreJob, StayingJob, settle
 from runtime.scheduler.kv.cache import Cache
-from runtime.scheduler.lens import Lenses
 from runtime.scheduler.metrics.counters import Counters
 from runtime.scheduler.metrics.request_metrics import RequestMetrics
 from runtime.scheduler.prefill.prefill import Prefill
@@ -29,6 +27,7 @@ from runtime.scheduler.prefill.prompts import Prompts
 from runtime.scheduler.prefill.publish_results import ResultPublisher, gone
 from runtime.scheduler.prefill.start_decode import DecodeStarter
 from runtime.scheduler.waiting import AT_ONCE, Waiting
+from runtime.scheduler.workers import Background, BackgroundJob, Means
 from runtime.trie.node import common_prefix
 
 __all__ = ["Scheduler", "typed"]
@@ -77,10 +76,10 @@ class Scheduler:
             forget=self._forget,
             start=lambda prefill, last: self._starting.start(prefill, last),
             park=self._park,
-            others_give_way=lambda: self._background_gives_way(),
+            others_give_way=lambda: self._background.make_way(),
         )
-        self._embeddings = Embeddings(backend, options, self.cache, self.counters, self._ledger, self._prompts.pace)
-        self._lenses = Lenses(backend, options, self.cache, self.counters, self._ledger, self._prompts.pace)
+        means = Means(backend, options, self.cache, self.counters, self._ledger, self._prompts.pace)
+        self._background = Background(means)
         self.blocks = Blocks(options.blocks, self.cache, self.counters, self._go_on)
         self._leaving: list[tuple[str, Future[None]]] = []  # adapters (by digest), and who waits for them to be out of use
         self._decoding = Decoding(
@@ -89,14 +88,14 @@ class Scheduler:
             self.counters,
             self._finish,
             overlaps=backend.overlaps,
-            make_way=lambda: self._background_gives_way() or self._prompts.make_way(),
+            make_way=lambda: self._background.make_way() or self._prompts.make_way(),
         )
         vocabulary = Vocabulary(token_bytes, eos, backend.info.context_length, new_decoder)
         self._beams = Beams(
             self.cache,
             self.counters,
             self._ledger,
-            lambda: self._background_gives_way() or self._prompts.make_way(),
+            lambda: self._background.make_way() or self._prompts.make_way(),
             vocabulary,
         )
         self._starting = DecodeStarter(self.cache, self._ledger, self._decoding, self._beams, self._drafter, vocabulary)
@@ -116,14 +115,6 @@ class Scheduler:
     def _others(self) -> bool:
         """Whether anything but answers can go on."""
         return bool(self._waiting.newcomers or self._prompts.running or self._background or self.blocks.busy)
-
-    @property
-    def _background(self) -> bool:
-        return bool(self._embeddings.running or self._lenses.running)
-
-    def _background_gives_way(self, job: Job | None = None) -> bool:
-        """Whether background work has freed a pack."""
-        return self._lenses.make_way(job) or self._embeddings.make_way(job)
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Takes jobs in; a query equal to one in flight joins it."""
@@ -163,9 +154,7 @@ class Scheduler:
         if self._prompts.running:
             self._prompts.step(decoding=self._decodes)
         if self._background and not (self._decodes and self._prompts.running):
-            lens = self._lenses.running and (not self._embeddings.running or self._embeddings.waits)
-            working = self._lenses if lens else self._embeddings
-            working.step(beside=self._decodes or bool(self._prompts.running))
+            self._background.step(beside=self._decodes or bool(self._prompts.running))
         self.cache.account()
         self.counters.publish(self.cache)
         if self._decodes and not self._others and self._decoding.stalled and self._beams.stalled:
@@ -179,9 +168,8 @@ class Scheduler:
 
     def _tell_unused(self) -> None:
         prefills = (*self._prompts.running, *(row.prefill for row in self._decoding.rows), *self.blocks.restores.cursors)
-        runners = (self._beams.running, self._embeddings.running, self._lenses.running)
-        whole = [one.job for running in runners for one in running]
-        jobs = [*(prefill.job for prefill in prefills), *whole, *self._waiting]
+        beams = [one.job for one in self._beams.running]
+        jobs = [*(prefill.job for prefill in prefills), *beams, *self._background.jobs, *self._waiting]
         unused = [pair for pair in self._leaving if not any(job.uses(pair[0]) for job in jobs)]
         self._leaving = [pair for pair in self._leaving if pair not in unused]
         for _, future in unused:
@@ -193,7 +181,7 @@ class Scheduler:
         ends.append(partial(self._beams.fail_all, error))
         ends += [partial(self._prompts.end, prefill, error) for prefill in self._prompts.running]
         ends += [partial(self._end_restore, prefill, error) for prefill in self.blocks.restores.cursors]
-        ends += [partial(self._embeddings.fail_all, error), partial(self._lenses.fail_all, error)]
+        ends.append(partial(self._background.fail_all, error))
         ends += [partial(self._fail_waiting, job, error) for job in self._waiting]
         ends += [partial(settle, future, error=error) for _, future in self._leaving]
         all_of(ends)
@@ -232,8 +220,7 @@ class Scheduler:
             self._prompts.end(prefill, None)
         for prefill in [p for p in self.blocks.restores.cursors if gone(p.job)]:
             self._end_restore(prefill, None)
-        self._embeddings.drop_cancelled()
-        self._lenses.drop_cancelled()
+        self._background.drop_cancelled()
         self._unlooked -= 1
         if self._unlooked < 0:  # the more there are, the more seldom: a step costs the same beside thousands
             for job in self._waiting.drop(gone):
@@ -275,7 +262,7 @@ class Scheduler:
         if room.plenty or any(common_prefix(other.tagged, prefill.tagged) > prefill.at for other in self._prompts.running):
             return True  # what several have in common is computed, and stands there, once
         while room.spare() < 0 and len(room.live) > 1:
-            if not (self._background_gives_way(job) or self._prompts.make_way(job=job)):
+            if not (self._background.make_way(job) or self._prompts.make_way(job=job)):
                 return False
         return True
 
@@ -290,11 +277,8 @@ class Scheduler:
             settle(job.future, job.call())
             return
         self._ledger.place(job)
-        if isinstance(job, EmbedJob):
-            self._embeddings.admit(job)
-            return
-        if isinstance(job, LensJob):
-            self._lenses.admit(job)
+        if isinstance(job, BackgroundJob):
+            self._background.admit(job)
             return
         self.cache.check_room(job.least_tokens)
         first_wanted = len(job.ids) - 1

@@ -67,8 +67,8 @@ class Transport(Protocol):
     def capabilities(self) -> frozenset[str]:
         """Operations that not every engine has and this one does.
 
-        "kv" (a cache of its own that one can look into and move), "adapters" (loaded from here), "hidden states",
-        "lens" (what its layers would answer), "scores" (of given texts), "top logprobs" (without the whole row).
+        "kv" (a cache of its own that one can look into and move), "adapters" (loaded from here), "hidden states", "scores" (of
+        given texts), "top logprobs" (without the whole row); an engine of this project has every operation, by its name.
         """
 
     @property

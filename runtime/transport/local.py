@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import warnings
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from types import FrameType
 from typing import Any
@@ -25,9 +25,8 @@ from runtime.options.load import LoadOptions
 from runtime.records import TokenRun
 from runtime.shelf.model_lock import ModelLock
 from runtime.transport.base import TextFacts
+from runtime.transport.methods import CAPABILITIES, METHODS
 from runtime.transport.waiting import settled
-
-Operation = Callable[..., Awaitable[Any] | Future[Any]]
 
 
 class LocalTransport:
@@ -41,7 +40,7 @@ class LocalTransport:
         in_use: What keeps the shelf from removing the model's folders.
     """
 
-    capabilities = frozenset({"kv", "adapters", "hidden states", "lens", "scores", "top logprobs"})
+    capabilities = CAPABILITIES
 
     def __init__(
         self,
@@ -69,42 +68,9 @@ class LocalTransport:
             side.own.options,
             operations.ends,
         )
-        self.operation_streams: Mapping[str, Callable[..., Branches[TokenRun]]] = {
-            "generate": operations.generate,
-            "continue_many": operations.continue_many,
-            "generate_many": operations.generate_many,
-        }
-        self.operation_calls: Mapping[str, Operation] = {
-            "logprobs": operations.logprobs,
-            "top_logprobs": operations.top_logprobs,
-            "logprobs_uncached": operations.logprobs_uncached,
-            "score": operations.score,
-            "generate_whole": operations.generate_whole,
-            "beam_generate": operations.beam_generate,
-            "embed": operations.embed,
-            "lens": operations.lens,
-            "tokenize": operations.tokenize,
-            "render_chat": operations.render_chat,
-            "prefix_match": operations.prefix_match,
-            "cache_kv": operations.cache_kv,
-            "pin": operations.pin,
-            "unpin": operations.unpin,
-            "clear_cache": operations.clear_cache,
-            "keep_vectors": operations.keep_vectors,
-            "reset_queries": operations.reset_queries,
-            "set_kv_budget": operations.set_kv_budget,
-            "save_blocks": files.save_blocks,
-            "copy_blocks": files.copy_blocks,
-            "take_blocks": files.take_blocks,
-            "pin_blocks": files.pin_blocks,
-            "kv_snapshot": files.kv_snapshot,
-            "kv_restore": files.kv_restore,
-            "add_adapter": adapters.add,
-            "load_adapter": adapters.load,
-            "unload_adapter": adapters.unload,
-            "push_lora": adapters.push,
-            "pop_lora": adapters.pop,
-            "clear_loras": adapters.clear,
+        parts = (operations, adapters, files)
+        self.calls: dict[str, Callable[..., Any]] = {
+            name: next(getattr(part, name) for part in parts if hasattr(part, name)) for name in METHODS
         }
 
     @property
@@ -125,17 +91,18 @@ class LocalTransport:
             arguments["on_progress"] = on_progress
         if on_step is not None:
             arguments["on_step"] = on_step
-        answer = self.operation_calls[method](**arguments)
+        answer = self.calls[method](**arguments)
         return await (settled(answer) if isinstance(answer, Future) else answer)
 
     def stream(self, method: str, *, on_progress: OnProgress | None = None, **arguments: Any) -> Branches[TokenRun]:
         """Runs by branch."""
-        return self.operation_streams[method](on_progress=on_progress, **arguments)
+        branches: Branches[TokenRun] = self.calls[method](on_progress=on_progress, **arguments)
+        return branches
 
     def post(self, method: str, **arguments: Any) -> None:
         """Asks without waiting."""
         try:
-            self.operation_calls[method](**arguments)
+            self.calls[method](**arguments)
         except SessionClosedError:
             return  # what has ended holds nothing
 

@@ -1,8 +1,8 @@
 """The operations that a model can be asked for, with the types of their arguments and answers: the pipe's allow-list.
 
-A new operation takes 4 files: `LanguageModel`, its frames here, a line in `transport/local.py`, and `engine/operations.py`; a
-fifth says why servers lack it. What reads a model's arrays adds the Protocol, both engines and the toys (9 in all); what is
-computed in steps beside other requests adds its job, its work, its place in the scheduler's loop and its metrics (13).
+A new operation takes 3 files: `LanguageModel`, its frames here, and `runtime.engine.operations`. What is computed in steps
+beside other requests has its job and its worker in a fourth (`runtime.scheduler.workers`). What reads arrays that no
+backend gives yet adds a file for each engine, and the toys.
 """
 
 from __future__ import annotations
@@ -353,3 +353,4 @@ METHODS: dict[str, Method] = {
     "pop_lora": Method(Arguments, Answer(tuple[str, float])),
     "clear_loras": Method(Arguments, NOTHING),
 }
+CAPABILITIES = frozenset({"kv", "adapters", "hidden states", "scores", "top logprobs", *METHODS})  # of every engine of ours

@@ -30,7 +30,7 @@ from runtime.transport.frames import MAX_PAYLOAD
 from runtime.transport.link import EngineLink, Ticket, end_link, grace_within
 from runtime.transport.messages import Call as CallMessage
 from runtime.transport.messages import Load, Loaded, encode
-from runtime.transport.methods import METHODS
+from runtime.transport.methods import CAPABILITIES, METHODS
 from runtime.transport.waiting import Call, Inbox, Stream, Turns
 
 
@@ -110,7 +110,7 @@ class PipeTransport:
         loaded: What it said of the model.
     """
 
-    capabilities = frozenset({"kv", "adapters", "hidden states", "lens", "scores", "top logprobs"})
+    capabilities = CAPABILITIES
 
     def __init__(self, link: EngineLink, loaded: Loaded) -> None:
         self._link, self._first = link, loaded

@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 
-from runtime.scheduler.jobs import CallJob, FanJob, GenerateJob, Job, LensJob, QueryJob, ScoreJob, StayingJob
+from runtime.scheduler.jobs import CallJob, FanJob, GenerateJob, Job, QueryJob
 from runtime.scheduler.metrics.counters import Counters
 from runtime.timings import Latency, RequestTimings
 
@@ -102,7 +102,7 @@ class RequestMetrics:
         queued = placed - job.submitted
         timings = RequestTimings(
             request=job.number,
-            kind=_kind(job),
+            kind=job.kind,
             finish=finish,
             prompt_tokens=len(job.ids) if prompt is None else prompt,
             generated_tokens=generated,
@@ -144,12 +144,6 @@ class Window:
         insort(self._sorted, value)
         n = len(self._sorted)
         return Latency(sum(self._sorted) / n, self._sorted[(n - 1) // 2], self._sorted[-(-95 * n // 100) - 1])
-
-
-def _kind(job: Job) -> str:
-    if isinstance(job, StayingJob):
-        return "generate"
-    return "score" if isinstance(job, ScoreJob) else "lens" if isinstance(job, LensJob) else "embed"
 
 
 def _branches(job: Job) -> Sequence[GenerateJob]:
