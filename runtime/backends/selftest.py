@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -34,7 +35,7 @@ T = TypeVar("T")
 TOLERANCES = {"float32": 1e-3, "float16": 6e-2, "bfloat16": 4e-1}  # nats between log-probabilities
 WORTH_SECONDS = 0.05  # for the first forward, beyond which it is worth remembering that it gave numbers
 WORTH_PARAMETERS = 20_000_000  # of a smaller model a first forward is slow by chance alone
-SLOW_SECONDS = 0.25  # for the first forward, beyond which the first chunk of a prompt is a small one
+SLOW_SECONDS = 0.1  # for the first forward, beyond which the first chunk of a prompt is a small one
 _version = cache(version)  # which keeps an index of a folder for each time that the folder was changed
 _TOP = 20  # tokens whose numbers people look at
 _RESTED = 56  # tokens
@@ -146,11 +147,14 @@ def self_test(
     text = rng.integers(0, vocabulary, max(lengths, default=0))
     ends = sorted({n + d for n in lengths for d in (-1, 0, 1) if n + d <= len(text)})
     whole = [backend.logits_uncached(text[:end].tolist()) for end in ends]
+    few = min(_PIECE, len(text) - 1)  # tokens that the longest piece goes on from
+    cuts = [range(0, len(text), _PIECE), (0, few)] if len(text) else []
 
     def cached() -> float:
         """How far chains come out, in pieces."""
         apart = [_gap(_alone(backend, trunk, tail), row) for tail, row in zip(tails, plain, strict=True)]
-        return max([*apart, *map(_gap, _in_pieces(backend, text, ends), whole)])
+        pieces = [row for starts in cuts for row in _in_pieces(backend, text, ends, starts)]
+        return max([*apart, *map(_gap, pieces, whole * len(cuts))])
 
     warnings = []
     off = cached()
@@ -170,8 +174,8 @@ def self_test(
         gap, failed = float("inf"), ""
         try:
             gaps = [_gap(a, b) for a, b in zip(_branching(backend, trunk, tails), plain, strict=True)]
-            if len(text):
-                gaps += map(_gap, _side_by_side(backend, text, trunk, tails[0]), (whole[-1], plain[0]))
+            for cut in (len(text) - 1, few) if len(text) else ():
+                gaps += map(_gap, _side_by_side(backend, text, cut, trunk, tails[0]), (whole[-1], plain[0]))
             gap = max(gaps)
         except MemoryBudgetError:
             raise
@@ -442,12 +446,12 @@ def _alone(backend: PackedBackend[Any], trunk: Int64, tail: Int64) -> Float32:
         backend.close(other)
 
 
-def _in_pieces(backend: PackedBackend[Any], text: Int64, ends: Sequence[int]) -> list[Float32]:
-    """The rows before each of `ends`, of a text pushed a few tokens at a time."""
+def _in_pieces(backend: PackedBackend[Any], text: Int64, ends: Sequence[int], starts: Sequence[int]) -> list[Float32]:
+    """The rows before each of `ends`, of a text pushed in pieces that begin at `starts`."""
     pack, rows = backend.open_pack(), []
     try:
-        for start in range(0, len(text), _PIECE):
-            piece = text[start : start + _PIECE]
+        for start, stop in pairwise([*starts, len(text)]):
+            piece = text[start:stop]
             want = np.array([end - 1 - start for end in ends if start < end <= start + len(piece)], np.int64)
             parents = chain_parents(start, len(piece), start - 1 if start else ROOT)
             rows += list(backend.forward(pack, piece, parents, want)[1])
@@ -456,14 +460,15 @@ def _in_pieces(backend: PackedBackend[Any], text: Int64, ends: Sequence[int]) ->
         backend.close(pack)
 
 
-def _side_by_side(backend: PackedBackend[Any], text: Int64, trunk: Int64, tail: Int64) -> Float32:
-    """The last rows of a long text, whose last token is pushed beside all of a short one."""
-    pack, base = backend.open_pack(), len(text) - 1
+def _side_by_side(backend: PackedBackend[Any], text: Int64, cut: int, trunk: Int64, tail: Int64) -> Float32:
+    """The last rows of a long text, whose tokens from `cut` on are pushed beside all of a short one."""
+    pack, rest = backend.open_pack(), text[cut:]
     try:
-        backend.forward(pack, text[:-1], chain_parents(0, base, ROOT), np.empty(0, np.int64))
+        backend.forward(pack, text[:cut], chain_parents(0, cut, ROOT), np.empty(0, np.int64))
         short = np.concatenate([trunk, tail])
-        parents = np.concatenate([[base - 1], chain_parents(base + 1, len(short), ROOT)])
-        return backend.forward(pack, np.concatenate([text[-1:], short]), parents, np.array([0, len(short)]))[1]
+        parents = np.concatenate([chain_parents(cut, len(rest), cut - 1), chain_parents(len(text), len(short), ROOT)])
+        want = np.array([len(rest), len(rest) + len(short)]) - 1
+        return backend.forward(pack, np.concatenate([rest, short]), parents, want)[1]
     finally:
         backend.close(pack)
 
@@ -477,8 +482,10 @@ def _together_gap(
     whole: list[Float32],
 ) -> float:
     """How far rows of several packs in one forward come out: a chain that goes on, a new one, branches, a long end."""
-    n, packs, nothing = len(trunk), [backend.open_pack() for _ in range(3 + bool(len(text)))], np.empty(0, np.int64)
-    stems = [(packs[0], trunk), (packs[2], trunk), *((pack, text[:-1]) for pack in packs[3:])]
+    cuts = [len(text) - 1, min(_PIECE, len(text) - 1)] if len(text) else []
+    n, packs, nothing = len(trunk), [backend.open_pack() for _ in range(3 + len(cuts))], np.empty(0, np.int64)
+    long = list(zip(packs[3:], cuts, strict=True))
+    stems = [(packs[0], trunk), (packs[2], trunk), *((pack, text[:cut]) for pack, cut in long)]
     branches = np.concatenate([chain_parents(n, len(tails[1]), n - 1), chain_parents(n + len(tails[1]), len(tails[2]), n - 1)])
     ends = np.cumsum([len(tails[1]), len(tails[2])]) - 1
     try:
@@ -490,10 +497,13 @@ def _together_gap(
             Part(packs[0], tails[0], chain_parents(n, len(tails[0]), n - 1), np.array([len(tails[0]) - 1])),
             Part(packs[1], fresh, chain_parents(0, len(fresh), ROOT), np.array([len(fresh) - 1])),
             Part(packs[2], np.concatenate(tails[1:]), branches, ends),
-            *(Part(pack, text[-1:], np.array([len(text) - 2]), np.array([0])) for pack in packs[3:]),
+            *(
+                Part(pack, text[cut:], chain_parents(cut, len(text) - cut, cut - 1), np.array([len(text) - cut - 1]))
+                for pack, cut in long
+            ),
         ]
         got = backend.begin_together(parts)()
-        return max(map(_gap, got, [plain[0], plain[0], plain[1], plain[2], *whole[-1:]]))
+        return max(map(_gap, got, [plain[0], plain[0], plain[1], plain[2], *whole[-1:] * len(cuts)]))
     except MemoryBudgetError:
         raise
     except Exception as error:  # noqa: BLE001  # the border to a library whose attention may not be ours

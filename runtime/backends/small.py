@@ -15,7 +15,7 @@ from typing import Any
 VOCABULARY = 96
 _EACH = 2  # layers of each kind
 _HEAD = 32  # numbers of a head
-_STEP = 24  # tokens between two lengths
+_STEP = 24  # tokens between two lengths, half as many as below the first: kernels change for longer calls too
 _MOST_WEIGHTS = 100_000_000  # numbers of a copy whose widths could not be made smaller
 
 _LENGTH = re.compile(r"position|window|chunk|context|seq|^n_ctx$|^max_length$|_len$|floor_scale")
@@ -212,7 +212,7 @@ def _images(config: Mapping[str, Any], context: int) -> dict[int, int]:
     """Short lengths in the order of the long ones, equal where those are."""
     found = {context}
     _walk(config, found.add)
-    return {value: _STEP * rank for rank, value in enumerate(sorted(found), 1)}
+    return {value: _STEP * rank for rank, value in enumerate(sorted(found), 2)}
 
 
 def _walk(value: Any, change: Callable[[int], Any], key: str = "") -> Any:

@@ -37,6 +37,17 @@ class Forgetful(FakeBackend):
         return super().push(pack, step)
 
 
+class ShortPieces(FakeBackend):
+    """A chain continues at the wrong position where the call is longer than a window."""
+
+    window = 24
+
+    def push(self, pack: FakePack, step: Step) -> Any:
+        if step.past and len(step.tokens) > self.window:
+            step.positions[:] += 1
+        return super().push(pack, step)
+
+
 class OneByOne(FakeBackend):
     """A kept recurrent state is lost when more than one token follows, as in some libraries."""
 
@@ -115,6 +126,17 @@ def test_wrong_numbers_even_in_a_chain_refuse_the_model() -> None:
     backend.logits_uncached = sound.logits_uncached  # type: ignore[method-assign]  # a sound library
     with pytest.raises(ModelLoadError, match="nats apart with and without a cache"):
         self_test(backend)
+
+
+def test_a_piece_longer_than_a_window_is_tried_too() -> None:
+    backend = ShortPieces(LoadOptions(), Behaviour())
+    with pytest.raises(ModelLoadError, match="nats apart with and without a cache"):
+        self_test(backend, (backend.window, 2 * backend.window))
+    # and where it is computed beside another text, it is so alone
+    backend.window = 2 * backend.window
+    (warning,) = self_test(backend, (backend.window - 5,))
+    assert not backend.tree
+    assert "one by one" in warning
 
 
 def test_recurrent_state_that_does_not_survive_chunks_is_carried_token_by_token() -> None:
