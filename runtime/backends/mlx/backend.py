@@ -45,7 +45,7 @@ from runtime.options.load import LoadOptions
 
 _IMPORTED_BY = os.getpid()
 LIBRARIES = ("mlx", "mlx-lm")
-SLOW_SECONDS = 5.0  # for a forward, beyond which it is to be seen that the next one goes on
+SLOW_SECONDS = 5.0  # that a forward may take, beyond which it is to be seen to go on
 
 
 def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> MlxBackend:
@@ -89,7 +89,8 @@ class MlxBackend(PackedBackend[MlxPack]):
 
     def __init__(self, loaded: LoadedModel, options: LoadOptions) -> None:
         self._loaded = loaded
-        self._slow = True  # a forward took long, or there was none yet: the next one is computed layer by layer
+        self._slow = True  # the forward at hand is computed layer by layer, as it may take long
+        self._last = (1, float("inf"))  # tokens and seconds of the one before
         self._model = loaded.model
         self._window = hidden_window(loaded.config)
         self._adapters = MlxAdapters(self._model, loaded.config, loaded.dtype)
@@ -117,7 +118,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         loaded = self._loaded
         on_cpu = mx.default_device() == mx.cpu  # whose kernels go through a row alone; Metal's differ with the number of rows
         memory = Memory.of(self.info, loaded.weights_digest if loaded.ours else None, LIBRARIES)
-        self._slow = first_forward(self, memory).seconds > SLOW_SECONDS
+        self._last = 1, first_forward(self, memory).seconds
         warnings = prove(self, self._copies(options)) + kv_warning(self, self._kv, memory)
         warnings += stream_warning(self, self._kv, even=on_cpu) + passed_over + facts.rope_warning(loaded.config)
         if loaded.config.get("model_type") not in PROVEN:
@@ -160,13 +161,19 @@ class MlxBackend(PackedBackend[MlxPack]):
         return slots
 
     def push(self, pack: MlxPack, step: Step) -> tuple[Float32, State | None]:
-        started = time.monotonic()
+        started, n = time.monotonic(), len(step.tokens)
         with _memory():
-            self.count(len(step.tokens))
+            self.count(n)
+            self._slow = self._takes_long(n)
             logits, state = self._forward(pack, step, rows=False)
             mx.eval(logits, pack.arrays(), [a for a in state or () if a is not None])
-            self._slow = time.monotonic() - started > SLOW_SECONDS
+            self._last = n, time.monotonic() - started
             return self._fetched(pack, logits), state
+
+    def _takes_long(self, tokens: int) -> bool:
+        """Whether a forward of so many tokens may, be its time the same as the last one's or in proportion to the tokens."""
+        before, seconds = self._last
+        return seconds * max(tokens / before, 1) > SLOW_SECONDS
 
     def _reached(self, keys: mx.array, values: mx.array) -> None:
         """A layer was called. Of a graph that is computed nothing is seen from outside, so a slow one is computed in parts."""
@@ -177,14 +184,15 @@ class MlxBackend(PackedBackend[MlxPack]):
     def launch(self, pack: MlxPack, step: Step) -> Callable[[], Float32]:
         if step.mask is not None and self.together:
             return self.launch_together([pack], [step])
-        started = time.monotonic()
+        started, n = time.monotonic(), len(step.tokens)
+        self._slow = self._takes_long(n)
         with _memory():
             logits: list[mx.array] = []
             for part, rows in self._parts(step):
                 self.count(len(part.tokens))
                 logits += self._forward(pack, part, rows=rows)[0]
                 mx.async_eval(logits, pack.arrays())  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
-        return lambda: self._awaited(pack, logits, started)
+        return lambda: self._awaited(pack, logits, n, started)
 
     def ready(self, pack: MlxPack, step: Step) -> Callable[[Int64], Callable[[], Float32]] | None:
         """The graph of a forward, whose tokens are put into its input when they are known."""
@@ -192,10 +200,10 @@ class MlxBackend(PackedBackend[MlxPack]):
             return self.ready_together([pack], [step])
         (part, rows), *more = self._parts(step)
         if (
-            more or self._slow or pack.capacity < pack.tree.size
+            more or self._takes_long(len(part.tokens)) or pack.capacity < pack.tree.size
         ):  # parts are evaluated one by one: each would copy what the next one writes to
             return None
-        blank = Blank(len(part.tokens))
+        blank, self._slow = Blank(len(part.tokens)), False
         with _memory(), pack.set_aside() as built:
             logits = self._forward(pack, part, rows=rows, tokens=blank.array)[0]
 
@@ -206,25 +214,27 @@ class MlxBackend(PackedBackend[MlxPack]):
             with _memory():
                 pack.adopt(built)
                 mx.async_eval(logits, pack.arrays())  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
-            return lambda: self._awaited(pack, logits, started)
+            return lambda: self._awaited(pack, logits, blank.size, started)
 
         return launch
 
     def launch_together(self, packs: Sequence[MlxPack], steps: Sequence[Step]) -> Callable[[], Float32]:
-        started = time.monotonic()
+        started, n = time.monotonic(), sum(len(step.tokens) for step in steps)
+        self._slow = self._takes_long(n)
         with _memory():
-            self.count(sum(len(step.tokens) for step in steps))
+            self.count(n)
             logits = self._forward_together(packs, steps)
             arrays = [array for pack in packs for array in pack.arrays()]
             mx.async_eval(logits, arrays)  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
-        return lambda: self._awaited_together(packs, logits, started)
+        return lambda: self._awaited_together(packs, logits, n, started)
 
     def ready_together(
         self, packs: Sequence[MlxPack], steps: Sequence[Step]
     ) -> Callable[[Int64], Callable[[], Float32]] | None:
-        if self._slow or any(pack.capacity < pack.tree.size for pack in packs):
+        n = sum(len(step.tokens) for step in steps)
+        if self._takes_long(n) or any(pack.capacity < pack.tree.size for pack in packs):
             return None
-        blank = Blank(sum(len(step.tokens) for step in steps))
+        blank, self._slow = Blank(n), False
         with _memory(), ExitStack() as aside:
             built = [aside.enter_context(pack.set_aside()) for pack in packs]
             logits = self._forward_together(packs, steps, tokens=blank.array)
@@ -238,7 +248,7 @@ class MlxBackend(PackedBackend[MlxPack]):
                     pack.adopt(buffers)
                 arrays = [array for pack in packs for array in pack.arrays()]
                 mx.async_eval(logits, arrays)  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
-            return lambda: self._awaited_together(packs, logits, started)
+            return lambda: self._awaited_together(packs, logits, blank.size, started)
 
         return launch
 
@@ -268,20 +278,20 @@ class MlxBackend(PackedBackend[MlxPack]):
             out = out[mx.array(want.astype(np.int32))]
         return [out.astype(mx.float32)]
 
-    def _awaited_together(self, packs: Sequence[MlxPack], logits: Sequence[mx.array], started: float) -> Float32:
+    def _awaited_together(self, packs: Sequence[MlxPack], logits: Sequence[mx.array], n: int, started: float) -> Float32:
         with _memory():
             mx.eval(logits, [array for pack in packs for array in pack.arrays()])
-            self._slow = time.monotonic() - started > SLOW_SECONDS
+            self._last = n, time.monotonic() - started
             return self._fetched(packs[0], logits)
 
     def _parts(self, step: Step) -> list[tuple[Step, bool]]:
         """The calls of the model that a step takes, and whether each one's tokens are rows."""
         return [(step, False)] if step.mask is None else list(parts_of(step))
 
-    def _awaited(self, pack: MlxPack, logits: Sequence[mx.array], started: float) -> Float32:
+    def _awaited(self, pack: MlxPack, logits: Sequence[mx.array], n: int, started: float) -> Float32:
         with _memory():
             mx.eval(logits, pack.arrays())
-            self._slow = time.monotonic() - started > SLOW_SECONDS
+            self._last = n, time.monotonic() - started
             return self._fetched(pack, logits)
 
     def _fetched(self, pack: MlxPack, logits: Sequence[mx.array]) -> Float32:
@@ -299,6 +309,7 @@ class MlxBackend(PackedBackend[MlxPack]):
             if self.recurrent:
                 pack.put_states(bucket.states or [None])
             self.count(bucket.tokens.size)
+            self._slow = self._takes_long(bucket.tokens.size)
             columns = bucket.columns
             chosen = bool(self._select) and len(columns) < width
             self._select.rows = mx.array(columns.astype(np.int32)) if chosen else None
@@ -312,7 +323,7 @@ class MlxBackend(PackedBackend[MlxPack]):
                 pack.put_states([None])
             answer = [logits] if len(bucket.want) else []
             mx.eval(answer, pack.arrays(), [a for state in states for a in state or () if a is not None])
-            self._slow = time.monotonic() - started > SLOW_SECONDS
+            self._last = bucket.tokens.size, time.monotonic() - started
             return self._fetched(pack, answer), states
 
     def take_cost(self, pack: MlxPack, slots: Int64) -> Cost:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from mlx_lm.utils import load_model, quantize_model, save_model
 
+from runtime.backends import selftest
 from runtime.backends.base import ROOT, Backend
 from runtime.backends.mlx.backend import MlxBackend, load
 from runtime.backends.mlx.cache import PIECE, MlxPack
@@ -46,6 +47,28 @@ def test_it_is_a_backend(llama: MlxBackend) -> None:
     assert backend.info.backend == "mlx"
     assert backend.info.dtype == "float32"
     assert backend.info.warnings == ()
+
+
+def test_a_forward_that_may_take_long_is_computed_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a processor that is slow with the first token: a prompt may take minutes
+    check = selftest.check_finite
+
+    def slow(backend: MlxBackend) -> float:
+        check(backend)
+        return 0.2  # seconds
+
+    monkeypatch.setattr(selftest, "check_finite", slow)
+    backend = load(tiny_folder("llama"), LoadOptions())
+    assert backend.speed == 5  # tokens per second: its first chunk is a small one
+    # when it is read, then it is seen which layer it has come to, by which slow is told from hung
+    pack, reached = backend.open_pack(), []
+    for count in (100, 1):
+        before = backend.layer_calls
+        append(backend, pack, random_ids(1, count))
+        reached.append(backend.layer_calls - before)
+    # and what is fast after all is computed at once
+    assert reached == [backend.info.layers, 0]
+    backend.unload()
 
 
 def long_pack(backend: MlxBackend, n: int) -> MlxPack:
