@@ -57,7 +57,7 @@ def load(
 
     Args:
         source: A model folder, a GGUF file, an id on the shelf, "smollm2", or a ready (model, tokenizer) pair.
-        backend: "auto" (mlx on Apple silicon and for weights that are quantised for it, else hf), "hf", "mlx", "mock", or a
+        backend: "auto" (mlx on Apple silicon, without torch, for weights quantised for it; else hf), "hf", "mlx", "mock", or a
             registered one.
         progress: True draws a tqdm bar; a callable gets the tensors in place and in all, as `on_progress` does (hf and mlx).
         on_progress: Hears how far the weights are, on another thread, while it waits (hf and mlx).

@@ -82,7 +82,7 @@ def available_backends() -> dict[str, str | bool]:
     """Every known name: True, or why it cannot run here, with the install line. Imports none of them."""
     answer: dict[str, str | bool] = dict(_ELSEWHERE)
     for name, built_in in _BUILT_IN.items():
-        missing = [module for module in built_in.needs if importlib.util.find_spec(module) is None]
+        missing = _missing(name)
         answer[name] = f"{' and '.join(missing)} not installed: {built_in.install}" if missing else True
     for name, dotted in dotted_backends().items():
         if name not in _BUILT_IN:
@@ -112,9 +112,14 @@ def _installed(path: tuple[str, ...]) -> dict[str, str]:
 
 
 def default_backend() -> str:
-    """What "auto" means here: mlx on Apple silicon where it is installed, hf elsewhere."""
+    """What "auto" means here: mlx on Apple silicon, and where torch is not installed; hf elsewhere, and where mlx is not."""
     apple = sys.platform == "darwin" and platform.machine() == "arm64"
-    return "mlx" if apple and available_backends()["mlx"] is True else "hf"
+    return "mlx" if not _missing("mlx") and (apple or _missing("hf")) else "hf"
+
+
+def _missing(name: str) -> list[str]:
+    """Modules that a built-in backend needs and that are not installed."""
+    return [module for module in _BUILT_IN[name].needs if importlib.util.find_spec(module) is None]
 
 
 def check_backend(name: str | None = None) -> str:

@@ -259,7 +259,7 @@ async def spawn(
 
     Args:
         source: A model folder, a GGUF file, an id on the shelf, or "smollm2". A relative path counts from here.
-        backend: "auto" (mlx on Apple silicon and for weights that are quantised for it, else hf), "hf", "mlx", "mock", or a
+        backend: "auto" (mlx on Apple silicon, without torch, for weights quantised for it; else hf), "hf", "mlx", "mock", or a
             registered one.
         log_path: Where the engine's warnings and native errors are appended (made with mode 0600); None: our own
             standard error.

@@ -67,6 +67,15 @@ def test_auto_is_the_default_of_this_machine(monkeypatch: pytest.MonkeyPatch) ->
     assert default_backend() == "hf"
 
 
+def test_auto_is_mlx_where_torch_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    absent = registry._BuiltIn("x:y", ("no_such_module_of_ours",), "pip")
+    monkeypatch.setitem(registry._BUILT_IN, "hf", absent)
+    assert default_backend() == "mlx"
+    monkeypatch.setitem(registry._BUILT_IN, "mlx", absent)
+    assert default_backend() == "hf"  # whose absence is told
+
+
 @pytest.mark.parametrize("factory", [third_backend, "tests.runtime.backends.reference:third_backend"])
 def test_a_registered_backend_is_known_here_and_by_its_import_name(third: str, factory: Any) -> None:
     register_backend(third, factory)
