@@ -186,7 +186,7 @@ class _Work:
         thinking = model.detokenize(ids[-THINK_TOKENS:]).rstrip().endswith("<think>")
         forced = tools is not None and request.tool_choice not in (None, "auto")
         self._readers = [AnswerReader(tools, thinking=thinking, forced=forced) for _ in range(self._n)]
-        self._spent = Spent(prompt=len(ids))
+        self._spent = Spent(len(ids), engine.priority)
         self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         self._prompt_entries: list[PositionLogprobs] | None = None
 

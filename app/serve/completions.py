@@ -93,7 +93,7 @@ class _Work:
         if request.echo and top is not None:  # the echoed prompt has log-probabilities too
             prompt_top = max(top, prompt_top or 0) if -1 not in (top, prompt_top) else -1
         self._prompt_wanted = None if prompt_top is None else Wanted(prompt_top, (), vocab)
-        self._spent = Spent(prompt=sum(map(len, prompts)))
+        self._spent = Spent(sum(map(len, prompts)), engine.priority)
         self._id, self._created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
         self._echoed: dict[int, list[Position]] = {}  # by prompt
         self._prompt_texts: dict[int, str] = {}

@@ -11,7 +11,7 @@ from typing import Final
 
 from app.serve.errors import ApiError
 from app.serve.schemas import Usage
-from runtime import LanguageModel
+from runtime import LanguageModel, Priority
 
 BUDGETS_IN_FLIGHT: Final = 2  # KV budgets that requests may need together: one runs, one waits
 TOKENS_AHEAD: Final = 512  # of an answer that are counted when it begins, however long it may become
@@ -23,10 +23,13 @@ class Engine:
     Args:
         start: Loads the model; called again after the engine process ended.
         name: What clients call it; None: the model's own name.
+        shared: The model belongs to others, whose requests go first: `start` says at each request which one it is, and it
+            stays when the server ends.
     """
 
-    def __init__(self, start: Callable[[], Awaitable[LanguageModel]], name: str | None = None) -> None:
-        self._start, self._given_name = start, name
+    def __init__(self, start: Callable[[], Awaitable[LanguageModel]], name: str | None = None, *, shared: bool = False) -> None:
+        self._start, self._given_name, self._shared = start, name, shared
+        self.priority = Priority.BACKGROUND if shared else Priority.CHAT
         self._model: LanguageModel | None = None
         self._starting = asyncio.Lock()
         self.needed = 0  # bytes of KV that the requests in flight may hold
@@ -51,7 +54,9 @@ class Engine:
         Raises:
             ModelLoadError, EngineDiedError: It cannot be started again.
         """
-        if self._model is None or self._model.ended is not None:
+        if self._shared:
+            self._model = await self._start()
+        elif self._model is None or self._model.ended is not None:
             async with self._starting:
                 if self._model is not None and self._model.ended is not None:
                     self.counts["engine_restarts"] += 1
@@ -62,8 +67,8 @@ class Engine:
         return self._model
 
     async def close(self) -> None:
-        """Ends the engine."""
-        if self._model is not None:
+        """Ends the engine, if it is the server's own."""
+        if self._model is not None and not self._shared:
             await self._model.close_async()
 
     async def model_for(self, name: str | None) -> LanguageModel:

@@ -19,6 +19,7 @@ from runtime import (
     GenerationOptions,
     Grammar,
     LanguageModel,
+    Priority,
     PromptProgress,
     SamplingOptions,
     TokenRun,
@@ -193,6 +194,7 @@ class Spent:
     """Tokens of one request, counted as they come."""
 
     prompt: int = 0
+    priority: Priority = Priority.CHAT
     cached: int = 0
     drawn: int = 0
     _known: set[int] = field(default_factory=set)  # prompts whose cached tokens are counted
@@ -256,7 +258,9 @@ async def branches(
 async def _answers(
     model: LanguageModel, prompts: Sequence[list[int]], place: int, n: int, options: GenerationOptions, spent: Spent
 ) -> AsyncGenerator[tuple[int, TokenRun], None]:
-    stream = model.continue_many_runs(prompts[place], n, options, on_progress=lambda heard: spent.heard(place, heard))
+    stream = model.continue_many_runs(
+        prompts[place], n, options, priority=spent.priority, on_progress=lambda heard: spent.heard(place, heard)
+    )
     async with aclosing(stream) as runs:
         async for branch, run in runs:
             spent.drawn += len(run)
@@ -360,7 +364,9 @@ class Wanted:
 
 async def prompt_positions(model: LanguageModel, prompt: list[int], place: int, wanted: Wanted, spent: Spent) -> list[Position]:
     """The numbers of a prompt's own tokens; the first has none."""
-    run = await model.score_run(prompt, wanted.recorded, on_progress=lambda heard: spent.heard(place, heard))
+    run = await model.score_run(
+        prompt, wanted.recorded, priority=spent.priority, on_progress=lambda heard: spent.heard(place, heard)
+    )
     return await wanted.positions(model, (), run)
 
 

@@ -25,6 +25,7 @@ from app.workbench.kv.cache import Cache
 from app.workbench.kv.saving import BlockSaver
 from app.workbench.models.downloads import Downloads
 from app.workbench.models.models import Models
+from app.workbench.models.server import Server
 from app.workbench.models.settings import Settings, back_up
 from app.workbench.models.shelf import Shelf
 from app.workbench.prompt.drafts import Drafts
@@ -103,6 +104,7 @@ class Services:
             supervisor, sessions, setups, presets, adapters, copies, running, downloads, vocabulary, windows
         )
         self.settings = Settings(store, supervisor, presets)
+        self.server = Server(supervisor)
         self.models = Models(supervisor, self.settings, sessions, running, vocabulary, tasks, windows)
         self.shelf = Shelf(supervisor, self.settings, downloads, windows)
         self.transfers = Transfers(store, supervisor, windows)
@@ -135,6 +137,7 @@ class Services:
         loop = asyncio.get_running_loop()
         until = loop.time() + ENGINE_SECONDS
         self.sessions.closing = True
+        server = asyncio.create_task(self.server.stop(), name="stop server")
         self.tasks.close()
         downloads = asyncio.create_task(self.downloads.close(), name="stop downloads")
         for answer in self.running:
@@ -142,6 +145,7 @@ class Services:
         with suppress(TimeoutError):
             await asyncio.wait_for(self.running.ended(), PATIENCE_SECONDS)
         await self.saver.close(KEEP_SECONDS)
+        await server
         left = until - loop.time()
         await asyncio.gather(self.supervisor.close(left), self.comparison.close(left))
         await self.running.ended()
@@ -174,6 +178,7 @@ class AppWorkbench:
         self.cache = services.cache
         self.setup = services.setup
         self.settings = services.settings
+        self.server = services.server
         self.models = services.models
         self.shelf = services.shelf
         self.transfers = services.transfers

@@ -533,10 +533,14 @@ class LanguageModel:
         n: int,
         options: GenerationOptions | None = None,
         *,
+        priority: Priority = Priority.CHAT,
         progress: ShowProgress = False,
         on_progress: OnProgress | None = None,
     ) -> Branches[TokenRun]:
-        """`continue_many` in chunks: for each branch whatever has arrived since the caller last asked."""
+        """`continue_many` in chunks: for each branch whatever has arrived since the caller last asked.
+
+        With a `priority` the prompt is read after those of more urgent requests.
+        """
 
         def begin() -> Branches[TokenRun]:
             chosen = given(options)
@@ -547,7 +551,8 @@ class LanguageModel:
                     "`speculative` out, or ask for n=1"
                 )
             path = self._checks.ids(ids)
-            stream = self.transport.stream("continue_many", on_progress=on_progress, ids=path, n=n, options=chosen)
+            under: dict[str, Any] = {"n": n, "options": chosen, "priority": check_priority(priority)}
+            stream = self.transport.stream("continue_many", on_progress=on_progress, ids=path, **under)
             return reporting_ends(stream, progress, n)
 
         return Branches.later(begin)

@@ -227,13 +227,14 @@ class Operations:
             return await call.answer()
 
     def continue_many(
-        self, ids: Int32, n: int, options: GenerationOptions, on_progress: OnProgress | None = None
+        self, ids: Int32, n: int, options: GenerationOptions, priority: Priority, on_progress: OnProgress | None = None
     ) -> Branches[TokenRun]:
         """`n` answers to one prompt, numbered from ``options.branch``."""
         group = _Group("branches")
 
         async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
             first = await self._begin(ids, options)  # its seed is that of all
+            first.priority = Priority(priority)
             if first.constraint is not None and n > 1:
                 await off_loop(first.constraint.ready, None)  # so that it is worked out once
             jobs = {options.branch: first} | {options.branch + i: self._branch(first, options.branch + i) for i in range(1, n)}

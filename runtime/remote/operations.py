@@ -247,8 +247,11 @@ class RemoteOperations:
         await self._answer(ids, self._resolved(options), runs.append)
         return TokenRun.concat(runs)
 
-    async def continue_many(self, stream: Stream, dropped: Tasks, ids: Int32, n: int, options: GenerationOptions) -> None:
+    async def continue_many(
+        self, stream: Stream, dropped: Tasks, ids: Int32, n: int, options: GenerationOptions, priority: Priority
+    ) -> None:
         """`n` answers to one prompt, numbered from ``options.branch``."""
+        del priority  # as in `score`
         chosen = self._resolved(options)
         branches = {chosen.branch + i: (ids, replace(chosen, branch=chosen.branch + i)) for i in range(n)}
         await self._group(stream, dropped, branches, "branches")

@@ -71,6 +71,7 @@ class ContinueMany(Generate, frozen=True, forbid_unknown_fields=True):
     """`n` answers."""
 
     n: int
+    priority: Priority
 
 
 class GenerateMany(Arguments, frozen=True, forbid_unknown_fields=True):

@@ -224,6 +224,21 @@ class FakeSettings(_Group):
         return self._bench.damage
 
 
+class FakeServer(_Group):
+    address = ""
+
+    async def start(self, port: int) -> str:
+        self._bench.note("start_server", port)
+        if port == 8081:
+            raise Refusal("port 8081 cannot be used: Address already in use; choose another one")
+        self.address = f"http://127.0.0.1:{port}/v1"
+        return self.address
+
+    async def stop(self) -> None:
+        self._bench.note("stop_server")
+        self.address = ""
+
+
 class FakeComparison(_Group):
     @property
     def keeps_second(self) -> bool:

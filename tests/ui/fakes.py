@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.ui.fake_answers import FakeAnswers, FakeCache, FakeContinuations, FakeDrafts, FakeDrawings, FakeSimilar
-from tests.ui.fake_models import FakeComparison, FakeModels, FakeSettings, FakeShelf
+from tests.ui.fake_models import FakeComparison, FakeModels, FakeServer, FakeSettings, FakeShelf
 from tests.ui.fake_sessions import FakeBranches, FakeSessions, FakeSetup, FakeTransfers
 from tests.ui.fake_state import FakeState
 
@@ -28,6 +28,7 @@ class FakeWorkbench(FakeState):
         self.models = FakeModels(self)
         self.shelf = FakeShelf(self)
         self.settings = FakeSettings(self)
+        self.server = FakeServer(self)
         self.comparison = FakeComparison(self)
 
     async def close(self) -> bool:

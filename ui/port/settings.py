@@ -50,6 +50,24 @@ class Backup:
     size: int  # bytes
 
 
+class ServerCommands(Protocol):
+    """The model of the windows for other programs on this computer. Off until it is started; ends with the app."""
+
+    @property
+    def address(self) -> str:
+        """Where it answers; "" while it is off."""
+
+    async def start(self, port: int) -> str:
+        """Starts it; its address.
+
+        Raises:
+            Refusal: The port is taken, or the model that runs is on a server itself.
+        """
+
+    async def stop(self) -> None:
+        """Ends it; requests in flight have a moment."""
+
+
 @dataclass(frozen=True, slots=True)
 class SettingsView:
     """What is set, and what could be."""

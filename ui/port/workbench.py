@@ -12,7 +12,7 @@ from ui.port.engine import ModelCommands, StatusView
 from ui.port.events import Event
 from ui.port.models import ShelfCommands
 from ui.port.sessions import BranchCommands, SessionCommands
-from ui.port.settings import SettingsCommands, SetupCommands
+from ui.port.settings import ServerCommands, SettingsCommands, SetupCommands
 from ui.port.transfers import TransferCommands
 from ui.port.turns import AnswerCommands, DraftCommands
 
@@ -58,6 +58,10 @@ class Workbench(Protocol):
     @property
     def settings(self) -> SettingsCommands:
         """What holds for the whole app."""
+
+    @property
+    def server(self) -> ServerCommands:
+        """The model for other programs."""
 
     @property
     def models(self) -> ModelCommands:

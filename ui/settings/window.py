@@ -13,12 +13,13 @@ from ui.models.page import ModelsPage
 from ui.port import SettingsView, Workbench
 from ui.settings.data_page import DataPage
 from ui.settings.rows import COLOURS, OWN_TEMPLATE, PAGES, Rows
+from ui.settings.server_page import ServerPage
 from ui.transcript.measure import Measure
 from ui.widgets.controls import Page
 from ui.widgets.labels import Notice
 from ui.widgets.tabs import Tabs
 
-MODELS, ENGINE, MEMORY, GENERATION, APPEARANCE, DATA = range(6)  # pages
+MODELS, ENGINE, MEMORY, GENERATION, APPEARANCE, DATA, SERVER = range(7)  # pages
 
 
 class SettingsWindow(QWidget):
@@ -48,6 +49,7 @@ class SettingsWindow(QWidget):
         self.engine, self.memory, self.generation, self.appearance = (Rows(page, self._change) for page in PAGES)
         self.data = DataPage(workbench, self._run)
         self.data.refused.connect(self.notice.say)
+        self.server = ServerPage(workbench, self._run)
         self._pages = Tabs((16, 12, 16, 0), 18)
         self.tabs, self.show_page = self._pages.buttons, self._pages.show_page
         self._lay_out()
@@ -72,6 +74,7 @@ class SettingsWindow(QWidget):
     def show_settings(self, view: SettingsView) -> None:
         for rows in (self.engine, self.memory, self.generation, self.appearance):
             rows.show_settings(view)
+        self.server.show_state()
         if view.data is not None:
             self.data.show_data(view.data)
         if view.needs_reload:
@@ -104,6 +107,7 @@ class SettingsWindow(QWidget):
             (self.tr("Generation"), self._page(self.tr("Generation"), self.generation)),
             (self.tr("Appearance"), self._page(self.tr("Appearance"), self.appearance)),
             (self.tr("Data"), self.data),
+            (self.tr("Server"), self.server),
         ):
             self._pages.add(title, page)
         foot = QVBoxLayout()

@@ -59,6 +59,7 @@ class Engine:
     tell: Callable[[LoadProgress], None] | None = None  # how far the last start is
     prompts: list[list[int]] = field(default_factory=list)
     priorities: list[Priority] = field(default_factory=list)  # of what was scored
+    drawn_as: list[Priority] = field(default_factory=list)  # of branches
 
     async def __call__(
         self, source: str, backend: str, *, on_progress: Callable[[LoadProgress], None] | None = None, **_: Any
@@ -110,9 +111,16 @@ class FrailModel:
                 yield token
 
     async def continue_many_runs(
-        self, ids: Sequence[int], n: int, options: GenerationOptions | None, *, on_progress: OnProgress | None = None
+        self,
+        ids: Sequence[int],
+        n: int,
+        options: GenerationOptions | None,
+        *,
+        priority: Priority = Priority.CHAT,
+        on_progress: OnProgress | None = None,
     ) -> AsyncGenerator[tuple[int, TokenRun], None]:
-        runs = self.model.continue_many_runs(ids, n, options, on_progress=on_progress)
+        self._engine.drawn_as.append(priority)
+        runs = self.model.continue_many_runs(ids, n, options, priority=priority, on_progress=on_progress)
         first = 0 if options is None else options.branch
         async with aclosing(self._frail("continue", ids, in_turn(runs, range(first, first + n)))) as tokens:
             async for branch, token in tokens:

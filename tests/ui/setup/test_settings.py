@@ -17,7 +17,7 @@ from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import FakeWorkbench
 from ui import DARK, HIGH_LIGHT, LIGHT, AppSettings, Contrast, MainWindow, Motion, Scheme, apply_theme
 from ui.controller.setup import SAMPLING
-from ui.settings import APPEARANCE, DATA, MEMORY, SettingsWindow
+from ui.settings import APPEARANCE, DATA, MEMORY, SERVER, SettingsWindow
 from ui.theme import current_theme
 from ui.theme.text_size import resize_text
 from ui.transcript import Measure, Mode
@@ -325,5 +325,29 @@ def test_what_could_not_be_taken_is_said(in_window: Play, bench: FakeWorkbench) 
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)
         await until(lambda: "not 7" in settings.notice.words)
+
+    in_window(scene)
+
+
+def test_the_server_is_switched_on_and_off_and_says_where_it_is(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        settings = await opened(window)
+        QTest.mouseClick(settings.tabs[SERVER], LEFT)
+        page = settings.server
+        assert not page.copy_button.isVisible()
+        page.port.setValue(8081)
+        QTest.mouseClick(page.switch, LEFT)
+        await until(lambda: "port 8081 cannot be used" in settings.notice.words)
+        page.port.setValue(8123)
+        QTest.mouseClick(page.switch, LEFT)
+        await until(lambda: page.switch.text() == "Stop server")
+        assert page.address.text() == "Address: http://127.0.0.1:8123/v1"
+        assert not page.port.isEnabled()
+        QTest.mouseClick(page.copy_button, LEFT)
+        assert QApplication.clipboard().text() == "http://127.0.0.1:8123/v1"
+        QTest.mouseClick(page.switch, LEFT)
+        await until(lambda: page.switch.text() == "Start server")
+        assert not page.address.isVisible()
+        assert bench.calls[-3:] == [("start_server", 8081), ("start_server", 8123), ("stop_server",)]
 
     in_window(scene)

@@ -1,0 +1,109 @@
+"""The model of the windows for other programs: `app.serve` on a thread of its own, from when the person starts it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+
+from app.supervisor import Supervisor
+from runtime import LanguageModel, UnsupportedFeatureError
+from ui import Refusal, translate
+
+
+class Server:
+    """Listens on this computer's own address alone. All members belong to the windows' loop.
+
+    Args:
+        supervisor: Has the model; it is started at a request where none runs.
+    """
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._changing = asyncio.Lock()
+        self._thread: _Thread | None = None
+
+    @property
+    def address(self) -> str:
+        """Where it answers; "" while it is off."""
+        return "" if self._thread is None else self._thread.address
+
+    async def start(self, port: int) -> str:
+        """Starts it; its address.
+
+        Raises:
+            Refusal: The port is taken, or the model cannot be served.
+        """
+        async with self._changing:
+            if self._thread is None:
+                windows = asyncio.get_running_loop()
+                thread = _Thread(port, lambda: asyncio.run_coroutine_threadsafe(self._model(), windows))
+                try:
+                    await asyncio.wrap_future(thread.ready)
+                except OSError as fault:
+                    words = translate("Workbench", "port {0} cannot be used: {1}; choose another one")
+                    raise Refusal(words.format(port, fault.strerror)) from fault
+                except UnsupportedFeatureError as fault:
+                    raise Refusal(str(fault)) from fault
+                self._thread = thread
+        return self.address
+
+    async def stop(self) -> None:
+        """Ends it; requests in flight have a moment."""
+        async with self._changing:
+            if self._thread is not None:
+                thread, self._thread = self._thread, None
+                thread.stop()
+                await asyncio.wrap_future(thread.ended)
+
+    async def _model(self) -> LanguageModel:
+        model = await self._supervisor.model()
+        if not model.has("kv"):
+            words = translate("Workbench", "{0} runs on a server: give other programs that server's address")
+            raise UnsupportedFeatureError(words.format(model.info.name))
+        return model
+
+
+class _Thread:
+    """Runs the server: what a client asks for costs the window nothing.
+
+    Attributes:
+        ready: Done when the port answers; or why it does not.
+        ended: Done when the port is closed.
+    """
+
+    def __init__(self, port: int, model: Callable[[], Future[LanguageModel]]) -> None:
+        self._port, self._model = port, model
+        self.address = ""
+        self.ready: Future[None] = Future()
+        self.ended: Future[None] = Future()
+        self._stop: Callable[[], object] = lambda: None
+        threading.Thread(target=self._run, name="server", daemon=True).start()
+
+    def stop(self) -> None:
+        """Begins its end."""
+        self._stop()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as fault:  # noqa: BLE001  # the border: the window hears it
+            if not self.ready.done():
+                self.ready.set_exception(fault)
+        finally:
+            self.ended.set_result(None)
+
+    async def _serve(self) -> None:
+        from app.serve import Access, Engine, bind, serve  # not before it is wanted: the window starts without it
+
+        bound = bind("127.0.0.1", self._port)
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        self.address = f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
+        self._stop = partial(loop.call_soon_threadsafe, stop.set)
+
+        async def model() -> LanguageModel:
+            return await asyncio.wrap_future(self._model())
+
+        await serve(Engine(model, shared=True), Access(), bound, on_ready=lambda: self.ready.set_result(None), stop=stop)

@@ -1,0 +1,100 @@
+"""The model of the windows is given to other programs from when the person says so until they say otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import httpx2
+import pytest
+
+from runtime import Priority
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import Engine, Scene
+from ui import Refusal
+
+
+async def asked(address: str, path: str, **body: object) -> httpx2.Response:
+    async with httpx2.AsyncClient(base_url=address, timeout=60, trust_env=False) as client:
+        return await (client.post(path, json=body) if body else client.get(path))
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2].removesuffix("/v1"))
+
+
+def test_programs_ask_the_windows_model_while_the_server_is_on(play: Play) -> None:
+    engine = Engine()
+
+    async def scene(s: Scene) -> None:
+        server = s.workbench.server
+        assert server.address == ""
+        model = await s.workbench.services.supervisor.model()
+        address = await server.start(0)
+        assert address.startswith("http://127.0.0.1:")
+        assert await server.start(0) == address  # it is on
+        (card,) = (await asked(address, "models")).json()["data"]
+        assert card["id"] == model.info.name
+        answer = (await asked(address, "completions", prompt=[1, 2, 3], max_tokens=3, temperature=0, ignore_eos=True)).json()
+        assert answer["usage"]["completion_tokens"] == 3
+        assert engine.drawn_as == [Priority.BACKGROUND]  # the windows' own answers go first
+        scored = await asked(address, "completions", prompt=[1, 2, 3], max_tokens=1, prompt_logprobs=1)
+        assert len(scored.json()["choices"][0]["prompt_logprobs"]) == 3
+        await s.workbench.models.reload()  # the server goes on with what the windows have
+        assert (await asked(address, "models")).status_code == 200
+        assert engine.starts == 2
+        await server.stop()
+        assert server.address == ""
+        with pytest.raises(httpx2.ConnectError):
+            await asked(address, "models")
+        await server.stop()
+        current = s.workbench.services.supervisor.running
+        assert current is not None
+        assert current.ended is None
+
+    play(scene, engine=engine)
+
+
+def test_it_ends_with_the_app(play: Play) -> None:
+    ports: list[int] = []
+
+    async def scene(s: Scene) -> None:
+        ports.append(port_of(await s.workbench.server.start(0)))
+
+    play(scene)
+    with socket.socket() as one, pytest.raises(ConnectionRefusedError):
+        one.connect(("127.0.0.1", ports[0]))
+
+
+def test_a_port_in_use_is_refused_and_another_one_is_taken(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            port = other.getsockname()[1]
+            with pytest.raises(Refusal, match=f"port {port} cannot be used: .*; choose another one"):
+                await s.workbench.server.start(port)
+            assert s.workbench.server.address == ""
+        assert await s.workbench.server.start(0)
+
+    play(scene)
+
+
+def test_a_client_that_hangs_up_leaves_the_model_to_the_windows(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        model = await s.workbench.services.supervisor.model()
+        address = await s.workbench.server.start(0)
+        body = {"prompt": [1, 2, 3], "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        async with (
+            httpx2.AsyncClient(base_url=address, timeout=60, trust_env=False) as client,
+            client.stream("POST", "completions", json=body) as response,
+        ):
+            assert (await anext(response.aiter_lines())).startswith("data: ")
+            assert model.metrics().requests_active == 1
+        for _ in range(600):
+            if not model.metrics().requests_active:
+                break
+            await asyncio.sleep(0.1)
+        assert model.metrics().requests_active == 0
+
+    play(scene)

@@ -1,0 +1,67 @@
+"""The page that gives the model to other programs on this computer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QSpinBox
+
+from ui.port import Workbench
+from ui.widgets.controls import Page, button, row, words
+
+PORT = 8080  # as of the command line
+
+
+class ServerPage(Page):
+    """Starts and stops the server.
+
+    Args:
+        workbench: Whose model is served.
+        run: Takes what is under way; a refusal is said by others.
+    """
+
+    def __init__(self, workbench: Workbench, run: Callable[[Coroutine[Any, Any, None]], object]) -> None:
+        super().__init__()
+        self._server = workbench.server
+        self.port = QSpinBox()
+        self.port.setRange(1024, 65535)
+        self.port.setValue(PORT)
+        self.port.setGroupSeparatorShown(False)
+        self.port.setAccessibleName(self.tr("Port"))
+        self.switch, self.copy_button = button(self.tr("Start server")), button(self.tr("Copy address"))
+        self.address = words("", "")
+        self.switch.clicked.connect(lambda: run(self._switch()))
+        self.copy_button.clicked.connect(lambda: QGuiApplication.clipboard().setText(self._server.address))
+        self.head(self.tr("Server"))
+        self.column.addWidget(
+            words(
+                self.tr(
+                    "Other programs on this computer can ask the model that is loaded here, through the interface of OpenAI. "
+                    "Nothing listens until you start the server, no other computer can reach it, and it stops when Elsewise "
+                    "is closed. It asks for no key: any program on this computer can use it. Your own answers go first."
+                )
+            )
+        )
+        self.column.addLayout(row(words(self.tr("Port")), self.port, self.switch, 1))
+        self.column.addLayout(row(self.address, self.copy_button, 1))
+        self.column.addStretch(1)
+        self.show_state()
+
+    def show_state(self) -> None:
+        """Whether it is on, and where."""
+        address = self._server.address
+        self.switch.setText(self.tr("Stop server") if address else self.tr("Start server"))
+        self.port.setEnabled(not address)
+        self.address.setText(self.tr("Address: {0}").format(address))
+        for shown in (self.address, self.copy_button):
+            shown.setVisible(bool(address))
+
+    async def _switch(self) -> None:
+        self.switch.setEnabled(False)
+        try:
+            await (self._server.stop() if self._server.address else self._server.start(self.port.value()))
+        finally:
+            self.switch.setEnabled(True)
+            self.show_state()
