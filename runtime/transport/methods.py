@@ -344,7 +344,7 @@ METHODS: dict[str, Method] = {
     "save_blocks": Method(SaveBlocks, Answer(BlocksSaved)),
     "copy_blocks": Method(CopyBlocks, Answer(int)),
     "take_blocks": Method(CopyBlocks, Answer(int)),
-    "pin_blocks": Method(PinBlocks, NOTHING),
+    "pin_blocks": Method(PinBlocks, Answer(int)),
     "kv_snapshot": Method(KvSnapshot, Answer(int)),
     "kv_restore": Method(KvRestore, Answer(int)),
     "add_adapter": Method(AddAdapter, Answer(str)),
