@@ -76,7 +76,7 @@ await() {
 }
 ask() { xdotool type "$1"; sleep 1; xdotool key Return; }
 count() { sqlite3 -readonly "$HOME/.local/share/elsewise/sessions.db" "select count(*) from nodes where $1"; }
-answers() { count "role = 'assistant' and status = 'complete'"; }
+answers() { count "role = 'assistant' and finish_reason is not null"; }
 answered() { [ "$(answers)" -ge $((before + $1)) ]; }
 engine() { pgrep -P $window -f 'runtime[.]transport' | tail -n 1; }
 picture() { sleep 1; cp Xvfb_screen0 "$1.xwd"; }
