@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QSpinBox
 
@@ -29,6 +30,9 @@ class ServerPage(Page):
         self.port.setRange(1024, 65535)
         self.port.setValue(PORT)
         self.port.setGroupSeparatorShown(False)
+        self.port.setPrefix(self.tr("Port") + " ")
+        self.port.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self.port.setMinimumWidth(120)
         self.port.setAccessibleName(self.tr("Port"))
         self.switch, self.copy_button = button(self.tr("Start server")), button(self.tr("Copy address"))
         self.address = words("", "")
@@ -44,8 +48,9 @@ class ServerPage(Page):
                 )
             )
         )
-        self.column.addLayout(row(words(self.tr("Port")), self.port, self.switch, 1))
-        self.column.addLayout(row(self.address, self.copy_button, 1))
+        self.column.addLayout(row(self.port, self.switch, 1))
+        self.column.addWidget(self.address)
+        self.column.addLayout(row(self.copy_button, 1))
         self.column.addStretch(1)
         self.show_state()
 

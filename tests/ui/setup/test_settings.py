@@ -342,6 +342,7 @@ def test_the_server_is_switched_on_and_off_and_says_where_it_is(in_window: Play,
         QTest.mouseClick(page.switch, LEFT)
         await until(lambda: page.switch.text() == "Stop server")
         assert page.address.text() == "Address: http://127.0.0.1:8123/v1"
+        assert page.address.width() > page.copy_button.width()  # it can be read
         assert not page.port.isEnabled()
         QTest.mouseClick(page.copy_button, LEFT)
         assert QApplication.clipboard().text() == "http://127.0.0.1:8123/v1"
