@@ -145,9 +145,8 @@ class Services:
         with suppress(TimeoutError):
             await asyncio.wait_for(self.running.ended(), PATIENCE_SECONDS)
         await self.saver.close(KEEP_SECONDS)
-        await server
         left = until - loop.time()
-        await asyncio.gather(self.supervisor.close(left), self.comparison.close(left))
+        await asyncio.gather(self.supervisor.close(left), self.comparison.close(left), server)  # clients do not delay the end
         await self.running.ended()
         await self.sessions.settle(self.running.settle)
         self.tasks.cancel()

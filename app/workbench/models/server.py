@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from app.supervisor import Supervisor
-from runtime import LanguageModel, UnsupportedFeatureError
+from runtime import LanguageModel, SessionClosedError, UnsupportedFeatureError
 from ui import Refusal, translate
 
 
@@ -76,14 +76,15 @@ class _Thread:
 
     def __init__(self, port: int, model: Callable[[], Future[LanguageModel]]) -> None:
         self._port, self._model = port, model
-        self.address = ""
+        self.address, self._stopped = "", False
         self.ready: Future[None] = Future()
         self.ended: Future[None] = Future()
         self._stop: Callable[[], object] = lambda: None
         threading.Thread(target=self._run, name="server", daemon=True).start()
 
     def stop(self) -> None:
-        """Begins its end."""
+        """Begins its end; a request that comes meanwhile starts no engine."""
+        self._stopped = True
         self._stop()
 
     def _run(self) -> None:
@@ -104,6 +105,8 @@ class _Thread:
         self._stop = partial(loop.call_soon_threadsafe, stop.set)
 
         async def model() -> LanguageModel:
+            if self._stopped:
+                raise SessionClosedError("the server is being stopped")
             return await asyncio.wrap_future(self._model())
 
         await serve(Engine(model, shared=True), Access(), bound, on_ready=lambda: self.ready.set_result(None), stop=stop)

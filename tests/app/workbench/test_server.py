@@ -66,6 +66,36 @@ def test_it_ends_with_the_app(play: Play) -> None:
         one.connect(("127.0.0.1", ports[0]))
 
 
+def test_a_client_does_not_delay_the_end(play: Play) -> None:
+    engine = Engine()
+    clients: list[asyncio.Task[int]] = []
+
+    async def read(address: str, begun: asyncio.Event) -> int:
+        body = {"prompt": [1, 2, 3], "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        count = 0
+        async with (
+            httpx2.AsyncClient(base_url=address, timeout=60, trust_env=False) as client,
+            client.stream("POST", "completions", json=body) as response,
+        ):
+            async for _ in response.aiter_lines():
+                count += 1
+                begun.set()
+        return count
+
+    async def scene(s: Scene) -> None:
+        engine.gate = asyncio.Semaphore(3)  # then it would wait for ever
+        begun = asyncio.Event()
+        clients.append(asyncio.create_task(read(await s.workbench.server.start(0), begun)))
+        await begun.wait()
+        await s.workbench.services.close()
+        assert s.workbench.server.address == ""
+        (ended,) = await asyncio.gather(*clients, return_exceptions=True)
+        assert isinstance(ended, int | httpx2.HTTPError)
+        assert engine.starts == 1  # nothing has begun again
+
+    play(scene, engine=engine)
+
+
 def test_a_port_in_use_is_refused_and_another_one_is_taken(play: Play) -> None:
     async def scene(s: Scene) -> None:
         with socket.socket() as other:
