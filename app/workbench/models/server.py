@@ -106,7 +106,7 @@ class _Thread:
 
         async def model() -> LanguageModel:
             if self._stopped:
-                raise SessionClosedError("the server is being stopped")
+                raise SessionClosedError(translate("Workbench", "the server is being stopped"))
             return await asyncio.wrap_future(self._model())
 
         await serve(Engine(model, shared=True), Access(), bound, on_ready=lambda: self.ready.set_result(None), stop=stop)

@@ -216,8 +216,9 @@ class FakeTransport:
         return run_of([*asked, EOS], finish=Finish.EOS)
 
     def continue_many(
-        self, ids: Int32, n: int, options: GenerationOptions, on_progress: OnProgress | None = None
+        self, ids: Int32, n: int, options: GenerationOptions, priority: Priority, on_progress: OnProgress | None = None
     ) -> Branches[TokenRun]:
+        assert priority is Priority.CHAT
         if on_progress is not None:
             on_progress(PromptProgress(len(ids), len(ids), 0, len(ids)))
         dropped: set[int] = set()
@@ -324,9 +325,10 @@ class FakeTransport:
     async def take_blocks(self, keys: Sequence[bytes], path: str) -> int:
         return 2 * len(keys) + len(Path(path).name)
 
-    async def pin_blocks(self, name: str, keys: Sequence[bytes]) -> None:
+    async def pin_blocks(self, name: str, keys: Sequence[bytes]) -> int:
         if name == "refused":
             raise InvalidRequestError(f"{len(keys)} keys")
+        return len(keys)
 
     async def kv_snapshot(self, ids: Int32, path: str, adapters: Sequence[object] | None) -> int:
         return len(ids) + len(Path(path).name) + len(adapters or ())
