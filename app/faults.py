@@ -45,7 +45,7 @@ def too_long(error: ContextOverflowError, own: int) -> str:
             "Workbench",
             "{0}: the conversation before your message fills it. Go back to an earlier turn, or start a new session",
         ).format(numbers)
-    words = translate("Workbench", "{0}. Edit your message to shorten it, or write another one: it goes into its place")
+    words = translate("Workbench", "{0}. Shorten your message, or write another one in its place")
     return words.format(numbers)
 
 

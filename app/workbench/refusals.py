@@ -20,7 +20,7 @@ GONE = QT_TRANSLATE_NOOP("Workbench", "that turn is not part of this session any
 def form_refused(fault: GrammarError) -> str:
     """That the form of a session's answers does not go with what an answer was to begin with."""
     words = translate(
-        "Workbench", "the form of the answers here does not allow that ({0}); take another place or token, or change the form"
+        "Workbench", "the output format here does not allow that ({0}); choose another place or token, or change the format"
     )
     return words.format(fault)
 

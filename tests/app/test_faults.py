@@ -43,7 +43,7 @@ def test_what_a_server_lacks_is_said_with_what_it_has() -> None:
 
 @pytest.mark.parametrize(
     ("own", "way_out"),
-    [(9_000, "Edit your message to shorten it"), (854, "start a new session"), (855, "Edit your message to shorten it")],
+    [(9_000, "Shorten your message"), (854, "start a new session"), (855, "Shorten your message")],
 )
 def test_what_to_do_about_a_long_prompt_depends_on_what_fills_the_context(own: int, way_out: str) -> None:
     words = too_long(ContextOverflowError("prompt", 0, 9_046, 8_192), own)

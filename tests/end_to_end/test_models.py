@@ -16,6 +16,7 @@ from tests.end_to_end.driving import until
 from tests.end_to_end.test_window import OpenApp, new_session
 from tests.runtime.hub.local_hub import LocalHub, running
 from tests.tiny_models import tiny_folder, tiny_path
+from tests.ui.models.test_models_page import pick
 from ui import EngineState, MainWindow
 
 LEFT = Qt.MouseButton.LeftButton
@@ -67,17 +68,17 @@ def test_a_model_is_got_opened_and_kept_while_it_is_loaded(open_app: OpenApp, hu
         await until(row.in_use.isVisible)
         assert window.parts.top.model.text() == row.model.title
         # it is loaded: it stays, and does so where another process has it
-        QTest.mouseClick(row.remove_button, LEFT)
+        pick(row, row.remove_action)
         QTest.mouseClick(row.ask.do_button, LEFT)
         await until(lambda: "is in use here" in page.notice.words)
         with pytest.raises(ModelLoadError, match="is loaded"):
             await asyncio.to_thread(ModelShelf().remove, name)
         assert name in page.models
         # and it is sound
-        QTest.mouseClick(row.verify_button, LEFT)
-        await until(lambda: row.state.text().startswith("sound"))
+        pick(row, row.verify_action)
+        await until(lambda: row.state.text().startswith("every file is intact"))
         # and quantised for mlx, beside it
-        QTest.mouseClick(row.quantise_button, LEFT)
+        pick(row, row.quantise_action)
         QTest.mouseClick(row.quantise.choice.buttons[1], LEFT)
         QTest.mouseClick(row.quantise.do_button, LEFT)
         await until(lambda: row.state.text() == "org/tiny-8bit is installed")

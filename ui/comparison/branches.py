@@ -79,8 +79,8 @@ class ComparePane(QWidget):
         ):
             head.setText(f"{sign} {one_line(name) or unnamed}")
             total.setText(self._numbers(side))
-        same = self.tr("nothing differs") if diff.is_same else self.tr("then they part")
-        self.stem.setText(self.tr("{0:,} tokens the same from the start, {1}").format(diff.stem.tokens, same))
+        same = self.tr("nothing differs") if diff.is_same else self.tr("then they differ")
+        self.stem.setText(self.tr("the first {0:,} tokens are the same, {1}").format(diff.stem.tokens, same))
         self.text.clear()
         cursor = QTextCursor(self.text.document())
         cursor.beginEditBlock()
@@ -116,7 +116,7 @@ class ComparePane(QWidget):
         tokens = self.tr("{0:,} tokens after the shared beginning").format(side.tokens)
         if side.logprob is None:
             return self.tr("{0}, not scored").format(tokens)
-        return self.tr("{0}, {1} nats together").format(tokens, signed(side.logprob, 1))
+        return self.tr("{0}, {1} nats in total").format(tokens, signed(side.logprob, 1))
 
     def _format(self, kind: str) -> QTextCharFormat:
         palette, made = self._theme.palette, QTextCharFormat()

@@ -118,7 +118,7 @@ class ColumnsPanel(QWidget):
         self.stop_button.setProperty("kind", "quiet")
         self.stop_button.setFont(interface_font(12))
         self.stop_button.clicked.connect(lambda _checked=False: self.stopped.emit())
-        self.close_button = IconButton("x", self.tr("Close: the columns stay among the branches"))
+        self.close_button = IconButton("x", self.tr("Close; the continuations stay as branches"))
         self.close_button.clicked.connect(lambda _checked=False: self.closed.emit())
         self.waiting = Label("", "soft")
         self.cards: list[ColumnCard] = []

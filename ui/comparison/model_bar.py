@@ -36,7 +36,7 @@ class SecondBar(QFrame):
         self.next_button = button(self.tr("Next disagreement"), "link")
         self.next_button.clicked.connect(self.next_wanted)
         self.all_button = button(self.tr("KL of all tokens"), "link")
-        self.all_button.setToolTip(self.tr("Compares the whole path once more; two queries for each token"))
+        self.all_button.setToolTip(self.tr("Compares the whole path again, with two queries per token"))
         self.all_button.clicked.connect(self.all_wanted)
         self.again_button = button("", "link")
         self.again_button.clicked.connect(lambda: self.again_wanted.emit(self._anyway))
@@ -145,7 +145,7 @@ def open_menu(under: QWidget, choices: Sequence[SecondChoice], chosen: Callable[
         action.setEnabled(not choice.problem)
         action.triggered.connect(lambda _checked=False, choice=choice: chosen(choice))
     if not choices:
-        menu.addAction(translate("Second", "nothing else is here: fetch another model first")).setEnabled(False)
+        menu.addAction(translate("Second", "no other model is installed: download one first")).setEnabled(False)
     right = under.mapToGlobal(QPoint(under.width(), under.height() + 4))
     menu.popup(QPoint(right.x() - menu.sizeHint().width(), right.y()))
     return menu

@@ -156,14 +156,14 @@ def summary(comparison: PathComparison) -> tuple[str, str]:
             (LEFT, RIGHT), (comparison.left, comparison.right), found.totals(), strict=True
         )
     ]  # fmt: skip
-    where = translate("Second", "{0:,} of {1:,} places disagree about the likeliest token")
+    where = translate("Second", "the likeliest token differs at {0:,} of {1:,} places")
     where = where.format(found.disagrees(), len(found))
     if found.aligned_by == "bytes":
-        where += translate("Second", "; the tokenizers differ, so they are aligned by bytes, and have no KL")
+        where += translate("Second", "; the tokenizers differ: aligned by bytes, without KL")
     elif found.kl is None:
-        where += translate("Second", "; their logits differ in width, so they have no KL")
+        where += translate("Second", "; the vocabulary sizes differ: no KL")
     if found.kl is not None and comparison.kl_from:
-        where += translate("Second", "; KL is known of the last {0:,} tokens").format(comparison.read - comparison.kl_from)
+        where += translate("Second", "; KL for the last {0:,} tokens").format(comparison.read - comparison.kl_from)
     return "\n".join(parts), where
 
 
@@ -178,8 +178,8 @@ def difference_ranges() -> list[str]:
     ]
     return [
         translate("Second", "less than {0} bits apart").format(one),
-        *(translate("Second", "B gave less: {0}").format(step) for step in steps),
-        *(translate("Second", "B gave more: {0}").format(step) for step in steps),
+        *(translate("Second", "less likely for B: {0}").format(step) for step in steps),
+        *(translate("Second", "more likely for B: {0}").format(step) for step in steps),
     ]
 
 

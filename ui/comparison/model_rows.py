@@ -64,12 +64,14 @@ class ComparedRows(QWidget):
     def _note(self, facts: SpanFacts) -> str:
         said = []
         if facts.disagree:
-            said.append(self.tr("They would have gone on differently here."))
+            said.append(self.tr("The two models would have continued differently here."))
         if facts.left.tokens != 1 or facts.right.tokens != 1:
-            said.append(self.tr("The numbers are of {0}, which both cut at its ends.").format(words.token(facts.text)))
+            said.append(
+                self.tr("The numbers are for {0}, where both tokenizers have boundaries.").format(words.token(facts.text))
+            )
         if facts.kl_of_last:
             said.append(
-                self.tr("The KL is known of the last {0:,} tokens; “KL of all tokens” asks for the others.").format(
+                self.tr("KL is known for the last {0:,} tokens; “KL of all tokens” computes the others.").format(
                     facts.kl_of_last
                 )
             )

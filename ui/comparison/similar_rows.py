@@ -221,8 +221,8 @@ def pooling_explained(pooling: Pooling) -> str:
     return {
         "mean": translate("Similar", "the mean of all tokens' states: what the turn is about"),
         "last": translate("Similar", "the last token's state, which has seen the whole turn: how it ends"),
-        "max": translate("Similar", "each number's largest over all tokens: what stands out somewhere"),
-        "cls": translate("Similar", "the first token's state, which this model was trained to sum a text up in"),
+        "max": translate("Similar", "the largest value over all tokens: what stands out anywhere"),
+        "cls": translate("Similar", "the first token's state, in which this model was trained to summarise a text"),
     }[pooling]
 
 
@@ -251,7 +251,7 @@ def spoken(turn: SimilarTurn, limit: int) -> str:
 
 def bar_explained() -> str:
     """What the length of a bar says."""
-    return translate("Similar", "The bar is empty at the least similar turn, and full at the same text")
+    return translate("Similar", "Empty for the least similar turn, full for identical text")
 
 
 def title(words: str) -> str:
@@ -265,7 +265,7 @@ def summary(found: SimilarTurns) -> str:
     parts = [others.format(count(len(found.rows)))]
     parts.append(translate("Similar", "cosine of the hidden states of {0}").format(found.model))
     if found.tokens:
-        cut = translate("Similar", "of this turn the first {0} of {1} tokens")
+        cut = translate("Similar", "the first {0} of {1} tokens of this turn")
         parts.append(cut.format(count(found.limit), count(found.tokens)))
     if found.damaged:
         one = found.damaged == 1

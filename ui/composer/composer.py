@@ -183,7 +183,7 @@ class Composer(QWidget):
 
     def set_recording(self, recording: bool) -> None:  # a state, not an option
         """What is shown is the recorded sample: says where a message goes."""
-        self.field.set_hint(self.tr("A recording: a message goes into a copy") if recording else self.tr("Message…"))
+        self.field.set_hint(self.tr("A recording: your message starts a copy") if recording else self.tr("Message…"))
 
     def show_colours(self, show: bool) -> None:  # a state, not an option
         """Whether a draft is coloured by its surprise."""
@@ -221,7 +221,7 @@ class Composer(QWidget):
     def _submit(self) -> None:
         if self._running:
             keys = QKeySequence(STOP_KEYS).toString(QKeySequence.SequenceFormat.NativeText)
-            self.meter.say_busy(self.tr("an answer is being written: stop it first, {0}").format(keys))
+            self.meter.say_busy(self.tr("an answer is being written: stop it first ({0})").format(keys))
         elif self._wait:
             self.meter.say_busy(self._wait)
         elif self.message.strip() and self._too_long:

@@ -96,7 +96,7 @@ class Meter(ElidedLabel):
 
     def setText(self, text: str) -> None:
         super().setText(text)
-        self.setAccessibleName(self.tr("{0}; opens what it is made of").format(text) if text else "")
+        self.setAccessibleName(self.tr("{0}; show details").format(text) if text else "")
 
 
 class ContextPanel(QFrame):
@@ -159,7 +159,7 @@ class ContextPanel(QFrame):
 
     def _total(self, composition: Composition | None) -> str:
         if composition is None or composition.new_tokens is None:
-            return self.tr("What it is made of is known once the engine runs.")
+            return self.tr("Details are shown once the engine runs.")
         whole = sum(part.tokens for part in composition.parts) or composition.context_used
         new = min(composition.new_tokens, whole)
         words = self.tr("{0} of {1} tokens to compute before the answer, {2} reused")

@@ -73,6 +73,6 @@ class FileChip(QFrame):
         line.addWidget(ElidedLabel(self.tr("{0} characters").format(count(len(file.text))), "faint", interface_font(11.5)), 1)
         self.pin = button(self.tr("pin as context"), "link")
         self.pin.setAccessibleName(self.tr("Pin {0} as context").format(name))
-        self.remove = IconButton("x", self.tr("Take {0} away").format(name))
+        self.remove = IconButton("x", self.tr("Remove {0}").format(name))
         line.addWidget(self.pin)
         line.addWidget(self.remove)

@@ -237,7 +237,7 @@ class BeamRows(QWidget):
         self.penalty.setFont(interface_font(FONT_PX))
         self.penalty.setAccessibleName(self.tr("Length penalty"))
         hint = self.tr(
-            "Log-probabilities are divided by the length to this power: above 0 longer ones gain, below 0 shorter ones."
+            "Log-probabilities are divided by the length to this power: above 0 favours longer beams, below 0 shorter ones."
         )
         fix_width(self.penalty, 64)
         self.penalty.lineEdit().setTextMargins(5, 0, 0, 0)

@@ -121,7 +121,7 @@ class CacheTab(InspectorTab):
 
     def cleared(self, freed: int) -> str:
         """What is said after it was emptied of so many bytes."""
-        return self.tr("the cache is empty: {0} let go. Texts stay; what is read again is computed again").format(size(freed))
+        return self.tr("cache cleared: {0} freed. Texts are kept and computed again when needed").format(size(freed))
 
     def say(self, text: str) -> None:
         self.said.setText(text)
@@ -198,13 +198,11 @@ class CacheTab(InspectorTab):
             part.setVisible(runs)
 
     def _explain(self) -> None:
-        self.keep_button.setAccessibleDescription(
-            self.tr("What is held of it stays in memory; other text does not push it out")
-        )
+        self.keep_button.setAccessibleDescription(self.tr("Keeps it in memory; other text does not evict it"))
         self.clear_button.setAccessibleName(self.tr("Clear the cache"))
-        self.clear_button.setAccessibleDescription(self.tr("Texts stay; what is read again is computed again"))
+        self.clear_button.setAccessibleDescription(self.tr("Texts are kept and computed again when needed"))
         self.check_button.setAccessibleDescription(
-            self.tr("The model reads the whole path anew, and its answer is compared with the cache's")
+            self.tr("Computes the whole path without the cache and compares the results")
         )
 
     def _lay_out(self) -> None:

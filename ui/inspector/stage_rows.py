@@ -27,7 +27,7 @@ def stage_words(outcome: Outcome, stage: Stage, sampling: SamplingOptions) -> st
     """How many tokens the stage left, what they weighed before it, and the number that it drew."""
     place = outcome.stages.index(stage)
     if place == 0:
-        return translate("Stages", "What the model said: {0} tokens, nothing is changed yet.").format(count(stage.kept))
+        return translate("Stages", "The model's own probabilities of {0} tokens, unchanged.").format(count(stage.kept))
     before = outcome.stages[place - 1]
     said = _numbered(stage, before, sampling) if stage.name in ("draw", "xtc") else ""
     return " ".join(part for part in (_left(stage, before), said) if part)
@@ -49,7 +49,7 @@ def _numbered(stage: Stage, before: Stage, sampling: SamplingOptions) -> str:
     """What a stage's random number decided."""
     if stage.name == "draw":
         if stage.u is None:
-            return translate("Stages", "Temperature 0: the likeliest is taken, without a number.")
+            return translate("Stages", "Temperature 0: the likeliest token is taken, without a random number.")
         said = translate("Stages", "u\u00a0=\u00a0{0} points into the {1} that are left.")
         return said.format(words.share(stage.u), count(before.kept))
     if stage.u is None:
@@ -63,8 +63,8 @@ def _numbered(stage: Stage, before: Stage, sampling: SamplingOptions) -> str:
     least = probability(0.1 if sampling.xtc_threshold is None else sampling.xtc_threshold)
     said = translate("Stages", "{0} is below its chance of {1}").format(number, probability(chance))
     if stage.kept == before.kept:
-        return translate("Stages", "{0}, but no two tokens reach {1}: nothing went.").format(said, least)
-    return translate("Stages", "{0}: of the tokens that reach {1} only the least likely one stayed.").format(said, least)
+        return translate("Stages", "{0}, but no two tokens reach {1}: nothing was cut.").format(said, least)
+    return translate("Stages", "{0}: of the tokens that reach {1}, only the least likely one is kept.").format(said, least)
 
 
 STEPS = 1000

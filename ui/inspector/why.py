@@ -47,7 +47,7 @@ class WhyTab(InspectorTab):
         self._engine: EngineState | None = None  # as last told
         self._vocabulary: BytesOf = lambda _ids: []
         self.outcome = Outcome(None)
-        self.empty = Empty(self.tr("Click a token to see how it came to stand there."))
+        self.empty = Empty(self.tr("Click a token to see how it was chosen."))
         self.large = ElidedLabel("", "", mono_font(17, QFont.Weight.DemiBold))
         self.why = WhyFacts(stages=False)
         self.source = Label("", "soft", interface_font(11.5))
@@ -62,13 +62,13 @@ class WhyTab(InspectorTab):
         self.branch.clicked.connect(lambda _checked=False: self._branch())
         self.note = Label("", "soft", interface_font(11.5))
         self.reset = self._link(self.tr("as drawn"), self._as_drawn)
-        self.ask = self._link(self.tr("ask the model for the whole row"), self._ask)
+        self.ask = self._link(self.tr("get every probability from the model"), self._ask)
         self.facts = Facts(columns=1)
         self.table = Candidates()
         self.did = Label("", "soft", interface_font(11.5))  # the stage that was chosen
         for label in (self.source, self.missing, self.verdict, self.note, self.did):
             label.setWordWrap(True)
-        self._stages, self._among = Caption(self.tr("Stages · press one to see what it did")), Caption("")
+        self._stages, self._among = Caption(self.tr("Stages · click one to see its effect")), Caption("")
         self._lay_out()
         self._show()
 
@@ -187,7 +187,7 @@ class WhyTab(InspectorTab):
                 said.append(self.tr("found by a beam search of {0} beams").format(drawing.beams))
             self.source.setText(" · ".join(said))
         if drawing is not None and drawing.stale:
-            self.stale.say(self.tr("stale: {0} is in use now and would say something else").format(drawing.stale))
+            self.stale.say(self.tr("outdated: {0} is in use now and may differ").format(drawing.stale))
         self._replay()
 
     # ---- the draw again -------------------------------------------------------------------------------------------
@@ -259,8 +259,8 @@ class WhyTab(InspectorTab):
         self._offer_branch()
         notes = [] if outcome.whole or outcome.fault else [self._stored_head()]
         if self._drawing is not None and self._drawing.sampling is None:
-            unknown = self.tr("the settings it was drawn with were not stored: the sliders begin where every stage is off")
-            searched = self.tr("the sliders show what a draw would have done here; they begin where every stage is off")
+            unknown = self.tr("its settings were not stored: every slider starts at off")
+            searched = self.tr("the sliders show what sampling would have done here; every slider starts at off")
             notes.append(searched if self._drawing.beams else unknown)
         self.note.setText("\n".join(notes))
         self.note.setVisible(bool(notes))
@@ -307,7 +307,7 @@ class WhyTab(InspectorTab):
         if outcome.fault:
             return outcome.fault
         if outcome.token is None:
-            return self.tr("Draws a token beyond the {0} that are stored.").format(len(record.top_ids))
+            return self.tr("Draws a token that is not among the {0} stored.").format(len(record.top_ids))
         drawn = words.token(self._bytes_of(outcome.token, spot))
         where = self.tr("The likeliest") if outcome.u is None else self.tr("u = {0}").format(words.share(outcome.u))
         if outcome.as_drawn:
@@ -326,11 +326,11 @@ class WhyTab(InspectorTab):
 
     def _stored_head(self) -> str:
         held = len(self.outcome.stages[0].ids) if self.outcome.stages else 0
-        return self.tr("from the {0} likeliest tokens, which are stored; the others count as equally likely").format(held)
+        return self.tr("based on the {0} likeliest tokens, which are stored; the others count as equally likely").format(held)
 
     def _why_not(self, origin: Origin) -> str:
         if self._drawing is not None and self._drawing.beams and origin is not Origin.TEMPLATE:
-            return self.tr("Found by a beam search: nothing was drawn here, the most probable whole won.")
+            return self.tr("Found by beam search: no token was sampled, the most probable sequence was kept.")
         if origin in (Origin.SAMPLED, Origin.GRAMMAR, Origin.PICKED):
             return self.tr("The sampler’s stages were not stored with this token.")
-        return self.tr("Nothing was drawn here: no sampler was used.")
+        return self.tr("No sampler was used here.")

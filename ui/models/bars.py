@@ -240,7 +240,7 @@ class ImportBar(ChoiceBar):
     wanted = Signal(object, bool)  # the path; whether its weights stay quantised
 
     def __init__(self, home: QWidget) -> None:
-        labels = [translate("ImportBar", "as packed, for mlx"), translate("ImportBar", "float32, for every engine")]
+        labels = [translate("ImportBar", "quantised, for mlx"), translate("ImportBar", "float32, for all engines")]
         super().__init__(home, translate("ImportBar", "Weights"), labels, translate("ImportBar", "Import"))
         self._plan: GgufPlan | None = None
         self.agreed.connect(self._go_on)
@@ -252,8 +252,8 @@ class ImportBar(ChoiceBar):
             self._go_on(FLOAT32)
             return
         question = self.tr(
-            "{0}: kept as packed its weights take {1} and run on mlx alone; in float32 they take {2} and run on every engine. "
-            "Their numbers are the same."
+            "{0}: quantised, its weights take {1} and run on mlx only; in float32 they take {2} and run on all engines. "
+            "Their values are the same."
         ).format(one_line(plan.path.name), size(plan.kept), size(plan.float32))
         note = f" {one_line(plan.note)}." if plan.note else ""
         self.ask_about(question + note, KEPT if plan.keeps else FLOAT32)
@@ -273,9 +273,9 @@ class QuantiseBar(ChoiceBar):
 
     def __init__(self, home: QWidget) -> None:
         labels = [translate("QuantiseBar", "{0} bit").format(bits) for bits in BITS]
-        super().__init__(home, translate("QuantiseBar", "Bits of a weight"), labels, translate("QuantiseBar", "Quantise"))
+        super().__init__(home, translate("QuantiseBar", "Bits per weight"), labels, translate("QuantiseBar", "Quantise"))
         self.agreed.connect(lambda place: self.wanted.emit(BITS[place]))
 
     def ask(self) -> None:
-        question = self.tr("A second model for mlx beside this one, smaller and faster: 8 bit is more exact, 4 bit smaller.")
+        question = self.tr("Creates a smaller and faster copy for mlx. 8 bit is more accurate, 4 bit is smaller.")
         self.ask_about(question, max(self.choice.place, 0))

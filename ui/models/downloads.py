@@ -92,9 +92,9 @@ class DownloadRow(QWidget):
     def _detail(self, view: Download) -> str:
         here = self.tr("{0} of {1}").format(size(view.done), size(view.total)) if view.total else size(view.done)
         if view.state is DownloadState.DONE:
-            return self.tr("an adapter: add it by its name in the model's popover") if view.kind == "adapter" else ""
+            return self.tr("an adapter: add it under Model and Adapters") if view.kind == "adapter" else ""
         if view.state is DownloadState.PAUSED:
-            return self.tr("paused; {0} downloaded, kept also when Elsewise is closed").format(here)
+            return self.tr("paused; {0} downloaded and kept").format(here)
         if view.state is DownloadState.FAILED:
             return self.tr("{0} downloaded and kept").format(here) if view.done else self.tr("nothing downloaded yet")
         if view.step == "wait":
@@ -104,8 +104,8 @@ class DownloadRow(QWidget):
             return f"{here} · {file}"
         steps = {
             "look up": self.tr("asking the hub…"),
-            "check": self.tr("checking the files that are here…"),
-            "install": self.tr("checking it and adding it to your models…"),
+            "check": self.tr("checking downloaded files…"),
+            "install": self.tr("verifying and installing…"),
         }
         return steps.get(view.step, here)
 
@@ -114,7 +114,7 @@ class DownloadRow(QWidget):
         if view.state is DownloadState.DONE or not view.done:
             self.cancel_wanted.emit(view.repository)
             return
-        self.ask.ask(self.tr("cancel, and delete the {0} that were downloaded?").format(size(view.done)), self.tr("Delete"))
+        self.ask.ask(self.tr("cancel and delete the {0} already downloaded?").format(size(view.done)), self.tr("Delete"))
 
 
 MOST_NAME = 32  # characters of a repository
@@ -139,7 +139,7 @@ class DownloadsLink(QPushButton):
         """Shows those that run, else the last that failed, else the last that is done."""
         words = self._words(downloads)
         self.setText(words.replace("&", "&&"))
-        self.setAccessibleName(self.tr("{0}; show the models").format(words))
+        self.setAccessibleName(self.tr("{0}; show models").format(words))
         self.setToolTip(plain_tooltip("\n".join(view.repository for view in downloads)))
         self.setVisible(bool(words))
 

@@ -34,15 +34,15 @@ class GetSection(QWidget):
         self.field = QLineEdit()
         self.field.setProperty("kind", "field")
         self.field.setFont(interface_font(13))
-        self.field.setPlaceholderText(self.tr("org/name, org/name@revision, or words"))
-        self.field.setAccessibleName(self.tr("Repository, or words to search for"))
-        self.look_button, self.search_button = button(self.tr("Look up")), button(self.tr("Search the hub"))
+        self.field.setPlaceholderText(self.tr("org/name, org/name@revision or search words"))
+        self.field.setAccessibleName(self.tr("Repository name or search words"))
+        self.look_button, self.search_button = button(self.tr("Look up")), button(self.tr("Search"))
         self.finds = Finds()
         self.looking = words("", "soft")
         self.token = TokenRow()
         self.card = PlanCard()
         self.offers = Offers()
-        hint = self.tr("From Hugging Face, by its name, or words to search for. The hub is asked when you press, never before.")
+        hint = self.tr("Find a model on Hugging Face by name or by search words. Nothing is sent until you press a button.")
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(8)
@@ -53,7 +53,7 @@ class GetSection(QWidget):
         column.addWidget(self.finds)
         column.addWidget(self.token)
         column.addSpacing(4)
-        column.addWidget(Caption(self.tr("Chat models that are known to run")))
+        column.addWidget(Caption(self.tr("Chat models that work here")))
         column.addWidget(self.offers)
         self.looking.hide()
         self._connect()
@@ -86,7 +86,7 @@ class GetSection(QWidget):
         self.search_button.setEnabled(True)
         self.looking.hide()
         if not found:
-            self._say(self.tr("the hub has nothing for {0}").format(words), "soft")
+            self._say(self.tr("No results on Hugging Face for {0}").format(words), "soft")
         self.finds.show_finds(found)
         self.changed.emit()
 
@@ -102,7 +102,7 @@ class GetSection(QWidget):
             return
         self.card.hide()
         self.look_button.setEnabled(False)
-        self._say(self.tr("asking the hub about {0}…").format(wanted), "soft")
+        self._say(self.tr("Looking up {0} on Hugging Face…").format(wanted), "soft")
         self._controller.plan(wanted)
 
     def _search(self) -> None:
@@ -113,7 +113,7 @@ class GetSection(QWidget):
         self.card.hide()
         self.finds.show_finds(())
         self.search_button.setEnabled(False)
-        self._say(self.tr("searching the hub for {0}…").format(words), "soft")
+        self._say(self.tr("Searching Hugging Face for {0}…").format(words), "soft")
         self._controller.search(words)
 
     def _look_at(self, source: str) -> None:

@@ -55,7 +55,10 @@ class LoadCard(Aside):
         self.plan: LoadPlan | None = None
         self.bar, self.legend = FitBar(), FitLegend()
         self.fit_words, self.cost = words("", ""), words("", "soft")
-        self.context, self.weights = Combo(self.tr("Context of this model")), Combo(self.tr("Weights of this model in"))
+        self.context, self.weights = (
+            Combo(self.tr("Context of this model")),
+            Combo(self.tr("Precision of the weights")),
+        )
         for combo in (self.context, self.weights):
             combo.activated.connect(self._choose)
         self.open_button = QPushButton(self.tr("Open"))
@@ -80,7 +83,7 @@ class LoadCard(Aside):
             part.setVisible(bool(plan.forms) or plan.choice.weights != "auto")
         if fit is None:
             self.fit_words.setText(
-                self.tr("what it takes cannot be told: no engine here runs it, or weights are read from disk")
+                self.tr("The memory it needs is unknown: no engine here runs it, or its weights are read from disk")
             )
         else:
             self.bar.show_fit(fit)
@@ -95,9 +98,7 @@ class LoadCard(Aside):
     def _show_contexts(self, plan: LoadPlan, fit: FitView) -> None:
         self.context.clear()
         own = plan.set_context or plan.most
-        as_set = (
-            self.tr("as for all models: {0}").format(context_words(own, fit.longest)) if own else self.tr("as for all models")
-        )
+        as_set = self.tr("default: {0}").format(context_words(own, fit.longest)) if own else self.tr("default")
         self.context.addItem(as_set, None)
         for name, tokens in contexts(fit, plan.most):
             self.context.addItem(name, tokens)
@@ -111,31 +112,31 @@ class LoadCard(Aside):
             return
         plain = plan.forms[0].name
         held = plain if plan.set_weights == "auto" else plan.set_weights
-        self.weights.addItem(self.tr("as for all models: {0}").format(held), "auto")
+        self.weights.addItem(self.tr("default: {0}").format(held), "auto")
         for form in plan.forms:
             self.weights.addItem(form.name, form.name)
         self.weights.setCurrentIndex(max(self.weights.findData(plan.choice.weights), 0))
         chosen = held if plan.choice.weights == "auto" else plan.choice.weights
         cost = next((form.cost for form in plan.forms if form.name == chosen), "")
         if chosen == plain:
-            self.cost.setText(self.tr("the model's own numbers; fewer bits are faster, and give other ones"))
+            self.cost.setText(self.tr("Lower precision is faster on the CPU and changes probabilities slightly"))
         elif cost:
-            self.cost.setText(self.tr("perplexity of a fixed text: {0}").format(cost))
+            self.cost.setText(self.tr("Perplexity of a test text: {0}").format(cost))
         else:
-            self.cost.setText(self.tr("other numbers than in {0}; by how much is measured when it is loaded").format(plain))
+            self.cost.setText(self.tr("Differs slightly from {0}; loading measures by how much").format(plain))
 
     def _show_no_forms(self, plan: LoadPlan) -> None:
         """There is no choice here; what was set all the same is said, and what was chosen for this model can be taken back."""
         engine = self.tr("here") if plan.fit is None else self.tr("on {0}").format(plan.fit.engine)
         chosen = plan.choice.weights
         if chosen != "auto":
-            self.weights.addItem(self.tr("as it is"), "auto")
+            self.weights.addItem(self.tr("the model's own"), "auto")
             self.weights.addItem(chosen, chosen)
             self.weights.setCurrentIndex(1)
-            said = self.tr("weights in {0} are chosen for this model, and cannot be had {1}: choose another form to open it")
+            said = self.tr("{0} weights are chosen for this model but not available {1}: choose another precision to open it")
             self.cost.setText(said.format(chosen, engine))
         elif plan.set_weights != "auto":
-            said = self.tr("weights in {0} are set for all models, and have no effect {1}: it is held as it is")
+            said = self.tr("{0} weights are set for all models but have no effect {1}: the model keeps its own precision")
             self.cost.setText(said.format(plan.set_weights, engine))
         else:
             self.cost.hide()
@@ -158,7 +159,7 @@ class LoadCard(Aside):
     def _lay_out(self) -> None:
         self._context_label = Label(self.tr("Context"), "soft", interface_font(LINE_PX))
         self._context_label.setBuddy(self.context)
-        self._weights_label = Label(self.tr("Weights in"), "soft", interface_font(LINE_PX))
+        self._weights_label = Label(self.tr("Weights"), "soft", interface_font(LINE_PX))
         self._weights_label.setBuddy(self.weights)
         column = QVBoxLayout(self)
         column.setContentsMargins(14, 12, 14, 12)

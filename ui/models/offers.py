@@ -28,7 +28,7 @@ class Finds(QWidget):
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 4, 0, 4)
         self._column.setSpacing(9)
-        self._column.addWidget(Caption(self.tr("Found on the hub")))
+        self._column.addWidget(Caption(self.tr("Search results")))
         self.hide()
 
     @property
@@ -56,7 +56,7 @@ class FindRow(QWidget):
     def __init__(self, find: HubFind) -> None:
         super().__init__()
         name = ElidedLabel(find.source, "", interface_font(13, QFont.Weight.Medium))
-        consent = self.tr("its owners ask for consent first") if find.gated else ""
+        consent = self.tr("accept its terms on its page first") if find.gated else ""
         self.facts = words(one_line(" · ".join(part for part in (find.facts, consent) if part)), "soft")
         self.facts.setFont(interface_font(11.5))
         self.problem = words(one_line(find.problem), "warm")
@@ -155,8 +155,8 @@ class OfferRow(QWidget):
         elif fit.longest:
             fits = self.tr("fits with {0} tokens at most").format(count(fit.longest))
         else:
-            fits = self.tr("does not fit: needs about {0}, there are {1}").format(size(fit.total), size(fit.memory))
-        consent = self.tr("its owners ask for consent first") if offer.gated else ""
+            fits = self.tr("does not fit: needs about {0}, this machine has {1}").format(size(fit.total), size(fit.memory))
+        consent = self.tr("accept its terms on its page first") if offer.gated else ""
         parameters = self.tr("{0} parameters").format(parameter_words(offer.parameters))
         return " · ".join(part for part in (parameters, size(offer.size), offer.licence, fits, consent) if part)
 

@@ -115,8 +115,8 @@ class ModelsPage(Page):
         self.import_button.setEnabled(not running)
 
     def _say_removed(self, _name: str, freed: int) -> None:
-        free = self.tr("removed; {0} are free again").format(size(freed))
-        self.notice.tell(free if freed else self.tr("taken off the list"))
+        free = self.tr("removed; {0} freed").format(size(freed))
+        self.notice.tell(free if freed else self.tr("removed from the list"))
         self.add_button.setFocus(Qt.FocusReason.OtherFocusReason)  # the row that had the keyboard is gone
 
     # ---- what is asked ------------------------------------------------------------------------------------------------

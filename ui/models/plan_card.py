@@ -40,7 +40,7 @@ class PlanCard(QFrame):
         self.fit_words = words("", "")
         self.context = Combo(self.tr("Context to plan for"))
         self.context.activated.connect(self._choose)
-        self.own_button = button(self.tr("load it with this"), "link")
+        self.own_button = button(self.tr("use this context"), "link")
         self.own_button.clicked.connect(self._ask_own)
         self.files_button = button("", "plain")
         self.files_button.setCheckable(True)
@@ -67,7 +67,7 @@ class PlanCard(QFrame):
         self.setAccessibleName(self.tr("Plan for {0}").format(one_line(plan.repository)))
         self.commit.setText(self.tr("commit {0}").format(plan.commit[:FINGERPRINT_SHOWN]))
         self.facts.setText(self._facts(plan))
-        self.kept.setText(self.tr("{0} were downloaded before").format(size(plan.kept)))
+        self.kept.setText(self.tr("{0} already downloaded").format(size(plan.kept)))
         self.kept.setVisible(bool(plan.kept) and not plan.here)
         self.files_button.setChecked(False)
         self.files_button.setText(self.tr("1 file") if len(plan.files) == 1 else self.tr("{0:,} files").format(len(plan.files)))
@@ -84,7 +84,7 @@ class PlanCard(QFrame):
             part.setVisible(fit is not None)
         self.fit_words.setVisible(fit is not None or plan.kind == "model")
         if fit is None:
-            self.fit_words.setText(self.tr("no engine on this machine runs it; {0} would").format(", ".join(plan.engines)))
+            self.fit_words.setText(self.tr("no engine on this machine can run it; {0} could").format(", ".join(plan.engines)))
             self.own_button.hide()
         else:
             self.bar.show_fit(fit)
@@ -107,7 +107,7 @@ class PlanCard(QFrame):
     def _show_own(self, fit: FitView) -> None:
         holds = self._own is not None and self.context.currentData() == self._own
         self.own_button.setEnabled(not holds)
-        self.own_button.setText(self.tr("it is loaded with this") if holds else self.tr("load it with this"))
+        self.own_button.setText(self.tr("this context is used") if holds else self.tr("use this context"))
         self.own_button.setVisible(bool(fit.longest))
 
     def _facts(self, plan: ModelPlan) -> str:
@@ -115,8 +115,8 @@ class PlanCard(QFrame):
         parts = (
             self.tr("already installed") if plan.here else "",
             adapter if plan.kind == "adapter" else "",
-            self.tr("{0} to fetch").format(size(plan.size)),
-            self.tr("licence {0}").format(plan.licence) if plan.licence else self.tr("licence not named"),
+            self.tr("{0} to download").format(size(plan.size)),
+            self.tr("licence {0}").format(plan.licence) if plan.licence else self.tr("licence unknown"),
             self.tr("runs on {0}").format(", ".join(plan.engines)),
             self.tr("{0} free on disk").format(size(plan.disk)),
         )

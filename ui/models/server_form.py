@@ -24,11 +24,11 @@ class ServerForm(Aside):
     def __init__(self, home: QPushButton) -> None:
         super().__init__(home, "card")
         self.url = _field(self.tr("http://127.0.0.1:8000 or https://host/v1"), self.tr("Address of the server"))
-        self.model_id = _field(self.tr("model, where the server has several"), self.tr("Model on the server"))
+        self.model_id = _field(self.tr("model (if the server has several)"), self.tr("Model on the server"))
         self.name = _field(self.tr("name in this list (optional)"), self.tr("Name in this list"))
-        self.key = _field(self.tr("key, if it wants one"), self.tr("Key of the server"))
+        self.key = _field(self.tr("API key (if the server needs one)"), self.tr("API key"))
         self.key.setEchoMode(QLineEdit.EchoMode.Password)
-        self.plain_http = Check(self.tr("Allow unencrypted HTTP to another machine: others on the way can read along"))
+        self.plain_http = Check(self.tr("Allow unencrypted HTTP to another machine (others on the network can read it)"))
         self.connect_button, self.cancel_button = button(self.tr("Connect")), button(self.tr("Cancel"), "plain")
         self.said = words("", "warm")
         self._lay_out()
@@ -93,9 +93,9 @@ class ServerForm(Aside):
         column = QVBoxLayout(self)
         column.setSpacing(8)
         hint = self.tr(
-            "A model on a vLLM server, another Elsewise (elsewise serve), llama.cpp, SGLang, mlx_lm or any server with "
-            "OpenAI's completions. Messages, and what is scored, are sent to it; drafts are not. The key goes into the "
-            "system keychain, and to that server alone."
+            "Connects to vLLM, another Elsewise (elsewise serve), llama.cpp, SGLang, mlx_lm or any server with OpenAI's "
+            "completions API. Messages and scored text are sent to it; drafts are not. The key is stored in the system "
+            "keychain and sent only to that server."
         )
         column.addWidget(words(hint))
         column.addWidget(self.url)

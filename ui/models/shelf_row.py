@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from PySide6.QtCore import Qt, QUrl, Signal
+from PySide6.QtCore import QPoint, Qt, QUrl, Signal
 from PySide6.QtGui import QDesktopServices, QFont
-from PySide6.QtWidgets import QVBoxLayout, QWidget
+from PySide6.QtWidgets import QMenu, QVBoxLayout, QWidget
 
 from ui.models.bars import AskBar, QuantiseBar, ThinBar
 from ui.models.load_card import LoadCard
@@ -40,16 +40,19 @@ class ShelfRow(QWidget):
         self.facts = words("", "soft")
         self.facts.setFont(interface_font(11.5))
         self.problem = words("", "warm")
-        self.open_button = button(self.tr("Open…"), "link")
-        self.verify_button = button(self.tr("Verify"), "plain")
-        self.quantise_button = button(self.tr("Quantise…"), "plain")
-        self.reveal_button = button(self.tr("Show folder"), "plain")
-        self.remove_button = button(self.tr("Remove"), "plain")
+        self.open_button = button(self.tr("Open…"))
+        self.more_button = button(self.tr("More"), "plain")
+        self.menu = QMenu(self)
+        self.verify_action = self.menu.addAction(self.tr("Verify"), self._ask_verify)
+        self.quantise_action = self.menu.addAction(self.tr("Quantise…"), self._ask_quantise)
+        self.reveal_action = self.menu.addAction(self.tr("Show Folder"), self._reveal)
+        self.menu.addSeparator()
+        self.remove_action = self.menu.addAction(self.tr("Remove…"), self._ask_remove)
         self.bar, self.stop_button = ThinBar(self.tr("Progress")), button(self.tr("Stop"), "plain")
         self.state = words("", "soft")
-        self.ask = AskBar(self.remove_button, self.tr("Keep"))
+        self.ask = AskBar(self.more_button, self.tr("Keep"))
         self.card = LoadCard(self.open_button)
-        self.quantise = QuantiseBar(self.quantise_button)
+        self.quantise = QuantiseBar(self.more_button)
         self._quantising = False
         self._connect()
         self._lay_out()
@@ -59,8 +62,8 @@ class ShelfRow(QWidget):
     def buttons(self) -> tuple[QWidget, ...]:
         ask = self.ask
         return (
-            self.open_button, self.verify_button, self.quantise_button, self.reveal_button, self.remove_button,
-            self.stop_button, ask.do_button, ask.keep_button, *self.quantise.buttons, *self.card.buttons,
+            self.open_button, self.more_button, self.stop_button, ask.do_button, ask.keep_button,
+            *self.quantise.buttons, *self.card.buttons,
         )  # fmt: skip
 
     def show_model(self, model: ShelfModel) -> None:
@@ -76,18 +79,13 @@ class ShelfRow(QWidget):
         self.problem.setVisible(bool(model.problem))
         self.open_button.setVisible(model.kind != "adapter")
         self.open_button.setText(self.tr("Open") if server else self.tr("Open…"))
-        for part in (self.verify_button, self.reveal_button):  # it has no files here
-            part.setVisible(not server)
+        for act in (self.verify_action, self.reveal_action):  # it has no files here
+            act.setVisible(not server)
         self.open_button.setEnabled(not model.problem)
-        self.quantise_button.setVisible(model.convertible)
-        for part, what in (
-            (self.open_button, self.tr("Open {0}")),
-            (self.verify_button, self.tr("Verify {0}")),
-            (self.quantise_button, self.tr("Quantise {0}")),
-            (self.reveal_button, self.tr("Show {0} in the file manager")),
-            (self.remove_button, self.tr("Remove {0}")),
-        ):
-            part.setAccessibleName(what.format(name))
+        self.quantise_action.setVisible(model.convertible)
+        self.open_button.setAccessibleName(self.tr("Open {0}").format(name))
+        self.more_button.setAccessibleName(self.tr("More for {0}").format(name))
+        self.menu.setAccessibleName(self.more_button.accessibleName())
 
     def show_progress(self, done: int, total: int) -> None:
         """Its files are being read."""
@@ -117,30 +115,29 @@ class ShelfRow(QWidget):
     def show_not_quantised(self, why: str) -> None:
         """Why not; nothing where it was stopped."""
         self._end_work()
-        self._say(why or self.tr("stopped: nothing was made"), "warm" if why else "soft")
+        self._say(why or self.tr("stopped; no model was created"), "warm" if why else "soft")
 
     def show_verified(self, problem: str) -> None:
         """They were read: what differs, or that nothing does."""
         self._end_work()
-        self._say(problem or self.tr("sound: every file was read and is as it was"), "warm" if problem else "soft")
+        self._say(problem or self.tr("every file is intact"), "warm" if problem else "soft")
 
     def show_stopped(self) -> None:
         """The check was stopped: it is not known whether the files are sound."""
         self._end_work()
-        self._say(self.tr("stopped before everything was read"))
+        self._say(self.tr("stopped before every file was checked"))
 
     def _end_work(self) -> None:
         if self.stop_button.hasFocus():
-            (self.quantise_button if self._quantising else self.verify_button).setEnabled(True)
-            (self.quantise_button if self._quantising else self.verify_button).setFocus(Qt.FocusReason.OtherFocusReason)
+            self.more_button.setFocus(Qt.FocusReason.OtherFocusReason)
         self._quantising = False
         self._work(False)
 
     def _work(self, working: bool) -> None:  # a state, not an option
         self.bar.setVisible(working)
         self.stop_button.setVisible(working)
-        for part in (self.verify_button, self.quantise_button, self.remove_button):
-            part.setEnabled(not working)
+        for act in (self.verify_action, self.quantise_action, self.remove_action):
+            act.setEnabled(not working)
 
     def _say(self, text: str, kind: str = "soft") -> None:
         if self.state.property("kind") != kind:
@@ -152,15 +149,15 @@ class ShelfRow(QWidget):
 
     def _connect(self) -> None:
         self.open_button.clicked.connect(self._open)
-        self.verify_button.clicked.connect(self._ask_verify)
-        self.quantise_button.clicked.connect(self._ask_quantise)
         self.stop_button.clicked.connect(self._stop)
-        self.reveal_button.clicked.connect(self._reveal)
-        self.remove_button.clicked.connect(self._ask_remove)
+        self.more_button.clicked.connect(self._open_menu)
         self.card.wanted.connect(lambda choice: self.plan_wanted.emit(self.model.name, choice))
         self.card.open_wanted.connect(lambda choice: self.open_wanted.emit(self.model.name, choice))
         self.quantise.wanted.connect(self._start_quantising)
         self.ask.agreed.connect(lambda: self.remove_wanted.emit(self.model.name))
+
+    def _open_menu(self) -> None:
+        self.menu.popup(self.more_button.mapToGlobal(QPoint(0, self.more_button.height() + 4)))
 
     def _ask_verify(self) -> None:
         self.show_progress(0, 0)
@@ -191,16 +188,16 @@ class ShelfRow(QWidget):
         self.card.leave()
         self.quantise.leave()
         if self.model.kind == "server":
-            question = self.tr("take it off the list, and its key out of the keychain? nothing on the server changes")
+            question = self.tr("remove it from the list and its key from the keychain? Nothing changes on the server.")
         elif self.model.linked:
-            question = self.tr("take it off the shelf? its folder stays where it is, nothing is freed")
+            question = self.tr("remove it from the list? Its folder is not deleted.")
         else:
-            question = self.tr("delete it for good? {0} are free again").format(size(self.model.size))
+            question = self.tr("delete it permanently? This frees {0}.").format(size(self.model.size))
         self.ask.ask(question, self.tr("Remove"))
 
     def _reveal(self) -> None:
         if not QDesktopServices.openUrl(QUrl.fromLocalFile(self.model.folder)):
-            self.refused.emit(self.tr("no program here shows folders; it is {0}").format(self.model.folder))
+            self.refused.emit(self.tr("no file manager was found; the folder is {0}").format(self.model.folder))
 
     def _lay_out(self) -> None:
         column = QVBoxLayout(self)
@@ -209,8 +206,7 @@ class ShelfRow(QWidget):
         column.addLayout(row(self.title, self.in_use, 1, self.size_label))
         column.addWidget(self.facts)
         column.addWidget(self.problem)
-        actions = (self.open_button, self.verify_button, self.quantise_button, self.reveal_button, self.remove_button)
-        column.addLayout(row(*actions, 1, spacing=16))
+        column.addLayout(row(self.open_button, self.more_button, 1, spacing=16))
         column.addWidget(self.bar)
         progress = row(self.state, self.stop_button)
         progress.setStretchFactor(self.state, 1)

@@ -95,11 +95,11 @@ class TokenRow(QWidget):
         if view.variable:
             said = self.tr("{0} is set in the environment, and is used for {1}.").format(view.variable, view.hub)
         elif view.kept:
-            said = self.tr("A token for {0} is in the system keychain. It is sent to that hub alone.").format(view.hub)
+            said = self.tr("A token for {0} is stored in the system keychain. It is sent only to that hub.").format(view.hub)
         else:
-            said = self.tr(
-                "A token for {0} that may read. It goes into the system keychain, and is sent to that hub alone."
-            ).format(view.hub)
+            said = self.tr("A read token for {0}. It is stored in the system keychain and sent only to that hub.").format(
+                view.hub
+            )
         self.state.setText(said)
         self.keep_button.setText(self.tr("Replace") if view.kept else self.tr("Keep"))
 

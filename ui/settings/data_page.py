@@ -56,23 +56,23 @@ class DataPage(Page):
         self.backups.setText(self.tr("sessions: {0} · backups: {1}").format(size(data.sessions_bytes), kept))
 
     async def _verify(self) -> None:
-        self._say(self.verified, self.tr("reading everything…"))
+        self._say(self.verified, self.tr("verifying…"))
         self.verify_button.setEnabled(False)
         found = ""
         try:
             damage = await self._workbench.settings.verify_data()
-            found = "\n".join(damage) if damage else self.tr("every row is as it was written")
+            found = "\n".join(damage) if damage else self.tr("no damage was found")
         finally:
             self.verify_button.setEnabled(True)
             self._say(self.verified, found)
 
     async def _back_up(self) -> None:
-        self._say(self.backed_up, self.tr("copying, and reading the copy again…"))
+        self._say(self.backed_up, self.tr("copying and verifying…"))
         self.back_up_button.setEnabled(False)
         said = ""
         try:
             made = await self._workbench.settings.back_up()
-            said = self.tr("{0}, {1}; every row of the copy was read again and is sound").format(made.path, size(made.size))
+            said = self.tr("{0}, {1}; the copy was verified").format(made.path, size(made.size))
             data = (await self._workbench.settings.view()).data
             if data is not None:
                 self.show_data(data)
@@ -86,4 +86,4 @@ class DataPage(Page):
 
     def _reveal(self) -> None:
         if not QDesktopServices.openUrl(QUrl.fromLocalFile(self.folder.text())):
-            self.refused.emit(self.tr("no program here shows folders; it is {0}").format(self.folder.text()))
+            self.refused.emit(self.tr("no file manager was found; the folder is {0}").format(self.folder.text()))

@@ -25,7 +25,7 @@ class FormPage(Page):
 
     def __init__(self) -> None:
         super().__init__()
-        self.head(self.tr("Form of the answers"))
+        self.head(self.tr("Output format"))
         self.kinds = Choice(self.tr("Form"), (self.tr("free"), self.tr("JSON schema"), self.tr("regex"), self.tr("Lark")))
         self.kinds.show_choice(0)
         self.kinds.chosen.connect(self._choose)
@@ -35,7 +35,7 @@ class FormPage(Page):
         self.column.addWidget(self.source)
         self.state = words()
         self.column.addWidget(self.state)
-        self.use_button = button(self.tr("Use this form"))
+        self.use_button = button(self.tr("Use this format"))
         self.use_button.clicked.connect(lambda: self.format_wanted.emit(self.written))
         self.column.addLayout(row(self.use_button, 1))
         self.column.addStretch(1)
@@ -115,11 +115,11 @@ class FormPage(Page):
         elif used:
             said = self.tr("every answer has this format from now on")
         elif not written.source.strip():
-            said = self.tr("write it, or paste it; it is checked as you type")
+            said = self.tr("type or paste it; it is checked as you type")
         elif self._problem is None:
             said = self.tr("checking…")
         else:
-            said = self._problem or self.tr("can be used")
+            said = self._problem or self.tr("valid")
         self.state.setText(said)
         self.state.setProperty("kind", "soft" if not self._problem else "warm")
         self.state.style().polish(self.state)

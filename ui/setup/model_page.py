@@ -51,7 +51,7 @@ class ModelPage(Page):
         self.warnings = words("", "soft")
         self.column.addWidget(self.warnings)
         self.head(self.tr("Adapters"))
-        self.no_adapters = words(self.tr("none: the model as it is"))
+        self.no_adapters = words(self.tr("none"))
         self.column.addWidget(self.no_adapters)
         self.adapters = AdapterRows()
         self.adapters.wanted.connect(self.stack_wanted)
@@ -62,8 +62,8 @@ class ModelPage(Page):
         self.add_button = button(self.tr("Add a folder…"))
         self.add_button.clicked.connect(self._choose_folder)
         self.column.addLayout(row(self.add_button, 1))
-        self.head(self.tr("Guess ahead"))
-        self.guess = Choice(self.tr("Guess ahead"), (self.tr("off"), self.tr("prompt lookup"), self.tr("draft model")))
+        self.head(self.tr("Speculation"))
+        self.guess = Choice(self.tr("Speculation"), (self.tr("off"), self.tr("prompt lookup"), self.tr("draft model")))
         self.guess.chosen.connect(lambda place: self.guess_wanted.emit(GUESSES[place]))
         self.column.addLayout(row(self.guess, 1))
         self.guess_words = words()
@@ -88,9 +88,9 @@ class ModelPage(Page):
         has_draft = model is not None and bool(model.draft)
         self.guess.buttons[2].setEnabled(has_draft or setup.guess is Guess.DRAFT)
         self.guess_words.setText(
-            self.tr("{0} guesses; the answer stays the same").format(model.draft)
+            self.tr("{0} drafts tokens; the answer stays the same").format(model.draft)
             if model is not None and model.draft
-            else self.tr("The answer stays the same, it may come faster. A draft model is chosen in the settings.")
+            else self.tr("May be faster; the answer stays the same. Choose a draft model in the settings.")
         )
 
     def _show_facts(self, model: ModelFacts) -> None:

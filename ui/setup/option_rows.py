@@ -97,7 +97,7 @@ class OptionRows(QWidget):
         field.installEventFilter(self)
         source = Label("", "faint", interface_font(11.5))
         source.setMinimumWidth(52)
-        clear = IconButton("x", self.tr("Leave {0} to the preset").format(label))
+        clear = IconButton("x", self.tr("Use the preset for {0}").format(label))
         clear.clicked.connect(lambda: self.wanted.emit(name, None))
         for column, part in enumerate((caption, field, source, clear)):
             self._grid.addWidget(part, line, column)

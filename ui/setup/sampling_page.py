@@ -29,7 +29,7 @@ class SamplingPage(Page):
         super().__init__()
         self.head(self.tr("System prompt"))
         self.system = SourceField(
-            self.tr("System prompt"), self.tr("none: what the model's template says"), mono=False, height=84
+            self.tr("System prompt"), self.tr("none: that of the model's template"), mono=False, height=84
         )
         self.column.addWidget(self.system)
         self.system_button = button(self.tr("Start a branch with this system prompt"))
@@ -37,7 +37,7 @@ class SamplingPage(Page):
         self.system_words = words(self.tr("the conversation so far stays as another branch"), "faint")
         self.column.addLayout(row(self.system_button, 1))
         self.column.addWidget(self.system_words)
-        self.pinned_words = words(self.tr("pinned files, sent after it:"), "faint")
+        self.pinned_words = words(self.tr("pinned files, sent after the system prompt:"), "faint")
         self.pinned = FileChips(can_pin=False)
         self.pinned.dropped.connect(self.files_wanted)
         self.column.addWidget(self.pinned_words)
@@ -66,7 +66,7 @@ class SamplingPage(Page):
         self.options = OptionRows()
         self.options.wanted.connect(self.option_wanted)
         self.column.addWidget(self.options)
-        self.column.addWidget(words(self.tr("now: holds from the next answer on"), "faint"))
+        self.column.addWidget(words(self.tr("now: from the next answer"), "faint"))
         self.column.addStretch(1)
 
     def show_setup(self, setup: SessionSetup) -> None:

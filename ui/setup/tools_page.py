@@ -38,8 +38,8 @@ class ToolsPage(Page):
         self.column.addWidget(
             words(
                 self.tr(
-                    "They are part of the system prompt, so this starts another branch. A call is shown under its answer and "
-                    "waits for the result that you type; nothing is executed."
+                    "Tools are part of the system prompt, so this starts a branch. A call is shown under its answer and "
+                    "waits for a result that you type; nothing is executed."
                 ),
                 "faint",
             )

@@ -195,6 +195,7 @@ class _BranchDelegate(QStyledItemDelegate):
         state = option.state
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # drawn by position: tokens and numbers
         paint_row_ground(painter, rect, palette.selection if row.current else None, state, palette.accent)
         left = rect.left() + 10 + INDENT * min(row.depth, DEEPEST_INDENT)
         across, pen = scaled(_DOT), 1.5 * text_scale()

@@ -153,6 +153,7 @@ class SessionDelegate(QStyledItemDelegate):
     def _paint_found(self, painter: QPainter, option: QStyleOptionViewItem, hit: Hit) -> None:
         """The words in the accent, with as much around them as there is room for."""
         palette, rect = self._theme.palette, QRect(option.rect)
+        painter.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # drawn by position: tokens and numbers
         paint_row_ground(painter, rect, None, option.state, palette.accent)
         inner = rect.adjusted(18, -3, -8, -3)
         metrics = QFontMetrics(self._found)

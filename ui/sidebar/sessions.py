@@ -181,9 +181,9 @@ class SessionPanel(QWidget):
         """Asks, inline, before anything is deleted for good."""
         self._doomed = list(session_ids)
         if len(self._doomed) == 1:
-            words = self.tr("Delete this session for good? This cannot be undone.")
+            words = self.tr("Delete this session permanently? This cannot be undone.")
         else:
-            words = self.tr("Delete {0} sessions for good? This cannot be undone.").format(len(self._doomed))
+            words = self.tr("Delete {0} sessions permanently? This cannot be undone.").format(len(self._doomed))
         self.question.say(words, self.tr("Delete"))
 
     def _empty(self) -> None:
@@ -211,7 +211,7 @@ class SessionPanel(QWidget):
                 self._session_menu(menu, row)
         elif isinstance(row, TrashedSession):
             menu.addAction(self.tr("Put Back"), lambda: self.restored.emit(row.session_id))
-            menu.addAction(self.tr("Delete for Good…"), lambda: self.ask_to_empty([row.session_id]))
+            menu.addAction(self.tr("Delete Permanently…"), lambda: self.ask_to_empty([row.session_id]))
         elif isinstance(row, Head) and row.folder_id is not None:
             self._folder_menu(menu, row.folder_id)
         if self._trash is None:

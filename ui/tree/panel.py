@@ -16,7 +16,7 @@ from ui.transcript.measure import Measure
 from ui.tree.rows import Key
 from ui.tree.view import TreeView
 from ui.widgets.controls import button, row
-from ui.widgets.labels import ElidedLabel, Hairline, Label, plain_tooltip
+from ui.widgets.labels import ElidedLabel, Hairline, Label, native, plain_tooltip
 from ui.window.bars import FindBar
 
 WIDE, NARROW = 52, 12  # margins at the sides
@@ -44,26 +44,32 @@ class TreePanel(QWidget):
         self.title = Label(self.tr("Tree"), "accent", interface_font(13, QFont.Weight.DemiBold))
         self.facts = ElidedLabel("", "soft", interface_font(12.5))
         self.bookmarks = button("", "plain")
-        self.bookmarks.setToolTip(plain_tooltip(self.tr("List of the bookmarks (Ctrl+Shift+B)")))
+        self.bookmarks.setToolTip(plain_tooltip(self.tr("List of the bookmarks ({0})").format(native("Ctrl+Shift+B"))))
         self.bookmarks.clicked.connect(self.list_bookmarks)
         self.compare_button = self._act(
-            self.tr("Compare two"), self.tr("Space marks a row; two marked rows are compared (Ctrl+D)"), self.compare
+            self.tr("Compare two"),
+            self.tr("Space marks a row; two marked rows are compared ({0})").format(native("Ctrl+D")),
+            self.compare,
         )
         self.hoist_button = self._act(
             self.tr("Hoist"),
-            self.tr("Show only what goes on from this row (Alt+Right; back with Alt+Left)"),
+            self.tr("Show only what follows this row ({0}; back with {1})").format(native("Alt+Right"), native("Alt+Left")),
             lambda: self.hoist(self.view.row),
         )
         self.bookmark_button = self._act(
-            self.tr("Bookmark"), self.tr("Mark this row, or take the mark away (Ctrl+B)"), self._bookmark
+            self.tr("Bookmark"),
+            self.tr("Bookmark this row, or remove its bookmark ({0})").format(native("Ctrl+B")),
+            self._bookmark,
         )
-        self.prune_button = self._act(self.tr("Prune"), self.tr("Put this branch out of sight, or back (Delete)"), self.prune)
+        self.prune_button = self._act(
+            self.tr("Prune"), self.tr("Hide this branch, or show it again ({0})").format(native("Del")), self.prune
+        )
         self.whole = button(self.tr("‹ Whole tree"), "link")
-        self.whole.setToolTip(plain_tooltip(self.tr("Back to the whole tree (Alt+Left)")))
+        self.whole.setToolTip(plain_tooltip(self.tr("Back to the whole tree ({0})").format(native("Alt+Left"))))
         self.whole.clicked.connect(lambda _checked=False: self.hoist(None))
         self.hoisted = ElidedLabel("", "soft", interface_font(12.5))
         self.back = button(self.tr("Back to the text"), "plain")
-        self.back.setToolTip(plain_tooltip(self.tr("Close the tree (Esc)")))
+        self.back.setToolTip(plain_tooltip(self.tr("Close the tree ({0})").format(native("Esc"))))
         self.back.clicked.connect(self.closed)
         self.view.typed.connect(self._begin_search)
         self.finder.wanted.connect(self._look)

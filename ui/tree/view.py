@@ -124,7 +124,7 @@ class TreeView(QListView):
         if self.rows.is_parent(row):
             is_open = self.rows.is_open(row)
             menu.addAction(self.tr("Fold") if is_open else self.tr("Unfold"), lambda: self.change(row, is_open=not is_open))
-        menu.addAction(self.tr("Show Only What Goes On from Here"), lambda: self.hoist_wanted.emit(row))
+        menu.addAction(self.tr("Show Only What Follows"), lambda: self.hoist_wanted.emit(row))
         if self.rows.base is not None:
             menu.addAction(self.tr("Show the Whole Tree"), lambda: self.hoist_wanted.emit(None))
         menu.addSeparator()

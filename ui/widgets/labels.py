@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QSize, Qt, QTimer, Signal
-from PySide6.QtGui import QFont, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtGui import QFont, QKeySequence, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QSizePolicy, QStyle, QToolButton, QWidget
 
 from ui.theme.fonts import caption_font, interface_font, scaled
@@ -196,6 +196,11 @@ class Notice(QFrame):
         """Hides it, as its button does."""
         self.hide()
         self.dismissed.emit()
+
+
+def native(keys: str) -> str:
+    """Keys as the system writes them."""
+    return QKeySequence(keys).toString(QKeySequence.SequenceFormat.NativeText)
 
 
 def plain_tooltip(words: str) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QObject, QPoint, QSignalBlocker, Qt, QUrl, Signal
+from PySide6.QtCore import QEvent, QObject, QSignalBlocker, Qt, QUrl, Signal
 from PySide6.QtGui import QFont, QKeyEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QSizePolicy, QVBoxLayout, QWidget
 
 from ui.theme.fonts import interface_font
-from ui.theme.text_size import panel_width
 from ui.widgets.controls import button, row, words
 from ui.widgets.labels import ElidedLabel, IconButton, Label, StepButton
 from ui.widgets.visible import place_of, safe_url, spelled
@@ -160,58 +159,33 @@ class FindBar(QFrame):
         return button
 
 
-WIDTH = 300  # pixels at 100 % text
-GAP, EDGE = 14, 12
-
-
 class CoachMark(QFrame):
-    """About Tokens mode.
-
-    Args:
-        anchor: It hangs under the right end of this.
-        parent: The window's content.
-    """
+    """About Tokens mode, over the composer: it covers nothing that it explains."""
 
     dismissed = Signal()
 
-    def __init__(self, anchor: QWidget, parent: QWidget) -> None:
-        super().__init__(parent)
-        self.setObjectName("popover")
-        self._anchor, self._parent = anchor, parent
+    def __init__(self) -> None:
+        super().__init__()
+        self.setProperty("kind", "card")
         title = Label(self.tr("Warm where it was not sure"), "", interface_font(13, QFont.Weight.DemiBold))
         said = self.tr(
             "Every token is coloured by how surprising it was to the model. Click one to see what else was likely, "
-            "and choose it: the answer goes on from there. Read shows plain text."
+            "and choose it: the answer continues from there. Read shows plain text."
         )
         self.done_button = button(self.tr("Got it"), "link")
         self.done_button.clicked.connect(self.dismiss)
         self.setAccessibleName(f"{title.text()}. {said}")
         column = QVBoxLayout(self)
-        column.setContentsMargins(14, 12, 14, 10)
-        column.setSpacing(6)
-        column.addWidget(title)
+        column.setContentsMargins(14, 8, 10, 10)
+        column.setSpacing(4)
+        column.addLayout(row(title, 1, self.done_button))
         column.addWidget(words(said))
-        column.addLayout(row(1, self.done_button))
         self.hide()
-
-    def open(self) -> None:
-        for watched in (self._parent, self._anchor):
-            watched.installEventFilter(self)
-        self.show()
-        self._place()
-        self.raise_()
 
     def dismiss(self) -> None:
         if not self.isHidden():
-            for watched in (self._parent, self._anchor):
-                watched.removeEventFilter(self)
             self.hide()
             self.dismissed.emit()
-
-    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        if watched in (self._parent, self._anchor) and event.type() in (QEvent.Type.Resize, QEvent.Type.Move):
-            self._place()
-        return False
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         """It takes Escape only while it has the keyboard: it is there unasked."""
@@ -219,13 +193,3 @@ class CoachMark(QFrame):
             self.dismiss()
         else:
             super().keyPressEvent(event)
-
-    def _place(self) -> None:
-        room = self._parent.rect().adjusted(EDGE, 0, -EDGE, 0)
-        corner = QPoint(self._anchor.width(), self._anchor.height() + GAP)
-        under = self._parent.mapFromGlobal(self._anchor.mapToGlobal(corner))  # the bar is not in the parent
-        width = min(panel_width(WIDTH), room.width())
-        layout = self.layout()
-        assert layout is not None
-        left = max(min(under.x() - width, room.right() - width), room.left())
-        self.setGeometry(left, under.y(), width, layout.totalHeightForWidth(width))

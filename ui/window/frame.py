@@ -56,6 +56,7 @@ class Frame(QWidget):
         self.columns = ColumnsPanel()
         self.finder = FindBar()
         self.link = LinkBar()
+        self.coach = CoachMark()
         self.first = FirstModels()
         self.writer = Notice("undo")  # another model wrote what is shown
         self.cards = ToolCards(self.transcript)
@@ -83,7 +84,6 @@ class Frame(QWidget):
         ):
             QWidget.setTabOrder(first, second)
         self.sidebar.resized.connect(self._take_width)
-        self.coach = CoachMark(self.top.modes, self)
         self._show(self.sidebar, sidebar)
         self._show(self.inspector, inspector)
         current_theme().scaled.connect(self._fold)
@@ -169,6 +169,7 @@ class Frame(QWidget):
         middle.addWidget(self.compare, 5)
         self._foot.setContentsMargins(LEFT, 0, RIGHT, 0)
         self._foot.setSpacing(8)
+        self._foot.addWidget(self.coach)
         self._foot.addWidget(self.first)
         self._foot.addWidget(self.writer)
         self._foot.addWidget(self.link)

@@ -148,7 +148,7 @@ class Intents(QObject):
     def open_link(self, url: QUrl) -> None:
         """In the program that the system has for it."""
         if not QDesktopServices.openUrl(url):
-            words = self.tr("no program here takes this address; click the link again to copy it")
+            words = self.tr("no program can open this address; click the link again to copy it")
             self._parts.composer.notice.say(words)
 
     # ---- answers ------------------------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ def meaning(measure: Measure) -> str:
         Measure.RANK: translate("Legend", "its place among all tokens"),
         Measure.ENTROPY: translate("Legend", "how undecided the model was here"),
         Measure.MARGIN: translate("Legend", "how far the first was ahead of the second"),
-        Measure.LAYER: translate("Legend", "from which layer it led; turns are read in Depth"),
+        Measure.LAYER: translate("Legend", "the layer from which it was likeliest; computed in Depth"),
     }[measure]
 
 

@@ -275,7 +275,7 @@ class Presenter(QObject):
     def _show_left_out(self, count: int) -> None:
         words = self.tr("1 turn is left out") if count == 1 else self.tr("{0:,} turns are left out").format(count)
         self._parts.composer.notice.say(
-            self.tr("{0}; the whole conversation stands beside this. Send when you are ready").format(words)
+            self.tr("{0}; the whole conversation stays as another branch. Send when you are ready").format(words)
         )
 
     def _show_columns(self, view: Columns | None) -> None:
@@ -321,7 +321,7 @@ class Presenter(QObject):
             if pair is None:
                 self._parts.writer.clear()
             else:
-                words = self.tr("{0} wrote this; {1} would go on with it").format(status.written_by, status.model)
+                words = self.tr("written with {0}; {1} would continue it").format(status.written_by, status.model)
                 self._parts.writer.say(words, self.tr("Choose a model"))
 
     def _show_pin_again(self) -> None:

@@ -40,12 +40,10 @@ class RecoveryPage(QWidget):
         self.title = Label(self.tr("Your sessions cannot be opened"), "", interface_font(20, QFont.Weight.DemiBold))
         self.problem = self._words(problem, "")
         recover = self.tr(
-            "Recover: what can still be read goes into a new file, and the damaged one is kept beside it under another "
-            "name. Fresh folder: nothing is touched, and new sessions go to {0}"
+            "Recovering copies what can still be read into a new file and keeps the damaged one under another name. "
+            "A fresh folder leaves everything as it is; new sessions go to {0}"
         )
-        again = self.tr(
-            "Try again: when what is in the way is gone. Fresh folder: nothing is touched, and new sessions go to {0}"
-        )
+        again = self.tr("Try again when the cause is gone. A fresh folder leaves everything as it is; new sessions go to {0}")
         self.hint = self._words((recover if damaged else again).format(fresh), "soft")
         self.state = self._words("", "soft")
         self.recover_button = self._button(self.tr("Recover what can be read"), primary=True)

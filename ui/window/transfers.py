@@ -101,7 +101,7 @@ class Transfers(QObject):
 
     def _begin(self, words: str, work: Callable[[], Coroutine[Any, Any, T]], done: Callable[[T], None]) -> None:
         if TRANSFER in self._running:
-            self._notice.say(self.tr("another file is still being written or read; stop it, or wait for its end"))
+            self._notice.say(self.tr("another import or export is running; stop it or wait for it"))
             return
         self._notice.clear()
         self._offered = None
@@ -120,7 +120,7 @@ class Transfers(QObject):
 
     def _stopped(self) -> None:
         if not self._closing:
-            self._toast.say(self.tr("stopped; nothing of it was kept"))
+            self._toast.say(self.tr("stopped; nothing was kept"))
 
     def _exported(self, form: ExportFormat, path: Path, without: str) -> None:
         if form.comes_back:
@@ -131,9 +131,9 @@ class Transfers(QObject):
     def _imported(self, path: Path, result: ImportResult) -> None:
         self._remember(path)
         if result.carries_kv:
-            words = self.tr("{0}. It carries KV: take it only from people you trust, nobody can check what others computed")
+            words = self.tr("{0}. It contains KV, which cannot be verified: accept it only from people you trust")
             self._offered = (result.sessions, path)
-            self._notice.say(words.format(self._told(result, path)), self.tr("Take KV"))
+            self._notice.say(words.format(self._told(result, path)), self.tr("Accept KV"))
         elif result.notes:
             self._notice.say(self._told(result, path))
         else:
@@ -150,10 +150,10 @@ class Transfers(QObject):
         if offered is not None:
             session_ids, path = offered
             work = partial(self._workbench.transfers.take_kv, session_ids, path, self._status.transfer.show_progress)
-            self._begin(self.tr("taking KV"), work, partial(self._kv_taken, path))
+            self._begin(self.tr("importing KV"), work, partial(self._kv_taken, path))
 
     def _kv_taken(self, path: Path, blocks: int) -> None:
-        self._toast.say(self.tr("{0:,} KV blocks were taken from {1}").format(blocks, path.name))
+        self._toast.say(self.tr("{0:,} KV blocks were imported from {1}").format(blocks, path.name))
 
     def _told(self, result: ImportResult, path: Path) -> str:
         count = len(result.sessions)

@@ -73,8 +73,7 @@ class Welcome(QObject):
         if tokens and not self._claimed:
             tokens = False
             self._claim()
-        if tokens != self._parts.coach.isVisibleTo(self._parts):
-            self._parts.coach.open() if tokens else self._parts.coach.hide()
+        self._parts.coach.setVisible(tokens)
         sample = shown is not None and shown.view.is_sample
         self._parts.first.setVisible(MODELS in left and sample and bool(self._parts.first.offers.rows))
 

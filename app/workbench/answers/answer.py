@@ -223,11 +223,11 @@ def point(session: WholeSession, node_id: int, index: int | None) -> NewNode:
         raise Refusal(translate("Workbench", GONE))
     run = session.runs.get(node_id, EMPTY)
     if node.role != "assistant" or not began(run):
-        raise Refusal(translate("Workbench", "there is no answer to go on from; click a token of one, and go on from there"))
+        raise Refusal(translate("Workbench", "there is no answer to continue; click a token of one to continue from there"))
     if Finish(int(run.finish[-1])).by_eos:
         raise Refusal(
             translate(
-                "Workbench", "the answer is complete; the model ended it itself. Click one of its tokens to go on from there"
+                "Workbench", "the answer is complete; the model ended it itself. Click one of its tokens to continue from there"
             )
         )
     return NewNode(session.id, node_id, "assistant", turn_start=False, status="open")

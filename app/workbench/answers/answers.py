@@ -108,10 +108,10 @@ class Answers:
         node = self._node(session, node_id)
         calls = next((turn.calls for turn in session.turn_views() if turn.node_id == node_id), ())
         if node.role != "assistant" or not calls:
-            raise Refusal(translate("Workbench", "nothing is called there, or it was answered already"))
+            raise Refusal(translate("Workbench", "there is no open tool call here"))
         if len(results) != len(calls):
             raise Refusal(
-                translate("Workbench", "{0} calls stand there and {1} results were given; each call has one of its own").format(
+                translate("Workbench", "{0} calls were made and {1} results were given; each call needs one").format(
                     len(calls), len(results)
                 )
             )
@@ -228,7 +228,7 @@ class Answers:
         if node.role == "assistant" and not len(run) and node.text:  # text that no model has seen
             run = await self._cut(session, node)
         if node.role != "assistant" or not began(run):
-            raise Refusal(translate("Workbench", "there is nothing to go on from; regenerate the answer instead"))
+            raise Refusal(translate("Workbench", "there is nothing to continue; regenerate the answer instead"))
         if Finish(int(run.finish[-1])).by_eos:
             raise Refusal(translate("Workbench", "the answer is complete; the model ended it itself"))
         new = NewNode(session.id, node_id, "assistant", turn_start=False, status="open")
@@ -291,7 +291,7 @@ class Answers:
         root = turns[0].tip if turns and turns[0].role == "system" else None
         said = [turn for turn in (turns[1:] if root is not None else turns) if session.content(turn).strip()]
         if not said:
-            raise Refusal(translate("Workbench", "nothing was said here yet"))
+            raise Refusal(translate("Workbench", "there are no messages here yet"))
         with self._running.claim(session):
             await self._running.settle(session)
             await begin_with(self._sessions, session, root, said, {AS_TEXT: len(said)})
@@ -345,7 +345,7 @@ class Answers:
         except StoreError as fault:
             raise Refusal(
                 translate(
-                    "Workbench", "{0}. What the model wrote stays on the screen, and is saved before your next message is"
+                    "Workbench", "{0}. What the model wrote stays on the screen, and is saved before your next message"
                 ).format(fault)
             ) from fault
         finally:

@@ -182,13 +182,13 @@ def _another_tokenizer(fault: OtherTokenizerError) -> str:
     if fault.name:
         words = translate(
             "Workbench",
-            "{0}. Its text can be taken; its tokens, their numbers and its KV cannot. Choose the model it was written with, "
+            "{0}. Only its text can be used, not its tokens, numbers and KV. Choose the model it was written with, "
             "{1}, or open it as text",
         )
         return words.format(fault.what, fault.name)
     words = translate(
         "Workbench",
-        "{0}. Its text can be taken; its tokens, their numbers and its KV cannot. Choose the model it was written with, "
+        "{0}. Only its text can be used, not its tokens, numbers and KV. Choose the model it was written with, "
         "or open it as text",
     )
     return words.format(fault.what)

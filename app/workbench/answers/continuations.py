@@ -171,7 +171,7 @@ class Continuations:
         options = replace(options, max_tokens=most, speculative=None)  # several are one forward a step already
         if options.sampling.temperature == 0.0:
             raise Refusal(
-                translate("Workbench", "the temperature is 0: all would say the same. Ask for beams, or give it some warmth")
+                translate("Workbench", "the temperature is 0, so all continuations would be the same. Raise it, or use beams")
             )
         if options.grammar is not None:
             options = replace(options, grammar_prefix=said(fan))

@@ -104,7 +104,7 @@ class Drawings:
             raise Refusal(translate("Workbench", GONE))
         ids = ids_before(session, *place)
         if not ids:
-            raise Refusal(translate("Workbench", "nothing stands before the first token: no model was asked for it"))
+            raise Refusal(translate("Workbench", "the first token has nothing before it, so it has no probability"))
         model = self._supervisor.running
         if model is None:
             raise Refusal(translate("Workbench", NO_MODEL))
@@ -125,7 +125,7 @@ class Drawings:
         node, offset = place
         ids = ids_before(session, node, offset)
         if not ids:
-            raise Refusal(translate("Workbench", "nothing stands before the first token: no layer was asked for it"))
+            raise Refusal(translate("Workbench", "the first token has nothing before it, so it has no layers"))
         model = await self._maker_of(session, node)
         record = session.runs[node.id].record(offset)
         async with refusing(self._supervisor, model):
@@ -205,7 +205,7 @@ class Drawings:
             if node.kv_fingerprint and node.kv_fingerprint != mine:
                 maker = await self._name_of(node.kv_fingerprint, model) or translate("Workbench", "another model")
                 words = translate(
-                    "Workbench", "these tokens are those of {0}, and {1} is in use: its layers did not decide them"
+                    "Workbench", "these tokens were made with {0}; the layers of {1}, which is in use, did not decide them"
                 )
                 raise Refusal(words.format(maker, in_use(session, model, _made(node))))
         return model

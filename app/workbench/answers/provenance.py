@@ -171,7 +171,7 @@ class Repeat:
             words = translate("Workbench", "this version cannot read how the answer was made ({0}); regenerate it")
             raise InvalidRequestError(words.format(fault)) from fault
         if not 0 < count <= len(run):
-            words = translate("Workbench", "{0:,} tokens were made, {1:,} are there; regenerate the answer instead")
+            words = translate("Workbench", "{0:,} tokens were generated but {1:,} are left; regenerate the answer instead")
             raise InvalidRequestError(words.format(count, len(run)))
         if cut_short:
             options = replace(options, max_tokens=count)

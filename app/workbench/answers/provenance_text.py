@@ -53,9 +53,7 @@ def refusal(node: NodeRow, speaker: Speaker | LanguageModel | None = None) -> st
         return translate("Workbench", NOTHING_MADE)
     strange = [use[1] for use in made.get("stack") or () if isinstance(use, list) and len(use) > 1 and use[0] is None]
     if strange:
-        words = translate(
-            "Workbench", "this answer came from elsewhere, and was made with {0}: put that adapter on, and regenerate it"
-        )
+        words = translate("Workbench", "this imported answer was made with {0}: add that adapter and regenerate it")
         return words.format(str(strange[0])[:80])
     return "" if speaker is None else _another(made, speaker)
 
@@ -70,7 +68,7 @@ def _another(made: Mapping[str, Any], speaker: Speaker | LanguageModel) -> str:
     if stack_made_with(made) is not None and same_base:  # its adapters can be brought in
         changed = translate(
             "Workbench",
-            "an adapter that this answer was made with is another one now; put the old one back, or regenerate it",
+            "an adapter of this answer has changed since; restore the old one, or regenerate it",
         )
         return changed if isinstance(speaker, Speaker) else ""
     if same_base:
@@ -127,7 +125,7 @@ def how_made(node: NodeRow) -> Made | None:
         translate("Workbench", "seed"): "" if beams_of(node) else seed.format(options.get("seed")),
         translate("Workbench", "prompt"): _tokens(stats.get("prompt")),
         translate("Workbench", "generated"): _tokens(stats.get("generated")),
-        translate("Workbench", "guessed ahead"): _guesses(stats.get("drafted"), stats.get("accepted")),
+        translate("Workbench", "drafted"): _guesses(stats.get("drafted"), stats.get("accepted")),
         translate("Workbench", "reused"): _tokens(stats.get("reused")),
         translate("Workbench", "computed"): _tokens(stats.get("computed")),
         translate("Workbench", "first token after"): _seconds(stats.get("first_token_seconds")),
@@ -166,7 +164,7 @@ def _tokens(count: Any) -> str:
 def _guesses(drafted: Any, accepted: Any) -> str:
     if not (isinstance(drafted, int) and isinstance(accepted, int) and drafted > 0):
         return _tokens(drafted)
-    kept = translate("Workbench", "{0}, {1:,} kept ({2} %)")
+    kept = translate("Workbench", "{0}, {1:,} accepted ({2} %)")
     return kept.format(_tokens(drafted), accepted, 100 * accepted // drafted)
 
 

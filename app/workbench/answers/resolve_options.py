@@ -129,7 +129,7 @@ class Continued:
 
     def _others(self, now: GenerationOptions, asked: Asked) -> list[str]:
         """What else is another one than then; of these what is set now always holds."""
-        found = [] if now.grammar == self.options.grammar else [translate("Workbench", "the form of the answer")]
+        found = [] if now.grammar == self.options.grammar else [translate("Workbench", "the output format")]
         stack = stack_made_with(self.made)
         if _uses(stack) != _uses(asked.adapters):
             found.append(stack_words([(choice.name, choice.scale) for choice in asked.adapters or () if choice.on]))

@@ -120,7 +120,7 @@ def _other_model(
     problem = entry.problem if not entry.complete else ""
     if not problem and not runs:
         engines = translate("Workbench", " or ").join(entry.backends)
-        problem = translate("Workbench", "runs on {0}, which is not here").format(engines)
+        problem = translate("Workbench", "runs on {0}, which is not installed").format(engines)
     backend = now if now in runs or not runs else runs[0]
     held = set_weights(entry.name, backend)
     label = translate("Workbench", "{0} with {1} weights").format(entry.title, held) if held else entry.title

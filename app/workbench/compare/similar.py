@@ -134,7 +134,7 @@ class SimilarSearch:
             return await making.vectors([turns.chosen, *turns.others])
         except RuntimeFault as fault:
             if self._supervisor.running is not model:  # it was exchanged, or its end was noticed elsewhere first
-                words = translate("Workbench", "the model was exchanged meanwhile; try again to compare under the new one")
+                words = translate("Workbench", "the model was changed; try again to compare with the new one")
                 raise Refusal(words) from fault
             if isinstance(fault, EngineDiedError):
                 await self._supervisor.died(model)

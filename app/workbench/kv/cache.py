@@ -107,7 +107,7 @@ class Cache:
         pinned = await model.pin_async(ids, pin, adapters=speaker.adapters)
         if not pinned.tokens:
             await model.unpin_async(pinned.pin)
-            raise Refusal(translate("Workbench", "nothing of this path is in memory yet; send a message, and pin it then"))
+            raise Refusal(translate("Workbench", "nothing of this path is in memory yet; send a message first"))
         self._kept[session_id] = _Kept(model, pinned.pin, pinned.tokens)
 
     async def check_uncached(self, session_id: int) -> CacheCheck:

@@ -104,7 +104,7 @@ class BlockSaver:
         blocks = model.info.options.get("blocks")
         budget = blocks.get("budget") if isinstance(blocks, Mapping) else None
         if self._pins.any:
-            why = translate("Workbench", "what pinned sessions hold fills it")
+            why = translate("Workbench", "pinned sessions fill it")
         else:
             why = translate("Workbench", "this session alone is larger")
         limit = translate("Workbench", "; it is {0:.1f} GB").format(budget / 1e9) if isinstance(budget, int) else ""

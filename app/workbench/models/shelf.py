@@ -234,7 +234,7 @@ def _plan(wanted: str, progress: OnDownload) -> DownloadPlan:
 def _offers() -> list[Offer]:
     from runtime import catalogue, fitting, list_models
 
-    here = {entry.name.partition("@")[0] for entry in list_models() if entry.complete}
+    here = {name for entry in list_models() if entry.complete for name in (entry.name.partition("@")[0], entry.title)}
     best = {model.name for model in (*fitting(PROPOSED), *(() if here else catalogue()[:1]))}  # the smallest is here soonest
     return [offer_of(model, here, best=model.name in best) for model in catalogue()]
 

@@ -37,7 +37,7 @@ def model_of(entry: ShelfEntry, source: str, own: LoadChoice) -> ShelfModel:
 
 def adapter_of(found: ShelvedAdapter) -> ShelfModel:
     """An adapter of the shelf."""
-    base = found.base or translate("Workbench", "a base that it does not name")
+    base = found.base or translate("Workbench", "an unknown base")
     what = translate("Workbench", "activated adapter") if found.kind == "alora" else translate("Workbench", "adapter")
     return ShelfModel(
         name=found.name,
@@ -87,7 +87,7 @@ def plan_of(plan: DownloadPlan, fit: Fit | None, own_context: int | None) -> Mod
 
 
 def offer_of(model: CatalogueModel, here: set[str], *, best: bool) -> Offer:
-    """A model that is proposed; `here` are the repositories on the shelf."""
+    """A model that is proposed; `here` are the repositories on the shelf, and the titles of what is made of files."""
     chosen, fit = model.variant(), fit_of(model.fit())
     return Offer(
         name=model.name,
@@ -98,7 +98,7 @@ def offer_of(model: CatalogueModel, here: set[str], *, best: bool) -> Offer:
         good_for=model.good_for,
         fit=fit,
         gated=chosen.gated,
-        here=any(variant.source in here for variant in model.variants),
+        here=any({variant.source, variant.source.rpartition("/")[2]} & here for variant in model.variants),
         best=best,
     )
 
@@ -111,7 +111,7 @@ def find_of(model: HubModel, here: set[str]) -> HubFind:
     private = translate("Workbench", "private") if model.private else ""
     parts = (parameters, what, model.licence, downloads, private)
     runs = bool(here & set(model.backends))
-    problem = model.problem or ("" if runs else translate("Workbench", "no engine of this machine runs it"))
+    problem = model.problem or ("" if runs else translate("Workbench", "no engine on this machine can run it"))
     return HubFind(model.source, " · ".join(part for part in parts if part), problem, model.gated, model.kind)
 
 

@@ -136,7 +136,7 @@ class Drafts:
         model = self._supervisor.running
         self._running.check_idle(session_id)
         if model is None:
-            raise Refusal(translate("Workbench", "no engine runs that could count tokens; send the message to start it"))
+            raise Refusal(translate("Workbench", "tokens are counted once the engine runs; send the message to start it"))
         try:
             tokens = len(await model.tokenize_async(clean_text(text)))
         except RuntimeFault as fault:
@@ -150,11 +150,7 @@ class Drafts:
         room = model.info.context_length * (1 - SHARE_LEFT) - tokens - (session.turn_length(system) if system else 0)
         kept = _latest(session, said, room)
         if len(kept) == len(said):
-            raise Refusal(
-                translate(
-                    "Workbench", "the conversation is not what fills the context; shorten the message, or leave out a file"
-                )
-            )
+            raise Refusal(translate("Workbench", "the message alone is too long for the context; shorten it, or remove a file"))
         session.check_sound((segment for turn in kept for segment in turn.segments), after=len(turns) - len(kept))
         target = await self._copies.target(session)
         session = target.session

@@ -172,7 +172,7 @@ def _ids(text: str, vocabulary: TokenBytes) -> Sequence[int]:
         raise Refusal(
             translate(
                 "Workbench",
-                "no model was used here yet, so tokens are named by token ids alone; load a model, then write it again",
+                "no model was used here yet, so only token ids can be entered; load a model, then enter it again",
             )
         )
     found = vocabulary.saying(text)
@@ -182,13 +182,13 @@ def _ids(text: str, vocabulary: TokenBytes) -> Sequence[int]:
     start = vocabulary.longest_start(text)
     if not start:
         raise Refusal(
-            translate("Workbench", "no token of the model says {0}; click a token and take its text from the inspector").format(
+            translate("Workbench", "the model has no token {0}; click a token and copy its text from the inspector").format(
                 quoted
             )
         )
     begins = json.dumps(start.decode(errors="replace"), ensure_ascii=False)
     raise Refusal(
         translate(
-            "Workbench", "{0} is more than one token: it begins with {1}. Name tokens one by one; spaces in front count"
+            "Workbench", "{0} is more than one token: it begins with {1}. Enter tokens one by one; leading spaces count"
         ).format(quoted, begins)
     )

@@ -203,7 +203,7 @@ class SetupChanges:
                 fetched = await asyncio.shield(task)
             except asyncio.CancelledError:
                 if task.cancelled():
-                    raise Refusal(translate("Workbench", "the download was stopped; what has arrived is kept")) from None
+                    raise Refusal(translate("Workbench", "the download was stopped; what was downloaded is kept")) from None
                 raise
             if not fetched.is_adapter:
                 raise Refusal(
@@ -219,7 +219,7 @@ class SetupChanges:
         values = values_of(session)
         folders = {choice.folder for choice in stack}
         if len(folders) != len(stack) or not folders <= {choice.folder for choice in values.adapters}:
-            raise Refusal(translate("Workbench", "the stack has changed meanwhile; open it again"))
+            raise Refusal(translate("Workbench", "the adapters have changed; open them again"))
         model = self._supervisor.running
         switched = {choice.folder for choice in values.adapters if not choice.on}
         if model is not None:
@@ -233,9 +233,9 @@ class SetupChanges:
         values = values_of(session)
         path = str(Path(folder).expanduser().absolute())  # noqa: ASYNC240  # looks at no file
         if any(choice.folder == path for choice in values.adapters):
-            raise Refusal(translate("Workbench", "{0} is on the stack already").format(name or Path(path).name))
+            raise Refusal(translate("Workbench", "{0} is already added").format(name or Path(path).name))
         if len(values.adapters) >= MOST_ADAPTERS:
-            raise Refusal(translate("Workbench", "a stack has at most {0} adapters").format(MOST_ADAPTERS))
+            raise Refusal(translate("Workbench", "at most {0} adapters can be used").format(MOST_ADAPTERS))
         choice = AdapterChoice(path, name or Path(path).name)
         try:
             model = await self._supervisor.model()

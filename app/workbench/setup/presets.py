@@ -49,7 +49,7 @@ class Presets:
         for name, options in held.items() if isinstance(held, Mapping) else ():
             notes: list[str] = []
             if name in (OWN, *BUILT_IN):
-                notes.append(translate("Workbench", "it was left out, for one of that name comes with Elsewise"))
+                notes.append(translate("Workbench", "it was skipped: Elsewise has a preset of that name"))
             elif isinstance(name, str) and name.strip():
                 saved[name] = read_options(options, notes)
             self.notes += [translate("Workbench", "preset {0!s:.40}: {1}").format(name, note) for note in notes]

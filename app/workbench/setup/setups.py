@@ -127,11 +127,11 @@ class Setups:
         beginning = session.beginning()
         notes = [*self._notes.get(session.id, ()), *self._presets.notes]
         if values.preset and values.preset not in self._presets.names:
-            words = translate("Workbench", "its preset {0!r:.80} is not there any more; the default is taken")
+            words = translate("Workbench", "its preset {0!r:.80} no longer exists; the default is used")
             notes.append(words.format(values.preset))
         problem = "" if model is None else guess_problem(values.guess, model.info)
         if problem:
-            notes.append(translate("Workbench", "{0}; its answers come without guesses").format(problem))
+            notes.append(translate("Workbench", "{0}; speculation is off").format(problem))
         return SessionSetup(
             session_id=session.id,
             system=beginning.system,

@@ -86,12 +86,12 @@ def read_values(stored: object) -> tuple[SessionValues, list[str]]:
     if stored is None:
         return SessionValues(), []
     if not isinstance(stored, Mapping):
-        return SessionValues(), [translate("Workbench", "what this session was set to cannot be read; it takes the defaults")]
+        return SessionValues(), [translate("Workbench", "the settings of this session cannot be read; the defaults are used")]
     notes: list[str] = []
     options = read_options(stored.get("options"), notes)
     preset = stored.get("preset", "")
     if not isinstance(preset, str):
-        notes.append(translate("Workbench", "its preset has no name; the default is taken"))
+        notes.append(translate("Workbench", "its preset has no name; the default is used"))
         preset = ""
     return SessionValues(
         options,
@@ -135,7 +135,7 @@ def _format(stored: object, notes: list[str]) -> AnswerFormat:
         if answer_format.kind is not FormatKind.FREE:
             grammar_of(answer_format)
     except (RuntimeFault, TypeError, ValueError):
-        notes.append(translate("Workbench", "the form of its answers cannot be read; they are free"))
+        notes.append(translate("Workbench", "its output format cannot be read; its answers are free text"))
         return AnswerFormat()
     return answer_format
 
@@ -190,11 +190,11 @@ def guess_problem(guess: Guess, info: ModelInfo) -> str:
     if guess is Guess.OFF:
         return ""
     if "recurrent" in info.attention_kinds:
-        return translate(
-            "Workbench", "{0} has recurrent state, which cannot be cut back: speculation is not possible with it"
-        ).format(info.name)
+        return translate("Workbench", "{0} has recurrent state, which cannot be shortened: speculation is not possible").format(
+            info.name
+        )
     if guess is Guess.DRAFT and not info.options.get("draft_model"):
-        return translate("Workbench", "no draft model is loaded: choose one in the settings; it holds after a reload")
+        return translate("Workbench", "no draft model is loaded: choose one in the settings and reload the model")
     return ""
 
 

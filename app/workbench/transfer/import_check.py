@@ -46,15 +46,15 @@ def _told(fingerprint: str, known: Mapping[str, Any], here: Mapping[str, Mapping
         differs = _differences(known, same)
         return translate(
             "Workbench",
-            "its tokens were made with {0} ({1}), which never ran here; {2!r} reads the same tokens and can go on with them. "
-            "Its numbers stay the other model's, its KV is computed again{3}",
+            "its tokens were made with {0} ({1}), which has not run here; {2!r} uses the same tokens and can continue. "
+            "The numbers stay those of the other model, KV is computed again{3}",
         ).format(words, its_print, str(same.get("name")), f" ({differs})" if differs else "")
     ways = translate("Workbench", WAYS)
     if name and _on_the_shelf(name):
         return translate(
             "Workbench",
-            "its tokens were made with {0} ({1}). A model of that name is on this machine; whether it is the very one shows "
-            "when it is loaded. Until then the session opens with text and numbers; {2}",
+            "its tokens were made with {0} ({1}). A model of that name is on this machine; loading it shows whether it is "
+            "the same. Until then the session opens with text and numbers; {2}",
         ).format(words, its_print, ways)
     return translate(
         "Workbench",

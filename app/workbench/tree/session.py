@@ -285,8 +285,8 @@ class OpenSession:
                 if segment.node.role == "user":
                     way = translate("Workbench", "edit that message")
                 else:
-                    way = translate("Workbench", "make that answer again, or choose another version")
-                words = translate("Workbench", "turn {0} is damaged: its text stands there, but no model goes on from it; {1}")
+                    way = translate("Workbench", "regenerate that answer, or choose another version")
+                words = translate("Workbench", "turn {0} is damaged: its text is shown, but no model can continue from it; {1}")
                 raise Refusal(words.format(turn, way))
 
     # ---- what is shown ----------------------------------------------------------------------------------------------

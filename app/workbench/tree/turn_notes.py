@@ -63,7 +63,7 @@ def changed_note(stats: Mapping[str, Any]) -> str:
     told = stats.get(CHANGED)
     if not isinstance(told, list) or not told:
         return ""
-    return translate("Workbench", "went on with {0}").format(", ".join(map(str, told)))
+    return translate("Workbench", "continued with {0}").format(", ".join(map(str, told)))
 
 
 def _not_seen(tree: Tree, node: NodeRow) -> str:
@@ -73,12 +73,12 @@ def _not_seen(tree: Tree, node: NodeRow) -> str:
         return ""
     count = left_out(root.stats)
     if as_text(root.stats):
-        return translate("Workbench", "opened as text; what it was opened from stands beside this, with its tokens and numbers")
+        return translate("Workbench", "opened as text; the original, with its tokens and numbers, is another branch")
     if not count:
         return ""
     if count == 1:
-        return translate("Workbench", "1 earlier turn is not seen by the model; the whole conversation stands beside this")
-    words = translate("Workbench", "{0:,} earlier turns are not seen by the model; the whole conversation stands beside this")
+        return translate("Workbench", "1 earlier turn is not seen by the model; the whole conversation is another branch")
+    words = translate("Workbench", "{0:,} earlier turns are not seen by the model; the whole conversation is another branch")
     return words.format(count)
 
 

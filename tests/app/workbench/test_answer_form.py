@@ -71,7 +71,7 @@ def test_what_the_form_does_not_allow_leaves_nothing_behind(play: Play, path: Pa
             s.workbench.continuations.continue_many(session_id, old.node_id, at, 2),
             s.workbench.continuations.beams(session_id, old.node_id, at, 2),
         ):
-            with pytest.raises(Refusal, match=r"the form of the answers here does not allow that .* change the form"):
+            with pytest.raises(Refusal, match=r"the output format here does not allow that .* change the format"):
                 await work
             # then the path that was shown is shown, and nothing was added
             assert [t.node_id for t in (await s.view(session_id)).turns][-1] == old.node_id

@@ -87,7 +87,7 @@ def test_what_was_set_for_the_session_since_holds_and_is_said(play: Play) -> Non
         await s.workbench.setup.set_option(session_id, "temperature", 0.5)
         await s.workbench.answers.continue_turn(session_id, turn.node_id)
         on = await s.last(session_id)
-        assert on.note == "went on with temperature 0.5 (was 1.5) · reached the length limit"
+        assert on.note == "continued with temperature 0.5 (was 1.5) · reached the length limit"
         options = (await made(s, session_id, on))["options"]
         assert (options["sampling"]["temperature"], options["seed"]) == (0.5, seed)
 
@@ -104,7 +104,7 @@ def test_what_was_taken_back_for_the_session_since_is_said_too(play: Play) -> No
         await s.workbench.setup.set_option(session_id, "top_k", None)
         await s.workbench.answers.continue_turn(session_id, turn.node_id)
         on = await s.last(session_id)
-        assert on.note == "went on with top_k 0 (was 3) · reached the length limit"
+        assert on.note == "continued with top_k 0 (was 3) · reached the length limit"
         assert (await made(s, session_id, on))["options"]["seed"] == 7
 
     play(scene, options=DRAWN)
@@ -117,7 +117,7 @@ def test_another_preset_chosen_for_the_session_holds(play: Play) -> None:
         await s.workbench.setup.save_preset(session_id, "cold")
         await s.workbench.answers.continue_turn(session_id, turn.node_id)
         on = await s.last(session_id)
-        assert "went on with temperature 0.25 (was 1.5)" in on.note
+        assert "continued with temperature 0.25 (was 1.5)" in on.note
 
     play(scene, options=DRAWN)
 
@@ -127,7 +127,7 @@ def test_another_form_is_said(play: Play) -> None:
         session_id, turn = await stopped(s)
         await s.workbench.setup.set_format(session_id, AnswerFormat(FormatKind.REGEX, "(.|\n)*"))
         await s.workbench.answers.continue_turn(session_id, turn.node_id)
-        assert "went on with the form of the answer" in (await s.last(session_id)).note
+        assert "continued with the output format" in (await s.last(session_id)).note
 
     play(scene, options=DRAWN)
 

@@ -124,7 +124,7 @@ def test_an_answer_says_how_many_guesses_were_right(play: Play) -> None:
             made = s.workbench.answers.how_made(session_id, turn.node_id)
             assert made is not None
             drafted, accepted = turn.stats.drafted or 0, turn.stats.accepted or 0
-            assert made.facts["guessed ahead"] == f"{drafted} tokens, {accepted} kept ({100 * accepted // drafted} %)"
+            assert made.facts["drafted"] == f"{drafted} tokens, {accepted} accepted ({100 * accepted // drafted} %)"
         # then each answer has its own guesses, which together are the model's
         metrics = (await s.workbench.services.supervisor.model()).metrics()
         assert [sum(part or 0 for part in parts) for parts in zip(*told, strict=True)] == [
@@ -154,7 +154,7 @@ def test_an_answer_for_which_nothing_could_be_guessed_says_none(play: Play) -> N
         assert (turn.stats.drafted, turn.stats.accepted) == (0, 0)
         made = s.workbench.answers.how_made(session_id, turn.node_id)
         assert made is not None
-        assert made.facts["guessed ahead"] == "0 tokens"
+        assert made.facts["drafted"] == "0 tokens"
 
     play(scene, options=replace(OPTIONS, max_tokens=1))
 

@@ -31,7 +31,7 @@ def test_the_last_layer_is_what_is_stored(play: Play) -> None:
             await s.workbench.drawings.depth(session_id, turn.node_id, 10_000)
         path = (await s.workbench.sessions.open(session_id)).turns
         first = next(turn for turn in path if len(turn.run))
-        with pytest.raises(Refusal, match="nothing stands before the first token"):
+        with pytest.raises(Refusal, match="the first token has nothing before it"):
             await s.workbench.drawings.depth(session_id, first.node_id, 0)
 
     play(scene)
@@ -101,9 +101,9 @@ def test_another_models_tokens_and_a_model_without_layers_are_refused_with_the_r
         at = own_tokens(turn)[1]
         # given the answer of the base, when the session is under an adapter
         await s.workbench.setup.add_adapter(session_id, folder)
-        with pytest.raises(Refusal, match="with the adapters pirate × 1 is in use: its layers did not decide them"):
+        with pytest.raises(Refusal, match="with the adapters pirate × 1 is in use: which is in use, did not decide them"):
             await s.workbench.drawings.depth(session_id, turn.node_id, at)
-        with pytest.raises(Refusal, match="its layers did not decide them"):
+        with pytest.raises(Refusal, match="which is in use, did not decide them"):
             await s.workbench.drawings.turn_depth(session_id, turn.node_id, lambda *_heard: None)
         with pytest.raises(Refusal, match="its layers did not decide them"):
             await s.workbench.drawings.turn_depth_cost(session_id, turn.node_id)

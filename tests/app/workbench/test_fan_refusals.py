@@ -31,7 +31,7 @@ def test_places_that_cannot_be_continued_are_refused(play: Play) -> None:
             (old.node_id, 0, "template"),
             (old.node_id, 10_000, "not part of this session"),
             (9999, None, "not part of this session"),
-            (user.node_id, None, "no answer to go on from"),
+            (user.node_id, None, "no answer to continue"),
         ):
             with pytest.raises(Refusal, match=words):
                 await s.workbench.continuations.continue_many(session_id, node_id, index, 2)

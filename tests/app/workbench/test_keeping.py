@@ -381,7 +381,7 @@ def test_where_pinned_sessions_fill_the_disk_it_is_said_until_there_is_room(tmp_
             await scene.workbench.sessions.pin(pinned[-1], True)
             await until(lambda: not len(scene.workbench.services.tasks))
         assert len(pinned) > 2
-        assert "what pinned sessions hold fills it. Unpin a session" in scene.workbench.status.disk_note
+        assert "pinned sessions fill it. Unpin a session" in scene.workbench.status.disk_note
         # the first ones are held whole, nothing that is pinned made room
         model = await scene.workbench.services.supervisor.model()
         ids = await scene.path_ids(pinned[0])

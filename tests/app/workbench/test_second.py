@@ -107,7 +107,7 @@ def test_where_the_kl_begins_is_told(play: Play, monkeypatch: pytest.MonkeyPatch
         assert found.kl_from == found.read - 5
         assert found.found.kl is not None
         assert np.isnan(found.found.kl).tolist() == [i < found.kl_from for i in range(found.read)]
-        assert summary(found)[1].endswith("; KL is known of the last 5 tokens")
+        assert summary(found)[1].endswith("; KL for the last 5 tokens")
         # and it is of all where somebody wants it
         whole = await s.workbench.comparison.compare(session_id, SAME, lambda _words, _done, _total: None, kl_of_all=True)
         assert whole.kl_from == 0

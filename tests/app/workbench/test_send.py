@@ -244,7 +244,7 @@ def test_what_cannot_be_done_is_refused_with_words(play: Play) -> None:
             (s.workbench.answers.send(session_id, "x", replaces=99), "not part of this session"),
             (s.workbench.answers.regenerate(session_id, user), "edit your own"),
             (s.workbench.answers.regenerate(session_id, 99), "not part of this session"),
-            (s.workbench.answers.continue_turn(session_id, user), "nothing to go on from"),
+            (s.workbench.answers.continue_turn(session_id, user), "nothing to continue"),
             (s.workbench.answers.branch(session_id, user, 7, 65), "your own text"),
             (s.workbench.answers.branch(session_id, answer, 0, 65), "belongs to the template"),
             (s.workbench.answers.branch(session_id, answer, 999, 65), "not part of this session"),

@@ -80,7 +80,7 @@ def test_a_model_that_is_exchanged_meanwhile(play: Play) -> None:
         await until(lambda: engine.batches)
         await s.workbench.services.supervisor.change(source="another")
         engine.waits.set()
-        with pytest.raises(Refusal, match="the model was exchanged meanwhile; try again"):
+        with pytest.raises(Refusal, match="the model was changed; try again"):
             await look
         assert len((await looked(s, session_id, node_id)).rows) == 5
 

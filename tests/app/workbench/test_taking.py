@@ -94,8 +94,8 @@ def test_a_model_of_the_same_name_is_not_taken_for_the_same(tmp_path: Path) -> N
     """Other weights, the same tokens: named by its fingerprint, with all that differs."""
     file, _ = exported(tmp_path)
     [note] = notes(tmp_path, file, Engine(source=(Behaviour(recurrent=True), None)))
-    assert "which never ran here" in note
-    assert "reads the same tokens and can go on with them" in note
+    assert "which has not run here" in note
+    assert "uses the same tokens and can continue" in note
     assert "its KV is computed again (model: " in note
 
 
@@ -111,7 +111,7 @@ def test_a_name_on_the_shelf_is_no_proof(tmp_path: Path, monkeypatch: pytest.Mon
     file, _ = exported(tmp_path)
     monkeypatch.setattr("app.workbench.transfer.import_check._on_the_shelf", lambda name: bool(name))
     [note] = notes(tmp_path, file, None)
-    assert "whether it is the very one shows when it is loaded" in note
+    assert "loading it shows whether it is the same" in note
 
 
 def test_the_file_itself_cannot_claim_that_its_model_ran_here(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_a_template_that_takes_no_tools_says_so_at_the_turn(play: Play) -> None:
     play(scene)
 
 
-@pytest.mark.parametrize("text", ["nothing is called", "{not a call}", ""])
+@pytest.mark.parametrize("text", ["no open tool call", "{not a call}", ""])
 def test_an_answer_without_a_call_has_no_card(text: str) -> None:
     assert cards(text, read_tools(WEATHER)) == ()
     assert cards(CALL, []) == ()

@@ -58,7 +58,7 @@ def test_a_path_is_compared_with_a_model_of_the_shelf(in_window: Play, bench: Fa
         assert bar.words.textFormat() is Qt.TextFormat.PlainText
         left = window.parts.transcript.tokens.column()[0]  # its words stand over the text
         assert bar.words.mapTo(window, bar.words.rect().topLeft()).x() == bar.mapTo(window, bar.rect().topLeft()).x() + left
-        assert bar.more.text() == "15 of 44 places disagree about the likeliest token"
+        assert bar.more.text() == "the likeliest token differs at 15 of 44 places"
         # and nothing of it went into the session
         assert bench.views[TRIP].turns is turns
 
@@ -135,7 +135,7 @@ def test_the_kl_of_all_tokens_is_asked_for_where_it_is_of_the_last_ones(in_windo
         bar, rows = window.parts.second, window.parts.inspector.token.compared
         await compared(window)
         said = bar.more.text()
-        assert re.search(r"; KL is known of the last \d+ tokens$", said)
+        assert re.search(r"; KL for the last \d+ tokens$", said)
         window.presenter.pin(bench.views[TRIP].turns[1].node_id, 3)  # the path's token 10
         assert rows.facts.texts["KL"] == "–"
         assert rows.note.text().endswith(
@@ -143,13 +143,13 @@ def test_the_kl_of_all_tokens_is_asked_for_where_it_is_of_the_last_ones(in_windo
         )
         wide = bench.comparison.made(TRIP)
         wide = replace(wide, found=replace(wide.found, kl=None))
-        assert summary(wide)[1].endswith("; their logits differ in width, so they have no KL")
+        assert summary(wide)[1].endswith("; the vocabulary sizes differ: no KL")
         # when
         QTest.mouseClick(bar.all_button, Qt.MouseButton.LeftButton)
         await until(lambda: "KL" not in bar.more.text() and not bar.all_button.isVisible() and bar.next_button.isVisible())
         # then
         assert bench.wanted_all == [False, True]
-        assert "KL is known" not in rows.note.text()
+        assert "KL for the last" not in rows.note.text()
 
     in_window(scene)
 
@@ -166,7 +166,7 @@ def test_next_disagreement_goes_round(in_window: Play, bench: FakeWorkbench) -> 
             pins.append(window.parts.transcript.pinned)
         assert pins == [(first.node_id, 0), (first.node_id, 3), (first.node_id, 6), (second.node_id, 2)]
         assert window.parts.inspector.token.spot is not None
-        assert window.parts.inspector.token.compared.note.text() == "They would have gone on differently here."
+        assert window.parts.inspector.token.compared.note.text() == "The two models would have continued differently here."
         for _ in range(11 + 1):
             window.acts.disagreement.trigger()
         assert window.parts.transcript.pinned == (first.node_id, 0)
@@ -178,7 +178,7 @@ def test_two_tokens_of_one_span(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         bench.by_bytes = True
         await compared(window)
-        assert window.parts.second.more.text().endswith("the tokenizers differ, so they are aligned by bytes, and have no KL")
+        assert window.parts.second.more.text().endswith("the tokenizers differ: aligned by bytes, without KL")
         turn = bench.views[TRIP].turns[0]
         shown = marks(window)[0]
         assert [mark & STEP for mark in shown[0::2]][:3] == [mark & STEP for mark in shown[1::2]]

@@ -35,7 +35,7 @@ def test_enter_while_an_answer_streams_says_what_to_do(in_window: Play, bench: F
         QTest.keyClicks(composer.field, "and")
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         assert composer.meter.busy.isVisible()
-        assert composer.meter.busy.text().startswith("an answer is being written: stop it first, ")
+        assert composer.meter.busy.text().startswith("an answer is being written: stop it first (")
         assert not composer.meter.context.isVisible()
         # the line goes with the next key, and with the answer
         QTest.keyClicks(composer.field, " ")

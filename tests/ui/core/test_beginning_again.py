@@ -111,14 +111,14 @@ def test_kv_is_taken_by_who_is_offered_it_at_once(
         def and_act(words: str, action: str = "") -> None:
             said.append((words, bar.isVisible()))
             say(words, action)
-            if action == "Take KV":
+            if action == "Accept KV":
                 notice.acted.emit()
 
         monkeypatch.setattr(notice, "say", and_act)
         monkeypatch.setattr(window.parts.toast, "say", and_act)
         window.transfers.take(tmp_path / "trip.kv.elsewise")
         await until(lambda: len(said) == 2)
-        assert said[1] == ("1,234 KV blocks were taken from trip.kv.elsewise", False)
+        assert said[1] == ("1,234 KV blocks were imported from trip.kv.elsewise", False)
         assert not any(visible for _, visible in said)
 
     in_window(scene)
@@ -128,7 +128,7 @@ def test_kv_is_taken_by_who_is_offered_it_at_once(
 def test_a_file_is_written_by_who_hears_that_another_was_not(
     end: str, in_window: Play, bench: FakeWorkbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = {"refused": "in.json: not ours", "stopped": "stopped; nothing of it was kept"}[end]
+    words = {"refused": "in.json: not ours", "stopped": "stopped; nothing was kept"}[end]
 
     async def scene(window: MainWindow) -> None:
         notice, said = window.parts.composer.notice, list[str]()

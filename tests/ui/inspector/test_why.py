@@ -148,7 +148,7 @@ def test_an_answer_beyond_the_stored_head_is_not_invented(inspector: Inspector, 
     move(tab.dials.rows["min_p"], 0)
     move(tab.dials.rows["temperature"], 1000)
     assert tab.outcome.token is None
-    assert tab.verdict.text() == "Draws a token beyond the 64 that are stored."
+    assert tab.verdict.text() == "Draws a token that is not among the 64 stored."
     assert "from the 64 likeliest tokens" in tab.note.text()
     # when the model is asked for the whole row
     asked: list[tuple[int, int]] = []
@@ -176,12 +176,12 @@ def test_greedy_has_no_number_and_no_cuts(inspector: Inspector, vocabulary: Voca
 def test_what_a_beam_search_found_says_that_nothing_was_drawn(inspector: Inspector, vocabulary: Vocabulary) -> None:
     tab, _ = show(inspector, vocabulary, beams=4, sampling=None, seed=None)
     assert tab.source.text() == f"numbers of {MODEL} · found by a beam search of 4 beams"
-    assert "what a draw would have done" in tab.note.text()
+    assert "what sampling would have done" in tab.note.text()
 
 
 def test_stale_numbers_say_so_and_no_row_is_asked_for(inspector: Inspector, vocabulary: Vocabulary) -> None:
     tab, _ = show(inspector, vocabulary, stale="Qwen3 0.6B")
-    assert tab.stale.words == "stale: Qwen3 0.6B is in use now and would say something else"
+    assert tab.stale.words == "outdated: Qwen3 0.6B is in use now and may differ"
     assert tab.ask.isHidden()
     assert tab.dials.isVisible()  # the stored draw can be replayed all the same
 

@@ -95,8 +95,8 @@ def test_a_cut_says_how_many_are_left_and_of_which_mass(inspector: Inspector, vo
 @pytest.mark.parametrize(
     ("acts", "threshold", "said"),
     [
-        (True, 0.1, "is below its chance of .500: of the tokens that reach .100 only the least likely one stayed."),
-        (True, 0.25, "is below its chance of .500, but no two tokens reach .250: nothing went."),
+        (True, 0.1, "is below its chance of .500: of the tokens that reach .100, only the least likely one is kept."),
+        (True, 0.25, "is below its chance of .500, but no two tokens reach .250: nothing was cut."),
         (False, 0.1, "is not below its chance of .500: it did nothing."),
     ],
 )

@@ -42,12 +42,12 @@ def test_a_plan_is_shown_before_anything_is_fetched(in_window: Play, bench: Fake
         QTest.keyClicks(get.field, "org/tiny")
         QTest.keyClick(get.field, Qt.Key.Key_Return)
         await until(lambda: bench.asked("plan_model") == [("org/tiny",)])
-        assert get.looking.text() == "asking the hub about org/tiny…"
+        assert get.looking.text() == "Looking up org/tiny on Hugging Face…"
         bench.asking.set()  # type: ignore[union-attr]  # set above
         await until(lambda: card.isVisible())
         assert (card.title.text(), card.commit.text()) == ("org/tiny", "commit 453888666038")
-        assert card.facts.text() == "351 MB to fetch · licence apache-2.0 · runs on hf, mlx · 120 GB free on disk"
-        assert card.kept.text().startswith("100 MB were downloaded before")
+        assert card.facts.text() == "351 MB to download · licence apache-2.0 · runs on hf, mlx · 120 GB free on disk"
+        assert card.kept.text().startswith("100 MB already downloaded")
         assert card.fit_words.text() == "fits with 8,192 tokens: about 2.2 GB of this machine's 8 GB, 5 GB free now"
         assert card.download_button.text() == "Download 251 MB"
         QTest.keyClick(card.files_button, Qt.Key.Key_Space)
@@ -63,7 +63,7 @@ def test_a_plan_is_shown_before_anything_is_fetched(in_window: Play, bench: Fake
         await until(lambda: card.context.currentData() == 40_960)
         QTest.mouseClick(card.own_button, LEFT)
         await until(lambda: bench.asked("remember_context") == [(PLAN.name, 40_960)])
-        await until(lambda: card.own_button.text() == "it is loaded with this")
+        await until(lambda: card.own_button.text() == "this context is used")
         assert bench.asked("change_setting") == []
         # then
         assert bench.asked("download") == []
@@ -85,7 +85,7 @@ def test_what_does_not_fit_says_so_and_may_be_fetched_anyway(in_window: Play, be
         assert card.download_button.text() == "Download 351 MB anyway"
         assert card.bar.accessibleName() == "About 33 GB of 8 GB of memory"
         look_up(page, replace(PLAN, fit=None, engines=("mlx",)), bench)
-        await until(lambda: card.fit_words.text() == "no engine on this machine runs it; mlx would")
+        await until(lambda: card.fit_words.text() == "no engine on this machine can run it; mlx could")
         assert not card.bar.isVisible()
         # of one that is here already nothing is fetched
         look_up(page, replace(PLAN, here=True), bench)
@@ -135,7 +135,7 @@ def test_a_download_moves_pauses_goes_on_and_is_cancelled(in_window: Play, bench
         assert window.settings.tabs[MODELS].isChecked()
         QTest.mouseClick(row.pause_button, LEFT)
         await until(lambda: row.go_on_button.isVisible() and not row.pause_button.isVisible())
-        assert row.detail.text() == "paused; 1.2 GB of 8 GB downloaded, kept also when Elsewise is closed"
+        assert row.detail.text() == "paused; 1.2 GB of 8 GB downloaded and kept"
         assert not link.isVisible()
         QTest.mouseClick(row.go_on_button, LEFT)
         await until(lambda: row.pause_button.isVisible())
@@ -149,7 +149,7 @@ def test_a_download_moves_pauses_goes_on_and_is_cancelled(in_window: Play, bench
         assert (row.go_on_button.text(), link.text()) == ("Try again", "big: download failed")
         # cancelled, after a question
         QTest.mouseClick(row.cancel_button, LEFT)
-        assert row.ask.words == "cancel, and delete the 1.2 GB that were downloaded?"
+        assert row.ask.words == "cancel and delete the 1.2 GB already downloaded?"
         assert bench.asked("cancel_download") == []
         QTest.mouseClick(row.ask.do_button, LEFT)
         await until(lambda: "org/big" not in page.downloads)
@@ -183,7 +183,9 @@ def test_proposals_have_one_button_each(in_window: Play, bench: FakeWorkbench) -
         small, best, large = page.get.offers.rows
         assert (small.state.text(), best.state.text()) == ("", "suits this machine")
         assert small.facts.text() == "135 M parameters · 269 MB · Apache-2.0 · fits with 8,192 tokens"
-        assert "does not fit: needs about 33 GB, there are 8 GB · its owners ask for consent first" in large.facts.text()
+        assert (
+            "does not fit: needs about 33 GB, this machine has 8 GB · accept its terms on its page first" in large.facts.text()
+        )
         assert [each.get_button.property("kind") for each in (small, best, large)] == ["quiet", "quiet", "plain"]
         QTest.mouseClick(best.get_button, LEFT)
         await until(lambda: best.get_button.text() == "fetching")
@@ -207,7 +209,7 @@ def test_the_hub_is_searched_when_somebody_asks(in_window: Play, bench: FakeWork
         assert bench.asked("search_hub") == []
         QTest.mouseClick(get.search_button, LEFT)
         await until(lambda: bench.asked("search_hub") == [("tiny chat",)])
-        assert (get.looking.text(), get.search_button.isEnabled()) == ("searching the hub for tiny chat…", False)
+        assert (get.looking.text(), get.search_button.isEnabled()) == ("Searching Hugging Face for tiny chat…", False)
         bench.asking.set()  # type: ignore[union-attr]  # set above
         await until(lambda: len(get.finds.rows) == 2)
         good, bad = get.finds.rows
@@ -219,7 +221,7 @@ def test_the_hub_is_searched_when_somebody_asks(in_window: Play, bench: FakeWork
         # nothing found, and no hub
         bench.finds = []
         QTest.mouseClick(get.search_button, LEFT)
-        await until(lambda: get.looking.text() == "the hub has nothing for org/tiny")
+        await until(lambda: get.looking.text() == "No results on Hugging Face for org/tiny")
         assert not get.finds.isVisible()
         bench.refusal = "the hub cannot be reached; check the network"
         QTest.mouseClick(get.search_button, LEFT)

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QApplication, QLineEdit, QMenu
 from tests.ui.conftest import Scene, until
 from tests.ui.fake_state import FIT
 from tests.ui.fakes import FakeWorkbench
-from tests.ui.models.test_models_page import BIG, LEFT, QWEN, SMOL, opened
+from tests.ui.models.test_models_page import BIG, LEFT, QWEN, SMOL, opened, pick
 from ui import DownloadState, LoadChoice, MainWindow
 from ui.models.load_card import LoadCard
 from ui.widgets.controls import Combo
@@ -103,13 +103,13 @@ def test_so_does_one_that_was_fetched(in_window: Play, bench: FakeWorkbench) -> 
 def test_a_context_and_weights_are_chosen_for_one_model_and_remembered(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         card = await card_of(window, SMOL)
-        assert card.context.itemText(0) == "as for all models: 8,192 tokens"
+        assert card.context.itemText(0) == "default: 8,192 tokens"
         assert [card.weights.itemText(i) for i in range(card.weights.count())] == [
-            "as for all models: float32", "float32", "float16", "int8",
+            "default: float32", "float32", "float16", "int8",
         ]  # fmt: skip
-        assert card.cost.text().startswith("the model's own numbers")
+        assert card.cost.text().startswith("Lower precision is faster")
         choose(card.weights, "int8")
-        await until(lambda: card.cost.text() == "perplexity of a fixed text: 27.93, float32 27.66 (+1.0 %)")
+        await until(lambda: card.cost.text() == "Perplexity of a test text: 27.93, float32 27.66 (+1.0 %)")
         choose(card.weights, "float16")
         await until(lambda: card.cost.text().startswith("other numbers than in float32; by how much is measured"))
         choose(card.context, 2048)
@@ -137,7 +137,7 @@ def test_where_weights_have_one_form_none_is_asked_for(in_window: Play, bench: F
         bench.shelf_fit = None
         choose(card.context, 1024)
         await until(lambda: not card.bar.isVisible())
-        assert card.fit_words.text().startswith("what it takes cannot be told")
+        assert card.fit_words.text().startswith("The memory it needs is unknown")
         QTest.mouseClick(card.open_button, LEFT)
         await until(lambda: bench.asked("open_model") == [(QWEN, LoadChoice(1024))])
 
@@ -150,7 +150,10 @@ def test_weights_that_are_set_for_all_models_and_have_no_effect_are_said_so(in_w
     async def scene(window: MainWindow) -> None:
         card = await card_of(window, QWEN)
         assert not card.weights.isVisible()
-        assert card.cost.text() == "weights in int8 are set for all models, and have no effect on mlx: it is held as it is"
+        assert (
+            card.cost.text()
+            == "int8 weights are set for all models but have no effect on mlx: the model keeps its own precision"
+        )
         QTest.mouseClick(card.open_button, LEFT)
         await until(lambda: bench.asked("open_model") == [(QWEN, LoadChoice())])
 
@@ -163,7 +166,7 @@ def test_weights_that_were_chosen_for_a_model_can_be_taken_back(in_window: Play,
     async def scene(window: MainWindow) -> None:
         card = await card_of(window, QWEN)
         assert (card.weights.isVisible(), card.weights.currentData()) == (True, "int8")
-        assert card.cost.text().startswith("weights in int8 are chosen for this model, and cannot be had on mlx")
+        assert card.cost.text().startswith("int8 weights are chosen for this model but not available on mlx")
         choose(card.weights, "auto")
         await until(lambda: not card.weights.isVisible())
         QTest.mouseClick(card.open_button, LEFT)
@@ -178,28 +181,28 @@ def test_a_model_is_quantised_in_its_row(in_window: Play, bench: FakeWorkbench) 
     async def scene(window: MainWindow) -> None:
         page = await opened(window)
         row = page.models[SMOL]
-        assert not page.models[QWEN].quantise_button.isVisible()  # it is quantised already
-        QTest.mouseClick(row.quantise_button, LEFT)
+        assert not page.models[QWEN].quantise_action.isVisible()  # it is quantised already
+        pick(row, row.quantise_action)
         QTest.keyClick(row.quantise.do_button, Qt.Key.Key_Escape)
-        assert (row.quantise.isVisible(), row.quantise_button.hasFocus()) == (False, True)
-        QTest.mouseClick(row.quantise_button, LEFT)
+        assert (row.quantise.isVisible(), row.more_button.hasFocus()) == (False, True)
+        pick(row, row.quantise_action)
         QTest.mouseClick(row.quantise.choice.buttons[1], LEFT)
         QTest.mouseClick(row.quantise.do_button, LEFT)
         bench.gate.release()  # type: ignore[union-attr]  # set above
         await until(lambda: row.state.text() == "quantising… 25 %")
-        assert (row.bar.accessibleDescription(), row.verify_button.isEnabled()) == ("25 %", False)
+        assert (row.bar.accessibleDescription(), row.verify_action.isEnabled()) == ("25 %", False)
         # it is stopped
         QTest.mouseClick(row.stop_button, LEFT)
-        await until(lambda: row.state.text() == "stopped: nothing was made")
-        assert row.quantise_button.isEnabled()
+        await until(lambda: row.state.text() == "stopped; no model was created")
+        assert row.quantise_action.isEnabled()
         # and done
-        QTest.mouseClick(row.quantise_button, LEFT)
+        pick(row, row.quantise_action)
         QTest.mouseClick(row.quantise.do_button, LEFT)
         for _ in range(2):
             bench.gate.release()  # type: ignore[union-attr]  # set above
         await until(lambda: row.state.text() == "smollm2-8bit is installed")
         bench.problem = "the disk is full"
-        QTest.mouseClick(row.quantise_button, LEFT)
+        pick(row, row.quantise_action)
         QTest.mouseClick(row.quantise.do_button, LEFT)
         for _ in range(2):
             bench.gate.release()  # type: ignore[union-attr]  # set above
@@ -215,7 +218,7 @@ def test_a_token_goes_into_the_keychain_and_is_never_shown(in_window: Play, benc
         part = (await opened(window)).get.token
         assert not part.field.isVisible()
         QTest.mouseClick(part.open_button, LEFT)
-        await until(lambda: part.state.text().startswith("A token for https://huggingface.co that may read."))
+        await until(lambda: part.state.text().startswith("A read token for https://huggingface.co."))
         assert part.field.hasFocus()
         assert part.field.echoMode() is QLineEdit.EchoMode.Password
         assert not part.forget_button.isVisible()

@@ -96,14 +96,14 @@ def test_another_model_than_the_one_that_wrote_a_session_is_told_once(in_window:
         writer, told = window.parts.writer, replace(bench.status, engine=EngineState.READY, model="Qwen3", written_by="SmolLM2")
         assert writer.words == ""
         bench.emit(StatusChanged(told))
-        await until(lambda: writer.words == "SmolLM2 wrote this; Qwen3 would go on with it")
+        await until(lambda: writer.words == "written with SmolLM2; Qwen3 would continue it")
         writer.dismiss()
         bench.emit(StatusChanged(replace(told, tokens_per_second=40.0)))
         await frames()
         assert writer.words == ""
         # of another pair it is told, and the list is one click away
         bench.emit(StatusChanged(replace(told, model="Llama")))
-        await until(lambda: writer.words == "SmolLM2 wrote this; Llama would go on with it")
+        await until(lambda: writer.words == "written with SmolLM2; Llama would continue it")
         button = next(each for each in writer.findChildren(QPushButton) if each.text() == "Choose a model")
         QTest.mouseClick(button, LEFT)
         await until(lambda: isinstance(QApplication.activePopupWidget(), QMenu))

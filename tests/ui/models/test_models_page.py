@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt, QUrl
-from PySide6.QtGui import QDesktopServices
+from PySide6.QtGui import QAction, QDesktopServices
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QFileDialog, QWidget
 
@@ -17,6 +17,7 @@ from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import FakeWorkbench
 from ui import Download, DownloadState, MainWindow, ShelfModel
 from ui.models.page import ModelsPage
+from ui.models.shelf_row import ShelfRow
 from ui.settings import MODELS
 
 Play = Callable[[Scene], None]
@@ -36,6 +37,12 @@ async def opened(window: MainWindow) -> ModelsPage:
     return page
 
 
+def pick(row: ShelfRow, action: QAction) -> None:
+    """Chooses it in the row's menu, with the mouse."""
+    QTest.mouseClick(row.more_button, LEFT)
+    QTest.mouseClick(row.menu, LEFT, pos=row.menu.actionGeometry(action).center())
+
+
 def test_the_shelf_says_what_each_model_is(in_window: Play, bench: FakeWorkbench) -> None:
     bench.on_shelf[1] = replace(bench.on_shelf[1], title="<b>qwen</b>\n\x1b[31m", problem="model.safetensors is missing")
     bench.on_shelf.append(ShelfModel("me/pirate@1", "me/pirate", "/p", 3_000_000, "adapter, for org/base", kind="adapter"))
@@ -49,7 +56,7 @@ def test_the_shelf_says_what_each_model_is(in_window: Play, bench: FakeWorkbench
         assert broken.problem.text() == "model.safetensors is missing"
         assert not broken.open_button.isEnabled()
         assert "\n" not in broken.title.text()
-        assert broken.remove_button.accessibleName().startswith("Remove <b>qwen</b>")
+        assert broken.more_button.accessibleName().startswith("More for <b>qwen</b>")
         assert not page.models["me/pirate@1"].open_button.isVisible()
         assert not page.empty.isVisible()
         assert bench.asked("plan_model") == []
@@ -63,22 +70,22 @@ def test_a_model_is_verified_in_its_row(in_window: Play, bench: FakeWorkbench) -
     async def scene(window: MainWindow) -> None:
         page = await opened(window)
         row = page.models[SMOL]
-        QTest.mouseClick(row.verify_button, LEFT)
-        assert not row.remove_button.isEnabled()
+        pick(row, row.verify_action)
+        assert not row.remove_action.isEnabled()
         bench.gate.release()  # type: ignore[union-attr]  # set above
         await until(lambda: row.state.text() == "reading 100 MB of 638 MB…")
         assert row.bar.accessibleDescription() == "16 %"
         # it is stopped
         QTest.keyClick(row.stop_button, Qt.Key.Key_Space)
-        await until(lambda: row.state.text() == "stopped before everything was read")
+        await until(lambda: row.state.text() == "stopped before every file was checked")
         # and done
         bench.gate = None
-        QTest.mouseClick(row.verify_button, LEFT)
-        await until(lambda: row.state.text().startswith("sound"))
+        pick(row, row.verify_action)
+        await until(lambda: row.state.text().startswith("every file is intact"))
         bench.problem = "model.safetensors is another file"
-        QTest.mouseClick(row.verify_button, LEFT)
+        pick(row, row.verify_action)
         await until(lambda: row.state.text() == "model.safetensors is another file")
-        assert row.remove_button.isEnabled()
+        assert row.remove_action.isEnabled()
         assert not row.bar.isVisible()
 
     in_window(scene)
@@ -88,22 +95,23 @@ def test_a_model_is_removed_after_a_question_in_its_row(in_window: Play, bench: 
     async def scene(window: MainWindow) -> None:
         page = await opened(window)
         row = page.models[QWEN]
-        QTest.mouseClick(row.remove_button, LEFT)
-        assert row.ask.words == "delete it for good? 335 MB are free again"
+        pick(row, row.remove_action)
+        assert row.ask.words == "delete it permanently? This frees 335 MB."
         assert row.ask.keep_button.hasFocus()
         QTest.keyClick(row.ask.keep_button, Qt.Key.Key_Escape)  # which leaves the window open
-        assert (row.ask.words, row.remove_button.hasFocus(), window.settings.isVisible()) == ("", True, True)
+        assert (row.ask.words, row.more_button.hasFocus(), window.settings.isVisible()) == ("", True, True)
         assert bench.asked("remove_model") == []
         # one that is loaded stays, and it is said why
         bench.refusal = IN_USE
-        QTest.keyClick(row.remove_button, Qt.Key.Key_Space)
+        QTest.keyClick(row.more_button, Qt.Key.Key_Space)
+        QTest.mouseClick(row.menu, LEFT, pos=row.menu.actionGeometry(row.remove_action).center())
         QTest.mouseClick(row.ask.do_button, LEFT)
         await until(lambda: page.notice.words == IN_USE)
         assert QWEN in page.models
-        QTest.mouseClick(row.remove_button, LEFT)
+        pick(row, row.remove_action)
         QTest.mouseClick(row.ask.do_button, LEFT)
         await until(lambda: QWEN not in page.models)
-        await until(lambda: page.notice.words == "removed; 335 MB are free again")
+        await until(lambda: page.notice.words == "removed; 335 MB freed")
 
     in_window(scene)
 
@@ -119,8 +127,8 @@ def test_a_folder_is_added_and_a_gguf_imported(in_window: Play, bench: FakeWorkb
         await until(lambda: tmp_path.name in page.models)
         assert not page.empty.isVisible()
         row = page.models[tmp_path.name]
-        QTest.mouseClick(row.remove_button, LEFT)
-        assert "its folder stays" in row.ask.words
+        pick(row, row.remove_action)
+        assert "Its folder is not deleted" in row.ask.words
         bench.gate = asyncio.Semaphore(2)
         choose(page, page.import_button, "/files/some.gguf")
         await until(lambda: page.import_words.text() == "converting… 33 %")
@@ -146,9 +154,7 @@ def test_the_form_of_a_ggufs_weights_is_asked_for_where_there_is_a_choice(in_win
         choose(page, page.import_button, "/files/some.gguf")
         await until(form.isVisible)
         said = form.question.text()
-        assert said.startswith(
-            "some.gguf: kept as packed its weights take 130 MB and run on mlx alone; in float32 they take 538 MB"
-        )
+        assert said.startswith("some.gguf: quantised, its weights take 130 MB and run on mlx only; in float32 they take 538 MB")
         assert said.endswith("Q6_K (18 % of the weights) becomes float32: MLX has no form that is exactly it.")
         assert form.choice.place == 1  # float32, as here hf runs models
         window.settings.activateWindow()
@@ -194,9 +200,9 @@ def test_a_folder_is_revealed(in_window: Play, monkeypatch: pytest.MonkeyPatch) 
 
     async def scene(window: MainWindow) -> None:
         page = await opened(window)
-        QTest.mouseClick(page.models[QWEN].reveal_button, LEFT)
+        pick(page.models[QWEN], page.models[QWEN].reveal_action)
         assert asked == ["/models/org--qwen@abc"]
-        assert page.notice.words == "no program here shows folders; it is /models/org--qwen@abc"
+        assert page.notice.words == "no file manager was found; the folder is /models/org--qwen@abc"
 
     monkeypatch.setattr(QDesktopServices, "openUrl", no_program)
     in_window(scene)
@@ -218,7 +224,7 @@ def test_the_keyboard_goes_from_top_to_bottom(in_window: Play, bench: FakeWorkbe
             QTest.keyClick(window.settings, Qt.Key.Key_Tab)
         inside = [part for part in seen if part is not None and page.isAncestorOf(part)]
         heights = [part.mapTo(page, part.rect().center()).y() for part in inside]
-        assert len(inside) == 2 + 5 + 4 + 3 + 3 + 1 + 3  # download, models, folder, import and server, field, token, proposals
+        assert len(inside) == 2 + 2 + 2 + 3 + 3 + 1 + 3  # download, models, folder, import and server, field, token, proposals
         assert heights == sorted(heights)
         assert all(part.accessibleName() or getattr(part, "text", str)() for part in inside)
 

@@ -9,7 +9,7 @@ from PySide6.QtTest import QTest
 
 from tests.ui.conftest import until
 from tests.ui.fakes import FakeWorkbench
-from tests.ui.models.test_models_page import Play, opened
+from tests.ui.models.test_models_page import Play, opened, pick
 from ui import LoadChoice, MainWindow, Server
 
 LEFT = Qt.MouseButton.LeftButton
@@ -57,14 +57,14 @@ def test_a_server_is_connected_opened_and_taken_off_the_list(in_window: Play, be
         assert "sk-secret" not in repr(asked)
         # it has no files here: one press opens it
         row = page.models["big"]
-        assert [part.isVisible() for part in (row.verify_button, row.reveal_button, row.quantise_button)] == [False] * 3
+        assert [part.isVisible() for part in (row.verify_action, row.reveal_action, row.quantise_action)] == [False] * 3
         assert row.size_label.text() == ""
         QTest.mouseClick(row.open_button, LEFT)
         await until(lambda: bench.asked("open_model") == [("big", LoadChoice())])
-        QTest.mouseClick(row.remove_button, LEFT)
+        pick(row, row.remove_action)
         QTest.mouseClick(row.ask.do_button, LEFT)
         await until(lambda: "big" not in page.models)
-        assert page.notice.words == "taken off the list"
+        assert page.notice.words == "removed from the list"
 
     in_window(scene)
 

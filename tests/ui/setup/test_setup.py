@@ -253,7 +253,7 @@ def test_a_form_is_checked_as_it_is_typed(in_window: Play, bench: FakeWorkbench)
         QTest.keyClicks(page.source, ")")
         assert page.state.text() == "checking…"
         bench.slow_checks.set()
-        await until(lambda: page.state.text() == "can be used")
+        await until(lambda: page.state.text() == "valid")
         QTest.mouseClick(page.use_button, LEFT)
         wanted = AnswerFormat(FormatKind.REGEX, "(ax)")
         await until(lambda: bench.asked("set_format") == [(TRIP, wanted)])

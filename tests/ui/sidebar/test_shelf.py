@@ -192,8 +192,8 @@ def test_emptying_the_trash_asks_inline(in_window: Play, bench: FakeWorkbench) -
         panel.question.dismiss()
         await frames()
         assert bench.asked("empty_trash") == []
-        await choose(panel, panel.rows.index_of(BOAT), "Delete for Good…")
-        assert "this session for good" in panel.question.words
+        await choose(panel, panel.rows.index_of(BOAT), "Delete Permanently…")
+        assert "this session permanently" in panel.question.words
         panel.question.findChildren(QPushButton)[0].click()
         await until(lambda: bench.asked("empty_trash") == [(BOAT,)])
         await until(lambda: rows(panel) == ["‹ All sessions", "Trash", "Recipe without an oven"])

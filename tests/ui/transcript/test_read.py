@@ -49,7 +49,7 @@ def pieces(text: str, size: int = 5) -> TokenRun:
 
 @pytest.fixture
 def reading(qtbot: QtBot, show: Show) -> TranscriptView:
-    transcript = show(session(turn(1, "user", written("# no| heading\n|here")), turn(2, "assistant", pieces(ANSWER))))
+    transcript = show(session(turn(1, "user", written("# my| trip\n|here")), turn(2, "assistant", pieces(ANSWER))))
     transcript.set_mode(Mode.READ)
     settle(qtbot, transcript)
     return transcript
@@ -121,9 +121,20 @@ def test_only_the_last_stretch_of_a_stream_is_rendered_again(qtbot: QtBot, show:
     assert [a is b for a, b in zip(before[:-1], after, strict=False)] == [True] * (len(before) - 1)
 
 
-def test_what_was_typed_is_not_interpreted(reading: TranscriptView) -> None:
-    body = reading.read.page.boxes[0].body
-    assert body.layout.document(0).toPlainText() == "# no heading\nhere"
+def test_what_was_typed_is_markdown_too_and_keeps_its_lines(qtbot: QtBot, show: Show) -> None:
+    typed = "# Trip\n\nGo to **Lisbon**\nby tram: <b>now</b>\n\n```python\nx = 1\n```\n"
+    transcript = show(
+        session(turn(1, "user", run_of([typed], [1.0], Origin.TYPED)), turn(2, "system", written("**as it is**")))
+    )
+    transcript.set_mode(Mode.READ)
+    settle(qtbot, transcript)
+    layout, system = (box.body.layout for box in transcript.read.page.boxes)
+    assert [layout.document(i).toPlainText() for i in range(2)] == ["Trip", "Go to Lisbon\nby tram: <b>now</b>"]
+    assert layout.is_code(2)
+    assert system.document(0).toPlainText() == "**as it is**"
+    # what is copied is what was typed
+    transcript.read.select_all()
+    assert transcript.read.selected_text.startswith(typed.rstrip("\n"))
 
 
 def test_markdown_is(reading: TranscriptView) -> None:
@@ -144,7 +155,7 @@ def test_selecting_and_copying_gives_the_text_as_it_is_read(qtbot: QtBot, readin
     QTest.keyClick(reading.read, Qt.Key.Key_A, Qt.KeyboardModifier.ControlModifier)
     QTest.keyClick(reading.read, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
     copied = QGuiApplication.clipboard().text()
-    assert copied.startswith("# no heading\nhere\n\nSpring\n\nGo to Lisbon")
+    assert copied.startswith("# my trip\nhere\n\nSpring\n\nGo to Lisbon")
     assert "def f(x):\n\n    return x" in copied
 
 

@@ -83,7 +83,11 @@ def test_an_answer_whose_making_is_known_can_be_made_again_exactly(qtbot: QtBot,
 
 @pytest.mark.parametrize(
     ("drafted", "accepted", "said"),
-    [(120, 84, ["guessed 120, kept 84 (70 %)"]), (1200, 0, ["guessed 1,200, kept 0 (0 %)"]), (0, 0, ["guessed nothing"])],
+    [
+        (120, 84, ["drafted 120, accepted 84 (70 %)"]),
+        (1200, 0, ["drafted 1,200, accepted 0 (0 %)"]),
+        (0, 0, ["drafted nothing"]),
+    ],
 )
 def test_an_answer_that_was_guessed_ahead_says_whether_it_helped(
     show: Show, drafted: int, accepted: int, said: list[str]

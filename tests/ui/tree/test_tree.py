@@ -405,7 +405,7 @@ def test_a_branch_is_named_in_the_tree(in_window: Play, bench: FakeWorkbench) ->
         view.fill_menu(menu, row(view))
         words = [act.text() for act in menu.actions() if act.text()]
         assert words == [
-            "Show", "Fold", "Show Only What Goes On from Here", "Bookmark", "Mark for Comparing", "Rename Branch…",
+            "Show", "Fold", "Show Only What Follows", "Bookmark", "Mark for Comparing", "Rename Branch…",
             "Prune Branch",
         ]  # fmt: skip
         menu.deleteLater()

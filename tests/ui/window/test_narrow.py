@@ -140,7 +140,7 @@ def test_the_recordings_hint_is_cut_with_an_ellipsis(in_window: Play) -> None:
             await frames()
             hint = composer.field.placeholderText()
             assert composer.field.fontMetrics().horizontalAdvance(hint) <= composer.field.viewport().width()
-            assert hint.endswith(("…", "goes into a copy"))
+            assert hint.endswith(("…", "starts a copy"))
 
     in_window(scene)
 

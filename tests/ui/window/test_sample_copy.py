@@ -22,7 +22,7 @@ def test_a_change_of_the_sample_is_shown_in_its_copy(in_window: Play, bench: Fak
     async def scene(window: MainWindow) -> None:
         composer = window.parts.composer
         # given: the sample can be written in like any other
-        assert "goes into a copy" in composer.field.placeholderText()
+        assert "starts a copy" in composer.field.placeholderText()
         assert window.acts.regenerate.isEnabled()
         # when a message is sent, and the workbench goes on in a copy
         send = bench.answers.send

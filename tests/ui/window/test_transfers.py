@@ -79,9 +79,9 @@ def test_kv_is_taken_where_somebody_says_so(in_window: Play, bench: FakeWorkbenc
         window.transfers.take(file)
         await until(lambda: "only from people you trust" in notice.words)
         assert bench.asked("take_kv") == []
-        button = next(each for each in notice.findChildren(QPushButton) if each.text() == "Take KV")
+        button = next(each for each in notice.findChildren(QPushButton) if each.text() == "Accept KV")
         QTest.mouseClick(button, Qt.MouseButton.LeftButton)
-        await until(lambda: window.parts.toast.words == "1,234 KV blocks were taken from trip.kv.elsewise")
+        await until(lambda: window.parts.toast.words == "1,234 KV blocks were imported from trip.kv.elsewise")
         assert bench.asked("take_kv") == [((TRIP,), file)]
         # another notice's button is about something else
         notice.say("something else", "Undo")
@@ -110,12 +110,12 @@ def test_progress_is_shown_and_can_be_stopped(in_window: Play, bench: FakeWorkbe
         await until(lambda: bar.label.text() == "exporting 66 %")
         # a second one is refused meanwhile
         window.transfers.take(tmp_path / "in.json")
-        assert "another file" in window.parts.composer.notice.words
+        assert "another import or export" in window.parts.composer.notice.words
         assert bench.asked("import_file") == []
         bar.stop_button.setFocus()
         QTest.keyClick(bar.stop_button, Qt.Key.Key_Space)
         await until(lambda: not bar.isVisible())
-        assert window.parts.toast.words == "stopped; nothing of it was kept"
+        assert window.parts.toast.words == "stopped; nothing was kept"
         # and the next one can begin
         bench.gate = None
         window.transfers.export(TRIP, FORMATS["csv"].format, tmp_path / "a.csv")
@@ -168,7 +168,7 @@ def test_two_branches_are_compared_from_the_keyboard_and_closed_by_esc(in_window
         assert bench.asked("compare") == [(TRIP, tip, 13)]
         assert not window.parts.transcript.isVisible()
         assert pane.heads[0].text() == "A Lisbon <b>when</b> it rains"
-        assert pane.totals[1].text() == "10 tokens after the shared beginning, −2.3 nats together"
+        assert pane.totals[1].text() == "10 tokens after the shared beginning, −2.3 nats in total"
         text = pane.text.toPlainText()
         for words in ("We could visit", "A  Lisbon  −3.2", "B  Paris  −0.8", "in the rain", "上海 🌧 עברית"):
             assert words in text, text

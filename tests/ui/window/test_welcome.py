@@ -30,7 +30,10 @@ def test_tokens_are_explained_once(in_window: Play, bench: FakeWorkbench) -> Non
         for width in (1400, 900, 560):
             window.resize(width, 640)
             await frames()
-            assert window.parts.rect().contains(coach.geometry())
+            text, mark = window.parts.transcript.geometry(), coach.geometry()  # of the same parent
+            assert window.parts.column.rect().contains(mark)
+            assert not text.intersects(mark)
+            assert text.height() > mark.height()
         # in Read mode there are no colours to explain
         window.presenter.set_mode(Mode.READ)
         assert not coach.isVisible()

@@ -22,7 +22,7 @@ from ui.transcript.overlay.ghost import TYPED, typed_ghost
 from ui.transcript.text.ink import SHADOW_PX, paint_shadow
 from ui.transcript.view import TranscriptView
 from ui.widgets.controls import button, row
-from ui.widgets.labels import ElidedLabel, Label
+from ui.widgets.labels import ElidedLabel, Label, native
 
 WIDTH = 372
 MOST_FOUND = 10
@@ -74,7 +74,7 @@ class PinnedCard(QWidget):
         self.field.textChanged.connect(lambda _text: self._search())
         self.field.installEventFilter(self)
         self.write = button("", "link")
-        self.write.setToolTip(self.tr("Ctrl+Return; Return where no token contains it"))
+        self.write.setToolTip(self.tr("{0}; Return where no token contains it").format(native("Ctrl+Return")))
         self.branch, self.preview = button(self.tr("Branch"), "link"), button(self.tr("Preview"), "link")
         self.ways = {count: button(str(count), "link") for count in COUNTS}
         self.why, self.ban = button(self.tr("Why"), "link"), button(self.tr("Ban"), "link")
@@ -238,7 +238,7 @@ class PinnedCard(QWidget):
         before = "" if turn is None else words_before(path, turn, spot.index)
         self.before.setText(self.tr("after “{0}”").format(before) if before else self.tr("at the start"))
         open_bits = spot.record.entropy
-        self.choice.setText("" if open_bits is None else self.tr("{0} of choice").format(words.in_bits(open_bits)))
+        self.choice.setText("" if open_bits is None else self.tr("entropy {0}").format(words.in_bits(open_bits)))
         self.choice.setToolTip(self.tr("entropy: how open the choice was"))
         self._first = min(max(self._first, self._at - count + 1), self._at)
         shown = self._listed[self._first : self._first + count]

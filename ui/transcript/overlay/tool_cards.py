@@ -219,9 +219,9 @@ class CallCard(QFrame):
         field = DraftField(around=FIELD_EDGES)
         field.setProperty("kind", "field")
         field.setFont(interface_font(13))
-        field.set_hint(self.tr("what {0} answers; you write it, nothing is executed").format(name))
+        field.set_hint(self.tr("the result of {0}; you type it, nothing is executed").format(name))
         field.setAccessibleName(self.tr("Result of {0}").format(name))
-        field.setAccessibleDescription(self.tr("Return sends it, Shift-Return begins another line"))
+        field.setAccessibleDescription(self.tr("Return sends, Shift-Return starts a new line"))
         self._column.addSpacing(4)
         self._column.addWidget(field)
         return field

@@ -208,8 +208,8 @@ def _standing(view: TurnView, *, developer: bool) -> list[_Wanted]:
 def _guessed(drafted: int, accepted: int) -> str:
     """Whether guessing ahead helped."""
     if drafted <= 0:
-        return translate("Transcript", "guessed nothing")
-    words = translate("Transcript", "guessed {0}, kept {1} ({2} %)")
+        return translate("Transcript", "drafted nothing")
+    words = translate("Transcript", "drafted {0}, accepted {1} ({2} %)")
     return words.format(numbers.count(drafted), numbers.count(accepted), 100 * accepted // drafted)
 
 

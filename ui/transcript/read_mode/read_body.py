@@ -149,8 +149,15 @@ class ReadBody:
         return self.layout.source.stretches[number].code or ""
 
     def text_between(self, first: ReadPlace, last: ReadPlace) -> str:
-        """The text as it is read, between two places."""
-        numbers = range(first.stretch, min(last.stretch + 1, len(self.layout)))
-        selected = [source_of(self.layout.cursor(number, first, last)) for number in numbers]
-        parts = [text.replace("\u2029", "\n").replace("\u2028", "\n") for text in selected]
-        return ("\n" if self.layout.source.is_typed else "\n\n").join(parts)
+        """The text as it is read, between two places; of what was typed, whole stretches as they were typed."""
+        source, parts = self.layout.source, list[str]()
+        for number in range(first.stretch, min(last.stretch + 1, len(self.layout))):
+            cursor, typed = self.layout.cursor(number, first, last), source.plain(number)
+            text = source_of(cursor).replace("\u2029", "\n").replace("\u2028", "\n")
+            if not source.is_typed:
+                parts.append(text + "\n\n")
+            elif len(cursor.selectedText()) == cursor.document().characterCount() - 1:
+                parts.append(typed)
+            else:
+                parts.append(text + typed[len(typed.rstrip("\n")) :])
+        return "".join(parts).rstrip("\n")

@@ -257,7 +257,7 @@ class ReadLayout:
                 laid.document = None
 
     def _gap(self, number: int) -> int:
-        if self.source.is_typed:
+        if self.source.is_plain:
             return 0
         if self.source.is_heading(number):
             return _GAP_AFTER_HEADING_PX

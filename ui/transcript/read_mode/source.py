@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import numpy.typing as npt
 
@@ -9,9 +11,11 @@ from ui.transcript.path import Turn
 from ui.transcript.read_mode.document import Stretch, plain_stretches, stretches
 from ui.transcript.text.compose import is_hidden
 
+_LINE_END = re.compile(r"(?<![\r\n])\r?\n(?=[^\r\n])")  # which markdown takes for a space
+
 
 class Source:
-    """What was read of a turn so far. Only a model's answer is markdown; what was typed stays as it is.
+    """What was read of a turn so far. Questions and answers are markdown, what others say stays as it is.
 
     Calls are left out: they stand as cards under the answer.
     """
@@ -52,7 +56,7 @@ class Source:
         self._read, self._version, self.text = len(tokens), self._turn.version, text
         if text == before and not first_time:
             return None
-        kept = max(len(self.stretches) - 1, 0) if text.startswith(before) and self._turn.is_answer else 0
+        kept = max(len(self.stretches) - 1, 0) if text.startswith(before) and not self.is_plain else 0
         begin = self.stretches[kept].start if self.stretches and kept else 0
         self.stretches[kept:] = self._cut(begin)
         return kept
@@ -65,9 +69,10 @@ class Source:
         return int(np.searchsorted(self._ends, character, side="right"))
 
     def markdown(self, number: int) -> str | None:
-        """The source of a stretch that is markdown; None where it is code or was typed."""
-        stretch = self.stretches[number]
-        return self.plain(number) if stretch.code is None and self._turn.is_answer else None
+        """The source of a stretch that is markdown, with the ends of typed lines kept; None where it is code or plain."""
+        if self.stretches[number].code is not None or self.is_plain:
+            return None
+        return self.plain(number) if self._turn.is_answer else _LINE_END.sub("  \n", self.plain(number))
 
     def plain(self, number: int) -> str:
         """The characters of a stretch."""
@@ -75,21 +80,23 @@ class Source:
 
     def is_heading(self, number: int) -> bool:
         """Whether a stretch begins with a heading."""
-        return (
-            self._turn.is_answer
-            and self.stretches[number].code is None
-            and self.text.startswith("#", self.stretches[number].start)
-        )
+        stretch = self.stretches[number]
+        return not self.is_plain and stretch.code is None and self.text.startswith("#", stretch.start)
 
     @property
     def is_typed(self) -> bool:
-        """Whether the stretches are parts of one plain text."""
+        """Whether it is copied as it was typed."""
         return not self._turn.is_answer
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the stretches are parts of one plain text."""
+        return self._turn.view.role not in ("user", "assistant")
 
     def _cut(self, begin: int) -> list[Stretch]:
         if not self.text.strip():
             return []
-        return list(stretches(self.text, begin) if self._turn.is_answer else plain_stretches(self.text))
+        return list(plain_stretches(self.text) if self.is_plain else stretches(self.text, begin))
 
 
 def without(texts: list[str], start: int, stop: int) -> list[str]:
