@@ -59,7 +59,7 @@ def test_a_complete_answer_is_not_continued_from_its_end(play: Play) -> None:
 def test_draws_at_temperature_zero_are_refused_with_the_way_out(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
-        with pytest.raises(Refusal, match=r"all would say the same\. Ask for beams"):
+        with pytest.raises(Refusal, match=r"all continuations would be the same\. Raise it, or use beams"):
             await s.workbench.continuations.continue_many(session_id, old.node_id, own_tokens(old)[2], 2)
         assert [e.view for e in s.events if isinstance(e, ColumnsChanged)][-1] is None
         assert (await s.last(session_id)).variants == (old.node_id,)

@@ -139,7 +139,7 @@ def test_the_kl_of_all_tokens_is_asked_for_where_it_is_of_the_last_ones(in_windo
         window.presenter.pin(bench.views[TRIP].turns[1].node_id, 3)  # the path's token 10
         assert rows.facts.texts["KL"] == "–"
         assert rows.note.text().endswith(
-            f"The KL is known of the {said[said.index('last') :]}; “KL of all tokens” asks for the others."
+            f"KL is known for the {said[said.index('last') :]}; “KL of all tokens” computes the others."
         )
         wide = bench.comparison.made(TRIP)
         wide = replace(wide, found=replace(wide.found, kl=None))
@@ -149,7 +149,7 @@ def test_the_kl_of_all_tokens_is_asked_for_where_it_is_of_the_last_ones(in_windo
         await until(lambda: "KL" not in bar.more.text() and not bar.all_button.isVisible() and bar.next_button.isVisible())
         # then
         assert bench.wanted_all == [False, True]
-        assert "KL for the last" not in rows.note.text()
+        assert "KL is known" not in rows.note.text()
 
     in_window(scene)
 

@@ -149,7 +149,7 @@ def test_an_answer_beyond_the_stored_head_is_not_invented(inspector: Inspector, 
     move(tab.dials.rows["temperature"], 1000)
     assert tab.outcome.token is None
     assert tab.verdict.text() == "Draws a token that is not among the 64 stored."
-    assert "from the 64 likeliest tokens" in tab.note.text()
+    assert "based on the 64 likeliest tokens" in tab.note.text()
     # when the model is asked for the whole row
     asked: list[tuple[int, int]] = []
     tab.row_wanted.connect(lambda node, index: asked.append((node, index)))
