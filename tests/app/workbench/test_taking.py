@@ -96,7 +96,7 @@ def test_a_model_of_the_same_name_is_not_taken_for_the_same(tmp_path: Path) -> N
     [note] = notes(tmp_path, file, Engine(source=(Behaviour(recurrent=True), None)))
     assert "which has not run here" in note
     assert "uses the same tokens and can continue" in note
-    assert "its KV is computed again (model: " in note
+    assert "KV is computed again (model: " in note
 
 
 def test_where_no_model_is_known_the_ways_on_are_said(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_a_context_and_weights_are_chosen_for_one_model_and_remembered(in_window
         choose(card.weights, "int8")
         await until(lambda: card.cost.text() == "Perplexity of a test text: 27.93, float32 27.66 (+1.0 %)")
         choose(card.weights, "float16")
-        await until(lambda: card.cost.text().startswith("other numbers than in float32; by how much is measured"))
+        await until(lambda: card.cost.text().startswith("Differs slightly from float32; loading measures by how much"))
         choose(card.context, 2048)
         await until(lambda: card.fit_words.text().startswith("fits with 2,048 tokens"))
         assert card.weights.currentData() == "float16"
