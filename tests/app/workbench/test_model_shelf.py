@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime import ModelShelf
+from runtime import ModelShelf, import_model
 from runtime.loading.safetensors import weights_of
 from runtime.shelf.model_lock import lock_model
 from tests.app.workbench.conftest import Play
@@ -167,6 +167,19 @@ def test_proposals_come_without_a_network(play: Play, shelf: Path, tiny: Path) -
         assert all(offer.fit.fits and not offer.gated for offer in offers if offer.best)
         assert [offer.name for offer in offers if offer.here] == ["SmolLM2 135M"]
         assert all(offer.size > 0 and offer.licence and "/" in offer.wanted for offer in offers)
+
+    play(scene)
+
+
+def test_an_imported_model_is_not_proposed_again(play: Play, shelf: Path, tiny: Path, tmp_path: Path) -> None:
+    """Whatever it was named: its file or folder keeps the name of the repository."""
+    shutil.copytree(tiny, tmp_path / "SmolLM2-135M-Instruct")
+    import_model(tmp_path / "SmolLM2-135M-Instruct", "mine/small")
+
+    async def scene(s: Scene) -> None:
+        offers = await s.workbench.shelf.offers()
+        assert [offer.name for offer in offers if offer.here] == ["SmolLM2 135M"]
+        assert offers[0].name == "SmolLM2 135M" and not offers[0].best
 
     play(scene)
 
