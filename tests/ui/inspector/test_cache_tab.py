@@ -78,7 +78,7 @@ def test_it_is_emptied_and_a_path_is_pinned(in_window: Play, bench: FakeWorkbenc
         await until(lambda: cache.trie.texts["tokens"] == "0")
         assert cache.edges.isHidden()
         assert not cache.ended.isVisible()
-        await until(lambda: cache.said.text().startswith("the cache is empty: 14 MB let go"))
+        await until(lambda: cache.said.text().startswith("cache cleared: 14 MB freed"))
         # what is refused is said there, and goes with what is done next
         bench.refusal = "nothing of this path is in memory yet"
         press(cache.keep_button)
@@ -134,7 +134,7 @@ def test_the_menu_empties_it_and_says_what_came_of_it(in_window: Play, bench: Fa
             QTest.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(action).center())
 
         await choose()
-        await until(lambda: window.parts.toast.words.startswith("the cache is empty: 14 MB let go. Texts stay"))
+        await until(lambda: window.parts.toast.words.startswith("cache cleared: 14 MB freed. Texts are kept"))
         assert bench.trie is not None
         assert bench.trie.tokens == 0
         bench.refusal = "the engine is busy with another model"

@@ -274,7 +274,7 @@ def test_the_window_asks_for_a_draw_only_while_it_can_be_seen(in_window: Play, b
         # when another model is chosen
         bench.drawn = drawing_of(IN_FORCE, stale="Qwen3 0.6B")
         bench.emit(StatusChanged(StatusView(EngineState.STARTING)))
-        await until(lambda: "stale" in why.stale.words)
+        await until(lambda: "outdated" in why.stale.words)
         # without a model the sliders still move
         bench.emit(StatusChanged(StatusView(EngineState.NONE)))
         await until(lambda: len(bench.asked("drawing")) == 3)

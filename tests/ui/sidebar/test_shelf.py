@@ -187,7 +187,7 @@ def test_emptying_the_trash_asks_inline(in_window: Play, bench: FakeWorkbench) -
         window.controller.sessions.show_trash(True)
         await until(lambda: rows(panel)[:2] == ["‹ All sessions", "Trash"])
         await choose(panel, panel.rows.index_of(BOAT), "Empty Trash…")
-        assert "Delete 2 sessions for good?" in panel.question.words
+        assert "Delete 2 sessions permanently?" in panel.question.words
         assert bench.asked("empty_trash") == []
         panel.question.dismiss()
         await frames()
