@@ -11,10 +11,11 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from ui.inspector.facts import Facts
 from ui.inspector.replay import Outcome, share_of
-from ui.inspector.stage_rows import DIALS, DialRow, StageRow, StaticRow
+from ui.inspector.stage_rows import DialRow, StageRow, StaticRow
 from ui.port import Made
 from ui.port.sampling import SamplingOptions
 from ui.widgets.controls import button
+from ui.widgets.dials import DIALS
 from ui.widgets.labels import Caption
 
 
@@ -94,11 +95,10 @@ class SettingsRows(QWidget):
             row.mark(stage is not None and self._stage == row.stage)
 
     def values(self) -> Mapping[str, float]:
-        return {name: row.value for name, row in self.rows.items() if not row.isHidden()}
+        return {name: row.slider.setting for name, row in self.rows.items() if not row.isHidden()}
 
     def _moved(self, setting: str, value: float) -> None:
-        given = int(value) if self.rows[setting].counts else value
-        self._sampling = replace(self._sampling, **{setting: given})  # type: ignore[arg-type]  # fields by name
+        self._sampling = replace(self._sampling, **{setting: value})  # type: ignore[arg-type]  # fields by name
         self.changed.emit(self._sampling)
 
     def _choose(self, stage: str, on: bool) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from PySide6.QtCore import QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QPainter, QPaintEvent
-from PySide6.QtWidgets import QHBoxLayout, QPushButton, QSizePolicy, QSlider, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QPushButton, QWidget
 
 from ui.inspector import words
 from ui.inspector.replay import Outcome
@@ -17,6 +13,7 @@ from ui.port.sampling import SAMPLER_STAGES, SamplingOptions, Stage
 from ui.theme.fonts import interface_font
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_height, fix_width
+from ui.widgets.dials import Dial, DialSlider
 from ui.widgets.labels import Label, plain_tooltip
 from ui.widgets.numbers import UNKNOWN, count, probability
 
@@ -67,74 +64,9 @@ def _numbered(stage: Stage, before: Stage, sampling: SamplingOptions) -> str:
     return translate("Stages", "{0}: of the tokens that reach {1}, only the least likely one is kept.").format(said, least)
 
 
-STEPS = 1000
 NAME_PX, KEPT_PX, SHARE_PX = 92, 44, 42
 ROW_HEIGHT = 25
 _BEYOND_PX = 6  # the ground of a chosen row reaches so far to both sides of it
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """From a slider's place (0 to 1) to a setting and back; places are finer where the setting is."""
-
-    to_value: Callable[[float], float]
-    to_place: Callable[[float], float]
-    digits: int = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Dial:
-    """One setting of the sampler: its stage, its name in the window, where it is off, and how its slider goes."""
-
-    setting: str
-    stage: str
-    words: str
-    off: float
-    scale: Scale
-    always: bool  # shown while it is off, too
-    draws: bool  # its stage needs a random number
-
-
-def linear(low: float, high: float) -> Scale:
-    """Everywhere as fine."""
-    return Scale(lambda x: low + (high - low) * x, lambda value: (value - low) / (high - low))
-
-
-def squared(high: float) -> Scale:
-    """Finer towards 0."""
-    return Scale(lambda x: high * x * x, lambda value: math.sqrt(max(value, 0.0) / high), digits=3)
-
-
-def counts(most: int) -> Scale:
-    """Whole numbers, each the same share larger than the one before; the right end is 0, "off"."""
-
-    def count_of(x: float) -> float:
-        return 0.0 if x >= 1 else round(math.exp(x * math.log(most)))
-
-    return Scale(count_of, lambda k: 1.0 if k == 0 else math.log(max(k, 1)) / math.log(most), digits=0)
-
-
-_SCALES: dict[str, Callable[[float, float], Scale]] = {
-    "linear": linear,
-    "square": lambda _low, high: squared(high),
-    "count": lambda _low, high: counts(int(high)),
-}
-
-
-DIALS = tuple(  # in the order of the stages
-    Dial(
-        each.name,
-        spec.name,
-        slider.label or each.label,
-        float(each.default),
-        _SCALES[slider.scale](slider.low, slider.high),
-        slider.always,
-        spec.draws is not None,
-    )
-    for spec in SAMPLER_STAGES
-    for each in spec.parameters
-    if (slider := each.slider) is not None
-)
 
 
 class StageName(QPushButton):
@@ -245,49 +177,26 @@ class StaticRow(StageRow):
 class DialRow(StageRow):
     """One setting that can be moved."""
 
-    moved = Signal(str, float)  # setting, value
+    moved = Signal(str, object)  # setting, value
 
     def __init__(self, dial: Dial, parent: QWidget | None = None) -> None:
-        self.slider = QSlider(Qt.Orientation.Horizontal)
+        self.slider = DialSlider(dial)
         super().__init__(dial.stage, self.slider, parent)
-        self._dial = dial
-        self.value = dial.off
-        self.slider.setRange(0, STEPS)
-        self.slider.setPageStep(STEPS // 10)
-        self.slider.setSingleStep(STEPS // 200)
-        self.slider.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.slider.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        self.slider.valueChanged.connect(self._slid)
-        self.set_value(dial.off)
+        self.slider.moved.connect(self._moved)
+        self._name()
 
     @property
     def stops(self) -> tuple[QWidget, ...]:
         return self.name, self.slider
 
-    @property
-    def counts(self) -> bool:
-        """Whether its values are whole numbers."""
-        return self._dial.scale.digits == 0
-
     def set_value(self, value: float) -> None:
         """Shows a value, also one beyond the slider's ends; emits nothing."""
-        self.slider.blockSignals(True)
-        self.slider.setValue(round(STEPS * min(max(self._dial.scale.to_place(value), 0.0), 1.0)))
-        self.slider.blockSignals(False)
-        self._name(value)
+        self.slider.show_setting(value)
+        self._name()
 
-    def _slid(self, place: int) -> None:
-        scale = self._dial.scale
-        value = round(scale.to_value(place / STEPS), scale.digits)
-        self._name(value)
-        self.moved.emit(self._dial.setting, value)
+    def _moved(self, value: float) -> None:
+        self._name()
+        self.moved.emit(self.slider.dial.setting, value)
 
-    def _name(self, value: float) -> None:
-        self.value = value
-        digits = self._dial.scale.digits
-        written = f"{value:,.0f}" if digits == 0 else f"{value:.{digits}f}".rstrip("0").rstrip(".") or "0"
-        written = written.removeprefix("0") if written not in ("0", "") and written.startswith("0.") else written
-        off = value == self._dial.off and self._dial.setting != "temperature"
-        self.name.setText(f"{self._dial.words} {self.tr('off') if off else written}")
-        self.slider.setAccessibleName(self._dial.words)
-        self.slider.setAccessibleDescription(self.tr("off") if off else written)
+    def _name(self) -> None:
+        self.name.setText(f"{self.slider.dial.words} {self.slider.words}")
