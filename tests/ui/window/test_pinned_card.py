@@ -267,6 +267,23 @@ def test_the_mark_stays_on_its_token_when_the_row_arrives(in_window: Play, bench
     in_window(scene)
 
 
+def test_from_a_message_a_key_goes_to_an_uncertain_token_and_a_number_branches(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        window.activateWindow()
+        field = window.parts.composer.field
+        field.setFocus()
+        QTest.keyClick(field, Qt.Key.Key_J, Qt.KeyboardModifier.ControlModifier)
+        await until(lambda: window.parts.transcript.pinned is not None)
+        QTest.keyClick(window.focusWidget(), Qt.Key.Key_2)
+        await until(lambda: [call[1:3] for call in bench.asked("branch")] == [window.parts.transcript.pinned])
+        assert field.toPlainText() == ""
+        await until(lambda: not window.controller.running)
+
+    in_window(scene)
+
+
 def test_a_refused_row_is_not_asked_for_again_until_another_model_runs(in_window: Play, bench: FakeWorkbench) -> None:
     visit = visit_of(bench)
     finish(bench)

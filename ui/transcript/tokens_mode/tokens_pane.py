@@ -51,10 +51,11 @@ class TokensPane(MarkedPane):
         self._announce_leave()
 
     def next_uncertain(self) -> None:
-        """Pins the next of the tokens where the model hesitated most."""
+        """Pins the next of the tokens where the model hesitated most, and takes the keyboard: a number chooses there."""
         found = walk.next_uncertain(self._turns(), self._pin)
         if found is not None:
             self._pin_and_tell(found)
+            self.setFocus(Qt.FocusReason.ShortcutFocusReason)
 
     def next_underlined(self) -> None:
         found = walk.next_underlined(self._turns(), self._pin, template=self._template)
