@@ -16,7 +16,7 @@ from tests.end_to_end.test_window import OpenApp, new_session
 from tests.runtime.adapters.makers import save_adapter
 from tests.tiny_models import tiny_folder
 from ui import EngineState, MainWindow
-from ui.controller.setup import FORM, SAMPLING
+from ui.controller.setup import FORM, SAMPLING, SYSTEM
 
 LEFT = Qt.MouseButton.LeftButton
 
@@ -41,8 +41,9 @@ def test_a_session_keeps_its_adapter_form_prompt_and_seed(open_app: OpenApp, tmp
             QTest.keyClicks(field, value)
             QTest.keyClick(field, Qt.Key.Key_Return)
             await until(lambda name=name: popover.sampling.options.sources[name].text() == "session")  # type: ignore[misc]  # bound now
-        QTest.keyClicks(popover.sampling.system, "Be brief.")
-        QTest.mouseClick(popover.sampling.system_button, LEFT)
+        QTest.mouseClick(popover.tabs[SYSTEM], LEFT)
+        QTest.keyClicks(popover.system.system, "Be brief.")
+        QTest.mouseClick(popover.system.system_button, LEFT)
         await until(lambda: window.controller.shown is not None and len(window.controller.shown.view.turns) == 1)
         QTest.mouseClick(popover.tabs[FORM], LEFT)
         QTest.mouseClick(popover.form.kinds.buttons[1], LEFT)
@@ -64,7 +65,7 @@ def test_a_session_keeps_its_adapter_form_prompt_and_seed(open_app: OpenApp, tmp
         popover = window.popover
         await until(lambda: bool(popover.model.adapters.rows))
         assert popover.sampling.options.fields["seed"].text() == "7"
-        assert popover.sampling.system.toPlainText() == "Be brief."
+        assert popover.system.system.toPlainText() == "Be brief."
         assert popover.form.kinds.buttons[1].isChecked()
         # another try has a seed of its own, and the form
         window.acts.regenerate.trigger()

@@ -14,7 +14,7 @@ from PySide6.QtGui import QAction, QActionGroup, QKeySequence
 from PySide6.QtWidgets import QMenu
 
 from ui.commands.menu import all_to_front, list_recent, list_windows, press, zoom
-from ui.controller.setup import MODEL, SAMPLING
+from ui.controller.setup import MODEL, SAMPLING, SYSTEM
 from ui.core.shown import Fork, Shown
 from ui.port import QT_TRANSLATE_NOOP, SessionSummary, TurnStatus, TurnView, translate
 from ui.transcript import Measure, Mode
@@ -193,8 +193,8 @@ class Actions(QObject):
             can=lambda now: now.has_turns and not now.lacks_model)
         self.setup = command(SESSION, self.tr("Model and Adapters…"), lambda: w.popover.toggle(MODEL), "Ctrl+Shift+M",
             separated=True)
-        self.sampling = command(SESSION, self.tr("Sampling and System Prompt…"), lambda: w.popover.toggle(SAMPLING),
-            "Ctrl+Shift+P")
+        self.system = command(SESSION, self.tr("System Prompt…"), lambda: w.popover.toggle(SYSTEM))
+        self.sampling = command(SESSION, self.tr("Sampling…"), lambda: w.popover.toggle(SAMPLING), "Ctrl+Shift+P")
         self.clear_cache = command(SESSION, self.tr("Clear Cache"), lambda: w.controller.cache.clear(), separated=True)
 
         self.minimise = command(WINDOW, self.tr("Minimise"), lambda: w.showMinimized(), "Ctrl+M")

@@ -26,7 +26,7 @@ class WritingBox(QFrame):
         self.setObjectName("composer")
         self.chips, self.field = FileChips(), DraftField()
         self.attach_button = IconButton("plus", self.tr("Attach a text file"))
-        self.setup_button = IconButton("sliders", self.tr("Sampling and system prompt"))
+        self.setup_button = IconButton("sliders", self.tr("Sampling of this session"))
         self.roles = button(self.tr("plain text: choose a chat format…"), "link")
         self.roles.setToolTip(self.tr("This model has no chat template. With a chat format it can answer questions."))
         self.roles.hide()

@@ -10,7 +10,7 @@ from ui.controller import Controller
 from ui.port import AnswerFormat, SessionSetup, Workbench
 from ui.port.settings import SetupCommands
 
-MODEL, SAMPLING, FORM, TOOLS = range(4)
+MODEL, SYSTEM, SAMPLING, FORM, TOOLS = range(5)
 
 Change = Callable[[SetupCommands, int], Awaitable[SessionSetup]]
 

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QEvent, QObject, Qt, Signal
+from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QGridLayout, QLineEdit, QVBoxLayout, QWidget
 
 from ui.port import OptionView, translate
 from ui.setup.option_names import LABELS, MORE, Bytes, is_no_number, text_of, unknown, value_of
 from ui.theme.fonts import interface_font
+from ui.theme.text_size import fix_width
 from ui.widgets.controls import LINE_PX, button, row
+from ui.widgets.dials import DIALS, DialSlider
 from ui.widgets.labels import IconButton, Label, plain_tooltip
 
 SHORT = 20  # characters that a field has room for
+NUMBER_PX = 52  # a field beside a slider
+SETTLE_MS = 250  # after the last move of a slider
+_DIALS = {dial.setting: dial for dial in DIALS}
 
 
 class OptionRows(QWidget):
     """One line for each option. A field holds what the session says; empty, it shows faintly what holds.
 
+    A setting of the sampler that has a scale has a slider too, which stands at what holds and sets the option once it rests.
     What few sessions need is folded under a button; a line of it that the session says itself is never hidden.
     """
 
@@ -33,10 +39,14 @@ class OptionRows(QWidget):
         self._grid.setVerticalSpacing(4)
         self._grid.setColumnStretch(1, 1)
         self.fields: dict[str, QLineEdit] = {}
+        self.sliders: dict[str, DialSlider] = {}
         self.sources: dict[str, Label] = {}
         self.clears: dict[str, IconButton] = {}
         self._captions: dict[str, Label] = {}
         self._own: dict[str, object] = {}
+        self._moved: dict[str, object] = {}  # by sliders that do not rest yet
+        self._settle = QTimer(self, singleShot=True, interval=SETTLE_MS)
+        self._settle.timeout.connect(self.flush)
         self.bytes_of: Bytes = unknown  # of tokens, to show what an id says
         self.more = button("", "link")
         self.more.setCheckable(True)
@@ -49,7 +59,7 @@ class OptionRows(QWidget):
         self._fold()
 
     def show_options(self, options: Sequence[OptionView]) -> None:
-        """Shows what holds; a field that is being written keeps its text."""
+        """Shows what holds; a field that is being written keeps its text, a slider that is being moved its place."""
         for option in options:
             if option.name not in self.fields:
                 self._add(option.name)
@@ -59,12 +69,22 @@ class OptionRows(QWidget):
             field.setPlaceholderText(self._text(option.name, option.value) or self._unsaid(option.name))
             whole = [shown] if len(shown) > SHORT else []
             field.setToolTip(plain_tooltip("\n".join([field.accessibleDescription(), *whole])))
-            if not (field.hasFocus() and field.isModified()):
+            if not (field.hasFocus() and field.isModified()) and option.name not in self._moved:
                 field.setText(self._text(option.name, option.own))
+                if (slider := self.sliders.get(option.name)) is not None:
+                    holds = option.own if option.own is not None else option.value
+                    slider.show_setting(holds if isinstance(holds, int | float) else slider.dial.off)
             source.setText(option.source)
             source.setProperty("kind", "accent" if option.own is not None else "faint")
             source.style().polish(source)
         self._fold()
+
+    def flush(self) -> None:
+        """Asks now for what was moved."""
+        self._settle.stop()
+        moved, self._moved = self._moved, {}
+        for name, value in moved.items():
+            self.wanted.emit(name, value)
 
     def forget_drafts(self) -> None:
         """What is being written belongs to another session: the next news replaces it."""
@@ -99,8 +119,20 @@ class OptionRows(QWidget):
         source.setMinimumWidth(52)
         clear = IconButton("x", self.tr("Use the preset for {0}").format(label))
         clear.clicked.connect(lambda: self.wanted.emit(name, None))
-        for column, part in enumerate((caption, field, source, clear)):
-            self._grid.addWidget(part, line, column)
+        self._grid.addWidget(caption, line, 0)
+        if name in _DIALS:
+            slider = self.sliders[name] = DialSlider(_DIALS[name])
+            slider.setAccessibleName(label)
+            slider.setToolTip(plain_tooltip(hint))
+            slider.moved.connect(lambda value: self._move(name, value))
+            fix_width(field, NUMBER_PX)
+            self._grid.addWidget(slider, line, 1)
+            self._grid.addWidget(field, line, 2)
+            self.setTabOrder(slider, field)
+        else:
+            self._grid.addWidget(field, line, 1, 1, 2)
+        self._grid.addWidget(source, line, 3)
+        self._grid.addWidget(clear, line, 4)
         self.fields[name], self.sources[name], self.clears[name] = field, source, clear
         self._captions[name] = caption
 
@@ -117,13 +149,19 @@ class OptionRows(QWidget):
         self.more.setVisible(any(name in MORE for name in self.fields))
         for name in self.fields:
             shown = unfolded or name not in MORE or self._own[name] is not None
-            for part in (self._captions[name], self.fields[name], self.sources[name]):
-                part.setVisible(shown)
+            for part in (self._captions[name], self.sliders.get(name), self.fields[name], self.sources[name]):
+                if part is not None:
+                    part.setVisible(shown)
             clear = self.clears[name]
             policy = clear.sizePolicy()
             policy.setRetainSizeWhenHidden(shown)  # a line that is folded away takes no height
             clear.setSizePolicy(policy)
             clear.setVisible(shown and self._own[name] is not None)
+
+    def _move(self, name: str, value: object) -> None:
+        self.fields[name].setText(self._text(name, value))
+        self._moved[name] = value
+        self._settle.start()
 
     def _finished(self, name: str) -> None:
         field = self.fields[name]

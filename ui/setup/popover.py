@@ -1,4 +1,4 @@
-"""The popover under the model's name: four pages, closed by Escape or by a click beside it."""
+"""The popover under the model's name: five pages, closed by Escape or by a click beside it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ui.port.settings import SetupCommands
 from ui.setup.form_page import FormPage
 from ui.setup.model_page import ModelPage
 from ui.setup.sampling_page import SamplingPage
+from ui.setup.system_page import SystemPage
 from ui.setup.tools_page import ToolsPage
 from ui.theme.fonts import scaled
 from ui.theme.text_size import panel_width
@@ -38,7 +39,8 @@ class SetupPopover(QFrame):
         self.setAccessibleName(self.tr("Model and session"))
         self._controller, self._anchor, self._parent = controller, anchor, parent
         self._session_id: int | None = None
-        self.model, self.sampling, self.form, self.tools = ModelPage(), SamplingPage(), FormPage(), ToolsPage()
+        self.model, self.system, self.sampling = ModelPage(), SystemPage(), SamplingPage()
+        self.form, self.tools = FormPage(), ToolsPage()
         self.notice = Notice()
         self._pages = Tabs((16, 10, 16, 0), 18, sideways=False)
         self.tabs, self.show_page = self._pages.buttons, self._pages.show_page
@@ -88,11 +90,12 @@ class SetupPopover(QFrame):
 
     def show_setup(self, setup: SessionSetup) -> None:
         if setup.session_id != self._session_id:
-            self.model.adapters.flush()  # what was moved there belongs to the one before
+            self.model.adapters.flush()  # what was moved belongs to the one before
+            self.sampling.options.flush()
             self._session_id = setup.session_id
-            for page in (self.sampling, self.form, self.tools):
+            for page in (self.system, self.sampling, self.form, self.tools):
                 page.forget_draft()
-        for shown in (self.model, self.sampling, self.form, self.tools):
+        for shown in (self.model, self.system, self.sampling, self.form, self.tools):
             shown.show_setup(setup)
         if setup.notes and not self.notice.words:
             self.notice.say("\n".join(setup.notes))
@@ -121,8 +124,9 @@ class SetupPopover(QFrame):
     def _lay_out(self) -> None:
         for words, page in (
             (self.tr("Model"), self.model),
+            (self.tr("System"), self.system),
             (self.tr("Sampling"), self.sampling),
-            (self.tr("Form"), self.form),
+            (self.tr("Format"), self.form),
             (self.tr("Tools"), self.tools),
         ):
             self._pages.add(words, page)
@@ -148,8 +152,8 @@ class SetupPopover(QFrame):
         self.model.adapter_id_wanted.connect(self._get_adapter)
         self.model.stack_wanted.connect(lambda stack: change(lambda c, s: c.set_adapters(s, stack)))
         self.model.guess_wanted.connect(lambda guess: change(lambda c, s: c.set_guess(s, guess)))
-        self.sampling.system_wanted.connect(lambda text: change(lambda c, s: c.set_system(s, text)))
-        self.sampling.files_wanted.connect(lambda files: change(lambda c, s: c.pin_files(s, files)))
+        self.system.system_wanted.connect(lambda text: change(lambda c, s: c.set_system(s, text)))
+        self.system.files_wanted.connect(lambda files: change(lambda c, s: c.pin_files(s, files)))
         self.sampling.option_wanted.connect(lambda name, value: change(lambda c, s: c.set_option(s, name, value)))
         self.sampling.preset_wanted.connect(lambda name: change(lambda c, s: c.choose_preset(s, name)))
         self.sampling.save_wanted.connect(lambda name: change(lambda c, s: c.save_preset(s, name)))

@@ -1,25 +1,22 @@
-"""The system prompt of a session, and how its answers are drawn."""
+"""How the answers of a session are drawn."""
 
 from __future__ import annotations
 
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QLineEdit, QSizePolicy
 
-from ui.composer.file_chips import FileChips
 from ui.port import SessionSetup, translate
 from ui.setup.option_rows import OptionRows
 from ui.theme.fonts import interface_font
-from ui.widgets.controls import LINE_PX, Combo, Page, SourceField, button, row, words
+from ui.widgets.controls import LINE_PX, Combo, Page, button, row, words
 from ui.widgets.visible import one_line
 
 DEFAULT = ""  # the preset that the settings choose
 
 
 class SamplingPage(Page):
-    """Shows `SessionSetup.system`, `options` and `preset`."""
+    """Shows `SessionSetup.options` and `preset`."""
 
-    system_wanted = Signal(str)
-    files_wanted = Signal(object)  # tuple[TextFile, ...]
     option_wanted = Signal(str, object)
     preset_wanted = Signal(str)
     save_wanted = Signal(str)
@@ -27,23 +24,6 @@ class SamplingPage(Page):
 
     def __init__(self) -> None:
         super().__init__()
-        self.head(self.tr("System prompt"))
-        self.system = SourceField(
-            self.tr("System prompt"), self.tr("none: that of the model's template"), mono=False, height=84
-        )
-        self.column.addWidget(self.system)
-        self.system_button = button(self.tr("Start a branch with this system prompt"))
-        self.system_button.clicked.connect(lambda: self.system_wanted.emit(self.system.toPlainText()))
-        self.system_words = words(self.tr("the conversation so far stays as another branch"), "faint")
-        self.column.addLayout(row(self.system_button, 1))
-        self.column.addWidget(self.system_words)
-        self.pinned_words = words(self.tr("pinned files, sent after the system prompt:"), "faint")
-        self.pinned = FileChips(can_pin=False)
-        self.pinned.dropped.connect(self.files_wanted)
-        self.column.addWidget(self.pinned_words)
-        self.column.addWidget(self.pinned)
-        self._said = ""
-        self.system.textChanged.connect(self._offer_system)
         self.head(self.tr("Preset"))
         self.presets = Combo(self.tr("Preset"))
         self.presets.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
@@ -70,22 +50,12 @@ class SamplingPage(Page):
         self.column.addStretch(1)
 
     def show_setup(self, setup: SessionSetup) -> None:
-        if self.system.toPlainText() == self._said or not self.isVisible():
-            self.system.show_text(setup.system)  # what is being written is not lost to news
-        self._said = setup.system
-        self._offer_system()
-        self.pinned.show_files(setup.files)
-        self.pinned_words.setVisible(bool(setup.files))
         self._show_presets(setup)
         self.options.show_options(setup.options)
 
     def forget_draft(self) -> None:
         """Another session: what was written here belongs to the one before."""
-        self._said = self.system.toPlainText()
         self.options.forget_drafts()
-
-    def _offer_system(self) -> None:
-        self.system_button.setEnabled(self.system.toPlainText().strip() != self._said)
 
     def _show_presets(self, setup: SessionSetup) -> None:
         self.presets.blockSignals(True)

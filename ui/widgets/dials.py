@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from PySide6.QtCore import QSignalBlocker, Qt, Signal
+from PySide6.QtGui import QWheelEvent
 from PySide6.QtWidgets import QSizePolicy, QSlider, QWidget
 
 from ui.port.sampling import SAMPLER_STAGES
@@ -101,6 +102,9 @@ class DialSlider(QSlider):
         with QSignalBlocker(self):
             self.setValue(round(STEPS * min(max(self.dial.scale.to_place(value), 0.0), 1.0)))
         self._hold(value)
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        event.ignore()  # the wheel scrolls the page that it stands on
 
     @property
     def words(self) -> str:

@@ -101,7 +101,7 @@ def test_another_models_tokens_and_a_model_without_layers_are_refused_with_the_r
         at = own_tokens(turn)[1]
         # given the answer of the base, when the session is under an adapter
         await s.workbench.setup.add_adapter(session_id, folder)
-        with pytest.raises(Refusal, match="the layers of .* with the adapters pirate × 1, which is in use, did not decide them"):
+        with pytest.raises(Refusal, match=r"layers of .* with the adapters pirate × 1, which is in use, did not decide"):
             await s.workbench.drawings.depth(session_id, turn.node_id, at)
         with pytest.raises(Refusal, match="which is in use, did not decide them"):
             await s.workbench.drawings.turn_depth(session_id, turn.node_id, lambda *_heard: None)

@@ -179,7 +179,8 @@ def test_an_imported_model_is_not_proposed_again(play: Play, shelf: Path, tiny: 
     async def scene(s: Scene) -> None:
         offers = await s.workbench.shelf.offers()
         assert [offer.name for offer in offers if offer.here] == ["SmolLM2 135M"]
-        assert offers[0].name == "SmolLM2 135M" and not offers[0].best
+        assert offers[0].name == "SmolLM2 135M"
+        assert not offers[0].best
 
     play(scene)
 

@@ -159,7 +159,7 @@ def test_a_file_goes_with_the_message_or_is_pinned(in_window: Play, bench: FakeW
         await until(lambda: composer.chips.files == ())
         # where it can be taken away again
         QTest.mouseClick(composer.setup_button, LEFT)
-        pinned = window.popover.sampling.pinned
+        pinned = window.popover.system.pinned
         await until(lambda: pinned.files == (boat,))
         QTest.mouseClick(pinned.chips[0].remove, LEFT)
         await until(lambda: bench.asked("pin_files")[-1] == (TRIP, ()))

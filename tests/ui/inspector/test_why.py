@@ -120,11 +120,11 @@ def test_every_slider_moves_by_keys_and_gives_what_the_runtime_gives(
 ) -> None:
     tab, run = show(inspector, vocabulary)
     row = tab.dials.rows[name]
-    before = row.value
+    before = row.slider.setting
     row.slider.setFocus()
     for _ in range(3):
         QTest.keyClick(row.slider, keys)
-    at_an_end = (row.value, keys) if row.value == before else None
+    at_an_end = (row.slider.setting, keys) if row.slider.setting == before else None
     # then what is shown is what the runtime replays, with the same history
     if at_an_end is None:
         expected = replay_draw(run.record(0), tab.dials.sampling, position=3, history=[1, 2, 3])

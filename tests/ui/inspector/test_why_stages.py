@@ -15,8 +15,9 @@ from tests.ui.inspector.test_why import FIRST, ROW, SHARES, move
 from tests.ui.spoken import Vocabulary
 from ui.inspector import Inspector
 from ui.inspector.candidates import cut_words
-from ui.inspector.stage_rows import DIALS, StageRow
+from ui.inspector.stage_rows import StageRow
 from ui.inspector.why import WhyTab
+from ui.widgets.dials import DIALS
 from ui.widgets.numbers import probability
 
 ALL = SamplingOptions(
@@ -149,7 +150,7 @@ def test_the_rows_stand_in_the_order_in_which_the_stages_acted(inspector: Inspec
 @pytest.mark.parametrize("setting", [dial.setting for dial in DIALS])
 def test_every_dial_that_is_dragged_draws_what_replay_draws(inspector: Inspector, vocabulary: Vocabulary, setting: str) -> None:
     tab, run = show(inspector, vocabulary, ALL)
-    before = tab.dials.rows[setting].value
+    before = tab.dials.rows[setting].slider.setting
     drawn = set()
     for place in (0, 120, 500, 830, 1000):
         # when the handle is dragged there

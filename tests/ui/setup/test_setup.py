@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QApplication, QCheckBox, QLineEdit, QPushButton, Q
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from ui import AnswerFormat, FormatKind, Guess, MainWindow, SessionChanged
-from ui.controller.setup import FORM, MODEL, SAMPLING, TOOLS
+from ui.controller.setup import FORM, MODEL, SAMPLING, SYSTEM, TOOLS
 from ui.setup.option_names import text_of, value_of
 from ui.setup.popover import SetupPopover
 
@@ -82,7 +82,7 @@ def test_it_stays_inside_a_narrow_window(in_window: Play) -> None:
 def test_every_part_can_be_reached_by_tab_and_has_a_name(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         popover = await opened(window)
-        for page in (MODEL, SAMPLING, FORM, TOOLS):
+        for page in (MODEL, SYSTEM, SAMPLING, FORM, TOOLS):
             popover.show_page(page)
             await frames(1)
             popover.tabs[page].setFocus()
@@ -136,6 +136,35 @@ def test_an_option_is_set_refused_and_left_to_the_preset_again(in_window: Play, 
         QTest.keyClicks(field, "9")
         QTest.keyClick(field, Qt.Key.Key_Escape)
         assert (field.text(), window.popover.isVisible()) == ("", True)
+
+    in_window(scene)
+
+
+def test_a_slider_sets_its_option_once_it_rests_and_follows_what_is_written(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        options = (await opened(window, SAMPLING)).sampling.options
+        await until(lambda: "temperature" in options.sliders)
+        slider, field = options.sliders["temperature"], options.fields["temperature"]
+        assert slider.setting == 0.8
+        slider.setFocus()
+        for _ in range(3):
+            QTest.keyClick(slider, Qt.Key.Key_PageUp)
+        moved = slider.setting
+        assert (moved > 0.8, float(field.text()), bench.asked("set_option")) == (True, moved, [])
+        bench.emit(SessionChanged(bench.views[TRIP]))  # news do not take the handle back
+        await until(lambda: bench.asked("set_option") == [(TRIP, "temperature", moved)])
+        await until(lambda: options.sources["temperature"].text() == "session")
+        retype(field, "0.2")
+        await until(lambda: slider.setting == 0.2)
+        QTest.mouseClick(options.clears["temperature"], LEFT)
+        await until(lambda: (slider.setting, field.text()) == (0.8, ""))
+        # what is moved just before another session is shown belongs to the one before
+        QTest.keyClick(slider, Qt.Key.Key_PageUp)
+        moved = slider.setting
+        window.controller.open(3)
+        await until(lambda: bench.asked("set_option")[-1:] == [(TRIP, "temperature", moved)])
+        assert "temperature" in {name for _, name, _ in bench.asked("set_option")}
+        assert all(session == TRIP for session, _, _ in bench.asked("set_option"))
 
     in_window(scene)
 
@@ -219,7 +248,7 @@ def test_presets_are_chosen_saved_and_deleted(in_window: Play, bench: FakeWorkbe
 
 def test_a_system_prompt_begins_anew_and_a_draft_of_it_survives_news(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
-        page = (await opened(window, SAMPLING)).sampling
+        page = (await opened(window, SYSTEM)).system
         assert not page.system_button.isEnabled()
         QTest.keyClicks(page.system, "Answer in verse")
         bench.emit(SessionChanged(bench.views[TRIP]))

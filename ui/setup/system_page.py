@@ -1,0 +1,51 @@
+"""The system prompt of a session, and the files that are sent after it."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Signal
+
+from ui.composer.file_chips import FileChips
+from ui.port import SessionSetup
+from ui.widgets.controls import Page, SourceField, button, row, words
+
+
+class SystemPage(Page):
+    """Shows `SessionSetup.system` and `files`."""
+
+    system_wanted = Signal(str)
+    files_wanted = Signal(object)  # tuple[TextFile, ...]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head(self.tr("System prompt"))
+        self.system = SourceField(
+            self.tr("System prompt"), self.tr("none: that of the model's template"), mono=False, height=220
+        )
+        self.column.addWidget(self.system)
+        self.system_button = button(self.tr("Start a branch with this system prompt"))
+        self.system_button.clicked.connect(lambda: self.system_wanted.emit(self.system.toPlainText()))
+        self.column.addLayout(row(self.system_button, 1))
+        self.column.addWidget(words(self.tr("the conversation so far stays as another branch"), "faint"))
+        self.pinned_words = words(self.tr("pinned files, sent after the system prompt:"), "faint")
+        self.pinned = FileChips(can_pin=False)
+        self.pinned.dropped.connect(self.files_wanted)
+        self.column.addWidget(self.pinned_words)
+        self.column.addWidget(self.pinned)
+        self.column.addStretch(1)
+        self._said = ""
+        self.system.textChanged.connect(self._offer)
+
+    def show_setup(self, setup: SessionSetup) -> None:
+        if self.system.toPlainText() == self._said or not self.isVisible():
+            self.system.show_text(setup.system)  # what is being written is not lost to news
+        self._said = setup.system
+        self._offer()
+        self.pinned.show_files(setup.files)
+        self.pinned_words.setVisible(bool(setup.files))
+
+    def forget_draft(self) -> None:
+        """Another session: what was written here belongs to the one before."""
+        self._said = self.system.toPlainText()
+
+    def _offer(self) -> None:
+        self.system_button.setEnabled(self.system.toPlainText().strip() != self._said)
