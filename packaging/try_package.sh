@@ -23,7 +23,9 @@ cp "$deb" "$base/elsewise.deb"
 install -m 644 "$model" "$base/model.gguf"
 chroot "$base" env DEBIAN_FRONTEND=noninteractive sh -c '
   apt-get install -y -qq --no-install-recommends /elsewise.deb xvfb xdotool procps sqlite3 fonts-dejavu-core >/dev/null
-  id reader >/dev/null 2>&1 || useradd --create-home --home-dir /srv/reader reader'
+  id reader >/dev/null 2>&1 || useradd --no-create-home --home-dir /srv/reader reader
+  rm -rf /srv/reader  # of a try that failed
+  install -d -o reader -g reader /srv/reader'
 rm "$base/elsewise.deb"
 if chroot "$base" sh -c 'command -v python3 || command -v python || command -v cc'; then
   echo "the fresh system has a Python or a compiler: this would show nothing" >&2
