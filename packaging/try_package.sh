@@ -24,7 +24,7 @@ install -m 644 "$model" "$base/model.gguf"
 chroot "$base" env DEBIAN_FRONTEND=noninteractive sh -c '
   apt-get install -y -qq --no-install-recommends /elsewise.deb xvfb xdotool procps sqlite3 fonts-dejavu-core >/dev/null
   id reader >/dev/null 2>&1 || useradd --no-create-home --home-dir /srv/reader reader
-  rm -rf /srv/reader  # of a try that failed
+  rm -rf /srv/reader /tmp/.X77-lock /tmp/.X11-unix/X77  # of a try that failed
   install -d -o reader -g reader /srv/reader'
 rm "$base/elsewise.deb"
 if chroot "$base" sh -c 'command -v python3 || command -v python || command -v cc'; then
@@ -56,7 +56,6 @@ echo "-- the window"
 Xvfb :77 -screen 0 1440x900x24 -fbdir "$HOME" >/dev/null 2>&1 &
 screen=$!
 export DISPLAY=:77
-sleep 2
 start() {
   elsewise --verbose > window.log 2>&1 &
   window=$!
@@ -72,10 +71,11 @@ await() {
   waited=0
   until "$@"; do
     waited=$((waited + 1))
-    [ $waited -lt 180 ] || { cat window.log; echo "FAILED: $what did not come"; exit 1; }
+    [ $waited -lt 180 ] || { cat window.log || true; echo "FAILED: $what did not come"; exit 1; }
     sleep 1
   done
 }
+await "the screen" test -e /tmp/.X11-unix/X77
 ask() { xdotool type "$1"; sleep 1; xdotool key Return; }
 count() { sqlite3 -readonly "$HOME/.local/share/elsewise/sessions.db" "select count(*) from nodes where $1"; }
 answers() { count "role = 'assistant' and finish_reason is not null"; }
