@@ -343,7 +343,7 @@ class OpenSession:
             run=run,
             status=self._status(node),
             variants=self._variants(node),
-            note=self.notes.get(node.id, note_of(self.tree, node, damaged=self._is_damaged(node))),
+            note=self.notes.get(node.id, note_of(self.tree, node, damaged=self._is_damaged(node), recorded=self.is_sample)),
             tier=self._tier(start, len(run)),
             stats=self.stats_of(node),
             can_retry=self.has_hope or not node.stats.get(HOPELESS, False),

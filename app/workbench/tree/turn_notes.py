@@ -32,13 +32,14 @@ DAMAGED = QT_TRANSLATE_NOOP(
 )
 
 
-def note_of(tree: Tree, node: NodeRow, *, damaged: bool) -> str:
+def note_of(tree: Tree, node: NodeRow, *, damaged: bool, recorded: bool) -> str:
     """What is said under a turn that is not in work.
 
     Args:
         tree: It stands in.
         node: Its last run.
         damaged: Not everything of it could be read.
+        recorded: It came with Elsewise, with its numbers.
     """
     if damaged:
         return translate("Workbench", DAMAGED)
@@ -48,7 +49,8 @@ def note_of(tree: Tree, node: NodeRow, *, damaged: bool) -> str:
     if isinstance(message, str):
         return message
     ended = ending_note(node.finish_reason or "", incomplete=node.status == "partial")
-    return " · ".join(note for note in (repeat_note(node.stats), changed_note(node.stats), ended) if note)
+    origin = translate("Workbench", "recorded on another computer") if recorded else ""
+    return " · ".join(note for note in (origin, repeat_note(node.stats), changed_note(node.stats), ended) if note)
 
 
 def ending_note(finish: str, *, incomplete: bool) -> str:

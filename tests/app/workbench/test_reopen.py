@@ -137,6 +137,7 @@ def test_the_sample_is_there_without_a_model(play: Play) -> None:
         view = await s.view(sample)
         answer = view.turns[-1]
         assert view.is_sample
+        assert answer.note.startswith("recorded on another computer")  # so is its speed
         assert (answer.run.rank[own_tokens(answer)] > 0).all()
         assert len(view.branches) > 1
         last = own_tokens(answer)[1]

@@ -101,6 +101,7 @@ def test_a_change_of_the_sample_goes_into_a_copy(play: Play, change: Change, tur
         began = copied(s)
         assert (began.title, began.is_sample) == (f"{sample.title} (copy)", False)
         assert [turn.run.text for turn in began.turns] == [turn.run.text for turn in sample.turns]
+        assert not any("recorded" in turn.note for turn in began.turns)
         view = await s.view(began.session_id)
         assert [len(view.turns), len(view.turns[-1].variants)] == [turns, variants]
         assert view.turns[-1].status is TurnStatus.PARTIAL  # the length limit of these tests
