@@ -249,7 +249,7 @@ def test_an_exported_session_names_its_adapters_and_no_folder(play: Play, tmp_pa
         # and who takes it in is told what is missing
         (taken,) = (await s.workbench.transfers.import_file(file, lambda _done, _total: None)).sessions
         view = await s.view(taken)
-        with pytest.raises(Refusal, match="made with pirate: put that adapter on"):
+        with pytest.raises(Refusal, match="made with pirate: add that adapter"):
             await s.workbench.answers.regenerate_exactly(taken, view.turns[-1].node_id)
 
     play(scene)
