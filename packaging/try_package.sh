@@ -19,12 +19,13 @@ mount --bind "$base" "$base"  # so that what is mounted below ends with it
 trap 'umount -R "$base"' EXIT
 mount -t proc proc "$base/proc"
 mount -t tmpfs tmpfs "$base/dev/shm"
+mount -t tmpfs tmpfs "$base/tmp"
 cp "$deb" "$base/elsewise.deb"
 install -m 644 "$model" "$base/model.gguf"
 chroot "$base" env DEBIAN_FRONTEND=noninteractive sh -c '
   apt-get install -y -qq --no-install-recommends /elsewise.deb xvfb xdotool procps sqlite3 fonts-dejavu-core >/dev/null
   id reader >/dev/null 2>&1 || useradd --no-create-home --home-dir /srv/reader reader
-  rm -rf /srv/reader /tmp/.X77-lock /tmp/.X11-unix/X77  # of a try that failed
+  rm -rf /srv/reader  # of a try that failed
   install -d -o reader -g reader /srv/reader'
 rm "$base/elsewise.deb"
 if chroot "$base" sh -c 'command -v python3 || command -v python || command -v cc'; then
@@ -75,7 +76,7 @@ await() {
     sleep 1
   done
 }
-await "the screen" test -e /tmp/.X11-unix/X77
+await "the screen" xdotool getmouselocation
 ask() { xdotool type "$1"; sleep 1; xdotool key Return; }
 count() { sqlite3 -readonly "$HOME/.local/share/elsewise/sessions.db" "select count(*) from nodes where $1"; }
 answers() { count "role = 'assistant' and finish_reason is not null"; }
