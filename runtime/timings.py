@@ -11,7 +11,7 @@ class RequestTimings:
 
     Attributes:
         request: Its number, counted from 1 in the order of arrival; `PromptProgress.request` says it to `on_progress`.
-        kind: "generate", "score", "embed" or "lens".
+        kind: "generate", "score", "embed", or the name of a reading ("lens").
         finish: How it ended: a generation's finish reason ("eos", "stop", "length", ...), "done", "cancelled" or "error".
         prompt_tokens: Of the prompt, the scored text, or all texts to be embedded.
         generated_tokens: Drawn, the last one included.

@@ -727,9 +727,12 @@ class LanguageModel:
             )
         LensCost.of(self.info, len(places), top_k, len(wanted)).check()
         order = np.argsort(places)
-        under: dict[str, Any] = {"tokens": wanted, "top_k": top_k, "adapters": adapter_pairs(adapters)}
+        under: dict[str, Any] = {"options": {"tokens": wanted, "top_k": top_k}, "adapters": adapter_pairs(adapters)}
         with reporting_prompt(progress, "position", on_progress) as hear:
-            run: LensRun = await self.transport.call("lens", on_progress=hear, ids=path, positions=places[order], **under)
+            columns = await self.transport.call(
+                "read", on_progress=hear, reading="lens", ids=path, positions=places[order], **under
+            )
+        run = LensRun.from_columns(columns)
         return replace(run[np.argsort(order)], vocabulary=self.transport.text.byte_vocab)
 
     lens_sync = blocking(lens)

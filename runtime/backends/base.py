@@ -96,6 +96,7 @@ class Backend(Protocol):
     overlaps: bool  # whether a forward that was begun computes while the caller does something else
     apart: bool  # whether many small attentions cost less than one with a mask: else unrelated short texts share a pack
     on_device: bool  # whether logits can stay where they are computed (`forward_on_device`); needs `together`
+    readings: frozenset[str]  # what `extend` can read of a forward in place of logits
 
     def open_pack(self) -> Pack:
         """An empty pack."""
@@ -154,31 +155,22 @@ class Backend(Protocol):
             MemoryBudgetError: The device ran out of memory.
         """
 
-    def extend_hidden(
-        self, pack: Pack, tokens: npt.NDArray[np.int64], stacks: TokenStacks | None = None
+    def extend(
+        self, pack: Pack, tokens: npt.NDArray[np.int64], read: str, stacks: TokenStacks | None = None
     ) -> npt.NDArray[np.float32]:
-        """Appends to a pack that is one chain (or empty), and says the new tokens' hidden states.
+        """Appends to a pack that is one chain (or empty), and reads something of each new token in place of its logits.
+
+        Args:
+            pack: Where they are appended.
+            tokens: ``(n,)`` ids.
+            read: One of `readings`.
+            stacks: As of `forward`.
 
         Returns:
-            ``(n, hidden) float32``, as `hidden_states`.
+            ``(n, ...) float32``, the caller's own; `runtime.backends.hf.readings` says which reading has which shape.
 
         Raises:
-            ContextOverflowError, MemoryBudgetError, UnsupportedFeatureError: The pack is as it was.
-        """
-
-    def extend_layers(
-        self, pack: Pack, tokens: npt.NDArray[np.int64], stacks: TokenStacks | None = None
-    ) -> npt.NDArray[np.float32]:
-        """Appends to a pack that is one chain (or empty), and says what each layer would answer after each new token.
-
-        The hidden state after a layer goes through the model's own final norm and head (`runtime.lens`).
-
-        Returns:
-            ``(n, layers + 1, vocab) float32`` raw logits, the caller's own: of the embedding first, of the last layer
-            (the model's answer) last.
-
-        Raises:
-            UnsupportedFeatureError: The architecture is not made of layers, a norm and a head; the reason is named.
+            UnsupportedFeatureError: There is no such reading here, or not of this architecture; the reason is named.
             ContextOverflowError, MemoryBudgetError: After any error the pack is as it was.
         """
 

@@ -20,16 +20,22 @@ class Call:
 
     Args:
         step: All of its tokens.
-        logits: ``(len(step.want), vocab)``, where the answers are written.
         shared: Whether rows with a past look into the pack's own buffers.
     """
 
-    def __init__(self, step: Step, logits: Float32, *, shared: bool) -> None:
-        self.step, self.logits, self.shared = step, logits, shared
-        self.answer = np.full(len(step.tokens), -1)  # the row of `logits` of each token; -1: not wanted
+    def __init__(self, step: Step, *, shared: bool) -> None:
+        self.step, self.shared = step, shared
+        self.answers: Float32 | None = None  # (len(step.want), ...), once a forward has shown what an answer is
+        self.answer = np.full(len(step.tokens), -1)  # the row of `answers` of each token; -1: not wanted
         self.answer[step.want] = np.arange(len(step.want))
         self.written = np.zeros(len(step.tokens), np.bool_)  # tokens whose keys stand in the pack, or zeros in their place
         self._visible: Bool | None = None
+
+    def write(self, rows: Int64, got: Float32) -> None:
+        """Enters answers ``(len(rows), ...)``."""
+        if self.answers is None:
+            self.answers = np.empty((len(self.step.want), *got.shape[1:]), np.float32)
+        self.answers[rows] = got
 
     def looks_in(self, rows: Sequence[Row]) -> bool:
         """Whether these rows, alike in that, look into the pack's own buffers."""
@@ -82,8 +88,7 @@ class ChainedBackend(SizedBackend[P]):
     def push(self, pack: P, step: Step) -> tuple[Float32, State | None]:
         """One forward: the wanted raw logits ``(len(want), vocab) float32`` and the recurrent state after it.
 
-        Where the step says `hidden`: the wanted rows of the last layer after its norm, ``(len(want), hidden) float32``.
-        Where it says `layers`: what every layer would answer, ``(len(want), (layers + 1) * vocab) float32``.
+        Where the step has a `read`: that in place of logits, ``(len(want), ...) float32``.
         """
 
     def push_rows(self, pack: P, bucket: Bucket) -> tuple[Float32, Sequence[State | None]]:
@@ -136,13 +141,10 @@ class ChainedBackend(SizedBackend[P]):
 
     def _chains(self, pack: P, step: Step, parents: Int64, base: int) -> Float32:
         """Chains side by side where they may be; states live on at each one's end, and where children may still come."""
-        width = self.info.hidden_size if step.hidden else self.info.vocab_size * (self.info.layers + 1 if step.layers else 1)
-        logits = np.empty((len(step.want), width), np.float32)
         chains = segments(parents, base)
-        call = Call(step, logits, shared=self._looks_in(pack, chains, parents))
+        call = Call(step, shared=self._looks_in(pack, chains, parents))
         extended: set[int] = set()
-        plain = not (step.hidden or step.layers)
-        together = self.buckets and step.stacks is None and plain  # under adapters each chain goes alone
+        together = self.buckets and step.stacks is None and step.read is None  # under adapters each chain goes alone
         for level in levels(chains, parents, base):
             rows = self._rows(pack, level, [int(parents[chain[0]]) for chain in level])
             for group in self._groups(rows, shared=call.shared) if together else ([row] for row in rows):
@@ -157,7 +159,8 @@ class ChainedBackend(SizedBackend[P]):
                 extended.update(row.parent for row in rows)
         for slot in extended - pack.kept:
             pack.states.pop(slot, None)
-        return logits
+        assert call.answers is not None  # there is at least one token
+        return call.answers
 
     def _rows(self, pack: P, chains: Sequence[Int64], parents: Sequence[int]) -> list[Row]:
         """The chains of a level, each with what it goes on from."""
@@ -198,7 +201,7 @@ class ChainedBackend(SizedBackend[P]):
         want = np.flatnonzero(wanted >= 0)
         got, states = self._computed(pack, call, rows, indices, want)
         call.written[indices] = True
-        call.logits[wanted[want]] = got
+        call.write(wanted[want], got)
         for row, state, index in zip(rows, states, indices[:, -1], strict=True):
             row.state, row.tip = state, int(call.step.slots[index])
 
@@ -228,8 +231,7 @@ class ChainedBackend(SizedBackend[P]):
         slots, positions = step.slots[indices], step.positions[indices]
         stacks = None if step.stacks is None else step.stacks.part(indices)
         none = indices[:0]
-        tokens, state, hidden, layers = step.tokens[indices], row.state, step.hidden, step.layers
-        alone = Step(tokens, slots, positions, none, state=state, hidden=hidden, layers=layers, stacks=stacks)
+        alone = Step(step.tokens[indices], slots, positions, none, state=row.state, read=step.read, stacks=stacks)
         follows = _consecutive(slots)
         if not self.looks_back(pack) or (follows and positions[0] == slots[0]):  # in place: whatever stands before is its path
             return alone

@@ -106,6 +106,8 @@ class FakePack(WorkingPack):
 class FakeBackend(PackedBackend[FakePack]):
     """The little model and its faults. `behaviour` may be exchanged at any time."""
 
+    readings = frozenset({"hidden", "layers"})
+
     def __init__(self, options: LoadOptions, behaviour: Behaviour) -> None:
         self.behaviour = behaviour
         self.recurrent, self.overlaps = behaviour.recurrent, behaviour.overlaps
@@ -236,7 +238,7 @@ class FakeBackend(PackedBackend[FakePack]):
         rows = []
         for row in tokens:
             pack = self.open_pack()
-            rows.append(self.extend_hidden(pack, row, stacks and stacks.part(slice(len(row)))))
+            rows.append(self.extend(pack, row, "hidden", stacks and stacks.part(slice(len(row)))))
         return np.stack(rows)
 
     def adapter_targets(self) -> Mapping[str, ModuleShape]:
@@ -287,11 +289,11 @@ class FakeBackend(PackedBackend[FakePack]):
             hidden, state = self._recur(embedded, step.state)
         else:
             hidden = self._attend(pack, step, embedded)
-        wanted = hidden if step.hidden else self._adapted("head", hidden, hidden @ self._head, changes)
+        wanted = hidden if step.read == "hidden" else self._adapted("head", hidden, hidden @ self._head, changes)
         logits = wanted[step.want].astype(np.float32)
-        if step.layers:  # one layer: the embedding's answer goes before its own
+        if step.read == "layers":  # one layer: the embedding's answer goes before its own
             before = self._adapted("head", embedded, embedded @ self._head, changes)[step.want]
-            logits = np.concatenate([before.astype(np.float32), logits], axis=1)
+            logits = np.stack([before.astype(np.float32), logits], axis=1)
         logits[np.isin(step.tokens[step.want], list(self.behaviour.nan_on))] = np.nan
         return logits, state
 

@@ -64,6 +64,7 @@ class MockBackend(PackedBackend[MockPack]):
     """Logits are ``RandomState(sum((i + 1) * id_i)).rand(vocab)``; no keys, no values."""
 
     slot_bytes = SLOT_BYTES
+    readings = frozenset({"hidden", "layers"})
 
     def __init__(self, options: LoadOptions) -> None:
         config = {"max_position_embeddings": CONTEXT}
@@ -82,10 +83,9 @@ class MockBackend(PackedBackend[MockPack]):
         self.count(len(step.tokens))
         pack.write(int(step.slots[0]), step.tokens)
         rows = [_logits(pack.tokens[pack.tree.path(int(step.slots[j]))]) for j in step.want]
-        if step.layers:  # one layer, which adds the text to the token's own answer
-            rows = [np.concatenate([_logits(step.tokens[j : j + 1]), row]) for j, row in zip(step.want, rows, strict=True)]
-            return np.stack(rows), None
-        width = self.info.hidden_size if step.hidden else VOCABULARY
+        if step.read == "layers":  # one layer, which adds the text to the token's own answer
+            return np.stack([[_logits(step.tokens[j : j + 1]), row] for j, row in zip(step.want, rows, strict=True)]), None
+        width = VOCABULARY if step.read is None else self.info.hidden_size
         return np.stack(rows)[:, :width] if rows else np.empty((0, width), np.float32), None
 
     def take(self, pack: MockPack, slots: Int64) -> MockPayload:
@@ -131,7 +131,7 @@ class MockBackend(PackedBackend[MockPack]):
         return _logits(as_ids(ids))
 
     def hidden_states(self, tokens: Int64, stacks: TokenStacks | None = None) -> Float32:
-        return np.stack([self.extend_hidden(self.open_pack(), row, stacks and stacks.part(slice(len(row)))) for row in tokens])
+        return np.stack([self.extend(self.open_pack(), row, "hidden", stacks) for row in tokens])  # there are no adapters
 
     def unload(self) -> None:
         """Holds nothing."""

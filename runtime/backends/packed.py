@@ -43,12 +43,14 @@ class PackedBackend(ChainedBackend[P]):
         chunk_tokens: Of a prompt that go into one forward, at most, where no option says so.
         apart: Whether many small attentions cost less than one with a mask.
         on_device: Whether logits can stay where they are computed.
+        readings: What `extend` can read of a forward in place of logits.
     """
 
     overlaps: bool = False
     chunk_tokens: int = CHUNK_TOKENS
     apart: bool = True
     on_device: bool = False
+    readings: frozenset[str] = frozenset()
 
     @abstractmethod
     def open_pack(self) -> P:
@@ -263,20 +265,14 @@ class PackedBackend(ChainedBackend[P]):
             _undo(undos)
             raise
 
-    def extend_hidden(self, pack: P, tokens: Int64, stacks: TokenStacks | None = None) -> Float32:
-        """Appends to a chain; hidden states ``(n, hidden)``. See `runtime.backends.base.Backend.extend_hidden`."""
-        return self._extend(pack, tokens, stacks, hidden=True)
-
-    def extend_layers(self, pack: P, tokens: Int64, stacks: TokenStacks | None = None) -> Float32:
-        """Appends to a chain; ``(n, layers + 1, vocab)``. See `runtime.backends.base.Backend.extend_layers`."""
-        return self._extend(pack, tokens, stacks, layers=True).reshape(len(tokens), self.info.layers + 1, -1)
-
-    def _extend(
-        self, pack: P, tokens: Int64, stacks: TokenStacks | None, *, hidden: bool = False, layers: bool = False
-    ) -> Float32:
+    def extend(self, pack: P, tokens: Int64, read: str, stacks: TokenStacks | None = None) -> Float32:
+        """Appends to a chain and reads something of each token; see `runtime.backends.base.Backend.extend`."""
+        if read not in self.readings:
+            found = ", ".join(sorted(self.readings)) or "nothing"
+            raise UnsupportedFeatureError(f"the {self.info.backend} backend does not read {read!r} of a model, but {found}")
         tokens, size = np.asarray(tokens, np.int64), pack.tree.size
         parents = chain_parents(size, len(tokens), size - 1 if size else ROOT)
-        return self._append(pack, tokens, parents, np.arange(len(tokens)), stacks, hidden=hidden, layers=layers)[1]()
+        return self._append(pack, tokens, parents, np.arange(len(tokens)), stacks, read=read)[1]()
 
     def _append(
         self,
@@ -286,8 +282,7 @@ class PackedBackend(ChainedBackend[P]):
         want: Int64,
         stacks: TokenStacks | None,
         *,
-        hidden: bool = False,
-        layers: bool = False,
+        read: str | None = None,
     ) -> tuple[Int64, Callable[[], Float32]]:
         self._check_ids(tokens)
         in_place = pack.tree.extends(parents)
@@ -295,7 +290,7 @@ class PackedBackend(ChainedBackend[P]):
         undo = pack.tree.append(parents)
 
         def start() -> Callable[[], Float32]:
-            step = self._step(pack, undo.size, tokens, want, stacks, in_place=in_place or chains, hidden=hidden, layers=layers)
+            step = self._step(pack, undo.size, tokens, want, stacks, in_place=in_place or chains, read=read)
             if chains:
                 logits = self._chains(pack, step, parents, undo.size)
                 return lambda: logits
@@ -313,15 +308,14 @@ class PackedBackend(ChainedBackend[P]):
         stacks: TokenStacks | None,
         *,
         in_place: bool,
-        hidden: bool = False,
-        layers: bool = False,
+        read: str | None = None,
     ) -> Step:
         """A forward over the newest slots of the tree, from `base` on."""
         positions = pack.tree.depths[base:].copy()
         self._check_context(positions)
         mask = None if in_place else pack.tree.visible(base)
         slots = np.arange(base, base + len(tokens))
-        return Step(tokens, slots, positions, want, mask=mask, hidden=hidden, layers=layers, stacks=stacks)
+        return Step(tokens, slots, positions, want, mask=mask, read=read, stacks=stacks)
 
     def _guarded(self, pack: P, undo: Undo, act: Callable[[], T]) -> T:
         """What fails leaves the pack as it was."""

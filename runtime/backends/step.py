@@ -27,8 +27,7 @@ class Step:
     path: Int64 | None = None  # a chain's slots before these tokens; None: all slots in order (in place, or a tree)
     mask: Bool | None = None  # a tree's (n, slots in use): who sees whom; None: causal over the path
     state: State | None = None  # recurrent state to start from; None: from nothing
-    hidden: bool = False  # hidden states are wanted in place of logits
-    layers: bool = False  # the logits of all layers are wanted, (len(want), (layers + 1) * vocab)
+    read: str | None = None  # what is wanted in place of logits, (len(want), ...); one of the backend's `readings`
     stacks: TokenStacks | None = None  # of each token; None: the base alone
 
     @property

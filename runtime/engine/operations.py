@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from runtime.adapters.registry import Registry
 from runtime.adapters.stacks import Route, TokenStacks, stack_of
@@ -35,10 +36,9 @@ from runtime.grammar.constraint import Constraint
 from runtime.grammar.grammars import Grammars, Vocabulary
 from runtime.grammar.source import Grammar
 from runtime.info import Message, ModelInfo, OnProgress, PrefixMatch
-from runtime.lens import LensRun
 from runtime.numerics.pooling import Pooling
 from runtime.numerics.scoring import log_softmax
-from runtime.options.checking import check_callback
+from runtime.options.checking import check_callback, nearest
 from runtime.options.generation import GenerationOptions
 from runtime.options.load import LoadOptions
 from runtime.options.priority import Priority
@@ -62,7 +62,7 @@ from runtime.scheduler.jobs import (
     TopRows,
     settle,
 )
-from runtime.scheduler.lens import LensJob
+from runtime.scheduler.readings import READINGS, ReadJob
 from runtime.speculation.draft import check_speculative
 from runtime.text.chat import render_chat_ids, wants_bos
 from runtime.text.formats import CHAT_FORMATS
@@ -321,20 +321,25 @@ class Operations:
         vectors: Float32 = await self._worked(job, on_progress)
         return vectors
 
-    async def lens(
+    async def read(
         self,
+        reading: str,
         ids: Int32,
         positions: Int32,
-        tokens: Int32,
-        top_k: int,
+        options: Mapping[str, Any],
         adapters: Adapters,
         on_progress: OnProgress | None = None,
-    ) -> LensRun:
-        """What each layer would answer at positions, ascending.
+    ) -> dict[str, npt.NDArray[Any]]:
+        """What one of the `READINGS` says at positions, ascending.
 
-        An ordinary query goes ahead: it brings the path's KV into the cache, and the last layer is compared with its answer. A
-        recurrent model goes on from kept states alone: it is asked for the path before the first position as well.
+        An ordinary query goes ahead: it brings the path's KV into the cache, and what is read can be compared with its answer.
+        A recurrent model goes on from kept states alone: it is asked for the path before the first position as well.
         """
+        if reading not in READINGS:
+            raise InvalidRequestError(f"the engine has no reading {reading!r}: {nearest(reading, READINGS)}")
+        own = {each.name for each in fields(READINGS[reading])} - {each.name for each in fields(ReadJob)}
+        if foreign := sorted(options.keys() - own):
+            raise InvalidRequestError(f"the reading {reading!r} has no option {foreign[0]!r}: {nearest(foreign[0], own)}")
         first, last = int(positions[0]), int(positions[-1])
         following = int(ids[last + 1]) if last + 1 < len(ids) else NO_TOKEN
         path = ids[: last + 1]
@@ -350,19 +355,18 @@ class Operations:
             queries.append(QueryJob(end, name, Priority.BACKGROUND, before=inside, waiters=[waiter]))
         self.turns.submit(self._forgetting(queries[-1]), *queries)
         ordinary = (await self._answer(call))[0].copy()
-        job = LensJob(
+        job = READINGS[reading](
             path,
             namespace,
             Priority.BACKGROUND,
             before=before,
             positions=positions,
-            tokens=tokens,
             following=following,
-            k=top_k,
             ordinary=ordinary,
+            **options,
         )
-        run: LensRun = await self._worked(job, on_progress)
-        return run
+        answer: dict[str, npt.NDArray[Any]] = await self._worked(job, on_progress)
+        return answer
 
     # ---- text ------------------------------------------------------------------------------------------------
 

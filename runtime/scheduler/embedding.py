@@ -194,13 +194,13 @@ class Embeddings(Worker[_Work]):
         number = work.left[-1]
         path = work.job.paths[number]
         if work.long is None:
-            part = Job(path, work.job.namespace)
-            work.long, work.pool = self._cache.place_apart(part), Pool(work.job.pooling)
+            work.long = self._cache.place_apart(Job(path, work.job.namespace))
+            work.pool = Pool(work.job.pooling)
         assert work.pool is not None
         prefill, end = work.long, min(work.long.at + quota, len(path))
         started = time.monotonic()
-        stacks = _stacks(work.job, end - prefill.at)
-        hidden, prefill.slot = prefill.workspace.extend_hidden(path[prefill.at : end], prefill.slot, stacks)
+        tokens = self._cache.tagged(prefill.job, path[prefill.at : end])
+        hidden, prefill.slot = prefill.workspace.extend(tokens, prefill.slot, "hidden")
         work.pool.add(hidden)
         self._pace.measure(end - prefill.at, time.monotonic() - started)
         work.computed += end - prefill.at

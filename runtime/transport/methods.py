@@ -1,27 +1,28 @@
 """The operations that a model can be asked for, with the types of their arguments and answers: the pipe's allow-list.
 
 A new operation takes 3 files: `LanguageModel`, its frames here, and `runtime.engine.operations`. What is computed in steps
-beside other requests has its job and its worker in a fourth (`runtime.scheduler.workers`). What reads arrays that no
-backend gives yet also changes the Protocol, what packs share, both engines and the toys: `lens` stands in 18 files.
+beside other requests has its job and its worker in a fourth (`runtime.scheduler.workers`). What reads arrays of the model
+goes through `read` and takes 4: `LanguageModel`, its job in `runtime.scheduler.readings`, and its hooks in
+`runtime.backends.hf.readings` and `runtime.backends.mlx.readings`. A class of its own for the answer is one more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from runtime.beams import BeamOptions, Hypothesis
 from runtime.info import BlocksSaved, PrefixMatch
-from runtime.lens import LensRun
 from runtime.numerics.pooling import Pooling
 from runtime.options.generation import GenerationOptions
 from runtime.options.priority import Priority
 from runtime.records import TopLogprobs
-from runtime.transport.arrays import Array, ArrayError, pack_array, pack_run, unpack_array, unpack_run
+from runtime.transport.arrays import Array, pack_array, pack_run, unpack_array, unpack_run
 from runtime.transport.messages import MessageError, encode
 
 AdapterUses = list[tuple[str, float]] | None  # (name, scale)
@@ -96,12 +97,12 @@ class Embed(Arguments, frozen=True, forbid_unknown_fields=True):
     adapters: AdapterUses
 
 
-class Lens(Query, frozen=True, forbid_unknown_fields=True):
-    """What each layer would answer at some positions."""
+class Read(Query, frozen=True, forbid_unknown_fields=True):
+    """What one of the scheduler's readings says at some positions; `options` are its own."""
 
+    reading: str
     positions: Array
-    tokens: Array
-    top_k: int
+    options: dict[str, Array | int | float | str]
 
 
 class Texts(Arguments, frozen=True, forbid_unknown_fields=True):
@@ -218,15 +219,12 @@ def _unpack_hypotheses(packed: Sequence[WireHypothesis]) -> list[Hypothesis]:
     return [Hypothesis(unpack_run(one.columns), one.logprob, one.score) for one in packed]
 
 
-def _pack_lens(run: LensRun) -> dict[str, Array]:
-    return {name: pack_array(column) for name, column in run.to_columns().items()}
+def _pack_columns(columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, Array]:
+    return {name: pack_array(column) for name, column in columns.items()}
 
 
-def _unpack_lens(columns: dict[str, Array]) -> LensRun:
-    try:
-        return LensRun.from_columns({name: unpack_array(column) for name, column in columns.items()})
-    except (KeyError, IndexError, ValueError, TypeError) as fault:
-        raise ArrayError(f"the columns of a lens do not fit together: {fault}") from fault
+def _unpack_columns(packed: Mapping[str, Array]) -> dict[str, npt.NDArray[Any]]:
+    return {name: unpack_array(column) for name, column in packed.items()}
 
 
 class WireTop(msgspec.Struct, frozen=True):
@@ -299,7 +297,9 @@ class Method:
 
 
 def _with_ids(value: Any) -> Any:
-    """Arrays of token ids, alone or in a list, as numpy has them."""
+    """Arrays of token ids, alone, in a list or among options, as numpy has them."""
+    if isinstance(value, dict):
+        return {name: _with_ids(each) for name, each in value.items()}
     if isinstance(value, list) and value and isinstance(value[0], Array):
         return [_with_ids(each) for each in value]
     if not isinstance(value, Array):
@@ -330,7 +330,7 @@ METHODS: dict[str, Method] = {
         BeamGenerate, Answer(list[WireHypothesis], _pack_hypotheses, _unpack_hypotheses), progresses=True, steps=True
     ),
     "embed": Method(Embed, ARRAY, progresses=True),
-    "lens": Method(Lens, Answer(dict[str, Array], _pack_lens, _unpack_lens), progresses=True),
+    "read": Method(Read, Answer(dict[str, Array], _pack_columns, _unpack_columns), progresses=True),
     "tokenize": Method(Texts, Answer(list[list[int]])),
     "render_chat": Method(RenderChat, Answer(list[int])),
     "prefix_match": Method(Query, Answer(PrefixMatch)),
@@ -354,4 +354,5 @@ METHODS: dict[str, Method] = {
     "pop_lora": Method(Arguments, Answer(tuple[str, float])),
     "clear_loras": Method(Arguments, NOTHING),
 }
-CAPABILITIES = frozenset({"kv", "adapters", "hidden states", "scores", "top logprobs", *METHODS})  # of every engine of ours
+# of every engine of ours
+CAPABILITIES = frozenset({"kv", "adapters", "hidden states", "lens", "scores", "top logprobs", *METHODS})

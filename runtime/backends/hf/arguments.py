@@ -39,7 +39,7 @@ class Arguments:
         arguments["past_key_values" if "past_key_values" in self._takes else "cache_params"] = pack.cache
         if "position_ids" in self._takes:
             arguments["position_ids"] = to_device(step.positions, self._device)[None]
-        if "logits_to_keep" in self._takes and not (step.hidden or step.layers):
+        if "logits_to_keep" in self._takes and step.read is None:
             arguments["logits_to_keep"] = self._kept(step.want, len(step.tokens))
         if step.mask is not None:  # a tree; else the library's own causal mask serves
             visible, first = step.mask, step.mask.shape[1] - step.mask.shape[0]

@@ -25,11 +25,11 @@ from runtime.backends.hf.arguments import Arguments
 from runtime.backends.hf.attention import OWN, attention_of
 from runtime.backends.hf.cache import JointCache, SlotLayer, Tensors, TorchPack, make_layers
 from runtime.backends.hf.codec import codec_of
-from runtime.backends.hf.lens import LayerReader
 from runtime.backends.hf.loading import LoadedModel, load_model, random_copy
 from runtime.backends.hf.logits import TorchLogits, to_device
 from runtime.backends.hf.offload import Offload
 from runtime.backends.hf.payload import TorchPayload
+from runtime.backends.hf.readings import Readings
 from runtime.backends.hf.threads import CHOICE, one_thread
 from runtime.backends.hf.weights import weight_bytes
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
@@ -91,7 +91,8 @@ class HfBackend(PackedBackend[TorchPack]):
         count = partial(_count_layer, weakref.ref(self))  # the model may be the caller's, and outlive this
         self._hooks = [layer.register_forward_hook(count) for layers in lists for layer in layers]
         self._adapters = TorchAdapters(self._model, self._dtype, self._device)
-        self._layers = LayerReader(self._model, int(loaded.config.num_hidden_layers))
+        self._readings = Readings(self._model, int(loaded.config.num_hidden_layers))
+        self.readings = self._readings.names
         layers = make_layers(loaded.config)
         self.recurrent = any(hasattr(layer, "recurrent_states") for layer in layers)
         self._windows = {layer.window for layer in layers if isinstance(layer, SlotLayer)}
@@ -177,16 +178,13 @@ class HfBackend(PackedBackend[TorchPack]):
             if self.recurrent:
                 pack.put_states([step.state])
             self.count(len(step.tokens))
-            if step.layers:
-                with self._layers.reading(to_device(step.want, self._device)):
-                    logits = self._model(**self._arguments.of(pack, step)).logits  # gpt2 cuts them into rows
-                logits = logits.reshape(len(step.want), -1)
-            elif step.hidden:
-                logits = self._model.base_model(**self._arguments.of(pack, step)).last_hidden_state[0]  # (n, hidden)
+            arguments = self._arguments.of(pack, step)
+            if step.read is not None:
+                logits = self._readings.read(step.read, arguments, to_device(step.want, self._device))
             else:
-                logits = self._model(**self._arguments.of(pack, step)).logits[0]  # (rows, vocab)
-            if not step.layers and (step.hidden or "logits_to_keep" not in self._takes):
-                logits = logits[to_device(step.want, self._device)]
+                logits = self._model(**arguments).logits[0]  # (rows, vocab)
+                if "logits_to_keep" not in self._takes:
+                    logits = logits[to_device(step.want, self._device)]
             if self.shapes == ():
                 self.learn_sizes(pack.shapes, self._dtype.itemsize)
             state: Tensors | None = None
@@ -308,8 +306,7 @@ class HfBackend(PackedBackend[TorchPack]):
         with _computing(), self._adapters.under(stacks, np.arange(tokens.size)):
             ids = to_device(np.asarray(tokens, np.int64), self._device)
             self.count(tokens.size)
-            hidden = self._model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # (rows, length, hidden)
-            got: Float32 = hidden.float().cpu().numpy()
+            got: Float32 = self._readings.states(input_ids=ids, use_cache=False).float().cpu().numpy()  # (rows, length, hidden)
             return got
 
     def adapter_targets(self) -> Mapping[str, ModuleShape]:
@@ -340,7 +337,7 @@ class HfBackend(PackedBackend[TorchPack]):
         self._adapters.close()
         for hook in self._hooks:
             hook.remove()
-        del self._model, self._loaded, self._adapters, self._layers
+        del self._model, self._loaded, self._adapters, self._readings
         self.reclaim()
 
     def reclaim(self) -> None:

@@ -26,11 +26,11 @@ from runtime.backends.mlx.blank import Blank
 from runtime.backends.mlx.cache import Arrays, JointCache, MlxPack, SlotCache, attention_by_pack, make_caches
 from runtime.backends.mlx.codec import codec_of
 from runtime.backends.mlx.corrections import PROVEN, SelectRows, hidden_window
-from runtime.backends.mlx.lens import LayerReader
 from runtime.backends.mlx.loading import LoadedModel, check_fits, flat_parameters, full_config, load_model, random_copy
 from runtime.backends.mlx.masks import Window
 from runtime.backends.mlx.parts import parts_of
 from runtime.backends.mlx.payload import MlxPayload
+from runtime.backends.mlx.readings import Readings
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
 from runtime.backends.selftest import Copy, Memory, first_forward, kv_warning, prove, stream_warning
 from runtime.backends.sized import FirstForward, state_size
@@ -95,7 +95,8 @@ class MlxBackend(PackedBackend[MlxPack]):
         self._window = hidden_window(loaded.config)
         self._adapters = MlxAdapters(self._model, loaded.config, loaded.dtype)
         self._select = SelectRows(self._model)
-        self._layers = LayerReader(self._model, self._select.body)
+        self._readings = Readings(self._model, self._select)
+        self.readings = self._readings.names
         self._kv = facts.kv_format(options, _name(loaded.dtype))
         self._codec = codec_of(self._kv)
         self._work_dtype = loaded.dtype  # of the packs' buffers
@@ -433,7 +434,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         if self._loaded.ours:  # mlx-lm's models refer to themselves: their weights would wait for the cycle collector
             for module in self._model.modules():
                 module.clear()
-        del self._model, self._loaded, self._select, self._adapters, self._layers
+        del self._model, self._loaded, self._select, self._adapters, self._readings
         self.reclaim()
         _clear_streams()
 
@@ -458,11 +459,11 @@ class MlxBackend(PackedBackend[MlxPack]):
         if self.recurrent:
             pack.put_states([step.state])
         want = None if len(step.want) == len(step.tokens) else mx.array(step.want.astype(np.int32))
-        chosen = step.layers or (want is not None and bool(self._select) and not rows)
-        self._select.rows = want if chosen and not step.layers else None
+        chosen = step.read is not None or (want is not None and bool(self._select) and not rows)
+        self._select.rows = want if chosen and step.read is None else None
         if tokens is None:
             tokens = mx.array(step.tokens.astype(np.int32))
-        call = partial(self._read_layers, step) if step.layers else self._select.hidden if step.hidden else self._model
+        call = self._model if step.read is None else partial(self._readings.read, step.read, step.want)
         with self._adapters.under(step.stacks, step.want):
             out = call(tokens[:, None] if rows else tokens[None], cache=pack.caches)
         out = out[:, 0] if rows else out[0]  # (n or wanted, vocab)
@@ -473,12 +474,6 @@ class MlxBackend(PackedBackend[MlxPack]):
             (state,) = pack.get_states(1)
             pack.put_states([None])
         return ([out.astype(mx.float32)] if len(step.want) else []), state
-
-    def _read_layers(self, step: Step, tokens: mx.array, cache: list[Any]) -> mx.array:
-        """What each layer would answer, ``(1, len(step.want), (layers + 1) * vocab)``."""
-        with self._layers.reading(mx.array(step.want.astype(np.int32))):
-            out: mx.array = self._model(tokens, cache=cache)  # (1, wanted * (layers + 1), vocab)
-        return out.reshape(1, len(step.want), -1)
 
     def learn_unread(self, found: FirstForward) -> None:  # noqa: ARG002  # windows and dtypes are in the graph too
         """`_learn`, from the graph of a first forward, which is not computed."""

@@ -16,7 +16,6 @@ from runtime.adapters.stacks import Tags, TokenStacks
 from runtime.backends.base import ROOT, Backend, DeviceLogits, Part, Payload
 from runtime.backends.tree import count_chains
 from runtime.errors import MemoryBudgetError
-from runtime.records import Int32
 from runtime.scheduler.kv.payloads import SlotRun
 from runtime.scheduler.kv.slot_paths import SlotPaths, Tagged
 from runtime.trie import Lease, Node
@@ -318,27 +317,13 @@ class Workspace:
         self._memory.grow(self, len(part.tokens), states=states, standing=above)
         return states
 
-    def extend_hidden(self, tokens: Int32, slot: int, stacks: TokenStacks | None) -> tuple[npt.NDArray[np.float32], int]:
-        """Appends to a pack that is one chain and ends at `slot`: hidden states ``(n, hidden) float32``, and its new end.
+    def extend(self, tokens: Tagged, slot: int, read: str) -> tuple[npt.NDArray[np.float32], int]:
+        """Appends to a pack that is one chain and ends at `slot`: what is read of each token ``(n, ...)``, and its new end.
 
         Raises:
-            MemoryBudgetError: As `forward`; the pack is as it was.
-        """
-        ids = tokens.astype(np.int64)
-        return self._extend(tokens, slot, lambda: self.backend.extend_hidden(self.pack, ids, stacks))
-
-    def extend_layers(self, tokens: Tagged, slot: int, *, read: bool) -> tuple[npt.NDArray[np.float32], int]:
-        """The same for tagged tokens: what each layer would answer, raw logits ``(n, layers + 1, vocab)``, and its new end.
-
-        Without `read` the tokens are appended alone, and the answer is of no use.
+            MemoryBudgetError, UnsupportedFeatureError: As `forward`, and `Backend.extend`; the pack is as it was.
         """
         ids, stacks = self.tags.untag(tokens.tolist()) if self.tags.several else (tokens.astype(np.int64), None)
-        extend = self.backend.extend_layers if read else self.backend.extend_hidden
-        return self._extend(tokens, slot, lambda: extend(self.pack, ids, stacks))
-
-    def _extend(
-        self, tokens: Tagged, slot: int, act: Callable[[], npt.NDArray[np.float32]]
-    ) -> tuple[npt.NDArray[np.float32], int]:
         base, end = self.size, slot
         try:
             for token in tokens.tolist():
@@ -346,7 +331,7 @@ class Workspace:
             self._memory.grow(self, len(tokens), states=int(self.recurrent), standing=[] if slot == ROOT else [slot])
             self.unprepare()
             held = self.held
-            answer = self.twice(act)
+            answer = self.twice(lambda: self.backend.extend(self.pack, ids, read, stacks))
         except BaseException:
             self.rollback(base)
             raise

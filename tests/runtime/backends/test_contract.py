@@ -10,7 +10,7 @@ import pytest
 
 from runtime.backends.base import ROOT
 from runtime.backends.registry import register_backend, unregister_backend
-from runtime.errors import ContextOverflowError, InvalidRequestError
+from runtime.errors import ContextOverflowError, InvalidRequestError, UnsupportedFeatureError
 from runtime.options.load import LoadOptions
 from tests.runtime.backends.reference import HF, RECURRENT, Loaded, append, chain, log_softmax, third_backend
 
@@ -302,6 +302,26 @@ def test_a_refused_call_leaves_the_pack_as_it_was(loaded: Loaded, pack: Any) -> 
         backend.forward(pack, np.array([5, limit]), np.array([9, 10]), NOTHING)
     with pytest.raises(InvalidRequestError, match="parents"):
         backend.forward(pack, np.array([5]), np.array([10]), NOTHING)
+    assert backend.size(pack) == 10
+    _, got = append(backend, pack, ids[:2], 9)
+    loaded.check(got, [*ids, *ids[:2]], slice(10, None))
+
+
+def test_hidden_states_read_in_parts_are_those_of_the_plain_forward(loaded: Loaded, pack: Any) -> None:
+    backend, ids = loaded.backend, loaded.ids(31, 30)
+    got = np.concatenate([backend.extend(pack, part, "hidden") for part in np.split(ids, [7, 8])])
+    assert got.shape == (30, backend.info.hidden_size)
+    assert backend.size(pack) == 30
+    if backend.info.backend != "mock":  # whose states are no model's
+        plain = backend.hidden_states(ids[None])[0]
+        np.testing.assert_allclose(got, plain, atol=loaded.tolerance * np.abs(plain).max(initial=1), rtol=0)
+
+
+def test_a_reading_that_is_not_there_is_refused_by_its_name(loaded: Loaded, pack: Any) -> None:
+    backend, ids = loaded.backend, loaded.ids(32, 10)
+    append(backend, pack, ids)
+    with pytest.raises(UnsupportedFeatureError, match=r"'letters'.* but hidden, layers"):
+        backend.extend(pack, ids[:2], "letters")
     assert backend.size(pack) == 10
     _, got = append(backend, pack, ids[:2], 9)
     loaded.check(got, [*ids, *ids[:2]], slice(10, None))

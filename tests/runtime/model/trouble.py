@@ -89,10 +89,10 @@ class Troubled:
         self._armed = None
         return self._backend.hidden_states(tokens, *rest)
 
-    def extend_hidden(self, pack: Any, tokens: Any, *rest: Any) -> Any:
+    def extend(self, pack: Any, tokens: Any, *rest: Any) -> Any:
         """The same."""
         self._armed = None
-        return self._backend.extend_hidden(pack, tokens, *rest)
+        return self._backend.extend(pack, tokens, *rest)
 
     def begin(
         self, pack: Any, tokens: Any, parents: Any, want: Any, *rest: Any

@@ -12,7 +12,7 @@ import pytest
 from runtime import LanguageModel, NonFiniteLogitsError, PromptProgress, RuntimeFault
 from runtime.backends.fake import Behaviour
 from runtime.errors import InvalidRequestError, MemoryBudgetError
-from tests.fakes import KINDS, TOLERANCE, Gate, fake_model, reference, settled, some_ids
+from tests.fakes import KINDS, TOLERANCE, Gate, fake_model, local, reference, settled, some_ids
 from tests.runtime.adapters.toys import INVOCATION, toy_adapter
 
 TOKEN = 256  # bytes of a fake token's KV
@@ -106,6 +106,21 @@ def test_a_lens_and_a_text_to_embed_that_do_not_fit_together_both_end() -> None:
 def test_few_tokens_are_ranked_beside_the_likeliest() -> None:
     with fake_model() as model, pytest.raises(InvalidRequestError, match="more than 64"):
         model.lens_sync(some_ids(1, 5), tokens=range(65))
+
+
+@pytest.mark.parametrize(
+    ("reading", "option", "reason"),
+    [
+        ("lense", "top_k", "'lense': did you mean 'lens'"),
+        ("lens", "topk", "'topk': did you mean 'top_k'"),
+        ("lens", "future", "'future': known: tokens, top_k"),
+    ],
+)
+def test_a_reading_or_an_option_that_is_not_there_is_named(reading: str, option: str, reason: str) -> None:
+    ids = np.array([1, 2, 3], np.int32)
+    asked = {"ids": ids, "positions": ids[:1], "adapters": None, "options": {option: 3}}
+    with fake_model() as model, pytest.raises(InvalidRequestError, match=reason):
+        asyncio.run(local(model).call("read", reading=reading, **asked))
 
 
 def test_a_fault_is_the_job_s_own() -> None:

@@ -1,4 +1,4 @@
-"""The logit lens on an mlx-lm model: every layer's state in place of the last at its final norm."""
+"""What a forward of an mlx-lm model is read for in place of its logits, by name; see `runtime.backends.hf.readings`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,62 @@ from functools import partial
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
 from mlx.nn.layers.base import Module
 
+from runtime.backends.mlx.corrections import SelectRows
 from runtime.errors import UnsupportedFeatureError
 
 
+class Readings:
+    """The readings of one model. Owner thread only.
+
+    Args:
+        model: An mlx-lm model.
+        select: Its body and head.
+    """
+
+    def __init__(self, model: Any, select: SelectRows) -> None:
+        self._model, self._select = model, select
+        self._layers = LayerReader(model, select.body)
+        self._table: dict[str, Callable[[mx.array, list[Any], mx.array], mx.array]] = {
+            "hidden": self._hidden,
+            "layers": self._each_layer,
+        }
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What there is."""
+        return frozenset(self._table)
+
+    def read(self, name: str, want: npt.NDArray[np.int64], tokens: mx.array, cache: list[Any]) -> mx.array:
+        """One forward of one row, nothing evaluated.
+
+        Args:
+            name: Of the reading.
+            want: Places in the row.
+            tokens: ``(1, n)``.
+            cache: Of each layer.
+
+        Returns:
+            ``(1, len(want), ...)``, of any dtype.
+        """
+        return self._table[name](tokens, cache, mx.array(want.astype(np.int32)))[None]
+
+    def _hidden(self, tokens: mx.array, cache: list[Any], want: mx.array) -> mx.array:
+        """As hf's, ``(len(want), hidden)``."""
+        return self._select.hidden(tokens, cache)[0, want]
+
+    def _each_layer(self, tokens: mx.array, cache: list[Any], want: mx.array) -> mx.array:
+        """As hf's, ``(len(want), layers + 1, vocab)``."""
+        with self._layers.reading(want):
+            logits: mx.array = self._model(tokens, cache=cache)  # (1, wanted * (layers + 1), vocab)
+        return logits.reshape(want.size, self._layers.rows, -1)
+
+
 class LayerReader:
-    """As `runtime.backends.hf.lens`; where torch has hooks, modules are given a subclass for the time of a forward.
+    """As that of `runtime.backends.hf.readings`; where torch has hooks, modules are given a subclass for the time of a forward.
 
     Args:
         model: An mlx-lm model.
@@ -25,6 +74,7 @@ class LayerReader:
         self._name = str(getattr(model, "model_type", None) or type(model).__name__)
         self._body = body
         self._layers: list[Module] = list(model.layers)
+        self.rows = len(self._layers) + 1
 
     @contextmanager
     def reading(self, want: mx.array) -> Iterator[None]:

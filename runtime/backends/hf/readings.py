@@ -1,8 +1,12 @@
-"""The logit lens on a torch model: hooks on its layers, and every layer's state in place of the last at its final norm."""
+"""What a forward of a torch model is read for in place of its logits, by name.
+
+A new reading is a method here and one in `runtime.backends.mlx.readings`; nothing between them and `runtime.scheduler`
+knows which there are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,11 +15,62 @@ import torch
 from runtime.errors import UnsupportedFeatureError
 
 
+class Readings:
+    """The readings of one model. Owner thread only.
+
+    Args:
+        model: A causal language model.
+        layers: How many layers it has.
+    """
+
+    def __init__(self, model: torch.nn.Module, layers: int) -> None:
+        self._model: Any = model
+        self._layers = LayerReader(model, layers)
+        self._table: dict[str, Callable[[Mapping[str, Any], torch.Tensor], torch.Tensor]] = {
+            "hidden": self._hidden,
+            "layers": self._each_layer,
+        }
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What there is."""
+        return frozenset(self._table)
+
+    def read(self, name: str, arguments: Mapping[str, Any], want: torch.Tensor) -> torch.Tensor:
+        """One forward of one row.
+
+        Args:
+            name: Of the reading.
+            arguments: The forward's, as `Arguments.of` makes them.
+            want: Places in the row.
+
+        Returns:
+            ``(len(want), ...)``, of any dtype.
+        """
+        return self._table[name](arguments, want)
+
+    def states(self, **arguments: Any) -> torch.Tensor:
+        """Hidden states after the final norm, ``(rows, length, hidden)``."""
+        found: torch.Tensor = self._model.base_model(**arguments).last_hidden_state
+        return found
+
+    def _hidden(self, arguments: Mapping[str, Any], want: torch.Tensor) -> torch.Tensor:
+        """The last layer's state after the final norm, ``(len(want), hidden)``."""
+        return self.states(**arguments)[0, want]
+
+    def _each_layer(self, arguments: Mapping[str, Any], want: torch.Tensor) -> torch.Tensor:
+        """What each layer would answer (`runtime.lens`), the embedding first: logits ``(len(want), layers + 1, vocab)``."""
+        with self._layers.reading(want):
+            logits: torch.Tensor = self._model(**arguments).logits  # gpt2 cuts them into rows
+        return logits.reshape(len(want), self._layers.rows, -1)
+
+
 class LayerReader:
     """Lets a model's own norm and head, and whatever its class does after them, see the states of all its layers.
 
-    Nothing of an architecture is known by name. Its layers are the one list of as many modules as it has layers; the final
-    norm is what their owner calls next, with what the last layer gave. A model where this does not hold is refused.
+    Hooks on the layers take their states, and every state stands in place of the last at the final norm. Nothing of an
+    architecture is known by name. Its layers are the one list of as many modules as it has layers; the final norm is what
+    their owner calls next, with what the last layer gave. A model where this does not hold is refused.
 
     Args:
         model: A causal language model.
@@ -32,6 +87,7 @@ class LayerReader:
         ]
         self._owned = owned[0] if len(owned) == 1 else None
         self._count = layers
+        self.rows = layers + 1
 
     @contextmanager
     def reading(self, want: torch.Tensor) -> Iterator[None]:

@@ -1,0 +1,253 @@
+"""Reading jobs: for some positions of a path, what a backend reads of the model there. Owner thread only.
+
+A job has a pack of its own that is one chain. What the trie holds up to the next position is copied in; positions that
+follow each other go in one forward, as far as their rows may be there together. Nothing is published: the job leaves the
+cache as it was. One that is cancelled leaves the positions that it has to the next one that asks for the same.
+
+A new reading is a `ReadJob` here with its line in `READINGS`, a method of `LanguageModel`, and its hooks in
+`runtime.backends.hf.readings` and `runtime.backends.mlx.readings`.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.errors import NonFiniteLogitsError, UnsupportedFeatureError
+from runtime.info import ModelInfo, PromptProgress
+from runtime.lens import LensRun, empty_lens, head_share, positions_at_once, read_layers
+from runtime.records import Float32, Int32
+from runtime.scheduler.faults import typed
+from runtime.scheduler.jobs import Job, settle
+from runtime.scheduler.kv.workspace import NoRoomError
+from runtime.scheduler.prefill.prefill import Prefill
+from runtime.scheduler.workers import BackgroundJob, Means, Worker
+
+SEEN = np.log(1e-3)  # tokens at least so likely are compared with the ordinary answer
+EXACT, ROUNDED = 2e-3, 1.0  # nats that they may be off in float32, and where weights, numbers or KV have fewer bits
+
+Answer = dict[str, npt.NDArray[Any]]  # arrays, a row for each position
+
+
+@dataclass(slots=True, eq=False)
+class ReadJob(BackgroundJob):
+    """What is read at `positions` of the path, which ends with the last of them. Fields beside those here are its options.
+
+    Attributes:
+        reading: The backend's name of what is read.
+        positions: Ascending.
+        following: The token after the path.
+        ordinary: ``(vocab,)`` log-probabilities after the path.
+    """
+
+    reading: ClassVar[str]
+    positions: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    following: int = -1
+    ordinary: Float32 = field(default_factory=lambda: np.empty(0, np.float32))
+
+    @staticmethod
+    def worker(means: Means) -> Readings:
+        """What works on them."""
+        return Readings(means)
+
+    @property
+    @abstractmethod
+    def options(self) -> tuple[object, ...]:
+        """What the answer depends on beside the path and the positions."""
+
+    def share(self, info: ModelInfo) -> float:  # noqa: ARG002  # for what costs more
+        """What a position costs, where a token's way through the model costs 1."""
+        return 1.0
+
+    @abstractmethod
+    def at_once(self, info: ModelInfo) -> int:
+        """Positions whose rows may be there together."""
+
+    @abstractmethod
+    def empty(self, info: ModelInfo) -> Answer:
+        """Room for the answer."""
+
+    @abstractmethod
+    def fill(self, answer: Answer, rows: Float32, first: int, info: ModelInfo) -> None:
+        """Enters what was read ``(n, ...)``, finite and the job's own, at the positions from number `first` on."""
+
+
+@dataclass(slots=True, eq=False)
+class LensJob(ReadJob):
+    """The layers' answers (`runtime.lens`), as the columns of a `LensRun`."""
+
+    kind = "lens"
+    reading = "layers"
+    tokens: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # wanted at each position
+    top_k: int = 5
+
+    @property
+    def options(self) -> tuple[object, ...]:
+        """The tokens, and how many alternatives."""
+        return self.following, self.tokens.tobytes(), self.top_k
+
+    def share(self, info: ModelInfo) -> float:
+        """With a row of the head for each layer."""
+        return 1 + (info.layers + 1) * head_share(info)
+
+    def at_once(self, info: ModelInfo) -> int:
+        """By the bytes of those rows."""
+        return positions_at_once(info)
+
+    def empty(self, info: ModelInfo) -> Answer:
+        """Columns in which the tokens stand."""
+        ids = np.append(self.ids, np.int32(self.following)).astype(np.int32)
+        return empty_lens(self.positions, ids, info.layers + 1, self.top_k, self.tokens).to_columns()
+
+    def fill(self, answer: Answer, rows: Float32, first: int, info: ModelInfo) -> None:
+        """Reads the rows; the last one is compared with the ordinary answer.
+
+        Raises:
+            UnsupportedFeatureError: They differ.
+        """
+        last = read_layers(rows, LensRun.from_columns(answer), first)
+        if first + len(rows) < len(self.positions):
+            return
+        seen = self.ordinary >= SEEN
+        deviation = float(np.abs(last - self.ordinary)[seen].max(initial=0.0))
+        exact = info.dtype == "float32" and info.quantisation is None and info.options.get("kv_dtype") == "float32"
+        if deviation > (EXACT if exact else ROUNDED):
+            raise UnsupportedFeatureError(
+                f"the last layer of {info.name}, read through its own norm and head, is {deviation:.3g} nats off the "
+                "model's own answer: the layers of this architecture cannot be read so"
+            )
+        answer["deviation"] = np.asarray(deviation)
+
+
+READINGS: dict[str, type[ReadJob]] = {job.kind: job for job in (LensJob,)}
+
+
+@dataclass(slots=True, eq=False)
+class _Work:
+    """A job on its way."""
+
+    job: ReadJob
+    answer: Answer  # filled as it comes
+    tagged: npt.NDArray[np.int64] | Int32
+    done: int = 0  # positions
+    reused: int = 0  # tokens that were copied from the trie
+    computed: int = 0
+    prefill: Prefill | None = None  # while it has a pack
+    lacking: int | None = None  # bytes, for which others have to leave first
+    departures: int = 0  # when it was last looked whether there is room
+
+    def tell(self) -> None:
+        self.job.on_progress(PromptProgress(self.done, len(self.job.positions), self.reused, self.computed, self.job.number))
+
+
+class Readings(Worker[_Work]):
+    """The jobs of one reading that run."""
+
+    def admit(self, job: ReadJob) -> None:
+        """Takes a job in.
+
+        Raises:
+            MemoryBudgetError: Its path cannot fit whatever is evicted; nothing was computed.
+        """
+        self._cache.check_room(len(job.ids))
+        held = self._cache.interrupted.take(_key(job))
+        answer, done = (job.empty(self._backend.info), 0) if held is None else held
+        self.running.append(_Work(job, answer, self._cache.tagged(job, job.ids), done))
+
+    def step(self, *, beside: bool) -> None:
+        """One forward for the job served longest ago; `beside`: others wait for this step's end."""
+        work = self.running.pop(0)
+        self.running.append(work)
+        if work.lacking is not None and self._cache.live:
+            looked, work.departures = work.departures, self._cache.departures
+            if looked == work.departures or self._cache.room.spare() < work.lacking:
+                return
+        work.lacking = None
+        try:
+            self._forward(work, min(self._pace.chunk(beside=beside), self._options.max_batch_tokens))
+        except BaseException as error:  # noqa: BLE001  # the border: the job gets it (a native panic is no Exception)
+            if isinstance(error, NoRoomError) and self._cache.live > (work.prefill is not None):
+                self.begin_anew(work)  # others hold what is needed
+            else:
+                self.end(work, typed(error))
+            return
+        self._counters.publish(self._cache)  # before the answer, so that its reader sees the numbers
+        work.tell()
+        if work.done == len(work.job.positions):
+            self._leave(work, "done")
+            settle(work.job.future, work.answer | {"reused": np.asarray(work.reused)})
+
+    def packed(self, work: _Work) -> int | None:
+        """Tokens of its path."""
+        return None if work.prefill is None else len(work.job.ids)
+
+    def end(self, work: _Work, error: BaseException | None) -> None:
+        """The job ends unfinished: what it has stays for the next one that asks for the same."""
+        if error is None and work.done:
+            size = sum(column.nbytes for column in work.answer.values())
+            self._cache.interrupted.keep(_key(work.job), (work.answer, work.done), size)
+        self._leave(work, "cancelled" if error is None else "error")
+        if error is not None:
+            work.job.fail(error)
+
+    def _forward(self, work: _Work, quota: int) -> None:
+        """Brings the pack to the next position, or reads it and those that follow it at once."""
+        job, info, first = work.job, self._backend.info, int(work.job.positions[work.done])
+        prefill = self._placed(work, first)
+        started, gap = time.monotonic(), first - prefill.at
+        if gap:  # neither the trie nor the pack has it
+            count, share = min(gap, quota), 1.0
+        else:
+            share = job.share(info)
+            most = min(max(int(quota / share), 1), job.at_once(info), len(job.positions) - work.done)
+            count = next((n for n in range(1, most) if job.positions[work.done + n] != first + n), most)
+        count = min([count, *(end - prefill.at for end, _ in job.before if end > prefill.at)])  # one stack of adapters
+        tokens = work.tagged[prefill.at : prefill.at + count]
+        rows, prefill.slot = prefill.workspace.extend(tokens, prefill.slot, "hidden" if gap else job.reading)
+        prefill.at += count
+        work.computed += count
+        self._pace.measure(round(count * share), time.monotonic() - started)
+        if not np.isfinite(rows).all():
+            raise NonFiniteLogitsError(f"what the {job.kind} reads at token {first:,} holds NaN or infinity")
+        if not gap:
+            job.fill(work.answer, rows, work.done, info)
+            work.done += count
+
+    def _placed(self, work: _Work, position: int) -> Prefill:
+        """The job's pack, with what is held of the path up to a position."""
+        if work.prefill is None:
+            job = Job(work.job.ids, work.job.namespace, before=work.job.before)
+            work.prefill = self._cache.place_apart(job)
+        prefill = work.prefill
+        if self._cache.enabled and prefill.at < position:
+            before = prefill.at
+            prefill.slot, prefill.at = self._cache.regain(prefill, work.job.ids[:position])
+            work.reused += prefill.at - before
+        return prefill
+
+    def begin_anew(self, work: _Work) -> None:
+        """Frees its pack, and notes what room it needs."""
+        self._free(work)
+        work.job.parks += 1
+        work.lacking, work.departures = self._cache.room.lacking(len(work.job.ids)), self._cache.departures
+
+    def _leave(self, work: _Work, finish: str) -> None:
+        self.running.remove(work)
+        self._free(work)
+        self._ledger.leave(work.job, finish, reused=work.reused, computed=work.computed)
+        self._counters.publish(self._cache)
+
+    def _free(self, work: _Work) -> None:
+        if work.prefill is not None:
+            self._cache.leave(work.prefill)
+            work.prefill = None
+
+
+def _key(job: ReadJob) -> tuple[object, ...]:
+    """What its answer depends on."""
+    return job.kind, job.namespace, job.before, job.ids.tobytes(), job.positions.tobytes(), *job.options
