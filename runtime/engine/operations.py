@@ -62,7 +62,7 @@ from runtime.scheduler.jobs import (
     TopRows,
     settle,
 )
-from runtime.scheduler.readings import READINGS, ReadJob
+from runtime.scheduler.readings import READINGS
 from runtime.speculation.draft import check_speculative
 from runtime.text.chat import render_chat_ids, wants_bos
 from runtime.text.formats import CHAT_FORMATS
@@ -337,9 +337,11 @@ class Operations:
         """
         if reading not in READINGS:
             raise InvalidRequestError(f"the engine has no reading {reading!r}: {nearest(reading, READINGS)}")
-        own = {each.name for each in fields(READINGS[reading])} - {each.name for each in fields(ReadJob)}
-        if foreign := sorted(options.keys() - own):
-            raise InvalidRequestError(f"the reading {reading!r} has no option {foreign[0]!r}: {nearest(foreign[0], own)}")
+        own = READINGS[reading].options()
+        if sorted(options) != sorted(own):
+            raise InvalidRequestError(
+                f"the reading {reading!r} takes {', '.join(own) or 'no options'}, not {', '.join(options)}"
+            )
         first, last = int(positions[0]), int(positions[-1])
         following = int(ids[last + 1]) if last + 1 < len(ids) else NO_TOKEN
         path = ids[: last + 1]
@@ -360,6 +362,7 @@ class Operations:
             namespace,
             Priority.BACKGROUND,
             before=before,
+            info=self._engine.backend.info,
             positions=positions,
             following=following,
             ordinary=ordinary,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,77 +34,78 @@ EXACT, ROUNDED = 2e-3, 1.0  # nats that they may be off in float32, and where we
 Answer = dict[str, npt.NDArray[Any]]  # arrays, a row for each position
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class ReadJob(BackgroundJob):
-    """What is read at `positions` of the path, which ends with the last of them. Fields beside those here are its options.
+    """What is read at `positions` of the path, which ends with the last of them. A reading's own fields are its options.
 
     Attributes:
         reading: The backend's name of what is read.
+        info: The model's.
         positions: Ascending.
         following: The token after the path.
         ordinary: ``(vocab,)`` log-probabilities after the path.
     """
 
     reading: ClassVar[str]
-    positions: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
-    following: int = -1
-    ordinary: Float32 = field(default_factory=lambda: np.empty(0, np.float32))
+    info: ModelInfo
+    positions: Int32
+    following: int
+    ordinary: Float32
 
     @staticmethod
     def worker(means: Means) -> Readings:
         """What works on them."""
         return Readings(means)
 
-    @property
-    @abstractmethod
-    def options(self) -> tuple[object, ...]:
-        """What the answer depends on beside the path and the positions."""
+    @classmethod
+    def options(cls) -> list[str]:
+        """Names of the options."""
+        return [each.name for each in fields(cls)[len(fields(ReadJob)) :]]
 
-    def share(self, info: ModelInfo) -> float:  # noqa: ARG002  # for what costs more
+    @property
+    def share(self) -> float:
         """What a position costs, where a token's way through the model costs 1."""
         return 1.0
 
-    @abstractmethod
-    def at_once(self, info: ModelInfo) -> int:
+    @property
+    def at_once(self) -> int:
         """Positions whose rows may be there together."""
+        return len(self.positions)
 
     @abstractmethod
-    def empty(self, info: ModelInfo) -> Answer:
+    def empty(self) -> Answer:
         """Room for the answer."""
 
     @abstractmethod
-    def fill(self, answer: Answer, rows: Float32, first: int, info: ModelInfo) -> None:
+    def fill(self, answer: Answer, rows: Float32, first: int) -> None:
         """Enters what was read ``(n, ...)``, finite and the job's own, at the positions from number `first` on."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class LensJob(ReadJob):
     """The layers' answers (`runtime.lens`), as the columns of a `LensRun`."""
 
     kind = "lens"
     reading = "layers"
-    tokens: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # wanted at each position
-    top_k: int = 5
+    tokens: Int32  # wanted at each position
+    top_k: int
 
     @property
-    def options(self) -> tuple[object, ...]:
-        """The tokens, and how many alternatives."""
-        return self.following, self.tokens.tobytes(), self.top_k
-
-    def share(self, info: ModelInfo) -> float:
+    def share(self) -> float:
         """With a row of the head for each layer."""
-        return 1 + (info.layers + 1) * head_share(info)
+        return 1 + (self.info.layers + 1) * head_share(self.info)
 
-    def at_once(self, info: ModelInfo) -> int:
+    @property
+    def at_once(self) -> int:
         """By the bytes of those rows."""
-        return positions_at_once(info)
+        return positions_at_once(self.info)
 
-    def empty(self, info: ModelInfo) -> Answer:
+    def empty(self) -> Answer:
         """Columns in which the tokens stand."""
         ids = np.append(self.ids, np.int32(self.following)).astype(np.int32)
-        return empty_lens(self.positions, ids, info.layers + 1, self.top_k, self.tokens).to_columns()
+        return empty_lens(self.positions, ids, self.info.layers + 1, self.top_k, self.tokens).to_columns()
 
-    def fill(self, answer: Answer, rows: Float32, first: int, info: ModelInfo) -> None:
+    def fill(self, answer: Answer, rows: Float32, first: int) -> None:
         """Reads the rows; the last one is compared with the ordinary answer.
 
         Raises:
@@ -113,7 +114,7 @@ class LensJob(ReadJob):
         last = read_layers(rows, LensRun.from_columns(answer), first)
         if first + len(rows) < len(self.positions):
             return
-        seen = self.ordinary >= SEEN
+        info, seen = self.info, self.ordinary >= SEEN
         deviation = float(np.abs(last - self.ordinary)[seen].max(initial=0.0))
         exact = info.dtype == "float32" and info.quantisation is None and info.options.get("kv_dtype") == "float32"
         if deviation > (EXACT if exact else ROUNDED):
@@ -156,7 +157,7 @@ class Readings(Worker[_Work]):
         """
         self._cache.check_room(len(job.ids))
         held = self._cache.interrupted.take(_key(job))
-        answer, done = (job.empty(self._backend.info), 0) if held is None else held
+        answer, done = (job.empty(), 0) if held is None else held
         self.running.append(_Work(job, answer, self._cache.tagged(job, job.ids), done))
 
     def step(self, *, beside: bool) -> None:
@@ -197,14 +198,14 @@ class Readings(Worker[_Work]):
 
     def _forward(self, work: _Work, quota: int) -> None:
         """Brings the pack to the next position, or reads it and those that follow it at once."""
-        job, info, first = work.job, self._backend.info, int(work.job.positions[work.done])
+        job, first = work.job, int(work.job.positions[work.done])
         prefill = self._placed(work, first)
         started, gap = time.monotonic(), first - prefill.at
         if gap:  # neither the trie nor the pack has it
             count, share = min(gap, quota), 1.0
         else:
-            share = job.share(info)
-            most = min(max(int(quota / share), 1), job.at_once(info), len(job.positions) - work.done)
+            share = job.share
+            most = min(max(int(quota / share), 1), job.at_once, len(job.positions) - work.done)
             count = next((n for n in range(1, most) if job.positions[work.done + n] != first + n), most)
         count = min([count, *(end - prefill.at for end, _ in job.before if end > prefill.at)])  # one stack of adapters
         tokens = work.tagged[prefill.at : prefill.at + count]
@@ -215,7 +216,7 @@ class Readings(Worker[_Work]):
         if not np.isfinite(rows).all():
             raise NonFiniteLogitsError(f"what the {job.kind} reads at token {first:,} holds NaN or infinity")
         if not gap:
-            job.fill(work.answer, rows, work.done, info)
+            job.fill(work.answer, rows, work.done)
             work.done += count
 
     def _placed(self, work: _Work, position: int) -> Prefill:
@@ -250,4 +251,6 @@ class Readings(Worker[_Work]):
 
 def _key(job: ReadJob) -> tuple[object, ...]:
     """What its answer depends on."""
-    return job.kind, job.namespace, job.before, job.ids.tobytes(), job.positions.tobytes(), *job.options
+    parts = [job.ids, job.positions, *(getattr(job, name) for name in job.options())]
+    plain = (part.tobytes() if isinstance(part, np.ndarray) else part for part in parts)
+    return job.kind, job.namespace, job.before, job.following, *plain

@@ -112,13 +112,13 @@ def test_few_tokens_are_ranked_beside_the_likeliest() -> None:
     ("reading", "option", "reason"),
     [
         ("lense", "top_k", "'lense': did you mean 'lens'"),
-        ("lens", "topk", "'topk': did you mean 'top_k'"),
-        ("lens", "future", "'future': known: tokens, top_k"),
+        ("lens", "topk", "takes tokens, top_k, not topk"),
+        ("lens", "future", "takes tokens, top_k, not future"),
     ],
 )
 def test_a_reading_or_an_option_that_is_not_there_is_named(reading: str, option: str, reason: str) -> None:
     ids = np.array([1, 2, 3], np.int32)
-    asked = {"ids": ids, "positions": ids[:1], "adapters": None, "options": {option: 3}}
+    asked: dict[str, Any] = {"ids": ids, "positions": ids[:1], "adapters": None, "options": {option: 3}}
     with fake_model() as model, pytest.raises(InvalidRequestError, match=reason):
         asyncio.run(local(model).call("read", reading=reading, **asked))
 
