@@ -73,6 +73,7 @@ def _count_layer(backend: Callable[[], HfBackend | None], *_: object) -> None:
 class HfBackend(PackedBackend[TorchPack]):
     """A torch model and its packs. Owner thread only."""
 
+    readings = frozenset(Readings.TABLE)
     vain = 8.0  # rows that share keys are one product with them, which reads them once: measured on a CPU, 1 to 8 rows
 
     def __init__(self, loaded: LoadedModel, options: LoadOptions) -> None:
@@ -92,7 +93,6 @@ class HfBackend(PackedBackend[TorchPack]):
         self._hooks = [layer.register_forward_hook(count) for layers in lists for layer in layers]
         self._adapters = TorchAdapters(self._model, self._dtype, self._device)
         self._readings = Readings(self._model, int(loaded.config.num_hidden_layers))
-        self.readings = self._readings.names
         layers = make_layers(loaded.config)
         self.recurrent = any(hasattr(layer, "recurrent_states") for layer in layers)
         self._windows = {layer.window for layer in layers if isinstance(layer, SlotLayer)}

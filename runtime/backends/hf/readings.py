@@ -1,14 +1,14 @@
 """What a forward of a torch model is read for in place of its logits, by name.
 
-A new reading is a method here and one in `runtime.backends.mlx.readings`; nothing between them and `runtime.scheduler`
-knows which there are.
+A new reading is a method and its line in `Readings.TABLE`, here and in `runtime.backends.mlx.readings`; nothing between them
+and `runtime.scheduler` knows which there are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -26,15 +26,6 @@ class Readings:
     def __init__(self, model: torch.nn.Module, layers: int) -> None:
         self._model: Any = model
         self._layers = LayerReader(model, layers)
-        self._table: dict[str, Callable[[Mapping[str, Any], torch.Tensor], torch.Tensor]] = {
-            "hidden": self._hidden,
-            "layers": self._each_layer,
-        }
-
-    @property
-    def names(self) -> frozenset[str]:
-        """What there is."""
-        return frozenset(self._table)
 
     def read(self, name: str, arguments: Mapping[str, Any], want: torch.Tensor) -> torch.Tensor:
         """One forward of one row.
@@ -47,7 +38,7 @@ class Readings:
         Returns:
             ``(len(want), ...)``, of any dtype.
         """
-        return self._table[name](arguments, want)
+        return self.TABLE[name](self, arguments, want)
 
     def states(self, **arguments: Any) -> torch.Tensor:
         """Hidden states after the final norm, ``(rows, length, hidden)``."""
@@ -63,6 +54,11 @@ class Readings:
         with self._layers.reading(want):
             logits: torch.Tensor = self._model(**arguments).logits  # gpt2 cuts them into rows
         return logits.reshape(len(want), self._layers.rows, -1)
+
+    TABLE: ClassVar[dict[str, Callable[[Readings, Mapping[str, Any], torch.Tensor], torch.Tensor]]] = {
+        "hidden": _hidden,
+        "layers": _each_layer,
+    }
 
 
 class LayerReader:

@@ -86,6 +86,7 @@ class MlxBackend(PackedBackend[MlxPack]):
     """An mlx-lm model and its packs. Owner thread only: arrays belong to the thread that made them."""
 
     overlaps = True
+    readings = frozenset(Readings.TABLE)
 
     def __init__(self, loaded: LoadedModel, options: LoadOptions) -> None:
         self._loaded = loaded
@@ -96,7 +97,6 @@ class MlxBackend(PackedBackend[MlxPack]):
         self._adapters = MlxAdapters(self._model, loaded.config, loaded.dtype)
         self._select = SelectRows(self._model)
         self._readings = Readings(self._model, self._select)
-        self.readings = self._readings.names
         self._kv = facts.kv_format(options, _name(loaded.dtype))
         self._codec = codec_of(self._kv)
         self._work_dtype = loaded.dtype  # of the packs' buffers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import numpy as np
@@ -27,15 +27,6 @@ class Readings:
     def __init__(self, model: Any, select: SelectRows) -> None:
         self._model, self._select = model, select
         self._layers = LayerReader(model, select.body)
-        self._table: dict[str, Callable[[mx.array, list[Any], mx.array], mx.array]] = {
-            "hidden": self._hidden,
-            "layers": self._each_layer,
-        }
-
-    @property
-    def names(self) -> frozenset[str]:
-        """What there is."""
-        return frozenset(self._table)
 
     def read(self, name: str, want: npt.NDArray[np.int64], tokens: mx.array, cache: list[Any]) -> mx.array:
         """One forward of one row, nothing evaluated.
@@ -49,7 +40,7 @@ class Readings:
         Returns:
             ``(1, len(want), ...)``, of any dtype.
         """
-        return self._table[name](tokens, cache, mx.array(want.astype(np.int32)))[None]
+        return self.TABLE[name](self, tokens, cache, mx.array(want.astype(np.int32)))[None]
 
     def _hidden(self, tokens: mx.array, cache: list[Any], want: mx.array) -> mx.array:
         """As hf's, ``(len(want), hidden)``."""
@@ -60,6 +51,11 @@ class Readings:
         with self._layers.reading(want):
             logits: mx.array = self._model(tokens, cache=cache)  # (1, wanted * (layers + 1), vocab)
         return logits.reshape(want.size, self._layers.rows, -1)
+
+    TABLE: ClassVar[dict[str, Callable[[Readings, mx.array, list[Any], mx.array], mx.array]]] = {
+        "hidden": _hidden,
+        "layers": _each_layer,
+    }
 
 
 class LayerReader:

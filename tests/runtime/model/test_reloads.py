@@ -91,3 +91,17 @@ def test_close_frees_the_vocabulary_without_the_collector(backend: str) -> None:
     before = vocabularies()
     use(backend)
     assert vocabularies() == before
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_close_frees_the_weights_without_the_collector() -> None:
+    import torch
+
+    def tensors() -> int:
+        return sum(issubclass(type(each), torch.nn.Parameter) for each in gc.get_objects())
+
+    use("hf")
+    gc.collect()
+    before = tensors()
+    use("hf")
+    assert tensors() == before
