@@ -732,7 +732,10 @@ class LanguageModel:
             columns = await self.transport.call(
                 "read", on_progress=hear, reading="lens", ids=path, positions=places[order], **under
             )
-        run = LensRun.from_columns(columns)
+        try:
+            run = LensRun.from_columns(columns)
+        except (KeyError, IndexError, ValueError) as fault:
+            raise RuntimeFault(f"the engine's answer is no lens: {fault}") from fault
         return replace(run[np.argsort(order)], vocabulary=self.transport.text.byte_vocab)
 
     lens_sync = blocking(lens)

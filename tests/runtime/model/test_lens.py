@@ -19,6 +19,7 @@ from runtime import (
     InvalidRequestError,
     LanguageModel,
     LensCost,
+    RuntimeFault,
     UnsupportedFeatureError,
     load,
     spawn,
@@ -293,3 +294,21 @@ def test_it_is_a_table_with_the_names_of_the_view() -> None:
     tokens = [model.decode_token(int(token)) for token in run.top_ids[:, 3].ravel()]
     assert b"\xfd" in tokens
     assert all(("bytes FD " if token == b"\xfd" else repr(token.decode())) in shown for token in tokens), shown
+
+
+@pytest.mark.parametrize("without", ["entropy", "top_ids", "positions"])
+def test_an_answer_that_is_no_lens_is_refused_in_words(monkeypatch: pytest.MonkeyPatch, without: str) -> None:
+    with load("x", "mock") as model:
+        whole = model.lens_sync([1, 2, 3], [1]).to_columns()
+        for columns in (
+            {name: column for name, column in whole.items() if name != without},
+            whole | {without: np.zeros(3, np.float32)},
+        ):
+
+            async def call(*_: object, columns: object = columns, **__: object) -> object:
+                return columns
+
+            monkeypatch.setattr(model.transport, "call", call)
+            with pytest.raises(RuntimeFault, match="the engine's answer is no lens"):
+                model.lens_sync([1, 2, 3], [1])
+            monkeypatch.undo()
