@@ -22,7 +22,7 @@ from rich.text import Text
 
 from app.cli.common import console, print_table
 from app.cli.options import AnswerOptions, Flags, answer_options, can_chat, precision_note
-from app.cli.printing import Wrapper, guessed, probability, shown, token_table
+from app.cli.printing import Wrapper, probability, shown, speculation, token_table
 from app.cli.saved_session import Opened, check_stack, on_thread, opened, session_called
 from app.cli.settings import Settings, utf8
 from app.workbench.setup.values import spoken_name
@@ -342,7 +342,7 @@ class Chat:
             parts.append(f"{rate:.1f} tok/s")
         stats = turn.stats
         if stats is not None and stats.drafted is not None:
-            parts.append(guessed(stats.drafted, stats.accepted or 0))
+            parts.append(speculation(stats.drafted, stats.accepted or 0))
         return ", ".join(parts)
 
     def _hear(self, event: Event) -> None:

@@ -434,7 +434,7 @@ OPTIONS = (
         multiple=True,
         metavar="NAME=VALUE",
         help="Any option of loading by its name, the value as JSON or text; may be given again. Examples: --load kv_dtype=q8 "
-        "--load draft_model=MODEL (of the same vocabulary; it guesses ahead with --option 'speculative={}')",
+        "--load draft_model=MODEL (of the same vocabulary; it drafts tokens with --option 'speculative={}')",
     ),
     click.option("--system", type=TEXT, help='A system prompt. Example: --system "Answer in one word."'),
     click.option("--raw", is_flag=True, help="Continue TEXT as it is: no template, no roles."),
@@ -491,7 +491,7 @@ OPTIONS = (
         help="Any other option of the sampler by its name, the value as JSON; may be given again. Examples: "
         "--option typical_p=0.9 --option xtc_probability=0.5 --option dry_multiplier=0.8 --option presence_penalty=0.5 "
         """--option 'logit_bias={" Paris": -5}' --option 'banned_tokens=[" rain", 36413]' (tokens by text or id) """
-        """--option 'speculative={"method": "prompt_lookup"}' (guesses ahead what was said before: the same answer, maybe """
+        """--option 'speculative={"method": "prompt_lookup"}' (drafts tokens from the text before: the same answer, maybe """
         "faster)",
     ),
     click.option(

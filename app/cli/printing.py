@@ -40,7 +40,7 @@ class Summary:
     """What the end line says.
 
     Attributes:
-        guesses: Tokens guessed ahead, and of them the right ones; None without speculation.
+        guesses: Tokens drafted, and of them the accepted ones; None without speculation.
         options: Every option in force, by name, with its value and source.
     """
 
@@ -107,7 +107,7 @@ class Printer:
                 click.echo()
             told = f", {summary.precision}" if summary.precision else ""
             rate = f", {summary.rate:.1f} tok/s" if summary.rate else ""
-            rate += f", {guessed(*summary.guesses)}" if summary.guesses is not None else ""
+            rate += f", {speculation(*summary.guesses)}" if summary.guesses is not None else ""
             click.echo(f"{summary.tokens} tokens, {summary.finish}{rate}, seed {seed}{told}", err=True)
         if self.broken:
             click.echo(incomplete(summary.finish, summary.tokens), err=True)
@@ -242,11 +242,11 @@ def surprise_style(logprob: float | None) -> str:
     return "yellow" if logprob > UNLIKELY else "red"
 
 
-def guessed(drafted: int, accepted: int) -> str:
-    """Whether guessing ahead helped."""
+def speculation(drafted: int, accepted: int) -> str:
+    """Whether speculation helped."""
     if not drafted:
-        return "guessed nothing"
-    return f"guessed {drafted:,}, kept {accepted:,} ({100 * accepted // drafted} %)"
+        return "drafted nothing"
+    return f"drafted {drafted:,}, accepted {accepted:,} ({100 * accepted // drafted} %)"
 
 
 def incomplete(finish: str | None, tokens: int) -> str:

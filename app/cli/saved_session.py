@@ -32,7 +32,7 @@ class Saved(NamedTuple):
 
     seed: int  # the command's, else the session's, else a fresh one
     options: dict[str, Any]  # every option in force, with its source
-    guesses: tuple[int, int] | None  # tokens guessed ahead, and of them the right ones; None without speculation
+    guesses: tuple[int, int] | None  # tokens drafted, and of them the accepted ones; None without speculation
     precision: str = ""  # what the numbers were computed with (see `precision_note`)
     rate: float | None = None  # tokens per second
 

@@ -107,7 +107,7 @@ class TurnStats:
     first_token_seconds: float | None  # from when the engine was there to be asked
     tokens_per_second: float | None
     logprob: float | None  # of the generated tokens together
-    drafted: int | None = None  # tokens guessed ahead; None where there were no guesses, or no count
+    drafted: int | None = None  # drafted tokens; None where there was no speculation, or no count
     accepted: int | None = None  # of them, those that the model drew as well
 
 

@@ -13,7 +13,7 @@ from tests.tiny_models import tiny_path
 LOOKUP = ("--option", 'speculative={"method": "prompt_lookup"}')
 SAME = ("--option", 'logit_bias={"97": 100}')  # the same letter again and again: what a look-up guesses right
 ASK = ("ask", "hello", "--backend", "fake", "--max-tokens", "24", "--seed", "1", *SAME)
-GUESSED = re.compile(r", guessed (\d+), kept (\d+) \((\d+) %\), seed 1$", re.MULTILINE)
+DRAFTED = re.compile(r", drafted (\d+), accepted (\d+) \((\d+) %\), seed 1$", re.MULTILINE)
 
 
 def guesses(done: Done) -> tuple[int, int]:
@@ -28,25 +28,25 @@ def test_an_answer_says_how_many_guesses_were_right(elsewise: Elsewise) -> None:
     assert guessed.out == plain.out
     drafted, accepted = guesses(told)
     assert 0 < accepted <= drafted
-    found = GUESSED.search(guessed.err)
+    found = DRAFTED.search(guessed.err)
     assert found is not None
     assert [int(part) for part in found.groups()] == [drafted, accepted, 100 * accepted // drafted]
     # and without them nobody speaks of guesses
-    assert "guessed" not in plain.err
+    assert "drafted" not in plain.err
     assert "drafted" not in json.loads(elsewise(*ASK, "--json").out.splitlines()[-1])
 
 
 def test_guessing_that_finds_nothing_says_so(elsewise: Elsewise) -> None:
     never = ("--option", 'speculative={"method": "prompt_lookup", "prompt_lookup_min": 16, "prompt_lookup_max": 16}')
     done = elsewise("ask", "hello", "--backend", "fake", "--max-tokens", "4", "--seed", "1", *never)
-    assert ", guessed nothing, seed 1\n" in done.err
+    assert ", drafted nothing, seed 1\n" in done.err
 
 
 def test_an_answer_in_a_session_says_it_too(elsewise: Elsewise) -> None:
     in_session = elsewise(*ASK, *LOOKUP, "--session", "S")
-    assert GUESSED.search(in_session.err) is not None
+    assert DRAFTED.search(in_session.err) is not None
     assert guesses(elsewise(*ASK, *LOOKUP, "--session", "T", "--json")) == guesses(elsewise(*ASK, *LOOKUP, "--json"))
-    assert "guessed" not in elsewise(*ASK, "--session", "U").err
+    assert "drafted" not in elsewise(*ASK, "--session", "U").err
 
 
 @pytest.mark.parametrize("where", [(), ("--session", "S")], ids=["alone", "session"])

@@ -17,8 +17,9 @@ from tests.ui.transcript.samples import run_of, session, template, turn, written
 from ui.port import TurnStatus, TurnView
 from ui.theme.scheme import OwnColours, current_theme
 from ui.transcript import Mode, TranscriptView
-from ui.transcript.pane.meta import READING, Action
+from ui.transcript.pane.meta import READING, Action, MetaLine
 from ui.transcript.pane.pane import Pane
+from ui.transcript.text.faces import Faces
 
 
 @pytest.fixture(params=[Mode.TOKENS, Mode.READ])
@@ -79,6 +80,16 @@ def test_an_answer_whose_making_is_known_can_be_made_again_exactly(qtbot: QtBot,
     assert [part.text for part in parts][-4:] == ["copy", "regenerate", "regenerate exactly", "similar"]
     press_action(qtbot, transcript, 0, Action.REPEAT)
     assert asked == [known.node_id]
+
+
+def test_actions_of_large_text_stay_on_the_rows_of_their_turn(qtbot: QtBot) -> None:
+    del qtbot
+    # given text at twice its size in a column that has no room for every action, and a note, which stays
+    line = MetaLine(replace(drawn().turns[1], can_repeat=True, note="recorded on another computer"), Faces(2.0), 730)
+    parts = line.parts(hovered=True)
+    # then what the menu has too is left to it, and nothing is drawn over the next turn
+    assert [part.text for part in parts][-3:] == ["edit", "copy", "regenerate"]
+    assert max(part.box.bottom() for part in parts) <= line.reach + 1
 
 
 @pytest.mark.parametrize(

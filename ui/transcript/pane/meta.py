@@ -73,7 +73,7 @@ class MetaLine:
         view: The turn.
         faces: What it is set in.
         width: Pixels.
-        developer: Whether it tells what was reused, computed and guessed.
+        developer: Whether it tells what was reused, computed and drafted.
     """
 
     def __init__(self, view: TurnView, faces: Faces, width: float, *, developer: bool = False) -> None:
@@ -140,11 +140,11 @@ class MetaLine:
         while True:
             flowed = self._flow(wanted + actions)
             numbers_left = [i for i, want in enumerate(wanted) if want.gives_way]
-            needed = [action for action in actions if not action.gives_way]
-            if flowed[-1].box.bottom() <= self.reach + 1 or not (numbers_left or len(needed) < len(actions)):
+            in_menu = [action for action in actions if action.gives_way]
+            if flowed[-1].box.bottom() <= self.reach + 1 or not (numbers_left or in_menu):
                 return flowed
-            if len(needed) < len(actions) and (has_note or not numbers_left):
-                actions = needed
+            if in_menu and (has_note or not numbers_left):
+                actions = [action for action in actions if action is not in_menu[-1]]
             else:
                 del wanted[numbers_left[-1]]
 
@@ -185,7 +185,7 @@ def _standing(view: TurnView, *, developer: bool) -> list[_Wanted]:
         if stats.tokens_per_second is not None:
             wanted.append(_Wanted(numbers.rate(stats.tokens_per_second), gives_way=True))
         if developer and stats.drafted is not None and stats.accepted is not None:
-            wanted.append(_Wanted(_guessed(stats.drafted, stats.accepted), gives_way=True))
+            wanted.append(_Wanted(_speculation(stats.drafted, stats.accepted), gives_way=True))
         if developer and stats.reused is not None and stats.computed is not None and stats.reused + stats.computed:
             made = translate("Transcript", "reused {0}, computed {1}")
             counts = numbers.count(stats.reused), numbers.count(stats.computed)
@@ -205,8 +205,8 @@ def _standing(view: TurnView, *, developer: bool) -> list[_Wanted]:
     return wanted
 
 
-def _guessed(drafted: int, accepted: int) -> str:
-    """Whether guessing ahead helped."""
+def _speculation(drafted: int, accepted: int) -> str:
+    """Whether speculation helped."""
     if drafted <= 0:
         return translate("Transcript", "drafted nothing")
     words = translate("Transcript", "drafted {0}, accepted {1} ({2} %)")
@@ -225,6 +225,9 @@ def _ways_on(view: TurnView) -> list[tuple[str, Action]]:
     return [(translate("Transcript", "retry"), Action.REGENERATE)] if view.can_retry else []
 
 
+IN_MENU = (Action.REPEAT, Action.SIMILAR)  # found there too, by their whole names: where there is no room the line has them not
+
+
 def actions_of(view: TurnView) -> list[Action]:
     """What can be done with a turn."""
     wanted: list[Action] = []
@@ -241,6 +244,6 @@ def actions_of(view: TurnView) -> list[Action]:
 
 def _actions(view: TurnView) -> list[_Wanted]:
     return [
-        _Wanted(translate("Transcript", action.value), Tone.SOFT, action, _ACTION_GAP_PX, gives_way=action is Action.SIMILAR)
+        _Wanted(translate("Transcript", action.value), Tone.SOFT, action, _ACTION_GAP_PX, gives_way=action in IN_MENU)
         for action in actions_of(view)
     ]

@@ -154,7 +154,7 @@ class TranscriptPage(Generic[BodyT]):
         self.place()
 
     def show_developer(self, developer: bool) -> None:  # a state, not an option
-        """Whether the lines under turns tell what was reused, computed and guessed."""
+        """Whether the lines under turns tell what was reused, computed and drafted."""
         self.developer = developer
         for box in self.boxes:
             box.forget_line()
