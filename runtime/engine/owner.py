@@ -18,7 +18,7 @@ import numpy as np
 from runtime.backends.base import Backend
 from runtime.errors import ForkedError, RuntimeFault, SessionClosedError
 from runtime.info import CacheReport, Metrics
-from runtime.memory import return_memory
+from runtime.memory import limit_arenas, return_memory
 from runtime.scheduler.jobs import CallJob, Job, Turn
 from runtime.scheduler.loop import Scheduler, typed
 
@@ -52,6 +52,7 @@ class Engine:
         self._phase = "loading"
         self._pid = os.getpid()
         self._freed = threading.Event()  # at exit: the owner thread has freed all it had
+        limit_arenas()
         self._thread = threading.Thread(target=self._run, args=(make,), name="elsewise-owner", daemon=True)
         self._go_first_at_exit()
         self._thread.start()

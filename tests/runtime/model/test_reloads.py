@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import platform
+import subprocess
 import sys
 import threading
 import time
@@ -12,10 +15,34 @@ from pathlib import Path
 import pytest
 
 from runtime import load
+from runtime.memory import limit_arenas, return_memory
 from runtime.text.tokenizer import Tokenizer
 from tests.tiny_models import tiny_path
 
 PATIENCE_SECONDS = 2.0
+COUNT_ARENAS = """  # of a process in which a model was loaded and twelve threads have allocated
+import ctypes
+import threading
+from runtime import load
+
+class Stream(ctypes.Structure):
+    _fields_ = []
+
+libc = ctypes.CDLL(None)
+libc.open_memstream.restype = ctypes.POINTER(Stream)
+with load("mock", "mock"):
+    ready = threading.Barrier(12)
+    threads = [threading.Thread(target=lambda: (ctypes.create_string_buffer(5_000), ready.wait())) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    text, size = ctypes.c_char_p(), ctypes.c_size_t()
+    stream = libc.open_memstream(ctypes.byref(text), ctypes.byref(size))
+    libc.malloc_info(0, stream)
+    libc.fclose(stream)
+print(text.value.decode().count("<heap nr="))
+"""
 
 
 def native_threads(at_most: int = 0) -> int:
@@ -105,3 +132,17 @@ def test_close_frees_the_weights_without_the_collector() -> None:
     before = tensors()
     use("hf")
     assert tensors() == before
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="counts arenas of glibc")
+@pytest.mark.parametrize(("variables", "count"), [({}, 2), ({"MALLOC_ARENA_MAX": "5"}, 5)])
+def test_threads_share_few_arenas_unless_the_environment_says_how_many(variables: dict[str, str], count: int) -> None:
+    rest = {name: value for name, value in os.environ.items() if name not in ("MALLOC_ARENA_MAX", "GLIBC_TUNABLES")}
+    child = subprocess.run([sys.executable, "-c", COUNT_ARENAS], env=rest | variables, capture_output=True, text=True)
+    assert (child.stdout, child.stderr) == (f"{count}\n", "")
+
+
+def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda _: object())
+    limit_arenas()
+    return_memory()
