@@ -23,7 +23,7 @@ ALONE_SECONDS = 0.4  # and when nobody does
 MIN_CHUNK = 32  # tokens; on a slow machine the first chunk, too: a larger one may take minutes
 LOGITS_BYTES = 30 << 20  # of a forward's rows on the host: glibc uses memory of 32 MiB again, and pages in anew what is larger
 FEWEST_ROWS = 128  # that a forward may give, however large the vocabulary: fewer tokens do not fill a processor
-SHORT = 2  # tokens; what needs no more goes into the batch whatever the clock says
+SHORT = 2  # tokens; what needs no more goes in together, even if others wait as long as when nobody does
 
 
 class Pace:
@@ -126,9 +126,9 @@ class Prompts:
         return by_workspace(prefills)
 
     def _quota(self, *, decoding: bool) -> int:
-        sized = self.pace.chunk(beside=decoding)
         short = SHORT * sum(p.total - p.at <= SHORT for p in self.running)
-        return min(max(sized, short), self._options.max_batch_tokens)
+        together = min(short, self.pace.chunk(beside=False))
+        return min(max(self.pace.chunk(beside=decoding), together), self._options.max_batch_tokens)
 
     def _push(self, group: list[Prefill], quota: int) -> int:
         """One forward over the group's next tokens; how many rows were pushed."""

@@ -103,6 +103,32 @@ def test_checkpoints_are_as_near_to_each_other_however_fast_the_model(monkeypatc
         assert len(clock.sizes) <= 2
 
 
+@pytest.mark.parametrize(("speed", "known", "most"), [(10.0, True, 32), (10.0, False, 160), (100_000.0, True, 256)])
+def test_many_short_contexts_go_in_as_fast_as_the_model_is(
+    speed: float, known: bool, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a cached beginning, and four callers at once, each with 150 contexts that add a token to it
+    clock, trunk = Clock(speed, monkeypatch), some_ids(1, 5)
+    with fake_model(Behaviour(before_forward=clock), max_batch_rows=256) as model:
+        read(model, trunk)
+        for seed in range(10) if known else ():
+            read(model, some_ids(100 + seed, 16))  # its speed is measured
+        clock.sizes.clear()
+        answers: list[Future[Any]] = [Future() for _ in range(600)]
+        jobs = [query_job(model, [*trunk, *divmod(i, 200)], answer) for i, answer in enumerate(answers)]
+
+        def ask() -> None:  # between two steps
+            for at in range(0, 600, 150):
+                engine_of(model).submit(jobs[at : at + 150])
+
+        engine_of(model).call(ask).result(60)
+        for i, answer in enumerate(answers):
+            assert_right(answer.result(60), [*trunk, *divmod(i, 200)])
+    # then a forward takes what the model computes in its time, or was guessed to, and no more than may be rows of one
+    assert sum(clock.sizes) == 603
+    assert most <= clock.sizes[0] <= most + 3
+
+
 def test_a_model_that_was_slow_at_load_begins_with_a_small_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     # given a machine on which the forward at load took a second
     ticks = itertools.count()
