@@ -163,6 +163,26 @@ def _ropes(config: Config) -> Iterator[Config]:
             yield from inner or [rope]
 
 
+def rope_tables(config: Config) -> tuple[tuple[float, ...], ...]:
+    """The different tables of numbers among the rope fields, such as longrope's factors for short and for long texts."""
+    return tuple(dict.fromkeys(tuple(value) for rope in _ropes(config) for value in rope.values() if _is_table(value)))
+
+
+def with_other_table(config: Config, table: tuple[float, ...]) -> dict[str, Any]:
+    """A copy in which one of `rope_tables` has other numbers."""
+
+    def change(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: change(item) for name, item in value.items()}
+        return [2 * number + 1 for number in value] if _is_table(value) and tuple(value) == table else value
+
+    return {name: change(value) if name.startswith(("rope", "text_config")) else value for name, value in config.items()}
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) > 1 and all(isinstance(number, int | float) for number in value)
+
+
 def _kind(rope: Config) -> str:
     kind = str(rope.get("rope_type") or rope.get("type") or "default")
     return _OLDER.get(kind, kind)

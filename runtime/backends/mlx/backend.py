@@ -32,15 +32,25 @@ from runtime.backends.mlx.parts import parts_of
 from runtime.backends.mlx.payload import MlxPayload
 from runtime.backends.mlx.readings import Readings
 from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
-from runtime.backends.selftest import Copy, Memory, first_forward, kv_warning, prove, stream_warning
+from runtime.backends.selftest import (
+    TOLERANCES,
+    Copy,
+    Memory,
+    UnprovenError,
+    first_forward,
+    kv_warning,
+    prove,
+    stream_warning,
+)
 from runtime.backends.sized import FirstForward, state_size
-from runtime.backends.small import small_copies
+from runtime.backends.small import VOCABULARY, small_copies
 from runtime.backends.step import joint_stacks, joint_want
 from runtime.backends.stored import Stored
 from runtime.backends.tree import ROOT, Bool, Int64
 from runtime.errors import ForkedError, MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import ModelInfo
 from runtime.loading.model_folder import ModelFolder
+from runtime.loading.rope import rope_tables, with_other_table
 from runtime.options.load import LoadOptions
 
 _IMPORTED_BY = os.getpid()
@@ -120,6 +130,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         on_cpu = mx.default_device() == mx.cpu  # whose kernels go through a row alone; Metal's differ with the number of rows
         memory = Memory.of(self.info, loaded.weights_digest if loaded.ours else None, LIBRARIES)
         self._last = 1, first_forward(self, memory).seconds
+        self._check_tables(options)
         warnings = prove(self, self._copies(options)) + kv_warning(self, self._kv, memory)
         warnings += stream_warning(self, self._kv, even=on_cpu) + passed_over + facts.rope_warning(loaded.config)
         if loaded.config.get("model_type") not in PROVEN:
@@ -127,6 +138,34 @@ class MlxBackend(PackedBackend[MlxPack]):
         if options.threads is not None:
             warnings += ("threads has no meaning with MLX",)
         self.info = self._describe(options, warnings)
+
+    def _check_tables(self, options: LoadOptions) -> None:
+        """Refuses a rope with tables of which mlx-lm's class does not follow each, whatever its type is called.
+
+        transformers chooses between them by the length of the text. A class that always takes the same one agrees with itself,
+        so that `prove` sees nothing. The loader makes tables equal where it knows what they are for (`for_mlx`).
+
+        Raises:
+            UnprovenError: A small copy answers the same, below all lengths and at the largest, whatever one of them holds.
+        """
+        config = full_config(self._loaded)
+        if len(rope_tables(config)) < 2:
+            return
+        small = next(small_copies(config, self.info.context_length))
+        chosen = replace(options, dtype="float32", kv_dtype="auto", context_length=small.context)
+        text = np.random.default_rng(20_260_104).integers(0, VOCABULARY, small.context).tolist()
+
+        def answers(config: Mapping[str, Any]) -> Float32:
+            copy = self._copy(config, chosen)
+            return np.stack([copy.logits_uncached(text[:n]) for n in (small.lengths[0] - 1, small.lengths[-1])])
+
+        plain = answers(small.config)
+        for table in rope_tables(small.config):
+            if np.abs(answers(with_other_table(small.config, table)) - plain).max() < TOLERANCES["float32"]:
+                raise UnprovenError(
+                    f"{self.info.name}: its rope has several tables of numbers, and mlx-lm does not follow the one that begins "
+                    f"with {', '.join(f'{number:g}' for number in table[:4])}; use backend='hf'"
+                )
 
     def _copies(self, options: LoadOptions) -> Iterator[Copy]:
         """For `prove`: plain ones, in float32."""

@@ -195,6 +195,25 @@ def test_the_self_test_finds_it_without_its_name(model: str, folders: Any, monke
     load(folder, "hf", context_length=BORDER).close()
 
 
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+@pytest.mark.parametrize("model", ["llama", "phi3", "qwen3"])
+def test_so_does_a_load_that_knows_no_type_with_a_border(
+    backend: str, model: str, folders: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a loader to which longrope is a type like any other
+    monkeypatch.setattr(rope, "LENGTH_LIMITS", {})
+    # then hf is refused for its numbers, and mlx, whose numbers agree with each other, for a table that it does not follow
+    said = {"hf": "with and without a cache", "mlx": r"mlx-lm does not follow the one that begins with 1, 1\.1, 1, 1\.1"}
+    with pytest.raises(ModelLoadError, match=said[backend]):
+        load(folders(model, "longrope"), backend)
+    # and below the border transformers needs one table alone, which mlx-lm does not take
+    if backend == "hf":
+        load(folders(model, "longrope"), backend, context_length=BORDER).close()
+    else:
+        with pytest.raises(ModelLoadError, match=said[backend]):
+            load(folders(model, "longrope"), backend, context_length=BORDER)
+
+
 @pytest.mark.parametrize(
     ("model", "kind", "more"),
     [
