@@ -73,6 +73,7 @@ class Supervisor:
         self._listeners: list[Callable[[], None]] = []
         self.state = EngineState.NONE
         self.reason = ""
+        self.load_share = 0.0  # of the weights that a start under way has read, 0 to 1
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Calls `listener` after every change of `state` and `reason`."""
@@ -114,7 +115,7 @@ class Supervisor:
         return await asyncio.shield(self._starting)
 
     async def _start(self) -> LanguageModel:
-        loading = translate("Workbench", "loading {0}").format(Path(self.source).name)
+        loading, self.load_share = translate("Workbench", "loading {0}").format(Path(self.source).name), 0.0
         self._tell(EngineState.STARTING, loading)
         told = partial(self._loading, asyncio.current_task(), loading)
         loaded_with = (self.backend, self._lasting())
@@ -135,9 +136,11 @@ class Supervisor:
 
     def _loading(self, start: asyncio.Task[Any] | None, words: str, progress: LoadProgress) -> None:
         if self._starting is start:  # else another one has begun meanwhile
-            far = translate("Workbench", "{0}: {1:,} of {2:,} tensors").format(words, progress.done, progress.total)
+            far = translate("Workbench", "{0}: reading weights, {1:,} of {2:,}").format(words, progress.done, progress.total)
             if progress.stage == "checking":
                 far = translate("Workbench", "{0}: checking the numbers").format(words)
+            elif progress.total:
+                self.load_share = progress.done / progress.total
             self._tell(EngineState.STARTING, far)
 
     def busy(self, busy: bool) -> None:
@@ -183,6 +186,13 @@ class Supervisor:
         self.options = {name: value for name, value in wanted.items() if value is not None}
         await self.close()
         self._tell(EngineState.NONE, "")
+
+    async def stop_loading(self) -> None:
+        """Ends a start under way; requests that wait for it are cancelled, and the next one starts the engine again."""
+        if self._starting is not None:
+            await self.close()
+            if self._starting is None and self._model is None:  # else another request came meanwhile
+                self._tell(EngineState.NONE, "")
 
     async def close(self, within: float | None = None) -> None:
         """Ends the process, within 2 s or what is said."""

@@ -105,7 +105,7 @@ class Windows:
 
 def _status(supervisor: Supervisor, session: OpenSession | None) -> StatusView:
     """What the engine does, and how the last answer of the shown session was made."""
-    status = StatusView(supervisor.state, supervisor.reason)
+    status = StatusView(supervisor.state, supervisor.reason, load_share=supervisor.load_share)
     model = supervisor.running
     if model is not None:
         metrics = model.metrics()

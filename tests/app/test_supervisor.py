@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.supervisor import Supervisor
-from runtime import LanguageModel, ModelLoadError
+from runtime import LanguageModel, LoadProgress, ModelLoadError
 from tests.app.workbench.scene import Engine, until
 from ui import EngineState
 
@@ -75,6 +75,31 @@ def test_closing_while_it_starts_ends_the_start() -> None:
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert supervisor.running is None
+
+    asyncio.run(scene())
+
+
+def test_loading_is_stopped_and_the_next_request_loads_again() -> None:
+    async def scene() -> None:
+        engine = Engine(loading=asyncio.Event())
+        supervisor = Supervisor("shelf/x", start=engine)
+        await supervisor.stop_loading()  # nothing is loaded
+        waiting = asyncio.create_task(supervisor.model())
+        await until(lambda: engine.tell is not None)
+        assert engine.tell is not None
+        engine.tell(LoadProgress(30, 120))
+        assert (supervisor.load_share, supervisor.reason) == (0.25, "loading x: reading weights, 30 of 120")
+        await supervisor.stop_loading()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert (supervisor.state, supervisor.reason) == (EngineState.NONE, "")
+        assert engine.loading is not None
+        engine.loading.set()
+        assert await supervisor.model() is supervisor.running
+        assert supervisor.load_share == 0
+        await supervisor.stop_loading()  # it is loaded
+        assert supervisor.state is EngineState.READY
+        await supervisor.close()
 
     asyncio.run(scene())
 

@@ -62,6 +62,9 @@ class FakeModels(_Group):
         self._bench.note("remember_context", name, context)
         self._bench.own[name] = LoadChoice(context)
 
+    async def stop_loading(self) -> None:
+        self._bench.note("stop_loading")
+
     async def reload(self) -> None:
         self._bench.note("reload_model")
         self._bench.held = replace(self._bench.held, needs_reload=False)

@@ -44,6 +44,10 @@ class ModelsController(QObject):
         """Another engine from the next request on."""
         self._tasks.run(self._workbench.models.choose_backend(name))
 
+    def stop_loading(self) -> None:
+        """Ends the start of the model that is under way."""
+        self._tasks.run(self._workbench.models.stop_loading())
+
     async def _list(self, *, menu: bool = False) -> None:
         models = await self._workbench.models.list()
         self.listed.emit(models)

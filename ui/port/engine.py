@@ -36,6 +36,7 @@ class StatusView:
     tiers: Mapping[Tier, int] = field(default_factory=dict)  # turns of the shown path per tier
     disk_note: str = ""  # why KV is not kept on disk
     model: str = ""  # the name of the one that runs
+    load_share: float = 0.0  # of the weights that a start under way has read, 0 to 1
     written_by: str = ""  # that of the one that made the last answer of the path, where it is another one
 
     @property
@@ -120,6 +121,9 @@ class ModelCommands(Protocol):
 
     async def choose_backend(self, name: str) -> None:
         """Runs the model on another engine from the next request on."""
+
+    async def stop_loading(self) -> None:
+        """Ends the start that is under way, with the requests that wait for it; the next one loads the model again."""
 
     async def reload(self) -> None:
         """Loads the model anew with what is set."""

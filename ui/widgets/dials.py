@@ -93,6 +93,7 @@ class DialSlider(QSlider):
         self.setSingleStep(STEPS // 200)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # as numbers run, and as the style sheet fills it
         self.setAccessibleName(dial.words)
         self.valueChanged.connect(self._slid)
         self.show_setting(dial.off)

@@ -340,6 +340,7 @@ class Intents(QObject):
         view.continue_requested.connect(controller.answers.continue_turn)
         view.text_requested.connect(controller.answers.open_as_text)
         view.model_requested.connect(controller.models.ask_menu)
+        parts.status.loading.stop_button.clicked.connect(controller.models.stop_loading)
         parts.status.choose.clicked.connect(lambda _checked=False: controller.models.ask_menu())
         view.copy_requested.connect(copy)
         view.earlier_requested.connect(controller.show_earlier)

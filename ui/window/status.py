@@ -8,11 +8,12 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QWidget
 
+from ui.models.bars import ThinBar
 from ui.models.downloads import DownloadsLink
 from ui.port import Download, EngineState, StatusView
 from ui.theme.fonts import interface_font, scaled, text_scale
 from ui.theme.scheme import current_theme
-from ui.theme.text_size import fix_height
+from ui.theme.text_size import fix_height, fix_width
 from ui.widgets.controls import button
 from ui.widgets.labels import ElidedLabel, IconButton, Label, plain_tooltip
 from ui.widgets.numbers import rate
@@ -39,10 +40,14 @@ class StatusBar(QWidget):
         self.choose = button(self.tr("Choose a model"), "link")
         self.choose.setFont(font)
         self.choose.hide()
+        self.loading = LoadBar()
         self.speed, self.disk = Label("", "soft", font), Label(self.tr("KV on disk is full"), "soft", font)
         self.figures = Figures(self)
         self.figures_button = IconButton("chevron-up", self.tr("Figures of the last answer"))
-        self.figures_button.setFixedSize(20, 20)
+        self.transfer, self.downloads = TransferBar(), DownloadsLink()
+        for small in (self.figures_button, self.loading.stop_button, self.transfer.stop_button):
+            fix_height(small, 20)
+            fix_width(small, 20)
         self.figures_button.clicked.connect(lambda: self.figures.open(self.figures_button))
         self.legend = Legend()
         row = QHBoxLayout(self)
@@ -52,11 +57,11 @@ class StatusBar(QWidget):
         row.addSpacing(6)
         row.addWidget(self.engine)
         row.addWidget(self.choose)
+        row.addWidget(self.loading)
         row.addWidget(self.figures_button)
         for fact in (self.speed, self.disk):
             fact.setIndent(GAP)
             row.addWidget(fact)
-        self.transfer, self.downloads = TransferBar(), DownloadsLink()
         row.addWidget(self.transfer)
         row.addSpacing(GAP)
         row.addWidget(self.downloads)
@@ -70,6 +75,7 @@ class StatusBar(QWidget):
         self.engine.setText(status.reason or self._word(status.engine))
         self.choose.setVisible(status.lacks_model)
         self.engine.setContentsMargins(0, 0, GAP if status.lacks_model else 0, 0)
+        self.loading.show_status(status)
         self.engine.setAccessibleName(self.tr("Engine: {0}").format(self.engine.text()))
         answers = status.engine is EngineState.BUSY and status.tokens_per_second is not None
         self.speed.setText(rate(status.tokens_per_second) if answers and status.tokens_per_second is not None else "")
@@ -96,7 +102,7 @@ class StatusBar(QWidget):
         """What finds no room is left out; the engine's state never is."""
         self.figures_button.setVisible(self.figures.has_any)
         room = self.width() - 2 * MARGIN - self._dot.width() - self.engine.sizeHint().width() - 6
-        for part in (self.choose, self.figures_button, self.legend, self.downloads):
+        for part in (self.choose, self.loading, self.figures_button, self.legend, self.downloads):
             room -= 0 if part.isHidden() else part.sizeHint().width() + GAP
         for label, wanted in ((self.disk, self._is_full), (self.speed, bool(self.speed.text()))):
             room -= label.sizeHint().width() if wanted else 0
@@ -110,6 +116,29 @@ class StatusBar(QWidget):
             EngineState.BUSY: self.tr("answering"),
             EngineState.DIED: self.tr("engine stopped"),
         }[state]
+
+
+class LoadBar(QWidget):
+    """How much of a model's weights is read, and the way to stop; hidden while none is loaded."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.bar = ThinBar(self.tr("Weights read"))
+        self.stop_button = IconButton("x", self.tr("Stop loading"))
+        row = QHBoxLayout(self)
+        row.setContentsMargins(10, 0, 0, 0)
+        row.setSpacing(4)
+        row.addWidget(self.bar)
+        row.addWidget(self.stop_button)
+        fix_width(self.bar, 84)
+        self.hide()
+
+    def show_status(self, status: StatusView) -> None:
+        self.bar.show_share(round(1000 * status.load_share), 1000)
+        starts = status.engine is EngineState.STARTING
+        if not starts and self.stop_button.hasFocus():
+            self.focusNextChild()  # the keyboard is not lost with the button
+        self.setVisible(starts)
 
 
 class EngineDot(QWidget):
@@ -156,7 +185,6 @@ class TransferBar(QWidget):
         self._words = ""
         self.label = Label("", "accent", interface_font(11.5))
         self.stop_button = IconButton("x", self.tr("Stop the transfer"))
-        self.stop_button.setFixedSize(20, 20)
         self.stop_button.clicked.connect(self.stopped)
         row = QHBoxLayout(self)
         row.setContentsMargins(22, 0, 0, 0)

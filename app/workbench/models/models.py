@@ -116,6 +116,10 @@ class Models:
         """Another engine."""
         await self._change(backend=name)
 
+    async def stop_loading(self) -> None:
+        """Answers that wait for it are stopped."""
+        await self._supervisor.stop_loading()
+
     async def reload(self) -> None:
         """Loads the model anew with what is set."""
         await self._change()

@@ -261,8 +261,8 @@ def test_a_turn_and_the_status_say_how_far_the_model_is(play: Play) -> None:
         await until(lambda: s.engine.tell is not None)
         assert s.engine.tell is not None
         s.engine.tell(LoadProgress(1200, 4000))
-        assert (await s.last(session_id)).note == "starting the engine… loading x: 1,200 of 4,000 tensors"
-        assert s.workbench.services.supervisor.reason == "loading x: 1,200 of 4,000 tensors"
+        assert (await s.last(session_id)).note == "starting the engine… loading x: reading weights, 1,200 of 4,000"
+        assert s.workbench.services.supervisor.reason == "loading x: reading weights, 1,200 of 4,000"
         s.engine.tell(LoadProgress(0, 0, "checking"))
         assert s.workbench.services.supervisor.reason == "loading x: checking the numbers"
         assert s.engine.loading is not None
@@ -272,5 +272,27 @@ def test_a_turn_and_the_status_say_how_far_the_model_is(play: Play) -> None:
         s.engine.tell(LoadProgress(4000, 4000))
         assert s.workbench.services.supervisor.state is EngineState.READY
         assert "engine" not in (await s.last(session_id)).note
+
+    play(scene, engine=Engine(loading=asyncio.Event()))
+
+
+def test_stopping_a_load_stops_the_answer_that_waits_for_it(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        sending = asyncio.create_task(s.workbench.answers.send(session_id, "hello"))
+        await until(lambda: s.engine.tell is not None)
+        assert s.engine.tell is not None
+        s.engine.tell(LoadProgress(1200, 4000))
+        assert s.workbench.status.load_share == 0.3
+        await s.workbench.models.stop_loading()
+        await sending
+        # then the message stays, and its answer can be asked for again
+        assert s.workbench.status.engine is EngineState.NONE
+        stopped = await s.last(session_id)
+        assert (stopped.note, len(own_tokens(stopped))) == ("stopped", 0)
+        assert s.engine.loading is not None
+        s.engine.loading.set()
+        await s.workbench.answers.regenerate(session_id, stopped.node_id)
+        assert own_tokens(await s.last(session_id))
 
     play(scene, engine=Engine(loading=asyncio.Event()))

@@ -113,3 +113,26 @@ def test_without_a_model_a_message_can_be_written_and_is_sent_when_one_is_there(
         await until(lambda: bench.asked("send") == [(TRIP, "and then?")])
 
     in_window(scene)
+
+
+def test_loading_shows_its_stage_and_how_far_it_is_and_can_be_stopped(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        bar = window.parts.status
+        assert not bar.loading.isVisible()
+        # when weights are read
+        reading = StatusView(EngineState.STARTING, "loading smollm2: reading weights, 68 of 272", load_share=0.25)
+        bench.emit(StatusChanged(reading))
+        await until(bar.loading.isVisible)
+        assert bar.engine.text() == reading.reason
+        assert (bar.loading.bar.accessibleName(), bar.loading.bar.accessibleDescription()) == ("Weights read", "25 %")
+        # then a key stops it, and what tells of it goes, the keyboard elsewhere
+        bar.loading.stop_button.setFocus()
+        QTest.keyClick(bar.loading.stop_button, Qt.Key.Key_Space)
+        await until(lambda: bench.asked("stop_loading") == [()])
+        bench.emit(StatusChanged(StatusView(EngineState.NONE)))
+        await until(lambda: not bar.loading.isVisible())
+        focus = QApplication.focusWidget()
+        assert focus is not None
+        assert focus.isVisible()
+
+    in_window(scene)
