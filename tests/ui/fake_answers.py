@@ -29,6 +29,7 @@ from ui import (
     Made,
     ModelRefusal,
     OnCompared,
+    OnTransfer,
     Refusal,
     SessionsChanged,
     SimilarTurn,
@@ -52,6 +53,13 @@ class _Group:
 
 
 class FakeAnswers(_Group):
+    async def score(self, session_id: int, progress: OnTransfer) -> int:
+        self._bench.note("score_session", session_id)
+        for done in (50, 100):
+            progress(done, 200)
+            await self._bench.pause()
+        return self._bench.unscored
+
     def stop(self, session_id: int) -> None:
         self._bench.calls.append(("stop", session_id))
         self._bench._stopped.add(session_id)

@@ -225,6 +225,7 @@ class FakeState:
         self.wanted_all: list[bool] = []
         self.moved = (0.0, 0.5, -0.5, 1.5, -1.5, 4.0, -4.0)
         self.elsewhere: list[SimilarTurn] = []  # turns of other branches
+        self.unscored = 0  # tokens of a session
         self.lacks_model = ""  # why none can be asked
         self.poolings: tuple[Pooling, ...] = ("mean", "last", "max")
         self.status = StatusView(EngineState.READY)

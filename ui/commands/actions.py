@@ -191,6 +191,8 @@ class Actions(QObject):
             can=lambda now: now.has_branches)
         self.second = command(SESSION, self.tr("Compare with a Model…"), lambda: w.controller.second.ask_menu(), "Ctrl+Shift+D",
             can=lambda now: now.has_turns and not now.lacks_model)
+        self.score = command(SESSION, self.tr("Score Session"), lambda: w.transfers.score(),
+            can=lambda now: now.has_turns and not now.running and not now.lacks_model)
         self.setup = command(SESSION, self.tr("Model and Adapters…"), lambda: w.popover.toggle(MODEL), "Ctrl+Shift+M",
             separated=True)
         self.system = command(SESSION, self.tr("System Prompt…"), lambda: w.popover.toggle(SYSTEM))

@@ -19,6 +19,7 @@ from ui.inspector.tab import BytesOf, InspectorTab
 from ui.port import QT_TRANSLATE_NOOP, translate
 from ui.port.tokens import Origin, TokenRecord
 from ui.theme.fonts import mono_font
+from ui.widgets.controls import button, row
 from ui.widgets.labels import Caption, ElidedLabel, Hairline, Label
 from ui.widgets.numbers import UNKNOWN, probability
 
@@ -84,6 +85,7 @@ class TokenTab(InspectorTab):
     title = QT_TRANSLATE_NOOP("Inspector", "Token")
     alternative_chosen = Signal(int, int, int)  # node id, index, token id
     preview_wanted = Signal(int, int, int)  # node id, index, token id
+    score_wanted = Signal()  # numbers for what has none
     columns_wanted = Signal(int, int, int, bool)  # node id, index, how many, whether by a beam search
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -94,6 +96,8 @@ class TokenTab(InspectorTab):
         self.facts = Facts()
         self.unscored = Label(self.tr("Not scored: nothing precedes it, or the model has not read it yet."), "soft")
         self.unscored.setWordWrap(True)
+        self.score_button = button(self.tr("Score the session"), "link")
+        self.score_button.clicked.connect(self.score_wanted)
         self.alternatives = Alternatives()
         self.alternatives.chosen.connect(self._choose)
         self.alternatives.previewed.connect(self._preview)
@@ -111,6 +115,7 @@ class TokenTab(InspectorTab):
         column.addSpacing(8)
         column.addWidget(self.facts)
         column.addWidget(self.unscored)
+        column.addLayout(row(self.score_button, 1))
         column.addSpacing(14)
         column.addWidget(self.compared)
         column.addWidget(self.alternatives)
@@ -140,7 +145,9 @@ class TokenTab(InspectorTab):
         for part in (*self._parts, self._line, self._caption):
             part.setVisible(spot is not None)
         self.empty.setVisible(spot is None)
-        self.unscored.setVisible(spot is not None and spot.record.logprob is None)
+        lacks_numbers = spot is not None and spot.record.logprob is None
+        self.unscored.setVisible(lacks_numbers)
+        self.score_button.setVisible(lacks_numbers)
         for ways in (self.draws, self.beam_rows):
             ways.setVisible(spot is not None and can_continue)
         if spot is None:

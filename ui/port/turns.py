@@ -9,6 +9,7 @@ from typing import Protocol
 
 from ui.port.settings import TextFile, ToolCard
 from ui.port.tokens import TokenRun
+from ui.port.transfers import OnTransfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,12 @@ class AnswerCommands(Protocol):
 
     async def answer_call(self, session_id: int, node_id: int, results: Sequence[str]) -> None:
         """The results of the calls in the answer `node_id`, in their order, each a tool's turn; then streams an answer."""
+
+    async def score(self, session_id: int, progress: OnTransfer) -> int:
+        """Gives the tokens of the path shown that have no numbers theirs, by the model in use; how many got some.
+
+        Turns that no model has seen yet (of an imported session) get tokens first. May be cancelled.
+        """
 
     def stop(self, session_id: int) -> None:
         """Stops the stream of a session; what arrived is kept."""

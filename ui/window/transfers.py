@@ -1,4 +1,4 @@
-"""Exports and imports of the window: asks for a file, says how far it is, and what came of it. Nothing waits for it."""
+"""Exports, imports and scoring: asks for a file, says how far it is, and what came of it. Nothing waits for it."""
 
 from __future__ import annotations
 
@@ -90,6 +90,13 @@ class Transfers(QObject):
         work = partial(self._workbench.transfers.import_file, path, self._status.transfer.show_progress)
         self._begin(self.tr("importing"), work, partial(self._imported, path))
 
+    def score(self) -> None:
+        """Gives the tokens of the session shown the numbers that they lack."""
+        shown = self._controller.shown
+        if shown is not None:
+            work = partial(self._workbench.answers.score, shown.session_id, self._status.transfer.show_progress)
+            self._begin(self.tr("scoring"), work, self._scored)
+
     def stop(self) -> None:
         """Ends what is under way; nothing of it stays."""
         self._running.stop(TRANSFER)
@@ -101,7 +108,7 @@ class Transfers(QObject):
 
     def _begin(self, words: str, work: Callable[[], Coroutine[Any, Any, T]], done: Callable[[T], None]) -> None:
         if TRANSFER in self._running:
-            self._notice.say(self.tr("another import or export is running; stop it or wait for it"))
+            self._notice.say(self.tr("another import, export or scoring is running; stop it or wait for it"))
             return
         self._notice.clear()
         self._offered = None
@@ -121,6 +128,10 @@ class Transfers(QObject):
     def _stopped(self) -> None:
         if not self._closing:
             self._toast.say(self.tr("stopped; nothing was kept"))
+
+    def _scored(self, count: int) -> None:
+        words = self.tr("{0:,} tokens were scored") if count else self.tr("every token has its numbers already")
+        self._toast.say(words.format(count))
 
     def _exported(self, form: ExportFormat, path: Path, without: str) -> None:
         if form.comes_back:

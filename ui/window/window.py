@@ -276,6 +276,9 @@ class MainWindow(QMainWindow):
         top.menu_button.setVisible(not menu.isEmpty())
         top.sidebar_button.clicked.connect(self.acts.sidebar.trigger)
         top.inspector_button.clicked.connect(self.acts.inspector.trigger)
+        score, token = self.acts.score, self.parts.inspector.token
+        score.enabledChanged.connect(token.score_button.setEnabled)
+        token.score_wanted.connect(score.trigger)
         for part, act in (
             (top.sidebar_button, self.acts.sidebar),
             (top.inspector_button, self.acts.inspector),

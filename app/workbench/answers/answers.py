@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+import numpy as np
+
 from app.supervisor import Supervisor
 from app.workbench.answers.answer import Answer, Given, RunningAnswers, beside
 from app.workbench.answers.provenance import Repeat, stack_made_with
@@ -16,7 +18,7 @@ from app.workbench.answers.streaming import Prepare, Streaming
 from app.workbench.prompt.prompt import Tokeniser, check_tokens, typed_run
 from app.workbench.prompt.recorder import chunk
 from app.workbench.prompt.vocabulary import Vocabulary
-from app.workbench.refusals import GONE
+from app.workbench.refusals import GONE, refusing
 from app.workbench.sessions.copying import Copies, begin_with
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import Adapters
@@ -26,7 +28,7 @@ from app.workbench.tree.session import UNTITLED, WholeSession
 from app.workbench.windows import Windows
 from runtime import EngineDiedError, Finish, InvalidRequestError, RuntimeFault, TokenRun, clean_text, fresh_seed
 from storage import NewNode, NodeRow, StoreError
-from ui import Made, Refusal, SessionChanged, SessionsChanged, translate
+from ui import Made, OnTransfer, Refusal, SessionChanged, SessionsChanged, translate
 
 TITLE_LENGTH = 60
 EDITED: Final = "edited"  # why an answer ends that a person wrote
@@ -238,6 +240,39 @@ class Answers:
             answer.continues = Continued.read(session.tree, node)
             await self._go_on(answer, target.place(new), Given(EMPTY, session.tree.nodes[node_id].kv_fingerprint))
 
+    async def score(self, session_id: int, progress: OnTransfer) -> int:
+        """Numbers for the tokens of the path that have none; how many got some. What is text so far gets tokens first."""
+        session = await self._sessions.whole(session_id)
+        if session.tip is None:
+            raise Refusal(translate("Workbench", "there are no messages here yet"))
+        before = _scored(session)
+        with self._running.claim(session) as answer:
+            await self._running.settle(session)
+            try:
+                await answer.work(self._score(session, progress), f"score {session_id}")
+            finally:
+                await self._sessions.refresh(session)
+                self._windows.tell(SessionChanged(session.view()))
+                self._windows.refresh_status()
+            assert answer.task is not None
+            answer.task.result()  # raises what it met
+        return _scored(session) - before
+
+    async def _score(self, session: WholeSession, progress: OnTransfer) -> None:
+        assert session.tip is not None
+        session.check_sound(session.tree.path(session.tip))
+        model = await self._streaming.model()
+        if not model.has("scores"):
+            raise Refusal(translate("Workbench", "{0} does not score texts; choose another model").format(model.info.name))
+        async with refusing(self._supervisor, model):
+            check_tokens(model, session, session.tree.path(session.tip))
+            speaker = await self._adapters.speaker(session, model)
+            try:
+                await self._tokeniser.along(session, speaker, session.tip)
+                await self._streaming.score(session, speaker, lambda now: progress(now.done, now.total))
+            except StoreError as fault:
+                raise Refusal(str(fault)) from fault
+
     async def _cut(self, session: WholeSession, node: NodeRow) -> TokenRun:
         """The tokens of an answer that is text so far, on the disk when they come back."""
         with self._running.claim(session):
@@ -372,6 +407,12 @@ class Answers:
         if node is None:
             raise Refusal(translate("Workbench", GONE))
         return node
+
+
+def _scored(session: WholeSession) -> int:
+    """Tokens of the path that have numbers."""
+    runs = (session.runs.get(segment.node.id, EMPTY)[: segment.stop] for segment in session.tree.path(session.tip))
+    return sum(int(np.count_nonzero(run.rank)) for run in runs)
 
 
 def title_of(text: str) -> str:

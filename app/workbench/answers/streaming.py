@@ -125,6 +125,16 @@ class Streaming:
             if not answer.refused:
                 self._running.report_end([answer])
 
+    async def score(self, session: WholeSession, speaker: Speaker, on_progress: Callable[[PromptProgress], None]) -> None:
+        """Gives the tokens of a session's path that have no numbers theirs, on the disk when it returns.
+
+        Raises:
+            RuntimeFault: The model cannot give them.
+            StoreError: They cannot be saved.
+        """
+        segments = session.tree.path(session.tip)
+        await score_prompt(speaker, self._store, session, segments, session.path_ids(segments), on_progress)
+
     # ---- the stream -------------------------------------------------------------------------------------------------
 
     async def _stream(self, answer: Answer, asked: Asked, prepare: Prepare) -> None:

@@ -70,7 +70,9 @@ class Drafts:
         if model is None:
             return Composition(None, None, used, None)
         if model.info.options.get("tokenizer") == "server":  # what is typed leaves this machine when it is sent, not before
-            return Composition(None, None, used, model.info.context_length, takes_roles=model.info.has_template)
+            uncounted = session is not None and session.has_unread_text(session.place(replaces)[0])
+            length = None if uncounted else model.info.context_length
+            return Composition(None, None, used, length, takes_roles=model.info.has_template)
         try:
             tokens = len(await model.tokenize_async(clean_text(text))) if text else 0
             composition = _with_whole_context(

@@ -279,7 +279,7 @@ class Tokeniser:
 
     async def from_known(self, given: Given, session: WholeSession, node: NodeRow, speaker: Speaker) -> TokenRun:
         """The node begins with tokens that are known already; turns before it may still need theirs."""
-        await self._tokenise(session, speaker, before=node.id)
+        await self._tokenise_before(session, speaker, node.id)
         known = given.run if given.fingerprint == speaker.numbers else without_numbers(given.run)
         if len(known) and int(known.origin[-1]) == Origin.PICKED and speaker.model.is_eos(int(known.ids[-1])):
             return as_eos(known)
@@ -287,7 +287,7 @@ class Tokeniser:
 
     async def after_user(self, session: WholeSession, node: NodeRow, speaker: Speaker) -> TokenRun:
         """The node begins with the header the template puts before an answer."""
-        header = await self._tokenise(session, speaker, before=node.id)
+        header = await self._tokenise_before(session, speaker, node.id)
         if header is None:
             turns = session.tree.turns(node.parent_id)
             header = await render_header(speaker.model, session.messages(turns), tools=session.tools(node.id) or None)
@@ -301,17 +301,28 @@ class Tokeniser:
         said = ids[len(begin) :] if ids[: len(begin)] == begin else ids
         await self._keep(session, speaker, node, as_run(model, [*header.ids.tolist(), *said], node.text))
 
+    async def along(self, session: WholeSession, speaker: Speaker, node_id: int) -> None:
+        """Every turn of the path to a node gets ids of its own, where no model has seen it or what follows it yet."""
+        turns = session.tree.turns(node_id)
+        seen = [count for count, turn in enumerate(turns, 1) if len(session.runs.get(turn.tip.id, EMPTY))]
+        for turn in turns[max(seen, default=0) :]:
+            if turn.role == "assistant" and turn.tip.text:
+                await self.own_words(session, speaker, turn.tip)
+        await self._tokenise(session, speaker, turns, session.tools(node_id) or None)
+
     async def before(self, session: WholeSession, speaker: Speaker, node_id: int) -> None:
         """Turns of the path before the one that `node_id` ends get their ids, where no model has seen them yet."""
-        await self._tokenise(session, speaker, before=node_id)
+        await self._tokenise_before(session, speaker, node_id)
 
-    async def _tokenise(self, session: WholeSession, speaker: Speaker, before: int) -> list[int] | None:
-        """Gives the user turns of the path their ids, where no model has seen them yet; the last one's header."""
+    async def _tokenise_before(self, session: WholeSession, speaker: Speaker, node_id: int) -> list[int] | None:
+        turns = [turn for turn in session.tree.turns(node_id) if turn.tip.id != node_id]
+        return await self._tokenise(session, speaker, turns, session.tools(node_id) or None)
+
+    async def _tokenise(self, session: WholeSession, speaker: Speaker, turns: Sequence[Turn], tools: Tools) -> list[int] | None:
+        """Gives the user turns of a path their ids, where no model has seen them yet; the last one's header."""
         model = speaker.model
         await self._vocabulary.learn_speaker(speaker)
-        tools = session.tools(before) or None
         header: list[int] | None = None
-        turns = [turn for turn in session.tree.turns(before) if turn.tip.id != before]
         waiting: list[Turn] = []  # results of one answer's calls: templates write them together
         for count, turn in enumerate(turns, 1):
             if turn.role not in ("user", "tool") or len(session.runs.get(turn.tip.id, EMPTY)):

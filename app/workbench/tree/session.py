@@ -238,6 +238,11 @@ class OpenSession:
         run = run[int(np.argmax(behind)) :] if behind.any() else EMPTY
         return RowText(run, logprob_of(segments[-1].node) if segments else None)
 
+    def has_unread_text(self, tip: int | None) -> bool:
+        """Whether a turn along a path is text so far: it counts as one token, however long it is."""
+        nodes = (segment.node for segment in self.tree.path(tip))
+        return any(node.has_text and not (node.token_count or len(self._runs.get(node.id, EMPTY))) for node in nodes)
+
     def turn_length(self, turn: Turn) -> int:
         """Tokens of a turn along the path, without putting them together."""
         return sum(self.segment_length(segment) for segment in turn.segments)

@@ -14,6 +14,7 @@ from runtime import Origin, connections, find_connection
 from tests.app.serve.conftest import Served, serving, tiny
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Scene, until
+from tests.app.workbench.test_scoring import imported
 from ui import EngineState, Refusal, Server, Tier, TurnStatus, TurnView
 
 
@@ -76,6 +77,21 @@ def test_a_session_goes_on_with_a_model_on_a_server(play: Play, served: Served) 
         prompt = (await s.path_ids(session_id))[:-1]
         there = (await s.workbench.services.supervisor.model()).next_token_logprobs_sync(prompt)
         assert np.abs(there - served.model.next_token_logprobs_sync(prompt)).max() < 1e-4
+
+    play(scene, engine=open_model)
+
+
+def test_the_context_of_an_imported_session_is_counted_once_the_server_has_read_it(play: Play, served: Served) -> None:
+    async def scene(s: Scene) -> None:
+        await connected(s, served)
+        await s.asked()  # the server has said how long its context is
+        session_id = await imported(s)
+        # given turns that are text so far: what they come to is not known here
+        assert (await s.workbench.drafts.compose(session_id, "")).context_length is None
+        assert await s.workbench.answers.score(session_id, lambda _done, _total: None) > 0
+        counted = await s.workbench.drafts.compose(session_id, "")
+        assert counted.context_length == served.model.info.context_length
+        assert counted.context_used == len(await s.path_ids(session_id)) > 4
 
     play(scene, engine=open_model)
 

@@ -14,10 +14,12 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QFileDialog, QMenu, QPushButton
 
 from app.workbench.transfer.exports import FORMATS
+from runtime import Origin, TokenRun
 from tests.ui.conftest import Scene, until
 from tests.ui.fakes import TRIP, FakeWorkbench
+from tests.ui.window.test_conversation import finish
 from ui import MainWindow
-from ui.port import BranchRow, DiffPart, DiffSide, SessionChanged
+from ui.port import BranchRow, DiffPart, DiffSide, EngineState, SessionChanged, StatusChanged, StatusView
 from ui.window.transfers import file_name
 
 Play = Callable[[Scene], None]
@@ -110,7 +112,7 @@ def test_progress_is_shown_and_can_be_stopped(in_window: Play, bench: FakeWorkbe
         await until(lambda: bar.label.text() == "exporting 66 %")
         # a second one is refused meanwhile
         window.transfers.take(tmp_path / "in.json")
-        assert "another import or export" in window.parts.composer.notice.words
+        assert "another import, export or scoring" in window.parts.composer.notice.words
         assert bench.asked("import_file") == []
         bar.stop_button.setFocus()
         QTest.keyClick(bar.stop_button, Qt.Key.Key_Space)
@@ -215,5 +217,36 @@ def test_the_outline_offers_a_comparison(in_window: Play, bench: FakeWorkbench) 
         # another session, or another path, ends it
         window.controller.new_session()
         await until(lambda: not window.parts.compare.isVisible())
+
+    in_window(scene)
+
+
+def test_a_session_without_numbers_is_scored_from_the_token_and_from_the_menu(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+    view, text = bench.views[TRIP], "Why is the sea salty?"
+    read = replace(view.turns[0], run=TokenRun.unscored([0], [text.encode()], [text], Origin.TYPED))
+    bench.views[TRIP] = replace(view, turns=(read, *view.turns[1:]))
+    bench.unscored, bench.gate = 120, asyncio.Semaphore(1)
+
+    async def scene(window: MainWindow) -> None:
+        bar, token = window.parts.status.transfer, window.parts.inspector.token
+        await until(window.acts.score.isEnabled)
+        window.presenter.pin(bench.views[TRIP].turns[0].node_id, 0)
+        await until(token.score_button.isVisible)
+        # when it is asked for where the number is missing
+        QTest.mouseClick(token.score_button, Qt.MouseButton.LeftButton)
+        await until(lambda: bar.label.text() == "scoring 50 %")
+        assert bench.gate is not None
+        bench.gate.release()
+        await until(lambda: window.parts.toast.words == "120 tokens were scored")
+        # then the menu has it too, and says that there is nothing left
+        bench.unscored, bench.gate = 0, None
+        window.acts.score.trigger()
+        await until(lambda: window.parts.toast.words == "every token has its numbers already")
+        assert bench.asked("score_session") == [(TRIP,), (TRIP,)]
+        # and while no model can be asked it is off in both places
+        bench.emit(StatusChanged(StatusView(EngineState.NONE, "smollm2 is not on this computer")))
+        await until(lambda: not window.acts.score.isEnabled())
+        assert not token.score_button.isEnabled()
 
     in_window(scene)

@@ -1,0 +1,95 @@
+"""A session that no model has read, such as an imported one, gets the numbers of its tokens on request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+
+from app.workbench.tree.runs import content_of
+from tests.app.workbench.conftest import Play
+from tests.app.workbench.scene import Engine, Scene, until
+from ui import Refusal
+
+SAID = (
+    ("user", "What is the sea?"), ("assistant", "The sea is 水 and salt."), ("user", "And the rain?"), ("assistant", "Water."),
+)  # fmt: skip
+
+
+async def imported(s: Scene, said: tuple[tuple[str, str], ...] = SAID) -> int:
+    file = s.path.with_suffix(".json")
+    await asyncio.to_thread(file.write_text, json.dumps([{"role": role, "content": text} for role, text in said]))
+    result = await s.workbench.transfers.import_file(file, lambda _done, _total: None)
+    return (await s.view(result.sessions[0])).session_id
+
+
+async def said_in(s: Scene, session_id: int) -> list[tuple[str, str]]:
+    turns = (await s.view(session_id)).turns
+    return [(turn.role, content_of(turn.run)) for turn in turns if turn.role != "system"]
+
+
+def test_every_token_of_an_imported_session_is_scored_and_stays_so(play: Play) -> None:
+    async def first(s: Scene) -> None:
+        session_id = await imported(s)
+        before = await said_in(s, session_id)
+        told: list[tuple[int, int]] = []
+        count = await s.workbench.answers.score(session_id, lambda done, total: told.append((done, total)))
+        turns = (await s.view(session_id)).turns
+        # then each turn, the answers too, has its own tokens with the model's numbers, and says what it said
+        assert await said_in(s, session_id) == before
+        assert [len(turn.run) > 3 for turn in turns if turn.role != "system"] == [True] * 4
+        ids = np.concatenate([turn.run.ids for turn in turns])
+        logprobs = np.concatenate([turn.run.logprob for turn in turns])
+        assert ids.tolist() == await s.path_ids(session_id)
+        model = await s.workbench.services.supervisor.model()
+        alone = await model.score_run(ids.tolist())
+        np.testing.assert_allclose(logprobs[1:], alone.logprob[1:], atol=1e-4)
+        assert count == len(ids) - 1  # nothing precedes the first
+        assert told[-1][0] == told[-1][1] > 0
+        # and a second time nothing is left to do
+        assert await s.workbench.answers.score(session_id, lambda _done, _total: None) == 0
+
+    async def second(s: Scene) -> None:
+        session_id = (await s.workbench.sessions.list())[0].session_id
+        turns = (await s.view(session_id)).turns
+        assert all((turn.run.rank[1:] > 0).all() for turn in turns)
+        # the conversation goes on from it
+        await s.workbench.answers.send(session_id, "hello")
+        assert [text for _role, text in (await said_in(s, session_id))[:4]] == [text for _role, text in SAID]
+
+    play(first)
+    play(second)
+
+
+def test_a_session_that_ends_with_a_question_is_scored_to_its_end(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await imported(s, SAID[:3])
+        assert await s.workbench.answers.score(session_id, lambda _done, _total: None) > 0
+        turns = [turn for turn in (await s.view(session_id)).turns if turn.role != "system"]
+        assert [(turn.run.rank[1:] > 0).all() and len(turn.run) > 3 for turn in turns] == [True] * 3
+
+    play(scene)
+
+
+def test_scoring_can_be_cancelled_and_what_cannot_be_scored_says_why(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await imported(s)
+        scoring = asyncio.create_task(s.workbench.answers.score(session_id, lambda _done, _total: None))
+        await until(lambda: s.engine.starts)
+        # the session is the scoring's meanwhile
+        with pytest.raises(Refusal, match="answer"):
+            await s.workbench.answers.send(session_id, "hello")
+        scoring.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await scoring
+        assert await said_in(s, session_id) == list(SAID)
+        assert s.engine.loading is not None
+        s.engine.loading.set()
+        assert await s.workbench.answers.score(session_id, lambda _done, _total: None) > 0
+        # an empty session
+        with pytest.raises(Refusal, match="no messages"):
+            await s.workbench.answers.score(await s.new(), lambda _done, _total: None)
+
+    play(scene, engine=Engine(loading=asyncio.Event()))
