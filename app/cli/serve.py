@@ -46,6 +46,7 @@ Examples:
     metavar="FILE",
     help=f"Keys that clients must send, one a line, 16 characters or more; or set {KEY_VARIABLE}.",
 )
+@click.option("--salt-per-key", is_flag=True, help="Clients with different keys do not share the cache of prompts.")
 @click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="A name that clients reach this server by.")
 @click.option(
     "--allow-origin", "origins", multiple=True, metavar="ORIGIN", help="Let web pages from there ask: http://localhost:3000"
@@ -71,6 +72,7 @@ def serve(
     port: int,
     name: str | None,
     key_file: str | None,
+    salt_per_key: bool,
     hosts: tuple[str, ...],
     origins: tuple[str, ...],
     tls: tuple[str, str] | None,
@@ -105,6 +107,8 @@ def serve(
             f"--host {host} lets other machines ask: give them a key with --key-file FILE or {KEY_VARIABLE} "
             "(python -c 'import secrets; print(secrets.token_urlsafe(32))' makes one)"
         )
+    if salt_per_key and not keys:
+        raise click.UsageError(f"--salt-per-key needs keys: --key-file FILE or {KEY_VARIABLE}")
     for path in tls or ():
         if not Path(path).is_file():
             raise click.UsageError(f"--tls {path}: there is no such file")
@@ -121,6 +125,7 @@ def serve(
         hosts=frozenset(each.lower() for each in hosts),
         origins=frozenset(origins),
         loopback=is_loopback(host),
+        salt_per_key=salt_per_key,
     )
     address = f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
 

@@ -39,6 +39,7 @@ from app.serve.schemas import (
     Embeddings,
     ModelCard,
     ModelList,
+    SamplingRequest,
     Tokenized,
     TokenizeRequest,
     TokenizerInfo,
@@ -209,6 +210,8 @@ class _Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             request = None if self._decoder is None else _decoded(self._decoder, await read_body(Request(scope), receive))
+            if isinstance(request, SamplingRequest):
+                request.cache_salt = self._access.salt(Request(scope), request.cache_salt)
         except ApiError as error:
             await _respond(error, scope, receive, send)
             return

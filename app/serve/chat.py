@@ -186,7 +186,7 @@ class _Work:
         thinking = model.detokenize(ids[-THINK_TOKENS:]).rstrip().endswith("<think>")
         forced = tools is not None and request.tool_choice not in (None, "auto")
         self._readers = [AnswerReader(tools, thinking=thinking, forced=forced) for _ in range(self._n)]
-        self._spent = Spent(len(ids), engine.priority)
+        self._spent = Spent(len(ids), engine.priority(request.priority), request.cache_salt or "")
         self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         self._prompt_entries: list[PositionLogprobs] | None = None
 
@@ -219,7 +219,8 @@ class _Work:
         ids = run.ids.tolist()
         if self._wanted is not None:
             before = [*self._ids, *drawn] if self._wanted.wide else ()
-            choice.logprobs = ChatLogprobs(self._logprobs(await self._wanted.positions(self._model, before, run)))
+            positions = await self._wanted.positions(self._model, before, run, self._spent.cache_salt)
+            choice.logprobs = ChatLogprobs(self._logprobs(positions))
         if self._request.return_token_ids:
             choice.token_ids = ids
         drawn += ids

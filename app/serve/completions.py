@@ -93,7 +93,7 @@ class _Work:
         if request.echo and top is not None:  # the echoed prompt has log-probabilities too
             prompt_top = max(top, prompt_top or 0) if -1 not in (top, prompt_top) else -1
         self._prompt_wanted = None if prompt_top is None else Wanted(prompt_top, (), vocab)
-        self._spent = Spent(sum(map(len, prompts)), engine.priority)
+        self._spent = Spent(sum(map(len, prompts)), engine.priority(request.priority), request.cache_salt or "")
         self._id, self._created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
         self._echoed: dict[int, list[Position]] = {}  # by prompt
         self._prompt_texts: dict[int, str] = {}
@@ -209,7 +209,7 @@ class _Work:
                         positions: list[Position] = []
                         if self._wanted is not None:
                             before = [*choice.prompt, *choice.ids] if self._wanted.wide else ()
-                            positions = await self._wanted.positions(model, before, run)
+                            positions = await self._wanted.positions(model, before, run, self._spent.cache_salt)
                         yield index, self._grown(choice, run, positions)
             finally:
                 self._engine.count(self._spent.usage)

@@ -29,13 +29,27 @@ class Engine:
 
     def __init__(self, start: Callable[[], Awaitable[LanguageModel]], name: str | None = None, *, shared: bool = False) -> None:
         self._start, self._given_name, self._shared = start, name, shared
-        self.priority = Priority.BACKGROUND if shared else Priority.CHAT
         self._model: LanguageModel | None = None
         self._starting = asyncio.Lock()
         self.needed = 0  # bytes of KV that the requests in flight may hold
         self.created = int(time.time())
         self.counts: Counter[str] = Counter()  # for /metrics
         self.responses: Counter[tuple[str, int]] = Counter()  # by path and status
+
+    def priority(self, asked: int | None) -> Priority:
+        """The order in which prompts are read: vLLM's numbers, of which the smaller go first, in three levels.
+
+        Raises:
+            ApiError: The model belongs to others, after whom all requests are equal.
+        """
+        if not self._shared:
+            return Priority.INSPECTOR if not asked else Priority.CHAT if asked < 0 else Priority.BACKGROUND
+        if asked:
+            raise ApiError(
+                "priority is not supported here: this server has the model of a window, whose own requests go first",
+                param="priority",
+            )
+        return Priority.BACKGROUND
 
     @property
     def name(self) -> str:

@@ -32,8 +32,6 @@ FLOOR: Final = -9999.0  # stands for minus infinity, which JSON lacks; as in vLL
 UNSUPPORTED: Final[dict[str, tuple[tuple[Any, ...], str]]] = {  # field: values that change nothing, and why others are refused
     "min_tokens": ((None, 0), "no least length can be asked for; ignore_eos goes on to max_tokens"),
     "use_beam_search": ((None, False), "beam search is not served"),
-    "priority": ((None, 0), "requests have no priorities"),
-    "cache_salt": ((None,), "all clients share one cache; serve a second model process for a cache of its own"),
     "include_stop_str_in_output": ((None, False), "an answer ends before its stop string"),
     "skip_special_tokens": ((None, False), "control tokens that the model draws are spelt out in the text"),
     "allowed_token_ids": ((None,), "use structured_outputs, or logit_bias"),
@@ -191,10 +189,11 @@ async def text_ids(model: LanguageModel, text: str, param: str, *, add_special_t
 
 @dataclass(slots=True)
 class Spent:
-    """Tokens of one request, counted as they come."""
+    """How one request is worked on, and its tokens, counted as they come."""
 
     prompt: int = 0
     priority: Priority = Priority.CHAT
+    cache_salt: str = ""
     cached: int = 0
     drawn: int = 0
     _known: set[int] = field(default_factory=set)  # prompts whose cached tokens are counted
@@ -259,7 +258,12 @@ async def _answers(
     model: LanguageModel, prompts: Sequence[list[int]], place: int, n: int, options: GenerationOptions, spent: Spent
 ) -> AsyncGenerator[tuple[int, TokenRun], None]:
     stream = model.continue_many_runs(
-        prompts[place], n, options, priority=spent.priority, on_progress=lambda heard: spent.heard(place, heard)
+        prompts[place],
+        n,
+        options,
+        priority=spent.priority,
+        cache_salt=spent.cache_salt,
+        on_progress=lambda heard: spent.heard(place, heard),
     )
     async with aclosing(stream) as runs:
         async for branch, run in runs:
@@ -326,7 +330,7 @@ class Wanted:
                 param=param,
             )
 
-    async def positions(self, model: LanguageModel, before: Sequence[int], run: TokenRun) -> list[Position]:
+    async def positions(self, model: LanguageModel, before: Sequence[int], run: TokenRun, cache_salt: str) -> list[Position]:
         """The numbers of a run that stands after `before`."""
         ids = run.ids.tolist()
         if not self.wide:
@@ -347,7 +351,7 @@ class Wanted:
             if not path:
                 found.append(Position(token, None, None, []))
                 continue
-            row = np.maximum(await model.next_token_logprobs(path), np.float32(FLOOR))
+            row = np.maximum(await model.next_token_logprobs(path, cache_salt=cache_salt), np.float32(FLOOR))
             rank = int(np.count_nonzero(row > row[token])) + 1
             found.append(Position(token, float(row[token]), rank, self._top(row)))
             await asyncio.sleep(0)  # a large vocabulary takes tens of ms: other streams go on in between
@@ -365,9 +369,13 @@ class Wanted:
 async def prompt_positions(model: LanguageModel, prompt: list[int], place: int, wanted: Wanted, spent: Spent) -> list[Position]:
     """The numbers of a prompt's own tokens; the first has none."""
     run = await model.score_run(
-        prompt, wanted.recorded, priority=spent.priority, on_progress=lambda heard: spent.heard(place, heard)
+        prompt,
+        wanted.recorded,
+        priority=spent.priority,
+        cache_salt=spent.cache_salt,
+        on_progress=lambda heard: spent.heard(place, heard),
     )
-    return await wanted.positions(model, (), run)
+    return await wanted.positions(model, (), run, spent.cache_salt)
 
 
 def prompt_entries(model: LanguageModel, positions: Sequence[Position]) -> list[PositionLogprobs]:

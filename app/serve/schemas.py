@@ -64,6 +64,9 @@ class SamplingRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     logprob_token_ids: Annotated[list[Token], Meta(max_length=MOST_CHOSEN_IDS)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    # how it is worked on
+    priority: int | None = None  # below 0 before the others, above 0 after them
+    cache_salt: Annotated[str, Meta(min_length=1)] | None = None  # requests of another salt do not find what it caches
     # accepted and without effect on the answer
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -75,8 +78,6 @@ class SamplingRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     min_tokens: int | None = None
     best_of: int | None = None
     use_beam_search: bool | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     allowed_token_ids: list[int] | None = None

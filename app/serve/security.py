@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import ipaddress
 import socket
@@ -29,12 +30,14 @@ class Access:
         hosts: Names that a Host header may have beside localhost, IP addresses and, on other interfaces, this machine's name.
         origins: Web origins that may ask, such as ``http://localhost:3000``.
         loopback: Whether only this machine can connect.
+        salt_per_key: Whether clients with different keys have caches apart.
     """
 
     keys: tuple[str, ...] = ()
     hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
     loopback: bool = True
+    salt_per_key: bool = False
 
     def check(self, request: Request) -> None:
         """Refuses a request that may not ask.
@@ -47,7 +50,18 @@ class Access:
         if origin is not None and origin not in self.origins:
             raise ApiError("web pages of this origin may not ask; `elsewise serve --allow-origin` names those that may", 403)
         if self.keys and request.scope["path"] not in OPEN_PATHS:
-            self._check_key(request.headers.get("authorization", ""))
+            self._check_key(_key_of(request))
+
+    def salt(self, request: Request, own: str | None) -> str | None:
+        """The salt of the cache for a request that was checked.
+
+        Args:
+            request: Its key is that of a cache, where keys have one.
+            own: The salt that it asks for itself: within the key's.
+        """
+        if not self.salt_per_key:
+            return own
+        return f"{hashlib.sha256(_key_of(request)).hexdigest()} {own or ''}"
 
     def _check_host(self, header: str) -> None:
         """Refuses names that a foreign page could have pointed at this address (DNS rebinding); an address is no name."""
@@ -58,12 +72,15 @@ class Access:
             return
         raise ApiError("this Host is not served; `elsewise serve --allow-host` names those that are", 403)
 
-    def _check_key(self, header: str) -> None:
-        scheme, _, key = header.partition(" ")
-        given = key.strip().encode() if scheme.lower() == "bearer" else b""
+    def _check_key(self, given: bytes) -> None:
         matches = [hmac.compare_digest(given, known.encode()) for known in self.keys]  # all, so that time tells nothing
         if not any(matches):
             raise ApiError("a valid key is needed: Authorization: Bearer KEY", 401, code="invalid_api_key")
+
+
+def _key_of(request: Request) -> bytes:
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip().encode() if scheme.lower() == "bearer" else b""
 
 
 def machine_names() -> frozenset[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from runtime.adapters.folder import is_on_shelf, on_the_shelf
 from runtime.adapters.layouts import AdapterHeader
-from runtime.adapters.stacks import Routing
+from runtime.adapters.stacks import Routing, salted
 from runtime.adapters.uses import Adapters, Uses, check_adapters, check_scale, digest_of_stack
 from runtime.errors import AdapterError
 from runtime.info import AdapterInfo
@@ -208,21 +208,22 @@ class Registry:
 
     # ---- requests -----------------------------------------------------------------------------------------------
 
-    def routing(self, adapters: Adapters = None) -> Routing:
+    def routing(self, adapters: Adapters = None, salt: str = "") -> Routing:
         """The adapters of a request for its whole duration.
 
         Args:
             adapters: Of the request; None: the current stack.
+            salt: Of the request: requests of another one do not find its KV.
 
         Raises:
             AdapterError: An adapter that is unknown or not loaded.
         """
-        if adapters is None and not self._stack:
+        if adapters is None and not self._stack and not salt:
             return self._base
         with self._lock:
             wanted = self._stack if adapters is None else check_adapters(adapters)
             uses = [(self._usable(name), scale) for name, scale in wanted]
-        return Routing(self._base.fingerprint, _uses(uses))
+        return Routing(salted(self._base.fingerprint, salt), _uses(uses))
 
     def _usable(self, name: str) -> Entry:
         entry = self.find(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,11 @@ Int64 = npt.NDArray[np.int64]
 def namespaced(fingerprint: str, stack: Stack) -> Hashable:
     """Namespace of KV computed under a stack; the base's is the fingerprint alone."""
     return (fingerprint, stack) if stack else fingerprint
+
+
+def salted(fingerprint: str, salt: str) -> str:
+    """The first part of namespaces whose KV requests of this salt alone find; without a salt the fingerprint itself."""
+    return f"{fingerprint} {hashlib.sha256(salt.encode()).hexdigest()}" if salt else fingerprint
 
 
 def stack_of(namespace: Hashable) -> Stack:
@@ -145,7 +151,7 @@ class Routing:
     """The adapters of one request, fixed when it was made.
 
     Attributes:
-        fingerprint: Of the model's KV, the first part of namespaces.
+        fingerprint: Of the model's KV, `salted` for the request; the first part of namespaces.
         uses: The adapters in the stack's order.
     """
 

@@ -63,6 +63,17 @@ def adapter_pairs(adapters: Adapters) -> tuple[tuple[str, float], ...] | None:
     return None if adapters is None else check_adapters(adapters)
 
 
+def text_salt(salt: object) -> str:
+    """A request's salt; empty for none.
+
+    Raises:
+        InvalidRequestError: Something else than text.
+    """
+    if not isinstance(salt, str):
+        raise InvalidRequestError(f"cache_salt is a text, not {shown(salt)}")
+    return clean_text(salt)
+
+
 def block_names(keys: Sequence[bytes]) -> list[bytes]:
     """Names of blocks.
 

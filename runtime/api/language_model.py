@@ -31,7 +31,7 @@ from runtime import html
 from runtime.adapters.uses import Adapters
 from runtime.api import bulk
 from runtime.api.adapters import AdapterStack
-from runtime.api.checks import RequestChecks, adapter_pairs, plain_messages, plain_tools
+from runtime.api.checks import RequestChecks, adapter_pairs, plain_messages, plain_tools, text_salt
 from runtime.api.kv import KvCache
 from runtime.api.progress import ShowProgress, reporting, reporting_ends, reporting_prompt, reporting_steps
 from runtime.api.windows import Total, joined, sliding_windows
@@ -215,25 +215,37 @@ class LanguageModel:
 
     # ---- next-token log-probabilities ------------------------------------------------------------------------
 
-    async def next_token_logprobs(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
+    async def next_token_logprobs(self, ids: Sequence[int], *, adapters: Adapters = None, cache_salt: str = "") -> Float32:
         """Log-probabilities of the token after `ids`, ``(vocab,) float32``.
 
         Args:
             ids: From the first token on.
             adapters: Loaded ones, in order; () is the base, None the model's stack. So of all queries, scores,
                 samples, embeddings and beam searches; `generate` takes them as `GenerationOptions.adapters`.
+            cache_salt: Requests of one salt find each other's cached tokens, and those of no other (or of none). So of all
+                members that have it.
         """
-        rows: Float32 = await self.transport.call("logprobs", batch=[self._checks.ids(ids)], adapters=adapter_pairs(adapters))
+        under = _under(adapters, cache_salt)
+        rows: Float32 = await self.transport.call("logprobs", batch=[self._checks.ids(ids)], **under)
         row: Float32 = rows[0]
         return row
 
-    async def batch_next_token_logprobs(self, batch: Sequence[Sequence[int]], *, adapters: Adapters = None) -> Float32:
+    async def batch_next_token_logprobs(
+        self, batch: Sequence[Sequence[int]], *, adapters: Adapters = None, cache_salt: str = ""
+    ) -> Float32:
         """The same for several sequences at once, ``(n, vocab) float32``, row i for sequence i; duplicates cost nothing."""
-        rows: Float32 = await self.transport.call("logprobs", batch=self._checks.batch(batch), adapters=adapter_pairs(adapters))
+        under = _under(adapters, cache_salt)
+        rows: Float32 = await self.transport.call("logprobs", batch=self._checks.batch(batch), **under)
         return rows
 
     async def top_logprobs(
-        self, ids: Sequence[int], n: int = 20, *, chosen: Sequence[int] = (), adapters: Adapters = None
+        self,
+        ids: Sequence[int],
+        n: int = 20,
+        *,
+        chosen: Sequence[int] = (),
+        adapters: Adapters = None,
+        cache_salt: str = "",
     ) -> TopLogprobs:
         """The `n` likeliest tokens after `ids`, and exactly how much probability all others have together.
 
@@ -245,17 +257,24 @@ class LanguageModel:
             n: At least one; the vocabulary has the last say.
             chosen: Ids whose values are wanted wherever they stand.
             adapters: As of `next_token_logprobs`.
+            cache_salt: As of `next_token_logprobs`.
         """
-        return (await self.batch_top_logprobs([ids], n, chosen=chosen, adapters=adapters))[0]
+        return (await self.batch_top_logprobs([ids], n, chosen=chosen, adapters=adapters, cache_salt=cache_salt))[0]
 
     async def batch_top_logprobs(
-        self, batch: Sequence[Sequence[int]], n: int = 20, *, chosen: Sequence[int] = (), adapters: Adapters = None
+        self,
+        batch: Sequence[Sequence[int]],
+        n: int = 20,
+        *,
+        chosen: Sequence[int] = (),
+        adapters: Adapters = None,
+        cache_salt: str = "",
     ) -> list[TopLogprobs]:
         """The same for several sequences at once; duplicates cost nothing."""
         check_value("n", n, whole(1, of="tokens"))
         vocab, paths = self._checks.vocab_size, self._checks.batch(batch)
         wanted = self._checks.optional_ids(chosen, "chosen").tolist()
-        named: dict[str, Any] = {"batch": paths, "adapters": adapter_pairs(adapters)}
+        named = {"batch": paths, **_under(adapters, cache_salt)}
         found: list[TopLogprobs] = await self.transport.call("top_logprobs", n=min(n, vocab), chosen=wanted, **named)
         return [replace(top, vocabulary=self.transport.text.byte_vocab) for top in found]
 
@@ -291,6 +310,7 @@ class LanguageModel:
         stride: int | None = None,
         adapters: Adapters = None,
         priority: Priority = Priority.INSPECTOR,
+        cache_salt: str = "",
         progress: ShowProgress = False,
         on_progress: OnProgress | None = None,
     ) -> list[TokenRecord]:
@@ -307,6 +327,7 @@ class LanguageModel:
                 None: what does not fit is refused. What fits is scored as without.
             adapters: As of `next_token_logprobs`.
             priority: Before which requests it is read; a generation's prompt is read as `Priority.CHAT`.
+            cache_salt: As of `next_token_logprobs`.
             progress: True draws a tqdm bar; a callable gets the tokens done and in all. So of all members that have it, with
                 what they count: `generate` and `complete` tokens of the answer, `continue_many` and `generate_many`
                 answers that have ended, `embed` tokens, `lens` positions, `beam_generate` steps.
@@ -325,6 +346,7 @@ class LanguageModel:
                 stride=stride,
                 adapters=adapters,
                 priority=priority,
+                cache_salt=cache_salt,
                 progress=progress,
                 on_progress=on_progress,
             )
@@ -339,12 +361,13 @@ class LanguageModel:
         stride: int | None = None,
         adapters: Adapters = None,
         priority: Priority = Priority.INSPECTOR,
+        cache_salt: str = "",
         progress: ShowProgress = False,
         on_progress: OnProgress | None = None,
     ) -> TokenRun:
         """`score` as columns."""
         check_value("top_k", top_k, ALTERNATIVES)
-        under: dict[str, Any] = {"top_k": top_k, "adapters": adapter_pairs(adapters), "priority": check_priority(priority)}
+        under = {"top_k": top_k, "priority": check_priority(priority), **_under(adapters, cache_salt)}
         if stride is None:
             path = self._checks.ids(ids)
             if not is_whole(plain_number(start), 0, len(path) - 1):
@@ -534,12 +557,13 @@ class LanguageModel:
         options: GenerationOptions | None = None,
         *,
         priority: Priority = Priority.CHAT,
+        cache_salt: str = "",
         progress: ShowProgress = False,
         on_progress: OnProgress | None = None,
     ) -> Branches[TokenRun]:
         """`continue_many` in chunks: for each branch whatever has arrived since the caller last asked.
 
-        With a `priority` the prompt is read after those of more urgent requests.
+        With a `priority` the prompt is read after those of more urgent requests; `cache_salt` as of `next_token_logprobs`.
         """
 
         def begin() -> Branches[TokenRun]:
@@ -551,8 +575,9 @@ class LanguageModel:
                     "`speculative` out, or ask for n=1"
                 )
             path = self._checks.ids(ids)
-            under: dict[str, Any] = {"n": n, "options": chosen, "priority": check_priority(priority)}
-            stream = self.transport.stream("continue_many", on_progress=on_progress, ids=path, **under)
+            named: dict[str, Any] = {"n": n, "options": chosen, "priority": check_priority(priority)}
+            named["cache_salt"] = text_salt(cache_salt)
+            stream = self.transport.stream("continue_many", on_progress=on_progress, ids=path, **named)
             return reporting_ends(stream, progress, n)
 
         return Branches.later(begin)
@@ -938,6 +963,11 @@ class LanguageModel:
     def lora_stack(self) -> tuple[tuple[str, float], ...]:
         """(name, scale) of the adapters in force, in order; never blocks."""
         return self._adapters.lora_stack
+
+
+def _under(adapters: Adapters, cache_salt: str) -> dict[str, Any]:
+    """What a request's KV belongs to, as operations take it."""
+    return {"adapters": adapter_pairs(adapters), "cache_salt": text_salt(cache_salt)}
 
 
 def _eos_set(eos_token_ids: Iterable[int]) -> frozenset[int]:

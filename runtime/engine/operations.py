@@ -104,25 +104,25 @@ class Operations:
 
     # ---- log-probabilities -----------------------------------------------------------------------------------
 
-    async def logprobs(self, batch: Sequence[Int32], adapters: Adapters) -> Float32:
+    async def logprobs(self, batch: Sequence[Int32], adapters: Adapters, cache_salt: str) -> Float32:
         """``(n, vocab)``."""
         call: Call[Float32] = Call(self.turns.inbox())
-        self._query(batch, adapters, Rows(call, len(batch)))
+        self._query(batch, adapters, cache_salt, Rows(call, len(batch)))
         return await self._answer(call)
 
     async def top_logprobs(
-        self, batch: Sequence[Int32], n: int, chosen: Sequence[int], adapters: Adapters
+        self, batch: Sequence[Int32], n: int, chosen: Sequence[int], adapters: Adapters, cache_salt: str
     ) -> list[TopLogprobs]:
         """The `n` likeliest tokens after each path, and the chosen ones."""
         call: Call[list[TopLogprobs]] = Call(self.turns.inbox())
-        self._query(batch, adapters, TopRows(call, len(batch), n, chosen))
+        self._query(batch, adapters, cache_salt, TopRows(call, len(batch), n, chosen))
         return await self._answer(call)
 
-    def _query(self, batch: Sequence[Int32], adapters: Adapters, rows: Rows) -> None:
+    def _query(self, batch: Sequence[Int32], adapters: Adapters, cache_salt: str, rows: Rows) -> None:
         """Asks for the distributions after the paths, one for each row."""
         jobs = []
         for ids, waiter in zip(batch, rows.waiters, strict=True):
-            namespace, before = self.route(ids, adapters)
+            namespace, before = self.route(ids, adapters, cache_salt)
             jobs.append(QueryJob(ids, namespace, before=before, waiters=[waiter]))
         self.turns.submit(*jobs)
 
@@ -143,10 +143,11 @@ class Operations:
         start: int,
         adapters: Adapters,
         priority: Priority,
+        cache_salt: str,
         on_progress: OnProgress | None = None,
     ) -> TokenRun:
         """Scores of ``ids[start:]``."""
-        namespace, before = self.route(ids, adapters)
+        namespace, before = self.route(ids, adapters, cache_salt)
         job = ScoreJob(ids, namespace, Priority(priority), before=before, start=start, k=top_k)
         return self._scored_run(ids[start:], await self._worked(job, on_progress))
 
@@ -227,13 +228,19 @@ class Operations:
             return await call.answer()
 
     def continue_many(
-        self, ids: Int32, n: int, options: GenerationOptions, priority: Priority, on_progress: OnProgress | None = None
+        self,
+        ids: Int32,
+        n: int,
+        options: GenerationOptions,
+        priority: Priority,
+        cache_salt: str,
+        on_progress: OnProgress | None = None,
     ) -> Branches[TokenRun]:
         """`n` answers to one prompt, numbered from ``options.branch``."""
         group = _Group("branches")
 
         async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
-            first = await self._begin(ids, options)  # its seed is that of all
+            first = await self._begin(ids, options, cache_salt)  # its seed is that of all
             first.priority = Priority(priority)
             if first.constraint is not None and n > 1:
                 await off_loop(first.constraint.ready, None)  # so that it is worked out once
@@ -391,9 +398,9 @@ class Operations:
 
     # ---- for the other operations ----------------------------------------------------------------------------
 
-    def route(self, ids: Int32, adapters: Adapters) -> Route:
-        """What a request's KV belongs to, under the adapters it asks for (None: the stack in force)."""
-        return self._adapters.routing(adapters).route(ids)
+    def route(self, ids: Int32, adapters: Adapters, cache_salt: str = "") -> Route:
+        """What a request's KV belongs to, under the adapters it asks for (None: the stack in force) and its salt."""
+        return self._adapters.routing(adapters, cache_salt).route(ids)
 
     def path(self, ids: Int32, adapters: Adapters) -> Job:
         """A path of which nothing is wanted."""
@@ -538,15 +545,15 @@ class Operations:
                     with naming_prompt(i):
                         raise fault
 
-    async def _begin(self, ids: Int32, call: GenerationOptions) -> GenerateJob:
+    async def _begin(self, ids: Int32, call: GenerationOptions, cache_salt: str = "") -> GenerateJob:
         """`_generation`, with what takes a while of it off the loop."""
         await self._compile(call.grammar)
-        job = self._generation(ids, call)
+        job = self._generation(ids, call, cache_salt)
         if job.constraint is not None and (banned := job.options.sampling.banned_tokens):
             await off_loop(_check_banned, job.constraint, banned)
         return job
 
-    def _generation(self, ids: Int32, call: GenerationOptions) -> GenerateJob:
+    def _generation(self, ids: Int32, call: GenerationOptions, cache_salt: str = "") -> GenerateJob:
         if call.speculative is not None:
             check_speculative(call.speculative, self._engine.backend.info)
         chosen = resolve_options(call, model=self.text.own.options, ends=self.ends).options if call.resolve else call
@@ -555,7 +562,7 @@ class Operations:
             chosen = replace(chosen, top_k=max(chosen.top_k, SHOWN))
         if chosen.seed is None:
             chosen = replace(chosen, seed=fresh_seed())
-        routing = self._adapters.routing(chosen.adapters)
+        routing = self._adapters.routing(chosen.adapters, cache_salt)
         namespace, before = routing.route(ids)
         return GenerateJob(
             ids,

@@ -60,7 +60,7 @@ async def connect_async(
         dialect: The kind of server; None asks it.
         tokenizer: A folder or a name on the shelf, or "server"; None looks on the shelf by the model's names and takes
             what is proven the same, else the server's.
-        cache_salt: Separates the server's prefix cache from that of others (vLLM).
+        cache_salt: Separates the server's prefix cache from that of others (vLLM, Elsewise).
         sampling: "server" draws there and streams. "here" draws each token with the sampler of this machine, one request for
             each: what a local model draws with the seed, where the server's alternatives are enough for it (greedy, `top_k`
             within them, or all of them), and refused where they are not.

@@ -124,7 +124,7 @@ class RemoteOperations:
 
     # ---- log-probabilities -----------------------------------------------------------------------------------
 
-    async def logprobs(self, batch: Sequence[Int32], adapters: Adapters) -> Float32:
+    async def logprobs(self, batch: Sequence[Int32], adapters: Adapters, cache_salt: str) -> Float32:
         """``(n, vocab)``; equal contexts are asked for once."""
         if not self._abilities.full_vector:
             most = self._abilities.alternatives
@@ -134,21 +134,21 @@ class RemoteOperations:
                 f"{way if most else 'it has none of a position'} (vLLM gives all of them when started with --max-logprobs -1)"
             )
         model = self._model(adapters)
-        return np.stack(await asyncio.gather(*(self._row(ids, model) for ids in batch)))
+        return np.stack(await asyncio.gather(*(self._row(ids, model, cache_salt) for ids in batch)))
 
-    async def _row(self, ids: Int32, model: str) -> Float32:
+    async def _row(self, ids: Int32, model: str, salt: str) -> Float32:
         async def ask() -> Float32:
             async with self._whole:
-                chunk = await self._asked(self._completion(ids, model, alternatives=FULL), FULL_BYTES)
+                chunk = await self._asked(self._completion(ids, model, salt, alternatives=FULL), FULL_BYTES)
             found = _only_piece(chunk).alternatives
             if found is None or not found.keys or not isinstance(found.keys[0], int):
                 raise malformed("no log-probabilities by id")
             return dense(found, self.text.vocab)
 
-        return await self._shared((ids.tobytes(), model, FULL), ask)
+        return await self._shared((ids.tobytes(), model, salt, FULL), ask)
 
     async def top_logprobs(
-        self, batch: Sequence[Int32], n: int, chosen: Sequence[int], adapters: Adapters
+        self, batch: Sequence[Int32], n: int, chosen: Sequence[int], adapters: Adapters, cache_salt: str
     ) -> list[TopLogprobs]:
         """The `n` likeliest after each context, and the values of `chosen`."""
         most = self._abilities.alternatives
@@ -164,15 +164,16 @@ class RemoteOperations:
                 f"{self._client.address.host} gives no values of chosen ids; ask for more of the likeliest"
             )
         model = self._model(adapters)
-        return list(await asyncio.gather(*(self._top(ids, n, tuple(chosen), model) for ids in batch)))
+        return list(await asyncio.gather(*(self._top(ids, n, tuple(chosen), model, cache_salt) for ids in batch)))
 
-    async def _top(self, ids: Int32, n: int, chosen: tuple[int, ...], model: str) -> TopLogprobs:
+    async def _top(self, ids: Int32, n: int, chosen: tuple[int, ...], model: str, salt: str) -> TopLogprobs:
         async def ask() -> TopLogprobs:
             if chosen and not self._abilities.chosen_ids:
-                return top_of_row(await self._row(ids, model), n, chosen)
+                return top_of_row(await self._row(ids, model, salt), n, chosen)
             width = max(1, self._abilities.chosen_ids)
             parts = [chosen[at : at + width] for at in range(0, len(chosen), width)]
-            found, *values = await asyncio.gather(*(self._alternatives(ids, n, part, model) for part in [(), *parts]))
+            asking = (self._alternatives(ids, n, part, model, salt) for part in [(), *parts])
+            found, *values = await asyncio.gather(*asking)
             of_chosen = {token: value for part in values for token, value in zip(part.keys, part.logprobs, strict=True)}
             top = top_of(found, n, self.text.vocab, {token: of_chosen.get(token) for token in chosen})
             if self._abilities.token_ids and len(top.ids) < min(n, self.text.vocab):
@@ -180,10 +181,10 @@ class RemoteOperations:
             await self.text.learn(top.ids.tolist())
             return top
 
-        return await self._shared((ids.tobytes(), model, n, chosen), ask)
+        return await self._shared((ids.tobytes(), model, salt, n, chosen), ask)
 
-    async def _alternatives(self, ids: Int32, n: int, chosen: tuple[int, ...], model: str) -> Alternatives:
-        asked = self._completion(ids, model, alternatives=1 if chosen else n, chosen=chosen)
+    async def _alternatives(self, ids: Int32, n: int, chosen: tuple[int, ...], model: str, salt: str) -> Alternatives:
+        asked = self._completion(ids, model, salt, alternatives=1 if chosen else n, chosen=chosen)
         async with self._some:
             chunk = await self._asked(asked, _bytes_of(1, n + len(chosen)))
         found = self._by_id(_only_piece(chunk)).alternatives
@@ -191,12 +192,14 @@ class RemoteOperations:
             raise malformed("no alternatives")
         return found
 
-    async def score(self, ids: Int32, top_k: int, start: int, adapters: Adapters, priority: Priority) -> TokenRun:
+    async def score(
+        self, ids: Int32, top_k: int, start: int, adapters: Adapters, priority: Priority, cache_salt: str
+    ) -> TokenRun:
         """Scores of ``ids[start:]``; the server reads the whole text for it."""
         del priority  # a server without a policy for it refuses one
         if not self._abilities.prompt_logprobs:
             raise UnsupportedFeatureError(f"{self._client.address.host} does not score given texts")
-        asked = self._completion(ids, self._model(adapters), scored=min(top_k, self._abilities.alternatives))
+        asked = self._completion(ids, self._model(adapters), cache_salt, scored=min(top_k, self._abilities.alternatives))
         async with self._some, self._request("score", len(ids)) as request:
             chunk = await self._asked(asked, _bytes_of(len(ids), top_k))
             request.counted(chunk)
@@ -248,13 +251,20 @@ class RemoteOperations:
         return TokenRun.concat(runs)
 
     async def continue_many(
-        self, stream: Stream, dropped: Tasks, ids: Int32, n: int, options: GenerationOptions, priority: Priority
+        self,
+        stream: Stream,
+        dropped: Tasks,
+        ids: Int32,
+        n: int,
+        options: GenerationOptions,
+        priority: Priority,
+        cache_salt: str,
     ) -> None:
         """`n` answers to one prompt, numbered from ``options.branch``."""
         del priority  # as in `score`
         chosen = self._resolved(options)
         branches = {chosen.branch + i: (ids, replace(chosen, branch=chosen.branch + i)) for i in range(n)}
-        await self._group(stream, dropped, branches, "branches")
+        await self._group(stream, dropped, branches, "branches", cache_salt)
 
     async def generate_many(
         self, stream: Stream, dropped: Tasks, prompts: Sequence[Int32], options: Sequence[GenerationOptions]
@@ -264,12 +274,17 @@ class RemoteOperations:
         await self._group(stream, dropped, chosen, "prompts")
 
     async def _group(
-        self, stream: Stream, dropped: Tasks, answers: Mapping[int, tuple[Int32, GenerationOptions]], what: str | None
+        self,
+        stream: Stream,
+        dropped: Tasks,
+        answers: Mapping[int, tuple[Int32, GenerationOptions]],
+        what: str | None,
+        salt: str = "",
     ) -> None:
         """Streams several answers, as many at a time as requests may run; each ends or fails alone."""
 
         async def one(number: int, ids: Int32, options: GenerationOptions) -> None:
-            await self._answer(ids, options, lambda run: stream.chunk(run, number), stream.progress)
+            await self._answer(ids, options, lambda run: stream.chunk(run, number), stream.progress, salt)
 
         tasks = {number: asyncio.create_task(one(number, *answer)) for number, answer in answers.items()}
         dropped.begin(tasks)
@@ -316,6 +331,7 @@ class RemoteOperations:
         options: GenerationOptions,
         on_run: Callable[[TokenRun], None],
         on_progress: OnProgress | None = None,
+        salt: str = "",
     ) -> None:
         """One streamed answer.
 
@@ -331,6 +347,7 @@ class RemoteOperations:
         asked = self._completion(
             ids,
             self._model(options.adapters),
+            salt,
             max_tokens=max(1, min(limit, room)),
             alternatives=min(max(options.top_k, usual), self._abilities.alternatives),
             options=options,
@@ -574,11 +591,13 @@ class RemoteOperations:
             raise AdapterError(f"{host} has no adapter {name!r} of {self._facts.model} (it has: {known})")
         return name
 
-    def _completion(self, ids: Int32, model: str, **asked: Any) -> Completion:
+    def _completion(self, ids: Int32, model: str, salt: str, **asked: Any) -> Completion:
         if len(ids) >= self.info.context_length:  # a server answers with a token at least
             raise ContextOverflowError("prompt", len(ids), 1, self.info.context_length)
-        salt = self._salt if self._abilities.cache_salt else ""
-        return Completion(model=model, prompt=self.text.prompt(ids.tolist()), salt=salt, **asked)
+        if salt and not self._abilities.cache_salt:
+            raise UnsupportedFeatureError(f"{self._client.address.host} takes no cache_salt: its prefix cache is shared")
+        own = self._salt if self._abilities.cache_salt else ""
+        return Completion(model=model, prompt=self.text.prompt(ids.tolist()), salt=salt or own, **asked)
 
     async def _asked(self, asked: Completion, most: int) -> Chunk:
         path, body = self._dialect.request(asked, self._abilities, stream=False)

@@ -44,6 +44,7 @@ class LogprobsBatch(Arguments, frozen=True, forbid_unknown_fields=True):
 
     batch: list[Array]
     adapters: AdapterUses
+    cache_salt: str
 
 
 class TopLogprobsBatch(LogprobsBatch, frozen=True, forbid_unknown_fields=True):
@@ -59,6 +60,7 @@ class Score(Query, frozen=True, forbid_unknown_fields=True):
     top_k: int
     start: int
     priority: Priority
+    cache_salt: str
 
 
 class Generate(Arguments, frozen=True, forbid_unknown_fields=True):
@@ -73,6 +75,7 @@ class ContinueMany(Generate, frozen=True, forbid_unknown_fields=True):
 
     n: int
     priority: Priority
+    cache_salt: str
 
 
 class GenerateMany(Arguments, frozen=True, forbid_unknown_fields=True):

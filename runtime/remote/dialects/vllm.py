@@ -187,8 +187,8 @@ class Elsewise(VLLM):
     grammars = frozenset({"json_schema", "regex", "lark"})
 
     async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
-        """As vLLM's, with chosen ids, and without a salt: all clients share one cache."""
-        return replace(await super().abilities(client, facts, probe), cache_salt=False, chosen_ids=CHOSEN_IDS)
+        """As vLLM's, with chosen ids."""
+        return replace(await super().abilities(client, facts, probe), chosen_ids=CHOSEN_IDS)
 
     async def token_bytes(self, client: HttpClient, model: str, ids: Sequence[int]) -> list[bytes]:
         """``/detokenize`` with the bytes of each token."""

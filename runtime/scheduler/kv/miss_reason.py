@@ -47,7 +47,7 @@ class LastRequest:
             return _LOST[lost][0], f"token {at + 1:,} of {total:,} {_LOST[lost][1]}"
         if trie.strangers(self.job.spans(self.job.ids), at):
             return "other", (
-                f"token {at + 1:,} of {total:,} is held for another model or adapter only: KV is never shared between them"
+                f"token {at + 1:,} of {total:,} is held for another model, adapter or salt: KV is never shared between them"
             )
         return "new", f"token {at + 1:,} of {total:,} is new: nothing after token {at:,} was computed before"
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import GenerationOptions, LanguageModel, SamplingOptions, load, run_sync
+from runtime import GenerationOptions, LanguageModel, Priority, SamplingOptions, load, run_sync
 from tests.app.serve.conftest import Served, serving
 from tests.pages import PAGES, blocks
 from tests.tiny_models import tiny_path
@@ -113,6 +113,50 @@ def test_cached_tokens_are_counted_exactly(served: Served) -> None:
     assert counts[0] == counts[3] == 0
     assert counts[1] in (len(prompt), len(prompt) - 1)  # its logits may be kept too
     assert counts[2] == len(prompt)
+
+
+def test_a_smaller_priority_goes_first(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Priority] = []
+
+    def noting(own: Any) -> Any:
+        def call(*at: Any, **by: Any) -> Any:
+            given.append(by["priority"])
+            return own(*at, **by)
+
+        return call
+
+    for name in ("continue_many_runs", "score_run"):
+        monkeypatch.setattr(LanguageModel, name, noting(getattr(LanguageModel, name)))
+    for asked in ({}, {"priority": -7}, {"priority": 0}, {"priority": 3}):
+        served.post(PATH, prompt=[5, 6], max_tokens=1, prompt_logprobs=0, **asked)
+    usual, first, last = Priority.INSPECTOR, Priority.CHAT, Priority.BACKGROUND
+    assert given == [usual] * 2 + [first] * 2 + [usual] * 2 + [last] * 2
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        (PATH, {"prompt": [31, 32, 33, 34, 35, 36, 37, 38], "logprobs": 2}),
+        (PATH, {"prompt": [31, 32, 33, 34, 35, 36, 37, 38], "logprobs": -1}),
+        (PATH, {"prompt": [31, 32, 33, 34, 35, 36, 37, 38], "prompt_logprobs": 0}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Read"}], "logprobs": True}),
+    ],
+)
+def test_a_request_finds_what_its_own_salt_has_cached_and_nothing_else(
+    served: Served, path: str, asked: dict[str, Any]
+) -> None:
+    run_sync(served.model.reset_async_queries_async())
+    served.model.clear_cache()
+    cached, answers = {}, []
+    for turn, salt in enumerate(({}, {"cache_salt": "a"}, {"cache_salt": "b"}, {}, {"cache_salt": "a"}, {"cache_salt": "b"})):
+        answer = served.post(path, **asked, **salt, max_tokens=3, temperature=0)
+        cached[turn] = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        answers.append(answer["choices"][0])
+        total = answer["usage"]["prompt_tokens"]
+    assert [cached[turn] for turn in range(3)] == [0, 0, 0]
+    assert {cached[turn] for turn in range(3, 6)} <= {total - 1, total}
+    words = [each["message"]["content"] if "message" in each else each["text"] for each in answers]
+    assert len(set(words)) == 1
 
 
 def test_several_prompts_and_answers_come_in_order(served: Served) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import GenerationOptions, Grammar, LanguageModel, connect
+from runtime import GenerationOptions, Grammar, LanguageModel, SamplingOptions, connect
 from tests.app.serve.conftest import Served
 from tests.tiny_models import tiny_path
 
@@ -54,6 +54,20 @@ def test_answers(served: Served, remote: LanguageModel, options: dict[str, Any])
     assert [(b.token_id, b.finish_reason) for b in theirs] == [(a.token_id, a.finish_reason) for a in ours]
     prompt = served.model.render_chat(MESSAGES)
     assert remote.render_chat(MESSAGES) == prompt
+
+
+def test_salts(served: Served, remote: LanguageModel) -> None:
+    served.model.clear_cache()
+    ids, options = served.model.tokenize(TEXT), GenerationOptions(max_tokens=2, sampling=SamplingOptions(temperature=0.0))
+
+    async def reused(salt: str) -> int | None:
+        async with aclosing(remote.continue_many_runs(ids, 1, options, cache_salt=salt)) as runs:
+            async for _ in runs:
+                pass
+        return remote.metrics().recent[-1].reused
+
+    assert [asyncio.run(reused(salt)) for salt in ("", "a", "b")] == [0, 0, 0]
+    assert min(asyncio.run(reused(salt)) or 0 for salt in ("", "a", "b")) >= len(ids) - 1
 
 
 def test_grammars(served: Served, remote: LanguageModel) -> None:

@@ -210,6 +210,7 @@ def test_the_old_name_of_the_key_is_read_with_a_note(elsewise: Elsewise, monkeyp
         (("--host", "0.0.0.0"), "lets other machines ask: give them a key"),
         (("--key-file", "short.txt"), "key 1 is not usable"),
         (("--key-file", "empty.txt"), "there is no key in it"),
+        (("--salt-per-key",), "--salt-per-key needs keys"),
         (("--tls", "no.pem", "no.key"), "there is no such file"),
         (("--load", "nothing=1"), "unknown load option"),
         (("--host", "203.0.113.7", "--key-file", "good.txt"), "--host 203.0.113.7"),

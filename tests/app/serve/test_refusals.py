@@ -73,8 +73,8 @@ def error_of(response: Any) -> dict[str, Any]:
         ({"prompt": "a", "response_format": {"type": "xml"}}, 400, None),
         ({"prompt": "a", "best_of": 3}, 400, "best_of"),
         ({"prompt": "a", "use_beam_search": True}, 400, "use_beam_search"),
-        ({"prompt": "a", "cache_salt": "s"}, 400, "cache_salt"),
-        ({"prompt": "a", "priority": 1}, 400, "priority"),
+        ({"prompt": "a", "cache_salt": ""}, 400, "cache_salt"),
+        ({"prompt": "a", "priority": "high"}, 400, "priority"),
         ({"prompt": "a", "suffix": "b"}, 400, "suffix"),
         ({"prompt": "a", "stream_options": {"include_usage": True}}, 400, "stream_options"),
         ({"prompt": "a", "max_tokns": 3}, 400, "max_tokns"),
@@ -184,6 +184,20 @@ def test_a_key_is_needed_where_there_is_one_and_is_never_written(caplog: pytest.
     ours = [record.getMessage() for record in caplog.records if record.name.startswith(("app", "runtime", "uvicorn"))]
     assert any("POST /v1/completions 200" in line for line in ours)
     assert not any(KEY in line or "secret" in line for line in ours)
+
+
+def test_keys_can_have_caches_apart() -> None:
+    other = KEY[::-1]
+    prompt = {"prompt": [41, 42, 43, 44, 45, 46], "max_tokens": 1}
+    with serving(tiny(), Access(keys=(KEY, other), salt_per_key=True)) as served:
+
+        def cached(key: str, **body: str) -> int:
+            response = served.client.post(PATH, headers={"authorization": f"Bearer {key}"}, json={**prompt, **body})
+            found: int = response.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+            return found
+
+        assert [cached(KEY), cached(other), cached(KEY, cache_salt="a"), cached(other, cache_salt="a")] == [0] * 4
+        assert min(cached(KEY), cached(other), cached(KEY, cache_salt="a"), cached(other, cache_salt="a")) >= 5
 
 
 def test_an_unexpected_fault_is_told_without_its_words(

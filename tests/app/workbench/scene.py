@@ -92,11 +92,13 @@ class FrailModel:
         *,
         adapters: Any = None,
         priority: Priority = Priority.INSPECTOR,
+        cache_salt: str = "",
         on_progress: OnProgress | None = None,
     ) -> TokenRun:
         self._engine.on_look("score")
         self._engine.priorities.append(priority)
-        return await self.model.score_run(ids, top_k, start, adapters=adapters, priority=priority, on_progress=on_progress)
+        under: dict[str, Any] = {"adapters": adapters, "priority": priority, "cache_salt": cache_salt}
+        return await self.model.score_run(ids, top_k, start, on_progress=on_progress, **under)
 
     async def generate_runs(
         self, ids: Sequence[int], options: GenerationOptions | None, *, on_progress: OnProgress | None = None
@@ -117,10 +119,12 @@ class FrailModel:
         options: GenerationOptions | None,
         *,
         priority: Priority = Priority.CHAT,
+        cache_salt: str = "",
         on_progress: OnProgress | None = None,
     ) -> AsyncGenerator[tuple[int, TokenRun], None]:
         self._engine.drawn_as.append(priority)
-        runs = self.model.continue_many_runs(ids, n, options, priority=priority, on_progress=on_progress)
+        under: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt}
+        runs = self.model.continue_many_runs(ids, n, options, on_progress=on_progress, **under)
         first = 0 if options is None else options.branch
         async with aclosing(self._frail("continue", ids, in_turn(runs, range(first, first + n)))) as tokens:
             async for branch, token in tokens:

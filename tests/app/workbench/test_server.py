@@ -38,6 +38,8 @@ def test_programs_ask_the_windows_model_while_the_server_is_on(play: Play) -> No
         answer = (await asked(address, "completions", prompt=[1, 2, 3], max_tokens=3, temperature=0, ignore_eos=True)).json()
         assert answer["usage"]["completion_tokens"] == 3
         assert engine.drawn_as == [Priority.BACKGROUND]  # the windows' own answers go first
+        refused = await asked(address, "completions", prompt=[1, 2, 3], max_tokens=1, priority=-1)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "priority")
         scored = await asked(address, "completions", prompt=[1, 2, 3], max_tokens=1, prompt_logprobs=1)
         assert len(scored.json()["choices"][0]["prompt_logprobs"]) == 3
         await s.workbench.models.reload()  # the server goes on with what the windows have

@@ -50,6 +50,22 @@ def test_tokens_before_the_invocation_are_the_base_s_and_share_its_kv(llama: Lan
 
 
 @both_backends
+def test_what_one_salt_has_cached_serves_no_other(llama: LanguageModel) -> None:
+    ids = [*plain(8, 25), *INVOCATION, 9]
+    rows = []
+    for adapters, own in (((), len(ids)), (("act",), len(INVOCATION) + 1)):  # the tokens before the invocation are the base's
+        for expected in (own, 0):
+            for salt in ("", "a", "b"):
+                before = llama.metrics().tokens_computed
+                rows.append(llama.next_token_logprobs_sync(ids, adapters=adapters, cache_salt=salt))
+                assert llama.metrics().tokens_computed - before == expected, (adapters, salt)
+        np.testing.assert_allclose(rows[-6:], [rows[-1]] * 6, atol=1e-5, rtol=0)
+    before = llama.metrics().tokens_computed
+    llama.score_sync(ids, cache_salt="c")
+    assert llama.metrics().tokens_computed - before == len(ids)
+
+
+@both_backends
 def test_the_scores_of_every_position_are_peft_s(llama: LanguageModel, peft: Peft) -> None:
     ids = [*plain(4, 12), *INVOCATION, *plain(5, 9)]
     expected = peft.logprobs(ids, ("act", 1.0))

@@ -140,7 +140,7 @@ class FakeTransport:
 
     # ---- queries ---------------------------------------------------------------------------------------------
 
-    async def logprobs(self, batch: Sequence[Int32], adapters: object) -> Float32:
+    async def logprobs(self, batch: Sequence[Int32], adapters: object, cache_salt: str) -> Float32:
         if not self.turns or self.turns[-1] == 0:
             self.turns.append(0)
             asyncio.get_running_loop().call_soon(self.turns.append, 0)
@@ -170,6 +170,7 @@ class FakeTransport:
         start: int,
         adapters: object,
         priority: Priority,
+        cache_salt: str,
         on_progress: OnProgress | None = None,
     ) -> TokenRun:
         if on_progress is not None:
@@ -216,7 +217,13 @@ class FakeTransport:
         return run_of([*asked, EOS], finish=Finish.EOS)
 
     def continue_many(
-        self, ids: Int32, n: int, options: GenerationOptions, priority: Priority, on_progress: OnProgress | None = None
+        self,
+        ids: Int32,
+        n: int,
+        options: GenerationOptions,
+        priority: Priority,
+        cache_salt: str,
+        on_progress: OnProgress | None = None,
     ) -> Branches[TokenRun]:
         assert priority is Priority.CHAT
         if on_progress is not None:

@@ -117,11 +117,6 @@ def test_a_host_of_the_environment_that_is_none_is_refused(monkeypatch: pytest.M
         key_for("http://127.0.0.1:8001")
 
 
-def test_a_salt_that_a_server_does_not_take_is_told(model: LanguageModel, folder: Path) -> None:
-    with serving(model, owner="elsewise") as server, connect(server.base_url, tokenizer=folder, cache_salt="mine") as remote:
-        assert any("takes no cache_salt" in warning for warning in remote.info.warnings)
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [({"temperature": 1}, "unknown option"), ({"dialect": "vlm"}, "vllm"), ({"api_key": "a\nb"}, "one line")],

@@ -228,6 +228,13 @@ def test_each_kind_is_recognised_and_gives_what_it_has(model: LanguageModel, fol
                 remote.score_sync(ids)
 
 
+def test_a_salt_that_a_server_does_not_take_is_told(model: LanguageModel, folder: Path) -> None:
+    with serving(model, MlxServer) as server, connect(server.base_url, tokenizer=folder, cache_salt="mine") as remote:
+        assert any("takes no cache_salt" in warning for warning in remote.info.warnings)
+        with pytest.raises(UnsupportedFeatureError, match="takes no cache_salt"):
+            remote.top_logprobs_sync([5], 2, cache_salt="a request's own")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_greedy_answer_is_the_model_s_own(model: LanguageModel, folder: Path, kind: str) -> None:
     options: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12}
