@@ -33,7 +33,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.option("--deep", is_flag=True, help="Measure this machine: numbers, memory, speed, window, disk; ten minutes.")
+@click.option("--deep", is_flag=True, help="Measure this machine: numbers, window, disk, memory, speed; at most ten minutes.")
 @click.option(
     "--only",
     multiple=True,
@@ -49,7 +49,7 @@ Examples:
     type=click.FloatRange(0.1, 100),
     default=1.0,
     show_default=True,
-    help="Of --deep: so many times the seconds that a part may take. A machine without a GPU needs more than a Mac.",
+    help="Of --deep: so many times the ten minutes. A slow or busy machine needs more.",
 )
 @click.pass_context
 def doctor(

@@ -17,7 +17,7 @@ from app.doctor.finding import Finding, held
 from app.doctor.reference import SMOLLM2, references, write_reference
 from runtime import GenerationOptions, LanguageModel, list_models, load
 
-PROMPT, NEW, STREAMS = 128, 24, 8  # tokens, tokens, prompts
+PROMPT, READ_TOKENS, NEW, STREAMS = 32, 128, 24, 8  # tokens before an answer, of a text that is only read, new ones; prompts
 LAPS: Final = 2
 SHARE_BAR: Final = 0.9  # of the bare library's tokens per second
 REOPEN_BAR: Final = 0.2  # of a cold start
@@ -70,8 +70,8 @@ def _laps(subject: Bare, prompts: list[list[int]]) -> dict[str, float]:
     one, many, read = subject
     found = {ONE: (NEW - 1) / _beyond(lambda new: one(prompts[0], new))}
     found[EIGHT] = len(prompts) * (NEW - 1) / _beyond(lambda new: many(prompts, new))
-    read(_ids(99))
-    found[READ] = PROMPT / min(_seconds(partial(read, _ids(100 + lap))) for lap in range(LAPS))
+    read(_ids(99, READ_TOKENS))
+    found[READ] = READ_TOKENS / min(_seconds(partial(read, _ids(100 + lap, READ_TOKENS))) for lap in range(LAPS))
     return found
 
 

@@ -89,6 +89,14 @@ def test_a_part_that_takes_too_long_is_ended() -> None:
     assert "--patience" in row.advice
 
 
+def test_all_parts_together_end_after_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.doctor.run.TEN_MINUTES", 0.5)
+    report = check_machine(["window", "disk"], lambda _: None)
+    [late], [never] = report.findings["window"], report.findings["disk"]
+    assert (late.verdict, late.figure.startswith("not done in")) == ("failed", True)
+    assert (never.verdict, never.figure, never.advice.endswith("--only disk")) == ("failed", "not begun", True)
+
+
 def test_killed_writers_and_a_full_disk_lose_nothing() -> None:
     done = CliRunner().invoke(cli, ["doctor", "--deep", "--only", "disk", "--json", "--patience", "5"])
     report = msgspec.json.decode(done.stdout, type=Report)
