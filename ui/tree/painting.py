@@ -126,7 +126,7 @@ class RowDelegate(QStyledItemDelegate):
         text, whole = _cut(text, self._plain, self._named if given else None, utf16_length(given), room.width())
         length = utf16_length(text)
         ink = QColor(palette.faint if row.pruned else palette.soft if row.role == "user" else palette.text)
-        formats = [_format(0, length, ink)]
+        formats = list[QTextLayout.FormatRange]()  # of what has another ink than the pen
         if before:
             formats.append(_format(utf16_length(given) if given else 0, utf16_length(label), QColor(palette.faint)))
         if given:

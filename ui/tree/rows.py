@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPersistentModelIndex, Qt, QTimer, Signal
+from PySide6.QtCore import QModelIndex, QObject, QPersistentModelIndex, QStringListModel, Qt, QTimer, Signal
 
 from ui.port import RowText, TreeRow, translate
 from ui.port.tokens import TokenRun
@@ -62,8 +62,11 @@ def words_of(run: TokenRun, measure: Measure) -> Words:
     return Words("".join(parts), tuple(heat))
 
 
-class TreeRows(QAbstractListModel):
-    """The rows in sight, in reading order. What they say is asked for when they are painted."""
+class TreeRows(QStringListModel):
+    """The rows in sight, in reading order. What they say is asked for when they are painted.
+
+    As a list of strings, all empty, it counts its rows without Python: a list that lays them out asks twice for each.
+    """
 
     texts_wanted = Signal(object)  # list of TreeRow
     looks_changed = Signal()  # of rows that stay where they are: a list lays all of them out again for changed data
@@ -78,7 +81,7 @@ class TreeRows(QAbstractListModel):
         self._place: dict[Key, int] = {}
         self._folded: set[Key] = set()
         self._parents: set[int] = set()  # places of rows that others stand under
-        self._shows_pruned = False
+        self._has_pruned = self._shows_pruned = False
         self._texts: dict[Key, RowText] = {}
         self._words: dict[Key, Words] = {}  # of those that were painted
         self._asked: dict[Key, TreeRow] = {}
@@ -100,6 +103,7 @@ class TreeRows(QAbstractListModel):
         self.all = new
         self._place = places
         self._parents = {row.parent for row in new}
+        self._has_pruned = any(row.pruned for row in new)
         if self.base not in self._place:
             self.base = None
         self._keep(texts)
@@ -212,8 +216,8 @@ class TreeRows(QAbstractListModel):
 
     # ---- the model --------------------------------------------------------------------------------------------------
 
-    def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008  # Qt's own default, an immutable value
-        return 0 if parent.isValid() else len(self.seen)
+    def flags(self, index: Index) -> Qt.ItemFlag:  # noqa: ARG002  # the signature is Qt's
+        return Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable | Qt.ItemFlag.ItemNeverHasChildren
 
     def data(self, index: Index, role: int = int(Qt.ItemDataRole.DisplayRole)) -> object:
         row = self.row_at(index)
@@ -280,18 +284,20 @@ class TreeRows(QAbstractListModel):
 
     def _show(self) -> None:
         """Puts into sight what is neither folded away nor pruned nor beside the row that is shown alone."""
-        self.beginResetModel()
-        hidden: set[int] = set()  # places of rows out of sight, and of folded ones: what stands under them is out of sight
-        self.seen = []
         folded = {self._place[key] for key in self._folded if key in self._place}
+        is_whole = not folded and (self._shows_pruned or not self._has_pruned)
+        self.seen = list(self._range() if is_whole else self._in_sight(folded))
+        self.setStringList([""] * len(self.seen))
+
+    def _in_sight(self, folded: Collection[int]) -> Iterator[int]:
+        hidden: set[int] = set()  # places of rows out of sight, and of folded ones: what stands under them is out of sight
         for place in self._range():
             row = self.all[place]
             out = row.parent in hidden or (row.pruned and not row.on_path and not self._shows_pruned)
             if not out:
-                self.seen.append(place)
+                yield place
             if out or place in folded:
                 hidden.add(place)
-        self.endResetModel()
 
 
 def ways_of(count: int) -> str:

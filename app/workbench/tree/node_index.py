@@ -254,6 +254,10 @@ class Course:
         stop = int(self.stops[row])
         return None if stop == NodeColumns.NOTHING else stop
 
+    def ends(self) -> Int64:
+        """The token of each node at which the path leaves it, ``(n,)``; where it goes through all of them, beyond any."""
+        return np.where(self.stops == NodeColumns.NOTHING, np.iinfo(np.int64).max, self.stops)
+
     def lengths(self, known: tuple[Int64, Int64]) -> Int64:
         """Tokens of each node that stand on the path, ``(n,)``; text without tokens is shown as one.
 

@@ -47,10 +47,10 @@ def turn_rows(
     """
     names = names or {}
     course = tree.course(tip)
-    stops = dict(zip(course.ids.tolist(), (course.stop(row) for row in range(len(course))), strict=True))
+    stops: dict[int, int] = dict(zip(course.ids.tolist(), course.ends().tolist(), strict=True))
 
     def on_path(key: Branch) -> bool:
-        return key[0] in stops and ((stop := stops[key[0]]) is None or stop > key[1])
+        return stops.get(key[0], 0) > key[1]
 
     rows: list[TreeRow] = []
     # a branch, its level, the row that it stands under, and whether it is beside the one that goes on
@@ -61,19 +61,12 @@ def turn_rows(
         line, head = branch.line, len(rows)
         for place, (first, end, role) in enumerate(branch.turns):
             key = (first, 0 if place else line.start)
-            row = TreeRow(
-                node_id=first,
-                start=key[1],
-                end=end,
-                parent=parent,
-                head=head,
-                depth=depth,
-                role=role,
-                logprob=logprob_of(tree.nodes[end]) if tree.is_held(end) else None,
-                on_path=on_path(key),
-                pruned=line.pruned,
-                bookmarked=key in bookmarks,
-            )
+            logprob = logprob_of(tree.nodes[end]) if tree.is_held(end) else None
+            row = TreeRow(  # by place: given by name, thousands of rows take twice as long
+                first, key[1], end, parent, head, depth, role,
+                False, "", "", "", "", 0, None, 0,  # of a branch that begins here, see below
+                logprob, on_path(key), False, line.pruned, key in bookmarks,
+            )  # fmt: skip
             if not place:
                 before, name = branch.name
                 name = name if line.number == 1 else f"{name} ({line.number})"
