@@ -201,7 +201,7 @@ class Operations:
 
     def set_kv_budget(self, budget_bytes: int) -> Future[None]:
         """Changes the bytes of KV that are kept."""
-        return self._engine.call(lambda: self._engine.scheduler.cache.set_budget(budget_bytes))
+        return self._engine.call(lambda: self._engine.scheduler.cache.room.set_budget(budget_bytes))
 
     # ---- answers ---------------------------------------------------------------------------------------------
 

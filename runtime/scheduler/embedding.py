@@ -110,7 +110,7 @@ class Embeddings(Worker[_Work]):
     def waits(self) -> bool:
         """Others have to leave before anything can be computed."""
         unchanged = self._departures == self._cache.departures or self._cache.room.spare() < (self._lacking or 0)
-        return self._lacking is not None and bool(self._cache.live) and unchanged
+        return self._lacking is not None and bool(self._cache.room.live) and unchanged
 
     def step(self, *, beside: bool) -> None:
         """One slice, of whom was served longest ago; `beside`: others wait for this step's end."""
@@ -170,16 +170,17 @@ class Embeddings(Worker[_Work]):
         longest = max(map(len, paths))
         tokens = np.stack([np.concatenate([path, np.full(longest - len(path), path[-1])]) for path in paths]).astype(np.int64)
         needed = tokens.size * self._backend.info.hidden_size * 4
-        if not self._cache.make_room(needed):
+        if not self._cache.room.make(needed):
             raise NoRoomError(
-                f"the hidden states of {tokens.size:,} tokens need {needed:,} bytes, and running requests leave no room for "
-                f"them in the budget of {self._cache.budget:,}: raise kv_cache_bytes (set_kv_budget) or end another request"
+                f"the hidden states of {tokens.size:,} tokens need {needed:,} bytes, and running requests leave no room "
+                f"for them in the budget of {self._cache.room.budget:,}: raise kv_cache_bytes (set_kv_budget) "
+                "or end another request"
             )
         started, stacks = time.monotonic(), _stacks(chosen[0][0].job, tokens.size)
         try:
             hidden = self._backend.hidden_states(tokens, stacks)  # (rows, longest, hidden)
         except MemoryBudgetError:
-            self._cache.give_way()
+            self._cache.room.give_way()
             hidden = self._backend.hidden_states(tokens, stacks)
         self._pace.measure(tokens.size, time.monotonic() - started)
         for (work, number), path, states in zip(chosen, paths, hidden, strict=True):
@@ -282,7 +283,7 @@ class Embeddings(Worker[_Work]):
                     self._guarded(wanted, partial(self._slice, wanted))
             return
         work, number = chosen[0]
-        others = self._cache.live - (work.long is not None)
+        others = len(self._cache.room.live) - (work.long is not None)
         if isinstance(error, NoRoomError) and others:  # they hold what is needed: again when one has left
             if work.long is None:
                 work.left.append(number)

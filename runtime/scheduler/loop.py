@@ -105,7 +105,7 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """Whether a step has anything to do."""
-        return bool(self._waiting or self._decodes or self._others)
+        return bool(self._waiting.parked or self._decodes or self._others)
 
     @property
     def _decodes(self) -> bool:
@@ -114,7 +114,8 @@ class Scheduler:
     @property
     def _others(self) -> bool:
         """Whether anything but answers can go on."""
-        return bool(self._waiting.newcomers or self._prompts.running or self._background or self.blocks.busy)
+        blocks = self.blocks.asked and self.blocks.busy
+        return bool(self._waiting.new or self._prompts.running or self._background.workers or blocks)
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Takes jobs in; a query equal to one in flight joins it."""
@@ -137,7 +138,7 @@ class Scheduler:
         self.steps += 1
         self._drop_cancelled()
         room, looked = self.cache.room, self._looked
-        self._looked = self.cache.departures, self.cache.budget
+        self._looked = self.cache.departures, self.cache.room.budget
 
         def returns(needed: int) -> bool:
             return not room.live or (looked != self._looked and room.spare() >= needed)
@@ -147,15 +148,17 @@ class Scheduler:
                 self._drop_waiting(job)
             else:
                 self._guard(job, partial(self._admit, job))
-        if self.blocks.busy:
+        if self.blocks.asked and self.blocks.busy:
             self.blocks.step(beside=self._decodes or bool(self._prompts.running))
-        self._decoding.step(paced=not (self._prompts.running or self._background))
-        self._beams.step()
+        if self._decoding.rows:
+            self._decoding.step(paced=not (self._prompts.running or self._background.workers))
+        if self._beams.running:
+            self._beams.step()
         if self._prompts.running:
             self._prompts.step(decoding=self._decodes)
-        if self._background and not (self._decodes and self._prompts.running):
+        if self._background.workers and not (self._decodes and self._prompts.running):
             self._background.step(beside=self._decodes or bool(self._prompts.running))
-        self.cache.account()
+        self.cache.room.account()
         self.counters.publish(self.cache)
         if self._decodes and not self._others and self._decoding.stalled and self._beams.stalled:
             (self._decoding if self._decoding.rows else self._beams).wait(STALLED_SECONDS)
@@ -214,13 +217,19 @@ class Scheduler:
     # ---- (a) collect and cancel -----------------------------------------------------------------------------------
 
     def _drop_cancelled(self) -> None:
-        self._decoding.drop_cancelled()
-        self._beams.drop_cancelled()
-        for prefill in [p for p in self._prompts.running if gone(p.job)]:
-            self._prompts.end(prefill, None)
-        for prefill in [p for p in self.blocks.restores.cursors if gone(p.job)]:
-            self._end_restore(prefill, None)
-        self._background.drop_cancelled()
+        if self._decoding.rows:
+            self._decoding.drop_cancelled()
+        if self._beams.running:
+            self._beams.drop_cancelled()
+        for prefill in list(self._prompts.running):
+            if gone(prefill.job):
+                self._prompts.end(prefill, None)
+        if self.blocks.asked:
+            for prefill in self.blocks.restores.cursors:
+                if gone(prefill.job):
+                    self._end_restore(prefill, None)
+        if self._background.workers:
+            self._background.drop_cancelled()
         self._unlooked -= 1
         if self._unlooked < 0:  # the more there are, the more seldom: a step costs the same beside thousands
             for job in self._waiting.drop(gone):
@@ -302,7 +311,7 @@ class Scheduler:
                 self._starting.start(prefill, known)
                 return
             self.cache.leave(prefill)
-        if self.blocks.there and self.blocks.restores.worth(job):
+        if self.blocks.thread is not None and self.blocks.restores.worth(job):
             self.blocks.restores.begin(self.cache.place(job, len(job.ids) - 1))
             return
         prefill = self.cache.place(job, max(first_wanted, 0))

@@ -164,7 +164,7 @@ class Readings(Worker[_Work]):
         """One forward for the job served longest ago; `beside`: others wait for this step's end."""
         work = self.running.pop(0)
         self.running.append(work)
-        if work.lacking is not None and self._cache.live:
+        if work.lacking is not None and self._cache.room.live:
             looked, work.departures = work.departures, self._cache.departures
             if looked == work.departures or self._cache.room.spare() < work.lacking:
                 return
@@ -172,7 +172,7 @@ class Readings(Worker[_Work]):
         try:
             self._forward(work, min(self._pace.chunk(beside=beside), self._options.max_batch_tokens))
         except BaseException as error:  # noqa: BLE001  # the border: the job gets it (a native panic is no Exception)
-            if isinstance(error, NoRoomError) and self._cache.live > (work.prefill is not None):
+            if isinstance(error, NoRoomError) and len(self._cache.room.live) > (work.prefill is not None):
                 self.begin_anew(work)  # others hold what is needed
             else:
                 self.end(work, typed(error))

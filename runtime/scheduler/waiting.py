@@ -15,27 +15,19 @@ class Waiting:
     """A queue for each `Turn`, so that a caller with thousands of jobs delays no other; and the *parked* jobs."""
 
     def __init__(self) -> None:
-        self._new: dict[tuple[Priority, Turn], deque[Job]] = {}
+        self.new: dict[tuple[Priority, Turn], deque[Job]] = {}  # those that can be placed
         self._admitted = 0  # jobs so far
         self.parked: dict[Job, int] = {}  # each with the bytes that must be free for it, in the order they came
 
-    def __bool__(self) -> bool:
-        return bool(self._new or self.parked)
-
     def __iter__(self) -> Iterator[Job]:
-        return iter([*self.parked, *(job for jobs in self._new.values() for job in jobs)])
+        return iter([*self.parked, *(job for jobs in self.new.values() for job in jobs)])
 
     def __len__(self) -> int:
-        return len(self.parked) + sum(map(len, self._new.values()))
-
-    @property
-    def newcomers(self) -> bool:
-        """Whether any could be placed."""
-        return bool(self._new)
+        return len(self.parked) + sum(map(len, self.new.values()))
 
     def append(self, job: Job) -> None:
         """A newcomer."""
-        self._new.setdefault((job.priority, job.turn), deque()).append(job)
+        self.new.setdefault((job.priority, job.turn), deque()).append(job)
 
     def park(self, job: Job, needed: int) -> None:
         """One that comes back when `needed` bytes are free beside the others, or nothing else is in work."""
@@ -48,13 +40,13 @@ class Waiting:
         if dropped:
             gone = set(dropped)
             self.parked = {job: needed for job, needed in self.parked.items() if job not in gone}
-            left = {key: deque(job for job in jobs if job not in gone) for key, jobs in self._new.items()}
-            self._new = {key: jobs for key, jobs in left.items() if jobs}
+            left = {key: deque(job for job in jobs if job not in gone) for key, jobs in self.new.items()}
+            self.new = {key: jobs for key, jobs in left.items() if jobs}
         return dropped
 
     def clear(self) -> None:
         """Nothing waits any more."""
-        self._new.clear()
+        self.new.clear()
         self.parked.clear()
 
     def take(self, returns: Callable[[int], bool], full: Callable[[], bool]) -> Iterator[Job]:
@@ -64,20 +56,20 @@ class Waiting:
             returns: Whether a parked job that needs so many bytes may come back.
             full: Whether as many prompts are in work as make a batch: then each caller's next job alone is placed.
         """
-        for priority in sorted({job.priority for job in self.parked} | {priority for priority, _ in self._new}):
+        for priority in sorted({job.priority for job in self.parked} | {priority for priority, _ in self.new}):
             for job in [job for job in self.parked if job.priority == priority]:
                 if job in self.parked and returns(self.parked[job]):
                     del self.parked[job]
                     yield self._counted(job)
-            turns = sorted((key for key in self._new if key[0] == priority), key=lambda key: key[1].served)
+            turns = sorted((key for key in self.new if key[0] == priority), key=lambda key: key[1].served)
             for key in turns:
                 for n in range(AT_ONCE):
-                    jobs = self._new.get(key)  # the job that was placed last may have dropped others
+                    jobs = self.new.get(key)  # the job that was placed last may have dropped others
                     if not jobs or (n and full()):
                         break
                     job = jobs.popleft()
                     if not jobs:
-                        del self._new[key]
+                        del self.new[key]
                     yield self._counted(job)
 
     def _counted(self, job: Job) -> Job:

@@ -110,19 +110,20 @@ class Worker(ABC, Generic[W]):
 
 
 class Background:
-    """All background jobs: each step serves one kind, in turn."""
+    """All background jobs: each step serves one kind, in turn.
+
+    Attributes:
+        workers: Of the kinds of which a job runs; the one served last stands last.
+    """
 
     def __init__(self, means: Means) -> None:
         self._means = means
-        self._workers: dict[type[BackgroundJob], Worker[Any]] = {}  # the one served last stands last
-
-    def __bool__(self) -> bool:
-        return any(worker.running for worker in self._workers.values())
+        self.workers: dict[type[BackgroundJob], Worker[Any]] = {}
 
     @property
     def jobs(self) -> list[Job]:
         """The jobs that run."""
-        return [work.job for worker in self._workers.values() for work in worker.running]
+        return [work.job for worker in self.workers.values() for work in worker.running]
 
     def admit(self, job: BackgroundJob) -> None:
         """Takes a job in.
@@ -131,16 +132,18 @@ class Background:
             MemoryBudgetError: It cannot fit whatever is evicted; nothing was computed.
         """
         kind = type(job)
-        if kind not in self._workers:
-            self._workers[kind] = kind.worker(self._means)
-        self._workers[kind].admit(job)
+        worker = self.workers.get(kind) or kind.worker(self._means)
+        worker.admit(job)
+        if worker.running:
+            self.workers[kind] = worker
 
     def step(self, *, beside: bool) -> None:
         """One forward, of the kind served longest ago that need not wait; `beside`: other requests wait for its end."""
-        kinds = [kind for kind, worker in self._workers.items() if worker.running]
-        kind = next((kind for kind in kinds if not self._workers[kind].waits), kinds[0])
-        worker = self._workers[kind] = self._workers.pop(kind)
+        kind = next((kind for kind, worker in self.workers.items() if not worker.waits), next(iter(self.workers)))
+        worker = self.workers[kind] = self.workers.pop(kind)
         worker.step(beside=beside)
+        if not worker.running:
+            del self.workers[kind]
 
     def make_way(self, job: Job | None = None) -> bool:
         """Frees the pack of a job, which begins anew when there is room again. False: there is none.
@@ -148,14 +151,17 @@ class Background:
         Args:
             job: The one that asks, where it is not running yet; see `yields`.
         """
-        return any(worker.make_way(job) for worker in self._workers.values())
+        return any(worker.make_way(job) for worker in self.workers.values())
 
     def drop_cancelled(self) -> None:
         """Ends the jobs that are not waited for any more."""
-        for worker in self._workers.values():
+        for kind, worker in list(self.workers.items()):
             for work in [work for work in worker.running if work.job.cancelled]:
                 worker.end(work, None)
+            if not worker.running:
+                del self.workers[kind]
 
     def fail_all(self, error: BaseException) -> None:
         """Every job gets the error."""
-        all_of([partial(worker.end, work, error) for worker in self._workers.values() for work in worker.running])
+        all_of([partial(worker.end, work, error) for worker in self.workers.values() for work in worker.running])
+        self.workers.clear()

@@ -42,7 +42,7 @@ class Trie(LruAccounts):
         self.root = Node(None, np.empty(0, np.int32), None, None, None)
         self.hits = 0
         self.misses = 0
-        self._clock = 0
+        self.clock = 0  # the logical time of the last access
 
     def lookup(self, spans: Sequence[Span], *, exact: bool = False) -> Lease:
         """A lease on the deepest place of the path from which generation can go on.
@@ -52,8 +52,8 @@ class Trie(LruAccounts):
         resumed count too.
         """
         node, depth = self.root, 0
-        self._clock += 1
-        clock = self._clock
+        self.clock += 1
+        clock = self.clock
         for namespace, ids in spans:
             at, tokens = 0, ids.tolist()
             while at < len(tokens):
@@ -158,7 +158,7 @@ class Trie(LruAccounts):
         node.children[namespace, int(tokens[at])] = fresh
         self.edges += 1
         self.tokens += rest
-        fresh.stamp = self._clock
+        fresh.stamp = self.clock
         self._weigh(fresh, self._size(fresh))
         lease.move(fresh, lease.length + rest)
         return Inserted(at, rest, 0)
@@ -180,7 +180,7 @@ class Trie(LruAccounts):
             node.scores = Scores.concat([before, scores])
         node.tokens = np.concatenate([node.tokens, np.asarray(tokens, np.int32)])
         node.mark = None
-        node.stamp = self._clock
+        node.stamp = self.clock
         self.tokens += len(tokens)
         self.replace(node, joined)
         return True
@@ -256,11 +256,6 @@ class Trie(LruAccounts):
             yield node
             stack.extend(node.children.values())
 
-    @property
-    def clock(self) -> int:
-        """The logical time of the last access."""
-        return self._clock
-
     def _fill_scores(self, node: Node, scores: Scores) -> None:
         merged = scores if node.scores is None else merge_scores(node.scores, scores)
         if merged is None:
@@ -277,10 +272,10 @@ class Trie(LruAccounts):
 
     def _walk(self, node: Node, namespace: Namespace, tokens: Int32, scores: Scores | None) -> tuple[Node, int, bool]:
         """From `node` along `tokens` as far as they are there: the last node, the tokens passed, whether a cut failed."""
-        self._clock += 1
+        self.clock += 1
         above: Node | None = node
         while above is not None:  # an ancestor is never older than what is hung under it
-            above.stamp, above = self._clock, above.parent
+            above.stamp, above = self.clock, above.parent
         at = 0
         while at < len(tokens):
             child = node.children.get((namespace, int(tokens[at])))
@@ -290,7 +285,7 @@ class Trie(LruAccounts):
             upper = self._cut(child, same)
             if upper is None:
                 return node, at, True
-            upper.stamp = self._clock
+            upper.stamp = self.clock
             if scores is not None:
                 self._fill_scores(upper, scores[at : at + same])
             node, at = upper, at + same

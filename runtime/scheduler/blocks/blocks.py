@@ -41,6 +41,10 @@ class Blocks:
         cache: What is saved, and where it is restored to.
         counters: What was done.
         restored: A job whose path was looked for goes on: called with its cursor, which is to be left.
+
+    Attributes:
+        asked: Whether a block file was asked for; without one there is never anything to do.
+        thread: That works on it, as long as it can be used.
     """
 
     def __init__(
@@ -50,19 +54,15 @@ class Blocks:
         self._arrived: deque[Callable[[], None]] = deque()  # appended to by the block thread
         self.wake: Callable[[], None] = lambda: None  # the owner thread, from the block thread
         self._told: set[str] = set()
-        self._thread: BlockThread | None = None
+        self.asked = options is not None and cache.enabled
+        self.thread: BlockThread | None = None
         self._fault = ""  # why the file could not be opened
-        if options is not None and cache.enabled:
-            self._thread = BlockThread(partial(_open, options), lambda fault: self.post(partial(self._opened, fault)))
+        if options is not None and self.asked:
+            self.thread = BlockThread(partial(_open, options), lambda fault: self.post(partial(self._opened, fault)))
         recurrent = "recurrent" in self._backend.info.attention_kinds
         self._recurrent = recurrent
         self.restores = Restores(cache, counters, self.ask, self.failed, restored, recurrent=recurrent)
         self._savings = Savings(cache, counters, self.ask, self.failed, recurrent=recurrent)
-
-    @property
-    def there(self) -> bool:
-        """Whether there is a block file, as far as is known."""
-        return self._thread is not None
 
     @property
     def busy(self) -> bool:
@@ -76,8 +76,8 @@ class Blocks:
 
     def ask(self, urgency: Urgency, act: Callable[[BlockStore], T], then: Callable[[Future[T]], None]) -> None:
         """Has the block thread do something; `then` hears how it went, on the owner thread."""
-        assert self._thread is not None
-        self._thread.ask(urgency, act).add_done_callback(lambda done: self.post(partial(then, done)))
+        assert self.thread is not None
+        self.thread.ask(urgency, act).add_done_callback(lambda done: self.post(partial(then, done)))
 
     def step(self, *, beside: bool) -> None:
         """Takes what the block thread has answered, and hands it more to write."""
@@ -91,7 +91,7 @@ class Blocks:
 
     def save(self, job: Job, future: Future[BlocksSaved], replaces: int | None = None) -> None:
         """Begins to save a path, in place of its first `replaces` tokens; the future is settled when it is written."""
-        if self._thread is None:
+        if self.thread is None:
             settle(future, error=self._refusal())
         else:
             self._savings.begin(job, future, replaces)
@@ -117,7 +117,7 @@ class Blocks:
         return self._write(hold)
 
     def _write(self, act: Callable[[BlockStore], int]) -> Future[int]:
-        thread = self._thread
+        thread = self.thread
         if thread is None:
             refused: Future[int] = Future()
             refused.set_exception(self._refusal())
@@ -129,7 +129,7 @@ class Blocks:
 
         The last token of an answer is in memory with the next turn alone: for its sake nobody looks on the disk.
         """
-        if self._thread is None or warm >= len(job.ids) - 1 > 0:
+        if self.thread is None or warm >= len(job.ids) - 1 > 0:
             settle(future, warm)
             return
         spans, recurrent = job.spans(job.ids), self._recurrent
@@ -138,12 +138,12 @@ class Blocks:
             links = reach(store, spans, recurrent=recurrent, beyond=warm)
             return links[-1].stop if links else warm
 
-        found = self._thread.ask(Urgency.READ, look)
+        found = self.thread.ask(Urgency.READ, look)
         found.add_done_callback(lambda done: future.set_result(warm if done.cancelled() or done.exception() else done.result()))
 
     def failed(self, error: BaseException) -> None:
         """The store could not do what was asked: said once, and the model goes on without."""
-        if isinstance(error, CancelledError) or self._thread is None:  # that it cannot be opened is said already
+        if isinstance(error, CancelledError) or self.thread is None:  # that it cannot be opened is said already
             return
         text = f"the block file: {told(error)}; conversations reopen by computing them again"
         if text in self._told:
@@ -157,8 +157,8 @@ class Blocks:
         while self._arrived:
             self._arrived.popleft()()
         self._savings.fail_all()
-        if self._thread is not None:
-            self._thread.close(CLOSE_SECONDS)
+        if self.thread is not None:
+            self.thread.close(CLOSE_SECONDS)
 
     def _refusal(self) -> BlockFileError:
         return BlockFileError(f"the block file cannot be used: {self._fault}")
@@ -167,7 +167,7 @@ class Blocks:
         if fault is not None:
             self.failed(fault)
             self._fault = told(fault)
-            thread, self._thread = self._thread, None
+            thread, self.thread = self.thread, None
             assert thread is not None
             thread.close(0.0)
 

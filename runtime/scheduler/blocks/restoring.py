@@ -189,7 +189,7 @@ class Restores:
                 link = restore.links.popleft()
                 batch.append(link)
                 size += link.tokens * backend.info.kv_bytes_per_token + link.state * backend.state_bytes
-            if not self._cache.make_room(size):
+            if not self._cache.room.make(size):
                 restore.ended = True
                 break
             room.afloat += size

@@ -192,7 +192,7 @@ class Savings:
         """A copy of what a block holds; None where it is not in memory, or no room is left beside `beside` other bytes."""
         backend = self._cache.backend
         needed = link.tokens * backend.info.kv_bytes_per_token + link.state * backend.state_bytes
-        if not self._cache.make_room(beside + needed):
+        if not self._cache.room.make(beside + needed):
             return None
         arrays: list[Stored] = []
         scores: list[tuple[int, Scores | None]] = []

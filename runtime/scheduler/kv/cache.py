@@ -40,64 +40,38 @@ class Cache:
         backend: Splits, loads and weighs KV.
         budget: Bytes for everything together.
         enabled: False computes everything afresh.
+
+    Attributes:
+        room: The budget's book-keeping.
+        departures: Jobs that have left.
     """
 
     def __init__(self, backend: Backend, budget: int, *, enabled: bool) -> None:
-        self._backend = backend
+        self.backend = backend
         self.enabled = enabled
-        self._room = KvBudget(backend, budget, enabled=enabled)
-        self.trie = self._room.trie
-        self.vectors = self._room.vectors
-        self.workspaces = self._room.workspaces
-        self.publisher = Publisher(backend, self._room, enabled=enabled)
-        self.pins = self._room.pins
+        self.room = KvBudget(backend, budget, enabled=enabled)
+        self.trie = self.room.trie
+        self.vectors = self.room.vectors
+        self.workspaces = self.room.workspaces
+        self.publisher = Publisher(backend, self.room, enabled=enabled)
+        self.pins = self.room.pins
         self.interrupted = Interrupted() if enabled else Interrupted(0)  # beside the budget
         self._last: LastRequest | None = None
         self._largest: tuple[EdgeReport, ...] = ()
-        self.departures = 0  # jobs that have left
-        self._before = backend.forwards, backend.pushed  # the self-test's
-
-    @property
-    def budget(self) -> int:
-        """Bytes for everything together."""
-        return self._room.budget
-
-    @property
-    def bytes(self) -> int:
-        """Bytes in use."""
-        return self._room.bytes
-
-    @property
-    def peak(self) -> int:
-        """The most that was in use under this budget, moments of copying included."""
-        return self._room.peak
-
-    @property
-    def forwards(self) -> int:
-        """Calls of the model so far, failed ones too."""
-        return self._backend.forwards - self._before[0]
-
-    @property
-    def pushed(self) -> int:
-        """Tokens that the model was called with, those of failed calls too."""
-        return self._backend.pushed - self._before[1]
-
-    @property
-    def live(self) -> int:
-        """Jobs that stand in a workspace."""
-        return len(self._room.live)
+        self.departures = 0
+        self.before = backend.forwards, backend.pushed  # the self-test's
 
     def beside(self, draft: Backend) -> Drafter:
         """A draft model whose KV counts against the same budget."""
-        self._room.drafter = Drafter(draft, self._room.make)
-        return self._room.drafter
+        self.room.drafter = Drafter(draft, self.room.make)
+        return self.room.drafter
 
     def check_room(self, tokens: int) -> None:
         """Raises `MemoryBudgetError` for a path that cannot fit whatever is evicted."""
-        needed = tokens * self._backend.slot_bytes + self._backend.state_bytes
-        if needed > self.budget:
+        needed = tokens * self.backend.slot_bytes + self.backend.state_bytes
+        if needed > self.room.budget:
             raise MemoryBudgetError(
-                f"{tokens:,} tokens need {needed:,} bytes of KV, the budget is {self.budget:,}; "
+                f"{tokens:,} tokens need {needed:,} bytes of KV, the budget is {self.room.budget:,}; "
                 "raise kv_cache_bytes (set_kv_budget) or shorten the text"
             )
 
@@ -109,7 +83,7 @@ class Cache:
         clock = self.trie.eviction_log.clock
         workspace: Workspace | None = None
         try:
-            coming = ((other.workspace, other.tagged) for other in self._room.live if not other.done)
+            coming = ((other.workspace, other.tagged) for other in self.room.live if not other.done)
             alone, reach = not self.enabled, lease.length
             workspace, trail = self.workspaces.place(tagged, alone=alone, reach=reach, coming=coming, node=lease.node)
             slot, depth = self._stand(workspace, trail, first_wanted, lease)
@@ -132,9 +106,9 @@ class Cache:
             tagged=tagged,
             tag=self.workspaces.tags.tag(job.namespace),
         )
-        self._room.live.add(prefill)
+        self.room.live.add(prefill)
         try:
-            self._room.hint(workspace, len(job.ids) - depth)
+            self.room.hint(workspace, len(job.ids) - depth)
         except BaseException:  # the library failed in the middle of it: nothing stays pinned
             self.leave(prefill)
             raise
@@ -156,7 +130,7 @@ class Cache:
             chunk=None,
             rows=[],
         )
-        self._room.live.add(joined)
+        self.room.live.add(joined)
         return joined
 
     def place_apart(self, job: Job) -> Prefill:
@@ -164,26 +138,8 @@ class Cache:
         workspace, _ = self.workspaces.place(self.tagged(job, job.ids[:0]), alone=True)
         workspace.retired = True
         prefill = Prefill(job, workspace, Lease(self.trie, self.trie.root, 0), ROOT, 0, first_wanted=0, last_only=True)
-        self._room.live.add(prefill)
+        self.room.live.add(prefill)
         return prefill
-
-    @property
-    def room(self) -> KvBudget:
-        """The budget's book-keeping."""
-        return self._room
-
-    @property
-    def backend(self) -> Backend:
-        """Whose KV it is."""
-        return self._backend
-
-    def make_room(self, size: int) -> bool:
-        """Whether `size` more bytes are free for a moment; idle packs and old leaves give way."""
-        return self._room.make(size)
-
-    def give_way(self) -> None:
-        """The device is full: what nobody uses goes."""
-        self._room.give_way()
 
     def answered(self, job: Job) -> None:
         """The job needed no place: all that it asked for was remembered."""
@@ -233,7 +189,7 @@ class Cache:
 
     def leave(self, prefill: Prefill) -> None:
         """The job is done, or waits again: its lease and its place in the workspace are free."""
-        self._room.live.discard(prefill)
+        self.room.live.discard(prefill)
         self.departures += 1
         self.publisher.forget(prefill)
         prefill.lease.release()
@@ -262,10 +218,6 @@ class Cache:
                 return
             self.trie.set_scores(node, scores[start:at])
 
-    def account(self) -> None:
-        """After a step: what nobody uses gives way where it is much, and freed memory goes back to the device."""
-        self._room.account()
-
     def clear(self, *, vectors: bool = True) -> None:
         """Drops everything that nobody is using, pinned paths too; leased ones go when they are released."""
         self.pins.lapse()
@@ -275,7 +227,7 @@ class Cache:
             self.vectors.clear()
         self.workspaces.drop_idle()
         self.workspaces.retire()
-        self._room.tell_freed()
+        self.room.tell_freed()
 
     def look_through(self) -> None:
         """Notes the largest edges, for the next reports."""
@@ -302,25 +254,17 @@ class Cache:
             bytes=self.trie.bytes,
             leases=self.trie.leases,
             leased_bytes=self.trie.leased_bytes,
-            budget=self.budget,
+            budget=self.room.budget,
             hits=self.trie.hits,
             misses=self.trie.misses,
             largest=self._largest,
             last_prefix=0 if self._last is None else self._last.depth,
             last_reason=reason,
             last_cause=cause,
-            working_bytes=self.workspaces.nbytes - self._room.payloads.tokens * self._backend.slot_bytes,
+            working_bytes=self.workspaces.nbytes - self.room.payloads.tokens * self.backend.slot_bytes,
             vector_bytes=self.vectors.bytes + self.pins.nbytes,
-            pins=len(self.pins),
+            pins=len(self.pins.leases),
         )
-
-    def set_budget(self, budget: int) -> None:
-        """Another budget in bytes; evicts down to it.
-
-        Raises:
-            MemoryBudgetError: Running requests hold more.
-        """
-        self._room.set_budget(budget, enabled=self.enabled)
 
     def going_on(self, job: Job, limit: int) -> int:
         """Of the path's first `limit` tokens, after how many of those that are held one can go on."""
@@ -334,7 +278,7 @@ class Cache:
         found = at = 0
         for node, count in self.trie.walk(job.spans(job.ids)):
             at += count
-            if count == len(node.tokens) and self._room.payloads.payload_resumable(node.payload):
+            if count == len(node.tokens) and self.room.payloads.payload_resumable(node.payload):
                 found = at
         return found
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 from runtime.backends.base import Backend
 from runtime.errors import MemoryBudgetError
@@ -47,7 +47,7 @@ class KvBudget:
     """
 
     def __init__(self, backend: Backend, budget: int, *, enabled: bool) -> None:
-        self._backend = backend
+        self._backend, self._enabled = backend, enabled
         self.budget = budget
         self.peak = 0
         self.live: set[Prefill] = set()
@@ -148,7 +148,7 @@ class KvBudget:
         for workspace in self.payloads.released:
             if not workspace.runs and not workspace.users and workspace in self.workspaces.open:
                 self.workspaces.close(workspace)
-        self.payloads.released = {workspace for workspace in self.payloads.released if workspace in self.workspaces.open}
+        self.payloads.released &= self.workspaces.open.keys()
 
     def _shrink(self, target: int) -> Workspace | None:
         """Moves what is left of packs together and gives the rest of their buffers back, the emptiest first.
@@ -181,10 +181,15 @@ class KvBudget:
 
     def hint(self, workspace: Workspace, count: int) -> None:
         """So many slots will be needed here: reserved at once if that costs nothing that is in use."""
-        with suppress(MemoryBudgetError), self._grows(workspace):  # the device itself: `grow` will ask for what is needed
-            slots = workspace.held + count
-            if (self.in_place or not self._grown_freely(workspace, count, 0)) and self.make(self._need(workspace, slots)):
-                self._resize(workspace, slots)
+        growing, self._growing = self._growing, workspace
+        slots = workspace.held + count
+        try:
+            if self.in_place or not self._grown_freely(workspace, count, 0):
+                self._widened(workspace, slots, 0)
+        except MemoryBudgetError:  # the device itself: `grow` will ask for what is needed
+            pass
+        finally:
+            self._growing = growing
 
     def grow(self, workspace: Workspace, count: int, *, states: int, standing: Iterable[int]) -> None:
         """Makes room for `count` more slots and `states` more recurrent states in a pack.
@@ -192,31 +197,21 @@ class KvBudget:
         Raises:
             NoRoomError: Live rows alone need more than the budget; nobody's path has changed.
         """
-        with self._grows(workspace):
-            self._grow(workspace, count, states, standing)
-
-    @contextmanager
-    def _grows(self, workspace: Workspace) -> Iterator[None]:
-        before, self._growing = self._growing, workspace
+        extra, standing = states * self._backend.state_bytes, list(standing)
+        growing, self._growing = self._growing, workspace
         try:
-            yield
+            lacks = workspace.held + count > self._backend.capacity(workspace.pack)
+            if lacks and not self.in_place and workspace.held > 4 * self.workspaces.crowd:  # mostly slots that nobody stands on
+                self._compact(workspace, standing, least=workspace.held // 2)
+            if self._grown_freely(workspace, count, extra):
+                return
+            self._compact(workspace, standing, least=count)
+            for _ in self._sacrifices(workspace, standing, count):
+                for spare in (self._spare_slots if self.in_place else STEP, 0):
+                    if self._widened(workspace, workspace.held + count + spare, extra):
+                        return
         finally:
-            self._growing = before
-
-    def _grow(self, workspace: Workspace, count: int, states: int, standing: Iterable[int]) -> None:
-        extra = states * self._backend.state_bytes
-        standing = list(standing)
-        if not self.in_place and workspace.held > 4 * self.workspaces.crowd and self._lacks(workspace, count):
-            self._compact(workspace, standing, least=workspace.held // 2)  # mostly slots that nobody stands on
-        if self._grown_freely(workspace, count, extra):
-            return
-        self._compact(workspace, standing, least=count)
-        for _ in self._sacrifices(workspace, standing, count):
-            for spare in (self._spare_slots if self.in_place else STEP, 0):
-                slots = workspace.held + count + spare
-                if self.make(self._need(workspace, slots) + extra):
-                    self._resize(workspace, slots)
-                    return
+            self._growing = growing
         raise NoRoomError(self._refusal(workspace, count, extra))
 
     def spare(self, before: int | None = None) -> int:
@@ -273,9 +268,9 @@ class KvBudget:
 
     def account(self) -> None:
         """After a step: packs that are mostly empty are compacted, idle copies go, the device hears of what was freed."""
-        if self.in_place:
+        if self.payloads.released:
             self._tidy()
-        elif self.workspaces.nbytes > self.budget // 2:
+        if not self.in_place and self.workspaces.nbytes > self.budget // 2:
             self.workspaces.drop_idle()
         self.peak = max(self.peak, self.bytes)
         self.tell_freed()
@@ -299,7 +294,7 @@ class KvBudget:
             self._backend.freed(freed - self._told)
             self._told = freed
 
-    def set_budget(self, budget: int, *, enabled: bool) -> None:
+    def set_budget(self, budget: int) -> None:
         """Another budget; evicts down to it. The peak counts anew.
 
         Raises:
@@ -329,7 +324,7 @@ class KvBudget:
             raise MemoryBudgetError(
                 f"running requests hold {held:,} bytes of KV; a budget of {budget:,} must wait for them, or cancel some"
             )
-        self.vectors.set_budget(_for_vectors(budget) if enabled else 0)
+        self.vectors.set_budget(_for_vectors(budget) if self._enabled else 0)
         if not self.make(0):
             self.vectors.clear()
             self.make(0)
@@ -339,24 +334,29 @@ class KvBudget:
 
     # ---- growing ----------------------------------------------------------------------------------------------------
 
-    def _lacks(self, workspace: Workspace, count: int) -> bool:
-        return workspace.held + count > self._backend.capacity(workspace.pack)
-
     def _need(self, workspace: Workspace, slots: int) -> int:
         """Bytes for a pack to hold `slots`, at the worst moment."""
         if slots <= self._backend.capacity(workspace.pack):
             return 0
         return self._backend.resize_cost(workspace.pack, slots).moment
 
+    def _widened(self, workspace: Workspace, slots: int, extra: int) -> bool:
+        """Whether a pack has room for `slots` now; what gives way gives way for `extra` bytes beside it."""
+        if not self.make(self._need(workspace, slots) + extra):
+            return False
+        if slots > self._backend.capacity(workspace.pack):
+            workspace.resize(slots)
+        return True
+
     def _grown_freely(self, workspace: Workspace, count: int, extra: int) -> bool:
         """Grows by as much as is cheap without anybody giving way: double, a quarter, some, or what is needed."""
         held = self.bytes
         free = self.budget - held - extra
         slots = workspace.held + count
-        if free >= 0 and not self._lacks(workspace, count):
+        capacity = self._backend.capacity(workspace.pack)
+        if free >= 0 and slots <= capacity:
             self.peak = max(self.peak, held + extra)
             return True
-        capacity = self._backend.capacity(workspace.pack)
         some = self._spare_slots
         wanted_sizes = (
             (slots + max(slots // GROWTH_SHARE, GROWTH), slots + some, slots)
@@ -379,11 +379,6 @@ class KvBudget:
         """That a pack grows by beyond what it needs where memory is short."""
         return min(STEP, self.budget // SPARE_SHARE // max(self._backend.slot_bytes, 1))
 
-    def _resize(self, workspace: Workspace, slots: int) -> None:
-        """To `slots`, for which there is room now."""
-        if slots > self._backend.capacity(workspace.pack):
-            workspace.resize(slots)
-
     def _sacrifices(self, workspace: Workspace, standing: list[int], count: int) -> Iterator[None]:
         """What is given up for a running request, step by step; tried again after each."""
         yield
@@ -405,7 +400,7 @@ class KvBudget:
         """Evicts what has slots in this pack, among others, and compacts it: that needs no memory beside the pack's own."""
         self._compact(workspace, standing)
         yield
-        while self.trie.evictable_bytes or self.pins:
+        while self.trie.evictable_bytes or self.pins.leases:
             if not self.trie.evictable_bytes:
                 self.pins.lapse()
             if not self.trie.evict(max(self.budget // EVICT_SHARE, count * self._backend.slot_bytes)):

@@ -23,18 +23,16 @@ class Pins:
         room: Asked for the bytes of each distribution before it is kept; False leaves it out.
 
     Attributes:
+        leases: By number.
         nbytes: Of the distributions.
     """
 
     def __init__(self, trie: Trie, vectors: LogitsCache, budget: int, room: Callable[[int], bool]) -> None:
         self._trie, self._vectors, self._room = trie, vectors, room
         self._limit = budget // SHARE
-        self._leases: OrderedDict[int, Lease] = OrderedDict()
+        self.leases: OrderedDict[int, Lease] = OrderedDict()
         self._keys: dict[int, Hashable] = {}  # of the distributions
         self.nbytes = 0
-
-    def __len__(self) -> int:
-        return len(self._leases)
 
     def hold(self, pin: int, spans: Sequence[Span], key: Hashable) -> int:
         """Keeps what is held of a path; pins that were moved before others give way where all are too much.
@@ -55,7 +53,7 @@ class Pins:
         if fresh.node.parent is None:
             fresh.release()
             return 0
-        self._leases[pin] = fresh
+        self.leases[pin] = fresh
         if row is not None:
             self._keep(pin, key, row)
         if self._trie.leased_bytes + self.nbytes <= self._limit:  # whoever leases it
@@ -70,7 +68,7 @@ class Pins:
 
     def release(self, pin: int) -> None:
         """Lets a path go, if it is kept."""
-        lease = self._leases.pop(pin, None)
+        lease = self.leases.pop(pin, None)
         if lease is not None:
             lease.release()
         key = self._keys.pop(pin, None)
@@ -79,7 +77,7 @@ class Pins:
 
     def lapse(self) -> None:
         """All paths are let go."""
-        for pin in list(self._leases):
+        for pin in list(self.leases):
             self.release(pin)
 
     def give_way(self, size: int) -> bool:
@@ -88,11 +86,11 @@ class Pins:
         Returns:
             False where that would not be enough, or turned out not to be: running requests hold the same.
         """
-        if not self._leases or size > self._bytes():
+        if not self.leases or size > self._bytes():
             return False
         wanted = self._trie.evictable_bytes + size
-        while self._leases and self._trie.evictable_bytes < wanted:
-            self.release(next(iter(self._leases)))
+        while self.leases and self._trie.evictable_bytes < wanted:
+            self.release(next(iter(self.leases)))
         return self._trie.evictable_bytes >= wanted
 
     def set_budget(self, budget: int) -> None:
@@ -105,21 +103,21 @@ class Pins:
     def _keep(self, pin: int, key: Hashable, row: Distribution) -> None:
         pinned = self._vectors.pinned
         if key not in pinned:
-            if not self._room(row.nbytes) or pin not in self._leases:  # making room may have taken the pin itself
+            if not self._room(row.nbytes) or pin not in self.leases:  # making room may have taken the pin itself
                 return
             pinned[key] = row.alone()  # alone: the array that it lies in may hold many
             self.nbytes += row.nbytes
         self._keys[pin] = key
 
     def _fit(self, keep: int | None = None) -> None:
-        while len(self._leases) > (keep is not None) and self._bytes() > self._limit:
-            self.release(next(iter(self._leases)))
+        while len(self.leases) > (keep is not None) and self._bytes() > self._limit:
+            self.release(next(iter(self.leases)))
 
     def _bytes(self) -> int:
         """Of all edges on pinned paths, each counted once, and of the distributions."""
         seen: set[int] = set()
         total = self.nbytes
-        for lease in self._leases.values():
+        for lease in self.leases.values():
             node: Node | None = lease.node
             while node is not None and node.parent is not None and id(node) not in seen:
                 seen.add(id(node))

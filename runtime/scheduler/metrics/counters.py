@@ -67,13 +67,13 @@ class Counters:
 
     def publish(self, cache: Cache) -> None:
         """Lets other threads see the numbers of this moment."""
-        trie = cache.trie
+        trie, room, (forwards, pushed) = cache.trie, cache.room, cache.before
         of_cache = (
-            cache.pushed,
-            cache.forwards,
-            cache.bytes,
-            cache.budget,
-            cache.peak,
+            cache.backend.pushed - pushed,
+            cache.backend.forwards - forwards,
+            room.bytes,
+            room.budget,
+            room.peak,
             trie.evicted_bytes,
             trie.evictions,
             trie.hits,

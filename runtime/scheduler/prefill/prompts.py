@@ -191,7 +191,7 @@ class Prompts:
         prefills = self.running if among is None else among
         if job is not None:
             prefills = [prefill for prefill in prefills if yields(prefill.job, prefill.total, job)]
-        if not prefills or self._cache.live < 2:
+        if not prefills or len(self._cache.room.live) < 2:
             return False
         chosen = max(prefills, key=lambda prefill: (prefill.job.priority, not prefill.job.parks, prefill.total))
         self._drop(chosen)

@@ -141,7 +141,7 @@ def test_a_load_sets_them_once_before_the_weights_are_read(
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB, total=64 * GIB))
     with load(tiny_path("llama"), backend="mlx") as model:
         # then the same number is the budget: a quarter of what the device recommends beside the weights
-        weights, budget = 4 * model.info.parameters, engine_of(model).scheduler.cache.budget
+        weights, budget = 4 * model.info.parameters, engine_of(model).scheduler.cache.room.budget
         assert told == limits(weights + budget + memory.SLACK)
         assert evaluated[0] == 3
         assert budget == pytest.approx((8 * GIB - mx.get_active_memory()) / 4, rel=0.01)
@@ -205,4 +205,4 @@ def test_what_is_evicted_is_told_once_a_step(backend: str, monkeypatch: pytest.M
         told.clear()
         model.clear_cache()
         assert sum(told) > 0
-        assert let_go.bytes == 0
+        assert let_go.room.bytes == 0

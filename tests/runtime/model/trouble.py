@@ -242,7 +242,7 @@ def audit(model: LanguageModel) -> None:
         ]
         assert [node.nbytes for node in nodes] == weights
         assert trie.leased_bytes + trie.evictable_bytes == trie.bytes == sum(weights)
-        assert trie.bytes <= cache.bytes <= cache.budget
+        assert trie.bytes <= cache.room.bytes <= cache.room.budget
         assert trie.evict(1 << 60) == sum(weights)  # evictable means just that
         assert (trie.bytes, trie.leased_bytes) == (0, 0)
 

@@ -46,8 +46,8 @@ class Meter:
         self.done.add(what)
         total = self.now() + sum(found.values())
         self.most = max(self.most, total)
-        if total > self._cache.budget:
-            self.over.append(f"{what}: {total:,} of {self._cache.budget:,}")
+        if total > self._cache.room.budget:
+            self.over.append(f"{what}: {total:,} of {self._cache.room.budget:,}")
 
 
 def weigh(thing: Any, found: dict[int, int]) -> None:

@@ -163,7 +163,7 @@ def test_copies_of_rows_side_by_side_are_lent_out_of_the_budget() -> None:
     budget = 400 * TOKEN
     with fake_model(Behaviour(recurrent=True), kv_cache_bytes=budget) as model:
         engine = engine_of(model)
-        room = engine.scheduler.cache._room
+        room = engine.scheduler.cache.room
         for seed in range(12):
             model.cache_kv(some_ids(seed, 40))
         full = engine.call(lambda: room.trie.bytes).result()

@@ -138,9 +138,9 @@ def test_a_checkpoint_on_disk_serves_where_memory_holds_no_place_to_go_on_from(o
     keep(options, long[:500], kind="recurrent")
     with fake_model(behaviour("recurrent"), blocks=options, prefill_chunk_tokens=1024) as model:
         scheduler = engine_of(model).scheduler
-        thread, scheduler.blocks._thread = scheduler.blocks._thread, None  # computed as if nothing were stored
+        thread, scheduler.blocks.thread = scheduler.blocks.thread, None  # computed as if nothing were stored
         model.cache_kv(long)
-        scheduler.blocks._thread = thread
+        scheduler.blocks.thread = thread
         engine_of(model).call(scheduler.cache.workspaces.drop_idle).result()
         before = model.metrics()
         assert_right(model.next_token_logprobs_sync(asked), asked, "recurrent")
