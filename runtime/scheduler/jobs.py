@@ -136,6 +136,8 @@ class Rows:
 
     def put(self, i: int, last: Distribution) -> None:
         """Row `i` is known."""
+        if self.done:
+            return
         self._write(i, last)
         self._left -= 1
         if not self._left:
@@ -180,38 +182,23 @@ class TopRows(Rows):
         return self._tops
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class RowOf:
-    """Waits for one row of `Rows`; owner thread."""
+    """A query's waiter: one row of `Rows`."""
 
-    def __init__(self, rows: Rows, i: int) -> None:
-        self._rows, self._i = rows, i
+    rows: Rows
+    i: int
 
     def cancelled(self) -> bool:
         """Whether the row is not waited for any more."""
-        return self._rows.done
-
-    def done(self) -> bool:
-        """The same: each row is answered once."""
-        return self._rows.done
-
-    def set_running_or_notify_cancel(self) -> bool:
-        """Whether the row is still waited for."""
-        return not self._rows.done
-
-    def set_result(self, value: Distribution) -> None:
-        """The answer, which is written where it belongs."""
-        self._rows.put(self._i, value)
-
-    def set_exception(self, error: BaseException) -> None:
-        """It failed."""
-        self._rows.fail(error)
+        return self.rows.done
 
 
 @dataclass(slots=True, eq=False)
 class QueryJob(Job):
     """The distribution after the path: ``(vocab,) float32`` log-probabilities. Equal ones in flight share one job."""
 
-    waiters: list[Waiter] = field(default_factory=list)
+    waiters: list[Waiter | RowOf] = field(default_factory=list)
     _key: tuple[Namespace, bytes] | None = None
 
     @property
@@ -224,12 +211,18 @@ class QueryJob(Job):
     def fail(self, error: BaseException) -> None:
         """Every waiter gets the error."""
         for waiter in self.waiters:
-            settle(waiter, error=error)
+            if isinstance(waiter, RowOf):
+                waiter.rows.fail(error)
+            else:
+                settle(waiter, error=error)
 
     def answer(self, last: Distribution) -> None:
         """Every waiter gets an array of its own."""
         for waiter in self.waiters:
-            settle(waiter, last if isinstance(waiter, RowOf) else last.logprobs())
+            if isinstance(waiter, RowOf):
+                waiter.rows.put(waiter.i, last)
+            else:
+                settle(waiter, last.logprobs())
 
     @property
     def abandoned(self) -> bool:

@@ -20,8 +20,7 @@ from runtime.scheduler.decode.stream import TextDecoder, Vocabulary
 from runtime.scheduler.faults import all_of, typed
 from runtime.scheduler.jobs import CallJob, Job, QueryJob, ScoreJob, StayingJob, settle
 from runtime.scheduler.kv.cache import Cache
-from runtime.scheduler.metrics.counters import Counters
-from runtime.scheduler.metrics.request_metrics import RequestMetrics
+from runtime.scheduler.metrics import Counters, RequestMetrics
 from runtime.scheduler.prefill.prefill import Prefill
 from runtime.scheduler.prefill.prompts import Prompts
 from runtime.scheduler.prefill.publish_results import ResultPublisher, gone

@@ -15,8 +15,7 @@ from runtime.options.load import LoadOptions
 from runtime.scheduler.faults import all_of
 from runtime.scheduler.jobs import AnsweredJob, Job
 from runtime.scheduler.kv.cache import Cache
-from runtime.scheduler.metrics.counters import Counters
-from runtime.scheduler.metrics.request_metrics import RequestMetrics
+from runtime.scheduler.metrics import Counters, RequestMetrics
 from runtime.scheduler.prefill.prompts import Pace, yields
 
 

@@ -8,8 +8,7 @@ Pure Python and numpy, iterative throughout; used by the engine's owner thread a
 """
 
 from runtime.trie.eviction_log import EvictionLog, Lost
-from runtime.trie.lease import Lease
-from runtime.trie.node import Namespace, Node, PayloadOps, Span
+from runtime.trie.node import Lease, Namespace, Node, PayloadOps, Span
 from runtime.trie.tree import Inserted, Trie
 
 __all__ = ["EvictionLog", "Inserted", "Lease", "Lost", "Namespace", "Node", "PayloadOps", "Span", "Trie"]

@@ -10,10 +10,8 @@ import numpy as np
 
 from runtime.records import Int32, Scores
 from runtime.trie.eviction_log import LIMIT, Lost
-from runtime.trie.lease import Lease
 from runtime.trie.lru import LruAccounts
-from runtime.trie.node import Namespace, Node, PayloadOps, Span, common_prefix, shared
-from runtime.trie.scores import merge_scores
+from runtime.trie.node import Lease, Namespace, Node, PayloadOps, Span, common_prefix, shared
 
 EDGE_TOKENS = 256  # up to which a path that grows lengthens its last edge
 END_TOKENS = 16  # of a leaf are evicted at least
@@ -257,7 +255,7 @@ class Trie(LruAccounts):
             stack.extend(node.children.values())
 
     def _fill_scores(self, node: Node, scores: Scores) -> None:
-        merged = scores if node.scores is None else merge_scores(node.scores, scores)
+        merged = scores if node.scores is None else _merged(node.scores, scores)
         if merged is None:
             return
         grown = merged.nbytes - (0 if node.scores is None else node.scores.nbytes)
@@ -326,3 +324,22 @@ class Trie(LruAccounts):
 
     def _size(self, node: Node) -> int:
         return self._ops.payload_bytes(node.payload) + (0 if node.scores is None else node.scores.nbytes)
+
+
+def _merged(known: Scores, more: Scores) -> Scores | None:
+    """`known` with its gaps (rank 0) filled from `more`; None when there is nothing to fill. The wider top-k wins whole."""
+    if more.top_ids.shape[1] != known.top_ids.shape[1]:
+        complete = bool((more.rank > 0).sum() >= (known.rank > 0).sum())
+        return more if complete and more.top_ids.shape[1] > known.top_ids.shape[1] else None
+    gaps = (known.rank == 0) & (more.rank > 0)
+    if not gaps.any():
+        return None
+    wide = gaps[:, None]
+    return Scores(
+        logprob=np.where(gaps, more.logprob, known.logprob),
+        rank=np.where(gaps, more.rank, known.rank),
+        entropy=np.where(gaps, more.entropy, known.entropy),
+        top_ids=np.where(wide, more.top_ids, known.top_ids),
+        top_logprobs=np.where(wide, more.top_logprobs, known.top_logprobs),
+        covered_mass=np.where(gaps, more.covered_mass, known.covered_mass),
+    )

@@ -26,8 +26,7 @@ from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import BeamJob, settle
 from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.kv.workspace import NoRoomError
-from runtime.scheduler.metrics.counters import Counters
-from runtime.scheduler.metrics.request_metrics import RequestMetrics
+from runtime.scheduler.metrics import Counters, RequestMetrics
 from runtime.scheduler.prefill.distributions import non_finite, normalise
 from runtime.scheduler.prefill.prefill import Prefill
 

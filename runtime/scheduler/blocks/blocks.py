@@ -23,7 +23,7 @@ from runtime.scheduler.blocks.restoring import Restores
 from runtime.scheduler.blocks.saving import Savings
 from runtime.scheduler.jobs import Job, settle
 from runtime.scheduler.kv.cache import Cache
-from runtime.scheduler.metrics.counters import Counters
+from runtime.scheduler.metrics import Counters
 from runtime.scheduler.prefill.prefill import Prefill
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from runtime.records import Scores
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job
 from runtime.scheduler.kv.cache import Cache
-from runtime.scheduler.metrics.counters import Counters
+from runtime.scheduler.metrics import Counters
 from runtime.scheduler.prefill.prefill import Prefill
 from runtime.trie import Namespace
 from runtime.trie.node import common_prefix

@@ -21,7 +21,7 @@ from runtime.records import Scores
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job, settle
 from runtime.scheduler.kv.cache import Cache
-from runtime.scheduler.metrics.counters import Counters
+from runtime.scheduler.metrics import Counters
 from runtime.trie import Node, Span
 
 BATCH_BYTES = 12 << 20  # in one transaction; one block at least

@@ -28,7 +28,7 @@ from runtime.scheduler.kv.workspace import (
     forward_on_device,
     prepare,
 )
-from runtime.scheduler.metrics.counters import Counters
+from runtime.scheduler.metrics import Counters
 from runtime.scheduler.prefill.distributions import Distribution, Distributions, non_finite, normalise, on_device
 from runtime.scheduler.prefill.prefill import Prefill, by_workspace
 from runtime.scheduler.prefill.publish_results import ResultPublisher

@@ -13,7 +13,7 @@ from runtime.info import PromptProgress
 from runtime.scheduler.jobs import Job, ScoreJob, nothing
 from runtime.scheduler.kv.slot_paths import NOTHING
 from runtime.scheduler.kv.workspace import PartialForward, Workspace, forward, forward_on_device
-from runtime.scheduler.prefill.distributions import ChunkLogits, non_finite
+from runtime.scheduler.prefill.distributions import ChunkLogits, Distribution, non_finite
 from runtime.trie import Lease
 
 CHECKPOINT_TOKENS = 512  # at most so many lie between two states of a recurrent model from which one can go on
@@ -55,7 +55,8 @@ class Prefill:
     served: int = 0  # the round in which it was last pushed
     chunk: ChunkLogits | None = None  # of the last forward
     rows: list[tuple[int, int]] = field(default_factory=list)  # (token index, row of `chunk`), as wanted
-    _mark: tuple[int, int, int, int] = (0, 0, 0, 0)
+    last: Distribution | None = None  # what follows the path, when it is complete
+    mark: tuple[int, int, int, int] = (0, 0, 0, 0)  # slot, `at`, reused and computed when `save` was called
 
     @property
     def total(self) -> int:
@@ -71,11 +72,6 @@ class Prefill:
         """Whether the logits after token `index` are wanted."""
         return index >= (self.total - 1 if self.last_only else self.first_wanted)
 
-    @property
-    def mark_at(self) -> int:
-        """Tokens that were in place when `save` was called."""
-        return self._mark[1]
-
     def tell(self) -> None:
         """Says how far it is."""
         if self.job.on_progress is nothing:
@@ -89,11 +85,11 @@ class Prefill:
 
     def save(self) -> None:
         """Remembers the cursor for `undo`."""
-        self._mark = self.slot, self.at, self.reused, self.computed
+        self.mark = self.slot, self.at, self.reused, self.computed
 
     def undo(self) -> None:
         """Back to where `save` was called: the batch failed."""
-        self.slot, self.at, self.reused, self.computed = self._mark
+        self.slot, self.at, self.reused, self.computed = self.mark
         self.chunk = None
         self.rows.clear()
 
@@ -109,11 +105,6 @@ class Portion:
     wanted: dict[int, list[tuple[Prefill, int]]] = field(default_factory=dict)  # row -> (prefill, token index)
     last: dict[int, int] = field(default_factory=dict)  # the last row of each job -> token index
     fresh: dict[tuple[int, int], int] = field(default_factory=dict)  # (parent, token) -> slot of this batch, twins too
-
-    @property
-    def want(self) -> list[int]:
-        """The rows whose logits are needed: wanted ones, and each job's last, which has seen all that was computed for it."""
-        return sorted({*self.wanted, *self.last})
 
 
 class Batch:
@@ -173,15 +164,22 @@ class Batch:
         Raises:
             NonFiniteLogitsError: A slot that was computed holds no numbers, and may have spoilt others in its workspace.
         """
-        portions = [portion for portion in self.portions.values() if portion.tokens]
-        if not portions:
+        calls: list[PartialForward] = []
+        rows: list[tuple[Portion, int]] = []  # of the answer
+        ends: list[int] = []
+        for portion in self.portions.values():
+            if portion.tokens:
+                want = sorted({*portion.wanted, *portion.last})  # a job's last row has seen all that was computed for it
+                calls.append(PartialForward(portion.workspace, portion.tokens, portion.parents, want))
+                for row in want:
+                    if row in portion.last:
+                        ends.append(len(rows))
+                    rows.append((portion, row))
+        if not calls:
             return
-        wants = [portion.want for portion in portions]
-        parts = zip(portions, wants, strict=True)
-        calls = [PartialForward(p.workspace, p.tokens, p.parents, want) for p, want in parts]
-        logits = (forward_on_device if self._scored and portions[0].workspace.backend.on_device else forward)(calls)
-        rows = [(portion, row) for portion, want in zip(portions, wants, strict=True) for row in want]
-        chunk = ChunkLogits(logits, [i for i, (portion, row) in enumerate(rows) if row in portion.last])
+        chunk = ChunkLogits(
+            (forward_on_device if self._scored and calls[0].workspace.backend.on_device else forward)(calls), ends
+        )
         for i in chunk.bad_ends():
             portion, row = rows[i]
             if portion.workspace.broken(portion.base):

@@ -13,7 +13,7 @@ from runtime.scheduler.faults import bisect
 from runtime.scheduler.jobs import Job, StayingJob
 from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.kv.workspace import NoRoomError
-from runtime.scheduler.metrics.counters import Counters
+from runtime.scheduler.metrics import Counters
 from runtime.scheduler.prefill.distributions import Distribution
 from runtime.scheduler.prefill.prefill import Batch, Prefill, by_workspace, stops
 from runtime.scheduler.prefill.publish_results import ResultPublisher
@@ -160,10 +160,12 @@ class Prompts:
         self._counters.prefill_seconds += seconds
         self._counters.tokens_prefilled += pushed
         self._counters.publish(self._cache)  # before the answers, so that who sees one sees its numbers
-        moved = [prefill for prefill in group if prefill.at > prefill.mark_at]
-        for prefill in moved:
-            prefill.served = prefill.job.turn.served = self._round
-            prefill.tell()
+        moved = []
+        for prefill in group:
+            if prefill.at > prefill.mark[1]:
+                moved.append(prefill)
+                prefill.served = prefill.job.turn.served = self._round
+                prefill.tell()
         self._cache.publisher.take_ahead(moved)
         complete = [(prefill, last) for prefill in moved if (last := self._settle_chunk(prefill)) is not None]
         self._cache.publisher.forget_ahead()
@@ -220,12 +222,7 @@ class Prompts:
         Returns:
             What follows the job's path when it is complete; its lease is then released.
         """
-        last: list[Distribution | None] = []
-
-        def take() -> None:
-            last.append(self._finish.publish_chunk(prefill))
-
-        if not self._guard(prefill.job, take):
+        if not self._guard(prefill.job, partial(self._finish.publish_chunk, prefill)):
             self._drop(prefill)
         elif prefill.done:
             stays = isinstance(prefill.job, StayingJob)
@@ -233,7 +230,8 @@ class Prompts:
             self._forget(prefill.job)
             if not stays:  # a generation's are counted at its end
                 self._finish.count(prefill)
-            return last[0]
+            last, prefill.last = prefill.last, None  # else it would be kept as long as an answer runs
+            return last
         return None
 
     def _drop(self, prefill: Prefill, *, leave: bool = True) -> None:

@@ -13,8 +13,7 @@ from runtime.records import Int32, Scores
 from runtime.scheduler.decode.rows import Row
 from runtime.scheduler.jobs import FanJob, Job, QueryJob, ScoreJob, settle
 from runtime.scheduler.kv.cache import Cache, fill_gaps
-from runtime.scheduler.metrics.counters import Counters
-from runtime.scheduler.metrics.request_metrics import RequestMetrics
+from runtime.scheduler.metrics import Counters, RequestMetrics
 from runtime.scheduler.prefill.distributions import ChunkLogits, Distribution, non_finite
 from runtime.scheduler.prefill.prefill import Prefill
 
@@ -72,24 +71,20 @@ class ResultPublisher:
 
     # ---- chunks -----------------------------------------------------------------------------------------------------
 
-    def publish_chunk(self, prefill: Prefill) -> Distribution | None:
-        """Publishes a chunk's tokens and keeps its scores.
-
-        Returns:
-            What follows the job's path, when it is complete.
-        """
+    def publish_chunk(self, prefill: Prefill) -> None:
+        """Publishes a chunk's tokens and keeps its scores; `prefill.last` follows a path that is complete."""
         job, chunk, rows = prefill.job, prefill.chunk, sorted(prefill.rows)
         prefill.chunk = None
         prefill.rows.clear()
         if chunk is None:
             self._publish(prefill, None)
-            return None
+            return
         scores = self._score_rows(job, chunk, rows) if isinstance(job, ScoreJob) else None
-        last = chunk.end(rows[-1][1], rows[-1][0]) if prefill.done else None
+        if prefill.done:
+            prefill.last = chunk.end(rows[-1][1], rows[-1][0])
         self._publish(prefill, scores)
-        if last is not None:
-            self._cache.vectors.put(job.key, last)
-        return last
+        if prefill.last is not None:
+            self._cache.vectors.put(job.key, prefill.last)
 
     def _score_rows(self, job: ScoreJob, chunk: ChunkLogits, rows: Sequence[tuple[int, int]]) -> Scores:
         """Scores of the tokens that follow the rows, merged into what the job knows; rows for the whole path."""

@@ -10,7 +10,7 @@ from runtime.scheduler.decode.rows import Guesses
 from runtime.scheduler.decode.stream import Stream, Vocabulary
 from runtime.scheduler.jobs import BeamJob, FanJob, GenerateJob, Job
 from runtime.scheduler.kv.cache import Cache
-from runtime.scheduler.metrics.request_metrics import RequestMetrics
+from runtime.scheduler.metrics import RequestMetrics
 from runtime.scheduler.prefill.distributions import Distribution
 from runtime.scheduler.prefill.prefill import Prefill
 from runtime.speculation.draft import Drafter

@@ -22,7 +22,7 @@ from runtime import (
     spawn,
 )
 from runtime.backends.fake import Behaviour
-from runtime.scheduler.metrics.request_metrics import RECENT, WINDOW, Window
+from runtime.scheduler.metrics import RECENT, WINDOW, Window
 from tests.fakes import Gate, engine_of, fake_model, settled, some_ids, wait_for_close, wait_for_jobs
 
 

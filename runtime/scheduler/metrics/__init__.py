@@ -1,1 +1,0 @@
-"""Counters, and the timings of single requests."""
