@@ -173,6 +173,8 @@ class Routing:
         An activated adapter begins at the last occurrence of its invocation sequence in `ids`; without one it does not
         apply (as in peft).
         """
+        if not self.uses:
+            return self.fingerprint, ()
         begins = [(digest, scale, _begin(ids, invocation)) for digest, scale, invocation in self.uses]
         edges = sorted({0, *(begin for _, _, begin in begins if begin is not None)})
         names: list[Hashable] = []

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -219,22 +220,19 @@ class PackedBackend(ChainedBackend[P]):
     def begin_together(self, parts: Sequence[Part]) -> Callable[[], Float32]:
         """One forward over several packs; see `runtime.backends.base.Backend.begin_together`."""
         undos: list[tuple[P, Undo]] = []
-        steps = self._guarded_all(undos, lambda: [self._appended(part, undos) for part in parts])
-        waiting = self._guarded_all(undos, lambda: self.launch_together([part.pack for part in parts], steps))
-        return lambda: self._guarded_all(undos, waiting)
+        waiting = self._guarded_all(undos, lambda: self.launch_together(*self._appended(parts, undos)))
+        return partial(self._guarded_all, undos, waiting)
 
     def forward_on_device(self, parts: Sequence[Part]) -> DeviceLogits:
         """One forward whose logits stay; see `runtime.backends.base.Backend.forward_on_device`."""
         undos: list[tuple[P, Undo]] = []
-        steps = self._guarded_all(undos, lambda: [self._appended(part, undos) for part in parts])
-        return self._guarded_all(undos, lambda: self.launch_on_device([part.pack for part in parts], steps))
+        return self._guarded_all(undos, lambda: self.launch_on_device(*self._appended(parts, undos)))
 
     def prepare_together(self, parts: Sequence[Part]) -> Callable[[Int64], Callable[[], Float32]] | None:
         """The half of it that needs no tokens; see `runtime.backends.base.Backend.prepare_together`."""
         undos: list[tuple[P, Undo]] = []
         try:
-            steps = [self._appended(part, undos) for part in parts]
-            launch = self.ready_together([part.pack for part in parts], steps)
+            launch = self.ready_together(*self._appended(parts, undos))
         finally:
             _undo(undos)
         if launch is None:
@@ -248,14 +246,18 @@ class PackedBackend(ChainedBackend[P]):
 
         return begin
 
-    def _appended(self, part: Part, undos: list[tuple[P, Undo]]) -> Step:
-        """Adds a part's tokens to its pack's tree, which `undos` can take back."""
-        tree = part.pack.tree
-        self._check_ids(part.tokens)
-        in_place = tree.extends(part.parents)
-        undo = tree.append(part.parents)
-        undos.append((part.pack, undo))
-        return self._step(part.pack, undo.size, part.tokens, part.want, part.stacks, in_place=in_place)
+    def _appended(self, parts: Sequence[Part], undos: list[tuple[P, Undo]]) -> tuple[list[P], list[Step]]:
+        """Adds the tokens of each part to its pack's tree, which `undos` can take back: the packs and their steps."""
+        packs, steps = list[P](), list[Step]()
+        for part in parts:
+            tree = part.pack.tree
+            self._check_ids(part.tokens)
+            in_place = tree.extends(part.parents)
+            undo = tree.append(part.parents)
+            undos.append((part.pack, undo))
+            packs.append(part.pack)
+            steps.append(self._step(part.pack, undo.size, part.tokens, part.want, part.stacks, in_place=in_place))
+        return packs, steps
 
     def _guarded_all(self, undos: list[tuple[P, Undo]], act: Callable[[], T]) -> T:
         """What fails leaves every pack as it was."""

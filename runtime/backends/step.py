@@ -51,8 +51,11 @@ def joint_stacks(steps: Sequence[Step]) -> TokenStacks | None:
 
 def joint_want(steps: Sequence[Step]) -> Int64:
     """The wanted tokens of several forwards, as indices into all their tokens."""
-    starts = np.cumsum([0, *(len(step.tokens) for step in steps[:-1])])
-    return np.concatenate([step.want + start for step, start in zip(steps, starts, strict=True)])
+    wants, start = [], 0
+    for step in steps:
+        wants.append(step.want + start)
+        start += len(step.tokens)
+    return np.concatenate(wants)
 
 
 def steps_of(bucket: Bucket) -> Iterator[Step]:

@@ -288,7 +288,7 @@ class GenerateJob(StayingJob):
 
     def invoked(self, new_ids: Sequence[int]) -> bool:
         """Whether the last token of the answer so far completes an invocation sequence."""
-        if self.routing is None:
+        if self.routing is None or not self.routing.uses:
             return False
         for invocation in self.routing.invocations:
             n = len(invocation)

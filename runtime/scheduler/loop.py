@@ -63,6 +63,7 @@ class Scheduler:
         self._finish = ResultPublisher(self.cache, self.counters, self._ledger)
         self._drafter = None if draft is None else self.cache.beside(draft)
         self._waiting = Waiting()
+        self._stayed = False  # whether a job still waits after a step
         self._unlooked = 0  # steps until those that wait are looked through again
         self._looked = (-1, 0)  # departures and budget when it was last looked whether parked jobs have room
         self._queries: dict[object, QueryJob] = {}
@@ -147,6 +148,7 @@ class Scheduler:
                 self._drop_waiting(job)
             else:
                 self._guard(job, partial(self._admit, job))
+        self._stayed = bool(self._waiting.new or self._waiting.parked)
         if self.blocks.asked and self.blocks.busy:
             self.blocks.step(beside=self._decodes or bool(self._prompts.running))
         if self._decoding.rows:
@@ -230,7 +232,7 @@ class Scheduler:
         if self._background.workers:
             self._background.drop_cancelled()
         self._unlooked -= 1
-        if self._unlooked < 0:  # the more there are, the more seldom: a step costs the same beside thousands
+        if self._stayed and self._unlooked < 0:  # the more there are, the more seldom: a step costs the same beside thousands
             for job in self._waiting.drop(gone):
                 self._drop_waiting(job)
             self._unlooked = len(self._waiting) // AT_ONCE
@@ -265,7 +267,7 @@ class Scheduler:
     def _fits(self, prefill: Prefill) -> bool:
         """Whether a job that was just placed has room beside the others, or gets it from one of them, before it computes."""
         room, job = self.cache.room, prefill.job
-        if self._keeps_out(job):
+        if self._waiting.parked and self._keeps_out(job):
             return False
         if room.plenty or any(common_prefix(other.tagged, prefill.tagged) > prefill.at for other in self._prompts.running):
             return True  # what several have in common is computed, and stands there, once

@@ -56,13 +56,12 @@ class Waiting:
             returns: Whether a parked job that needs so many bytes may come back.
             full: Whether as many prompts are in work as make a batch: then each caller's next job alone is placed.
         """
-        for priority in sorted({job.priority for job in self.parked} | {priority for priority, _ in self.new}):
-            for job in [job for job in self.parked if job.priority == priority]:
-                if job in self.parked and returns(self.parked[job]):
+        for priority in Priority:
+            for job in list(self.parked):
+                if job.priority == priority and job in self.parked and returns(self.parked[job]):
                     del self.parked[job]
-                    yield self._counted(job)
-            turns = sorted((key for key in self.new if key[0] == priority), key=lambda key: key[1].served)
-            for key in turns:
+                    yield job
+            for key in sorted([key for key in self.new if key[0] == priority], key=lambda key: key[1].served):
                 for n in range(AT_ONCE):
                     jobs = self.new.get(key)  # the job that was placed last may have dropped others
                     if not jobs or (n and full()):
@@ -70,10 +69,6 @@ class Waiting:
                     job = jobs.popleft()
                     if not jobs:
                         del self.new[key]
-                    yield self._counted(job)
-
-    def _counted(self, job: Job) -> Job:
-        if not job.order:
-            self._admitted += 1
-            job.order = self._admitted
-        return job
+                    self._admitted += 1
+                    job.order = self._admitted
+                    yield job

@@ -258,7 +258,8 @@ class HfBackend(PackedBackend[TorchPack]):
         return not self.recurrent or payload.state is not None
 
     def pack_bytes(self, pack: TorchPack) -> int:
-        return sum(layer.nbytes for layer in pack.attention) + state_size(pack.states.values())
+        held = sum(layer.nbytes for layer in pack.attention)
+        return held + state_size(pack.states.values()) if pack.states else held
 
     def finite_slots(self, pack: TorchPack) -> Bool:
         with _computing():

@@ -128,6 +128,7 @@ class Cache:
             computed=0,
             chunk=None,
             rows=[],
+            refused=0,
         )
         self.room.live.add(joined)
         return joined
@@ -190,7 +191,6 @@ class Cache:
         """The job is done, or waits again: its lease and its place in the workspace are free."""
         self.room.live.discard(prefill)
         self.departures += 1
-        self.publisher.forget(prefill)
         prefill.lease.release()
         self.workspaces.leave(prefill.workspace, drop=not self.enabled)
 

@@ -57,7 +57,8 @@ class LogitsCache:
         """Keeps a distribution; a copy of it where the array it lies in is too large to keep."""
         if row.nbytes > self._budget:
             return
-        self.drop(key)
+        if key in self._rows:
+            self.drop(key)
         whole = _whole(row.raw)
         if self._most is not None or whole.nbytes > self._budget:
             row = row.alone()

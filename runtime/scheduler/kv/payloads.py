@@ -42,7 +42,7 @@ class Payloads:
         """The first `n` tokens and the rest."""
         if isinstance(payload, SlotRun):
             rest = payload.n - n
-            above = payload.workspace.above(payload.last, rest)
+            above = payload.workspace.paths.above(payload.last, rest)
             return SlotRun(payload.workspace, above, n), SlotRun(payload.workspace, payload.last, rest)
         return self._backend.split(payload, n)
 
@@ -68,7 +68,7 @@ class Payloads:
         """Both as one; None where the second does not follow the first in the same workspace."""
         if not isinstance(first, SlotRun) or not isinstance(second, SlotRun) or first.workspace is not second.workspace:
             return None
-        if first.workspace.above(second.last, second.n) != first.last:
+        if first.workspace.paths.above(second.last, second.n) != first.last:
             return None
         return SlotRun(first.workspace, second.last, first.n + second.n)
 

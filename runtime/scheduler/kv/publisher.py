@@ -35,7 +35,6 @@ class Publisher:
         self._trie = room.trie
         self._enabled = enabled
         self._ahead: dict[tuple[Workspace, int, int], Payload] = {}  # by last slot and number of tokens
-        self._refused: dict[Prefill, int] = {}  # the depth up to which a job's tokens are known to have found no room
 
     def take_ahead(self, prefills: Sequence[Prefill]) -> None:
         """Copies the short new tails of several jobs of one workspace in one go, for their `publish` to find."""
@@ -75,7 +74,7 @@ class Publisher:
             return
         for end in [end - start for end, _ in job.before if start < end < start + len(tokens)]:
             at = prefill.lease.length - start
-            place = prefill.workspace.above(slot, len(tokens) - end)
+            place = prefill.workspace.paths.above(slot, len(tokens) - end)
             self._publish(
                 prefill, job.namespace_at(start + at), tokens[at:end], place, None if scores is None else scores[at:end]
             )
@@ -89,7 +88,7 @@ class Publisher:
         lease, workspace = prefill.lease, prefill.workspace
         if not self._enabled or not len(tokens) or not lease.node.attached:  # under a cleared path nothing is kept
             return
-        if (ahead := self._copied_ahead(workspace, slot, len(tokens))) is not None:
+        if self._ahead and (ahead := self._copied_ahead(workspace, slot, len(tokens))) is not None:
             self._trie.insert(lease, namespace, tokens, ahead, scores)  # what others have hung there since stays
             return
         found = self._trie.follow(lease, namespace, tokens, scores)
@@ -128,7 +127,7 @@ class Publisher:
             return None
 
     def _copied_ahead(self, workspace: Workspace, slot: int, count: int) -> Payload | None:
-        ahead = self._ahead.pop((workspace, slot, count), None) if self._ahead else None
+        ahead = self._ahead.pop((workspace, slot, count), None)
         if ahead is not None:
             self._room.pending -= self._backend.payload_bytes(ahead)
         return ahead
@@ -137,13 +136,9 @@ class Publisher:
         """Remembers, once for each token, that there was no room to keep what was computed."""
         prefill.workspace.sole = True
         end = prefill.lease.length + len(tokens)
-        if end > self._refused.get(prefill, 0):
-            self._refused[prefill] = end
+        if end > prefill.refused:
+            prefill.refused = end
             self._trie.eviction_log.note(prefill.lease.node, namespace, tokens, Lost.REFUSED)
-
-    def forget(self, prefill: Prefill) -> None:
-        """The job has left."""
-        self._refused.pop(prefill, None)
 
 
 def _has_new_tail(prefill: Prefill) -> bool:

@@ -142,7 +142,7 @@ class Workspace:
         self.sole = False  # holds tokens that the trie had no room for
         self.runs: set[SlotRun] = set()  # of edges whose tokens stand here
         self.referenced = 0  # tokens of them
-        self._paths = SlotPaths()
+        self.paths = SlotPaths()
         self.inflight: Inflight | None = None
         self.prepared: Prepared | None = None  # whoever writes to the pack drops it
         self.computed = 0  # slots whose keys stand in the pack; the others are reserved
@@ -155,7 +155,7 @@ class Workspace:
     def size(self) -> int:
         """Slots that were ever given out, reserved ones too: the number of the next."""
         self.settle()
-        return len(self._paths)
+        return len(self.paths)
 
     @property
     def held(self) -> int:
@@ -165,7 +165,7 @@ class Workspace:
     @property
     def needed(self) -> int:
         """Slots that stand in the pack or are reserved in it."""
-        return self.held + len(self._paths) - self.computed
+        return self.held + len(self.paths) - self.computed
 
     def weigh(self) -> None:
         """The buffers have changed."""
@@ -178,10 +178,10 @@ class Workspace:
 
         Waits for what was begun only where the path leads there: whoever looks for a place waits for no stranger's forward.
         """
-        trail = self._paths.walk(ids)
+        trail = self.paths.walk(ids)
         if trail and trail[-1] >= self.computed:
             self.settle()
-            trail = self._paths.walk(ids)
+            trail = self.paths.walk(ids)
         return trail
 
     def standing(self, trail: Sequence[int], limit: int) -> tuple[int, int]:
@@ -194,7 +194,7 @@ class Workspace:
     def follow(self, slot: int, token: int) -> int | None:
         """The slot of `token` after `slot`, if it stands here and a token can be appended after it."""
         self.settle()
-        found = self._paths.child(slot, token)
+        found = self.paths.child(slot, token)
         return found if found is not None and self.resumable(found) else None
 
     def resumable(self, slot: int) -> bool:
@@ -228,11 +228,11 @@ class Workspace:
             for payload, first, count in self._parts(node.payload, skip):
                 self.twice(partial(self.backend.load, self.pack, payload, self._own(slot), first))
                 for token in tokens[:count].tolist():
-                    slot = self._paths.add(slot, token)
+                    slot = self.paths.add(slot, token)
                 tokens = tokens[count:]
                 if self._where is not None:
-                    self._where.extend(range(self.held - len(self._paths) + self.computed, self.held))
-                self.computed = len(self._paths)
+                    self._where.extend(range(self.held - len(self.paths) + self.computed, self.held))
+                self.computed = len(self.paths)
             self._memory.found_at(node, SlotRun(self, slot, len(node.tokens)))
         self.weigh()
         return slot, max(at, depth)
@@ -253,7 +253,7 @@ class Workspace:
     def append(self, slot: int, token: int) -> int:
         """Reserves the slot that the next `forward` will fill. `rollback` undoes it."""
         self.settle()
-        return self._paths.add(slot, token)
+        return self.paths.add(slot, token)
 
     def rollback(self, size: int) -> None:
         """Forgets the slots numbered `size` and above, on which nobody stands: reserved ones, and those of a bad forward."""
@@ -261,7 +261,7 @@ class Workspace:
         if size < self.computed:
             self.truncate(size)
         else:
-            self._paths.cut(size)
+            self.paths.cut(size)
 
     def broken(self, base: int) -> bool:
         """Whether slot `base` or a newer one holds keys, values or a state that are no numbers.
@@ -285,7 +285,7 @@ class Workspace:
         self.computed = size
         if self._where is not None:
             del self._where[size:]
-        self._paths.cut(size)
+        self.paths.cut(size)
         if self.recurrent:
             self.weigh()
 
@@ -295,12 +295,8 @@ class Workspace:
         slots = np.empty(count, np.int64)
         for at in range(count - 1, -1, -1):
             slots[at] = self._own(slot)
-            slot = self._paths.parent(slot)
+            slot = self.paths.parent(slot)
         return slots
-
-    def above(self, slot: int, count: int) -> int:
-        """The slot `count` tokens before `slot` on its path."""
-        return self._paths.above(slot, count)
 
     def forward(self, tokens: Sequence[int], parents: Sequence[int], want: Sequence[int]) -> npt.NDArray[np.float32]:
         """Fills the reserved slots: raw logits ``(len(want), vocab)``.
@@ -327,7 +323,7 @@ class Workspace:
         base, end = self.size, slot
         try:
             for token in tokens.tolist():
-                end = self._paths.add(end, token)
+                end = self.paths.add(end, token)
             self._memory.grow(self, len(tokens), states=int(self.recurrent), standing=[] if slot == ROOT else [slot])
             self.unprepare()
             held = self.held
@@ -401,7 +397,7 @@ class Workspace:
         self.settle()
         begun = self.inflight
         wanted = () if begun is None or begun.logits is None else range(begun.base, begun.base + begun.count)
-        return self._paths.below(self.computed, (*places, *wanted))
+        return self.paths.below(self.computed, (*places, *wanted))
 
     def compact(self, kept: Sequence[int], tips: Iterable[int]) -> None:
         """Drops every slot but `kept`, in place, and every recurrent state but those at `tips`; see `live`."""
@@ -414,17 +410,17 @@ class Workspace:
         self._where = [-1] * self.computed
         for number, slot in enumerate(kept):
             self._where[slot] = number
-        self._paths.find_only(kept, self.computed)
+        self.paths.find_only(kept, self.computed)
         if not self.users:
             self.renumber()
         self.weigh()
 
     def renumber(self) -> None:
         """Forgets the numbers of dropped slots, where no request knows any by its number."""
-        if self._where is None or len(self._paths) > self.computed:
+        if self._where is None or len(self.paths) > self.computed:
             return
         kept = [slot for slot, own in enumerate(self._where) if own >= 0]
-        numbers = self._paths.renumber(kept)
+        numbers = self.paths.renumber(kept)
         for run in self.runs:
             run.last = numbers[run.last]
         self.computed, self._where = len(kept), None
@@ -434,7 +430,7 @@ class Workspace:
         self.settle()
         self.unprepare()
         self.backend.close(self.pack)
-        self._paths = SlotPaths()
+        self.paths = SlotPaths()
         self.computed, self._where = 0, None
         self._memory.weighed(-self.nbytes)
         self.nbytes = 0
@@ -517,7 +513,7 @@ def _filled(parts: Sequence[PartialForward], act: Callable[[Backend, Sequence[Pa
     if len(parts) == 1:
         first.borrow(arrays[0].parents, states)
         held, arrays = [first.held], [first.as_part(parts[0])]  # making room may have moved its slots
-    logits = first.twice(lambda: act(first.backend, arrays))
+    logits = first.twice(partial(act, first.backend, arrays))
     for part, before in zip(parts, held, strict=True):
         part.workspace.filled(before, len(part.tokens))
     return logits

@@ -55,8 +55,9 @@ class Prefill:
     served: int = 0  # the round in which it was last pushed
     chunk: ChunkLogits | None = None  # of the last forward
     rows: list[tuple[int, int]] = field(default_factory=list)  # (token index, row of `chunk`), as wanted
+    refused: int = 0  # the depth up to which its tokens are known to have found no room in the trie
     last: Distribution | None = None  # what follows the path, when it is complete
-    mark: tuple[int, int, int, int] = (0, 0, 0, 0)  # slot, `at`, reused and computed when `save` was called
+    mark: tuple[int, int, int, int] = (0, 0, 0, 0)  # slot, `at`, reused and computed before the last forward
 
     @property
     def total(self) -> int:
@@ -67,10 +68,6 @@ class Prefill:
     def done(self) -> bool:
         """Whether every token is in place."""
         return self.at >= self.total
-
-    def wants(self, index: int) -> bool:
-        """Whether the logits after token `index` are wanted."""
-        return index >= (self.total - 1 if self.last_only else self.first_wanted)
 
     def tell(self) -> None:
         """Says how far it is."""
@@ -83,12 +80,8 @@ class Prefill:
         self.reused -= self.at - at
         self.slot, self.at = slot, at
 
-    def save(self) -> None:
-        """Remembers the cursor for `undo`."""
-        self.mark = self.slot, self.at, self.reused, self.computed
-
     def undo(self) -> None:
-        """Back to where `save` was called: the batch failed."""
+        """Back to the mark: the batch failed."""
         self.slot, self.at, self.reused, self.computed = self.mark
         self.chunk = None
         self.rows.clear()
@@ -123,11 +116,12 @@ class Batch:
     def advance(self, prefill: Prefill, quota: int, stop: int) -> None:
         """Adds up to `quota` of the job's next tokens before `stop`, sharing rows with jobs that are in the batch already."""
         ids, ws, added = prefill.tagged, prefill.workspace, 0
+        first_wanted = prefill.total - 1 if prefill.last_only else prefill.first_wanted
         portion = self.portions.get(ws)
         if portion is None:
             portion = self.portions[ws] = Portion(ws, ws.size)
         while prefill.at < stop:
-            token, wanted = int(ids[prefill.at]), prefill.wants(prefill.at)
+            token, wanted = int(ids[prefill.at]), prefill.at >= first_wanted
             place = prefill.slot, token
             shared = portion.fresh.get(place)  # another job of this batch computes it
             if shared is None and not wanted:
@@ -177,9 +171,8 @@ class Batch:
                     rows.append((portion, row))
         if not calls:
             return
-        chunk = ChunkLogits(
-            (forward_on_device if self._scored and calls[0].workspace.backend.on_device else forward)(calls), ends
-        )
+        on_device = self._scored and calls[0].workspace.backend.on_device
+        chunk = ChunkLogits(forward_on_device(calls) if on_device else forward(calls), ends)
         for i in chunk.bad_ends():
             portion, row = rows[i]
             if portion.workspace.broken(portion.base):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -114,16 +114,10 @@ class Prompts:
         self._round += 1
         self.running.sort(key=lambda prefill: (prefill.job.priority, prefill.job.turn.served, prefill.served))
         quota = self._quota(decoding=decoding)
-        for group in self._groups(self.running):
+        for group in [list(self.running)] if self._cache.backend.together else by_workspace(self.running):
             quota -= self._push(group[: self._options.max_batch_rows], quota)
             if quota <= 0 or decoding:
                 return
-
-    def _groups(self, prefills: Sequence[Prefill]) -> Sequence[list[Prefill]]:
-        """Prompts that may share a forward."""
-        if self._cache.backend.together:
-            return [list(prefills)]
-        return by_workspace(prefills)
 
     def _quota(self, *, decoding: bool) -> int:
         short = SHORT * sum(p.total - p.at <= SHORT for p in self.running)
@@ -132,7 +126,7 @@ class Prompts:
 
     def _push(self, group: list[Prefill], quota: int) -> int:
         """One forward over the group's next tokens; how many rows were pushed."""
-        group = [prefill for prefill in group if self._stands(prefill)]
+        group = list(filter(self._stands, group))
         if not group:
             return 0
         batch = Batch(self._most_rows)
@@ -205,7 +199,7 @@ class Prompts:
         lost = not prefill.workspace.resumable(prefill.slot)
         if lost and not self._guard(prefill.job, partial(self._stand_again, prefill)):
             return False
-        prefill.save()
+        prefill.mark = prefill.slot, prefill.at, prefill.reused, prefill.computed
         return True
 
     def _stand_again(self, prefill: Prefill) -> None:
