@@ -109,6 +109,9 @@ class Tags:
     """Numbers of namespaces, so that a token and its stack are one integer.
 
     Owner thread only. The base's number is 0: its tokens are plain ids.
+
+    Attributes:
+        several: Whether another namespace than the base's has occurred.
     """
 
     SHIFT = 32
@@ -116,11 +119,7 @@ class Tags:
     def __init__(self, base: Hashable) -> None:
         self._numbers: dict[Hashable, int] = {base: 0}
         self._stacks: list[Stack] = [()]
-
-    @property
-    def several(self) -> bool:
-        """Whether another namespace than the base's has occurred."""
-        return len(self._stacks) > 1
+        self.several = False
 
     def tag(self, namespace: Hashable) -> int:
         """The number added to the ids of a namespace's tokens."""
@@ -128,6 +127,7 @@ class Tags:
         if number is None:
             number = self._numbers[namespace] = len(self._stacks)
             self._stacks.append(stack_of(namespace))
+            self.several = True
         return number << self.SHIFT
 
     def untag(self, tokens: Sequence[int]) -> tuple[Int64, TokenStacks | None]:

@@ -120,9 +120,9 @@ class Operations:
 
     def _query(self, batch: Sequence[Int32], adapters: Adapters, cache_salt: str, rows: Rows) -> None:
         """Asks for the distributions after the paths, one for each row."""
-        jobs = []
+        routing, jobs = self._adapters.routing(adapters, cache_salt), []
         for ids, waiter in zip(batch, rows.waiters, strict=True):
-            namespace, before = self.route(ids, adapters, cache_salt)
+            namespace, before = routing.route(ids)
             jobs.append(QueryJob(ids, namespace, before=before, waiters=[waiter]))
         self.turns.submit(*jobs)
 

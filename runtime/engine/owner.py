@@ -229,9 +229,8 @@ class Engine:
         few = scheduler.cache.trie.edges <= FEW_EDGES
         self._stale = not (rested or few or self._reported - self._looked > REPORT_SECONDS)
         if not self._stale:
-            scheduler.cache.look_through()
             self._looked = self._reported
-        self.report = scheduler.cache.report()
+        self.report = scheduler.cache.report(look=not self._stale)
 
 
 def _rest_for_good() -> None:

@@ -11,7 +11,6 @@ from runtime.errors import MemoryBudgetError, RuntimeFault
 from runtime.scheduler.decode.rows import Row
 from runtime.scheduler.kv.workspace import NoRoomError
 from runtime.scheduler.prefill.prefill import Prefill
-from runtime.scheduler.prefill.publish_results import gone
 
 log = logging.getLogger(__name__)
 Work = TypeVar("Work", Prefill, Row)
@@ -43,13 +42,13 @@ def bisect(
     if isinstance(error, NoRoomError):  # not one batch is too large, all together are: the largest goes
         largest = max(items, key=_size)
         fail(largest, typed(error))
-        rest = [item for item in items if item is not largest and not gone(item.job)]
+        rest = [item for item in items if item is not largest and not item.job.abandoned]
         if rest:
             again(rest)
         return
     half = len(items) // 2
     for part in (items[:half], items[half:]):
-        wanted = [item for item in part if not gone(item.job)]
+        wanted = [item for item in part if not item.job.abandoned]
         if wanted:
             again(wanted)
 

@@ -67,6 +67,14 @@ class Job:
     def fail(self, error: BaseException) -> None:
         """Tells whoever waits; for a bare path nobody does."""
 
+    def answer(self, last: Distribution) -> None:
+        """Tells what follows the path; nothing waits for that of a bare one."""
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether nothing waits for it any more."""
+        return self.cancelled
+
     @property
     def least_tokens(self) -> int:
         """Tokens for which there must be room, whoever gives way."""
@@ -227,7 +235,7 @@ class QueryJob(Job):
     @property
     def abandoned(self) -> bool:
         """Whether nobody waits any more."""
-        return self.cancelled or all(w.cancelled() for w in self.waiters)
+        return self.cancelled or all(waiter.cancelled() for waiter in self.waiters)
 
 
 @dataclass(slots=True, eq=False)
@@ -249,6 +257,11 @@ class ScoreJob(AnsweredJob):
     start: int = 0
     k: int = 10
     known: Scores | None = None  # of the whole path, as far as worked out; owner thread
+
+    def answer(self, last: Distribution | None = None) -> None:  # noqa: ARG002  # what follows the path is not asked for
+        """The waiter gets the scores."""
+        assert self.known is not None
+        settle(self.future, self.known[self.start :])
 
 
 @dataclass(slots=True, eq=False)

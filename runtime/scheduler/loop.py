@@ -7,29 +7,32 @@ caller has gone. Runs on the owner thread alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
+from operator import attrgetter
 
 from runtime.backends.base import Backend
 from runtime.options.load import LoadOptions
+from runtime.options.priority import Priority
 from runtime.scheduler.beam.beams import Beams
 from runtime.scheduler.blocks.blocks import Blocks
 from runtime.scheduler.decode.decoding import Decoding
 from runtime.scheduler.decode.stream import TextDecoder, Vocabulary
 from runtime.scheduler.faults import all_of, typed
-from runtime.scheduler.jobs import CallJob, Job, QueryJob, ScoreJob, StayingJob, settle
+from runtime.scheduler.jobs import CallJob, Job, QueryJob, ScoreJob, StayingJob, Turn, settle
 from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.metrics import Counters, RequestMetrics
 from runtime.scheduler.prefill.prefill import Prefill
 from runtime.scheduler.prefill.prompts import Prompts
-from runtime.scheduler.prefill.publish_results import ResultPublisher, gone
+from runtime.scheduler.prefill.publish_results import ResultPublisher
 from runtime.scheduler.prefill.start_decode import DecodeStarter
-from runtime.scheduler.waiting import AT_ONCE, Waiting
 from runtime.scheduler.workers import Background, BackgroundJob, Means
 from runtime.trie.node import common_prefix
 
 __all__ = ["Scheduler", "typed"]
+AT_ONCE = 64  # jobs of one caller that are placed in one step
 STALLED_SECONDS = 0.01  # that a step lasts in which every answer waits for its grammar: newcomers are looked for between two
 
 
@@ -120,9 +123,6 @@ class Scheduler:
     def submit(self, jobs: Sequence[Job]) -> None:
         """Takes jobs in; a query equal to one in flight joins it."""
         for job in jobs:
-            self._ledger.enter(job)
-            if isinstance(job, StayingJob):
-                job.begin_masks()
             if isinstance(job, QueryJob):
                 self.counters.queries += 1
                 running = self._queries.get(job.key)
@@ -131,6 +131,10 @@ class Scheduler:
                     self.counters.queries_deduplicated += 1
                     continue
                 self._queries[job.key] = job
+            else:
+                self._ledger.enter(job)
+                if isinstance(job, StayingJob):
+                    job.begin_masks()
             self._waiting.append(job)
 
     def step(self) -> None:
@@ -144,7 +148,7 @@ class Scheduler:
             return not room.live or (looked != self._looked and room.spare() >= needed)
 
         for job in self._waiting.take(returns, lambda: len(self._prompts.running) >= self._most):
-            if gone(job):
+            if job.abandoned:
                 self._drop_waiting(job)
             else:
                 self._guard(job, partial(self._admit, job))
@@ -223,17 +227,17 @@ class Scheduler:
         if self._beams.running:
             self._beams.drop_cancelled()
         for prefill in list(self._prompts.running):
-            if gone(prefill.job):
+            if prefill.job.abandoned:
                 self._prompts.end(prefill, None)
         if self.blocks.asked:
             for prefill in self.blocks.restores.cursors:
-                if gone(prefill.job):
+                if prefill.job.abandoned:
                     self._end_restore(prefill, None)
         if self._background.workers:
             self._background.drop_cancelled()
         self._unlooked -= 1
         if self._stayed and self._unlooked < 0:  # the more there are, the more seldom: a step costs the same beside thousands
-            for job in self._waiting.drop(gone):
+            for job in self._waiting.drop(attrgetter("abandoned")):
                 self._drop_waiting(job)
             self._unlooked = len(self._waiting) // AT_ONCE
 
@@ -286,7 +290,8 @@ class Scheduler:
         if isinstance(job, CallJob):
             settle(job.future, job.call())
             return
-        self._ledger.place(job)
+        if not isinstance(job, QueryJob):
+            self._ledger.place(job)
         if isinstance(job, BackgroundJob):
             self._background.admit(job)
             return
@@ -348,3 +353,66 @@ class Scheduler:
 def _before(elder: Job, job: Job) -> bool:
     """Whether a job comes before another one that is not more urgent."""
     return elder.priority <= job.priority and elder.order < job.order
+
+
+class Waiting:
+    """Jobs that are not in work: a queue for each `Turn`, so that one with thousands delays no other; and *parked* ones."""
+
+    def __init__(self) -> None:
+        self.new: dict[tuple[Priority, Turn], deque[Job]] = {}  # those that can be placed
+        self._admitted = 0  # jobs so far
+        self.parked: dict[Job, int] = {}  # each with the bytes that must be free for it, in the order they came
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter([*self.parked, *(job for jobs in self.new.values() for job in jobs)])
+
+    def __len__(self) -> int:
+        return len(self.parked) + sum(map(len, self.new.values()))
+
+    def append(self, job: Job) -> None:
+        """A newcomer."""
+        self.new.setdefault((job.priority, job.turn), deque()).append(job)
+
+    def park(self, job: Job, needed: int) -> None:
+        """One that comes back when `needed` bytes are free beside the others, or nothing else is in work."""
+        job.parks += 1
+        self.parked[job] = needed
+
+    def drop(self, chosen: Callable[[Job], bool]) -> list[Job]:
+        """Takes jobs out that are not to wait any more."""
+        dropped = [job for job in self if chosen(job)]
+        if dropped:
+            gone = set(dropped)
+            self.parked = {job: needed for job, needed in self.parked.items() if job not in gone}
+            left = {key: deque(job for job in jobs if job not in gone) for key, jobs in self.new.items()}
+            self.new = {key: jobs for key, jobs in left.items() if jobs}
+        return dropped
+
+    def clear(self) -> None:
+        """Nothing waits any more."""
+        self.new.clear()
+        self.parked.clear()
+
+    def take(self, returns: Callable[[int], bool], full: Callable[[], bool]) -> Iterator[Job]:
+        """The jobs that are placed now, the more urgent first; each is placed before the next one is asked for.
+
+        Args:
+            returns: Whether a parked job that needs so many bytes may come back.
+            full: Whether as many prompts are in work as make a batch: then each caller's next job alone is placed.
+        """
+        for priority in Priority:
+            for job in list(self.parked):
+                if job.priority == priority and job in self.parked and returns(self.parked[job]):
+                    del self.parked[job]
+                    yield job
+            for key in sorted([key for key in self.new if key[0] == priority], key=lambda key: key[1].served):
+                for n in range(AT_ONCE):
+                    jobs = self.new.get(key)  # the job that was placed last may have dropped others
+                    if not jobs or (n and full()):
+                        break
+                    job = jobs.popleft()
+                    if not jobs:
+                        del self.new[key]
+                    self._admitted += 1
+                    job.order = self._admitted
+                    yield job

@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from runtime.adapters.adapter import LowRank, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends.adapting import Change, LinearAdapters
-from runtime.backends.hf.logits import to_device
+from runtime.backends.hf.cache import to_device
 from runtime.backends.hf.offload import own_weight
 from runtime.backends.hf.weights import PackedLinear
 from runtime.backends.tree import Int64

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from runtime.backends.buckets import Bucket
-from runtime.backends.hf.cache import JointCache, TorchPack
-from runtime.backends.hf.logits import to_device
+from runtime.backends.hf.cache import JointCache, TorchPack, to_device
 from runtime.backends.step import Step
 from runtime.backends.tree import Bool, Int64
 

@@ -23,10 +23,10 @@ from runtime.backends.hf import payload as payloads
 from runtime.backends.hf.adapters import TorchAdapters
 from runtime.backends.hf.arguments import Arguments
 from runtime.backends.hf.attention import OWN, attention_of
-from runtime.backends.hf.cache import JointCache, SlotLayer, Tensors, TorchPack, make_layers
+from runtime.backends.hf.cache import JointCache, SlotLayer, Tensors, TorchPack, make_layers, to_device
 from runtime.backends.hf.codec import codec_of
 from runtime.backends.hf.loading import LoadedModel, load_model, random_copy
-from runtime.backends.hf.logits import TorchLogits, to_device
+from runtime.backends.hf.logits import TorchLogits
 from runtime.backends.hf.offload import Offload
 from runtime.backends.hf.payload import TorchPayload
 from runtime.backends.hf.readings import Readings

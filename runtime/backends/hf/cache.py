@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from transformers.cache_utils import (
     Cache,
@@ -22,7 +23,6 @@ from transformers.cache_utils import (
 )
 
 from runtime.backends.buckets import Bucket
-from runtime.backends.hf.logits import to_device
 from runtime.backends.packed import Step, WorkingPack
 from runtime.backends.sized import MOVED_SLOTS, UNBOUNDED
 from runtime.backends.stored import Shape
@@ -427,6 +427,16 @@ def _resized(buffer: torch.Tensor, capacity: int) -> torch.Tensor:
     made, n = _room(buffer, capacity), min(capacity, buffer.shape[2])
     made[:, :, :n] = buffer[:, :, :n]
     return made
+
+
+def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """A copy on the device, which nobody waits for; on the CPU the array itself.
+
+    From pinned memory the copy is one more piece of work in the device's queue; from other memory the host waits until
+    everything before it is done (CUDA C++ Programming Guide, "Implicit Synchronization").
+    """
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def to_index(slots: Int64, device: torch.device) -> slice | torch.Tensor:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from runtime.backends.hf.cache import to_device
 from runtime.numerics.ranking import Ranked, likeliest
 from runtime.numerics.scoring import empty_scores
 from runtime.records import Float32, Int32, Scores
@@ -18,16 +19,6 @@ BLOCK_ENTRIES = 1 << 24  # 64 MiB of float32: what is worked on at once takes fo
 SPARE = 6  # entries that are fetched beyond the k asked for, so that equals at the border are seen
 
 Bool = npt.NDArray[np.bool_]
-
-
-def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """A copy on the device, which nobody waits for; on the CPU the array itself.
-
-    From pinned memory the copy is one more piece of work in the device's queue; from other memory the host waits until
-    everything before it is done (CUDA C++ Programming Guide, "Implicit Synchronization").
-    """
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 class TorchLogits:

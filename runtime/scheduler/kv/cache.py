@@ -24,7 +24,7 @@ from runtime.scheduler.kv.publisher import Publisher
 from runtime.scheduler.kv.workspace import NoRoomError, Workspace
 from runtime.scheduler.prefill.prefill import Prefill
 from runtime.speculation.draft import Drafter
-from runtime.trie import Lease, Lost, Trie
+from runtime.trie import Lease, Lost, Node, Trie
 
 log = logging.getLogger(__name__)
 LARGEST_EDGES = 20
@@ -228,24 +228,10 @@ class Cache:
         self.workspaces.retire()
         self.room.tell_freed()
 
-    def look_through(self) -> None:
-        """Notes the largest edges, for the next reports."""
-        clock = self.trie.clock
-        self._largest = tuple(
-            EdgeReport(
-                tokens=len(n.tokens),
-                bytes=n.nbytes,
-                age=clock - n.stamp,
-                leases=n.pins,
-                tail=tuple(n.tokens[-TAIL_TOKENS:].tolist()),
-                hits=n.hits,
-                stack=stack_of(n.namespace),
-            )
-            for n in self.trie.largest(LARGEST_EDGES)
-        )
-
-    def report(self) -> CacheReport:
-        """What is held at this moment; the largest edges as of the last `look_through`."""
+    def report(self, *, look: bool = False) -> CacheReport:
+        """What is held at this moment; the largest edges as of the last time when it was asked to `look` for them."""
+        if look:
+            self._largest = tuple(map(self._edge, self.trie.largest(LARGEST_EDGES)))
         cause, reason = ("none", "nothing was asked yet") if self._last is None else self._last.cause(self.trie)
         return CacheReport(
             edges=self.trie.edges,
@@ -263,6 +249,17 @@ class Cache:
             working_bytes=self.workspaces.nbytes - self.room.payloads.tokens * self.backend.slot_bytes,
             vector_bytes=self.vectors.bytes + self.pins.nbytes,
             pins=len(self.pins.leases),
+        )
+
+    def _edge(self, node: Node) -> EdgeReport:
+        return EdgeReport(
+            tokens=len(node.tokens),
+            bytes=node.nbytes,
+            age=self.trie.clock - node.stamp,
+            leases=node.pins,
+            tail=tuple(node.tokens[-TAIL_TOKENS:].tolist()),
+            hits=node.hits,
+            stack=stack_of(node.namespace),
         )
 
     def going_on(self, job: Job, limit: int) -> int:

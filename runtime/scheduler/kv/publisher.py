@@ -34,13 +34,13 @@ class Publisher:
         self._room = room
         self._trie = room.trie
         self._enabled = enabled
-        self._ahead: dict[tuple[Workspace, int, int], Payload] = {}  # by last slot and number of tokens
+        self.ahead: dict[tuple[Workspace, int, int], Payload] = {}  # by last slot and number of tokens
 
     def take_ahead(self, prefills: Sequence[Prefill]) -> None:
         """Copies the short new tails of several jobs of one workspace in one go, for their `publish` to find."""
-        self.forget_ahead()
         if not self._enabled or self._room.in_place:
             return
+        self.forget_ahead()
         by_workspace: dict[Workspace, dict[tuple[int, int], None]] = {}
         for prefill in prefills:
             if not prefill.workspace.recurrent and _has_new_tail(prefill):
@@ -58,12 +58,12 @@ class Publisher:
             payloads = workspace.take_many(chains)
         except BaseException:  # noqa: BLE001  # one by one, the guilty one alone fails
             return
-        self._ahead |= {(workspace, slot, count): payload for (slot, count), payload in zip(tails, payloads, strict=True)}
+        self.ahead |= {(workspace, slot, count): payload for (slot, count), payload in zip(tails, payloads, strict=True)}
         self._room.pending += sum(self._backend.payload_bytes(payload) for payload in payloads)
 
     def forget_ahead(self) -> None:
         """What was copied ahead and not published, for its job has failed, is let go."""
-        self._ahead.clear()
+        self.ahead.clear()
         self._room.pending = 0
 
     def publish(self, prefill: Prefill, tokens: Int32, slot: int, scores: Scores | None) -> None:
@@ -88,7 +88,7 @@ class Publisher:
         lease, workspace = prefill.lease, prefill.workspace
         if not self._enabled or not len(tokens) or not lease.node.attached:  # under a cleared path nothing is kept
             return
-        if self._ahead and (ahead := self._copied_ahead(workspace, slot, len(tokens))) is not None:
+        if self.ahead and (ahead := self._copied_ahead(workspace, slot, len(tokens))) is not None:
             self._trie.insert(lease, namespace, tokens, ahead, scores)  # what others have hung there since stays
             return
         found = self._trie.follow(lease, namespace, tokens, scores)
@@ -127,7 +127,7 @@ class Publisher:
             return None
 
     def _copied_ahead(self, workspace: Workspace, slot: int, count: int) -> Payload | None:
-        ahead = self._ahead.pop((workspace, slot, count), None)
+        ahead = self.ahead.pop((workspace, slot, count), None)
         if ahead is not None:
             self._room.pending -= self._backend.payload_bytes(ahead)
         return ahead

@@ -106,7 +106,7 @@ class Distribution:
 
 @dataclass(slots=True, eq=False)
 class ChunkLogits:
-    """The raw logits of one forward; the rows at which paths end are normalised together, when the first is asked for.
+    """The raw logits of one forward; the rows at which paths end are normalised together.
 
     Args:
         raw: ``(n, vocab)``, read-only from here on; or where they were computed.
@@ -115,15 +115,19 @@ class ChunkLogits:
 
     raw: Float32 | DeviceLogits
     ends: Sequence[int]
-    _after: dict[int, Distribution | None] | None = None  # None: no numbers
     _scored: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)  # row, target, k: part, place in it
     _parts: list[tuple[Scores, npt.NDArray[np.bool_]]] = field(default_factory=list)
+    after: dict[int, Distribution | None] = field(init=False)  # what follows each of `ends`; None: no numbers
 
-    def bad_ends(self) -> list[int]:
-        """Those of `ends` whose logits are no numbers."""
-        if self._after is None:
-            self._after = self._distributions()
-        return [row for row, found in self._after.items() if found is None]
+    def __post_init__(self) -> None:
+        rows = self.rows(self.ends)
+        if 2 * len(rows) < len(self.raw):  # what is kept must not hold many others in memory
+            rows = rows.copy()
+        rows.flags.writeable = False
+        tops, log_totals, masses, finite = normalisers(rows)
+        self.after = {}
+        for end, sound, *parts in zip(self.ends, finite.tolist(), rows, tops, log_totals, masses.tolist(), strict=True):
+            self.after[end] = Distribution(*parts) if sound else None
 
     def end(self, row: int, position: int) -> Distribution:
         """What follows one of `ends`, token `position` of its path.
@@ -131,25 +135,10 @@ class ChunkLogits:
         Raises:
             NonFiniteLogitsError: Its logits are no numbers.
         """
-        if self._after is None:
-            self._after = self._distributions()
-        found = self._after[row]
+        found = self.after[row]
         if found is None:
             raise non_finite(position)
         return found
-
-    def _distributions(self) -> dict[int, Distribution | None]:
-        rows = self.rows(self.ends)
-        if 2 * len(rows) < len(self.raw):  # what is kept must not hold many others in memory
-            rows = rows.copy()
-        rows.flags.writeable = False
-        tops, log_totals, masses, finite = normalisers(rows)
-        return {
-            place: Distribution(row, top, log_total, mass) if numbers else None
-            for place, row, top, log_total, mass, numbers in zip(
-                self.ends, rows, tops, log_totals, masses.tolist(), finite.tolist(), strict=True
-            )
-        }
 
     def score(self, chosen: Sequence[int], targets: Int32, k: int) -> tuple[Scores, npt.NDArray[np.bool_]]:
         """What some rows, ascending, say of the tokens that followed: see `score_logits`.

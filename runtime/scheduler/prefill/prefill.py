@@ -173,9 +173,9 @@ class Batch:
             return
         on_device = self._scored and calls[0].workspace.backend.on_device
         chunk = ChunkLogits(forward_on_device(calls) if on_device else forward(calls), ends)
-        for i in chunk.bad_ends():
+        for i in ends:
             portion, row = rows[i]
-            if portion.workspace.broken(portion.base):
+            if chunk.after[i] is None and portion.workspace.broken(portion.base):
                 raise non_finite(portion.last[row])
         for i, (portion, row) in enumerate(rows):
             for prefill, index in portion.wanted.get(row, ()):

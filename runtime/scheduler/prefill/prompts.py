@@ -160,16 +160,18 @@ class Prompts:
                 moved.append(prefill)
                 prefill.served = prefill.job.turn.served = self._round
                 prefill.tell()
-        self._cache.publisher.take_ahead(moved)
+        publisher = self._cache.publisher
+        publisher.take_ahead(moved)
         complete = [(prefill, last) for prefill in moved if (last := self._settle_chunk(prefill)) is not None]
-        self._cache.publisher.forget_ahead()
+        if publisher.ahead:
+            publisher.forget_ahead()
         self._counters.publish(self._cache)  # before the answers, so that who has one sees its numbers
         with together():
             for prefill, last in complete:
                 if isinstance(prefill.job, StayingJob):
                     self._guard(prefill.job, partial(self._start, prefill, last))
                 else:
-                    self._finish.answer(prefill.job, last)
+                    prefill.job.answer(last)
         return pushed
 
     def make_way(self, among: list[Prefill] | None = None, job: Job | None = None) -> bool:

@@ -11,18 +11,13 @@ from runtime.info import PromptProgress
 from runtime.numerics.scoring import empty_scores, summarise
 from runtime.records import Int32, Scores
 from runtime.scheduler.decode.rows import Row
-from runtime.scheduler.jobs import FanJob, Job, QueryJob, ScoreJob, settle
+from runtime.scheduler.jobs import ScoreJob
 from runtime.scheduler.kv.cache import Cache, fill_gaps
 from runtime.scheduler.metrics import Counters, RequestMetrics
-from runtime.scheduler.prefill.distributions import ChunkLogits, Distribution, non_finite
+from runtime.scheduler.prefill.distributions import ChunkLogits, non_finite
 from runtime.scheduler.prefill.prefill import Prefill
 
 log = logging.getLogger(__name__)
-
-
-def gone(job: Job) -> bool:
-    """Whether nobody waits for the job any more."""
-    return job.abandoned if isinstance(job, QueryJob | FanJob) else job.cancelled
 
 
 class ResultPublisher:
@@ -66,8 +61,7 @@ class ResultPublisher:
         self.ledger.leave(job, "done", reused=len(job.ids))
         self._counters.publish(self._cache)
         job.on_progress(PromptProgress(len(job.ids), len(job.ids), len(job.ids), 0, number))
-        assert job.known is not None
-        settle(job.future, job.known[job.start :])
+        job.answer()
 
     # ---- chunks -----------------------------------------------------------------------------------------------------
 
@@ -114,14 +108,6 @@ class ResultPublisher:
             self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
             self.ledger.prompted(prefill.job)
             self.ledger.leave(prefill.job, "done", reused=prefill.reused, computed=prefill.computed)
-
-    def answer(self, job: Job, last: Distribution) -> None:
-        """Tells whoever waits what follows the job's path."""
-        if isinstance(job, QueryJob):
-            job.answer(last)
-        elif isinstance(job, ScoreJob):
-            assert job.known is not None
-            settle(job.future, job.known[job.start :])
 
     # ---- rows -------------------------------------------------------------------------------------------------------
 
