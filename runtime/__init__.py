@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         BlocksSaved,
         CacheReport,
         EdgeReport,
+        Latency,
         Message,
         Metrics,
         ModelInfo,
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
         Pinned,
         PrefixMatch,
         PromptProgress,
+        RequestTimings,
     )
     from runtime.lens import LensCost, LensRun
     from runtime.loading.measurements import Perplexities, measured_perplexities, measured_threads
@@ -133,7 +135,6 @@ if TYPE_CHECKING:
     from runtime.text.formats import CHAT_FORMATS
     from runtime.text.pieces import check_fits
     from runtime.text.utf8 import clean_text, texts_of
-    from runtime.timings import Latency, RequestTimings
     from runtime.tools.calls import ToolCall, ToolCalls
     from runtime.tools.reader import ToolCallReader, parse_tool_calls
     from runtime.transport.child import EngineLimits
@@ -392,10 +393,12 @@ _NAMES = {
         "AdapterInfo",
         "CacheReport",
         "EdgeReport",
+        "Latency",
         "Metrics",
         "ModelInfo",
         "OnProgress",
         "PromptProgress",
+        "RequestTimings",
     ),
     "runtime.lens": ("LensCost", "LensRun"),
     "runtime.loading.measurements": (
@@ -518,10 +521,6 @@ _NAMES = {
     "runtime.text.utf8": (
         "clean_text",
         "texts_of",
-    ),
-    "runtime.timings": (
-        "Latency",
-        "RequestTimings",
     ),
     "runtime.tools.calls": (
         "ToolCall",

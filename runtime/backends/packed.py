@@ -187,11 +187,31 @@ class PackedBackend(ChainedBackend[P]):
         return slots, logits()
 
     def begin(
-        self, pack: P, tokens: Int64, parents: Int64, want: Int64, stacks: TokenStacks | None = None
+        self,
+        pack: P,
+        tokens: Int64,
+        parents: Int64,
+        want: Int64,
+        stacks: TokenStacks | None = None,
+        *,
+        read: str | None = None,
     ) -> tuple[Int64, Callable[[], Float32]]:
         """`forward` in two halves; see `runtime.backends.base.Backend.begin`."""
-        tokens, parents, want = (np.asarray(a, np.int64) for a in (tokens, parents, want))
-        return self._append(pack, tokens, parents, want, stacks)
+        tokens, parents, want = np.asarray(tokens, np.int64), np.asarray(parents, np.int64), np.asarray(want, np.int64)
+        self._check_ids(tokens)
+        in_place = pack.tree.extends(parents)
+        chains = self.recurrent or (self.chained and not in_place)
+        undo = pack.tree.append(parents)
+
+        def start() -> Callable[[], Float32]:
+            step = self._step(pack, undo.size, tokens, want, stacks, in_place=in_place or chains, read=read)
+            if chains:
+                logits = self._chains(pack, step, parents, undo.size)
+                return lambda: logits
+            return self.launch(pack, step)
+
+        waiting = self._guarded(pack, undo, start)
+        return np.arange(undo.size, undo.size + len(tokens)), partial(self._guarded, pack, undo, waiting)
 
     def prepare(
         self, pack: P, parents: Int64, stacks: TokenStacks | None = None
@@ -272,34 +292,9 @@ class PackedBackend(ChainedBackend[P]):
         if read not in self.readings:
             found = ", ".join(sorted(self.readings)) or "nothing"
             raise UnsupportedFeatureError(f"the {self.info.backend} backend does not read {read!r} of a model, but {found}")
-        tokens, size = np.asarray(tokens, np.int64), pack.tree.size
+        size = pack.tree.size
         parents = chain_parents(size, len(tokens), size - 1 if size else ROOT)
-        return self._append(pack, tokens, parents, np.arange(len(tokens)), stacks, read=read)[1]()
-
-    def _append(
-        self,
-        pack: P,
-        tokens: Int64,
-        parents: Int64,
-        want: Int64,
-        stacks: TokenStacks | None,
-        *,
-        read: str | None = None,
-    ) -> tuple[Int64, Callable[[], Float32]]:
-        self._check_ids(tokens)
-        in_place = pack.tree.extends(parents)
-        chains = self.recurrent or (self.chained and not in_place)
-        undo = pack.tree.append(parents)
-
-        def start() -> Callable[[], Float32]:
-            step = self._step(pack, undo.size, tokens, want, stacks, in_place=in_place or chains, read=read)
-            if chains:
-                logits = self._chains(pack, step, parents, undo.size)
-                return lambda: logits
-            return self.launch(pack, step)
-
-        waiting = self._guarded(pack, undo, start)
-        return np.arange(undo.size, undo.size + len(tokens)), lambda: self._guarded(pack, undo, waiting)
+        return self.begin(pack, tokens, parents, np.arange(len(tokens)), stacks, read=read)[1]()
 
     def _step(
         self,

@@ -299,7 +299,8 @@ class Operations:
         on_step: OnStep | None = None,
     ) -> list[Hypothesis]:
         """The best continuations."""
-        await self._compile(options.grammar)
+        if options.grammar is not None:
+            await self._compile(options.grammar)
         constraint = self._constraint(ids, options.grammar, options.grammar_prefix)
         namespace, before = self.route(ids, adapters)
         job = BeamJob(ids, namespace, Priority.CHAT, before=before, options=options, constraint=constraint)
@@ -527,9 +528,9 @@ class Operations:
         self._engine.call(work).add_done_callback(failed)
         return answer
 
-    async def _compile(self, grammar: Grammar | None) -> None:
+    async def _compile(self, grammar: Grammar) -> None:
         """Compiles a grammar off the loop, so that `_generation` need not do it on it."""
-        if grammar is not None and not self.grammars.ready(grammar):
+        if not self.grammars.ready(grammar):
             await off_loop(self.grammars.prepare, grammar)
 
     async def _compile_all(self, options: Sequence[GenerationOptions]) -> None:
@@ -547,7 +548,8 @@ class Operations:
 
     async def _begin(self, ids: Int32, call: GenerationOptions, cache_salt: str = "") -> GenerateJob:
         """`_generation`, with what takes a while of it off the loop."""
-        await self._compile(call.grammar)
+        if call.grammar is not None:
+            await self._compile(call.grammar)
         job = self._generation(ids, call, cache_salt)
         if job.constraint is not None and (banned := job.options.sampling.banned_tokens):
             await off_loop(_check_banned, job.constraint, banned)
@@ -573,7 +575,7 @@ class Operations:
             eos=None if chosen.eos_token_ids is None else frozenset(chosen.eos_token_ids),
             sampler=self._sampler(chosen),
             constraint=self._constraint(ids, chosen.grammar, chosen.grammar_prefix),
-            routing=routing if routing.invocations else None,
+            routing=routing if routing.uses and routing.invocations else None,
         )
 
     def _branch(self, job: GenerateJob, branch: int) -> GenerateJob:

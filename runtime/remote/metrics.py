@@ -7,9 +7,8 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from runtime.info import Metrics, OnProgress, PromptProgress
+from runtime.info import Metrics, OnProgress, PromptProgress, RequestTimings
 from runtime.remote.dialect import Chunk
-from runtime.timings import RequestTimings
 
 
 @dataclass(slots=True)

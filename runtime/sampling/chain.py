@@ -65,6 +65,11 @@ class Sampler:
         seed: Key of the stream's random numbers.
         branch: Separates streams that share a seed.
         breakers: Ids across which DRY sees no repetition; see `breaker_ids`.
+
+    Attributes:
+        heats: The temperature at which the weight of whole raw rows is asked for, without a trace and with one; see `heats`.
+        remembers: Whether a draw depends on what was said before.
+        edits: Whether a draw changes scores, of tokens that may stand anywhere.
     """
 
     settings: SamplingOptions
@@ -72,22 +77,34 @@ class Sampler:
     branch: int = 0
     breakers: tuple[int, ...] = ()
     temperature: float = field(init=False)
+    heats: tuple[float, float] = field(init=False, repr=False, compare=False)
+    remembers: bool = field(init=False, repr=False, compare=False)
+    edits: bool = field(init=False, repr=False, compare=False)
     _stages: tuple[tuple[StageSpec, Kernel], ...] = field(init=False, repr=False, compare=False)
     _looks: list[Look] = field(init=False, repr=False, compare=False)  # see `first_look`; traced or not
-    _heats: list[float] = field(init=False, repr=False, compare=False)  # see `heats`; traced or not
 
     def __post_init__(self) -> None:
         chosen = {**DEFAULTS, **self.settings.given(), "dry_breakers": self.breakers}
-        specs = [STAGES[name] for name in chosen["order"]]
-        stages = [(spec, kernel) for spec in specs if (kernel := spec.made(chosen)) is not None]
-        object.__setattr__(self, "temperature", float(chosen["temperature"]) if "temperature" in chosen["order"] else 1.0)
-        if self.temperature == 0.0:  # greedy: what changes scores counts, what cuts has no say
-            stages = [(spec, kernel) for spec, kernel in stages if spec.kind is Kind.EDIT]
-        object.__setattr__(self, "_stages", tuple(stages))
-        specs = [spec for spec, _ in stages]
-        looks = [first_look(specs, chosen, traced=traced) for traced in (False, True)]
-        object.__setattr__(self, "_looks", looks)
-        object.__setattr__(self, "_heats", [heats(specs, self.temperature, traced=traced) for traced in (False, True)])
+        temperature = float(chosen["temperature"]) if "temperature" in chosen["order"] else 1.0
+        specs: list[StageSpec] = []
+        stages: list[tuple[StageSpec, Kernel]] = []
+        for name in chosen["order"]:
+            spec = STAGES[name]
+            kernel = spec.made(chosen)
+            # greedy: what changes scores counts, what cuts has no say
+            if kernel is not None and (temperature != 0.0 or spec.kind is Kind.EDIT):
+                specs.append(spec)
+                stages.append((spec, kernel))
+        made = {
+            "temperature": temperature,
+            "heats": (heats(specs, temperature, traced=False), heats(specs, temperature, traced=True)),
+            "remembers": any(spec.remembers for spec in specs),
+            "edits": any(spec.kind is Kind.EDIT for spec in specs),
+            "_stages": tuple(stages),
+            "_looks": [first_look(specs, chosen, traced=False), first_look(specs, chosen, traced=True)],
+        }
+        for name, value in made.items():
+            object.__setattr__(self, name, value)
 
     @property
     def window(self) -> int:
@@ -99,24 +116,10 @@ class Sampler:
         """The stages that are on."""
         return tuple(spec.name for spec, _ in self._stages)
 
-    def heats(self, *, traced: bool) -> float:
-        """The temperature at which the weight of whole raw rows is asked for; 1 where it is not."""
-        return self._heats[traced]
-
     @property
     def greedy(self) -> bool:
         """Whether a draw is the likeliest entry of the row, and nothing else."""
         return self.temperature == 0.0 and not self._stages
-
-    @property
-    def edits(self) -> bool:
-        """Whether a draw changes scores, of tokens that may stand anywhere."""
-        return any(spec.kind is Kind.EDIT for spec, _ in self._stages)
-
-    @property
-    def remembers(self) -> bool:
-        """Whether a draw depends on what was said before."""
-        return any(spec.remembers for spec, _ in self._stages)
 
     def draw(
         self,

@@ -47,7 +47,7 @@ def draw_step(
     finite, shift = np.empty(n, np.bool_), np.empty(n, np.float32)
     mass, entropy, heated = np.empty(n), np.empty(n), np.empty(n)
     peaks = empty_peaks(*logits.shape)
-    temperatures = asked_temperatures([sampler.heats(traced=stages is not None) for sampler in samplers])
+    temperatures = asked_temperatures([sampler.heats[stages is not None] for sampler in samplers])
     logprobs = normalised(
         logits, entropy=entropy, finite=finite, shift=shift, mass=mass, peaks=peaks, temperatures=temperatures, heated=heated
     )

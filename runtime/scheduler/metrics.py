@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Protocol
 
-from runtime.info import Metrics
+from runtime.info import Latency, Metrics, RequestTimings
 from runtime.scheduler.jobs import CallJob, FanJob, GenerateJob, Job, QueryJob
 from runtime.scheduler.kv.cache import Cache
-from runtime.timings import Latency, RequestTimings
 
 RECENT = 32  # requests whose timings are kept
 WINDOW = 256  # requests that latencies are worked out from

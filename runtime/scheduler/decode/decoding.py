@@ -348,9 +348,15 @@ class Decoding:
 
     def _settle(self, drawn: list[Drawn], rows: Sequence[Row] = ()) -> None:
         """What follows the draws: tails published, the next forward of `rows` begun, records made, ends told."""
-        failed = {place: error for part in drawn for place, error in part.failures.items()}
+        failed: dict[int, BaseException] = {}
+        concerned: set[int] = set()  # the rows that have drawn, or could not
+        for part in drawn:
+            failed |= part.failures
+            concerned.update(part.failures, map(id, part.rows))
         ending: list[Row] = []
-        for row in self._concerned(drawn):
+        for row in self.rows:
+            if id(row) not in concerned:
+                continue
             if id(row) not in failed and (full := self._outgrown(row)) is not None:
                 failed[id(row)] = full
             if id(row) in failed or row.stream.finish is not Finish.NONE:
@@ -366,11 +372,6 @@ class Decoding:
         for row in ending:
             error = failed.get(id(row))
             self.end(row, None if error is None else typed(error))
-
-    def _concerned(self, drawn: list[Drawn]) -> list[Row]:
-        """The rows that have drawn, or could not."""
-        places = {id(row) for part in drawn for row in part.rows}.union(*(part.failures for part in drawn))
-        return [row for row in self.rows if id(row) in places]
 
     def _outgrown(self, row: Row) -> BaseException | None:
         """The error of one that needs more than the budget all by itself; what it said is kept."""

@@ -147,7 +147,7 @@ class Stream:
     @property
     def heats(self) -> float:
         """See `Sampler.heats`; a grammar leaves no raw row whole."""
-        return 1.0 if self.job.constraint is not None else self.job.sampler.heats(traced=self.job.options.stages)
+        return 1.0 if self.job.constraint is not None else self.job.sampler.heats[self.job.options.stages]
 
     @property
     def reads_rows(self) -> bool:

@@ -113,23 +113,20 @@ class ResultPublisher:
 
     def publish_row(self, row: Row) -> None:
         """Publishes what a generation has pushed since the last time; where that fails, the answer goes on without."""
-        try:
-            self._publish_tail(row)
-        except BaseException:  # a copy for later that cannot be made (no memory, a native panic) must not end what runs
-            log.exception("the KV of a running answer could not be kept")
-
-    def _publish_tail(self, row: Row) -> None:
         job, lease = row.job, row.prefill.lease
         count = row.unpublished
         if count <= 0:
             return
         tail = min(count, row.pushed)
-        tokens: Int32 = np.concatenate([job.ids[lease.length :], row.stream.new_tokens(0)[row.pushed - tail : row.pushed]])
-        scores = None
-        if tail:
-            own = row.take_scores(tail)
-            scores = Scores.concat([empty_scores(count - tail, own.top_ids.shape[1]), own]) if count > tail else own
-        self._cache.publisher.publish(row.prefill, tokens, row.slot, scores)
+        try:
+            tokens: Int32 = np.concatenate([job.ids[lease.length :], row.stream.new_tokens(0)[row.pushed - tail : row.pushed]])
+            scores = None
+            if tail:
+                own = row.take_scores(tail)
+                scores = Scores.concat([empty_scores(count - tail, own.top_ids.shape[1]), own]) if count > tail else own
+            self._cache.publisher.publish(row.prefill, tokens, row.slot, scores)
+        except BaseException:  # a copy for later that cannot be made (no memory, a native panic) must not end what runs
+            log.exception("the KV of a running answer could not be kept")
 
     def end_row(self, row: Row, error: BaseException | None) -> None:
         """Publishes the tail, sends what was held back, ends the stream."""

@@ -75,7 +75,7 @@ def test_nothing_is_worked_out_where_nobody_asks() -> None:
 def test_draws_and_stages_are_those_without_it(settings: dict[str, Any]) -> None:
     raw = logits(40, 3000)
     sampler = make_sampler(SamplingOptions(**settings), 3)
-    after = normalise(raw.copy(), entropy=True, temperatures=[sampler.heats(traced=True)] * 40)
+    after = normalise(raw.copy(), entropy=True, temperatures=[sampler.heats[True]] * 40)
     for i, row in enumerate(after.ranked):
         bare = Ranked(row.row, row.mass, row.entropy)
         assert row.heated is not None
@@ -157,7 +157,7 @@ def test_finite_logits_far_below_are_nothing_to_warn_of() -> None:
 )
 def test_when_it_is_asked_for(settings: dict[str, Any], traced: float, plain: float) -> None:
     sampler = make_sampler(SamplingOptions(**settings), 0)
-    assert (sampler.heats(traced=True), sampler.heats(traced=False)) == (traced, plain)
+    assert (sampler.heats[True], sampler.heats[False]) == (traced, plain)
 
 
 def test_streams_find_it_made(monkeypatch: pytest.MonkeyPatch) -> None:
