@@ -52,12 +52,13 @@ class Windows:
 
     Attributes:
         disk_note: Why KV is not saved whole; "" while it is. Part of each status.
+        serving: Where the model is served to other programs; "" while it is not. Likewise.
     """
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
         self._all: list[Window] = []
-        self.disk_note = ""
+        self.disk_note = self.serving = ""
         supervisor.subscribe(self.refresh_status)
 
     def __iter__(self) -> Iterator[Window]:
@@ -66,7 +67,7 @@ class Windows:
 
     def add(self) -> Window:
         """One more, which shows nothing yet."""
-        window = Window(status=_status(self._supervisor, None))
+        window = Window(status=self._status(None))
         self._all.append(window)
         return window
 
@@ -85,8 +86,11 @@ class Windows:
     def refresh_status(self) -> None:
         """Reads the engine's counters again, and the last answer of what each window shows."""
         for window in self:
-            window.status = replace(_status(self._supervisor, window.shown), disk_note=self.disk_note)
+            window.status = self._status(window.shown)
             window.tell(StatusChanged(window.status))
+
+    def _status(self, session: OpenSession | None) -> StatusView:
+        return replace(_status(self._supervisor, session), disk_note=self.disk_note, serving=self.serving)
 
     def holder(self, session_id: int, *, but: Window | None = None) -> Window | None:
         """The window that has that session, where it is another one than `but`."""

@@ -104,7 +104,7 @@ class Services:
             supervisor, sessions, setups, presets, adapters, copies, running, downloads, vocabulary, windows
         )
         self.settings = Settings(store, supervisor, presets)
-        self.server = Server(supervisor)
+        self.server = Server(supervisor, windows)
         self.models = Models(supervisor, self.settings, sessions, running, vocabulary, tasks, windows)
         self.shelf = Shelf(supervisor, self.settings, downloads, windows)
         self.transfers = Transfers(store, supervisor, windows)

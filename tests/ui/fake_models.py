@@ -35,6 +35,7 @@ from ui import (
     Server,
     SettingsView,
     ShelfModel,
+    StatusChanged,
     TokenView,
 )
 
@@ -235,11 +236,13 @@ class FakeServer(_Group):
         if port == 8081:
             raise Refusal("port 8081 cannot be used: Address already in use; choose another one")
         self.address = f"http://127.0.0.1:{port}/v1"
+        self._bench.emit(StatusChanged(replace(self._bench.status, serving=self.address)))
         return self.address
 
     async def stop(self) -> None:
         self._bench.note("stop_server")
         self.address = ""
+        self._bench.emit(StatusChanged(self._bench.status))
 
 
 class FakeComparison(_Group):

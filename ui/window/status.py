@@ -44,6 +44,9 @@ class StatusBar(QWidget):
         self.speed, self.disk = Label("", "soft", font), Label(self.tr("KV on disk is full"), "soft", font)
         self.figures = Figures(self)
         self.figures_button = IconButton("chevron-up", self.tr("Figures of the last answer"))
+        self.server = button(self.tr("Server on"), "link")
+        self.server.setFont(font)
+        self.server.hide()
         self.transfer, self.downloads = TransferBar(), DownloadsLink()
         for small in (self.figures_button, self.loading.stop_button, self.transfer.stop_button):
             fix_height(small, 20)
@@ -65,6 +68,7 @@ class StatusBar(QWidget):
         row.addWidget(self.transfer)
         row.addSpacing(GAP)
         row.addWidget(self.downloads)
+        row.addWidget(self.server)
         row.addStretch(1)
         row.addWidget(self.legend)
         self._is_full = False
@@ -83,7 +87,14 @@ class StatusBar(QWidget):
         self.disk.setToolTip(plain_tooltip(status.disk_note))
         self.disk.setAccessibleDescription(status.disk_note)
         self.figures.show_status(status)
+        self._show_server(status.serving)
         self._fit()
+
+    def _show_server(self, address: str) -> None:
+        words = self.tr("Other programs on this computer can ask the model, at {0}. Shows the settings of the server.")
+        self.server.setToolTip(plain_tooltip(words.format(address)))
+        self.server.setAccessibleDescription(words.format(address))
+        self.server.setVisible(bool(address))
 
     def show_downloads(self, downloads: Sequence[Download]) -> None:
         self.downloads.show_downloads(downloads)
@@ -102,7 +113,7 @@ class StatusBar(QWidget):
         """What finds no room is left out; the engine's state never is."""
         self.figures_button.setVisible(self.figures.has_any)
         room = self.width() - 2 * MARGIN - self._dot.width() - self.engine.sizeHint().width() - 6
-        for part in (self.choose, self.loading, self.figures_button, self.legend, self.downloads):
+        for part in (self.choose, self.loading, self.figures_button, self.legend, self.downloads, self.server):
             room -= 0 if part.isHidden() else part.sizeHint().width() + GAP
         for label, wanted in ((self.disk, self._is_full), (self.speed, bool(self.speed.text()))):
             room -= label.sizeHint().width() if wanted else 0

@@ -264,6 +264,7 @@ class MainWindow(QMainWindow):
         self.parts.first.import_wanted.connect(self._import_model)
         self.controller.models.does_not_fit.connect(self._show_load)
         self.parts.status.downloads.clicked.connect(lambda _checked=False: self.settings.open_models())
+        self.parts.status.server.clicked.connect(self._open_server)
         self.controller.shelf.downloads_changed.connect(self.parts.status.show_downloads)
         self.presenter.mode_changed.connect(self.welcome.show_mode)
         self.presenter.mode_changed.connect(lambda _mode: self.tree.close())  # the text is wanted
@@ -308,6 +309,11 @@ class MainWindow(QMainWindow):
     def open_settings(self) -> None:
         self.settings.appearance.show_measure(self.parts.transcript.measure)
         self.settings.open()
+
+    def _open_server(self) -> None:
+        from ui.settings import SERVER
+
+        self.settings.open(SERVER)
 
     def _open_models(self) -> None:
         self.settings.open_models(get=True)

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from app.supervisor import Supervisor
+from app.workbench.windows import Windows
 from runtime import LanguageModel, SessionClosedError, UnsupportedFeatureError
 from ui import Refusal, translate
 
@@ -18,10 +19,11 @@ class Server:
 
     Args:
         supervisor: Has the model; it is started at a request where none runs.
+        windows: Show that it is on.
     """
 
-    def __init__(self, supervisor: Supervisor) -> None:
-        self._supervisor = supervisor
+    def __init__(self, supervisor: Supervisor, windows: Windows) -> None:
+        self._supervisor, self._windows = supervisor, windows
         self._changing = asyncio.Lock()
         self._thread: _Thread | None = None
 
@@ -48,6 +50,7 @@ class Server:
                 except UnsupportedFeatureError as fault:
                     raise Refusal(str(fault)) from fault
                 self._thread = thread
+                self._show()
         return self.address
 
     async def stop(self) -> None:
@@ -55,8 +58,13 @@ class Server:
         async with self._changing:
             if self._thread is not None:
                 thread, self._thread = self._thread, None
+                self._show()
                 thread.stop()
                 await asyncio.wrap_future(thread.ended)
+
+    def _show(self) -> None:
+        self._windows.serving = self.address
+        self._windows.refresh_status()
 
     async def _model(self) -> LanguageModel:
         model = await self._supervisor.model()

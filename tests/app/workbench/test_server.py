@@ -32,6 +32,7 @@ def test_programs_ask_the_windows_model_while_the_server_is_on(play: Play) -> No
         model = await s.workbench.services.supervisor.model()
         address = await server.start(0)
         assert address.startswith("http://127.0.0.1:")
+        assert s.workbench.status.serving == address  # the windows say so
         assert await server.start(0) == address  # it is on
         (card,) = (await asked(address, "models")).json()["data"]
         assert card["id"] == model.info.name
@@ -46,7 +47,7 @@ def test_programs_ask_the_windows_model_while_the_server_is_on(play: Play) -> No
         assert (await asked(address, "models")).status_code == 200
         assert engine.starts == 2
         await server.stop()
-        assert server.address == ""
+        assert (server.address, s.workbench.status.serving) == ("", "")
         with pytest.raises(httpx2.ConnectError):
             await asked(address, "models")
         await server.stop()

@@ -341,6 +341,13 @@ def test_the_server_is_switched_on_and_off_and_says_where_it_is(in_window: Play,
         page.port.setValue(8123)
         QTest.mouseClick(page.switch, LEFT)
         await until(lambda: page.switch.text() == "Stop server")
+        # the window says so as long as it is on, and leads back here
+        mark = window.parts.status.server
+        await until(mark.isVisible)
+        assert "http://127.0.0.1:8123/v1" in mark.toolTip()
+        settings.close()
+        QTest.mouseClick(mark, LEFT)
+        await until(page.isVisible)
         assert page.address.text() == "Address: http://127.0.0.1:8123/v1"
         assert page.address.width() > page.copy_button.width()  # it can be read
         assert not page.port.isEnabled()
@@ -349,6 +356,7 @@ def test_the_server_is_switched_on_and_off_and_says_where_it_is(in_window: Play,
         QTest.mouseClick(page.switch, LEFT)
         await until(lambda: page.switch.text() == "Start server")
         assert not page.address.isVisible()
-        assert bench.calls[-3:] == [("start_server", 8081), ("start_server", 8123), ("stop_server",)]
+        assert not mark.isVisible()
+        assert (bench.asked("start_server"), bench.asked("stop_server")) == ([(8081,), (8123,)], [()])
 
     in_window(scene)
