@@ -356,7 +356,7 @@ def test_the_server_is_switched_on_and_off_and_says_where_it_is(in_window: Play,
         QTest.mouseClick(page.switch, LEFT)
         await until(lambda: page.switch.text() == "Start server")
         assert not page.address.isVisible()
-        assert not mark.isVisible()
+        await until(lambda: not mark.isVisible())
         assert (bench.asked("start_server"), bench.asked("stop_server")) == ([(8081,), (8123,)], [()])
 
     in_window(scene)
