@@ -15,9 +15,9 @@ from benchmarks.parts.gpu import gpu
 from benchmarks.parts.grammar import grammar
 from benchmarks.parts.kv_store import store
 from benchmarks.parts.latency import latency
+from benchmarks.parts.remote import remote
 from benchmarks.parts.reopen import reopen
 from benchmarks.parts.sampler import sampler
-from benchmarks.parts.serve import serve
 from benchmarks.parts.shelf import shelf
 from benchmarks.parts.speculative import speculative
 from benchmarks.parts.swap import swap
@@ -66,7 +66,7 @@ ONE_BACKEND = (
     "swap",
     "grammar",
     "speculative",
-    "serve",
+    "remote",
     "window",
 )  # quick ones are run on the first backend alone
 PARTS = (
@@ -88,7 +88,7 @@ PARTS = (
     Part("sampler", "sampler and records", On.ONCE, sampler),
     Part("grammar", "answers under a grammar", On.BACKENDS, grammar),
     Part("speculative", "prompt lookup against plain decoding, SmolLM2", On.BACKENDS, speculative),
-    Part("serve", "streams over HTTP, clients that go away", On.BACKENDS, serve),
+    Part("remote", "the server: streams, clients that go away, queries through connect", On.BACKENDS, remote),
     Part("gpu", "a CUDA device: waits, what crosses, speed", On.ONCE, gpu),
     Part("trie", "the token trie alone", On.ONCE, trie),
     Part("shelf", "saved sessions: open, list, search; KV blocks", On.ONCE, shelf),

@@ -49,6 +49,7 @@ class Sizes:
     speculative_tokens: int = 64
     serve_tokens: int = 200  # of each stream
     serve_clients: int = 256
+    serve_queries: int = 256  # of all clients together
     trie_path: int = 100_000
     trie_branches: int = 10_000
     shelf_turns: int = 5000  # of one saved session
@@ -115,6 +116,7 @@ QUICK = Sizes(
     speculative_tokens=16,
     serve_tokens=60,
     serve_clients=64,
+    serve_queries=64,
     shelf_turns=500,  # a path of up to 400 is shown whole
     shelf_sessions=200,
     shelf_searched=60,

@@ -1,4 +1,4 @@
-"""What `elsewise serve` costs beside the library, and what clients that go away leave behind."""
+"""What `elsewise serve` costs beside the library, what clients that go away leave behind, and queries through `connect`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from collections.abc import Iterator
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from statistics import median
 
 import psutil
 
 from benchmarks.clock import Lap, Stopwatch, Told, take_turns
-from benchmarks.findings import Case, Findings, Verdict, timing
+from benchmarks.findings import Case, Findings, Timing, Verdict, timing
 from benchmarks.sizes import Sizes
-from runtime import GenerationOptions, LanguageModel, spawn
+from runtime import GenerationOptions, LanguageModel, connect, load, spawn
 
-ROW = "serve"
+ROW = "remote"
 LIBRARY, SERVED = "spawned, read by the library", "elsewise serve"
+HERE, CONNECTED = "in this process", "connect to elsewise serve"
+ASKING = (1, 64)  # clients that query at a time, each one query after the other
+LIKELIEST = 20  # tokens that a query asks for
 STREAMS = 8
 BAR_MS = 0.3  # of a processor for each streamed token, beside the library's own
 GROWTH_BAR = 5.0  # per cent
@@ -46,8 +50,8 @@ class Server:
         return sum(each.memory_info().rss for each in (self.process, *self.process.children()))
 
 
-def serve(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """The same streams over HTTP and from an engine process directly; then many clients, of which half go away."""
+def remote(case: Case, sizes: Sizes, tell: Told) -> Findings:
+    """Streams over HTTP and from an engine process; queries through `connect` and here; many clients, of which half go away."""
     tell(f"{ROW}: loading")
     tokens = sizes.serve_tokens
     with asyncio.Runner() as runner, _server(case) as server:
@@ -60,6 +64,7 @@ def serve(case: Case, sizes: Sizes, tell: Told) -> Findings:
             laps = take_turns(contenders, sizes.rounds, lambda who: tell(f"{ROW}, {who}"), warm_up=True)
         finally:
             runner.run(model.close_async())
+        asked = _queries(case, server, runner, sizes, tell)
         tell(f"{ROW}: {sizes.serve_clients} clients, of which half go away")
         grown, leases = runner.run(_crowds(server, sizes.serve_clients))
 
@@ -69,7 +74,7 @@ def serve(case: Case, sizes: Sizes, tell: Told) -> Findings:
     added = median(served - library for served, library in zip(ms(SERVED), ms(LIBRARY), strict=True))
     verdict = partial(Verdict, ROW, case.backend, case.model, at_least=False)
     return Findings(
-        timings=tuple(timing(ROW, case, who, each) for who, each in laps.items()),
+        timings=(*(timing(ROW, case, who, each) for who, each in laps.items()), *asked),
         verdicts=(
             verdict("ms of a processor a streamed token, less the library's", added, BAR_MS),
             verdict(f"leases left by {sizes.serve_clients} clients, half of which went away", float(leases), 0.0, timed=False),
@@ -95,6 +100,41 @@ def _server(case: Case) -> Iterator[Server]:
 
 def _prompt(place: int) -> list[int]:
     return [5, 6, 7 + place]
+
+
+def _queries(case: Case, server: Server, runner: asyncio.Runner, sizes: Sizes, tell: Told) -> list[Timing]:
+    """What a query takes through the server, beside a model in this process: each of a context that was not asked before."""
+    found: list[Timing] = []
+    fresh = count()
+    with load(case.folder, case.backend) as here:
+        url = f"http://127.0.0.1:{server.port}"
+        with connect(url, tokenizer=case.folder) as connected:
+            models = {HERE: here, CONNECTED: connected}
+            for clients in ASKING:
+                row = f"{ROW}: a query, {clients} at a time"
+                contenders = {
+                    who: partial(_asked_by, runner, model, clients, sizes.serve_queries, fresh) for who, model in models.items()
+                }
+                laps = take_turns(contenders, sizes.rounds, lambda who: tell(f"{ROW}, queries, {who}"), warm_up=True)
+                found += [timing(row, case, who, each) for who, each in laps.items()]
+    return found
+
+
+def _asked_by(runner: asyncio.Runner, model: LanguageModel, clients: int, queries: int, fresh: Iterator[int]) -> Lap:
+    most = model.info.vocab_size - 10
+
+    async def client() -> None:
+        for _ in range(queries // clients):
+            number = next(fresh)
+            await model.top_logprobs([5, 6, 7, 8 + number // most, 8 + number % most], LIKELIEST)
+
+    async def all_of_them() -> Lap:
+        watch = Stopwatch()
+        watch.start()
+        await asyncio.gather(*(client() for _ in range(clients)))
+        return watch.lap(queries // clients * clients)
+
+    return runner.run(all_of_them())
 
 
 async def _read(model: LanguageModel, tokens: int) -> Lap:
