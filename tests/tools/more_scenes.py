@@ -14,9 +14,10 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QWidget
 
 from app.workbench import AppWorkbench
-from ui import AppSettings, MainWindow, SessionChanged, ToolCard
+from ui import AppSettings, EngineState, MainWindow, SessionChanged, ToolCard
 from ui.settings import DATA
 from ui.theme import current_theme
+from ui.window.starters import StartersCard
 
 MODEL_SECONDS = 120  # that a model may take
 SCRIPTS = "Translate: 🐈‍⬛ 你好，世界 — 日本語 — مرحبا بالعالم — שלום עולם"
@@ -72,6 +73,7 @@ async def first_run(window: MainWindow, _: AppWorkbench, folder: Path, name: str
         await asyncio.sleep(0.1)
         if window.parts.first.isVisible() and window.parts.coach.isVisible():
             break
+    window.parts.first.show_folder("~/.local/share/elsewise")  # pictures show no path of the machine
     await settled(window)
     keep(window, folder / f"{name}.png")
 
@@ -180,6 +182,49 @@ async def similar_narrow(window: MainWindow, workbench: AppWorkbench, folder: Pa
     """The previous scene in a small window."""
     window.resize(900, 640)
     await similar(window, workbench, folder, name)
+
+
+async def starter_own(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
+    """The first way to begin: a text of one's own in colours, before anything is sent."""
+    card = await _starters(window, workbench, 440)
+    card.own_text.click()
+    field = window.parts.composer.field
+    field.setPlainText("The cat sat on the mat, and the mat sat on a hill of old bicycles, quietly humming an opera.")
+    await until(lambda: bool(field.colours.spans))
+    await settled(window)
+    keep(window, folder / f"{name}.png")
+
+
+async def starter_endings(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
+    """The second: eight endings of one sentence."""
+    card = await _starters(window, workbench, 620)
+    card.endings.click()
+    await until(lambda: len(window.parts.columns.cards) == 8 and not window.controller.running)
+    await settled(window)
+    keep(window, folder / f"{name}.png")
+
+
+async def starter_unsure(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
+    """The third: an answer, and the card of the token at which the model hesitated most."""
+    card = await _starters(window, workbench, 620)
+    card.unsure.click()
+    await until(window.parts.pinned.isVisible)
+    await settled(window)
+    keep(window, folder / f"{name}.png")
+
+
+async def _starters(window: MainWindow, workbench: AppWorkbench, height: int) -> StartersCard:
+    """The card of an empty session, in a small window without its panels, and a model that answers shortly."""
+    window.resize(900, height)
+    window.acts.sidebar.trigger()
+    workbench.models.warm_up()
+    await until(lambda: window.controller.engine is EngineState.READY)
+    window.controller.new_session()
+    await until(window.starters.card.isVisible)
+    assert window.controller.shown is not None
+    await workbench.setup.set_option(window.controller.shown.session_id, "max_tokens", 160)
+    await workbench.setup.set_option(window.controller.shown.session_id, "seed", 3)
+    return window.starters.card
 
 
 async def depth(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:

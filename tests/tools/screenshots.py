@@ -262,6 +262,9 @@ def main() -> None:
     take(application, folder, "comparison", Scheme.LIGHT, more.comparison)
     take(application, folder, "similar", Scheme.LIGHT, more.similar)
     take(application, folder, "first-run", Scheme.LIGHT, more.first_run, hints=True)
+    take(application, folder, "starter-own", Scheme.LIGHT, more.starter_own)
+    take(application, folder, "starter-endings", Scheme.LIGHT, more.starter_endings)
+    take(application, folder, "starter-unsure", Scheme.LIGHT, more.starter_unsure)
     take(application, folder, "models", Scheme.LIGHT, more.models)
     with patch.dict(os.environ, {"ELSEWISE_MODELS": "/models"}):  # pictures show no path of the machine
         take(application, folder, "no-model", Scheme.DARK, more.no_model, model="org/qwen3-0.6b")

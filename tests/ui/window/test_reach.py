@@ -23,10 +23,10 @@ from PySide6.QtWidgets import (
 )
 
 from tests.ui.conftest import Scene, frames, until
-from tests.ui.fakes import FakeWorkbench
+from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.window.test_conversation import finish
-from ui import MainWindow
-from ui.controller.setup import FORM, MODEL, SAMPLING, TOOLS
+from ui import EngineState, MainWindow, StatusChanged, StatusView
+from ui.controller.setup import FORM, MODEL, SAMPLING, SYSTEM, TOOLS
 from ui.transcript import Mode
 
 Play = Callable[[Scene], None]
@@ -128,7 +128,7 @@ def test_the_window_and_each_tab_of_the_inspector(in_window: Play, bench: FakeWo
     in_window(scene)
 
 
-@pytest.mark.parametrize("page", [MODEL, SAMPLING, FORM, TOOLS])
+@pytest.mark.parametrize("page", [MODEL, SYSTEM, SAMPLING, FORM, TOOLS])
 def test_each_page_of_the_popover(in_window: Play, page: int) -> None:
     async def scene(window: MainWindow) -> None:
         await ready(window)
@@ -140,7 +140,7 @@ def test_each_page_of_the_popover(in_window: Play, page: int) -> None:
     in_window(scene)
 
 
-@pytest.mark.parametrize("page", range(5))
+@pytest.mark.parametrize("page", range(7))
 def test_each_page_of_the_settings(in_window: Play, page: int) -> None:
     async def scene(window: MainWindow) -> None:
         await ready(window)
@@ -149,6 +149,7 @@ def test_each_page_of_the_settings(in_window: Play, page: int) -> None:
         await until(window.settings.isActiveWindow)
         window.settings.show_page(page)
         await frames()
+        assert len(window.settings.tabs) == 7
         assert_named(window.settings)
         window.settings.tabs[page].setFocus()
         assert_reached(window.settings)
@@ -174,6 +175,95 @@ def test_finding_comparing_columns_and_a_narrow_window(in_window: Play, bench: F
         await ready(window, 900)
         assert_named(window)
         assert_reached(window)
+
+    in_window(scene)
+
+
+def test_the_card_the_starters_the_tree_and_a_load(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        await ready(window)
+        window.presenter.pin(bench.views[TRIP].turns[1].node_id, 3)
+        window.parts.transcript.card_wanted.emit()
+        await until(window.parts.pinned.isVisible)
+        assert_named(window)
+        window.parts.pinned.close_again()
+        bench.emit(StatusChanged(StatusView(EngineState.STARTING, "loading smollm2", load_share=0.5)))
+        await until(window.parts.status.loading.isVisible)
+        assert_named(window)
+        bench.emit(StatusChanged(bench.status))
+        window.acts.tree.trigger()
+        await until(window.parts.tree.isVisible)
+        assert_named(window)
+        assert_reached(window)
+        window.acts.new_session.trigger()
+        await until(window.starters.card.isVisible)
+        assert_named(window)
+        assert_reached(window)
+
+    in_window(scene)
+
+
+def test_a_whole_journey_by_keys_alone(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        await ready(window)
+        control, shift = Qt.KeyboardModifier.ControlModifier, Qt.KeyboardModifier.ShiftModifier
+
+        def press(key: Qt.Key, modifiers: Qt.KeyboardModifier = Qt.KeyboardModifier.NoModifier) -> None:
+            focused = QApplication.focusWidget()
+            assert focused is not None, "the keyboard is nowhere"
+            QTest.keyClick(focused, key, modifiers)
+
+        def write(text: str) -> None:
+            focused = QApplication.focusWidget()
+            assert focused is not None, "the keyboard is nowhere"
+            QTest.keyClicks(focused, text)
+
+        # to the token at which it hesitated, and another one in its place
+        press(Qt.Key.Key_J, control)
+        await until(window.parts.transcript.tokens.hasFocus)
+        press(Qt.Key.Key_Return)
+        await until(window.parts.pinned.isVisible)
+        press(Qt.Key.Key_2)
+        await until(lambda: len(bench.asked("branch")) == 1 and not window.controller.running)
+        # back to the answer before, and the tree of both
+        press(Qt.Key.Key_BracketLeft, control)
+        await until(lambda: bool(bench.asked("select")))
+        press(Qt.Key.Key_T, control)
+        await until(window.parts.tree.view.hasFocus)
+        press(Qt.Key.Key_Up)
+        press(Qt.Key.Key_Return)
+        await until(window.parts.tree.isHidden)
+        # words in it, and away with what was opened for them
+        press(Qt.Key.Key_F, control)
+        await until(window.parts.finder.isVisible)
+        write("sky")
+        press(Qt.Key.Key_Return)
+        press(Qt.Key.Key_Escape)
+        await until(window.parts.finder.isHidden)
+        # the settings of the session
+        press(Qt.Key.Key_P, control | shift)
+        await until(window.popover.isVisible)
+        press(Qt.Key.Key_Escape)
+        await until(window.popover.isHidden)
+        # plain text, and colours again
+        press(Qt.Key.Key_1, control)
+        await until(lambda: window.parts.transcript.mode is Mode.READ)
+        press(Qt.Key.Key_2, control)
+        await until(lambda: window.parts.transcript.mode is Mode.TOKENS)
+        # and a new session: a message, its answer, and the search of all sessions
+        press(Qt.Key.Key_N, control)
+        await until(window.starters.card.isVisible)
+        await until(window.parts.composer.field.hasFocus)
+        write("Why is the sky blue?")
+        await until(window.parts.composer.send_button.isEnabled)
+        press(Qt.Key.Key_Return)
+        await until(lambda: bool(bench.asked("send")) and not window.controller.running)
+        press(Qt.Key.Key_F, control | shift)
+        await until(window.parts.sidebar.sessions.search.hasFocus)
 
     in_window(scene)
 
