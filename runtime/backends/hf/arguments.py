@@ -48,13 +48,14 @@ class Arguments:
 
     def of_joint(self, joint: JointCache, steps: Sequence[Step], want: Int64) -> dict[str, Any]:
         """For tokens of several packs, as one row; `JointLayer` knows what each one sees."""
-        tokens, positions = (np.concatenate(each) for each in zip(*((s.tokens, s.positions) for s in steps), strict=True))
+        tokens = np.concatenate([step.tokens for step in steps])
+        positions = np.concatenate([step.positions for step in steps])
         arguments: dict[str, Any] = {
             "input_ids": to_device(tokens, self._device)[None],
             "position_ids": to_device(positions, self._device)[None],
             "past_key_values": joint.cache,
             "use_cache": True,
-            "attention_mask": self._masks({w: np.ones((1, len(tokens)), np.bool_) for w in self._windows}),  # never read
+            "attention_mask": self._masks(dict.fromkeys(self._windows, np.ones((1, len(tokens)), np.bool_))),  # never read
         }
         if "logits_to_keep" in self._takes:
             arguments["logits_to_keep"] = self._kept(want, len(tokens))

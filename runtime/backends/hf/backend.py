@@ -211,7 +211,7 @@ class HfBackend(PackedBackend[TorchPack]):
         want = joint_want(steps)
         with _computing(), self._adapters.under(joint_stacks(steps), want):
             joint = JointCache(packs, steps, self._device)
-            self.count(sum(len(step.tokens) for step in steps))
+            self.count(sum(joint.lengths))
             logits: torch.Tensor = self._model(**self._arguments.of_joint(joint, steps, want)).logits[0]
             return logits if "logits_to_keep" in self._takes else logits[to_device(want, self._device)]
 

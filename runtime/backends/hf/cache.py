@@ -299,11 +299,9 @@ class JointLayer(CacheLayerMixin):  # type: ignore[misc]  # the same
         **kwargs: Any,  # noqa: ARG002
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes ``(1, kv_heads, n, head_dim)``; the keys that it answers with carry their `Segment`s to `own_sdpa`."""
-        lengths = self._joint.lengths
-        parts = zip(self._layers, key_states.split(lengths, 2), value_states.split(lengths, 2), strict=True)
-        seen = [layer.update(keys, values) for layer, keys, values in parts]
-        masks = self._joint.masks(self._layers)
-        segments = [Segment(n, *kv, mask) for n, kv, mask in zip(lengths, seen, masks, strict=True)]
+        lengths, masks = self._joint.lengths, self._joint.masks(self._layers)
+        parts = zip(self._layers, lengths, key_states.split(lengths, 2), value_states.split(lengths, 2), masks, strict=True)
+        segments = [Segment(n, *layer.update(own_keys, own_values), mask) for layer, n, own_keys, own_values, mask in parts]
         keys = key_states.view_as(key_states)
         keys.segments = segments  # a tensor takes attributes
         return keys, value_states
@@ -328,9 +326,10 @@ class JointCache:
     """
 
     def __init__(self, packs: Sequence[TorchPack], steps: Sequence[Step], device: torch.device) -> None:
+        self.lengths: list[int] = []
         for pack, step in zip(packs, steps, strict=True):
             pack.begin(step, device)
-        self.lengths = [len(step.tokens) for step in steps]
+            self.lengths.append(len(step.tokens))
         self._packs, self._steps, self._device = packs, steps, device
         self._masks: dict[int | None, list[torch.Tensor | None]] = {}
         self.cache = Cache(layers=[JointLayer(layers, self) for layers in zip(*(p.attention for p in packs), strict=True)])

@@ -91,16 +91,15 @@ class Publisher:
         if self.ahead and (ahead := self._copied_ahead(workspace, slot, len(tokens))) is not None:
             self._trie.insert(lease, namespace, tokens, ahead, scores)  # what others have hung there since stays
             return
+        if self._room.in_place:
+            self._trie.insert(lease, namespace, tokens, SlotRun(workspace, slot, len(tokens)), scores)
+            return
         found = self._trie.follow(lease, namespace, tokens, scores)
         if found.already == len(tokens):
             self._complete(prefill, slot)
             return
         tokens = tokens[found.already :]
         scores = None if scores is None else scores[found.already :]
-        if self._room.in_place:
-            if not found.refused:
-                self._trie.insert(lease, namespace, tokens, SlotRun(workspace, slot, len(tokens)), scores)
-            return
         payload = None if found.refused else self._taken(workspace, slot, len(tokens), 0 if scores is None else scores.nbytes)
         if payload is None:
             self._note_refusal(prefill, namespace, tokens)

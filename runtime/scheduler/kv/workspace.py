@@ -326,12 +326,11 @@ class Workspace:
                 end = self.paths.add(end, token)
             self._memory.grow(self, len(tokens), states=int(self.recurrent), standing=[] if slot == ROOT else [slot])
             self.unprepare()
-            held = self.held
             answer = self.twice(lambda: self.backend.extend(self.pack, ids, read, stacks))
         except BaseException:
             self.rollback(base)
             raise
-        self.filled(held, len(tokens))
+        self.filled(len(tokens))
         return answer, end
 
     def as_part(self, part: PartialForward) -> Part:
@@ -435,11 +434,11 @@ class Workspace:
         self._memory.weighed(-self.nbytes)
         self.nbytes = 0
 
-    def filled(self, held: int, count: int) -> None:
-        """After a forward over `count` reserved slots, before which the pack held `held`."""
+    def filled(self, count: int) -> None:
+        """After a forward over `count` reserved slots."""
         self.computed += count
         if self._where is not None:
-            self._where.extend(range(held, held + count))
+            self._where.extend(range(self.held - count, self.held))
         if self.recurrent:
             self.weigh()
 
@@ -458,7 +457,7 @@ class Workspace:
             self.unprepare()
             self.rollback(begun.base)
             return
-        self.filled(self.held - begun.count, begun.count)
+        self.filled(begun.count)
         if not looked_at and not np.isfinite(begun.logits).all() and self.broken(begun.base):
             begun.logits = None
             self.rollback(begun.base)
@@ -507,15 +506,13 @@ def _filled(parts: Sequence[PartialForward], act: Callable[[Backend, Sequence[Pa
         part.workspace.settle()
         part.workspace.unprepare()
         states += part.workspace.grow(part)
-    _check_room(parts)
-    held = [part.workspace.held for part in parts]
-    arrays = [part.workspace.as_part(part) for part in parts]
+    arrays = _arrays(parts)
     if len(parts) == 1:
         first.borrow(arrays[0].parents, states)
-        held, arrays = [first.held], [first.as_part(parts[0])]  # making room may have moved its slots
+        arrays = [first.as_part(parts[0])]  # making room may have moved its slots
     logits = first.twice(partial(act, first.backend, arrays))
-    for part, before in zip(parts, held, strict=True):
-        part.workspace.filled(before, len(part.tokens))
+    for part in parts:
+        part.workspace.filled(len(part.tokens))
     return logits
 
 
@@ -528,8 +525,7 @@ def begin(parts: Sequence[PartialForward]) -> SharedFetch:
     first = parts[0].workspace
     for part in parts:
         part.workspace.grow(part)
-    _check_room(parts)
-    arrays = [part.workspace.as_part(part) for part in parts]
+    arrays = _arrays(parts)
     prepared = first.prepared
     if prepared is not None and prepared.fits(parts, arrays):
         assert prepared.begin is not None
@@ -575,12 +571,19 @@ def prepare(parts: Sequence[PartialForward]) -> None:
             part.workspace.prepared = prepared
 
 
-def _check_room(parts: Sequence[PartialForward]) -> None:
-    """Raises `NoRoomError` where the last workspaces found room at the expense of the first: fewer at a time may fit."""
-    if len(parts) > 1 and any(
-        part.workspace.backend.capacity(part.workspace.pack) < part.workspace.held + len(part.tokens) for part in parts
-    ):
-        raise NoRoomError("the budget has no room for these requests at once")
+def _arrays(parts: Sequence[PartialForward]) -> list[Part]:
+    """What the backend is given.
+
+    Raises:
+        NoRoomError: The last workspaces found room at the expense of the first: fewer at a time may fit.
+    """
+    arrays = []
+    for part in parts:
+        workspace = part.workspace
+        if len(parts) > 1 and workspace.backend.capacity(workspace.pack) < workspace.held + len(part.tokens):
+            raise NoRoomError("the budget has no room for these requests at once")
+        arrays.append(workspace.as_part(part))
+    return arrays
 
 
 def _now(backend: Backend, arrays: Sequence[Part]) -> npt.NDArray[np.float32]:
