@@ -106,6 +106,8 @@ def _order(layers: Mapping[str, dict[str, Any]], values: dict[str, Any], sources
 
 def _drop_what_a_grammar_excludes(values: dict[str, Any], sources: dict[str, str], layers: list[str]) -> None:
     """A grammar says by itself where an answer may end: of it and what says so too, the lower layer's is dropped."""
+    if values["grammar"] is None and not values["grammar_prefix"]:
+        return
     rank = {who: place for place, who in enumerate([*layers, "default"])}
     for name, plain in (("ignore_eos", False), ("eos_token_ids", None)):
         if values["grammar"] is None or values[name] == plain or sources[name] == sources["grammar"]:
@@ -158,6 +160,8 @@ _DEFAULTS = {
 def _without_what_is_off(sampling: SamplingOptions, sources: dict[str, str]) -> SamplingOptions:
     """Settings of stages that another layer's `order` leaves out are off, which is no contradiction."""
     assert sampling.order is not None  # the defaults have one
+    if sampling.order == DEFAULTS["order"]:
+        return sampling
     decided = sources[_PREFIX + "order"]
     off = {
         name: DEFAULTS[name]

@@ -223,8 +223,8 @@ class Stream:
             self._stages.append(told_of(self._traced.popleft()))
 
     def _ending(self, token: int) -> Finish:
-        end = own_end(self.job.constraint, eos=token in self._eos and not self.job.options.ignore_eos)
-        if end:
+        eos = token in self._eos and not self.job.options.ignore_eos
+        if (eos or self.job.constraint is not None) and (end := own_end(self.job.constraint, eos=eos)):
             return end
         if len(self.new_ids) >= self._room + 1:
             return Finish.CONTEXT

@@ -8,8 +8,7 @@ from runtime.adapters.stacks import Tags
 from runtime.backends.base import Backend
 from runtime.info import ModelInfo
 from runtime.scheduler.kv.payloads import SlotRun
-from runtime.scheduler.kv.slot_paths import Tagged
-from runtime.scheduler.kv.workspace import Memory, Workspace
+from runtime.scheduler.kv.workspace import Memory, Tagged, Workspace
 from runtime.trie.node import Node, common_prefix
 
 LEAST_CROWD = 1024  # slots

@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from runtime.info import PromptProgress
 from runtime.scheduler.jobs import Job, ScoreJob, nothing
-from runtime.scheduler.kv.slot_paths import NOTHING
-from runtime.scheduler.kv.workspace import PartialForward, Workspace, forward, forward_on_device
+from runtime.scheduler.kv.workspace import NOTHING, PartialForward, Workspace, forward, forward_on_device
 from runtime.scheduler.prefill.distributions import ChunkLogits, Distribution, non_finite
 from runtime.trie import Lease
 

@@ -19,7 +19,6 @@ from runtime import (
     UnsupportedFeatureError,
     load,
 )
-from runtime.backends.hf import perplexity as measuring
 from runtime.backends.hf import weights as packing
 from runtime.backends.hf.weights import Bfloat16Linear, Float16Linear, Int4Linear, Int8Linear, PackedLinear
 from runtime.errors import RuntimeFault
@@ -133,11 +132,11 @@ def test_the_perplexity_is_measured_once_and_kept(monkeypatch: pytest.MonkeyPatc
     assert set(kept) == {"float32", "int8"}
     assert f"{kept['int8']:.4g}, float32 {kept['float32']:.4g} (" in first
     # when it is loaded again nothing is measured, and the same is said
-    monkeypatch.setattr(measuring, "perplexity", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(packing, "perplexity", lambda *_: pytest.fail("measured again"))
     with packed("llama", "int8") as model:
         assert held(model) == first
     # another form measures itself alone
-    monkeypatch.setattr(measuring, "perplexity", lambda *_: 7.0)
+    monkeypatch.setattr(packing, "perplexity", lambda *_: 7.0)
     with packed("llama", "float16"):
         pass
     assert kept_perplexities(tiny_folder("llama").weights_digest) == {**kept, "float16": 7.0}
@@ -151,7 +150,7 @@ def test_the_perplexity_is_measured_once_and_kept(monkeypatch: pytest.MonkeyPatc
 def test_the_perplexity_is_that_of_the_text() -> None:
     folder = tiny_folder("llama")
     with packed("llama", "float16") as model:
-        ids = measuring._ids(folder, 1000)
+        ids = packing._ids(folder, 1000)
         rows = [model.next_token_logprobs_sync(ids[: i + 1])[ids[i + 1]] for i in range(len(ids) - 1)]
     found = kept_perplexities(folder.weights_digest)
     assert found["float16"] == pytest.approx(float(np.exp(-np.mean(rows))), rel=1e-3)
