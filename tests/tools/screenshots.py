@@ -28,6 +28,7 @@ from tests.tools.tree_scenes import full_tree, full_tree_alone, full_tree_narrow
 from tests.ui.pseudo import Pseudo
 from ui import AppSettings, MainWindow, Scheme, TurnView, apply_theme
 from ui.controller.setup import FORM, SAMPLING
+from ui.theme import current_theme
 
 Scene = Callable[[MainWindow, AppWorkbench, Path], Awaitable[None]]
 
@@ -197,6 +198,14 @@ async def large_text(window: MainWindow, workbench: AppWorkbench, folder: Path, 
     keep(window, folder / f"{name}.png")
 
 
+async def contrast(window: MainWindow, bench: AppWorkbench, folder: Path, name: str) -> None:
+    """The sample in high contrast, a token's card open; light or dark as the scheme is."""
+    scheme = "dark" if current_theme().palette.dark else "light"
+    window.apply(AppSettings(scheme=scheme, contrast="high"))
+    await tokens_with_card(window, bench, folder, name)
+    window.apply(AppSettings(scheme=scheme))
+
+
 async def settings(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
     """The settings, models and device."""
     window.acts.settings.trigger()
@@ -294,6 +303,8 @@ def main() -> None:
         take(application, folder, "tree-dark", Scheme.DARK, full_tree, tree=True)
         take(application, folder, "tree-alone", Scheme.LIGHT, full_tree_alone, tree=True)
         take(application, folder, "tree-900", Scheme.LIGHT, full_tree_narrow, tree=True)
+        take(application, folder, "contrast", Scheme.LIGHT, contrast)
+        take(application, folder, "contrast-dark", Scheme.DARK, contrast)
         take(application, folder, "rare-options", Scheme.LIGHT, more.rare_options)
         application.installTranslator(translator := Pseudo())  # a longer language, read from either side
         take(application, folder, "pseudo", Scheme.LIGHT, tokens_with_card)
