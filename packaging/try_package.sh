@@ -22,6 +22,8 @@ mount -t tmpfs tmpfs "$base/dev/shm"
 mount -t tmpfs tmpfs "$base/tmp"
 cp "$deb" "$base/elsewise.deb"
 install -m 644 "$model" "$base/model.gguf"
+gunzip -c tests/golden/0.1.0/sessions.db.gz > "$base/tmp/older.db"
+chmod 644 "$base/tmp/older.db"
 chroot "$base" env DEBIAN_FRONTEND=noninteractive sh -c '
   apt-get install -y -qq --no-install-recommends /elsewise.deb xvfb xdotool procps sqlite3 fonts-dejavu-core >/dev/null
   id reader >/dev/null 2>&1 || useradd --no-create-home --home-dir /srv/reader reader
@@ -53,6 +55,14 @@ cat last.log
 echo "The quick brown fox jumps over the lazy dog." > fox.txt
 step elsewise score fox.txt
 step elsewise sessions export colours-hf colours.elsewise --portable --with-kv
+echo "-- data of an older and of a newer version"
+mkdir older
+cp /tmp/older.db older/sessions.db
+step elsewise --data-dir older sessions list
+cat last.log
+sqlite3 older/sessions.db "insert into _sqlite_migrations (migration_set, name) values ('elsewise.sessions', 'm999_later')"
+if elsewise --data-dir older sessions list > last.log 2>&1; then echo "FAILED: opened data of a newer version"; exit 1; fi
+grep "newer version" last.log
 echo "-- the window"
 Xvfb :77 -screen 0 1440x900x24 -fbdir "$HOME" >/dev/null 2>&1 &
 screen=$!
@@ -111,6 +121,26 @@ await "the engine after reopening" has_engine ""
 ask "And a sea?"
 await "an answer after reopening" answered 4
 picture 5-reopened
+echo "-- every page of the window"
+at() { xdotool mousemove --window $1 $2 $3 click 1; sleep 1; }
+page() {  # its name, what opens it
+  xdotool key Escape; sleep 1; at $own 600 735
+  name=$1; shift
+  "$@"; sleep 2
+  picture "page-$name"
+  ! grep -A 20 "Traceback" window.log || { echo "FAILED: the page $name"; exit 1; }
+}
+own=$(xdotool getactivewindow 2>/dev/null || xdotool getwindowfocus)
+for tab in token:1065 path:1115 why:1159 depth:1207; do page inspector-${tab%:*} at $own ${tab#*:} 67; done
+for keys in ctrl+1 ctrl+2 ctrl+t ctrl+f ctrl+shift+s ctrl+shift+f ctrl+shift+d ctrl+d ctrl+alt+2; do page $keys xdotool key $keys; done
+setup() { xdotool key ctrl+shift+m; sleep 2; at $own $1 69; }
+for tab in model:812 system:874 sampling:945 format:1019 tools:1072; do page setup-${tab%:*} setup ${tab#*:}; done
+page shortcuts xdotool key ctrl+slash
+settings() { xdotool key ctrl+comma; sleep 3; at $(xdotool search --onlyvisible --name '^Settings$' | tail -n 1) $1 26; }
+for tab in models:41 engine:106 memory:170 generation:247 appearance:335 data:403 server:462; do
+  page settings-${tab%:*} settings ${tab#*:}
+done
+xdotool key Escape
 stop
 echo "reused and computed after reopening: $(sqlite3 -readonly .local/share/elsewise/sessions.db \
   "select stats ->> 'reused', stats ->> 'computed' from nodes where role = 'assistant' order by id desc limit 1")"

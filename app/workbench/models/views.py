@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import TYPE_CHECKING
 
 from ui import BackendChoice, FitView, HubFind, LoadChoice, ModelPlan, Offer, ShelfModel, translate
@@ -116,15 +117,23 @@ def find_of(model: HubModel, here: set[str]) -> HubFind:
 
 
 def backend_choices(asked: str) -> list[BackendChoice]:
-    """Every engine that runs real models, in the order of their names; `asked` may be "auto"."""
+    """Every engine that runs real models here, in the order of their names; `asked` may be "auto".
+
+    A vLLM server is none of them: the shelf connects to it.
+    """
     from runtime import available_backends, brings_text, default_backend  # they look through every installed package
 
     chosen = default_backend() if asked == "auto" else asked
     return [
-        BackendChoice(name, "" if state is True else str(state), name == chosen)
+        BackendChoice(name, "" if state is True else _why_not(str(state)), name == chosen)
         for name, state in sorted(available_backends().items())
-        if name == chosen or not brings_text(name)
+        if name == chosen or not (brings_text(name) or name == "vllm")
     ]
+
+
+def _why_not(reason: str) -> str:
+    """An installed app has no command line that could add an engine."""
+    return translate("Workbench", "not in this app") if getattr(sys, "frozen", False) else reason
 
 
 def parameters_of(count: int) -> str:
