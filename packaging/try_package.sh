@@ -130,7 +130,7 @@ page() {  # its name, what opens it
   picture "page-$name"
   ! grep -A 20 "Traceback" window.log || { echo "FAILED: the page $name"; exit 1; }
 }
-own=$(xdotool getactivewindow 2>/dev/null || xdotool getwindowfocus)
+own=$(xdotool search --onlyvisible --name 'Elsewise$' | tail -n 1)
 for tab in token:1065 path:1115 why:1159 depth:1207; do page inspector-${tab%:*} at $own ${tab#*:} 67; done
 for keys in ctrl+1 ctrl+2 ctrl+t ctrl+f ctrl+shift+s ctrl+shift+f ctrl+shift+d ctrl+d ctrl+alt+2; do page $keys xdotool key $keys; done
 setup() { xdotool key ctrl+shift+m; sleep 2; at $own $1 69; }
