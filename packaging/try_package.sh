@@ -22,8 +22,8 @@ mount -t tmpfs tmpfs "$base/dev/shm"
 mount -t tmpfs tmpfs "$base/tmp"
 cp "$deb" "$base/elsewise.deb"
 install -m 644 "$model" "$base/model.gguf"
-gunzip -c tests/golden/0.1.0/sessions.db.gz > "$base/tmp/older.db"
-chmod 644 "$base/tmp/older.db"
+gunzip -c tests/golden/0.1.0/sessions.db.gz > "$base/older.db"
+chmod 644 "$base/older.db"
 chroot "$base" env DEBIAN_FRONTEND=noninteractive sh -c '
   apt-get install -y -qq --no-install-recommends /elsewise.deb xvfb xdotool procps sqlite3 fonts-dejavu-core >/dev/null
   id reader >/dev/null 2>&1 || useradd --no-create-home --home-dir /srv/reader reader
@@ -57,7 +57,7 @@ step elsewise score fox.txt
 step elsewise sessions export colours-hf colours.elsewise --portable --with-kv
 echo "-- data of an older and of a newer version"
 mkdir older
-cp /tmp/older.db older/sessions.db
+cp /older.db older/sessions.db
 step elsewise --data-dir older sessions list
 cat last.log
 sqlite3 older/sessions.db "insert into _sqlite_migrations (migration_set, name) values ('elsewise.sessions', 'm999_later')"
@@ -155,6 +155,6 @@ for picture in "$base"/srv/reader/*.xwd; do
   convert "xwd:$picture" "$out/$(basename "$picture" .xwd).png" || cp "$picture" "$out"
 done
 chroot "$base" sh -c 'DEBIAN_FRONTEND=noninteractive dpkg --remove elsewise >/dev/null && ! command -v elsewise && test -s /srv/reader/.local/share/elsewise/sessions.db'
-rm -rf "$base/srv/reader" "$base/model.gguf"
+rm -rf "$base/srv/reader" "$base/model.gguf" "$base/older.db"
 chroot "$base" userdel reader
 echo "passed: without Python, compilers and network; pictures in $out"
