@@ -22,6 +22,7 @@ from runtime.backends.base import Cost
 from runtime.backends.buckets import Bucket, reach_of
 from runtime.backends.mlx import payload as payloads
 from runtime.backends.mlx.adapters import MlxAdapters
+from runtime.backends.mlx.blank import Blank
 from runtime.backends.mlx.cache import Arrays, JointCache, MlxPack, SlotCache, attention_by_pack, make_caches
 from runtime.backends.mlx.codec import codec_of
 from runtime.backends.mlx.corrections import PROVEN, SelectRows, hidden_window
@@ -621,20 +622,3 @@ def _memory() -> Iterator[None]:
         if isinstance(error, MemoryError) or "memory" in str(error).lower():
             raise MemoryBudgetError(f"the device ran out of memory: free KV or load a smaller model ({error})") from error
         raise
-
-
-class Blank:
-    """``(size,) int32`` token ids in memory that Python may write, until the graph is evaluated.
-
-    MLX reads an array that is there when it evaluates what depends on it, not when that is written down. (An array and a numpy
-    view of it share their memory: MLX's documentation, "Conversion to NumPy and other frameworks".)
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.array = mx.array(np.zeros(size, np.int32))  # there at once: `mx.zeros` would wait behind what computes
-        self._view = np.array(self.array, copy=False)
-
-    def fill(self, tokens: Int64) -> None:
-        """The ids, before the evaluation is begun."""
-        self._view[:] = tokens
