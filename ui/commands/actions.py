@@ -204,6 +204,7 @@ class Actions(QObject):
         self.all_to_front = command(WINDOW, self.tr("Bring All to Front"), all_to_front, separated=True)
 
         self.shortcuts = command(HELP, self.tr("Keyboard Shortcuts"), lambda: w.open_shortcuts(), "Ctrl+/")
+        self.documentation = command(HELP, self.tr("Documentation"), lambda: w.open_documentation(), "F1")
         self.about = command(HELP, self.tr("About Elsewise"), lambda: w.open_about(), role=Role.AboutRole)
         # fmt: on
         self.recent.aboutToShow.connect(lambda: list_recent(self.recent, w.transfers))

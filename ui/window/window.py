@@ -361,6 +361,12 @@ class MainWindow(QMainWindow):
 
         ShortcutsBox(self.acts.shortcuts_of(), self).open()
 
+    def open_documentation(self) -> None:
+        """Its pages, as they were installed."""
+        from ui.commands.documentation import DocumentationBox
+
+        DocumentationBox(self).open()
+
     def open_about(self) -> None:
         from ui.commands.about import AboutBox
 
