@@ -161,10 +161,12 @@ class FakeDrafts(_Group):
         self._bench.note("leave_out", session_id, text)
         return 2
 
-    async def compose(self, session_id: int, text: str, replaces: int | None = None) -> Composition:
+    async def compose(self, session_id: int, text: str, replaces: int | None = None, files: Sequence[str] = ()) -> Composition:
         self._bench.calls.append(("compose", session_id, text, *([] if replaces is None else [replaces])))
         used = sum(len(turn.run) for turn in self._bench.views[session_id].turns)
-        return Composition(len(text.split()), None, used + len(text.split()), 8192)
+        return Composition(
+            len(text.split()), None, used + len(text.split()), 8192, files=tuple(len(file.split()) for file in files)
+        )
 
 
 class FakeContinuations(_Group):

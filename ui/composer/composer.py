@@ -16,7 +16,7 @@ from ui.composer.context_panel import OverflowBar
 from ui.composer.draft_cost import DraftCost
 from ui.composer.drafts import NEW, Draft, Drafts, with_files
 from ui.composer.writing_box import WritingBox
-from ui.port import TextFile
+from ui.port import Composition, TextFile
 from ui.port.tokens import TokenRun
 from ui.widgets.labels import Notice
 from ui.widgets.visible import one_line, utf16_length
@@ -41,7 +41,7 @@ class Composer(QWidget):
     larger_wanted = Signal()
     format_wanted = Signal()  # a chat format for a model without one
     settled = Signal(str, object)  # the draft stood still for a while, as `drafted`
-    drafted = Signal(str, object)  # the draft, a moment after the last key; what it is another version of, as in `sent`
+    drafted = Signal(str, object, object)  # as `sent`, a moment after the last key, and the texts of its files
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -82,7 +82,7 @@ class Composer(QWidget):
         self.setFocusProxy(self.field)
 
         self._delay = QTimer(self, singleShot=True, interval=COMPOSE_DELAY_MS)
-        self._delay.timeout.connect(lambda: self.drafted.emit(self.message, self._replaces))
+        self._delay.timeout.connect(self.tell_draft)
         self._rest = QTimer(self, singleShot=True, interval=SCORE_DELAY_MS)
         self._rest.timeout.connect(lambda: self.settled.emit(self.message, self._replaces))
         self._refresh()
@@ -95,6 +95,16 @@ class Composer(QWidget):
     def message(self) -> str:
         """What is sent: the files that go with it, and the draft."""
         return with_files(self.draft, self.chips.files)
+
+    def tell_draft(self) -> None:
+        """Emits `drafted`: what it costs is to be counted."""
+        self.drafted.emit(self.message, self._replaces, [file.text for file in self.chips.files])
+
+    def show_cost(self, composition: Composition) -> None:
+        """What was counted of the draft, its files and the context with it."""
+        self.meter.show_cost(composition)
+        self.chips.show_tokens(composition.files)
+        self.roles.setVisible(not composition.takes_roles)
 
     @property
     def wait(self) -> str:

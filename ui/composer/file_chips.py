@@ -1,4 +1,4 @@
-"""Text files that go with a message: each with its name and size, to be pinned or taken away."""
+"""Text files that go with a message: each with its name and its tokens, to be pinned or taken away."""
 
 from __future__ import annotations
 
@@ -51,6 +51,11 @@ class FileChips(QWidget):
         self.setVisible(bool(self.chips))
         self.changed.emit()
 
+    def show_tokens(self, tokens: Sequence[int]) -> None:
+        """How many each of the files has, where they were counted."""
+        for chip, count_of_it in zip(self.chips, tokens, strict=False):  # one that came since is counted next
+            chip.show_tokens(count_of_it)
+
     def _drop(self, place: int) -> None:
         self.show_files([file for at, file in enumerate(self.files) if at != place])
         self.dropped.emit(self.files)
@@ -70,9 +75,14 @@ class FileChip(QFrame):
         line.setContentsMargins(10, 3, 4, 3)
         line.setSpacing(10)
         line.addWidget(ElidedLabel(name, "", interface_font(12.5)))
-        line.addWidget(ElidedLabel(self.tr("{0} characters").format(count(len(file.text))), "faint", interface_font(11.5)), 1)
+        self.size_label = ElidedLabel(self.tr("{0} characters").format(count(len(file.text))), "faint", interface_font(11.5))
+        line.addWidget(self.size_label, 1)
         self.pin = button(self.tr("pin as context"), "link")
         self.pin.setAccessibleName(self.tr("Pin {0} as context").format(name))
         self.remove = IconButton("x", self.tr("Remove {0}").format(name))
         line.addWidget(self.pin)
         line.addWidget(self.remove)
+
+    def show_tokens(self, tokens: int) -> None:
+        """What it takes of the context, in place of its characters."""
+        self.size_label.setText(self.tr("1 token") if tokens == 1 else self.tr("{0} tokens").format(count(tokens)))

@@ -32,10 +32,10 @@ class DraftsController(QObject):
         self._showing = showing
         self._workbench = showing.workbench
 
-    def compose(self, text: str, replaces: int | None = None) -> None:
+    def compose(self, text: str, replaces: int | None = None, files: Sequence[str] = ()) -> None:
         """Asks what the draft will cost, as a new message or as another version of the user's turn `replaces`."""
-        ask = self._workbench.drafts.compose
-        self._showing.ask_latest("compose", lambda session: tell(self.composed.emit, ask, session, text, replaces), in_silence)
+        ask = partial(self._workbench.drafts.compose, text=text, replaces=replaces, files=files)
+        self._showing.ask_latest("compose", lambda session: tell(self.composed.emit, ask, session), in_silence)
 
     def score(self, text: str, replaces: int | None = None) -> None:
         """Asks how surprising the draft is, unless an answer is under way."""

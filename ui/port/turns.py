@@ -176,6 +176,7 @@ class Composition:
     whole_context: int | None = None  # tokens, where it was loaded with fewer
     whole_bytes: int = 0  # of KV that all of it takes
     kv_budget: int = 0  # bytes, that KV may take
+    files: tuple[int, ...] = ()  # tokens of each file; empty where they are not counted
     new_tokens: int | None = None  # to be computed before the first token of the answer
     takes_roles: bool = True  # False: the model has no chat format, and continues the text as it stands
 
@@ -183,8 +184,15 @@ class Composition:
 class DraftCommands(Protocol):
     """The message before it is sent. Every coroutine may raise `Refusal`."""
 
-    async def compose(self, session_id: int, text: str, replaces: int | None = None) -> Composition:
-        """Tokens and context of a draft, or of another version of the user's turn `replaces`; no forward."""
+    async def compose(self, session_id: int, text: str, replaces: int | None = None, files: Sequence[str] = ()) -> Composition:
+        """Tokens and context of a draft, or of another version of the user's turn `replaces`; no forward.
+
+        Args:
+            session_id: Where it stands.
+            text: What would be sent.
+            replaces: A node id.
+            files: Parts of `text` that are counted by themselves, too.
+        """
 
     async def score(self, session_id: int, text: str, replaces: int | None = None) -> TokenRun | None:
         """The tokens of a draft with their numbers, computed behind everything else; None where that is not to be had now.

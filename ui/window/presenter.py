@@ -200,7 +200,7 @@ class Presenter(QObject):
         """The context meter moves when an answer ends, and can be read only once an engine is there."""
         now = (self._controller.engine, self._controller.running)
         if self._counted_at not in (None, now):
-            self._controller.drafts.compose(self._parts.composer.message, self._parts.composer.replaces)
+            self._parts.composer.tell_draft()
         self._counted_at = now
 
     def _show_session(self, view: SessionView) -> None:
@@ -230,7 +230,7 @@ class Presenter(QObject):
             branch = next(beside, None)
             if branch is not None:
                 self.pin(branch.node_id, index)
-        self._controller.drafts.compose(parts.composer.message, parts.composer.replaces)
+        parts.composer.tell_draft()
 
     def _carry_pin(self, nodes: Mapping[int, int]) -> None:
         """The token that is pinned has another number in the copy."""
@@ -258,8 +258,7 @@ class Presenter(QObject):
             self._parts.composer.meter.show_growth(self._controller.shown.length - self._counted_length)
 
     def _show_cost(self, composition: Composition) -> None:
-        self._parts.composer.meter.show_cost(composition)
-        self._parts.composer.roles.setVisible(not composition.takes_roles)
+        self._parts.composer.show_cost(composition)
         self._counted_length = self._controller.shown.length if self._controller.shown is not None else 0
         if self._offering and self._parts.composer.meter.is_too_long:
             self._parts.composer.overflow.offer(composition)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -62,7 +63,7 @@ class Drafts:
         self._copies = copies
         self._windows = windows
 
-    async def compose(self, session_id: int, text: str, replaces: int | None = None) -> Composition:
+    async def compose(self, session_id: int, text: str, replaces: int | None = None, files: Sequence[str] = ()) -> Composition:
         """Tokens and context of a draft, where it would stand; no forward. Counted once the engine runs."""
         session = self._sessions.find(session_id)
         used = session.length_before(replaces) if session else 0
@@ -75,8 +76,17 @@ class Drafts:
             return Composition(None, None, used, length, takes_roles=model.info.has_template)
         try:
             tokens = len(await model.tokenize_async(clean_text(text))) if text else 0
+            of_files = tuple([len(await model.tokenize_async(clean_text(file))) for file in files])
             composition = _with_whole_context(
-                Composition(tokens, None, used + tokens, model.info.context_length, takes_roles=model.info.has_template), model
+                Composition(
+                    tokens,
+                    None,
+                    used + tokens,
+                    model.info.context_length,
+                    files=of_files,
+                    takes_roles=model.info.has_template,
+                ),
+                model,
             )
             if session is None:
                 return composition

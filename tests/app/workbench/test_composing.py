@@ -56,6 +56,9 @@ def test_turns_that_no_model_has_read_count_by_their_tokens_not_as_turns(play: P
         await s.workbench.setup.set_system(session_id, "Be short.")
         assert (await s.workbench.drafts.compose(session_id, "")).context_used == empty + len(b"Be short.")
         assert (await s.workbench.drafts.compose(session_id, "xy")).context_used == empty + len(b"Be short.xy")
+        # and each file that goes with a message by itself
+        counted = await s.workbench.drafts.compose(session_id, "the boat\n\nx", files=["the boat", "x"])
+        assert counted.files == (len(b"the boat"), 1)
 
     play(scene)
 

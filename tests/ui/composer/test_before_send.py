@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ PARTS = (
 
 
 def counting(bench: FakeWorkbench, composition: Composition) -> None:
-    async def compose(session_id: int, text: str, replaces: int | None = None) -> Composition:
+    async def compose(session_id: int, text: str, replaces: int | None = None, files: Sequence[str] = ()) -> Composition:
         bench.calls.append(("compose", session_id, text))
         return composition
 
@@ -144,6 +144,10 @@ def test_a_file_goes_with_the_message_or_is_pinned(in_window: Play, bench: FakeW
         # a text stands before what is written
         await choose("日本.txt")
         await until(lambda: composer.chips.files == (boat,))
+        # with its tokens, as soon as they are counted
+        chip = composer.chips.chips[0]
+        assert chip.size_label.text() == "7 characters"
+        await until(lambda: chip.size_label.text() == "2 tokens")
         await choose("日本.txt")  # the same again is the same
         assert composer.chips.files == (boat,)
         QTest.keyClicks(composer.field, "Whose?")
