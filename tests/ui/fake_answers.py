@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from runtime import LensRun, Origin, Pooling, TokenRun
+from runtime import Finish, LensRun, Origin, Pooling, TokenRun
 from tests.ui.fake_state import FakeState
 from tests.ui.spoken import run_of
 from ui import (
@@ -132,6 +132,9 @@ class FakeAnswers(_Group):
                 self._bench.emit(StatusChanged(StatusView(EngineState.DIED, "engine stopped; send again to restart it")))
                 break
             piece = run_of(self._bench.vocabulary, [word], [0.4 + i])
+            if self._bench.cuts_answers and i == len(self._bench.answer) - 1:
+                piece = replace(piece, finish=np.full_like(piece.finish, Finish.LENGTH))
+                status, note = TurnStatus.PARTIAL, "reached the length limit"
             run = TokenRun.concat([run, piece])
             streaming = replace(turn, run=run, status=TurnStatus.STREAMING)
             view = self._bench.views[session_id]

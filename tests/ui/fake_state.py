@@ -140,6 +140,7 @@ class FakeState:
         self._next = 100
         self.answer: tuple[str, ...] = ("Because", " of", " the", " light", ".")
         self.dies_after: int | None = None
+        self.cuts_answers = False  # at the longest length that was asked for
         self._stopped: set[int] = set()
         self.ways: tuple[tuple[str, ...], ...] = (
             (" Paris", " in", " spring", ",", " when", " the", " cafés", " put", " out", " their", " chairs", "."),

@@ -8,7 +8,7 @@ from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QFrame, QVBoxLayout
 
 from ui.controller import Controller
-from ui.port import TurnStatus
+from ui.port import TurnStatus, TurnView
 from ui.theme.fonts import interface_font
 from ui.transcript import Mode
 from ui.widgets.controls import button, row
@@ -93,7 +93,7 @@ class Starters(QObject):
         if self._then is not None and shown is not None and not running:
             session_id, then = self._then
             answer = shown.last_answer
-            if shown.session_id != session_id or (answer is not None and answer.status is not TurnStatus.COMPLETE):
+            if shown.session_id != session_id or (answer is not None and not _reached_its_end(answer)):
                 self._then = None  # it was left, or stopped
             elif answer is not None:
                 self._then = None
@@ -120,3 +120,10 @@ class Starters(QObject):
     def _show_unsure(self) -> None:
         self._parts.transcript.next_uncertain()
         self._parts.transcript.card_wanted.emit()
+
+
+def _reached_its_end(answer: TurnView) -> bool:
+    """Whether it ended by itself, or at the longest length that was asked for."""
+    if answer.status is TurnStatus.PARTIAL and len(answer.run):
+        return answer.run.record(len(answer.run) - 1).finish_reason == "length"
+    return answer.status is TurnStatus.COMPLETE

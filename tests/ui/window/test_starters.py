@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
+import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
@@ -23,8 +25,10 @@ async def empty(window: MainWindow) -> None:
     await until(window.starters.card.isVisible)
 
 
-def test_eight_endings_stand_side_by_side(in_window: Play, bench: FakeWorkbench) -> None:
+@pytest.mark.parametrize("cut", [False, True])  # at the longest length of an answer
+def test_eight_endings_stand_side_by_side(in_window: Play, bench: FakeWorkbench, *, cut: bool) -> None:
     finish(bench)
+    bench.cuts_answers = cut
 
     async def scene(window: MainWindow) -> None:
         await empty(window)
@@ -57,6 +61,24 @@ def test_the_token_at_which_the_model_hesitated_gets_its_card(in_window: Play, b
         await until(lambda: len(bench.asked("send")) == 2 and not window.controller.running)
         await frames()
         assert not window.parts.pinned.isVisible()
+
+    in_window(scene)
+
+
+def test_what_is_stopped_is_not_followed_up(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+    gate = bench.gate = asyncio.Semaphore(1)
+
+    async def scene(window: MainWindow) -> None:
+        await empty(window)
+        QTest.mouseClick(window.starters.card.endings, LEFT)
+        await until(lambda: window.controller.running)
+        await frames()
+        QTest.mouseClick(window.parts.composer.send_button, LEFT)
+        gate.release()
+        await until(lambda: not window.controller.running)
+        await frames()
+        assert bench.asked("continue_many") == []
 
     in_window(scene)
 
