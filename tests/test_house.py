@@ -196,7 +196,10 @@ def test_the_wheel_holds_exactly_our_packages(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     top = {name.split("/")[0] for name in names}
-    assert {name for name in top if not name.endswith(".dist-info")} == {*OURS, "elsewise.py"}
+    assert {name for name in top if not name.endswith((".dist-info", ".data"))} == {*OURS, "elsewise.py"}
+    data = sorted(name.partition(".data/")[2] for name in names if ".data/" in name)
+    docs = [path for path in tracked() if path.suffix in (".md", ".png") and path.is_relative_to(ROOT / "docs")]
+    assert data == sorted(f"data/share/elsewise/{path.relative_to(ROOT)}" for path in docs)
     assert {"resources/sample/session.json", "app/__main__.py", "runtime/transport/__main__.py"} <= set(names)
     assert any(name.startswith("resources/icons/") for name in names)
     assert any(name.startswith("resources/fonts/") for name in names)

@@ -93,6 +93,10 @@ class FakeAnswers(_Group):
         self._bench.change(session_id, turns[:at])
         await self._stream(session_id, start, beside=turns[at].variants)
 
+    async def suggest_title(self, session_id: int) -> str:
+        self._bench.note("suggest_title", session_id)
+        return "A boat in Lisbon"
+
     async def regenerate(self, session_id: int, node_id: int) -> None:
         self._bench.note("regenerate", session_id, node_id)
 

@@ -110,6 +110,8 @@ class Actions(QObject):
         self.new_session = command(FILE, self.tr("New Session"), lambda: w.intents.new_session(), "Ctrl+N")
         self.new_window = command(FILE, self.tr("New Window"), lambda: w.window_wanted.emit(None), "Ctrl+Shift+N")
         self.rename = command(FILE, self.tr("Rename Session…"), lambda: w.intents.rename(), can=lambda now: now.own)
+        self.title = command(FILE, self.tr("Title by the Model"), lambda: w.intents.rename_by_model(),
+            can=lambda now: now.own and now.has_turns and not now.running and not now.lacks_model)
         self.pin = command(FILE, self.tr("Pin Session"), lambda: w.controller.sessions.pin_shown(),
             can=lambda now: now.own and now.summary is not None)
         self.trash = command(FILE, self.tr("Move Session to Trash"), lambda: w.controller.sessions.trash_shown(),

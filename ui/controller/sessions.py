@@ -112,6 +112,13 @@ class SessionsController(QObject):
         self._note(session_id, title=title)
         self._run(step, rename, session_id, title)
 
+    def rename_by_model(self, session_id: int) -> None:
+        """Asks the model for a title; can be undone."""
+        self._tasks.latest("title", self._rename_by_model(session_id))
+
+    async def _rename_by_model(self, session_id: int) -> None:
+        self.rename(session_id, await self._workbench.answers.suggest_title(session_id))
+
     def pin(self, session_id: int, pinned: bool) -> None:  # a state, not an option
         """To the top of the list, or back to its day."""
         self._run(None, self._workbench.sessions.pin, session_id, pinned)

@@ -40,6 +40,9 @@ class AnswerCommands(Protocol):
         nothing is streamed, and `continue_turn` goes on from it.
         """
 
+    async def suggest_title(self, session_id: int) -> str:
+        """A title for the path shown, from the model; nothing is stored. May be cancelled."""
+
     async def open_as_text(self, session_id: int, node_id: int) -> None:
         """The path to a turn once more, as another beginning without tokens, which any model can go on from.
 

@@ -110,6 +110,11 @@ class Intents(QObject):
             self._parts.show_sidebar(True)
             self._parts.sidebar.sessions.rename(self._controller.shown.session_id)
 
+    def rename_by_model(self) -> None:
+        """A title for the session shown, from the model."""
+        if self._controller.shown is not None:
+            self._controller.sessions.rename_by_model(self._controller.shown.session_id)
+
     def prune(self) -> None:
         """The branch that has the keyboard in the outline or in the tree, else the one that is shown; or back."""
         tree = self._parts.tree

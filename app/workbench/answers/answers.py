@@ -15,6 +15,7 @@ from app.workbench.answers.provenance import Repeat, stack_made_with
 from app.workbench.answers.provenance_text import how_made, refusal
 from app.workbench.answers.resolve_options import Continued
 from app.workbench.answers.streaming import Prepare, Streaming
+from app.workbench.answers.titles import title_from_model, title_of
 from app.workbench.prompt.prompt import Tokeniser, check_tokens, typed_run
 from app.workbench.prompt.recorder import chunk
 from app.workbench.prompt.vocabulary import Vocabulary
@@ -30,7 +31,6 @@ from runtime import EngineDiedError, Finish, InvalidRequestError, RuntimeFault, 
 from storage import NewNode, NodeRow, StoreError
 from ui import Made, OnTransfer, Refusal, SessionChanged, SessionsChanged, translate
 
-TITLE_LENGTH = 60
 EDITED: Final = "edited"  # why an answer ends that a person wrote
 
 
@@ -335,6 +335,10 @@ class Answers:
         await self._answer_last(session)
         self._windows.refresh_status()
 
+    async def suggest_title(self, session_id: int) -> str:
+        """What the model calls the path shown."""
+        return await title_from_model(self._supervisor, await self._sessions.whole(session_id))
+
     def stop(self, session_id: int) -> None:
         """What arrived is kept."""
         self._running.stop(session_id)
@@ -413,12 +417,3 @@ def _scored(session: WholeSession) -> int:
     """Tokens of the path that have numbers."""
     runs = (session.runs.get(segment.node.id, EMPTY)[: segment.stop] for segment in session.tree.path(session.tip))
     return sum(int(np.count_nonzero(run.rank)) for run in runs)
-
-
-def title_of(text: str) -> str:
-    """The first words of a message, not cut inside a word where there is a place between two."""
-    words = " ".join(text.split())
-    if len(words) <= TITLE_LENGTH:
-        return words
-    head, _, _ = words[:TITLE_LENGTH].rpartition(" ")
-    return (head if len(head) > TITLE_LENGTH // 2 else words[: TITLE_LENGTH - 1]) + "…"

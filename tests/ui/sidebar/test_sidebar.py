@@ -15,6 +15,7 @@ from PySide6.QtWidgets import QApplication, QInputDialog, QLineEdit, QMenu, QPus
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import SAMPLE, TRIP, FakeWorkbench
+from tests.ui.window.test_conversation import finish
 from ui import BranchRow, MainWindow, SessionsChanged, SessionSummary, WindowState
 from ui.sidebar.branch_tree import BranchTree
 from ui.sidebar.sessions import SessionPanel
@@ -97,6 +98,22 @@ def test_rename_in_place(in_window: Play, bench: FakeWorkbench) -> None:
         QTest.keyClick(field, Qt.Key.Key_Return)
         await frames()
         assert len(bench.asked("rename_session")) == 1
+
+    in_window(scene)
+
+
+def test_a_title_by_the_model_can_be_undone(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        await until(lambda: window.parts.sidebar.sessions.rows.rowCount() == 8 and window.acts.title.isEnabled())
+        before = window.parts.top.title.text()
+        window.acts.title.trigger()
+        await until(lambda: window.parts.top.title.text() == "A boat in Lisbon")
+        assert bench.asked("suggest_title") == [(TRIP,)]
+        await until(window.acts.undo.isEnabled)
+        window.acts.undo.trigger()
+        await until(lambda: window.parts.top.title.text() == before)
 
     in_window(scene)
 
