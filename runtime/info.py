@@ -144,7 +144,7 @@ class RequestTimings:
         first_token_seconds: From its call to its first token; None where there was none.
         decode_seconds: From its first token to its end.
         total_seconds: From its call to its end.
-        seed: Of a generation's random numbers, also where nobody chose it: with it the same is drawn again.
+        seed: Of a generation's random numbers, also where none was chosen: with it the same is drawn again.
         drafted: Tokens guessed ahead by speculative decoding.
         accepted: Of them, those that the model drew as well.
     """

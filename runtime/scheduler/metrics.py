@@ -38,7 +38,7 @@ class Timed(Protocol):
 class Counters:
     """Mutable twin of `Metrics`, field by field; the owner thread writes, each where it happens.
 
-    A step only notes the values; who asks for the metrics makes the object. What `Metrics` has beyond these comes from the
+    A step only notes the values; a request for the metrics makes the object. What `Metrics` has beyond these comes from the
     cache.
     """
 

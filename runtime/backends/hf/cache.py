@@ -429,7 +429,7 @@ def _resized(buffer: torch.Tensor, capacity: int) -> torch.Tensor:
 
 
 def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """A copy on the device, which nobody waits for; on the CPU the array itself.
+    """A copy on the device, which is not waited for; on the CPU the array itself.
 
     From pinned memory the copy is one more piece of work in the device's queue; from other memory the host waits until
     everything before it is done (CUDA C++ Programming Guide, "Implicit Synchronization").

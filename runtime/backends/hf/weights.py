@@ -286,7 +286,7 @@ def perplexity(model: Any, ids: list[int]) -> float:
 def _ids(source: ModelFolder, vocabulary: int) -> list[int]:
     try:
         tokenizer = Tokenizer.from_folder(source)
-    except RuntimeFault:  # who loads the model for texts says so
+    except RuntimeFault:  # loading the model for texts says so
         return []
     begin = [tokenizer.bos_token_id] if tokenizer.adds_bos and tokenizer.bos_token_id is not None else []
     ids = [*begin, *tokenizer.encode(TEXT)][:MOST_TOKENS]

@@ -293,7 +293,7 @@ def fill_gaps(known: Scores, fresh: Scores, first: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LastRequest:
-    """What is known when a request is placed; the reason is worked out when somebody asks.
+    """What is known when a request is placed; the reason is worked out when it is asked for.
 
     Args:
         job: Its path.

@@ -201,7 +201,7 @@ class KvBudget:
         growing, self._growing = self._growing, workspace
         try:
             lacks = workspace.held + count > self._backend.capacity(workspace.pack)
-            if lacks and not self.in_place and workspace.held > 4 * self.workspaces.crowd:  # mostly slots that nobody stands on
+            if lacks and not self.in_place and workspace.held > 4 * self.workspaces.crowd:  # mostly slots that no job stands on
                 self._compact(workspace, standing, least=workspace.held // 2)
             if self._grown_freely(workspace, count, extra):
                 return

@@ -23,7 +23,7 @@ ALONE_SECONDS = 0.4  # and when nobody does
 MIN_CHUNK = 32  # tokens; on a slow machine the first chunk, too: a larger one may take minutes
 LOGITS_BYTES = 30 << 20  # of a forward's rows on the host: glibc uses memory of 32 MiB again, and pages in anew what is larger
 FEWEST_ROWS = 128  # that a forward may give, however large the vocabulary: fewer tokens do not fill a processor
-SHORT = 2  # tokens; what needs no more goes in together, even if others wait as long as when nobody does
+SHORT = 2  # tokens; what needs no more goes in together, even if others wait as long as when none waits
 
 
 class Pace:
