@@ -192,10 +192,14 @@ def read_lines(file: str, asked: AnswerOptions) -> list[Line]:
     """
     lines: list[Line] = []
     faults: list[str] = []
+    first: dict[str | int, int] = {}  # the line of each `custom_id`
     for number, text in enumerate(read_text(file).split("\n"), 1):
         if text.strip():
             try:
-                lines.append(_line(number, text, asked, len(lines)))
+                line = _line(number, text, asked, len(lines))
+                if line.custom and (other := first.setdefault(line.id, number)) != number:
+                    raise InvalidRequestError(f'"custom_id" {line.id!r:.60} is that of line {other:,}, too; each line has its own')
+                lines.append(line)
             except (InvalidRequestError, RuntimeFault) as fault:
                 faults.append(f"line {number}: {in_json(fault)}")
     refuse(file, faults)

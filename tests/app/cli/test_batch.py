@@ -328,3 +328,11 @@ def test_a_line_of_theirs_that_cannot_be_is_named(elsewise: Elsewise, file: Path
     write(file, {"custom_id": "r-1", "body": {"prompt": "hi"}} | change)
     done = elsewise("ask", "--batch", str(file), *FAKE)
     assert (done.code, done.out, says in done.err) == (2, "", True)
+
+
+def test_a_repeated_custom_id_is_refused_before_anything_is_asked(elsewise: Elsewise, file: Path) -> None:
+    body = {"body": {"prompt": "hi"}}
+    write(file, {"custom_id": "r-1"} | body, {"custom_id": "r-2"} | body, {"custom_id": "r-1"} | body)
+    done = elsewise("ask", "--batch", str(file), *FAKE)
+    assert (done.code, done.out) == (2, "")
+    assert "line 3: \"custom_id\" 'r-1' is that of line 1" in done.err
