@@ -198,7 +198,7 @@ def read_lines(file: str, asked: AnswerOptions) -> list[Line]:
             try:
                 line = _line(number, text, asked, len(lines))
                 if line.custom and (other := first.setdefault(line.id, number)) != number:
-                    raise InvalidRequestError(f'"custom_id" {line.id!r:.60} is that of line {other:,}, too; each line has its own')
+                    raise InvalidRequestError(f'"custom_id" {line.id!r:.60} is that of line {other:,}, too; give each its own')
                 lines.append(line)
             except (InvalidRequestError, RuntimeFault) as fault:
                 faults.append(f"line {number}: {in_json(fault)}")
