@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from runtime.errors import RemoteError
 from runtime.grammar.source import Grammar
 from runtime.options.generation import GenerationOptions
+from runtime.options.priority import Priority
 from runtime.remote.http import HttpClient
 
 FULL: Final = -1  # alternatives: the whole vocabulary
@@ -30,6 +31,7 @@ class Abilities:
         ranks: With the exact rank of each token.
         cached_tokens: Says how much of a prompt its cache had.
         cache_salt: Separates the cache by a salt.
+        priority: Reads waiting prompts in the order of their priorities.
         tokenizer: Tokenises and detokenises.
         chat: Renders a conversation to token ids.
         grammars: Kinds of `Grammar` that it enforces.
@@ -46,6 +48,7 @@ class Abilities:
     ranks: bool = False
     cached_tokens: bool = False
     cache_salt: bool = False
+    priority: bool = False
     tokenizer: bool = False
     chat: bool = False
     grammars: frozenset[str] = frozenset()
@@ -64,6 +67,7 @@ class Abilities:
             "ranks": self.ranks,
             "cached tokens": self.cached_tokens,
             "cache salt": self.cache_salt,
+            "priority": self.priority,
             "tokenizer": self.tokenizer,
             "chat template": self.chat,
             "embeddings": self.embeddings,
@@ -126,6 +130,7 @@ class Completion:
         eos: Ids that end the answer; None leaves it to the server.
         own_eos: The model's own end it too.
         salt: Of its cache.
+        priority: Before which other requests it is read.
     """
 
     model: str
@@ -139,6 +144,7 @@ class Completion:
     eos: tuple[int, ...] | None = None
     own_eos: bool = True
     salt: str = ""
+    priority: Priority = Priority.INSPECTOR
 
     @property
     def grammar(self) -> Grammar | None:

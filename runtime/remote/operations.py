@@ -196,10 +196,10 @@ class RemoteOperations:
         self, ids: Int32, top_k: int, start: int, adapters: Adapters, priority: Priority, cache_salt: str
     ) -> TokenRun:
         """Scores of ``ids[start:]``; the server reads the whole text for it."""
-        del priority  # a server without a policy for it refuses one
         if not self._abilities.prompt_logprobs:
             raise UnsupportedFeatureError(f"{self._client.address.host} does not score given texts")
-        asked = self._completion(ids, self._model(adapters), cache_salt, scored=min(top_k, self._abilities.alternatives))
+        most = min(top_k, self._abilities.alternatives)
+        asked = self._completion(ids, self._model(adapters), cache_salt, scored=most, priority=priority)
         async with self._some, self._request("score", len(ids)) as request:
             chunk = await self._asked(asked, _bytes_of(len(ids), top_k))
             request.counted(chunk)
@@ -261,17 +261,16 @@ class RemoteOperations:
         cache_salt: str,
     ) -> None:
         """`n` answers to one prompt, numbered from ``options.branch``."""
-        del priority  # as in `score`
         chosen = self._resolved(options)
         branches = {chosen.branch + i: (ids, replace(chosen, branch=chosen.branch + i)) for i in range(n)}
-        await self._group(stream, dropped, branches, "branches", cache_salt)
+        await self._group(stream, dropped, branches, "branches", priority, cache_salt)
 
     async def generate_many(
         self, stream: Stream, dropped: Tasks, prompts: Sequence[Int32], options: Sequence[GenerationOptions]
     ) -> None:
         """An answer to each prompt."""
         chosen = {i: (ids, self._resolved(own)) for i, (ids, own) in enumerate(zip(prompts, options, strict=True))}
-        await self._group(stream, dropped, chosen, "prompts")
+        await self._group(stream, dropped, chosen, "prompts", Priority.INSPECTOR)  # other clients of the server wait, too
 
     async def _group(
         self,
@@ -279,12 +278,13 @@ class RemoteOperations:
         dropped: Tasks,
         answers: Mapping[int, tuple[Int32, GenerationOptions]],
         what: str | None,
+        priority: Priority = Priority.CHAT,
         salt: str = "",
     ) -> None:
         """Streams several answers, as many at a time as requests may run; each ends or fails alone."""
 
         async def one(number: int, ids: Int32, options: GenerationOptions) -> None:
-            await self._answer(ids, options, lambda run: stream.chunk(run, number), stream.progress, salt)
+            await self._answer(ids, options, lambda run: stream.chunk(run, number), stream.progress, priority, salt)
 
         tasks = {number: asyncio.create_task(one(number, *answer)) for number, answer in answers.items()}
         dropped.begin(tasks)
@@ -331,6 +331,7 @@ class RemoteOperations:
         options: GenerationOptions,
         on_run: Callable[[TokenRun], None],
         on_progress: OnProgress | None = None,
+        priority: Priority = Priority.CHAT,
         salt: str = "",
     ) -> None:
         """One streamed answer.
@@ -354,6 +355,7 @@ class RemoteOperations:
             seed=_server_seed(options),
             eos=told,
             own_eos=not options.ignore_eos and ends.issuperset(self.text.facts.eos_token_ids),
+            priority=priority,
         )
         most = limit if self._abilities.token_ids else limit * _IDS_OF_A_TOKEN  # a piece of text may be several tokens here
         job = GenerateJob(ids, None, Priority.CHAT, options=replace(options, max_tokens=most), on_run=on_run)

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from runtime.errors import InvalidRequestError, RemoteError, RuntimeFault, UnsupportedFeatureError
+from runtime.options.priority import Priority
 from runtime.remote.dialect import FULL, Abilities, Completion, Facts, Probe, Prompt, malformed
 from runtime.remote.dialects.openai import Id, OpenAI, decoded, entry_of, names_of, whole
 from runtime.remote.http import HttpClient
@@ -66,7 +67,7 @@ class VLLM(OpenAI):
         return Facts(model, whole(entry.get("max_model_len")), names_of(entry), adapters)
 
     async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
-        """Three small requests and a full vector; the first one warms the server up, which can take half a minute."""
+        """Four small requests and a full vector; the first one warms the server up, which can take half a minute."""
         del probe
         most = Abilities(
             token_prompts=True,
@@ -91,8 +92,9 @@ class VLLM(OpenAI):
                 "missing",
             )
         asked = Completion(model=facts.model, prompt=Prompt(ids, ""), alternatives=1)
-        (cap, full), tokenizes, embeds = await asyncio.gather(
+        (cap, full), orders, tokenizes, embeds = await asyncio.gather(
             self._cap(client, asked, most),
+            self._orders(client, asked, most),
             self._tokenizes(client, facts.model),
             self.has_embeddings(client, facts.model),
         )
@@ -104,6 +106,7 @@ class VLLM(OpenAI):
             ranks=scores,
             cached_tokens=first.usage is not None and first.usage.prompt_tokens_details is not None,
             cache_salt=True,
+            priority=orders,
             tokenizer=tokenizes,
             chat=tokenizes,
             grammars=self.grammars,
@@ -123,6 +126,14 @@ class VLLM(OpenAI):
         if count <= _DEFAULT_CAP:  # a server that knows no -1
             return max(count, 1), False
         return count, True
+
+    async def _orders(self, client: HttpClient, asked: Completion, abilities: Abilities) -> bool:
+        """Whether it takes a priority: vLLM with ``--scheduling-policy priority``, `elsewise serve`. Others refuse one."""
+        try:
+            await self.ask(client, replace(asked, priority=Priority.BACKGROUND), replace(abilities, priority=True))
+        except RuntimeFault:
+            return False
+        return True
 
     async def _tokenizes(self, client: HttpClient, model: str) -> bool:
         try:
@@ -144,6 +155,8 @@ class VLLM(OpenAI):
             body |= {"ignore_eos": not asked.own_eos, "stop_token_ids": list(asked.eos)}
         if asked.salt:
             body["cache_salt"] = asked.salt
+        if abilities.priority and asked.priority != Priority.INSPECTOR:
+            body["priority"] = asked.priority - Priority.INSPECTOR  # smaller first; 0 is that of requests that say nothing
         if asked.grammar is not None:
             if asked.grammar.kind not in self.grammars:
                 raise UnsupportedFeatureError(f"this server enforces no {asked.grammar.label}; give a JSON schema or a regex")

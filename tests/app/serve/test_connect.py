@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import GenerationOptions, Grammar, LanguageModel, SamplingOptions, connect
+from runtime import GenerationOptions, Grammar, LanguageModel, Priority, SamplingOptions, connect
 from tests.app.serve.conftest import Served
 from tests.tiny_models import tiny_path
 
@@ -68,6 +68,21 @@ def test_salts(served: Served, remote: LanguageModel) -> None:
 
     assert [asyncio.run(reused(salt)) for salt in ("", "a", "b")] == [0, 0, 0]
     assert min(asyncio.run(reused(salt)) or 0 for salt in ("", "a", "b")) >= len(ids) - 1
+
+
+def test_priorities(served: Served, remote: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Priority] = []
+    own = LanguageModel.continue_many_runs
+
+    def noting(*at: Any, **by: Any) -> Any:
+        given.append(by["priority"])
+        return own(*at, **by)
+
+    monkeypatch.setattr(LanguageModel, "continue_many_runs", noting)
+    ids = served.model.tokenize(TEXT)
+    list(remote.generate_sync(ids, max_tokens=1))
+    remote.top_logprobs_sync(ids, 2)
+    assert given == [Priority.CHAT, Priority.INSPECTOR]
 
 
 def test_grammars(served: Served, remote: LanguageModel) -> None:

@@ -45,6 +45,7 @@ class Server:
         embeddings: Whether it has vectors.
         cached: Tokens of each prompt that it says it had; None says nothing.
         owner: `owned_by` of its models.
+        orders: Whether it was started with --scheduling-policy priority.
     """
 
     model: LanguageModel
@@ -56,6 +57,7 @@ class Server:
     embeddings: bool = False
     cached: int | None = 3
     owner: str = "vllm"
+    orders: bool = False
     models: list[dict[str, Any]] = field(default_factory=list)
     base_url: str = ""
     seen: list[tuple[str, dict[str, str], Any]] = field(default_factory=list)  # path, headers, body
@@ -148,6 +150,8 @@ class Server:
                 f"tokens and your prompt contains at least {len(ids)} input tokens, for a total of at least "
                 f"{len(ids) + body['max_tokens']} tokens.",
             )
+        if body.get("priority") and not self.orders:
+            raise Refused(400, f"Got priority {body['priority']} but Priority scheduling is not enabled.")
         asked = body.get("logprobs") or 0
         if self.cap >= 0 and (asked > self.cap or asked < 0):
             raise Refused(400, f"Requested sample logprobs of {asked}, which is greater than max allowed: {self.cap}")

@@ -12,6 +12,7 @@ from runtime import (
     FullVocabUnavailableError,
     InvalidRequestError,
     LanguageModel,
+    Priority,
     RemoteError,
     connect,
 )
@@ -47,6 +48,17 @@ def test_more_chosen_ids_than_one_request_takes(model: LanguageModel, folder: Pa
         assert theirs.chosen == pytest.approx(ours.chosen, abs=1e-6)
         sent = sum("logprob_token_ids" in body for body in server.bodies("/v1/completions"))
         assert sent == (0 if owner == "vllm" else 2)  # vLLM answers the requests beside it wrongly
+
+
+@pytest.mark.parametrize("orders", [True, False])
+def test_a_priority_goes_to_a_server_that_takes_one(model: LanguageModel, folder: Path, orders: bool) -> None:
+    with serving(model, orders=orders) as server, connect(server.base_url, tokenizer=folder) as remote:
+        assert ("priority" in remote.info.capabilities) is orders
+        server.seen.clear()
+        list(remote.generate_sync([5, 6], max_tokens=1))
+        remote.top_logprobs_sync([5, 6], 2)
+        remote.score_sync([5, 6], priority=Priority.BACKGROUND)
+        assert [body.get("priority") for body in server.bodies("/v1/completions")] == ([-1, None, 1] if orders else [None] * 3)
 
 
 def test_fewer_alternatives_than_asked_for_are_no_answer(server: Server, remote: LanguageModel) -> None:
