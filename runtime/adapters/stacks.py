@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,25 +108,37 @@ def _use(of: Int64, digest: str, scales: dict[int, float], *, whole: bool) -> Us
 class Tags:
     """Numbers of namespaces, so that a token and its stack are one integer.
 
-    Owner thread only. The base's number is 0: its tokens are plain ids.
+    Owner thread only. The base's number is 0: its tokens are plain ids. No number is given twice.
 
     Attributes:
         several: Whether another namespace than the base's has occurred.
     """
 
     SHIFT = 32
+    LEAST = 1024  # namespaces that are held, used or not
 
     def __init__(self, base: Hashable) -> None:
         self._numbers: dict[Hashable, int] = {base: 0}
-        self._stacks: list[Stack] = [()]
+        self._stacks: dict[int, Stack] = {0: ()}
+        self._fresh = itertools.count(1)
+        self._most = 0
         self.several = False
+
+    def shrink(self, used: Callable[[], set[int]]) -> None:
+        """Forgets the namespaces whose numbers are not `used`, once there are twice as many as were the last time."""
+        if len(self._numbers) < max(self.LEAST, self._most):
+            return
+        kept = used() | {0}
+        self._numbers = {namespace: number for namespace, number in self._numbers.items() if number in kept}
+        self._stacks = {number: self._stacks[number] for number in kept}
+        self._most = 2 * len(kept)
 
     def tag(self, namespace: Hashable) -> int:
         """The number added to the ids of a namespace's tokens."""
         number = self._numbers.get(namespace)
         if number is None:
-            number = self._numbers[namespace] = len(self._stacks)
-            self._stacks.append(stack_of(namespace))
+            number = self._numbers[namespace] = next(self._fresh)
+            self._stacks[number] = stack_of(namespace)
             self.several = True
         return number << self.SHIFT
 

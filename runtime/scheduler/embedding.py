@@ -200,7 +200,7 @@ class Embeddings(Worker[_Work]):
         assert work.pool is not None
         prefill, end = work.long, min(work.long.at + quota, len(path))
         started = time.monotonic()
-        tokens = self._cache.tagged(prefill.job, path[prefill.at : end])
+        tokens = prefill.tagged[prefill.at : end]
         hidden, prefill.slot = prefill.workspace.extend(tokens, prefill.slot, "hidden")
         work.pool.add(hidden)
         self._pace.measure(end - prefill.at, time.monotonic() - started)

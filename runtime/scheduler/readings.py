@@ -134,7 +134,6 @@ class _Work:
 
     job: ReadJob
     answer: Answer  # filled as it comes
-    tagged: npt.NDArray[np.int64] | Int32
     done: int = 0  # positions
     reused: int = 0  # tokens that were copied from the trie
     computed: int = 0
@@ -158,7 +157,7 @@ class Readings(Worker[_Work]):
         self._cache.check_room(len(job.ids))
         held = self._cache.interrupted.take(_key(job))
         answer, done = (job.empty(), 0) if held is None else held
-        self.running.append(_Work(job, answer, self._cache.tagged(job, job.ids), done))
+        self.running.append(_Work(job, answer, done))
 
     def step(self, *, beside: bool) -> None:
         """One forward for the job served longest ago; `beside`: others wait for this step's end."""
@@ -208,7 +207,7 @@ class Readings(Worker[_Work]):
             most = min(max(int(quota / share), 1), job.at_once, len(job.positions) - work.done)
             count = next((n for n in range(1, most) if job.positions[work.done + n] != first + n), most)
         count = min([count, *(end - prefill.at for end, _ in job.before if end > prefill.at)])  # one stack of adapters
-        tokens = work.tagged[prefill.at : prefill.at + count]
+        tokens = prefill.tagged[prefill.at : prefill.at + count]
         rows, prefill.slot = prefill.workspace.extend(tokens, prefill.slot, "hidden" if gap else job.reading)
         prefill.at += count
         work.computed += count

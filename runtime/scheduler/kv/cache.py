@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.adapters.stacks import stack_of
+from runtime.adapters.stacks import Tags, stack_of
 from runtime.backends.base import ROOT, Backend
 from runtime.errors import MemoryBudgetError
 from runtime.info import CacheReport, EdgeReport
@@ -21,7 +21,7 @@ from runtime.scheduler.interrupted import Interrupted
 from runtime.scheduler.jobs import Job, ScoreJob
 from runtime.scheduler.kv.kv_budget import KvBudget
 from runtime.scheduler.kv.publisher import Publisher
-from runtime.scheduler.kv.workspace import NoRoomError, Workspace
+from runtime.scheduler.kv.workspace import NOTHING, NoRoomError, Workspace
 from runtime.scheduler.prefill.prefill import Prefill
 from runtime.speculation.draft import Drafter
 from runtime.trie import Lease, Lost, Node, Trie
@@ -77,6 +77,7 @@ class Cache:
     def place(self, job: Job, first_wanted: int) -> Prefill:
         """Puts what is known of a path into a workspace, up to the first row that must be pushed."""
         ids = job.ids[:first_wanted]
+        self.workspaces.tags.shrink(self._numbers)
         tagged = self.tagged(job, job.ids)
         lease = self.trie.lookup(job.spans(ids))
         clock = self.trie.eviction_log.clock
@@ -135,9 +136,10 @@ class Cache:
 
     def place_apart(self, job: Job) -> Prefill:
         """An empty pack for a path that leaves nothing behind: nobody joins it, and `leave` frees it."""
-        workspace, _ = self.workspaces.place(self.tagged(job, job.ids[:0]), alone=True)
+        workspace, _ = self.workspaces.place(NOTHING, alone=True)
         workspace.retired = True
         prefill = Prefill(job, workspace, Lease(self.trie, self.trie.root, 0), ROOT, 0, first_wanted=0, last_only=True)
+        self.retag(prefill)
         self.room.live.add(prefill)
         return prefill
 
@@ -159,6 +161,11 @@ class Cache:
         """The job's route has changed: what follows its path is under other adapters."""
         prefill.tagged = self.tagged(prefill.job, prefill.job.ids)
         prefill.tag = self.workspaces.tags.tag(prefill.job.namespace)
+
+    def _numbers(self) -> set[int]:
+        """Of the namespaces whose tokens stand in a pack, or are on their way into one."""
+        tagged = [np.append(prefill.tagged, np.int64(prefill.tag)) >> Tags.SHIFT for prefill in self.room.live]
+        return set[int]().union(*map(np.ndarray.tolist, tagged), *(each.paths.numbers() for each in self.workspaces.open))
 
     def tagged(self, job: Job, ids: Int32) -> npt.NDArray[Any]:
         """The tokens of a job's path as workspaces tell them apart: with the number of the adapters they are under."""

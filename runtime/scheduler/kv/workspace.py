@@ -77,6 +77,10 @@ class SlotPaths:
         self._tokens.append(token)
         return fresh
 
+    def numbers(self) -> set[int]:
+        """Of the namespaces whose tokens are here."""
+        return set((np.array(self._tokens, np.int64) >> Tags.SHIFT).tolist())
+
     def child(self, slot: int, token: int) -> int | None:
         """The slot of `token` after `slot`, if there is one."""
         return self._children.get((slot, token))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Hashable
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 from runtime import LanguageModel, load
+from runtime.adapters.stacks import Tags, salted
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32
@@ -63,6 +66,39 @@ def test_what_one_salt_has_cached_serves_no_other(llama: LanguageModel) -> None:
     before = llama.metrics().tokens_computed
     llama.score_sync(ids, cache_salt="c")
     assert llama.metrics().tokens_computed - before == len(ids)
+
+
+@both_backends
+def test_a_salt_is_forgotten_when_nothing_of_it_is_left(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers: dict[Hashable, set[int]] = {}
+    own, ids, options = Tags.tag, plain(8, 12), GenerationOptions(max_tokens=40, ignore_eos=True, seed=3)
+
+    def noting(tags: Tags, namespace: Hashable) -> int:
+        number = own(tags, namespace)
+        numbers.setdefault(namespace, set()).add(number)
+        return number
+
+    async def beside_others() -> list[int]:
+        said: list[int] = []
+        async with aclosing(llama.continue_many_runs(ids, 1, options, cache_salt="held")) as runs:
+            async for _, run in runs:
+                said += run.ids.tolist()
+                await llama.next_token_logprobs(ids, cache_salt=f"other {len(said)}")
+                await llama.clear_cache_async()
+        return said
+
+    expected = [record.token_id for record in llama.generate_sync(ids, options)]
+    monkeypatch.setattr(Tags, "tag", noting)
+    monkeypatch.setattr(Tags, "LEAST", 4)
+    assert asyncio.run(beside_others()) == expected
+    held, others = numbers[salted(llama.info.kv_fingerprint, "held")], len(numbers)
+    assert len(held) == 1
+    for _ in range(2):
+        for other in range(12):
+            llama.next_token_logprobs_sync(ids, cache_salt=f"again {other}")
+            llama.clear_cache()
+    assert others > 2
+    assert any(len(given) == 2 for given in numbers.values())  # the number of one that was forgotten is not given again
 
 
 @both_backends
