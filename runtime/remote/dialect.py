@@ -31,7 +31,7 @@ class Abilities:
         ranks: With the exact rank of each token.
         cached_tokens: Says how much of a prompt its cache had.
         cache_salt: Separates the cache by a salt.
-        priority: Reads waiting prompts in the order of their priorities.
+        priority: Takes a priority with a request; that it has a policy for it is not said by vLLM.
         tokenizer: Tokenises and detokenises.
         chat: Renders a conversation to token ids.
         grammars: Kinds of `Grammar` that it enforces.
@@ -67,7 +67,7 @@ class Abilities:
             "ranks": self.ranks,
             "cached tokens": self.cached_tokens,
             "cache salt": self.cache_salt,
-            "priority": self.priority,
+            "takes a priority": self.priority,
             "tokenizer": self.tokenizer,
             "chat template": self.chat,
             "embeddings": self.embeddings,

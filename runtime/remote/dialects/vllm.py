@@ -128,7 +128,7 @@ class VLLM(OpenAI):
         return count, True
 
     async def _orders(self, client: HttpClient, asked: Completion, abilities: Abilities) -> bool:
-        """Whether it takes a priority: vLLM with ``--scheduling-policy priority``, `elsewise serve`. Others refuse one."""
+        """Whether it takes a priority: vLLM 0.32 does, and goes by it with ``--scheduling-policy priority``."""
         try:
             await self.ask(client, replace(asked, priority=Priority.BACKGROUND), replace(abilities, priority=True))
         except RuntimeFault:

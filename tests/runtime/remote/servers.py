@@ -45,7 +45,7 @@ class Server:
         embeddings: Whether it has vectors.
         cached: Tokens of each prompt that it says it had; None says nothing.
         owner: `owned_by` of its models.
-        orders: Whether it was started with --scheduling-policy priority.
+        orders: Whether it takes a priority.
     """
 
     model: LanguageModel
@@ -151,7 +151,7 @@ class Server:
                 f"{len(ids) + body['max_tokens']} tokens.",
             )
         if body.get("priority") and not self.orders:
-            raise Refused(400, f"Got priority {body['priority']} but Priority scheduling is not enabled.")
+            raise Refused(400, "no priority is taken")
         asked = body.get("logprobs") or 0
         if self.cap >= 0 and (asked > self.cap or asked < 0):
             raise Refused(400, f"Requested sample logprobs of {asked}, which is greater than max allowed: {self.cap}")

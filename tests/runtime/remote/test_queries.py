@@ -53,7 +53,7 @@ def test_more_chosen_ids_than_one_request_takes(model: LanguageModel, folder: Pa
 @pytest.mark.parametrize("orders", [True, False])
 def test_a_priority_goes_to_a_server_that_takes_one(model: LanguageModel, folder: Path, orders: bool) -> None:
     with serving(model, orders=orders) as server, connect(server.base_url, tokenizer=folder) as remote:
-        assert ("priority" in remote.info.capabilities) is orders
+        assert ("takes a priority" in remote.info.capabilities) is orders
         server.seen.clear()
         list(remote.generate_sync([5, 6], max_tokens=1))
         remote.top_logprobs_sync([5, 6], 2)
