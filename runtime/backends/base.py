@@ -65,6 +65,17 @@ class DeviceLogits(Protocol):
             numbers only: the others' scores mean nothing.
         """
 
+    def normalised(
+        self, chosen: npt.NDArray[np.int64]
+    ) -> tuple[
+        npt.NDArray[np.float32],
+        npt.NDArray[np.float32],
+        npt.NDArray[np.float32],
+        npt.NDArray[np.float64],
+        npt.NDArray[np.bool_],
+    ]:
+        """Some rows ``(len(chosen), vocab)``, and as columns of them what `runtime.numerics.scoring.normalisers` says."""
+
     def ranked(
         self, width: int, temperatures: npt.NDArray[np.float64] | None
     ) -> tuple[list[Ranked], npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
@@ -95,6 +106,7 @@ class Backend(Protocol):
     together: bool  # whether one forward may run over several packs (`begin_together`)
     overlaps: bool  # whether a forward that was begun computes while the caller does something else
     apart: bool  # whether many small attentions cost less than one with a mask: else unrelated short texts share a pack
+    growth: int  # slots that a pack grows by at least, where there is room
     on_device: bool  # whether logits can stay where they are computed (`forward_on_device`); needs `together`
     readings: frozenset[str]  # what `extend` can read of a forward in place of logits
 

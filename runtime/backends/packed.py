@@ -26,7 +26,7 @@ from runtime.adapters.stacks import TokenStacks
 from runtime.backends.base import DeviceLogits, Part, Payload
 from runtime.backends.chains import ChainedBackend
 from runtime.backends.sized import FirstForward, P, State, WorkingPack
-from runtime.backends.step import Float32, Step, joined, steps_of
+from runtime.backends.step import Float32, Ragged, Step, joined, steps_of
 from runtime.backends.tree import ROOT, Bool, Int64, Undo
 from runtime.errors import ContextOverflowError, InvalidRequestError, UnsupportedFeatureError
 from runtime.options.load import CHUNK_TOKENS
@@ -34,6 +34,7 @@ from runtime.options.load import CHUNK_TOKENS
 __all__ = ["Float32", "PackedBackend", "State", "Step", "WorkingPack", "as_ids", "chain_parents", "joined", "steps_of"]
 
 T = TypeVar("T")
+GROWTH = 32  # slots
 
 
 class PackedBackend(ChainedBackend[P]):
@@ -43,6 +44,7 @@ class PackedBackend(ChainedBackend[P]):
         overlaps: Whether a forward that was begun computes while the caller does something else.
         chunk_tokens: Of a prompt that go into one forward, at most, where no option says so.
         apart: Whether many small attentions cost less than one with a mask.
+        growth: Slots that a pack grows by at least, where there is room.
         on_device: Whether logits can stay where they are computed.
         readings: What `extend` can read of a forward in place of logits.
     """
@@ -50,6 +52,7 @@ class PackedBackend(ChainedBackend[P]):
     overlaps: bool = False
     chunk_tokens: int = CHUNK_TOKENS
     apart: bool = True
+    growth: int = GROWTH
     on_device: bool = False
     readings: frozenset[str] = frozenset()
 
@@ -132,6 +135,10 @@ class PackedBackend(ChainedBackend[P]):
         pack.states = {slot: state for slot, state in pack.states.items() if slot < size}
         pack.kept = {slot for slot in pack.kept if slot < size}
 
+    def ragged_chains(self, pack: P, base: int, parents: Int64) -> Ragged | None:  # noqa: ARG002  # for who can
+        """The newest slots of the tree as chains that attend apart, where that costs less than one attention with a mask."""
+        return None
+
     def ready(self, pack: P, step: Step) -> Callable[[Int64], Callable[[], Float32]] | None:  # noqa: ARG002  # for who can
         """`launch` as far as it goes without tokens: called with them, it does the rest. The pack's buffers stay as they are.
 
@@ -204,7 +211,7 @@ class PackedBackend(ChainedBackend[P]):
         undo = pack.tree.append(parents)
 
         def start() -> Callable[[], Float32]:
-            step = self._step(pack, undo.size, tokens, want, stacks, in_place=in_place or chains, read=read)
+            step = self._step(pack, undo.size, tokens, want, stacks, None if in_place or chains else parents, read=read)
             if chains:
                 logits = self._chains(pack, step, parents, undo.size)
                 return lambda: logits
@@ -222,7 +229,7 @@ class PackedBackend(ChainedBackend[P]):
             return None
         undo = pack.tree.append(parents)
         try:
-            step = self._step(pack, undo.size, np.zeros(n, np.int64), np.arange(n), stacks, in_place=in_place)
+            step = self._step(pack, undo.size, np.zeros(n, np.int64), np.arange(n), stacks, None if in_place else parents)
             launch = self.ready(pack, step)
         finally:
             pack.tree.rollback(undo)
@@ -276,7 +283,8 @@ class PackedBackend(ChainedBackend[P]):
             undo = tree.append(part.parents)
             undos.append((part.pack, undo))
             packs.append(part.pack)
-            steps.append(self._step(part.pack, undo.size, part.tokens, part.want, part.stacks, in_place=in_place))
+            branching = None if in_place else part.parents
+            steps.append(self._step(part.pack, undo.size, part.tokens, part.want, part.stacks, branching))
         return packs, steps
 
     def _guarded_all(self, undos: list[tuple[P, Undo]], act: Callable[[], T]) -> T:
@@ -303,16 +311,17 @@ class PackedBackend(ChainedBackend[P]):
         tokens: Int64,
         want: Int64,
         stacks: TokenStacks | None,
+        branching: Int64 | None,
         *,
-        in_place: bool,
         read: str | None = None,
     ) -> Step:
-        """A forward over the newest slots of the tree, from `base` on."""
+        """A forward over the newest slots of the tree, from `base` on; `branching`: parents, unless it is one chain."""
         positions = pack.tree.depths[base:].copy()
         self._check_context(positions)
-        mask = None if in_place else pack.tree.visible(base)
+        ragged = None if branching is None else self.ragged_chains(pack, base, branching)
+        mask = pack.tree.visible(base) if branching is not None and ragged is None else None
         slots = np.arange(base, base + len(tokens))
-        return Step(tokens, slots, positions, want, mask=mask, read=read, stacks=stacks)
+        return Step(tokens, slots, positions, want, mask=mask, ragged=ragged, read=read, stacks=stacks)
 
     def _guarded(self, pack: P, undo: Undo, act: Callable[[], T]) -> T:
         """What fails leaves the pack as it was."""

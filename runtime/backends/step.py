@@ -17,6 +17,14 @@ Float32 = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
+class Ragged:
+    """New tokens as chains, one after the other, of which each sees its own path."""
+
+    lengths: Int64  # (chains,) new tokens of each
+    paths: Sequence[Int64]  # the slots before each; another chain's new ones may be among them
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One forward: new tokens, where their keys and values go, what they see."""
 
@@ -26,6 +34,7 @@ class Step:
     want: Int64  # indices into tokens
     path: Int64 | None = None  # a chain's slots before these tokens; None: all slots in order (in place, or a tree)
     mask: Bool | None = None  # a tree's (n, slots in use): who sees whom; None: causal over the path
+    ragged: Ragged | None = None  # in place of a mask
     state: State | None = None  # recurrent state to start from; None: from nothing
     read: str | None = None  # what is wanted in place of logits, (len(want), ...); one of the backend's `readings`
     stacks: TokenStacks | None = None  # of each token; None: the base alone

@@ -13,6 +13,7 @@ from runtime.backends.hf.cache import JointCache, TorchPack, to_device
 from runtime.backends.step import Step
 from runtime.backends.tree import Bool, Int64
 
+FOLDED = 64  # tokens: a mask of more is dearer with a copy for each head than what its heads would copy
 FULL, SLIDING = ("full_attention", "hybrid"), ("sliding_attention", "hybrid_sliding")  # what transformers calls layers
 
 
@@ -25,12 +26,21 @@ class Arguments:
         device: Where it computes.
         dtype: Of its scores.
         eager: Whether its attention adds masks to scores (`torch.finfo(dtype).min` hides) instead of taking bool ones.
+        heads: That share keys: masks of few tokens come folded where that is more than one (`own_sdpa`).
     """
 
     def __init__(
-        self, takes: Set[str], windows: Set[int | None], device: torch.device, dtype: torch.dtype, *, eager: bool
+        self,
+        takes: Set[str],
+        windows: Set[int | None],
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        eager: bool,
+        heads: int = 1,
     ) -> None:
         self._takes, self._windows, self._device, self._dtype, self._eager = takes, windows, device, dtype, eager
+        self._heads = heads
 
     def of(self, pack: TorchPack, step: Step) -> dict[str, Any]:
         """For tokens that go on from a pack, as one row."""
@@ -43,8 +53,30 @@ class Arguments:
         if step.mask is not None:  # a tree; else the library's own causal mask serves
             visible, first = step.mask, step.mask.shape[1] - step.mask.shape[0]
             by_window = {w: visible if w is None else pack.tree.within(visible, first, w) for w in self._windows}
-            arguments["attention_mask"] = self._masks(by_window)
+            arguments["attention_mask"] = self._masks(by_window, fold=self._heads > 1 and len(step.tokens) <= FOLDED)
+        elif step.ragged is not None:
+            arguments["attention_mask"] = self._unread(len(step.tokens))
         return arguments
+
+    def of_whole(
+        self, pack: TorchPack, numbers: torch.Tensor, seen: torch.Tensor, windows: Sequence[int | None]
+    ) -> dict[str, Any]:
+        """For some tokens of one pack that see of all its slots what a mask says, with all of it on the device.
+
+        Args:
+            pack: The pack.
+            numbers: ``(3, n)``: tokens, positions, slots.
+            seen: ``(windows, n, slots)`` bool.
+            windows: Of the attention layers.
+        """
+        masks = {window: self._folded(part[None, None]) for window, part in zip(windows, seen, strict=True)}
+        return {
+            "input_ids": numbers[0][None],
+            "position_ids": numbers[1][None],
+            "past_key_values": pack.cache,
+            "use_cache": True,
+            "attention_mask": self._by_kind(masks),
+        }
 
     def of_joint(self, joint: JointCache, steps: Sequence[Step], want: Int64) -> dict[str, Any]:
         """For tokens of several packs, as one row; `JointLayer` knows what each one sees."""
@@ -55,7 +87,7 @@ class Arguments:
             "position_ids": to_device(positions, self._device)[None],
             "past_key_values": joint.cache,
             "use_cache": True,
-            "attention_mask": self._masks(dict.fromkeys(self._windows, np.ones((1, len(tokens)), np.bool_))),  # never read
+            "attention_mask": self._unread(len(tokens)),
         }
         if "logits_to_keep" in self._takes:
             arguments["logits_to_keep"] = self._kept(want, len(tokens))
@@ -80,19 +112,35 @@ class Arguments:
             return 1  # the last
         return to_device(want, self._device)
 
-    def _masks(self, by_window: Mapping[int | None, Bool]) -> torch.Tensor | dict[str, torch.Tensor]:
+    def _masks(self, by_window: Mapping[int | None, Bool], *, fold: bool = False) -> torch.Tensor | dict[str, torch.Tensor]:
         """4-D masks for a call; where full and sliding layers alternate, one for each kind.
 
         Recurrent layers leave a 4-D mask alone: only a 2-D one, for padding, is multiplied into what they read.
         """
-        tensors = {w: self._mask(mask) for w, mask in by_window.items()}
-        if len(tensors) == 1:
-            return next(iter(tensors.values()))
-        return {kind: mask for w, mask in tensors.items() for kind in (SLIDING if w else FULL)}
+        return self._by_kind({w: self._mask(mask, fold=fold) for w, mask in by_window.items()})
 
-    def _mask(self, mask: Bool) -> torch.Tensor:
+    def _unread(self, n: int) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Masks for a call whose attention knows what each token sees."""
+        return self._masks(dict.fromkeys(self._windows, np.ones((1, n), np.bool_)))
+
+    def _by_kind(self, masks: Mapping[int | None, torch.Tensor]) -> torch.Tensor | dict[str, torch.Tensor]:
+        if len(masks) == 1:
+            return next(iter(masks.values()))
+        return {kind: mask for w, mask in masks.items() for kind in (SLIDING if w else FULL)}
+
+    def _mask(self, mask: Bool, *, fold: bool) -> torch.Tensor:
         rows = mask if mask.ndim == 3 else mask[None]
         seen = to_device(rows, self._device)[:, None]  # (rows, 1, n, slots)
         if not self._eager:
-            return seen
+            return self._folded(seen) if fold else seen
         return torch.zeros(seen.shape, dtype=self._dtype, device=self._device).masked_fill(~seen, torch.finfo(self._dtype).min)
+
+    def _folded(self, seen: torch.Tensor) -> torch.Tensor:
+        """A mask ``(1, 1, n, slots)`` as ``(1, 1, heads * n, slots)`` to be added to scores, rows of one head, then the next's.
+
+        Each begins at an address that kernels like.
+        """
+        n, slots = seen.shape[2:]
+        made = torch.full((1, self._heads, n, -(-slots // 8) * 8), -torch.inf, dtype=self._dtype, device=self._device)
+        made[..., :slots].masked_fill_(seen, 0.0)
+        return made.view(1, 1, self._heads * n, -1)[..., :slots]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from runtime.backends.hf.cache import Segment, SlotLayer, make_layers
+from runtime.backends.hf.cache import RaggedKeys, Segment, SlotLayer, make_layers
 
 WIDEST_SHARED = 256  # head dimensions up to which the library lets query heads share keys where there is no mask
+_SHARED_KEYS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}  # else it asks nothing
 OWN = "elsewise_sdpa"  # the name it is registered under
 
 
@@ -48,7 +52,8 @@ def own_sdpa(
 ) -> tuple[torch.Tensor, None]:
     """The library's attention, but nothing is repeated: neither key heads, where there is a mask, nor keys that rows share.
 
-    Keys that carry `Segment`s (`JointLayer`) are those of several packs: each attends to its own.
+    Keys that carry `Segment`s (`JointLayer`) are those of several packs: each attends to its own. A mask of more rows than
+    there are queries is folded: it has them once for each head that shares keys, and these go as so many queries.
     """
     segments: list[Segment] | None = getattr(key, "segments", None)
     if segments is not None:
@@ -56,6 +61,13 @@ def own_sdpa(
         parts = [_sdpa(module, q, s.keys, s.values, s.mask, **kwargs) for q, s in zip(queries, segments, strict=True)]
         return torch.cat(parts, 1), None
     rows, heads, n, width = query.shape
+    if attention_mask is not None and attention_mask.shape[2] > n:
+        if attention_mask.shape[2] == n * heads // key.shape[1]:
+            query = query.reshape(1, key.shape[1], -1, width)
+            scale = kwargs.get("scaling")
+            attended = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scale)
+            return attended.reshape(1, heads, n, -1).transpose(1, 2).contiguous(), None
+        attention_mask = attention_mask[:, :, :n]  # of another layer's heads
     shared = rows > key.shape[0]
     if shared:  # as so many queries of one row
         assert attention_mask is not None
@@ -74,12 +86,15 @@ def _sdpa(
     **kwargs: Any,
 ) -> torch.Tensor:  # (rows, n, heads, head_dim)
     """Torch's kernel at once where the library would call it on a processor, and where it would repeat keys for a mask."""
+    ragged: RaggedKeys | None = getattr(key, "ragged", None)
+    if ragged is not None:
+        return _ragged(query, key, value, ragged, kwargs.get("scaling"))
     own = query.device.type == "cpu" and (attention_mask is not None or key.shape[-1] == value.shape[-1] <= WIDEST_SHARED)
     if not own or kwargs.get("softcap") is not None or kwargs.get("position_bias") is not None:
         attended: torch.Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)[0]
         return attended
     causal = kwargs.get("is_causal")
-    out = torch.nn.functional.scaled_dot_product_attention(
+    out = scaled_dot_product_attention(
         query,
         key,
         value,
@@ -89,6 +104,21 @@ def _sdpa(
         enable_gqa=True,
     )
     return out.transpose(1, 2)
+
+
+def _ragged(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ragged: RaggedKeys, scale: float | None
+) -> torch.Tensor:  # (1, n, heads, head_dim)
+    attended: torch.Tensor = varlen_attn(
+        *(part[0].transpose(0, 1) for part in (query, key, value)),  # (n or total, heads, head_dim)
+        ragged.queries,
+        ragged.keys,
+        *ragged.longest,
+        scale=scale,
+        window_size=(-1 if ragged.window is None else ragged.window - 1, 0),
+        **_SHARED_KEYS,
+    )
+    return attended[None]
 
 
 def _layers(model: Any) -> list[Any]:

@@ -25,6 +25,7 @@ from runtime.backends.hf.arguments import Arguments
 from runtime.backends.hf.attention import OWN, attention_of
 from runtime.backends.hf.cache import JointCache, SlotLayer, Tensors, TorchPack, make_layers, to_device
 from runtime.backends.hf.codec import codec_of
+from runtime.backends.hf.graphs import Graphs
 from runtime.backends.hf.loading import LoadedModel, load_model, random_copy
 from runtime.backends.hf.logits import TorchLogits
 from runtime.backends.hf.offload import Offload
@@ -36,15 +37,19 @@ from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids,
 from runtime.backends.selftest import Copy, Memory, Seconds, first_forward, kv_warning, prove, stream_warning
 from runtime.backends.sized import FirstForward, state_size
 from runtime.backends.small import small_copies
-from runtime.backends.step import joint_stacks, joint_want
+from runtime.backends.step import Ragged, joint_stacks, joint_want
 from runtime.backends.stored import Stored
-from runtime.backends.tree import Bool, Int64
+from runtime.backends.tree import Bool, Int64, runs
 from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import ModelInfo
 from runtime.loading.model_folder import ModelFolder
 from runtime.options.load import CUDA_CHUNK_TOKENS, LoadOptions
 
 LIBRARIES = ("torch", "transformers")
+CUDA_GROWTH = 512  # slots that a pack grows by at least: each time its graph is recorded anew
+HALF = (torch.float16, torch.bfloat16)
+WIDEST = 256  # numbers of a head that torch's kernel for chains of different length takes
+RAGGED_TOKENS = 64  # of a forward, for its chains to attend apart, and a quarter of them for each: a mask serves few as well
 
 
 def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> HfBackend:
@@ -95,16 +100,22 @@ class HfBackend(PackedBackend[TorchPack]):
         self._readings = Readings(self._model, int(loaded.config.num_hidden_layers))
         layers = make_layers(loaded.config)
         self.recurrent = any(hasattr(layer, "recurrent_states") for layer in layers)
-        self._windows = {layer.window for layer in layers if isinstance(layer, SlotLayer)}
+        self._windows: set[int | None] = {layer.window for layer in layers if isinstance(layer, SlotLayer)}
         self.reach = reach_of(self._windows)
         eager = attention_of(self._model) == "eager"
-        self._arguments = Arguments(self._takes, self._windows, self._device, self._dtype, eager=eager)
+        self._heads = int(getattr(loaded.config, "num_attention_heads", 0) or 0)
+        self._kv_heads = int(getattr(loaded.config, "num_key_value_heads", None) or self._heads)
+        folds = self._heads // max(self._kv_heads, 1) if self._device.type == "cuda" and attention_of(self._model) == OWN else 1
+        self._arguments = Arguments(self._takes, self._windows, self._device, self._dtype, eager=eager, heads=folds)
+        self._graphs: Graphs | None = None
         self.tree = not self.recurrent and "position_ids" in self._takes
         self.shares = self.recurrent and attention_of(self._model) == OWN
         self.together = self.tree and attention_of(self._model) == OWN
         self.on_device = self.together and self._device.type == "cuda"
         if self._device.type == "cuda":  # where a layer's calls cost more than what a mask hides, or a larger chunk
-            self.apart, self.chunk_tokens = False, CUDA_CHUNK_TOKENS
+            self.apart, self.chunk_tokens, self.growth = False, CUDA_CHUNK_TOKENS, CUDA_GROWTH
+            if self.together and loaded.offload is None:
+                self._graphs = Graphs(self._model, self._arguments, [*self._windows])
         self.info = self._describe(options, warnings=())
 
     def check(self, options: LoadOptions) -> None:
@@ -174,17 +185,14 @@ class HfBackend(PackedBackend[TorchPack]):
 
     def push(self, pack: TorchPack, step: Step) -> tuple[Float32, State | None]:
         with _computing(), self._adapters.under(step.stacks, step.want):
-            pack.begin(step, self._device)
             if self.recurrent:
                 pack.put_states([step.state])
             self.count(len(step.tokens))
-            arguments = self._arguments.of(pack, step)
             if step.read is not None:
-                logits = self._readings.read(step.read, arguments, to_device(step.want, self._device))
+                pack.begin(step, self._device)
+                logits = self._readings.read(step.read, self._arguments.of(pack, step), to_device(step.want, self._device))
             else:
-                logits = self._model(**arguments).logits[0]  # (rows, vocab)
-                if "logits_to_keep" not in self._takes:
-                    logits = logits[to_device(step.want, self._device)]
+                logits = self._logits(pack, step)
             if self.shapes == ():
                 self.learn_sizes(pack.shapes, self._dtype.itemsize)
             state: Tensors | None = None
@@ -210,10 +218,35 @@ class HfBackend(PackedBackend[TorchPack]):
         """One forward over several packs: the wanted raw logits ``(rows, vocab)`` on the device."""
         want = joint_want(steps)
         with _computing(), self._adapters.under(joint_stacks(steps), want):
+            self.count(sum(len(step.tokens) for step in steps))
+            if len(steps) == 1:
+                return self._logits(packs[0], steps[0])
             joint = JointCache(packs, steps, self._device)
-            self.count(sum(joint.lengths))
-            logits: torch.Tensor = self._model(**self._arguments.of_joint(joint, steps, want)).logits[0]
-            return logits if "logits_to_keep" in self._takes else logits[to_device(want, self._device)]
+            return self._wanted(self._model(**self._arguments.of_joint(joint, steps, want)).logits[0], want)
+
+    def _logits(self, pack: TorchPack, step: Step) -> torch.Tensor:
+        """One forward over one pack: the same."""
+        recorded = None if self._graphs is None else self._graphs.logits(pack, step)
+        if recorded is not None:
+            return recorded
+        pack.begin(step, self._device)
+        return self._wanted(self._model(**self._arguments.of(pack, step)).logits[0], step.want)
+
+    def _wanted(self, logits: torch.Tensor, want: Int64) -> torch.Tensor:
+        return logits if "logits_to_keep" in self._takes else logits[to_device(want, self._device)]
+
+    def ragged_chains(self, pack: TorchPack, base: int, parents: Int64) -> Ragged | None:
+        """Chains of many tokens in half precision, which one kernel takes side by side however long each is."""
+        narrow = all(key == value <= WIDEST for _, key, value in self.shapes)
+        if not (self.on_device and narrow and self._dtype in HALF):
+            return None
+        cuts = list(runs(parents, base))
+        if len(parents) < RAGGED_TOKENS * max(len(cuts) // 4, 1):
+            return None
+        paths = pack.tree.paths([int(parents[start]) for start, _ in cuts])
+        if sum(map(len, paths)) + len(parents) > pack.tree.size:  # they have much in common: a mask reads it once
+            return None
+        return Ragged(np.array([stop - start for start, stop in cuts]), paths)
 
     def push_rows(self, pack: TorchPack, bucket: Bucket) -> tuple[Float32, Sequence[State | None]]:
         rows, width = bucket.tokens.shape
@@ -264,6 +297,7 @@ class HfBackend(PackedBackend[TorchPack]):
     def finite_slots(self, pack: TorchPack) -> Bool:
         with _computing():
             finite: Bool = pack.finite().cpu().numpy()
+            pack.sound &= bool(finite.all())
             return finite
 
     def broken_weights(self) -> str | None:
@@ -285,6 +319,8 @@ class HfBackend(PackedBackend[TorchPack]):
             pack.gather(to_device(slots, self._device), start)
 
     def close(self, pack: TorchPack) -> None:
+        if self._graphs is not None:
+            self._graphs.forget(pack)
         pack.cache.layers.clear()
         pack.attention.clear()
         pack.states.clear()
@@ -338,7 +374,7 @@ class HfBackend(PackedBackend[TorchPack]):
         self._adapters.close()
         for hook in self._hooks:
             hook.remove()
-        del self._model, self._loaded, self._adapters, self._readings
+        del self._model, self._loaded, self._adapters, self._readings, self._graphs
         self.reclaim()
 
     def reclaim(self) -> None:
@@ -353,7 +389,6 @@ class HfBackend(PackedBackend[TorchPack]):
         dtype, row = _name(self._dtype), self._codec.row_bytes
         computed = dtype if self._weights == dtype else f"{dtype}, {self._weights} weights"
         kv_print = facts.kv_fingerprint(loaded.weights_digest, "hf", computed, self._kv.name, geometry)
-        heads = int(getattr(config, "num_attention_heads", 0) or 0)
         return ModelInfo(
             name=loaded.name,
             backend="hf",
@@ -361,8 +396,8 @@ class HfBackend(PackedBackend[TorchPack]):
             dtype=dtype,
             architecture=str(config.model_type),
             layers=int(config.num_hidden_layers),
-            heads=heads,
-            kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+            heads=self._heads,
+            kv_heads=self._kv_heads,
             hidden_size=int(config.hidden_size),
             vocab_size=int(self._model.get_output_embeddings().weight.shape[0]),
             parameters=loaded.parameters,

@@ -6,7 +6,7 @@ Subclasses of transformers' own cache classes, so that its models and mask funct
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from transformers.cache_utils import (
 from runtime.backends.buckets import Bucket
 from runtime.backends.packed import Step, WorkingPack
 from runtime.backends.sized import MOVED_SLOTS, UNBOUNDED
+from runtime.backends.step import Ragged
 from runtime.backends.stored import Shape
 from runtime.backends.tree import Int64
 from runtime.errors import UnsupportedFeatureError
@@ -32,6 +33,43 @@ from runtime.errors import UnsupportedFeatureError
 FIRST_CAPACITY = 64  # slots
 
 Tensors = tuple[torch.Tensor | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedKeys:
+    """What chains of new tokens, one after the other, see: each the slots before it and itself, causally.
+
+    Keys and values ``(1, kv_heads, total, head_dim)`` that carry it are those of the first chain, then of the second, and so
+    on; `own_sdpa` knows.
+    """
+
+    queries: torch.Tensor  # (chains + 1,) int32, where each one's new tokens begin; their number last
+    keys: torch.Tensor  # the same of what each sees
+    longest: tuple[int, int]  # most new tokens of a chain, and most keys
+    seen: torch.Tensor | None  # (total,) slots; None: the new ones in order
+    window: int | None = None
+
+    @classmethod
+    def made(cls, ragged: Ragged, start: int, device: torch.device) -> RaggedKeys:
+        """Of new tokens whose first one stands in slot `start`."""
+        before = np.array([len(path) for path in ragged.paths])
+        queries, keys = (np.cumsum([0, *lengths], dtype=np.int32) for lengths in (ragged.lengths, ragged.lengths + before))
+        seen = None
+        if before.any():
+            ends = start + queries
+            parts = zip(ragged.paths, ends[:-1].tolist(), ends[1:].tolist(), strict=True)
+            seen = to_device(np.concatenate([part for path, a, b in parts for part in (path, np.arange(a, b))]), device)
+        longest = int(ragged.lengths.max()), int((ragged.lengths + before).max())
+        return cls(to_device(queries, device), to_device(keys, device), longest, seen)
+
+    def of(self, layer: SlotLayer, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the chains see of a layer into whose buffers the new `keys` and `values` have been written."""
+        if self.seen is None:
+            keys = keys.view_as(keys)
+        else:
+            keys, values = layer.keys.index_select(2, self.seen), layer.values.index_select(2, self.seen)
+        keys.ragged = replace(self, window=layer.window)  # a tensor takes attributes
+        return keys, values
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not followed by mypy
@@ -56,9 +94,14 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
         self.slots: torch.Tensor | slice | None = None  # places of the new ones, when not side by side
         self.seen: torch.Tensor | None = None  # of chains side by side: the slots that each row sees, the new ones last
         self.blank: torch.Tensor | slice | None = None  # of those that share the buffers: places to be filled with zeros
+        self.ragged: RaggedKeys | None = None  # of chains one after the other, each of which sees its own path alone
+        self.whole = False  # whether the model is shown all slots, used or not
 
-    def begin(self, step: Step, path: torch.Tensor | None, slots: torch.Tensor | None) -> None:
+    def begin(
+        self, step: Step, path: torch.Tensor | None, slots: torch.Tensor | None, ragged: RaggedKeys | None = None
+    ) -> None:
         """Says where the next `update` writes and what it answers with."""
+        self.ragged, self.whole = ragged, False
         self.start, self.end = int(step.slots[0]), int(step.slots[-1]) + 1
         self.past, self.tree = step.past, step.mask is not None
         self.path, self.slots, self.seen, self.blank = path, slots, None, None
@@ -67,6 +110,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
         self, bucket: Bucket, seen: torch.Tensor | None, slots: torch.Tensor | slice, blank: torch.Tensor | slice | None
     ) -> None:
         """The same for chains side by side; those that share the buffers have nothing gathered, but places to be filled."""
+        self.ragged, self.whole = None, False
         self.end = int(bucket.slots.max()) + 1
         self.past, self.tree = bucket.past, bucket.masked
         self.path, self.slots, self.seen, self.blank = None, slots, seen, blank
@@ -102,6 +146,10 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        if self.whole:
+            self.keys.index_copy_(2, self.slots, key_states)
+            self.values.index_copy_(2, self.slots, value_states)
+            return self.keys, self.values
         end = self.end
         self.reserve(end)
         if self.seen is not None:
@@ -116,6 +164,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
             return self.keys[:, :, self.start : end], self.values[:, :, self.start : end]
         self.keys[:, :, self.start : end] = key_states
         self.values[:, :, self.start : end] = value_states
+        if self.ragged is not None:
+            return self.ragged.of(self, key_states, value_states)
         first = self._first_seen()
         return self.keys[:, :, first:end], self.values[:, :, first:end]
 
@@ -173,6 +223,7 @@ class TorchPack(WorkingPack):
 
     def __init__(self, layers: list[Any], shapes: Sequence[Shape], like: torch.Tensor) -> None:
         super().__init__()
+        self.sound = True  # whether no forward has written anything but numbers
         self.cache = Cache(layers=layers)
         self.attention: list[SlotLayer] = [layer for layer in layers if isinstance(layer, SlotLayer)]
         for layer, (heads, key_dim, value_dim) in zip(self.attention, shapes, strict=False):
@@ -194,6 +245,11 @@ class TorchPack(WorkingPack):
             return UNBOUNDED
         first, last = self.attention[0], self.attention[-1]
         return min(int(first.keys.shape[2]), int(last.values.shape[2])) if last.is_initialized else 0
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """Where the buffers lie, and how large they are."""
+        return (self.capacity, *(at.data_ptr() for layer in self.attention for at in (layer.keys, layer.values)))
 
     def resize(self, capacity: int) -> None:
         """Room for exactly `capacity` slots in every layer that has computed."""
@@ -228,12 +284,20 @@ class TorchPack(WorkingPack):
 
     def begin(self, step: Step, device: torch.device) -> None:
         """Prepares every layer for one forward."""
-        path = slots = None
+        path = slots = ragged = None
         if step.path is not None:
             path = to_device(step.path, device)
             slots = to_device(step.slots, device)
+        if step.ragged is not None:
+            ragged = RaggedKeys.made(step.ragged, int(step.slots[0]), device)
         for layer in self.attention:
-            layer.begin(step, path, slots)
+            layer.begin(step, path, slots, ragged)
+
+    def begin_whole(self, step: Step, slots: torch.Tensor) -> None:
+        """The same for a forward over all slots of the buffers through a mask, used or not; new keys go to `slots`."""
+        for layer in self.attention:
+            layer.begin(step, None, slots)
+            layer.whole = True
 
     def begin_rows(self, bucket: Bucket, device: torch.device) -> None:
         """Prepares every layer for one forward of chains side by side."""
@@ -344,6 +408,8 @@ class JointCache:
 
     def _mask(self, pack: TorchPack, step: Step, layer: SlotLayer) -> torch.Tensor | None:
         n, window = len(step.tokens), layer.window
+        if step.ragged is not None:
+            return None
         if step.mask is not None:
             mask = step.mask
             if window is not None:
@@ -424,6 +490,8 @@ def _room(like: torch.Tensor, capacity: int) -> torch.Tensor:
 
 def _resized(buffer: torch.Tensor, capacity: int) -> torch.Tensor:
     made, n = _room(buffer, capacity), min(capacity, buffer.shape[2])
+    if made.is_cuda:
+        made[:, :, n:] = 0  # what a mask hides must be a number all the same (`begin_whole`)
     made[:, :, :n] = buffer[:, :, :n]
     return made
 

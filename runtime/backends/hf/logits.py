@@ -41,6 +41,15 @@ class TorchLogits:
             found: Float32 = self._logits[to_device(chosen, self._logits.device)].float().cpu().numpy()
             return found
 
+    def normalised(self, chosen: npt.NDArray[np.int64]) -> tuple[Float32, Float32, Float32, npt.NDArray[np.float64], Bool]:
+        """Some rows, and what `runtime.numerics.scoring.normalisers` says of them."""
+        with self._computing():
+            rows = self._logits[to_device(chosen, self._logits.device)].float()
+            _, *numbers = _normalised(rows)
+            crossed = torch.cat([rows, *numbers], 1).cpu().numpy()  # the one time that the host waits
+        top, total, log_total, entropy = crossed[:, -4:].T
+        return crossed[:, :-4], top, log_total, _mass(total, log_total), np.isfinite(entropy)
+
     def score(self, chosen: npt.NDArray[np.int64], targets: Int32, k: int) -> tuple[Scores, Bool]:
         """As `runtime.numerics.scoring.score_logits` of some rows."""
         n, vocab = len(chosen), self._logits.shape[1]
@@ -79,8 +88,7 @@ class TorchLogits:
         top, total, log_total, entropy, heated = crossed[:, :5].T
         values, ids = np.split(crossed[:, 5:], 2, axis=1)
         finite = np.isfinite(entropy)
-        with np.errstate(invalid="ignore"):  # rows that are no numbers
-            mass = total * np.exp(-log_total, dtype=np.float64)
+        mass = _mass(total, log_total)
         hot = [None] * n if temperatures is None else list(zip(temperatures.tolist(), heated.tolist(), strict=True))
         ranked = [
             Ranked(
@@ -113,6 +121,12 @@ class TorchLogits:
         for i in np.flatnonzero(values[:, k - 1] == values[:, -1]):
             row = self.rows(chosen[i : i + 1])[0]
             scores.top_ids[i, :k] = likeliest(row, k)
+
+
+def _mass(total: Float32, log_total: Float32) -> npt.NDArray[np.float64]:
+    """The sum of exp over log-probabilities."""
+    with np.errstate(invalid="ignore"):  # rows that are no numbers
+        return np.multiply(total, np.exp(-log_total, dtype=np.float64), dtype=np.float64)
 
 
 def _head(values: Float32, ids: Int32, *, whole: bool) -> tuple[npt.NDArray[np.int64], Float32]:

@@ -519,7 +519,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         pack, one = self.open_pack(), np.zeros(1, np.int64)
         try:
             pack.tree.append(np.array([ROOT]))
-            self._forward(pack, self._step(pack, 0, one, one, None, in_place=True), rows=False)
+            self._forward(pack, self._step(pack, 0, one, one, None, None), rows=False)
             self._learn(pack)
         finally:
             self.close(pack)

@@ -24,7 +24,7 @@ from runtime.scheduler.prefill.prefill import Prefill
 from runtime.speculation.draft import Drafter
 from runtime.trie import Node, Trie
 
-GROWTH, GROWTH_SHARE = 32, 16  # a pack grows by a sixteenth, and by so many slots at least
+GROWTH_SHARE = 16  # a pack grows by a sixteenth, and by as many slots at least as the backend says
 EVICT_SHARE = 32  # of the budget is evicted at a time where buffers must be copied to give it back
 STEP = 64  # slots that a pack grows by where memory is short
 QUARTER_STEP = 256  # slots that it grows by at least where it is not
@@ -359,7 +359,7 @@ class KvBudget:
             return True
         some = self._spare_slots
         wanted_sizes = (
-            (slots + max(slots // GROWTH_SHARE, GROWTH), slots + some, slots)
+            (slots + max(slots // GROWTH_SHARE, self._backend.growth), slots + some, slots)
             if self.in_place
             else (2 * capacity, capacity + max(capacity // 4, QUARTER_STEP), slots + some, slots)
         )

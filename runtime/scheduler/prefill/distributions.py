@@ -120,11 +120,14 @@ class ChunkLogits:
     after: dict[int, Distribution | None] = field(init=False)  # what follows each of `ends`; None: no numbers
 
     def __post_init__(self) -> None:
-        rows = self.rows(self.ends)
-        if 2 * len(rows) < len(self.raw):  # what is kept must not hold many others in memory
-            rows = rows.copy()
+        if isinstance(self.raw, np.ndarray):
+            rows = self.rows(self.ends)
+            if 2 * len(rows) < len(self.raw):  # what is kept must not hold many others in memory
+                rows = rows.copy()
+            tops, log_totals, masses, finite = normalisers(rows)
+        else:
+            rows, tops, log_totals, masses, finite = self.raw.normalised(np.array(self.ends, np.int64))
         rows.flags.writeable = False
-        tops, log_totals, masses, finite = normalisers(rows)
         self.after = {}
         for end, sound, *parts in zip(self.ends, finite.tolist(), rows, tops, log_totals, masses.tolist(), strict=True):
             self.after[end] = Distribution(*parts) if sound else None

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.info import PromptProgress
-from runtime.scheduler.jobs import Job, ScoreJob, nothing
+from runtime.scheduler.jobs import Job, nothing
 from runtime.scheduler.kv.workspace import NOTHING, PartialForward, Workspace, forward, forward_on_device
 from runtime.scheduler.prefill.distributions import ChunkLogits, Distribution, non_finite
 from runtime.trie import Lease
@@ -110,7 +110,6 @@ class Batch:
         self.portions: dict[Workspace, Portion] = {}
         self.size = 0  # tokens
         self._most_rows, self._rows = most_rows, 0
-        self._scored = False  # whether more rows are wanted for their scores than for what follows them
 
     def advance(self, prefill: Prefill, quota: int, stop: int) -> None:
         """Adds up to `quota` of the job's next tokens before `stop`, sharing rows with jobs that are in the batch already."""
@@ -141,7 +140,6 @@ class Batch:
                 self._rows += not jobs
                 jobs.append((prefill, prefill.at))
             prefill.at += 1
-        self._scored |= isinstance(prefill.job, ScoreJob)
         if prefill.slot >= portion.base:
             portion.last[prefill.slot - portion.base] = prefill.at - 1
         self.size += added
@@ -170,7 +168,7 @@ class Batch:
                     rows.append((portion, row))
         if not calls:
             return
-        on_device = self._scored and calls[0].workspace.backend.on_device
+        on_device = calls[0].workspace.backend.on_device
         chunk = ChunkLogits(forward_on_device(calls) if on_device else forward(calls), ends)
         for i in ends:
             portion, row = rows[i]

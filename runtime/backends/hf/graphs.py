@@ -1,0 +1,128 @@
+"""CUDA graphs of small forwards: to launch its kernels one by one costs the host many times what the device needs for them.
+
+A graph is recorded for a pack and a number of tokens. It writes into the pack's buffers where they lie and attends to all of
+their slots through a mask, so that it serves until they move. Models that cannot be recorded (one that waits for the device
+inside its forward, say) compute as ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from runtime.backends.hf.arguments import Arguments
+from runtime.backends.hf.cache import TorchPack
+from runtime.backends.step import Step
+
+MOST_TOKENS = 16  # of a forward: of more the device's work shows
+MOST_SLOTS = 1 << 15  # of a pack: what is attended to in vain costs more beyond
+PATIENCE = 4  # forwards of one kind before it is recorded, which takes as long as two of them
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Graph:
+    """A recorded forward, and the memory that it reads and writes."""
+
+    graph: torch.cuda.CUDAGraph
+    numbers: torch.Tensor  # (3, n) int64: tokens, positions, slots
+    seen: torch.Tensor  # (windows, n, capacity) bool
+    logits: torch.Tensor  # (n, vocab)
+
+    def fill(self, numbers: torch.Tensor, seen: torch.Tensor) -> None:
+        """From pinned memory."""
+        self.numbers.copy_(numbers, non_blocking=True)
+        self.seen.copy_(seen, non_blocking=True)
+
+
+@dataclass(slots=True, eq=False)
+class Kind:
+    """Forwards of one pack that a graph would serve."""
+
+    key: tuple[int, ...]  # tokens, and where the buffers lie
+    forwards: int = 0
+    graph: Graph | None = None
+
+
+class Graphs:
+    """Of one model without recurrent layers. Owner thread only.
+
+    Args:
+        model: The model.
+        arguments: Makes those of its forwards.
+        windows: Of its attention layers, in positions; None is a full one.
+    """
+
+    def __init__(self, model: torch.nn.Module, arguments: Arguments, windows: Sequence[int | None]) -> None:
+        self._model, self._arguments, self._windows = model, arguments, windows
+        self._pool = torch.cuda.graph_pool_handle()
+        self._kinds: WeakKeyDictionary[TorchPack, Kind] = WeakKeyDictionary()
+        self._refused = False
+
+    def logits(self, pack: TorchPack, step: Step) -> torch.Tensor | None:
+        """``(n, vocab)`` raw logits of all tokens, the caller's own; None: the forward is to be computed without a graph."""
+        n = len(step.tokens)
+        if self._refused or n > MOST_TOKENS or n != len(step.want) or step.stacks is not None or step.path is not None:
+            return None
+        if not pack.sound or not step.slots[-1] < pack.capacity <= MOST_SLOTS:
+            return None
+        key = (n, *pack.addresses)
+        kind = self._kinds.get(pack)
+        if kind is None or kind.key != key:
+            kind = self._kinds[pack] = Kind(key)
+        kind.forwards += 1
+        if kind.forwards <= PATIENCE:
+            return None
+        numbers, seen = self._filling(pack, step)
+        if kind.graph is None:
+            try:
+                kind.graph = self._recorded(pack, step, numbers, seen)
+            except RuntimeError as error:
+                log.info("a forward could not be recorded: %s", error)
+                self._refused = not isinstance(error, torch.OutOfMemoryError)
+                kind.forwards = 0
+                return None
+        kind.graph.fill(numbers, seen)
+        kind.graph.graph.replay()
+        return kind.graph.logits.clone()
+
+    def forget(self, pack: TorchPack) -> None:
+        """Lets the graph of a pack go, which is closed."""
+        self._kinds.pop(pack, None)
+
+    def _filling(self, pack: TorchPack, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+        numbers = np.stack([step.tokens, step.positions, step.slots])
+        first = int(step.slots[0])
+        visible = pack.tree.visible(first) if step.mask is None else step.mask
+        seen = np.zeros((len(self._windows), len(step.tokens), pack.capacity), np.bool_)
+        for part, window in zip(seen, self._windows, strict=True):
+            part[:, : visible.shape[1]] = visible if window is None else pack.tree.within(visible, first, window)
+        return torch.from_numpy(numbers).pin_memory(), torch.from_numpy(seen).pin_memory()
+
+    def _recorded(self, pack: TorchPack, step: Step, numbers: torch.Tensor, seen: torch.Tensor) -> Graph:
+        graph, device = torch.cuda.CUDAGraph(), pack.attention[0].keys.device
+        made = Graph(graph, numbers.to(device), seen.to(device), torch.empty(0, device=device))
+
+        def forward() -> torch.Tensor:
+            pack.begin_whole(step, made.numbers[2])
+            arguments = self._arguments.of_whole(pack, made.numbers, made.seen, self._windows)
+            logits: torch.Tensor = self._model(**arguments).logits[0]
+            return logits
+
+        side, current = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            forward()  # libraries make what they keep
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                made.logits = forward()
+            finally:
+                graph.capture_end()
+        current.wait_stream(side)
+        return made

@@ -1,0 +1,167 @@
+"""What a CUDA device does in its own way: small forwards recorded as graphs, chains that attend apart in one kernel."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from runtime import load
+from runtime.backends.base import ROOT
+from runtime.backends.hf.backend import HfBackend
+from runtime.backends.hf.backend import load as load_hf
+from runtime.backends.tree import Int64
+from runtime.loading.model_folder import ModelFolder
+from runtime.options.load import LoadOptions
+from runtime.records import Float32
+from tests.runtime.backends.reference import Loaded, append, chain, expected, log_softmax, random_ids
+from tests.tiny_models import tiny_folder, tiny_path
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")]
+
+STEPS = 12  # of a decode: more than a backend waits before it records one
+
+
+@pytest.fixture(params=["llama", "gpt2", "gemma3", "mistral"])
+def one(request: pytest.FixtureRequest) -> Iterator[Loaded]:
+    made = Loaded("hf", request.param)
+    yield made
+    made.backend.unload()
+
+
+@pytest.fixture
+def half() -> Iterator[HfBackend]:
+    made = load_hf(folder(), LoadOptions(dtype="bfloat16"))
+    yield made
+    made.unload()
+
+
+def folder() -> ModelFolder:
+    return tiny_folder("llama")
+
+
+def started(backend: Any, texts: Sequence[Int64]) -> tuple[Any, Int64]:
+    """A pack with unrelated texts, and the last slot of each."""
+    pack = backend.open_pack()
+    for text in texts:
+        append(backend, pack, text)
+    return pack, np.cumsum([len(text) for text in texts]) - 1
+
+
+def decoded(backend: Any, pack: Any, tips: Int64, new: Int64) -> Float32:
+    """Log-probabilities ``(steps, rows, vocab)`` after each of `new` ``(steps, rows)``, a forward for each step."""
+    found = []
+    for tokens in new:
+        tips, logits = backend.forward(pack, tokens, tips, np.arange(len(tokens)))
+        found.append(log_softmax(logits))
+    return np.stack(found)
+
+
+def test_a_decode_equals_the_plain_forward_before_and_after_it_is_recorded(one: Loaded) -> None:
+    # given texts of different length in one pack, with room for what comes, and then with less
+    texts = [one.ids(seed, n) for seed, n in ((1, 30), (2, 5), (3, 41))]
+    pack, tips = started(one.backend, texts)
+    new = one.ids(4, 3 * STEPS * 2).reshape(-1, 3)
+    one.backend.resize(pack, one.backend.size(pack) + new[:STEPS].size)
+    # when each goes on token by token, and the buffers move in the middle
+    got = decoded(one.backend, pack, tips, new)
+    # then every row is that of its own text
+    for row, text in enumerate(texts):
+        whole = np.concatenate([text, new[:, row]])
+        one.check(got[:, row], whole, slice(len(text), None))
+
+
+def test_a_recorded_decode_goes_on_after_slots_were_dropped(one: Loaded) -> None:
+    # given a chain that decodes
+    text, new = one.ids(5, 20), one.ids(6, STEPS)
+    pack, tips = started(one.backend, [text])
+    decoded(one.backend, pack, tips, new[:, None])
+    # when its newest tokens are taken back and others follow
+    one.backend.truncate(pack, 24)
+    other = one.ids(7, STEPS)
+    got = decoded(one.backend, pack, np.array([23]), other[:, None])
+    # then nothing of the first ones is seen
+    one.check(got[:, 0], np.concatenate([text, new[:4], other]), slice(24, None))
+
+
+def test_what_is_no_number_reaches_no_other_row_through_a_recorded_forward() -> None:
+    # given a pack that decodes, in whose newest slots a model has left no numbers
+    one = Loaded("hf", "llama")
+    texts = [one.ids(8, 10), one.ids(9, 10)]
+    pack, tips = started(one.backend, texts)
+    new = one.ids(10, 2 * STEPS).reshape(-1, 2)
+    decoded(one.backend, pack, tips, new)
+    size = one.backend.size(pack)
+    for layer in pack.attention:
+        layer.values[:, :, size - 1] = torch.nan
+    # when that is found, and taken back
+    assert not one.backend.sound(pack).all()
+    one.backend.truncate(pack, size - 2)
+    tips = np.array([size - 4, size - 3])
+    got = decoded(one.backend, pack, tips, new)
+    # then the rows go on as if it had never been there
+    for row, text in enumerate(texts):
+        whole = np.concatenate([text, new[:-1, row], new[:, row]])
+        one.check(got[:, row], whole, slice(len(text) + STEPS - 1, None))
+
+
+def test_a_model_that_cannot_be_recorded_computes_as_ever(caplog: pytest.LogCaptureFixture) -> None:
+    # given a model that waits for the device inside its forward
+    one = Loaded("hf", "llama")
+    waits = torch.nn.modules.module.register_module_forward_hook(lambda _module, _args, out: waited(out))
+    text, new = one.ids(11, 12), one.ids(12, STEPS)
+    try:
+        pack, tips = started(one.backend, [text])
+        with caplog.at_level(logging.INFO):
+            got = decoded(one.backend, pack, tips, new[:, None])
+    finally:
+        waits.remove()
+    # then it is said once, and the numbers are right
+    assert sum("could not be recorded" in record.message for record in caplog.records) == 1
+    one.check(got[:, 0], np.concatenate([text, new]), slice(len(text), None))
+
+
+def waited(out: Any) -> None:
+    if isinstance(out, torch.Tensor):
+        out.sum().item()
+
+
+def test_streams_say_the_same_recorded_alone_and_together() -> None:
+    prompts = [random_ids(seed, 20).tolist() for seed in range(4)]
+
+    async def answers() -> tuple[list[Any], list[Any]]:
+        together = await asyncio.gather(*(model.sample(prompt, 40, [], temperature=0.0) for prompt in prompts))
+        model.clear_cache()
+        return together, [await model.sample(prompt, 40, [], temperature=0.0) for prompt in prompts]
+
+    with load(tiny_path("llama"), backend="hf", dtype="float32") as model:
+        together, alone = asyncio.run(answers())
+    assert together == alone
+
+
+@pytest.mark.parametrize("pasts", [(0, 0, 0), (40, 0, 130)])
+def test_chains_of_different_length_attend_apart(half: HfBackend, pasts: tuple[int, ...]) -> None:
+    # given texts, of which some have begun
+    texts = [random_ids(seed, past + n) for seed, (past, n) in enumerate(zip(pasts, (64, 17, 90), strict=True))]
+    pack, ends = half.open_pack(), []
+    for text, past in zip(texts, pasts, strict=True):
+        ends.append(int(append(half, pack, text[:past])[0][-1]) if past else ROOT)
+    # when all go on in one call
+    tokens = [text[past:] for text, past in zip(texts, pasts, strict=True)]
+    starts = half.size(pack) + np.cumsum([0, *map(len, tokens[:-1])])
+    parents = [chain(int(start), len(new), end) for start, new, end in zip(starts, tokens, ends, strict=True)]
+    flat = np.concatenate(tokens)
+    _, logits = half.forward(pack, flat, np.concatenate(parents), np.arange(len(flat)))
+    # then each is as in the plain forward, as far as 16 bits go, and its keys serve what follows
+    at = 0
+    for text, past in zip(texts, pasts, strict=True):
+        got = log_softmax(logits[at : at + len(text) - past])
+        at += len(text) - past
+        gap = np.abs(got - expected("llama", text.tolist())[past:])
+        assert np.median(gap) < 0.05
+        assert gap.mean() < 0.1
