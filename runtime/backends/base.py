@@ -106,6 +106,7 @@ class Backend(Protocol):
     together: bool  # whether one forward may run over several packs (`begin_together`)
     overlaps: bool  # whether a forward that was begun computes while the caller does something else
     apart: bool  # whether many small attentions cost less than one with a mask: else unrelated short texts share a pack
+    batch_rows: int  # that go through the model together, where no option says so
     growth: int  # slots that a pack grows by at least, where there is room
     on_device: bool  # whether logits can stay where they are computed (`forward_on_device`); needs `together`
     readings: frozenset[str]  # what `extend` can read of a forward in place of logits

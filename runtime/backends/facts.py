@@ -123,7 +123,7 @@ def group_width(width: int) -> int:
 
 def options_in_force(options: LoadOptions, **chosen: Any) -> dict[str, Any]:
     """Every load option as it is, "auto" replaced by what was chosen."""
-    return {**asdict(options), **chosen}
+    return {**asdict(options), "max_batch_rows": options.batch_rows, **chosen}
 
 
 def text_digest_of(tokenizer: Any) -> str:

@@ -29,7 +29,7 @@ from runtime.backends.sized import FirstForward, P, State, WorkingPack
 from runtime.backends.step import Float32, Ragged, Step, joined, steps_of
 from runtime.backends.tree import ROOT, Bool, Int64, Undo
 from runtime.errors import ContextOverflowError, InvalidRequestError, UnsupportedFeatureError
-from runtime.options.load import CHUNK_TOKENS
+from runtime.options.load import BATCH_ROWS, CHUNK_TOKENS
 
 __all__ = ["Float32", "PackedBackend", "State", "Step", "WorkingPack", "as_ids", "chain_parents", "joined", "steps_of"]
 
@@ -44,6 +44,7 @@ class PackedBackend(ChainedBackend[P]):
         overlaps: Whether a forward that was begun computes while the caller does something else.
         chunk_tokens: Of a prompt that go into one forward, at most, where no option says so.
         apart: Whether many small attentions cost less than one with a mask.
+        batch_rows: That go through the model together, where no option says so.
         growth: Slots that a pack grows by at least, where there is room.
         on_device: Whether logits can stay where they are computed.
         readings: What `extend` can read of a forward in place of logits.
@@ -52,6 +53,7 @@ class PackedBackend(ChainedBackend[P]):
     overlaps: bool = False
     chunk_tokens: int = CHUNK_TOKENS
     apart: bool = True
+    batch_rows: int = BATCH_ROWS
     growth: int = GROWTH
     on_device: bool = False
     readings: frozenset[str] = frozenset()

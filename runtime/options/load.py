@@ -33,6 +33,7 @@ MOST_THREADS: Final = 1024
 WISHES: Final = ("weights", "context_length", "offload")  # what can be set for every model, whatever each of them is
 
 
+BATCH_ROWS = 64  # that go through the model together, where no option says so
 CHUNK_TOKENS, CUDA_CHUNK_TOKENS = 512, 2048  # of a prompt that go into one forward, at most, where no option says so
 
 
@@ -77,7 +78,8 @@ class LoadOptions:
     cache: bool = option(True, flag)  # False: uncached numbers everywhere
     kv_cache_bytes: int | None = option(None, whole(1))
     kv_dtype: KvDtype = option("auto", one_of(*get_args(KvDtype)))
-    max_batch_rows: int = option(64, whole(1))
+    # that go through the model together; None: `BATCH_ROWS`, on CUDA as many as its memory has room for
+    max_batch_rows: int | None = option(None, whole(1))
     max_batch_tokens: int = option(2048, whole(1))
     # a cap, chunks are sized by time; None: `CHUNK_TOKENS`, on CUDA `CUDA_CHUNK_TOKENS`
     prefill_chunk_tokens: int | None = option(None, whole(1))
@@ -96,6 +98,11 @@ class LoadOptions:
     draft_model: str | None = option(None, text("a folder or a name on the shelf, as text"))
     # passed over, and said so, where this model or its engine cannot have them
     wishes: tuple[str, ...] = option((), many(f"options out of {', '.join(WISHES)}", WISHES.__contains__))
+
+    @property
+    def batch_rows(self) -> int:
+        """`max_batch_rows`, or the number that holds where nothing else is known."""
+        return self.max_batch_rows or BATCH_ROWS
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> Self:

@@ -154,7 +154,7 @@ class Embeddings(Worker[_Work]):
         useful = 0
         for work in (lead, *(other for other in self.running if _may_join(other, lead))):
             at = len(work.left)
-            while at and len(chosen) < self._options.max_batch_rows:
+            while at and len(chosen) < self._options.batch_rows:
                 length = len(work.job.paths[work.left[at - 1]])
                 padded = (len(chosen) + 1) * longest
                 if length > longest or padded > quota or padded - useful - length > _padding(useful + length):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 
@@ -59,7 +60,8 @@ class Scheduler:
         new_decoder: Callable[[], TextDecoder],
         draft: Backend | None = None,
     ) -> None:
-        self._most = max(options.max_batch_rows, AT_ONCE)  # prompts in work, beyond which each caller has one more
+        options = replace(options, max_batch_rows=options.max_batch_rows or backend.batch_rows)
+        self._most = max(options.batch_rows, AT_ONCE)  # prompts in work, beyond which each caller has one more
         self.cache = Cache(backend, budget, enabled=options.cache)
         self.counters = Counters()
         self._ledger = RequestMetrics(self.counters)

@@ -43,10 +43,11 @@ from runtime.backends.tree import Bool, Int64, runs
 from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import ModelInfo
 from runtime.loading.model_folder import ModelFolder
-from runtime.options.load import CUDA_CHUNK_TOKENS, LoadOptions
+from runtime.options.load import BATCH_ROWS, CUDA_CHUNK_TOKENS, LoadOptions
 
 LIBRARIES = ("torch", "transformers")
 CUDA_GROWTH = 512  # slots that a pack grows by at least: each time its graph is recorded anew
+ROW_TIMES, ROWS_SHARE, MOST_ROWS = 4, 16, 512  # a row is there so often; of free memory for rows; rows beyond which none gains
 HALF = (torch.float16, torch.bfloat16)
 WIDEST = 256  # numbers of a head that torch's kernel for chains of different length takes
 RAGGED_TOKENS = 64  # of a forward, for its chains to attend apart, and a quarter of them for each: a mask serves few as well
@@ -114,6 +115,8 @@ class HfBackend(PackedBackend[TorchPack]):
         self.on_device = self.together and self._device.type == "cuda"
         if self._device.type == "cuda":  # where a layer's calls cost more than what a mask hides, or a larger chunk
             self.apart, self.chunk_tokens, self.growth = False, CUDA_CHUNK_TOKENS, CUDA_GROWTH
+            row = ROW_TIMES * torch.float32.itemsize * int(self._model.get_output_embeddings().weight.shape[0])
+            self.batch_rows = min(max(self.free_bytes() // (ROWS_SHARE * row), BATCH_ROWS), MOST_ROWS)
             if self.together and loaded.offload is None:
                 self._graphs = Graphs(self._model, self._arguments, [*self._windows])
         self.info = self._describe(options, warnings=())
@@ -411,6 +414,7 @@ class HfBackend(PackedBackend[TorchPack]):
             model_fingerprint=facts.model_fingerprint(kv_print, loaded.text_digest),
             options=facts.options_in_force(
                 options,
+                max_batch_rows=options.max_batch_rows or self.batch_rows,
                 device=str(self._device),
                 dtype=dtype,
                 weights=self._weights,

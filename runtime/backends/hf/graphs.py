@@ -19,7 +19,7 @@ from runtime.backends.hf.arguments import Arguments
 from runtime.backends.hf.cache import TorchPack
 from runtime.backends.step import Step
 
-MOST_TOKENS = 16  # of a forward: of more the device's work shows
+MOST_TOKENS = 64  # of a forward: of more the device's work shows
 MOST_SLOTS = 1 << 15  # of a pack: what is attended to in vain costs more beyond
 PATIENCE = 4  # forwards of one kind before it is recorded, which takes as long as two of them
 
@@ -61,7 +61,6 @@ class Graphs:
 
     def __init__(self, model: torch.nn.Module, arguments: Arguments, windows: Sequence[int | None]) -> None:
         self._model, self._arguments, self._windows = model, arguments, windows
-        self._pool = torch.cuda.graph_pool_handle()
         self._kinds: WeakKeyDictionary[TorchPack, Kind] = WeakKeyDictionary()
         self._refused = False
 
@@ -119,7 +118,7 @@ class Graphs:
         side.wait_stream(current)
         with torch.cuda.stream(side):
             forward()  # libraries make what they keep
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            graph.capture_begin(capture_error_mode="thread_local")
             try:
                 made.logits = forward()
             finally:

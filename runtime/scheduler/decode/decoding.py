@@ -155,8 +155,8 @@ class Decoding:
         for row in [row for row in rest if self._speculates(row)]:
             if self._push_guessed(drawn, row):
                 rest.remove(row)
-        for start in range(0, len(rest), self._options.max_batch_rows):
-            self._push(drawn, rest[start : start + self._options.max_batch_rows])
+        for start in range(0, len(rest), self._options.batch_rows):
+            self._push(drawn, rest[start : start + self._options.batch_rows])
         self._settle(drawn, rows)
 
     def _speculates(self, row: Row) -> bool:
@@ -251,7 +251,7 @@ class Decoding:
             for row in rows:
                 row.workspace.unprepare()
             return
-        chosen = rows[: self._options.max_batch_rows]
+        chosen = rows[: self._options.batch_rows]
         batch: DecodeBatch | None = None
         try:
             batch = DecodeBatch(chosen)

@@ -115,7 +115,7 @@ class Prompts:
         self.running.sort(key=lambda prefill: (prefill.job.priority, prefill.job.turn.served, prefill.served))
         quota = self._quota(decoding=decoding)
         for group in [list(self.running)] if self._cache.backend.together else by_workspace(self.running):
-            quota -= self._push(group[: self._options.max_batch_rows], quota)
+            quota -= self._push(group[: self._options.batch_rows], quota)
             if quota <= 0 or decoding:
                 return
 
