@@ -80,13 +80,16 @@ class Graphs:
             return None
         numbers, seen = self._filling(pack, step)
         if kind.graph is None:
+            kind.forwards = 0  # should it fail
             try:
                 kind.graph = self._recorded(pack, step, numbers, seen)
+            except torch.OutOfMemoryError:
+                raise
             except RuntimeError as error:
                 log.info("a forward could not be recorded: %s", error)
-                self._refused = not isinstance(error, torch.OutOfMemoryError)
-                kind.forwards = 0
+                self._refused = True
                 return None
+            kind.forwards = PATIENCE
         kind.graph.fill(numbers, seen)
         kind.graph.graph.replay()
         return kind.graph.logits.clone()

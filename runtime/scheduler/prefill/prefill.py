@@ -121,9 +121,11 @@ class Batch:
         while prefill.at < stop:
             token, wanted = int(ids[prefill.at]), prefill.at >= first_wanted
             place = prefill.slot, token
-            shared = portion.fresh.get(place)  # another job of this batch computes it
-            if shared is None and not wanted:
-                shared = ws.follow(*place)
+            shared = None
+            if not added:  # nothing follows a slot that was appended just now
+                shared = portion.fresh.get(place)  # another job of this batch computes it
+                if shared is None and not wanted:
+                    shared = ws.follow(*place)
             if shared is not None:
                 prefill.slot = shared
                 prefill.reused += 1
