@@ -34,7 +34,7 @@ WISHES: Final = ("weights", "context_length", "offload")  # what can be set for 
 
 
 BATCH_ROWS = 64  # that go through the model together, where no option says so
-CHUNK_TOKENS, CUDA_CHUNK_TOKENS = 512, 4096  # of a prompt that go into one forward, at most, where no option says so
+CHUNK_TOKENS, CUDA_CHUNK_TOKENS = 512, 2048  # of a prompt that go into one forward, at most, where no option says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class LoadOptions:
     kv_dtype: KvDtype = option("auto", one_of(*get_args(KvDtype)))
     # that go through the model together; None: `BATCH_ROWS`, on CUDA as many as its memory has room for
     max_batch_rows: int | None = option(None, whole(1))
-    max_batch_tokens: int = option(4096, whole(1))
+    max_batch_tokens: int = option(2048, whole(1))
     # a cap, chunks are sized by time; None: `CHUNK_TOKENS`, on CUDA `CUDA_CHUNK_TOKENS`
     prefill_chunk_tokens: int | None = option(None, whole(1))
     add_bos: Literal["model", "yes", "no"] = option("model", one_of("model", "yes", "no"))

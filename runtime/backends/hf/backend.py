@@ -118,7 +118,7 @@ class HfBackend(PackedBackend[TorchPack]):
             row = ROW_TIMES * torch.float32.itemsize * int(self._model.get_output_embeddings().weight.shape[0])
             self.batch_rows = min(max(self.free_bytes() // (ROWS_SHARE * row), BATCH_ROWS), MOST_ROWS)
             if self.together and loaded.offload is None:
-                self._graphs = Graphs(self._model, self._arguments, [*self._windows])
+                self._graphs = Graphs(self._model, self._arguments, [*self._windows], self._device)
         self.info = self._describe(options, warnings=())
 
     def check(self, options: LoadOptions) -> None:

@@ -21,6 +21,7 @@ from runtime.backends.step import Step
 
 MOST_TOKENS = 64  # of a forward: of more the device's work shows
 MOST_SLOTS = 1 << 15  # of a pack: what is attended to in vain costs more beyond
+AGAIN = 256  # forwards before one for which there was no memory is tried again
 PATIENCE = 4  # forwards of one kind before it is recorded, which takes as long as two of them
 
 log = logging.getLogger(__name__)
@@ -57,10 +58,14 @@ class Graphs:
         model: The model.
         arguments: Makes those of its forwards.
         windows: Of its attention layers, in positions; None is a full one.
+        device: Where it computes.
     """
 
-    def __init__(self, model: torch.nn.Module, arguments: Arguments, windows: Sequence[int | None]) -> None:
-        self._model, self._arguments, self._windows = model, arguments, windows
+    def __init__(
+        self, model: torch.nn.Module, arguments: Arguments, windows: Sequence[int | None], device: torch.device
+    ) -> None:
+        self._model, self._arguments, self._windows, self._device = model, arguments, windows, device
+        self._side = torch.cuda.Stream(device)  # one, for libraries keep memory for each
         self._kinds: WeakKeyDictionary[TorchPack, Kind] = WeakKeyDictionary()
         self._refused = False
 
@@ -80,16 +85,13 @@ class Graphs:
             return None
         numbers, seen = self._filling(pack, step)
         if kind.graph is None:
-            kind.forwards = 0  # should it fail
             try:
                 kind.graph = self._recorded(pack, step, numbers, seen)
-            except torch.OutOfMemoryError:
-                raise
             except RuntimeError as error:
                 log.info("a forward could not be recorded: %s", error)
-                self._refused = True
+                self._refused = not isinstance(error, torch.OutOfMemoryError)
+                kind.forwards = -AGAIN
                 return None
-            kind.forwards = PATIENCE
         kind.graph.fill(numbers, seen)
         kind.graph.graph.replay()
         return kind.graph.logits.clone()
@@ -108,8 +110,9 @@ class Graphs:
         return torch.from_numpy(numbers).pin_memory(), torch.from_numpy(seen).pin_memory()
 
     def _recorded(self, pack: TorchPack, step: Step, numbers: torch.Tensor, seen: torch.Tensor) -> Graph:
-        graph, device = torch.cuda.CUDAGraph(), pack.attention[0].keys.device
-        made = Graph(graph, numbers.to(device), seen.to(device), torch.empty(0, device=device))
+        graph, device = torch.cuda.CUDAGraph(), self._device
+        static = numbers.to(device, non_blocking=True), seen.to(device, non_blocking=True)
+        made = Graph(graph, *static, torch.empty(0, device=device))
 
         def forward() -> torch.Tensor:
             pack.begin_whole(step, made.numbers[2])
@@ -117,14 +120,14 @@ class Graphs:
             logits: torch.Tensor = self._model(**arguments).logits[0]
             return logits
 
-        side, current = torch.cuda.Stream(device), torch.cuda.current_stream(device)
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
+        current = torch.cuda.current_stream(device)
+        self._side.wait_stream(current)
+        with torch.cuda.stream(self._side):
             forward()  # libraries make what they keep
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 made.logits = forward()
             finally:
                 graph.capture_end()
-        current.wait_stream(side)
+        current.wait_stream(self._side)
         return made

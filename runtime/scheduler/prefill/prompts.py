@@ -23,7 +23,6 @@ ALONE_SECONDS = 0.4  # and when nobody does
 MIN_CHUNK = 32  # tokens; on a slow machine the first chunk, too: a larger one may take minutes
 LOGITS_BYTES = 30 << 20  # of a forward's rows on the host: glibc uses memory of 32 MiB again, and pages in anew what is larger
 FEWEST_ROWS = 128  # that a forward may give, however large the vocabulary: fewer tokens do not fill a processor
-DEVICE_ROWS = 2048  # of logits that stay on a device: 0.5 GB of 16 bits at a vocabulary of 128,000
 SHORT = 2  # tokens; what needs no more goes in together, even if others wait as long as when none waits
 
 
@@ -101,7 +100,7 @@ class Prompts:
         self._round = 0
         backend = cache.backend
         most = max(LOGITS_BYTES // (4 * backend.info.vocab_size), FEWEST_ROWS)
-        self._most_rows = DEVICE_ROWS if backend.on_device else most
+        self._most_rows = options.max_batch_tokens if backend.on_device else most
         self.pace = Pace(cache.backend.speed, options.prefill_chunk_tokens or cache.backend.chunk_tokens)
         self.running: list[Prefill] = []
 

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from runtime.backends.base import ROOT, Backend
-from runtime.backends.hf.attention import attention_of
+from runtime.backends.hf.attention import attention_of, own_sdpa
 from runtime.backends.hf.backend import HfBackend, load
 from runtime.errors import InvalidRequestError, MemoryBudgetError, ModelLoadError, SnapshotFormatError
 from runtime.options.load import LoadOptions
@@ -33,6 +33,29 @@ def llama() -> Iterator[HfBackend]:
 def test_it_is_a_backend(llama: HfBackend) -> None:
     backend: Backend = llama  # for the type checker
     assert backend.info.backend == "hf"
+
+
+def test_how_many_rows_go_together_is_told(llama: HfBackend) -> None:
+    assert llama.info.options["max_batch_rows"] == 64 or torch.cuda.is_available()
+    other = load(tiny_folder("llama"), LoadOptions(max_batch_rows=7))
+    assert other.info.options["max_batch_rows"] == 7
+    other.unload()
+
+
+def test_heads_that_share_keys_go_as_queries_through_a_folded_mask() -> None:
+    # given six heads over two of keys, and a mask of five tokens over forty slots
+    module = torch.nn.Module()
+    module.num_key_value_groups, module.is_causal = 3, True  # as a model's attention has them
+    query, key, value = (torch.randn(1, heads, n, 16) for heads, n in ((6, 5), (2, 40), (2, 40)))
+    mask = torch.rand(1, 1, 5, 40) < 0.5
+    mask[..., 0] = True
+    plain, _ = own_sdpa(module, query, key, value, mask)
+    # when the mask comes once for each head that shares keys, or for more heads than share them
+    added = torch.zeros(1, 1, 5, 40).masked_fill(~mask, -torch.inf)
+    for heads in (3, 4):
+        got, _ = own_sdpa(module, query, key, value, added.repeat(1, 1, heads, 1))
+        # then what is attended to is the same
+        torch.testing.assert_close(got, plain)
 
 
 def test_payloads_hold_nothing_but_their_own_bytes(llama: HfBackend) -> None:
