@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-os.environ["QT_QPA_PLATFORM"] = "offscreen"  # before PySide6 is imported anywhere
+# Before PySide6 is imported anywhere. ELSEWISE_TEST_PLATFORM=xcb runs these tests on a screen, with a window manager.
+os.environ["QT_QPA_PLATFORM"] = os.environ.get("ELSEWISE_TEST_PLATFORM", "offscreen")
 
 import asyncio
 import datetime

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-
-os.environ["QT_QPA_PLATFORM"] = "offscreen"  # before PySide6 is imported anywhere
 
 import pytest
 from PySide6.QtCore import QPoint, Qt

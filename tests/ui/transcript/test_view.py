@@ -71,6 +71,23 @@ def test_streamed_tokens_look_as_they_do_when_the_session_is_opened_again(qtbot:
     assert streamed.tokens.viewport().grab().toImage() == opened.tokens.viewport().grab().toImage()
 
 
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("end", ["\n", "\n\n", "b"])
+def test_a_stream_leaves_no_caret_behind(qtbot: QtBot, show: Show, mode: Mode, end: str) -> None:
+    # given an answer whose caret stands at the end of its line
+    transcript = show(session(turn(4, "assistant", written("Because| it=b"), status=TurnStatus.STREAMING)))
+    transcript.set_mode(mode)
+    settle(qtbot, transcript)
+    for run in (run_of([end], [1.0], Origin.SAMPLED, 20), written("slow=d| mornings=b", first_id=30)):
+        transcript.append_tokens(4, run)
+        QApplication.processEvents()
+    # when more of it has come, then what was painted bit by bit is what is painted as a whole
+    pane = (transcript.tokens if mode is Mode.TOKENS else transcript.read).viewport()
+    place = pane.mapTo(transcript, QPoint(0, 0))
+    seen = transcript.screen().grabWindow(transcript.winId(), place.x(), place.y(), pane.width(), pane.height()).toImage()
+    assert seen == pane.grab().toImage().convertToFormat(seen.format())
+
+
 def test_a_waiting_turn_says_so_and_streams_once_tokens_come(show: Show) -> None:
     transcript = show(session(turn(1, "assistant", words(0), status=TurnStatus.WAITING)))
     waiting = transcript.tokens.viewport().grab().toImage()
