@@ -5,62 +5,101 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import Qt, QUrl
+from PySide6.QtCore import Qt, QUrl, Signal
 from PySide6.QtGui import QDesktopServices, QImage, QResizeEvent, QTextDocument
-from PySide6.QtWidgets import QDialog, QListWidget, QListWidgetItem, QSplitter, QTextBrowser, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDialog, QFrame, QListWidget, QListWidgetItem, QSplitter, QTextBrowser, QVBoxLayout, QWidget
 
 from resources.documentation import FIRST, documentation, pages
+from ui.theme.scheme import current_theme
+from ui.transcript.read_mode.document import fill_page
+from ui.transcript.text.faces import Faces
 from ui.widgets.controls import button, row
+from ui.widgets.labels import plain_tooltip
 
 MARGIN = 24  # pixels around a page
+LIST_WIDTH = 240
 FILE = Qt.ItemDataRole.UserRole
 
 
 class Page(QTextBrowser):
     """A page. Links within the documentation are followed, those to the web given to the system; pictures fit its width."""
 
+    shown = Signal(object)  # Path: its file
+    can_go_back = Signal(bool)
+
     def __init__(self, folder: Path, parent: QWidget) -> None:
         super().__init__(parent)
         self._folder = folder
+        self._file: Path | None = None
+        self._past: list[tuple[Path, int]] = []  # pages before, and how far each was scrolled
+        self.setFrameShape(QFrame.Shape.NoFrame)
         self.setOpenLinks(False)
         self.anchorClicked.connect(self._follow)
-        self.document().setDocumentMargin(MARGIN)
+        for news in (current_theme().changed, current_theme().scaled):
+            news.connect(self._refresh)
 
-    def show_page(self, file: Path, place: str = "") -> None:
-        """Shows a page from its beginning, or from a heading."""
-        url = QUrl.fromLocalFile(str(file))
-        url.setFragment(place)
-        self.setSource(url, QTextDocument.ResourceType.MarkdownResource)
+    @property
+    def file(self) -> Path | None:
+        """Of the page that is shown."""
+        return self._file
+
+    def show_page(self, file: Path) -> None:
+        """Shows a page from its beginning."""
+        if self._file is not None:
+            self._past.append((self._file, self.verticalScrollBar().value()))
+        self._show(file, 0)
+
+    def go_back(self) -> None:
+        """To the page before, where it was left."""
+        if self._past:
+            self._show(*self._past.pop())
 
     def loadResource(self, kind: int, name: QUrl | str) -> Any:
         """A picture no wider than the page; files outside the documentation are not read."""
-        url = self.source().resolved(name)
-        if not url.isLocalFile() or not Path(url.toLocalFile()).resolve().is_relative_to(self._folder.resolve()):
+        file = self._within(QUrl(name))
+        if file is None or kind != QTextDocument.ResourceType.ImageResource.value:
             return None
-        if kind != QTextDocument.ResourceType.ImageResource.value:
-            return super().loadResource(kind, name)
-        picture = QImage(url.toLocalFile())
-        room = self.viewport().width() - 2 * MARGIN
+        picture, room = QImage(str(file)), self._room()
         return (
             picture.scaledToWidth(room, Qt.TransformationMode.SmoothTransformation) if picture.width() > room > 0 else picture
         )
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Pictures fit again."""
-        wider = event.oldSize().width() != event.size().width()
         super().resizeEvent(event)
-        if wider and self.source().isValid():
-            place = self.verticalScrollBar().value()
-            self.reload()
-            self.verticalScrollBar().setValue(place)
+        if event.oldSize().width() != event.size().width():
+            self._refresh()
+
+    def _room(self) -> int:
+        return self.viewport().width() - 2 * MARGIN
+
+    def _refresh(self, _news: object = None) -> None:
+        if self._file is not None:
+            self._show(self._file, self.verticalScrollBar().value())
+
+    def _show(self, file: Path, scrolled: int) -> None:
+        self._file = file
+        page = QTextDocument(self)  # a new one: in one that was used, Qt gives text the type of the heading that stood there
+        fill_page(page, file.read_text("utf-8"), Faces(), current_theme().palette, self._room())
+        page.setDocumentMargin(MARGIN)
+        self.setDocument(page)
+        self.verticalScrollBar().setValue(scrolled)
+        self.shown.emit(file)
+        self.can_go_back.emit(bool(self._past))
+
+    def _within(self, url: QUrl) -> Path | None:
+        """The file of the documentation that a page names; None where it is of another place."""
+        if not url.isRelative() or self._file is None:
+            return None
+        file = (self._file.parent / url.path()).resolve()
+        return file if file.is_relative_to(self._folder.resolve()) else None
 
     def _follow(self, link: QUrl) -> None:
-        url = self.source().resolved(link)
-        file = Path(url.toLocalFile())
-        if not url.isLocalFile():
-            QDesktopServices.openUrl(url)
-        elif file.suffix == ".md" and file.resolve().is_relative_to(self._folder.resolve()):
-            self.show_page(file, url.fragment())
+        file = self._within(link)
+        if not link.isRelative():
+            QDesktopServices.openUrl(link)
+        elif file is not None and file.suffix == ".md":
+            self.show_page(file)
 
 
 class DocumentationBox(QDialog):
@@ -77,39 +116,41 @@ class DocumentationBox(QDialog):
         self.resize(min(980, parent.width()), min(720, parent.height()))
         folder = documentation()
         self.list = QListWidget()
+        self.list.setObjectName("pages")
+        self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)  # long titles are cut
         self.list.setAccessibleName(self.tr("Pages"))
         self.page = Page(folder or Path(), self)
         self.page.setAccessibleName(self.tr("Page"))
         both = QSplitter()
         both.addWidget(self.list)
         both.addWidget(self.page)
-        both.setSizes([240, 740])
+        both.setSizes([LIST_WIDTH, self.width() - LIST_WIDTH])
         both.setStretchFactor(1, 1)
         back, close = button(self.tr("Back")), button(self.tr("Close"))
-        back.clicked.connect(self.page.backward)
+        back.clicked.connect(self.page.go_back)
         back.setEnabled(False)
-        self.page.backwardAvailable.connect(back.setEnabled)
+        self.page.can_go_back.connect(back.setEnabled)
         close.clicked.connect(self.close)
         column = QVBoxLayout(self)
         column.addWidget(both, 1)
         column.addLayout(row(back, 1, close))
         self.list.currentItemChanged.connect(self._show)
-        self.page.sourceChanged.connect(self._mark)
+        self.page.shown.connect(self._mark)
         if folder is None:
             self.page.setPlainText(self.tr("The documentation was not installed with this app."))
             return
         for title, file in pages(folder):
             item = QListWidgetItem(title, self.list)
-            item.setData(FILE, str(file))
+            item.setToolTip(plain_tooltip(title))
+            item.setData(FILE, file)
         self.page.show_page(folder / FIRST)
 
     def _show(self, item: QListWidgetItem | None) -> None:
-        if item is not None and item.data(FILE) != self.page.source().toLocalFile():
-            self.page.show_page(Path(item.data(FILE)))
+        if item is not None and item.data(FILE) != self.page.file:
+            self.page.show_page(item.data(FILE))
 
-    def _mark(self, url: QUrl) -> None:
+    def _mark(self, file: Path) -> None:
         """The page that is shown is the chosen one of the list, however it was reached."""
-        shown = url.toLocalFile()
         for item in (self.list.item(at) for at in range(self.list.count())):
-            if item.data(FILE) == shown:
+            if item.data(FILE) == file:
                 self.list.setCurrentItem(item)

@@ -35,6 +35,8 @@ QLineEdit#search { background: $window; border: 1px solid $hairline; border-radi
   selection-background-color: $selection; selection-color: $text; }
 QLineEdit#search:focus { border-color: $accent; }
 QListView { background: transparent; border: none; outline: none; }
+QListWidget#pages::item { padding: 4px 6px; border-radius: 5px; }
+QListWidget#pages::item:selected { background: $selection; color: $text; }
 QListView QLineEdit { background: $card; color: $text; border: 1px solid $accent; border-radius: 5px; padding: 2px 6px;
   selection-background-color: $selection; selection-color: $text; }
 

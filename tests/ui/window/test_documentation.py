@@ -15,6 +15,7 @@ from resources.documentation import documentation, pages
 from tests.ui.window.test_habits import Play, laid_out
 from ui import MainWindow
 from ui.commands.documentation import DocumentationBox
+from ui.theme.fonts import mono_font
 
 DOCS = documentation()
 
@@ -59,20 +60,38 @@ def test_links_are_followed_and_those_to_the_web_left_to_the_system(in_window: P
         box.page.anchorClicked.emit(QUrl("https://example.org/"))
         assert box.page.toPlainText().strip().startswith("Python: quickstart")
         assert asked == ["https://example.org/"]
-        box.page.backward()
+        box.page.go_back()
         assert box.list.currentItem().text() == "A tour of the window"
 
     in_documentation(in_window, look)
 
 
+def test_text_is_smaller_than_headings_and_code_has_its_own_face_on_every_page(in_window: Play) -> None:
+    def look(box: DocumentationBox) -> None:
+        for at in range(box.list.count()):
+            box.list.setCurrentRow(at)
+            sizes, block = dict[str, set[float]](), box.page.document().begin()
+            while block.isValid():
+                kind = "heading" if block.blockFormat().headingLevel() else "text"
+                for fragment in [each.fragment() for each in block]:  # type: ignore[attr-defined]  # iterable, the stubs miss it
+                    font = fragment.charFormat().font()
+                    kind = "code" if font.families()[:1] == mono_font().families()[:1] else kind
+                    sizes.setdefault(kind, set()).add(font.pointSizeF())
+                block = block.next()
+            assert max(sizes["text"]) < max(sizes["heading"]), box.list.item(at).text()
+            assert sizes.get("code", sizes["text"]) != sizes["heading"], box.list.item(at).text()
+
+    in_documentation(in_window, look)
+
+
 def test_pictures_fit_and_files_elsewhere_are_not_read(in_window: Play, tmp_path: Path) -> None:
-    (tmp_path / "other.md").write_text("# Elsewhere")
+    (tmp_path / "a.png").write_bytes((DOCS / "tokens.png").read_bytes() if DOCS is not None else b"")
 
     def look(box: DocumentationBox) -> None:
         picture = box.page.loadResource(QTextDocument.ResourceType.ImageResource.value, QUrl("tokens.png"))
         assert 0 < picture.width() < box.page.viewport().width()
-        kind = QTextDocument.ResourceType.MarkdownResource.value
-        for elsewhere in (QUrl.fromLocalFile(str(tmp_path / "other.md")), QUrl("https://example.org/a.md")):
+        kind = QTextDocument.ResourceType.ImageResource.value
+        for elsewhere in (QUrl.fromLocalFile(str(tmp_path / "a.png")), QUrl("https://example.org/a.png"), QUrl("../a.png")):
             assert box.page.loadResource(kind, elsewhere) is None
 
     in_documentation(in_window, look)

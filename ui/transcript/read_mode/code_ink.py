@@ -19,16 +19,17 @@ LONGEST_LINE = 2_000
 PATIENCE_SECONDS = 0.03  # what has no colour by then has none
 
 
-def colour_code(document: QTextDocument, source: str, language: str, palette: Palette) -> None:
-    """Colours a document that shows `source`, where its language is known; a lexer only reads, and nothing is guessed."""
+def colour_code(document: QTextDocument, source: str, language: str, palette: Palette, *, first: int = 0) -> None:
+    """Colours the blocks from the `first` on that show `source`, where its language is known; nothing is guessed."""
     lines = source.split("\n")
-    if len(source) > MOST_CHARACTERS or max(map(len, lines)) > LONGEST_LINE or document.blockCount() != len(lines):
+    too_long = len(source) > MOST_CHARACTERS or max(map(len, lines)) > LONGEST_LINE
+    if too_long or document.blockCount() < first + len(lines):
         return
     lexer = _lexer(language)
     if lexer is None:
         return
     for number, ranges in _ranges(lexer, source, lines, _formats(palette)).items():
-        block = document.findBlockByNumber(number)
+        block = document.findBlockByNumber(first + number)
         block.layout().setFormats(ranges)
         document.markContentsDirty(block.position(), block.length())
 

@@ -11,11 +11,13 @@ from PySide6.QtGui import (
     QColor,
     QFont,
     QImage,
+    QTextBlock,
     QTextBlockFormat,
     QTextCharFormat,
     QTextCursor,
     QTextDocument,
     QTextFormat,
+    QTextFrame,
     QTextFrameFormat,
     QTextImageFormat,
     QTextOption,
@@ -126,6 +128,7 @@ def _code(held: str, fence: re.Match[str]) -> tuple[str, str]:
 _FEATURES = QTextDocument.MarkdownFeature.MarkdownDialectGitHub | QTextDocument.MarkdownFeature.MarkdownNoHTML
 _HEADING_PX = (0.0, 21.0, 18.5, 16.5, 15.5, 15.5, 15.5)
 _PROPORTIONAL = QTextBlockFormat.LineHeightTypes.ProportionalHeight.value
+_SINGLE = QTextBlockFormat.LineHeightTypes.SingleHeight.value
 _FIXED = QTextBlockFormat.LineHeightTypes.FixedHeight.value
 _CODE_LINE_PERCENT = 122
 _INDENT_PX = 24  # of lists
@@ -144,22 +147,83 @@ def markdown_document(
     source: str, faces: Faces, palette: Palette, width: float, pictures: Mapping[str, Formula] | None = None
 ) -> QTextDocument:
     """GitHub's markdown without HTML, in the transcript's type; formulas as the pictures there are of them, or as source."""
-    document = _blank(faces.text, width)
+    document = _blank(BlankDocument(), faces.text, width)
     shown = seen(source)
     document.setMarkdown(with_named_pictures(with_plain_maths(shown)), _FEATURES)
-    block = document.begin()
-    while block.isValid():
-        _set_type(QTextCursor(block), faces, last=not block.next().isValid())
-        block = block.next()
+    _set_types(document, faces)
     if pictures:
         draw_formulas(document, formulas(shown), pictures, faces, palette)
-    _colour(document, faces, palette)
+    _colour(document, faces, palette, with_pictures=False)
     return document
+
+
+def fill_page(document: QTextDocument, source: str, faces: Faces, palette: Palette, width: float) -> None:
+    """Fills an empty document with a page of GitHub's markdown, with its pictures and coloured code, as answers are shown."""
+    _blank(document, faces.text, width)
+    document.setMarkdown(source, _FEATURES)
+    _set_types(document, faces)
+    _colour(document, faces, palette, with_pictures=True)
+    framed = [(_language(code[0]), _frame(code, faces, palette)) for code in reversed(_codes(document))]
+    for language, frame in framed:
+        _set_code(frame, faces)
+        first, text = frame.firstCursorPosition(), _selected(frame).selection().toPlainText()
+        colour_code(document, text, language, palette, first=first.blockNumber())
+
+
+def _codes(document: QTextDocument) -> list[list[QTextBlock]]:
+    """The blocks of each piece of code."""
+    found, block, before = list[list[QTextBlock]](), document.begin(), -1
+    while block.isValid():
+        if block.blockFormat().hasProperty(QTextFormat.Property.BlockCodeFence):
+            if not found or before != block.blockNumber() - 1:
+                found.append([])
+            found[-1].append(block)
+            before = block.blockNumber()
+        block = block.next()
+    return found
+
+
+def _language(block: QTextBlock) -> str:
+    return str(block.blockFormat().property(QTextFormat.Property.BlockCodeLanguage) or "")
+
+
+def _frame(code: list[QTextBlock], faces: Faces, palette: Palette) -> QTextFrame:
+    """Puts a piece of code on a ground of its own."""
+    ground = QTextFrameFormat()
+    ground.setBackground(QColor(palette.code))
+    ground.setPadding(10 * faces.scale)
+    ground.setBottomMargin(12 * faces.scale)
+    cursor = QTextCursor(code[0])
+    cursor.setPosition(code[-1].position() + code[-1].length() - 1, QTextCursor.MoveMode.KeepAnchor)
+    frame = cursor.insertFrame(ground)
+    before = QTextCursor(cursor.document().findBlock(frame.firstPosition() - 1))
+    if not before.block().text():  # the line that a frame leaves in front of it
+        nothing = QTextBlockFormat()
+        nothing.setLineHeight(1, _FIXED)
+        before.setBlockFormat(nothing)
+    return frame
+
+
+def _selected(frame: QTextFrame) -> QTextCursor:
+    cursor = frame.firstCursorPosition()
+    cursor.setPosition(frame.lastPosition(), QTextCursor.MoveMode.KeepAnchor)
+    return cursor
+
+
+def _set_code(frame: QTextFrame, faces: Faces) -> None:
+    """The face of code, and long lines wrapped."""
+    mono, line = QTextCharFormat(), QTextBlockFormat()
+    mono.setFont(mono_font(13 * faces.share))
+    line.setLineHeight(_CODE_LINE_PERCENT, _PROPORTIONAL)
+    cursor = _selected(frame)
+    cursor.setBlockFormat(line)
+    cursor.setCharFormat(mono)
+    cursor.setBlockCharFormat(mono)  # of lines without a character
 
 
 def plain_document(source: str, faces: Faces, width: float) -> QTextDocument:
     """Text as it was typed: line breaks and spaces kept, nothing interpreted."""
-    document = _blank(faces.text, width)
+    document = _blank(BlankDocument(), faces.text, width)
     document.setPlainText(seen(source))
     _space_lines(document, faces.pitch, _FIXED)
     return document
@@ -167,7 +231,7 @@ def plain_document(source: str, faces: Faces, width: float) -> QTextDocument:
 
 def code_document(source: str, language: str, faces: Faces, palette: Palette, width: float) -> QTextDocument:
     """Code in the monospaced face, coloured where its language is known."""
-    document = _blank(mono_font(13 * faces.share), width)
+    document = _blank(BlankDocument(), mono_font(13 * faces.share), width)
     shown = seen(source)
     if max(map(len, shown.split("\n"))) <= LONGEST_LINE:  # it is scrolled; a longer line would be painted whole each time
         option = document.defaultTextOption()
@@ -179,8 +243,7 @@ def code_document(source: str, language: str, faces: Faces, palette: Palette, wi
     return document
 
 
-def _blank(font: QFont, width: float) -> QTextDocument:
-    document = BlankDocument()
+def _blank(document: QTextDocument, font: QFont, width: float) -> QTextDocument:
     document.setUndoRedoEnabled(False)
     document.setDocumentMargin(0)
     document.setIndentWidth(_INDENT_PX)
@@ -200,6 +263,13 @@ def _space_lines(document: QTextDocument, height: float, kind: int) -> None:
     cursor.mergeBlockFormat(spaced)
 
 
+def _set_types(document: QTextDocument, faces: Faces) -> None:
+    block = document.begin()
+    while block.isValid():
+        _set_type(QTextCursor(block), faces, last=not block.next().isValid())
+        block = block.next()
+
+
 def _set_type(cursor: QTextCursor, faces: Faces, *, last: bool) -> None:
     """Line height and the space between paragraphs of one block."""
     held = cursor.blockFormat()
@@ -214,8 +284,8 @@ def _set_type(cursor: QTextCursor, faces: Faces, *, last: bool) -> None:
     cursor.mergeBlockFormat(spaced)
 
 
-def _colour(document: QTextDocument, faces: Faces, palette: Palette) -> None:
-    """Headings, links in the accent, code on its own ground, tables and rules with hairlines."""
+def _colour(document: QTextDocument, faces: Faces, palette: Palette, *, with_pictures: bool) -> None:
+    """Headings, links in the accent, code on its own ground, tables and rules with hairlines; pictures stay or are named."""
     block = document.begin()
     while block.isValid():
         level = block.blockFormat().headingLevel()
@@ -232,10 +302,14 @@ def _colour(document: QTextDocument, faces: Faces, palette: Palette) -> None:
             cursor = QTextCursor(document)
             cursor.setPosition(fragment.position())
             cursor.setPosition(fragment.position() + fragment.length(), QTextCursor.MoveMode.KeepAnchor)
-            if shape.isImageFormat():
-                _name_image(cursor, shape.toImageFormat(), palette)
-            else:
+            if shape.isImageFormat() and with_pictures:
+                as_high = QTextBlockFormat()
+                as_high.setLineHeight(0, _SINGLE)
+                QTextCursor(block).mergeBlockFormat(as_high)
+            elif not shape.isImageFormat():
                 cursor.setCharFormat(shape)
+            else:
+                _name_image(cursor, shape.toImageFormat(), palette)
         if block.blockFormat().hasProperty(QTextFormat.Property.BlockTrailingHorizontalRulerWidth):
             rule = QTextBlockFormat()
             rule.setBackground(QColor(palette.hairline))  # Qt draws the rule alone in it
